@@ -1,0 +1,151 @@
+"""How fast the durable log is, beside the plain `sqlite3` loop with the same settings. Prints one JSON object.
+
+    python benchmarks/store_rate.py [folder]
+
+The folder should be on the disk that matters; the default is the current one. Rows of the store are encoded, summed
+and acknowledged through the writer thread; rows of the plain loop are ready-made bytes.
+"""
+
+import asyncio
+import contextlib
+import json
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+
+import msgspec
+
+from poise.drivers.sqlite import SqliteStore
+
+BATCHES = (1, 10, 100)
+SECONDS = 1.0  # per figure: short, because it shares the machine
+START_ROWS = 100_000
+
+
+class Sample(msgspec.Struct, frozen=True, tag="sample"):
+    """About the size and shape of a placement."""
+
+    task: str
+    node: str
+    epoch: int
+    devices: tuple[int, ...]
+
+
+ROW = Sample(task="train-7f3a/0", node="n03", epoch=4, devices=(0, 1, 2, 3))
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(Sample).decode
+
+
+class Acknowledged:
+    """Waits on the loop for a revision to become durable."""
+
+    def __init__(self, store: SqliteStore[Sample]) -> None:
+        self._store = store
+        self._waiting: tuple[int, asyncio.Future[None]] | None = None
+        store.on_durable = self._on_durable
+
+    def _on_durable(self, revision: int) -> None:
+        if self._waiting is not None and revision >= self._waiting[0]:
+            self._waiting[1].set_result(None)
+            self._waiting = None
+
+    async def revision(self, revision: int) -> None:
+        if self._store.durable() < revision:
+            self._waiting = (revision, asyncio.get_running_loop().create_future())
+            await self._waiting[1]
+
+
+async def store_commits(folder: Path, batch: int) -> list[float]:
+    """Seconds per commit of `batch` rows: each is acknowledged before the next is appended."""
+    store = SqliteStore(folder / "log.db", encode, decode, call_soon=asyncio.get_running_loop().call_soon_threadsafe)
+    with contextlib.closing(store):
+        acknowledged, rows, last, seconds = Acknowledged(store), [ROW] * batch, 0, []
+        for started in ticks():
+            last = store.append(rows, expected=last)
+            await acknowledged.revision(last)
+            seconds.append(perf_counter() - started)
+        return seconds
+
+
+async def store_stream(folder: Path) -> float:
+    """Rows per second in batches of 100 when appends do not wait for one another, as in the control plane."""
+    store = SqliteStore(folder / "log.db", encode, decode, call_soon=asyncio.get_running_loop().call_soon_threadsafe)
+    with contextlib.closing(store):
+        acknowledged, rows, last, begun = Acknowledged(store), [ROW] * 100, 0, perf_counter()
+        for _ in ticks():
+            last = store.append(rows, expected=last)
+            if last - store.durable() > 50_000:
+                await acknowledged.revision(last)
+        await acknowledged.revision(last)
+        return last / (perf_counter() - begun)
+
+
+def plain_commits(folder: Path, batch: int) -> list[float]:
+    """The same with nothing but `sqlite3`."""
+    connection = sqlite3.connect(folder / "plain.db", isolation_level=None)
+    with contextlib.closing(connection):
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("CREATE TABLE log(revision INTEGER PRIMARY KEY, record BLOB)")
+        record, last, seconds = bytes(5) + encode(ROW), 0, []
+        for started in ticks():
+            connection.execute("BEGIN IMMEDIATE")
+            rows = [(revision, record) for revision in range(last + 1, last + batch + 1)]
+            connection.executemany("INSERT INTO log VALUES (?, ?)", rows)
+            connection.execute("COMMIT")
+            last += batch
+            seconds.append(perf_counter() - started)
+        return seconds
+
+
+def start(folder: Path) -> dict[str, float]:
+    """Seconds to open, verify and decode a long log."""
+    path = folder / "log.db"
+    with contextlib.closing(SqliteStore(path, encode, decode)) as store:
+        for last in range(0, START_ROWS, 1000):
+            store.append([ROW] * 1000, expected=last)
+    begun = perf_counter()
+    with contextlib.closing(SqliteStore(path, encode, decode)) as store:
+        opened = perf_counter()
+        count = sum(1 for _ in store.read())
+        done = perf_counter()
+    return {"rows": count, "open_and_verify_s": round(opened - begun, 3), "read_and_decode_s": round(done - opened, 3)}
+
+
+def ticks() -> Iterator[float]:
+    end = perf_counter() + SECONDS
+    while (now := perf_counter()) < end:
+        yield now
+
+
+def summary(batch: int, seconds: list[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    return {
+        "rows_per_s": round(batch * len(ordered) / sum(ordered)),
+        "p50_ms": round(ordered[len(ordered) // 2] * 1e3, 3),
+        "p99_ms": round(ordered[len(ordered) * 99 // 100] * 1e3, 3),
+    }
+
+
+def measure(parent: Path) -> dict[str, object]:
+    figures: dict[str, object] = {"sqlite": sqlite3.sqlite_version}
+    for batch in BATCHES:
+        with tempfile.TemporaryDirectory(dir=parent) as name:
+            folder = Path(name)
+            figures[f"batch_{batch}"] = {
+                "store": summary(batch, asyncio.run(store_commits(folder, batch))),
+                "plain": summary(batch, plain_commits(folder, batch)),
+            }
+    with tempfile.TemporaryDirectory(dir=parent) as name:
+        figures["stream_of_100_rows_per_s"] = round(asyncio.run(store_stream(Path(name))))
+    with tempfile.TemporaryDirectory(dir=parent) as name:
+        figures["start"] = start(Path(name))
+    return figures
+
+
+if __name__ == "__main__":
+    parent = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    sys.stdout.write(json.dumps(measure(parent), indent=2) + "\n")

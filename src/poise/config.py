@@ -1,0 +1,80 @@
+"""Settings as records, and where things lie in a home. Reading the environment is a shell's job."""
+
+from pathlib import Path
+
+import msgspec
+
+from poise.units import SECOND
+
+
+class Home(msgspec.Struct, frozen=True):
+    """`POISE_HOME`: everything Poise keeps on one machine. Nothing outside it is written."""
+
+    root: Path
+
+    @property
+    def lock(self) -> Path:
+        """Held by the control plane; holds the process id of its holder."""
+        return self.root / "lock"
+
+    @property
+    def token(self) -> Path:
+        return self.root / "token"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "log.db"
+
+    @property
+    def socket(self) -> Path:
+        return self.root / "poise.sock"
+
+    @property
+    def endpoint(self) -> Path:
+        """Written when the control plane is ready: its process id, port and version."""
+        return self.root / "control.json"
+
+    @property
+    def supervisor(self) -> Path:
+        """Held by the supervisor; holds its process id."""
+        return self.root / "supervisor"
+
+    @property
+    def node(self) -> Path:
+        """The local node's keepers and identity."""
+        return self.root / "node"
+
+    @property
+    def logs(self) -> Path:
+        """Standard output and error of every attempt."""
+        return self.root / "logs"
+
+    @property
+    def messages(self) -> Path:
+        """What control plane, agent and supervisor have to say."""
+        return self.root / "poise.log"
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """How to reach a running control plane."""
+
+    pid: int
+    port: int
+    version: str
+    agent: int = 0
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """The one table of times, in nanoseconds."""
+
+    heartbeat: int = 1 * SECOND
+    dead_local: int = 3 * SECOND
+    dead_remote: int = 10 * SECOND
+    reprobe: int = 5 * SECOND
+    idle_exit: int = 3 * SECOND
+
+
+MAX_BODY = 4 * 2**20
+"""Bytes of one request or file; anything larger is refused before it is buffered."""
+
+DEFAULT_PORT = 7717

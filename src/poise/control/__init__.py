@@ -1,0 +1,1 @@
+"""The control plane's shell: a little I/O around the controller."""

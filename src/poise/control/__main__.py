@@ -1,0 +1,134 @@
+"""`python -m poise.control`: one control plane for one home.
+
+It holds the home's lock, reads the log, serves the API on the home's socket and on a loopback port, and ends on SIGTERM,
+leaving running work to the agent and its keepers.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import uvicorn
+import uvloop
+
+from poise import __version__
+from poise.config import DEFAULT_PORT, Endpoint, Home
+from poise.control.api import make_app
+from poise.control.lifetime import Lifetime
+from poise.control.plane import InlineDecider, Plane, load_ledger
+from poise.drivers.lock import take_lock
+from poise.drivers.security import ensure_token
+from poise.drivers.sockets import listen
+from poise.drivers.sqlite import SqliteStore
+from poise.drivers.system import SystemClock, boot_id
+from poise.errors import Conflict, PoiseError
+from poise.kernel.controller import Controller, Settings
+from poise.model.events import Event, decode_event, encode_event
+from poise.policy.suites import POLICIES
+from poise.units import Instant
+
+_log = logging.getLogger("poise.control")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m poise.control", description="the control plane of one home")
+    parser.add_argument("home", type=Path)
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="loopback port; another is taken if it is busy")
+    parser.add_argument("--policy", default="poise", choices=list(POLICIES))
+    parser.add_argument("--history", type=int, default=10_000, help="finished jobs kept in the ledger")
+    parser.add_argument("--until-idle", action="store_true", help="end once no job is left")
+    parser.add_argument("--log-limit", type=int, default=0, help="bytes that the log may take; 0: the disk's room")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
+    home = Home(options.home.resolve())
+    try:
+        token = ensure_token(home)
+        with take_lock(home.lock, "control plane"):
+            uvloop.run(_serve(home, token, options))
+    except PoiseError as error:
+        _log.error("%s: %s", error.record.code, error)
+        sys.stderr.write(f"{error.record.hint}\n" if error.record.hint else "")
+        return error.exit_code
+    return 0
+
+
+async def _serve(home: Home, token: str, options: argparse.Namespace) -> None:
+    loop = asyncio.get_running_loop()
+    store: SqliteStore[Event] = SqliteStore(
+        home.log,
+        encode_event,
+        decode_event,
+        call_soon=loop.call_soon_threadsafe,
+        warn=_log.warning,
+        max_bytes=options.log_limit,
+        written_by=__version__,
+    )
+    ledger = load_ledger(store)
+    boot, boottime = boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    clock = SystemClock(Instant(ledger.resume_at(boot, boottime, time.time())))
+    settings = Settings(policy=options.policy, history=options.history, version=__version__)
+    plane = Plane(Controller(ledger, settings), store, clock, InlineDecider(options.policy))
+    plane.begin(boot=boot, boottime=boottime)
+    lifetime = Lifetime(plane, until_idle=options.until_idle)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            make_app(plane, home, token, lifetime),
+            loop="uvloop",
+            http="httptools",
+            ws="websockets-sansio",
+            ws_max_size=64 * 2**20,
+            ws_ping_interval=None,
+            ws_per_message_deflate=False,
+            lifespan="on",
+            access_log=False,
+            log_config=None,
+            timeout_graceful_shutdown=1,
+            server_header=False,
+            date_header=False,
+        )
+    )
+    tcp, port = _loopback(options.port)
+    serving = asyncio.create_task(server.serve(sockets=[listen(home.socket), tcp]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.005)
+    _write_endpoint(home, port)
+    _log.info("ready: process %d, port %d, revision %d, term %d", os.getpid(), port, ledger.revision, ledger.term)
+    leaving = asyncio.create_task(lifetime.leave_when_idle())
+    await serving
+    leaving.cancel()
+    store.close()
+    with contextlib.suppress(FileNotFoundError):
+        home.endpoint.unlink()
+
+
+def _loopback(port: int) -> tuple[socket.socket, int]:
+    """The asked-for port on loopback, or a free one."""
+    for wanted in (port, 0):
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("127.0.0.1", wanted))
+        except OSError:
+            sock.close()
+            continue
+        sock.listen(1024)
+        return sock, sock.getsockname()[1]
+    raise Conflict("no loopback port is free", code="E204", field="--port")
+
+
+def _write_endpoint(home: Home, port: int) -> None:
+    """Atomically: a reader finds the whole file or none."""
+    draft = home.endpoint.with_suffix(".new")
+    draft.write_bytes(msgspec.json.encode(Endpoint(pid=os.getpid(), port=port, version=__version__)))
+    draft.replace(home.endpoint)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

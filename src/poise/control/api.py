@@ -1,0 +1,221 @@
+"""The HTTP API: its routes, its OpenAPI document, its errors. No logic: each route asks the plane or draws a report."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Litestar, Request, Response, get, post
+from litestar.exceptions import HTTPException, ValidationException
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.spec import Components, SecurityScheme
+from litestar.params import Parameter
+from litestar.response import Stream
+
+from poise import __version__
+from poise.config import Home
+from poise.control.guard import App, ErrorBody, Guard
+from poise.control.hot import NodeChannel, Submission, Submissions
+from poise.control.lifetime import Lifetime
+from poise.control.plane import Plane
+from poise.drivers.joblogs import follow_job
+from poise.errors import ErrorRecord, NotFound, PoiseError
+from poise.kernel import controller as machine
+from poise.kernel.explain import job_report, node_report
+from poise.kernel.ledger import JobState, Ledger
+from poise.model.events import Event, Held, Placed, PolicyFailed
+from poise.model.reports import JobReport, NodeReport, StatusReport
+from poise.model.spec import compile_spec
+
+MAX_WAIT = 60.0
+"""Seconds that one request may wait for a job; clients ask again."""
+
+RECENT = 20
+"""Finished jobs shown beside the unfinished ones unless all are asked for."""
+
+EVENT_PAGE = 1000
+KEEP_ALIVE = 15.0
+
+
+_log = logging.getLogger("poise.control")
+
+
+class Submitted(msgspec.Struct, frozen=True):
+    """A job is accepted: its record is durable."""
+
+    job: str
+
+
+class DrainRequest(msgspec.Struct, frozen=True):
+    on: bool = True
+
+
+class LoggedEvent(msgspec.Struct, frozen=True):
+    """One record of the log and its revision."""
+
+    revision: int
+    event: Event
+
+
+def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime) -> App:
+    """The whole API behind its guard."""
+
+    async def settled_job(name: str) -> tuple[Ledger, JobState]:
+        ledger = await plane.settled()
+        job = ledger.find_job(name)
+        if job is None:
+            raise NotFound(f"there is no job `{name}`", field="job", have=name, hint="`poise ls --all` lists the jobs")
+        return ledger, job
+
+    @get("/healthz", summary="Whether the control plane is ready", security=[])
+    async def health() -> dict[str, bool]:
+        return {"ready": True, "accepting": plane.controller.accepting}
+
+    @get("/v1/status", summary="The control plane at a glance")
+    async def status() -> StatusReport:
+        ledger = await plane.settled()
+        return StatusReport(
+            version=__version__,
+            policy=ledger.policy,
+            term=ledger.term,
+            revision=ledger.revision,
+            accepting=plane.controller.accepting,
+            unfinished=ledger.unfinished_jobs(),
+            pending=ledger.pending(),
+            active=ledger.active(),
+            nodes=len(ledger.nodes),
+        )
+
+    @post("/v1/jobs", summary="Submit a job (or, as application/x-ndjson, a stream of them)", status_code=201)
+    async def submit(data: Submission) -> Submitted:
+        compiled = compile_spec(data.spec, wall=plane.clock.wall())
+        job = await plane.request(lambda request: machine.Submit(request, compiled, data.key, data.user))
+        return Submitted(job)
+
+    @get("/v1/jobs", summary="Jobs: the unfinished ones and the latest finished ones, or all")
+    async def jobs(all_jobs: Annotated[bool, Parameter(query="all")] = False) -> list[JobReport]:
+        ledger = await plane.settled()
+        now = plane.clock.now()
+        shown = ledger.jobs.values() if all_jobs else ledger.recent_jobs(RECENT)
+        return [job_report(ledger, job, now, tasks=False) for job in shown]
+
+    @get("/v1/jobs/{name:str}", summary="One job with its tasks; `wait` seconds for it to be over")
+    async def job(name: str, wait: float = 0.0) -> JobReport:
+        ledger, found = await settled_job(name)
+        if wait > 0 and not found.ended:
+            await plane.job_over(found.id, min(wait, MAX_WAIT))
+            ledger, found = await settled_job(found.id)
+        return job_report(ledger, found, plane.clock.now(), tasks=True)
+
+    @post("/v1/jobs/{name:str}/cancel", summary="Cancel a job; its running tasks get SIGTERM, then SIGKILL", status_code=202)
+    async def cancel(name: str) -> Submitted:
+        return Submitted(await plane.request(lambda request: machine.Cancel(request, name, "user")))
+
+    @get("/v1/jobs/{name:str}/logs", summary="What a job wrote, as lines of JSON; `follow` until it is over")
+    async def logs(name: str, follow: bool = False, task: str = "") -> Stream:
+        _, found = await settled_job(name)
+        pieces = follow_job(home.logs, lambda: plane.ledger, found.id, task, follow=follow)
+        return Stream(_lines(pieces), media_type="application/x-ndjson")
+
+    @get("/v1/nodes", summary="Nodes, what they have and what is taken")
+    async def nodes() -> list[NodeReport]:
+        ledger = await plane.settled()
+        return [node_report(state) for state in ledger.nodes.values()]
+
+    @post("/v1/nodes/{name:str}/drain", summary="Close a node to new work, or open it again", status_code=202)
+    async def drain(name: str, data: DrainRequest) -> dict[str, str]:
+        return {"node": await plane.request(lambda request: machine.Drain(request, name, data.on))}
+
+    @get("/v1/events", summary="The log as server-sent events, from `after` on; `decisions` only, or all")
+    async def events(request: Request[Any, Any, Any], after: int = -1, decisions: bool = False, follow: bool = True) -> Stream:
+        last = request.headers.get("last-event-id", "")
+        start = int(last) if last.isdigit() else after
+        return Stream(_event_stream(plane, start, decisions, follow), media_type="text/event-stream")
+
+    @post("/v1/shutdown", summary="Stop the control plane; running work goes on", status_code=202)
+    async def shutdown() -> dict[str, bool]:
+        asyncio.get_running_loop().call_later(0.05, lifetime.end)
+        return {"stopping": True}
+
+    @post("/v1/stay", summary="Stay up when no job is left, if started only for as long as there is one", status_code=202)
+    async def stay() -> dict[str, bool]:
+        lifetime.stay()
+        return {"staying": True}
+
+    rest = Litestar(
+        route_handlers=[health, status, submit, jobs, job, cancel, logs, nodes, drain, events, shutdown, stay],
+        exception_handlers={PoiseError: _on_poise_error, HTTPException: _on_http_error, Exception: _on_any_error},
+        openapi_config=OpenAPIConfig(
+            title="Poise",
+            version=__version__,
+            path="/v1/schema",
+            components=Components(security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}),
+            security=[{"token": []}],
+        ),
+        logging_config=None,
+    )
+    return Guard(token, rest, {"submissions": Submissions(plane), "channel": NodeChannel(plane)})  # type: ignore[arg-type]
+
+
+async def _lines(pieces: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+    async for piece in pieces:
+        yield msgspec.json.encode(piece) + b"\n"
+
+
+async def _event_stream(plane: Plane, after: int, decisions: bool, follow: bool) -> AsyncIterator[bytes]:
+    """`after` below zero means from now on."""
+    await plane.settled()
+    position = plane.ledger.revision if after < 0 else after
+    news = plane.follow()
+    try:
+        yield b": poise\n\n"
+        while True:
+            news.clear()
+            page = plane.events_after(position, EVENT_PAGE)
+            chunks = []
+            for revision, event in page:
+                position = revision
+                if not decisions or isinstance(event, Placed | Held | PolicyFailed):
+                    chunks.append(b"id: %d\ndata: %s\n\n" % (revision, msgspec.json.encode(LoggedEvent(revision, event))))
+            if chunks:
+                yield b"".join(chunks)
+            if page:
+                continue
+            if not follow:
+                return
+            try:
+                await asyncio.wait_for(news.wait(), KEEP_ALIVE)
+            except TimeoutError:
+                yield b": alive\n\n"
+    finally:
+        plane.unfollow(news)
+
+
+def _answer(record: ErrorRecord, status: int) -> Response[ErrorBody]:
+    return Response(ErrorBody(record), status_code=status)
+
+
+def _on_poise_error(_: Request[Any, Any, Any], error: PoiseError) -> Response[ErrorBody]:
+    return _answer(error.record, error.status)
+
+
+def _on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[ErrorBody]:
+    if isinstance(error, ValidationException):
+        details = error.extra if isinstance(error.extra, list) else []
+        first = details[0] if details and isinstance(details[0], dict) else {}
+        record = ErrorRecord(
+            code="E102", message=str(first.get("message", error.detail)), field=str(first.get("key", ""))
+        )
+        return _answer(record, 422)
+    code = "E120" if error.status_code == 404 else "E102" if error.status_code < 500 else "E299"
+    record = ErrorRecord(code=code, message=error.detail, field=request.url.path, hint="`/v1/schema/openapi.json` lists the routes")
+    return _answer(record, error.status_code)
+
+
+def _on_any_error(request: Request[Any, Any, Any], error: Exception) -> Response[ErrorBody]:
+    cause = error.__cause__ if isinstance(error.__cause__, PoiseError) else None
+    if cause is not None:
+        return _answer(cause.record, cause.status)
+    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return _answer(ErrorRecord(code="E299", message=f"an internal error: {type(error).__name__}"), 500)

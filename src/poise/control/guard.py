@@ -1,0 +1,120 @@
+"""The gate in front of every route: deny by default.
+
+A request passes with the home's token as `Authorization: Bearer …`, a Host that names this machine, and no Origin from
+elsewhere (so that no page in a browser can reach the API, whatever name it resolves to). Only `PUBLIC` needs no token.
+Bodies are bounded before they are buffered.
+"""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import msgspec
+
+from poise.config import MAX_BODY
+from poise.drivers.security import same_token
+from poise.errors import Denied, ErrorRecord, InputError, PoiseError
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+PUBLIC = frozenset({"/healthz"})
+HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]", "poise"})
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """Every error answer has this body."""
+
+    error: ErrorRecord
+
+
+class Guard:
+    """ASGI application that checks, then passes on: streams of submissions and node channels to bare handlers, the rest on."""
+
+    def __init__(self, token: str, rest: App, hot: dict[str, App]) -> None:
+        self._token = token
+        self._rest = rest
+        self._hot = hot
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._rest(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        error = self._refusal(scope["path"], headers)
+        if error is not None:
+            await refuse(scope, send, error)
+            return
+        hot = self._hot.get(_hot_key(scope, headers))
+        if hot is not None:
+            await hot(scope, receive, send)
+        else:
+            await self._rest(scope, bounded(receive), send)
+
+    def _refusal(self, path: str, headers: dict[str, str]) -> PoiseError | None:
+        host = headers.get("host", "")
+        name = host if host.endswith("]") else host.rsplit(":", 1)[0]
+        if name not in HOSTS:
+            return _Forbidden("the Host is not this machine", code="E131", field="Host", have=host[:80])
+        origin = headers.get("origin")
+        if origin is not None and origin.split("//", 1)[-1] != host:
+            return _Forbidden("requests from other sites are refused", code="E131", field="Origin", have=origin[:80])
+        if path in PUBLIC:
+            return None
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not same_token(given, self._token):
+            return Denied(
+                "the request carries no token, or a wrong one",
+                field="Authorization",
+                hint="`Authorization: Bearer $(cat ~/.poise/token)`",
+            )
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length) > MAX_BODY and headers.get("content-type") != "application/x-ndjson":
+            return TooLarge("the request is too large", code="E140", need=f"at most {MAX_BODY} bytes", have=length)
+        return None
+
+
+class _Forbidden(InputError):
+    status = 403
+
+
+class TooLarge(InputError):
+    status = 413
+    default_code = "E140"
+
+
+def bounded(receive: Receive) -> Receive:
+    """A body that turns out larger than allowed (chunked, say) is cut off with an error."""
+    seen = 0
+
+    async def checked() -> MutableMapping[str, Any]:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > MAX_BODY:
+            raise TooLarge("the request is too large", need=f"at most {MAX_BODY} bytes")
+        return message
+
+    return checked
+
+
+async def refuse(scope: Scope, send: Send, error: PoiseError) -> None:
+    """Answer with an error, whatever the protocol."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 4400 + error.status % 100, "reason": str(error)})
+        return
+    body = msgspec.json.encode(ErrorBody(error.record))
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _hot_key(scope: Scope, headers: dict[str, str]) -> str:
+    if scope["type"] == "websocket":
+        return "channel" if scope["path"] == "/v1/channel" else ""
+    if scope["method"] == "POST" and scope["path"] == "/v1/jobs" and headers.get("content-type") == "application/x-ndjson":
+        return "submissions"
+    return ""

@@ -1,0 +1,223 @@
+"""The two paths that carry thousands of messages a second, as bare ASGI: streams of submissions, and node channels.
+
+A stream of submissions is `POST /v1/jobs` with `Content-Type: application/x-ndjson`: each line is one submission and is
+accepted, logged and answered by itself, in order, as soon as it is durable. A node channel is a WebSocket of msgpack frames.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from poise.config import MAX_BODY
+from poise.control.guard import Receive, Scope, Send
+from poise.control.plane import Answer, Plane
+from poise.errors import ErrorRecord, InputError, PoiseError, SpecError
+from poise.kernel import controller as machine
+from poise.model.messages import FromAgent, Hello, ToAgent
+from poise.model.spec import compile_spec
+
+MAX_UNANSWERED = 4096
+"""Submissions of one stream that wait for the log; reading pauses beyond."""
+
+_log = logging.getLogger("poise.control")
+_from_agent: msgspec.msgpack.Decoder[FromAgent] = msgspec.msgpack.Decoder(FromAgent)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Submission(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A job to run. `spec` is what a file would hold; `key` makes a repeated submission harmless."""
+
+    spec: dict[str, Any]
+    key: str = ""
+    user: str = ""
+
+
+class Accepted(msgspec.Struct, omit_defaults=True):
+    """The answer to one line of a stream: the job's id, or why it was refused."""
+
+    job: str = ""
+    error: ErrorRecord | None = None
+
+
+Done = Callable[[Accepted], None]
+_submission = msgspec.json.Decoder(Submission)
+_accepted = msgspec.json.Encoder()
+
+
+def submit(plane: Plane, line: bytes, wall: float, answer: Answer) -> None:
+    """Compile one submission and post it; raises PoiseError when it cannot be compiled."""
+    try:
+        submission = _submission.decode(line)
+    except msgspec.DecodeError as error:
+        raise _not_json(error) from None
+    compiled = compile_spec(submission.spec, wall=wall)
+    plane.ask(lambda request: machine.Submit(request, compiled, submission.key, submission.user), answer)
+
+
+class Submissions:
+    """One `POST` of many lines; answers stream back while lines still come in."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]}
+        )
+        stream = _Stream()
+        writer = asyncio.create_task(stream.write(send))
+        try:
+            rest = b""
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    break
+                lines = (rest + message.get("body", b"")).split(b"\n")
+                rest = lines.pop()
+                more = message.get("more_body", False)
+                if not more and rest:
+                    lines.append(rest)
+                self._take(lines, stream)
+                if len(rest) > MAX_BODY:
+                    stream.expect()(Accepted(error=_too_long().record))
+                    break
+                await stream.room()
+        finally:
+            stream.close()
+            await writer
+
+    def _take(self, lines: list[bytes], stream: "_Stream") -> None:
+        wall = self._plane.clock.wall()
+        for line in lines:
+            if not line.strip():
+                continue
+            done = stream.expect()
+            try:
+                submit(self._plane, line, wall, _answering(done))
+            except PoiseError as error:
+                done(Accepted(error=error.record))
+
+
+class _Stream:
+    """Answers in the order of their submissions, written together as they become durable."""
+
+    def __init__(self) -> None:
+        self._slots: deque[list[Accepted]] = deque()
+        self._news = asyncio.Event()
+        self._space = asyncio.Event()
+        self._closed = False
+
+    def expect(self) -> Done:
+        slot: list[Accepted] = []
+        self._slots.append(slot)
+
+        def done(answer: Accepted) -> None:
+            slot.append(answer)
+            self._news.set()
+
+        return done
+
+    async def room(self) -> None:
+        while len(self._slots) > MAX_UNANSWERED:
+            self._space.clear()
+            await self._space.wait()
+
+    def close(self) -> None:
+        self._closed = True
+        self._news.set()
+
+    async def write(self, send: Send) -> None:
+        while not (self._closed and not self._slots):
+            await self._news.wait()
+            self._news.clear()
+            ready = []
+            while self._slots and self._slots[0]:
+                ready.append(_accepted.encode(self._slots.popleft()[0]))
+            self._space.set()
+            if ready:
+                await send(
+                    {"type": "http.response.body", "body": b"\n".join(ready) + b"\n", "more_body": True}
+                )
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class NodeChannel:
+    """One agent's WebSocket: its hello names the node, then frames go both ways."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()  # websocket.connect
+        await send({"type": "websocket.accept"})
+        channel = _Channel(send)
+        node = ""
+        try:
+            while True:
+                event = await receive()
+                if event["type"] == "websocket.disconnect":
+                    return
+                message = _from_agent.decode(event.get("bytes") or b"")
+                if isinstance(message, Hello):
+                    node = message.node.name
+                    self._plane.connect(node, channel)
+                if node:
+                    self._plane.hear(node, channel, message)
+        except msgspec.DecodeError as error:
+            _log.warning("node %s sent what is no message: %s", node or "(unnamed)", error)
+        finally:
+            channel.close()
+            if node:
+                self._plane.disconnect(node, channel)
+
+
+class _Channel:
+    """Sends in order from a task of its own, so that the plane never waits for a slow agent."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._queue: deque[bytes] = deque()
+        self._news = asyncio.Event()
+        self._closed = False
+        self._task = asyncio.create_task(self._write())
+
+    def send(self, message: ToAgent) -> None:
+        self._queue.append(_encode(message))
+        self._news.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._news.set()
+
+    async def _write(self) -> None:
+        try:
+            while not self._closed:
+                while self._queue:
+                    await self._send({"type": "websocket.send", "bytes": self._queue.popleft()})
+                self._news.clear()
+                if not self._queue and not self._closed:
+                    await self._news.wait()
+            await self._send({"type": "websocket.close", "code": 1012})
+        except Exception as error:  # the connection is gone; the reading side ends it
+            _log.debug("channel closed: %s", error)
+
+
+def _answering(done: Done) -> Answer:
+    def answer(reply: machine.Reply) -> None:
+        error = reply.error.record if reply.error is not None else None
+        done(Accepted(job=reply.value or "", error=error))
+
+    return answer
+
+
+def _not_json(error: msgspec.DecodeError) -> PoiseError:
+    return SpecError("this is no submission", code="E101", have=str(error), hint='{"spec": {"run": ["echo", "hello"]}}')
+
+
+def _too_long() -> PoiseError:
+    return InputError("a line is too long", code="E140", need=f"at most {MAX_BODY} bytes")

@@ -1,0 +1,39 @@
+"""How long the control plane stays: until it is told to end, or, started by `poise run`, until the last job has ended."""
+
+import asyncio
+import os
+import signal
+
+from poise.config import Times
+from poise.control.plane import Plane
+
+_LOOK_EVERY = 0.25
+
+
+class Lifetime:
+    """Ends this process by SIGTERM, which the server takes as the wish to stop in order."""
+
+    def __init__(self, plane: Plane, *, until_idle: bool) -> None:
+        self._plane = plane
+        self._until_idle = until_idle
+
+    def end(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def stay(self) -> None:
+        """Stay up from now on, jobs or not."""
+        self._until_idle = False
+
+    async def leave_when_idle(self) -> None:
+        """Returns when the process has been told to end."""
+        idle_since = self._plane.clock.now()
+        while self._until_idle:
+            await asyncio.sleep(_LOOK_EVERY)
+            now = self._plane.clock.now()
+            if self._plane.ledger.unfinished_jobs():
+                idle_since = now
+            elif now - idle_since > Times().idle_exit and self._until_idle:
+                self.end()
+                return
+
+

@@ -1,0 +1,294 @@
+"""The loop around the controller: messages in, effects carried out.
+
+Everything runs on one asyncio thread. What arrives in one turn of the loop is handled together, so that one round decides
+for all of it and one commit makes all of it durable.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from poise.errors import PoiseError, StoreFull
+from poise.kernel import controller as machine
+from poise.kernel.controller import Controller
+from poise.kernel.ledger import Ledger
+from poise.model.decisions import Plan
+from poise.model.events import Event
+from poise.model.messages import FromAgent, ToAgent
+from poise.model.views import Snapshot
+from poise.policy.suites import policy_named
+from poise.ports import Clock, Decider, Store
+from poise.units import SECOND
+
+RECENT_EVENTS = 10_000
+"""Events kept in memory for those who follow the stream; older ones are read from the log."""
+
+SAFE_POLICY = "fifo"
+
+_log = logging.getLogger("poise.control")
+Answer = Callable[[machine.Reply], None]
+
+
+class Channel(Protocol):
+    """A connected agent."""
+
+    def send(self, message: ToAgent) -> None: ...
+    def close(self) -> None: ...
+
+
+class InlineDecider:
+    """Runs the policy on the loop's own thread; when it raises, the safe policy decides and the plan says so.
+
+    A policy that loops would stop the loop: only the policies that ship with Poise are run this way.
+    """
+
+    def __init__(self, policy: str) -> None:
+        self._policy = policy_named(policy)
+        self._safe = policy_named(SAFE_POLICY)
+
+    def decide(self, view: Snapshot, /) -> Plan:
+        try:
+            return self._policy.decide(view)
+        except Exception as error:  # whatever a policy does, the fleet goes on
+            _log.exception("policy %s failed", self._policy.name)
+            plan = self._safe.decide(view)
+            return Plan(
+                base=plan.base,
+                policy=plan.policy,
+                decisions=plan.decisions,
+                until=plan.until,
+                failed=f"{type(error).__name__}: {error}",
+            )
+
+
+class Plane:
+    """Owner of controller and store. `post` is called on the loop's thread only."""
+
+    def __init__(self, controller: Controller, store: Store, clock: Clock, decider: Decider) -> None:
+        self.controller = controller
+        self.store = store
+        self.clock = clock
+        self._decider = decider
+        self._loop = asyncio.get_running_loop()
+        self._inbox: deque[machine.Message] = deque()
+        self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._requests: dict[int, Answer] = {}
+        self._next_request = 0
+        self._channels: dict[str, Channel] = {}
+        self._recent: deque[tuple[int, Event]] = deque(maxlen=RECENT_EVENTS)
+        self._published = store.durable()
+        self._followers: set[asyncio.Event] = set()
+        self._watched: dict[str, list[asyncio.Future[None]]] = {}
+        store.on_durable = self._on_durable
+        store.on_failed = self._on_failed
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.controller.ledger
+
+    def begin(self, *, boot: str, boottime: int) -> None:
+        """Take the log."""
+        self._perform(self.controller.begin(self.clock.now(), boot=boot, boottime=boottime, wall=self.clock.wall()))
+        self._schedule()
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def post(self, message: machine.Message) -> None:
+        """Hand a message to the controller in the next turn of the loop."""
+        self._inbox.append(message)
+        self._schedule()
+
+    def ask(self, make: Callable[[int], machine.Message], answer: Answer) -> None:
+        """Post a request; `answer` is called when it is durable, or refused."""
+        self._next_request += 1
+        self._requests[self._next_request] = answer
+        self.post(make(self._next_request))
+
+    async def request(self, make: Callable[[int], machine.Message]) -> Any:
+        """Post a request and wait for its answer. Raises what it was refused with."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+
+        def answer(reply: machine.Reply) -> None:
+            if future.done():
+                return
+            if reply.error is not None:
+                future.set_exception(reply.error)
+            else:
+                future.set_result(reply.value)
+
+        self.ask(make, answer)
+        return await future
+
+    async def settled(self) -> Ledger:
+        """The ledger, once all that it holds now is durable: readers see nothing that a crash could take back."""
+        while self.controller.durable < self.ledger.revision:
+            await self.request(machine.Barrier)
+        return self.ledger
+
+    # --- agents ------------------------------------------------------------------------------------------------------
+
+    def connect(self, node: str, channel: Channel) -> None:
+        """An agent has said hello; the newest connection of a node wins."""
+        old = self._channels.get(node)
+        if old is not None and old is not channel:
+            old.close()
+        self._channels[node] = channel
+
+    def disconnect(self, node: str, channel: Channel) -> None:
+        if self._channels.get(node) is channel:
+            del self._channels[node]
+            self.post(machine.Gone(node))
+
+    def hear(self, node: str, channel: Channel, message: FromAgent) -> None:
+        """A message from a node; only its newest connection is heard."""
+        if self._channels.get(node) is channel:
+            self.post(machine.FromNode(node, message))
+
+    # --- following ---------------------------------------------------------------------------------------------------
+
+    def events_after(self, revision: int, limit: int) -> list[tuple[int, Event]]:
+        """Durable events after a revision, oldest first."""
+        if self._recent and self._recent[0][0] <= revision + 1:
+            found = [(at, event) for at, event in self._recent if revision < at <= self._published]
+            return found[:limit]
+        return [(at, event) for at, event in self.store.read(revision, limit) if at <= self._published]
+
+    def follow(self) -> asyncio.Event:
+        """Set whenever more events are durable; give it back with `unfollow`."""
+        news = asyncio.Event()
+        self._followers.add(news)
+        return news
+
+    def unfollow(self, news: asyncio.Event) -> None:
+        self._followers.discard(news)
+
+    async def job_over(self, job_id: str, timeout: float) -> None:
+        """Wait until the job's end is durable, or the time is up."""
+        deadline = self._loop.time() + timeout
+        while (left := deadline - self._loop.time()) > 0:
+            ledger = await self.settled()
+            job = ledger.jobs.get(job_id)
+            if job is None or job.ended:
+                return
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._watched.setdefault(job_id, []).append(future)
+            try:
+                await asyncio.wait_for(future, left)
+            except TimeoutError:
+                return
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        """One turn: all messages, then time, then rounds until nothing more is to be decided."""
+        self._scheduled = False
+        now = self.clock.now()
+        effects: list[machine.Effect] = []
+        while self._inbox:
+            effects.extend(self.controller.handle(self._inbox.popleft(), now))
+        effects.extend(self.controller.tick(now))
+        self._perform(effects)
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wakeup = self.controller.wakeup()
+        if wakeup is not None:
+            delay = max(0.0, (wakeup - self.clock.now()) / SECOND)
+            self._timer = self._loop.call_later(delay, self._schedule)
+
+    def _perform(self, effects: Sequence[machine.Effect]) -> None:
+        appends: list[Event] = []
+        expected = -1
+        for effect in effects:
+            match effect:
+                case machine.Append():
+                    if not appends:
+                        expected = effect.expected
+                    appends.extend(effect.events)
+                case machine.Reply():
+                    answer = self._requests.pop(effect.request, None)
+                    if answer is not None:
+                        answer(effect)
+                case machine.Send():
+                    channel = self._channels.get(effect.node)
+                    if channel is not None:
+                        channel.send(effect.message)
+                case machine.Decide():
+                    self.post(machine.Decided(self._decider.decide(effect.view)))
+                case machine.Hang():
+                    channel = self._channels.pop(effect.node, None)
+                    if channel is not None:
+                        channel.close()
+                case machine.Checkpoint():
+                    self._append(appends, expected)
+                    appends, expected = [], -1
+                    self.store.checkpoint(effect.revision, effect.state)
+                case machine.TryRecover():
+                    if self.store.recover():
+                        _log.warning("the log can be written again")
+                        self.post(machine.Recovered())
+        self._append(appends, expected)
+
+    def _append(self, events: Sequence[Event], expected: int) -> None:
+        if not events:
+            return
+        try:
+            self.store.append(events, expected=expected)
+        except PoiseError as error:
+            if self.controller.accepting:
+                self._loop.call_soon(self._on_failed, error)
+            return
+        self._recent.extend(enumerate(events, start=expected + 1))
+
+    def _on_durable(self, revision: int) -> None:
+        self._perform(self.controller.handle(machine.Durable(revision), self.clock.now()))
+        self._publish(revision)
+        if self._inbox:
+            self._schedule()
+
+    def _publish(self, revision: int) -> None:
+        self._published = revision
+        for news in self._followers:
+            news.set()
+        if self._watched:
+            for job_id in [job_id for job_id in self._watched if self._is_over(job_id)]:
+                for future in self._watched.pop(job_id):
+                    if not future.done():
+                        future.set_result(None)
+
+    def _is_over(self, job_id: str) -> bool:
+        job = self.ledger.jobs.get(job_id)
+        return job is None or bool(job.ended)
+
+    def _on_failed(self, error: Exception) -> None:
+        """The log cannot be written: back to what is durable."""
+        if not self.controller.accepting:
+            return
+        _log.error("the log cannot be written: %s", error)
+        known = error if isinstance(error, PoiseError) else StoreFull(str(error))
+        self._recent = deque(((at, event) for at, event in self._recent if at <= self.store.durable()), RECENT_EVENTS)
+        ledger = load_ledger(self.store)
+        self._perform(self.controller.handle(machine.AppendFailed(ledger, known), self.clock.now()))
+        self._schedule()
+
+
+def load_ledger(store: Store) -> Ledger:
+    """The ledger as the log has it: the latest checkpoint and every event after it."""
+    checkpoint = store.latest_checkpoint()
+    ledger = Ledger.decode(checkpoint.state) if checkpoint else Ledger()
+    for _, event in store.read(ledger.revision):
+        ledger.apply(event)
+    return ledger
+
+

@@ -1,0 +1,126 @@
+"""Keeps a control plane and an agent alive on one machine. Standard library only; run as a file:
+
+    python -S supervisor.py HOME [--until-idle] [options of the control plane …]
+
+A child that ends is started again, at once the first time and after a pause that doubles to five seconds when it keeps
+ending. A control plane that ends with code 0 was told to: then the agent is ended too, and so is this process. Whoever
+holds the locks already (children of a supervisor that was killed) is left alone and replaced only when it is gone.
+"""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+
+LONGEST_PAUSE = 5.0
+STEADY = 10.0
+LOOK_EVERY = 0.5
+STOP_SECONDS = 5.0
+
+
+class Child:
+    """One process to keep alive. `lock` is the file that it holds while it lives."""
+
+    def __init__(self, arguments: list[str], lock: str) -> None:
+        self.arguments = arguments
+        self.lock = lock
+        self.process: subprocess.Popen[bytes] | None = None
+        self.started = 0.0
+        self.pause = 0.0
+        self.not_before = 0.0
+
+    def start_if_due(self) -> None:
+        now = time.monotonic()
+        if self.process is None and now >= self.not_before and not held_by_other(self.lock):
+            self.process = subprocess.Popen(self.arguments, stdin=subprocess.DEVNULL)  # noqa: S603 — our own program
+            self.started = now
+
+    def ended(self) -> int | None:
+        """The exit code if it has just ended; it is due again after a pause."""
+        if self.process is None or self.process.poll() is None:
+            return None
+        code, self.process = self.process.returncode, None
+        steady = time.monotonic() - self.started > STEADY
+        self.pause = 0.0 if steady else min(LONGEST_PAUSE, self.pause * 2 or 0.1)
+        self.not_before = time.monotonic() + (self.pause if self.pause > 0.1 else 0.0)
+        return code
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            try:
+                self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+def held_by_other(path: str) -> bool:
+    try:
+        with open(path, "r+") as file:  # noqa: PTH123 — pathlib would be the dearest import here
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+
+
+def run(home: str, options: list[str]) -> int:
+    """Supervise until told to stop. Returns the exit code."""
+    control = Child([sys.executable, "-m", "poise.control", home, *options], os.path.join(home, "lock"))  # noqa: PTH118
+    agent = Child([sys.executable, "-m", "poise.agent", home], os.path.join(home, "node", "lock"))  # noqa: PTH118
+    stopping = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopping
+        stopping = True
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # so that a child's end wakes the sleep below
+    wakeup, wake = os.pipe()
+    os.set_blocking(wakeup, False)
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    while not stopping:
+        for child in (control, agent):
+            child.start_if_due()
+        _sleep(wakeup)
+        if control.ended() == 0:
+            break
+        agent.ended()
+    control.stop()
+    agent.stop()
+    return 0
+
+
+def _sleep(wakeup: int) -> None:
+    """Until a signal comes or it is time to look again."""
+    import select
+
+    select.select([wakeup], [], [], LOOK_EVERY)
+    try:
+        os.read(wakeup, 4096)
+    except BlockingIOError:
+        pass
+
+
+def main() -> int:
+    home, options = sys.argv[1], sys.argv[2:]
+    os.makedirs(home, mode=0o700, exist_ok=True)  # noqa: PTH103
+    lock = os.open(os.path.join(home, "supervisor"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # noqa: PTH118
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return 0  # somebody keeps this home already
+    os.ftruncate(lock, 0)
+    os.write(lock, str(os.getpid()).encode())
+    return run(home, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

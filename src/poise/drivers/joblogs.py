@@ -1,0 +1,74 @@
+"""What a whole job wrote: the streams of all its tasks' attempts, in order, followed until the job is over."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+
+from poise.drivers.logs import piece
+from poise.drivers.process import log_paths
+from poise.kernel.explain import exit_code
+from poise.kernel.ledger import JobState, Ledger
+from poise.model.messages import Attempt
+
+PIECE = 256 * 1024
+SOON = 0.03
+LATER = 0.25
+
+
+class LogPiece(msgspec.Struct, frozen=True, tag="piece", tag_field="kind"):
+    """Bytes that one attempt of a task wrote to one of its streams, `out` or `err`."""
+
+    task: str
+    epoch: int
+    stream: str
+    data: bytes
+
+
+class LogEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
+    """The job is over (or was not followed): no more comes. `exit_code` is none while it is unfinished."""
+
+    exit_code: int | None
+
+
+LogLine = LogPiece | LogEnd
+
+
+async def follow_job(
+    logs: Path, ledger: Callable[[], Ledger], job_id: str, task: str, *, follow: bool
+) -> AsyncIterator[LogLine]:
+    """Pieces as they are written. `task` names one task, or all when empty."""
+    offsets: dict[tuple[Attempt, str], int] = {}
+    pause = SOON
+    while True:
+        job = ledger().jobs.get(job_id)
+        over = job is None or bool(job.ended) or not follow
+        found = False
+        for attempt in _attempts(job, task) if job is not None else ():
+            out, err = log_paths(logs, attempt)
+            for stream, path in (("out", out), ("err", err)):
+                while True:
+                    start, data = piece(path, offsets.get((attempt, stream), 0), PIECE)
+                    if not data:
+                        break
+                    offsets[attempt, stream] = start + len(data)
+                    found = True
+                    yield LogPiece(attempt.task, attempt.epoch, stream, data)
+        if over:
+            yield LogEnd(exit_code(job) if job is not None else None)
+            return
+        pause = SOON if found else min(LATER, pause * 1.2)
+        await asyncio.sleep(pause)
+
+
+def _attempts(job: JobState, task: str) -> list[Attempt]:
+    attempts = []
+    for unit in job.units:
+        for spec, state in zip(unit.spec.tasks, unit.tasks, strict=True):
+            if task in ("", spec.name, f"{job.id}.{spec.name}"):
+                name = f"{job.id}.{spec.name}"
+                attempts += [Attempt(name, past.epoch) for past in state.past]
+                if unit.epoch and (state.status != "idle"):
+                    attempts.append(Attempt(name, unit.epoch))
+    return attempts

@@ -1,0 +1,1199 @@
+"""The keeper of one slot: spawns its commands one after the other, and writes down how each of them ended.
+
+    python -I -S keeper.py DIR NAME
+
+A keeper is a process of its own that outlives the agent. When an agent or a control plane is killed, the command goes on,
+and the next agent finds the keeper by its socket and adopts what it holds: nothing is restarted, and there is no shim per
+command. It uses the standard library only, has one thread, and stays small.
+
+Rules it keeps
+    * One command at a time, in the order of arrival; the next starts at once, without asking anybody.
+    * An attempt is run at most once: a second order for an attempt that is held, running or ended is ignored.
+    * Before a command is spawned its intent is on file, and before the next is spawned so is the ending of the last: after
+      `kill -9` of the keeper the journal tells what may have run from what has not. (It is not synced: it survives the
+      death of the keeper, not of the machine, and after a reboot no command is running anyway.)
+    * Nothing of a command survives it: its group, its session and whatever was orphaned to the keeper are killed.
+    * No work is lost to a broken connection or a full disk: endings are kept until the agent says `forget`.
+
+Files in DIR: `NAME.sock` the socket, `NAME.lock` locked for as long as the keeper lives, `NAME.journal`, and `NAME.trouble`
+if the keeper itself met an error that it did not expect.
+
+Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", epoch]`.
+    from the agent
+        ["hello", {"logs": folder, "cgroup": {"version", "parent", "home"} or null}]   first; answered with all that is held
+        ["run", ATTEMPT, ORDER, RECORD]     RECORD is opaque and comes back on hello
+        ["stop", ATTEMPT]                   SIGTERM, `grace`, SIGKILL; one that has not started is `returned`
+        ["forget", [ATTEMPT, ...]]          these endings are durable elsewhere
+        ["quit"]                            leave as soon as there is no work
+    to the agent
+        ["keeper", version, pid], ["held", pid, ticks, RUN LINE]..., ["ended", ...]..., ["whole"]     the answer to hello
+        ["started", ATTEMPT, pid, ticks]    only of a command that runs for longer than a report waits
+        ["ended", ATTEMPT, ENDING]
+    ORDER: argv, env, folder, cpus, memory, grace (ns), out, err, bound (bytes per log), result; all but argv may be absent.
+    ENDING: outcome, code, signal, run, cpu, peak, limit, note, result; zeros and empty texts are absent.
+
+The journal holds the same arrays behind a CRC-32 in hex: `["keeper", ...]`, `["starting", ATTEMPT]`, `["started", ...]`,
+`["ended", ...]`, `["forget", [ATTEMPT, ...]]`.
+
+What `peak` is: the cgroup's own figure where the limit is a cgroup; else the largest resident size that the kernel saw for
+the command or a child it waited for. A process spawned by sharing memory until `exec` inherits the spawner's mark, so a
+peak below some 10 MB reads as the keeper's own.
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import stat
+import struct
+import sys
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+VERSION = 1
+MILLISECOND = 1_000_000
+SECOND = 1_000_000_000
+
+REPORT_WITHIN = 5 * MILLISECOND  # an event waits at most so long for company
+WATCH_EVERY = 100 * MILLISECOND  # logs and watched memory of a running command
+WATCH_QUIET = 400 * MILLISECOND  # the same when its logs do not grow
+KILL_AGAIN = 100 * MILLISECOND  # a process may fork while it is being killed
+LEFTOVERS_WITHIN = 2 * SECOND  # then a left-over process is given up, by name
+HOUSEKEEPING = 5 * SECOND
+UNATTENDED = 300 * SECOND  # an idle keeper that no agent calls leaves; its journal stays
+RETRY_WRITE = 500 * MILLISECOND
+
+LOG_BOUND = 64 << 20
+RESULT_LIMIT = 64 << 10
+JOURNAL_LIMIT = 256 << 10  # rewritten when it is larger than this and mostly forgotten
+LINE_LIMIT = 16 << 20  # a longer line is no order
+SMALLEST_LIMIT = 1 << 20  # below this a cgroup could not even execute a program
+PROTECTED = -900  # score for the kernel's out-of-memory killer; commands get the score that the keeper was started with
+BLOCK = 4096  # holes are cut along this
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+
+
+def parse(line: bytes) -> Any:
+    """One JSON value; ValueError if it is not one. (`json.loads` without its twenty lines of preparation.)"""
+    try:
+        return _scan(line.decode(), 0)[0]
+    except StopIteration:
+        raise ValueError("not JSON") from None
+
+
+def key_of(line: bytes) -> bytes:
+    """The ATTEMPT of a `run` line as the bytes it was written with. Names hold no comma, so `],` ends it."""
+    start = line.index(b"[", 1)
+    return line[start : line.index(b"],", start) + 1]
+
+
+def now() -> int:
+    return time.monotonic_ns()
+
+
+def start_ticks(pid: int) -> int:
+    """When a process started, in clock ticks since boot: with the pid, its identity. 0 if there is none."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def family(ancestor: int) -> dict[int, int]:
+    """Every living descendant of a process, and its resident bytes."""
+    children: dict[int, list[tuple[int, int]]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123 — many reads, Path doubles the cost
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != b"Z":
+            children.setdefault(int(fields[1]), []).append((int(name), int(fields[21]) * PAGE))
+    found: dict[int, int] = {}
+    ahead = [ancestor]
+    while ahead:
+        for pid, resident in children.get(ahead.pop(), ()):
+            if pid not in found:
+                found[pid] = resident
+                ahead.append(pid)
+    return found
+
+
+def proportional(pids: Iterable[int]) -> int:
+    """Resident bytes of these processes with each shared page counted once; 0 if the kernel does not tell."""
+    total = 0
+    for pid in pids:
+        try:
+            text = Path(f"/proc/{pid}/smaps_rollup").read_bytes()
+            total += int(text.partition(b"\nPss:")[2].split(None, 1)[0]) << 10
+        except (ProcessLookupError, FileNotFoundError):
+            continue
+        except (OSError, IndexError, ValueError):
+            return 0
+    return total
+
+
+class Journal:
+    """Lines that survive the keeper. What could not be written waits in memory and is tried again."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.size = 0
+        self.rewrite_at = JOURNAL_LIMIT
+        self.retry_at = 0
+        self._waiting = b""
+        self._fd = -1
+        self._open()
+
+    def whole(self) -> bool:
+        """Whether all of it is in the file."""
+        return not self._waiting
+
+    def write(self, lines: list[bytes]) -> None:
+        text = b"".join([b"%08x %b\n" % (zlib.crc32(line), line) for line in lines])
+        if self._waiting:
+            self._waiting += text
+            return
+        try:
+            written = os.write(self._fd, text)
+        except OSError:
+            written = 0
+        self.size += written
+        if written < len(text):
+            self._waiting = text[written:]
+            self.retry_at = now() + RETRY_WRITE
+
+    def retry(self) -> None:
+        """Writes what waits; the file is opened anew, because it may have been replaced."""
+        self.retry_at = 0
+        text, self._waiting = self._waiting, b""
+        if text:
+            self._open()
+            try:
+                written = os.write(self._fd, text)
+            except OSError:
+                written = 0
+            self.size += written
+            if written < len(text):
+                self._waiting = text[written:]
+                self.retry_at = now() + RETRY_WRITE
+
+    def replace(self, lines: list[bytes]) -> None:
+        """Starts over with these lines, all or nothing."""
+        text = b"".join([b"%08x %b\n" % (zlib.crc32(line), line) for line in lines])
+        fresh = self.path + ".new"
+        try:
+            fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                whole = os.write(fd, text) == len(text)
+            finally:
+                os.close(fd)
+            if not whole:
+                raise OSError(errno.ENOSPC, "the journal was written in part")
+            os.replace(fresh, self.path)  # noqa: PTH105 — text paths, no pathlib here
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(fresh)  # noqa: PTH108 — text paths, no pathlib here
+            return
+        self._waiting = b""
+        self.retry_at = 0
+        self.rewrite_at = max(JOURNAL_LIMIT, 2 * len(text))
+        self._open()
+
+    def read(self) -> Iterator[bytes]:
+        """Every line whose checksum holds; a torn tail and damaged lines are passed over."""
+        try:
+            text = Path(self.path).read_bytes()
+        except OSError:
+            return
+        for line in text.split(b"\n"):
+            if line[8:9] == b" " and line[:8] == b"%08x" % zlib.crc32(line[9:]):
+                yield line[9:]
+
+    def _open(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        with contextlib.suppress(OSError):
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self.size = os.fstat(self._fd).st_size
+
+
+class Log:
+    """One output stream. It goes to a spare file that gets the attempt's name only if there is something to name.
+
+    A command that says nothing in the few milliseconds it runs costs no file operation at all; one that goes on is given
+    its file while it runs, so that it can be followed; a silent one leaves none behind.
+    """
+
+    def __init__(self, spare: str) -> None:
+        self.spare = spare
+        self.fd = -1
+        self.note = ""
+        self._path = ""
+        self._named = False
+        self._punched = 0
+        self._size = 0
+
+    def begin(self, path: str) -> None:
+        self._path = path
+        self._named = False
+        self._punched = self._size = 0
+        if self.fd < 0:
+            self._open()
+
+    def name(self) -> None:
+        """Gives the file the attempt's name."""
+        if self._named or not self._path or self.note:
+            return
+        try:
+            self._rename()
+        except OSError as error:
+            self.note = f"no log: {error.strerror}"
+
+    def bound(self, most: int) -> bool:
+        """Frees the older part of a log that has grown beyond `most`. Whether it has grown at all."""
+        size = os.lseek(self.fd, 0, os.SEEK_END)
+        grown, self._size = size != self._size, size
+        if size < self._punched:
+            self._punched = 0
+        if most and size - self._punched > most:
+            upto = (size - most // 2) // BLOCK * BLOCK
+            if not punch(self.fd, self._punched, upto - self._punched):
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self.fd, 0)
+                upto = 0
+            self._punched = upto
+        return grown
+
+    def finish(self, most: int) -> None:
+        """The command is gone: a file with text keeps its name, an empty one serves the next attempt."""
+        if self.note:
+            self._close()
+        elif os.lseek(self.fd, 0, os.SEEK_END):
+            self.bound(most)
+            self.name()
+            self._close()
+        elif self._named:  # somebody may be reading it: it must not become another attempt's file
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)  # noqa: PTH108 — text paths, no pathlib here
+            self._close()
+
+    def drop(self) -> None:
+        if self.fd >= 0:
+            self._close()
+            with contextlib.suppress(OSError):
+                os.unlink(self.spare)  # noqa: PTH108 — text paths, no pathlib here
+
+    def _open(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_CLOEXEC
+        try:
+            os.makedirs(os.path.dirname(self.spare), exist_ok=True)  # noqa: PTH103, PTH120 — text paths
+            self.fd = os.open(self.spare, flags, 0o600)
+        except OSError as error:
+            self.note = f"no log: {error.strerror}"
+            self.fd = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+
+    def _rename(self) -> None:
+        try:
+            os.rename(self.spare, self._path)  # noqa: PTH104 — text paths, no pathlib here
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(self._path), exist_ok=True)  # noqa: PTH103, PTH120 — text paths
+            os.rename(self.spare, self._path)  # noqa: PTH104 — text paths, no pathlib here
+        self._named = True
+
+    def _close(self) -> None:
+        os.close(self.fd)
+        self.fd = -1
+        self.note = ""
+
+
+def punch(fd: int, start: int, length: int) -> bool:
+    """Gives a range of a file back to the disk and leaves every offset as it is; False if the file system cannot."""
+    keep_size_and_punch_hole = 0x01 | 0x02
+    call = ctypes.CDLL(None, use_errno=True).fallocate64
+    call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return bool(call(fd, keep_size_and_punch_hole, start, length) == 0)
+
+
+class Cgroup:
+    """A memory limit for one command. The keeper steps in, spawns, and steps out: the child is inside from birth."""
+
+    def __init__(self, version: int, path: str, home: str, limit: int) -> None:
+        self.version = version
+        self.path = path
+        self._home = home
+        limit = max(limit, SMALLEST_LIMIT)
+        os.mkdir(path, 0o755)  # noqa: PTH102 — text paths, no pathlib here
+        try:
+            if version == 1:
+                self._write("memory.limit_in_bytes", limit)
+                with contextlib.suppress(OSError):  # the kernel may not account for swap
+                    self._write("memory.memsw.limit_in_bytes", limit)
+            else:
+                self._write("memory.max", limit)
+                for name, value in (("memory.swap.max", 0), ("memory.oom.group", 1)):
+                    with contextlib.suppress(OSError):  # the same, and older kernels
+                        self._write(name, value)
+        except OSError:
+            os.rmdir(path)  # noqa: PTH106 — text paths, no pathlib here
+            raise
+
+    def enter(self) -> None:
+        self._write("cgroup.procs", 0)
+
+    def leave(self) -> None:
+        with contextlib.suppress(OSError):  # the command is running: that counts more
+            Path(self._home, "cgroup.procs").write_text("0")
+
+    def killed(self) -> bool:
+        """Whether the kernel killed a process in here for want of memory."""
+        text = self._read("memory.oom_control" if self.version == 1 else "memory.events")
+        return any(line.startswith("oom_kill ") and line != "oom_kill 0" for line in text.splitlines())
+
+    def peak(self) -> int:
+        text = self._read("memory.max_usage_in_bytes" if self.version == 1 else "memory.peak").strip()
+        return int(text) if text.isdigit() else 0
+
+    def kill(self) -> None:
+        for pid in self._read("cgroup.procs").split():
+            if int(pid) != os.getpid():
+                with contextlib.suppress(OSError):
+                    os.kill(int(pid), signal.SIGKILL)
+
+    def remove(self) -> None:
+        for _ in range(50):
+            try:
+                os.rmdir(self.path)  # noqa: PTH106 — text paths, no pathlib here
+                return
+            except FileNotFoundError:
+                return
+            except OSError:
+                self.kill()
+                time.sleep(0.002)
+
+    def _write(self, name: str, value: int) -> None:
+        Path(self.path, name).write_text(str(value))
+
+    def _read(self, name: str) -> str:
+        try:
+            return Path(self.path, name).read_text()
+        except OSError:
+            return ""
+
+
+class Command:
+    """The command that is running."""
+
+    __slots__ = (
+        "announce_at",
+        "announced",
+        "bound",
+        "cgroup",
+        "cpu",
+        "grace",
+        "key",
+        "kill_at",
+        "killed",
+        "limit",
+        "line",
+        "note",
+        "oom",
+        "peak",
+        "pid",
+        "result",
+        "since",
+        "stopping",
+        "ticks",
+        "wake",
+        "watch_at",
+    )
+
+    def __init__(self, key: bytes, line: bytes, order: dict[str, Any]) -> None:
+        self.key = key
+        self.line = line
+        self.limit: int = order.get("memory", 0)
+        self.grace: int = order.get("grace", 0)
+        self.bound: int = order.get("bound", LOG_BOUND)
+        self.result: str = order.get("result", "")
+        self.cgroup: Cgroup | None = None
+        self.pid = self.ticks = self.since = self.cpu = self.peak = 0
+        self.announced = self.stopping = self.killed = self.oom = False
+        self.note = ""
+        self.kill_at = self.announce_at = self.watch_at = self.wake = 0
+
+    def plan(self) -> None:
+        """Sets `wake` to the first instant at which there is something to do about this command."""
+        self.wake = self.watch_at if self.announced else min(self.announce_at, self.watch_at)
+        if self.kill_at and self.kill_at < self.wake:
+            self.wake = self.kill_at
+
+
+class Unstartable(Exception):  # noqa: N818 — it is an ending, not an error of ours
+    """The command could not be executed. `code` is what a shell would give."""
+
+    def __init__(self, code: int, note: str) -> None:
+        super().__init__(note)
+        self.code = code
+        self.note = note
+
+
+class Keeper:
+    """The loop: one socket, one child, a few timers."""
+
+    def __init__(self, folder: str, name: str, listener: socket.socket) -> None:
+        self._folder = folder
+        self._name = name
+        self._listener = listener
+        self._poll = select.poll()
+        self._poll.register(listener.fileno(), select.POLLIN)
+        self._connection: socket.socket | None = None
+        self._connected = -1
+        self._received = b""
+        self._unsent = b""
+        self._pidfd = -1
+        self._watched = -1
+
+        self._queue: deque[tuple[bytes, bytes]] = deque()
+        self._known: set[bytes] = set()
+        self._endings: dict[bytes, bytes] = {}
+        self._command: Command | None = None
+        self._leaving = False
+        self._stuck: set[int] = set()
+
+        self._events: list[bytes] = []
+        self._entries: list[bytes] = []
+        self._flush_at = 0
+        self._housekeeping_at = now() + HOUSEKEEPING
+        self._idle_since = now()
+
+        self._logs = ""
+        self._out = Log(f"{folder}/{name}.out")
+        self._err = Log(f"{folder}/{name}.err")
+        self._cgroup: dict[str, Any] | None = None
+        self._count = 0
+        self._folder_now = ""
+        self._cpus_now: list[int] = []
+        self._all_cpus = os.sched_getaffinity(0)
+        self._found: tuple[str, str, str] | None = None
+        self._found_path = ""
+        self._score = Score()
+
+        self._journal = Journal(f"{folder}/{name}.journal")
+        self._recall()
+
+    # -- the loop
+
+    def serve(self) -> None:
+        # The interpreter ignores these two, and what is ignored stays ignored in a command; what is handled does not.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        while not self._leaving or self._busy() or not self._journal.whole():
+            try:
+                self._turn()
+            except Exception as error:  # a keeper that dies takes its command with it
+                self._trouble(error)
+                time.sleep(0.05)
+        self._depart()
+
+    def _turn(self) -> None:
+        for fd, what in self._poll.poll(self._timeout()):
+            if fd == self._pidfd:
+                self._on_exit()
+            elif fd == self._connected:
+                if what & ~select.POLLOUT:
+                    self._on_readable()
+                elif self._unsent:
+                    self._send(b"")
+            else:
+                self._on_connect()
+        moment = now()
+        command = self._command
+        if command is not None and moment >= command.wake:
+            self._attend(command, moment)
+        if self._flush_at and moment >= self._flush_at:
+            self._flush()
+        if moment >= self._housekeeping_at or (self._journal.retry_at and moment >= self._journal.retry_at):
+            self._keep_house(moment)
+
+    def _timeout(self) -> int:
+        wake = self._housekeeping_at
+        if self._flush_at and self._flush_at < wake:
+            wake = self._flush_at
+        if self._command is not None and self._command.wake < wake:
+            wake = self._command.wake
+        if self._journal.retry_at and self._journal.retry_at < wake:
+            wake = self._journal.retry_at
+        wait = wake - now()
+        return -(-wait // MILLISECOND) if wait > 0 else 0
+
+    def _busy(self) -> bool:
+        return self._command is not None or bool(self._queue)
+
+    def _on_signal(self, _number: int, _frame: object) -> None:
+        if not self._busy():
+            self._leaving = True
+
+    def _keep_house(self, moment: int) -> None:
+        if self._journal.retry_at:
+            self._journal.retry()
+        if moment < self._housekeeping_at:
+            return
+        self._housekeeping_at = moment + HOUSEKEEPING
+        if self._busy():
+            self._idle_since = moment
+            return
+        gc.collect()
+        unattended = self._connection is None and moment - self._idle_since > UNATTENDED
+        if unattended or not os.path.exists(f"{self._folder}/{self._name}.lock"):  # noqa: PTH110 — text paths
+            self._leaving = True
+
+    def _depart(self) -> None:
+        """Leaves nothing but the endings that nobody has yet."""
+        self._flush()
+        self._out.drop()
+        self._err.drop()
+        left = ["sock", "lock"] + ([] if self._endings else ["journal"])
+        for suffix in left:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self._folder}/{self._name}.{suffix}")  # noqa: PTH108 — text paths
+
+    def _trouble(self, error: Exception) -> None:
+        path = Path(self._folder, f"{self._name}.trouble")
+        frames, trace = [], error.__traceback__
+        while trace is not None:
+            frames.append(f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}")
+            trace = trace.tb_next
+        with contextlib.suppress(OSError):
+            if not path.exists() or path.stat().st_size < 1 << 20:
+                with path.open("a") as file:
+                    file.write(f"{time.time():.3f} {' '.join(frames)} {error!r}\n")
+
+    # -- the agent
+
+    def _on_connect(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", credentials)[1] not in (os.getuid(), 0):
+            connection.close()
+            return
+        self._disconnect()
+        connection.setblocking(False)
+        self._connection = connection
+        self._connected = connection.fileno()
+        self._poll.register(self._connected, select.POLLIN)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._poll.unregister(self._connected)
+            self._connection.close()
+        self._connection, self._connected = None, -1
+        self._received = self._unsent = b""
+        self._idle_since = now()
+
+    def _on_readable(self) -> None:
+        if self._connection is None:
+            return
+        try:
+            data = self._connection.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._disconnect()
+            return
+        lines = (self._received + data).split(b"\n") if self._received else data.split(b"\n")
+        self._received = lines.pop()
+        if len(self._received) > LINE_LIMIT:
+            self._disconnect()
+            return
+        for line in lines:
+            if line.startswith(b'["run",'):
+                key = key_of(line)
+                if key not in self._known:
+                    self._known.add(key)
+                    self._queue.append((key, line))
+            else:
+                self._on_message(parse(line))
+        if self._command is None and self._queue:
+            self._start_next()
+            self._report()
+
+    def _on_message(self, message: list[Any]) -> None:
+        kind = message[0]
+        if kind == "hello":
+            self._on_hello(message[1])
+        elif kind == "stop":
+            self._on_stop(text_of(message[1]))
+        elif kind == "forget":
+            self._on_forget([text_of(attempt) for attempt in message[1]])
+        elif kind == "quit":
+            self._leaving = True
+
+    def _on_hello(self, settings: dict[str, Any]) -> None:
+        self._leaving = False
+        self._cgroup = settings.get("cgroup")
+        logs = settings.get("logs") or self._folder
+        if logs != self._logs and self._command is None:
+            self._logs = logs
+            self._out.drop()
+            self._err.drop()
+            self._out = Log(f"{logs}/.{self._name}.out")
+            self._err = Log(f"{logs}/.{self._name}.err")
+        self._events.clear()  # what they say is in the answer
+        self._flush()
+        answer = [b'["keeper",%d,%d]' % (VERSION, os.getpid())]
+        if self._command is not None:
+            command = self._command
+            command.ticks = command.ticks or start_ticks(command.pid)
+            answer.append(b'["held",%d,%d,%b]' % (command.pid, command.ticks, command.line))
+        answer += [b'["held",0,0,%b]' % line for _, line in self._queue]
+        answer += self._endings.values()
+        answer.append(b'["whole"]\n')
+        self._send(b"\n".join(answer))
+
+    def _on_stop(self, key: bytes) -> None:
+        command = self._command
+        if command is not None and command.key == key:
+            if not command.stopping:
+                command.stopping = True
+                for number in (signal.SIGTERM, signal.SIGCONT):
+                    with contextlib.suppress(OSError):
+                        os.killpg(command.pid, number)
+                command.kill_at = now() + command.grace
+                command.plan()
+            return
+        for item in self._queue:
+            if item[0] == key:
+                self._queue.remove(item)
+                self._end(key, b'"outcome":"returned"')
+                self._flush()
+                return
+
+    def _on_forget(self, keys: list[bytes]) -> None:
+        forgotten = [key for key in keys if self._endings.pop(key, None) is not None]
+        if not forgotten:
+            return
+        self._known.difference_update(forgotten)
+        if self._journal.size > self._journal.rewrite_at:
+            self._journal.replace(self._essence())
+        else:
+            self._journal.write([b'["forget",[%b]]' % b",".join(forgotten)])
+
+    def _send(self, text: bytes) -> None:
+        if self._connection is None:
+            return
+        waiting = self._unsent + text if self._unsent else text
+        try:
+            sent = self._connection.send(waiting, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._disconnect()
+            return
+        if bool(self._unsent) != (sent < len(waiting)):
+            self._poll.register(self._connected, select.POLLIN | (select.POLLOUT if sent < len(waiting) else 0))
+        self._unsent = waiting[sent:]
+
+    # -- the journal
+
+    def _recall(self) -> None:
+        """Takes over the endings that an earlier keeper of this slot left unforgotten."""
+        for line in self._journal.read():
+            entry = parse(line)
+            if entry[0] == "ended":
+                self._endings[text_of(entry[1])] = line
+            elif entry[0] == "forget":
+                for attempt in entry[1]:
+                    self._endings.pop(text_of(attempt), None)
+        self._known.update(self._endings)
+        self._journal.replace([self._header(), *self._endings.values()])
+
+    def _header(self) -> bytes:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().encode()
+        return b'["keeper",%d,%d,"%b"]' % (VERSION, os.getpid(), boot)
+
+    def _essence(self) -> list[bytes]:
+        """The journal without what is forgotten."""
+        lines = [self._header(), *self._endings.values()]
+        if self._command is not None:
+            lines.append(b'["starting",%b]' % self._command.key)
+            if self._command.announced:
+                lines.append(self._started_line(self._command))
+        return lines
+
+    def _end(self, key: bytes, ending: bytes) -> None:
+        line = b'["ended",%b,{%b}]' % (key, ending)
+        self._endings[key] = line
+        self._entries.append(line)
+        self._events.append(line)
+
+    def _report(self) -> None:
+        """Sends now what the agent should hear in time to send more orders; else soon, in company."""
+        if len(self._queue) < 2:
+            self._flush()
+        elif not self._flush_at:
+            self._flush_at = now() + REPORT_WITHIN
+
+    def _flush(self) -> None:
+        """Reports what has happened, to the file and then to the agent."""
+        self._flush_at = 0
+        if self._entries:
+            self._journal.write(self._entries)
+            self._entries = []
+        if self._events:
+            self._events.append(b"")
+            text = b"\n".join(self._events)
+            self._events.clear()
+            self._send(text)
+
+    # -- the command
+
+    def _start_next(self) -> None:
+        """Starts the first command of the queue that can be started."""
+        while self._queue and self._command is None:
+            key, line = self._queue.popleft()
+            self._entries.append(b'["starting",%b]' % key)
+            self._journal.write(self._entries)
+            self._entries = []
+            try:
+                self._start(key, line)
+            except Unstartable as why:
+                self._end(key, b'"outcome":"unstartable","code":%d,"note":%b' % (why.code, quote(why.note)))
+            except Exception as error:  # an order that makes no sense ends its attempt, not the keeper
+                self._trouble(error)
+                note = quote(f"the order cannot be followed: {error!r}")
+                self._end(key, b'"outcome":"unstartable","code":126,"note":%b' % note)
+        if self._command is None:
+            self._rest()
+
+    def _start(self, key: bytes, line: bytes) -> None:
+        order = parse(line)[2]
+        command = Command(key, line, order)
+        argv: list[str] = order["argv"]
+        env: dict[str, str] = order.get("env") or {}
+        folder: str = order.get("folder") or "/"
+        if folder != self._folder_now:
+            self._enter_folder(folder)
+        cpus = order.get("cpus") or []
+        if cpus != self._cpus_now:
+            self._bind(cpus)
+        program = self._find(argv, env, folder)
+        self._out.begin(order.get("out", ""))
+        self._err.begin(order.get("err", ""))
+        if command.limit and self._cgroup:
+            command.cgroup = self._make_cgroup(command, self._cgroup)
+        try:
+            command.pid = self._spawn(program, argv, env, command.cgroup)
+        except OSError as error:
+            if command.cgroup is not None:
+                command.cgroup.remove()
+            self._out.finish(0)
+            self._err.finish(0)
+            self._found = None
+            raise self._refused(argv[0], program, error) from None
+        command.since = moment = now()
+        try:
+            self._pidfd = os.pidfd_open(command.pid)
+        except OSError as error:
+            os.kill(command.pid, signal.SIGKILL)
+            os.waitpid(command.pid, 0)
+            raise Unstartable(126, f"`{argv[0]}`: cannot be watched: {error.strerror}") from None
+        if self._pidfd != self._watched:
+            if self._watched >= 0:
+                self._poll.unregister(self._watched)
+            self._poll.register(self._pidfd, select.POLLIN)
+            self._watched = self._pidfd
+        command.announce_at = moment + REPORT_WITHIN
+        command.watch_at = moment + WATCH_EVERY
+        command.wake = command.announce_at
+        self._command = command
+
+    def _spawn(self, program: str, argv: list[str], env: dict[str, str], cgroup: Cgroup | None) -> int:
+        actions = ((os.POSIX_SPAWN_DUP2, self._out.fd, 1), (os.POSIX_SPAWN_DUP2, self._err.fd, 2))
+        self._score.lower()
+        try:
+            if cgroup is None:
+                return os.posix_spawn(program, argv, env, file_actions=actions, setsid=True)
+            cgroup.enter()
+            try:
+                return os.posix_spawn(program, argv, env, file_actions=actions, setsid=True)
+            finally:
+                cgroup.leave()
+        finally:
+            self._score.protect()
+
+    def _enter_folder(self, folder: str) -> None:
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            why = "does not exist" if error.errno == errno.ENOENT else f"cannot be entered: {error.strerror}"
+            raise Unstartable(126, f"the folder `{folder}` {why}") from None
+        self._folder_now = folder
+
+    def _bind(self, cpus: list[int]) -> None:
+        try:
+            os.sched_setaffinity(0, cpus or self._all_cpus)
+        except OSError as error:
+            raise Unstartable(126, f"CPUs {cpus} cannot be bound: {error.strerror}") from None
+        self._cpus_now = cpus
+
+    def _find(self, argv: list[str], env: dict[str, str], folder: str) -> str:
+        """The file to execute, looked up in the command's own PATH and from its own folder."""
+        if not argv or not argv[0]:
+            raise Unstartable(127, "there is no command")
+        name = argv[0]
+        if "/" in name:
+            return name
+        asked = (name, env.get("PATH", ""), folder)
+        if asked == self._found:
+            return self._found_path
+        denied = False
+        for place in asked[1].split(":"):
+            path = f"{place or '.'}/{name}"
+            try:
+                mode = os.stat(path).st_mode  # noqa: PTH116 — text paths, no pathlib here
+            except OSError:
+                continue
+            if stat.S_ISREG(mode) and os.access(path, os.X_OK):
+                self._found, self._found_path = asked, path
+                return path
+            denied = True
+        if denied:
+            raise Unstartable(126, f"`{name}`: found in PATH, but not executable")
+        raise Unstartable(127, f"`{name}`: command not found")
+
+    def _refused(self, name: str, program: str, error: OSError) -> Unstartable:
+        if error.errno == errno.ENOENT:
+            if os.path.exists(program):  # noqa: PTH110 — text paths, no pathlib here
+                return Unstartable(126, f"`{name}`: its interpreter does not exist")
+            return Unstartable(127, f"`{name}`: no such file")
+        if error.errno == errno.ENOEXEC:
+            return Unstartable(126, f"`{name}`: not a program (no `#!` line?)")
+        if error.errno == errno.EACCES:
+            return Unstartable(126, f"`{name}`: not executable")
+        return Unstartable(126, f"`{name}`: {error.strerror}")
+
+    def _make_cgroup(self, command: Command, given: dict[str, Any]) -> Cgroup | None:
+        self._count += 1
+        path = f"{given['parent']}/{self._name}.{os.getpid()}.{self._count}"
+        try:
+            return Cgroup(given["version"], path, given["home"], command.limit)
+        except OSError as error:
+            command.note = f"memory is watched: no cgroup could be made ({error.strerror})"
+            return None
+
+    def _attend(self, command: Command, moment: int) -> None:
+        """What is due while a command runs."""
+        if not command.announced and moment >= command.announce_at:
+            self._announce(command)
+        if command.kill_at and moment >= command.kill_at:
+            command.killed = True
+            command.kill_at = moment + KILL_AGAIN
+            self._kill_all(command)
+        if moment >= command.watch_at:
+            self._watch(command, moment)
+        command.plan()
+
+    def _announce(self, command: Command) -> None:
+        command.announced = True
+        command.ticks = command.ticks or start_ticks(command.pid)
+        self._out.name()
+        self._err.name()
+        line = self._started_line(command)
+        self._entries.append(line)
+        self._events.append(line)
+        self._flush()
+
+    def _started_line(self, command: Command) -> bytes:
+        return b'["started",%b,%d,%d]' % (command.key, command.pid, command.ticks)
+
+    def _watch(self, command: Command, moment: int) -> None:
+        grown = self._out.bound(command.bound)
+        grown = self._err.bound(command.bound) or grown
+        interval = WATCH_EVERY if grown else min(WATCH_QUIET, moment - command.watch_at + 2 * WATCH_EVERY)
+        self._reap(command.pid)
+        if command.limit and command.cgroup is None:
+            self._watch_memory(command)
+            interval = max(WATCH_EVERY, 20 * (now() - moment))  # at most 5 % of a core
+        command.watch_at = now() + interval
+
+    def _watch_memory(self, command: Command) -> None:
+        members = family(os.getpid())
+        total = sum(members.values())
+        if total > command.limit:
+            total = proportional(members) or total
+        command.peak = max(command.peak, total)
+        if total > command.limit:
+            command.oom = True
+            self._kill_all(command)
+
+    def _kill_all(self, command: Command) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(command.pid, signal.SIGKILL)
+        if command.cgroup is not None:
+            command.cgroup.kill()
+        for pid in family(os.getpid()):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _reap(self, but: int) -> None:
+        """Collects orphans that have ended while the command runs."""
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None or ended.si_pid == but:
+                return
+            self._collect(ended.si_pid)
+
+    def _collect(self, pid: int) -> None:
+        with contextlib.suppress(ChildProcessError):
+            _, _, usage = os.wait4(pid, os.WNOHANG)
+            if self._command is not None:
+                self._command.cpu += round((usage.ru_utime + usage.ru_stime) * SECOND)
+
+    def _on_exit(self) -> None:
+        command = self._command
+        if command is None:
+            return
+        # Its pid stays taken until it is waited for, so this cannot hit a stranger.
+        with contextlib.suppress(OSError):
+            os.killpg(command.pid, signal.SIGKILL)
+        pid, status, usage = os.wait4(command.pid, os.WNOHANG)
+        if pid == 0:
+            return
+        run = now() - command.since
+        os.close(self._pidfd)
+        self._pidfd = -1
+        try:
+            os.waitpid(-1, os.WNOHANG)
+            self._sweep(command)
+        except ChildProcessError:  # every descendant would be ours by now: there is none
+            pass
+        self._finish(command, status, usage, run)
+        self._command = None
+        self._start_next()
+        self._report()
+        if self._pidfd < 0 and self._watched >= 0:
+            self._poll.unregister(self._watched)
+            self._watched = -1
+
+    def _sweep(self, command: Command) -> None:
+        """Kills what a command has left behind, generation by generation."""
+        until = now() + LEFTOVERS_WITHIN
+        while True:
+            members = [pid for pid in family(os.getpid()) if pid not in self._stuck]
+            for pid in members:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                while True:
+                    pid, _, usage = os.wait4(-1, os.WNOHANG)
+                    if pid == 0:
+                        break
+                    command.cpu += round((usage.ru_utime + usage.ru_stime) * SECOND)
+            except ChildProcessError:
+                self._stuck.clear()
+                return
+            if not members and self._stuck:
+                return
+            if now() > until:
+                self._stuck.update(members)
+                command.note = f"left-over processes could not be killed: {sorted(members)}"
+                return
+            time.sleep(0.001)
+
+    def _finish(self, command: Command, status: int, usage: Any, run: int) -> None:
+        """Works out how a command ended, and tidies up after it."""
+        code, number = (0, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), 0)
+        peak = max(command.peak, usage.ru_maxrss << 10)
+        notes = [command.note] if command.note else []
+        if command.cgroup is not None:
+            command.oom = command.oom or ((code != 0 or number != 0) and command.cgroup.killed())
+            peak = command.cgroup.peak() or peak
+            command.cgroup.remove()
+        outcome = b"failed" if code else b"done"
+        if command.oom:
+            outcome = b"oom"
+        elif command.stopping:
+            outcome = b"stopped"
+        elif number:
+            outcome = b"killed" if number == signal.SIGKILL else b"signal"
+        for log in (self._out, self._err):
+            if log.note:
+                notes.append(log.note)
+            log.finish(command.bound)
+        cpu = command.cpu + round((usage.ru_utime + usage.ru_stime) * SECOND)
+        ending = b'"outcome":"%b","run":%d,"cpu":%d,"peak":%d' % (outcome, run, cpu, peak)
+        if code or number or command.limit:
+            ending += b',"code":%d,"signal":%d,"limit":%d' % (code, number, command.limit)
+        if command.result:
+            result, note = read_result(command.result)
+            if note:
+                notes.append(note)
+            elif result:
+                ending += b',"result":' + quote(result)
+        if notes:
+            ending += b',"note":' + quote("; ".join(dict.fromkeys(notes)))
+        self._end(command.key, ending)
+
+    def _rest(self) -> None:
+        """Nothing to do: keep no folder busy, and look programs up anew next time."""
+        self._idle_since = now()
+        self._found = None
+        if self._folder_now != "/":
+            os.chdir("/")
+            self._folder_now = "/"
+
+
+class Score:
+    """Shields the keeper from the kernel's out-of-memory killer, and not the commands it spawns."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        try:
+            self._fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+            self._given = os.read(self._fd, 16).strip()
+            os.pwrite(self._fd, b"%d" % PROTECTED, 0)
+        except OSError:  # without the right to it, it stays as it is
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def lower(self) -> None:
+        if self._fd >= 0:
+            os.pwrite(self._fd, self._given, 0)
+
+    def protect(self) -> None:
+        if self._fd >= 0:
+            os.pwrite(self._fd, b"%d" % PROTECTED, 0)
+
+
+def quote(text: str) -> bytes:
+    return json.dumps(text).encode()
+
+
+def text_of(attempt: list[Any]) -> bytes:
+    """An ATTEMPT as an agent writes it: its key."""
+    return b'["%b",%d]' % (attempt[0].encode(), attempt[1])
+
+
+def read_result(path: str) -> tuple[str, str]:
+    """The JSON text that a command left as its result, or why it is refused. The file is removed."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return "", ""
+    except OSError as error:
+        return "", f"the result cannot be read: {error.strerror}"
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return "", "the result is not a file"
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # noqa: PTH108 — text paths, no pathlib here
+        data = os.read(fd, RESULT_LIMIT + 1)
+    except OSError as error:
+        return "", f"the result cannot be read: {error.strerror}"
+    finally:
+        os.close(fd)
+    if len(data) > RESULT_LIMIT:
+        return "", "the result is larger than 64 KiB"
+    try:
+        text = data.decode()
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return "", "the result is not JSON in UTF-8"
+    return text, ""
+
+
+def listen(folder: str, name: str) -> socket.socket | None:
+    """Takes the slot: its lock, then its socket. None if another keeper has it."""
+    if not take(f"{folder}/{name}.lock"):
+        return None
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{folder}/{name}.sock")  # noqa: PTH108 — text paths, no pathlib here
+    where = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    mask = os.umask(0o177)
+    try:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(f"/proc/self/fd/{where}/{name}.sock")  # a full path may be longer than an address can be
+    finally:
+        os.umask(mask)
+        os.close(where)
+    listener.listen(8)
+    listener.setblocking(False)
+    return listener
+
+
+def take(path: str) -> bool:
+    """Locks a file for as long as this process and its forks live."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock), os.stat(path)):  # noqa: PTH116 — text paths, no pathlib here
+                return True
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        except FileNotFoundError:
+            pass
+        os.close(lock)  # its last owner removed it meanwhile
+
+
+def detach() -> bool:
+    """Leaves the starter, its session and its files. False in the process that was started, which then ends."""
+    if os.fork():
+        return False
+    os.setsid()
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    if null > 2:
+        os.close(null)
+    set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
+    os.chdir("/")
+    return True
+
+
+def main(folder: str, name: str) -> int:
+    """Exit code 0 in the starter means that the keeper is listening; 3 that the slot has one already."""
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # what the starter left open is no command's business
+    folder = os.path.abspath(folder)  # noqa: PTH100 — text paths, no pathlib here
+    listener = listen(folder, name)
+    if listener is None:
+        return 3
+    if detach():
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        Keeper(folder, name, listener).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))

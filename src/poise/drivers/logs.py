@@ -1,0 +1,117 @@
+"""What commands wrote: reading a part, following two streams until their attempt has ended, and removing the oldest.
+
+A log may have holes: the old part of one that grew beyond its bound has been given back to the disk, and every offset
+stays valid. Readers pass over holes. A log that does not exist is one that is empty: silent commands leave no file.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+from collections.abc import AsyncIterator, Callable, Collection
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+Stream = Literal["out", "err"]
+
+_PIECE = 64 << 10
+_SOON = 0.03
+_LATER = 0.25
+
+
+class Piece(NamedTuple):
+    """Bytes of one stream and where they begin."""
+
+    stream: Stream
+    offset: int
+    data: bytes
+
+
+class Pruned(NamedTuple):
+    """What was removed, and what is left."""
+
+    files: int
+    bytes: int
+    left_files: int
+    left_bytes: int
+
+
+def read(path: Path, offset: int = 0, limit: int = _PIECE) -> bytes:
+    """At most `limit` bytes from the first that is there at or after `offset`; a negative offset counts from the end."""
+    return piece(path, offset, limit)[1]
+
+
+async def follow(
+    out: Path,
+    err: Path,
+    ended: Callable[[], bool],
+    offsets: tuple[int, int] = (0, 0),
+) -> AsyncIterator[Piece]:
+    """Both streams as they grow, until `ended()` holds and everything before that has been given.
+
+    Looks every 30 ms while there is something to read, and less and less often (to 250 ms) when there is not.
+    """
+    places: dict[Stream, int] = {"out": offsets[0], "err": offsets[1]}
+    paths: dict[Stream, Path] = {"out": out, "err": err}
+    pause = _SOON
+    while True:
+        last = ended()  # asked before reading: what was written before the end is still to come
+        some = False
+        for stream, path in paths.items():
+            start, data = piece(path, places[stream], _PIECE)
+            places[stream] = start + len(data)
+            if data:
+                some = True
+                yield Piece(stream, start, data)
+        if last and not some:
+            return
+        if not some:
+            await asyncio.sleep(pause)
+        pause = _SOON if some else min(pause * 1.3, _LATER)
+
+
+def prune(logs: Path, keep_bytes: int, keep_files: int, held: Collection[Path] = ()) -> Pruned:
+    """Removes the oldest logs until at most so many bytes (on disk) and files are left. Those of `held` stay."""
+    found: list[tuple[float, int, Path]] = []
+    for path in logs.glob("*/*"):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            found.append((status.st_mtime, status.st_blocks * 512, path))
+    found.sort(key=lambda entry: (entry[0], str(entry[2])))
+    files, total, removed, freed = len(found), sum(entry[1] for entry in found), 0, 0
+    kept = frozenset(held)
+    for _, size, path in found:
+        if files - removed <= keep_files and total - freed <= keep_bytes:
+            break
+        if path in kept:
+            continue
+        with contextlib.suppress(OSError):
+            path.unlink()
+            removed, freed = removed + 1, freed + size
+    for folder in {path.parent for _, _, path in found}:
+        with contextlib.suppress(OSError):  # not empty
+            folder.rmdir()
+    return Pruned(removed, freed, files - removed, total - freed)
+
+
+def piece(path: Path, offset: int, limit: int) -> tuple[int, bytes]:
+    """Where the next bytes are, and the bytes."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return max(offset, 0), b""
+    try:
+        size = os.fstat(fd).st_size
+        if offset < 0:
+            offset = max(size + offset, 0)
+        elif offset > size:  # cut short: it begins again
+            offset = 0
+        try:
+            offset = os.lseek(fd, offset, os.SEEK_DATA)
+            limit = min(limit, os.lseek(fd, offset, os.SEEK_HOLE) - offset)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole up to the end
+                return size, b""
+        return offset, os.pread(fd, limit, offset)
+    finally:
+        os.close(fd)

@@ -1,0 +1,816 @@
+"""The processes of one machine: an `Executor` over keepers, one per slot.
+
+A keeper (`keeper.py`) runs the commands of one slot and outlives this process. Here is its other end: keepers are
+started when a slot is first used, told what to run in batches, found again by the next agent, and buried when they were
+killed: what they left running is ended, and reported as `lost`.
+
+Everything is level-triggered. The slots in memory say what should be there; on every connection a keeper says what it
+holds, and is then sent the difference.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from poise.drivers.system import Cgroups, boot_id
+from poise.errors import Fault, SpecError
+from poise.model.jobs import Ending
+from poise.model.messages import Attempt, Ended, Launch, Running
+from poise.model.resources import Device
+from poise.ports import Held, Observation
+
+_PROGRAM = Path(__file__).with_name("keeper.py")
+_PATH = "/usr/local/bin:/usr/bin:/bin"
+_TASK = re.compile(r"[A-Za-z0-9._\-\[\]]{1,200}")
+_ODD = re.compile(r"[^A-Za-z0-9._\-\[\]]")
+_NAME = re.compile(r"slot-(\d{1,6})")
+_RECONNECTS = 5
+_START_SECONDS = 10.0
+_BURY_SECONDS = 5.0
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a keeper needs to run one command; see the protocol at the head of `keeper.py`."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    folder: str = ""
+    cpus: tuple[int, ...] = ()
+    memory: int = 0
+    grace: int = 0
+    out: str
+    err: str
+    bound: int = 0
+    result: str
+
+
+class _Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
+    attempt: Attempt
+    order: Order
+    launch: Launch
+
+
+class _Greeting(msgspec.Struct, frozen=True, array_like=True, tag="keeper"):
+    version: int
+    pid: int
+
+
+class _Holds(msgspec.Struct, frozen=True, array_like=True, tag="held"):
+    pid: int
+    ticks: int
+    run: _Run
+
+
+class _Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
+    attempt: Attempt
+    pid: int
+    ticks: int
+
+
+class _Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
+    attempt: Attempt
+    ending: Ending
+
+
+class _Whole(msgspec.Struct, frozen=True, array_like=True, tag="whole"):
+    pass
+
+
+class _Starting(msgspec.Struct, frozen=True, array_like=True, tag="starting"):
+    attempt: Attempt
+
+
+class _Forgotten(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
+    attempts: tuple[Attempt, ...]
+
+
+class _Header(msgspec.Struct, frozen=True, array_like=True, tag="keeper"):
+    version: int
+    pid: int
+    boot: str
+
+
+_encode = msgspec.json.Encoder().encode
+_messages = msgspec.json.Decoder(_Greeting | _Holds | _Started | _Ended | _Whole)
+_entries = msgspec.json.Decoder(_Header | _Starting | _Started | _Ended | _Forgotten)
+
+
+def log_paths(logs: Path, attempt: Attempt) -> tuple[Path, Path]:
+    """Where the output of an attempt is: `LOGS/<job>/<task>.<epoch>.out` and `.err`."""
+    stem = _log_stem(str(logs), attempt)
+    return Path(stem + ".out"), Path(stem + ".err")
+
+
+def environment(launch: Launch, *, result: str, gang_folder: str = "", devices: Mapping[int, Device]) -> dict[str, str]:
+    """The complete environment of a command: what the job declares, who it is, and only its own devices."""
+    task = launch.attempt.task
+    env = {"PATH": _PATH, **launch.env, **visible(launch.devices, devices)}
+    env["POISE_TASK"] = task
+    env["POISE_JOB"] = task.partition(".")[0]
+    env["POISE_EPOCH"] = str(launch.attempt.epoch)
+    env["POISE_RESULT"] = result
+    if launch.gang:
+        env["POISE_RANK"] = env["RANK"] = str(launch.rank)
+        env["POISE_WORLD_SIZE"] = env["WORLD_SIZE"] = str(launch.world)
+        env["LOCAL_RANK"] = "0"  # a member sees its own devices only, and they are counted from 0
+        env["POISE_GANG_DIR"] = gang_folder
+    if launch.parts:
+        env["POISE_PART"] = str(launch.part)
+        env["POISE_PARTS"] = str(launch.parts)
+    return env
+
+
+_NO_DEVICES = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "NVIDIA_VISIBLE_DEVICES": "void",
+    "HIP_VISIBLE_DEVICES": "",
+    "ASCEND_RT_VISIBLE_DEVICES": "",
+}
+
+
+def visible(indices: Sequence[int], devices: Mapping[int, Device]) -> dict[str, str]:
+    """The variables by which the drivers of accelerators hide all devices but these."""
+    if not indices:
+        return _NO_DEVICES
+    by_maker: dict[str, list[str]] = {}
+    for index in indices:
+        device = devices.get(index, Device(index=index))
+        name = device.uuid if _maker(device) == "nvidia" and device.uuid else str(index)
+        by_maker.setdefault(_maker(device), []).append(name)
+    nvidia = ",".join(by_maker.get("nvidia", ()))
+    return {
+        "CUDA_VISIBLE_DEVICES": nvidia,
+        "NVIDIA_VISIBLE_DEVICES": nvidia or "void",
+        "HIP_VISIBLE_DEVICES": ",".join(by_maker.get("amd", ())),
+        "ASCEND_RT_VISIBLE_DEVICES": ",".join(by_maker.get("ascend", ())),
+    }
+
+
+class Keepers:
+    """The executor of one node. `open` first; all calls and `on_change` are on the loop that opened it."""
+
+    on_change: Callable[[Sequence[Running], Sequence[Ended]], None]
+
+    def __init__(
+        self,
+        folder: Path,
+        logs: Path,
+        *,
+        devices: Sequence[Device] = (),
+        cgroups: Cgroups | None = None,
+        log_bound: int = 64 << 20,
+        spare: int = 2,
+        idle_seconds: float = 60.0,
+    ) -> None:
+        self.on_change = lambda running, ended: None
+        self.folder = folder.absolute()
+        self.logs = logs.absolute()
+        self.devices = {device.index: device for device in devices}
+        self.log_bound = log_bound
+        self.closing = False
+        cgroup = {"version": cgroups.version, "parent": cgroups.parent, "home": cgroups.home} if cgroups else None
+        usable = cgroup if cgroups is not None and cgroups.writable else None
+        self.hello = _encode(["hello", {"logs": str(self.logs), "cgroup": usable}]) + b"\n"
+        self._results = f"{self.folder}/results/"
+        self._logs_text = str(self.logs)
+        self._spare = spare
+        self._idle_seconds = idle_seconds
+        self._slots: dict[int, _Slot] = {}
+        self._where: dict[Attempt, _Slot] = {}
+        self._gangs: dict[str, set[Attempt]] = {}
+        self._retiring: asyncio.Task[None] | None = None
+        self._observed: list[Ended] | None = None
+
+    async def open(self) -> Observation:
+        """Finds what an earlier agent left: adopts keepers that live, buries those that were killed."""
+        for place in (self.folder, self.logs, self.folder / "results", self.folder / "gangs"):
+            await asyncio.to_thread(place.mkdir, mode=0o700, parents=True, exist_ok=True)
+        self._observed = []
+        numbers = {int(match[1]) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.stem))}
+        for number in sorted(numbers):
+            self._slots[number] = _Slot(self, number)
+        await asyncio.gather(*(slot.adopt() for slot in self._slots.values()))
+        alive = {attempt for attempt, slot in self._where.items() if attempt in slot.held}
+        strays = await asyncio.to_thread(end_orphans, self._results, lambda attempt: attempt not in alive)
+        self._observed += [
+            Ended(attempt=attempt, ending=_lost()) for attempt in sorted(strays) if attempt not in self._where
+        ]
+        self._clear_gangs()
+        ended, self._observed = self._observed, None
+        held = [one for _, slot in sorted(self._slots.items()) for one in slot.held.values()]
+        self._retiring = asyncio.get_running_loop().create_task(self._retire())
+        return Observation(tuple(held), tuple(ended))
+
+    def start(self, slot: int, launch: Launch, cpus: tuple[int, ...] = ()) -> None:
+        """Runs an attempt on a slot, after those that were given to it before. Idempotent per attempt."""
+        if launch.attempt in self._where:
+            return
+        if not _TASK.fullmatch(launch.attempt.task) or "\0" in "".join(launch.argv):
+            raise SpecError(f"`{launch.attempt.task}` is not the name of a task", field="task", code="E107")
+        place = self._slots.get(slot)
+        if place is None:
+            place = self._slots[slot] = _Slot(self, slot)
+        self._where[launch.attempt] = place
+        place.start(Held(slot, launch, cpus, None))
+
+    def stop(self, attempt: Attempt) -> None:
+        """Ends a running attempt, hands a waiting one back; nothing if it is not held."""
+        slot = self._where.get(attempt)
+        if slot is not None:
+            slot.stop(attempt)
+
+    def forget(self, attempts: Sequence[Attempt]) -> None:
+        """These endings are durable elsewhere."""
+        by_slot: dict[_Slot, list[Attempt]] = {}
+        for attempt in attempts:
+            slot = self._where.get(attempt)
+            if slot is not None and attempt not in slot.held:
+                del self._where[attempt]
+                by_slot.setdefault(slot, []).append(attempt)
+        for slot, group in by_slot.items():
+            slot.forget(group)
+        if self._gangs:
+            self._leave_gangs(attempts)
+
+    async def close(self, quit: bool = False) -> None:
+        """Lets go of the keepers, which go on; with `quit` those without work leave."""
+        self.closing = True
+        if self._retiring is not None:
+            self._retiring.cancel()
+        slots = list(self._slots.values())
+        await asyncio.gather(*(slot.close(quit) for slot in slots))
+
+    # -- what slots call
+
+    def launched(self, held: Held) -> bytes:
+        """The `run` line of an attempt."""
+        launch = held.launch
+        attempt = launch.attempt
+        stem = _log_stem(self._logs_text, attempt)
+        result = f"{self._results}{attempt.task}.{attempt.epoch}.json"
+        gang_folder = self._join_gang(launch) if launch.gang else ""
+        order = Order(
+            argv=launch.argv,
+            env=environment(launch, result=result, gang_folder=gang_folder, devices=self.devices),
+            folder=launch.folder,
+            cpus=held.cpus,
+            memory=launch.shape.memory,
+            grace=launch.grace,
+            out=stem + ".out",
+            err=stem + ".err",
+            bound=self.log_bound,
+            result=result,
+        )
+        return _encode(_Run(attempt, order, launch)) + b"\n"
+
+    def adopted(self, slot: "_Slot", attempt: Attempt, launch: Launch | None) -> None:
+        self._where[attempt] = slot
+        if launch is not None and launch.gang:
+            self._gangs.setdefault(self._gang_folder(launch), set()).add(attempt)
+
+    def changed(self, running: list[Running], ended: list[Ended]) -> None:
+        if self._observed is not None:
+            self._observed += ended
+        elif (running or ended) and not self.closing:
+            self.on_change(running, ended)
+
+    # -- gangs
+
+    def _gang_folder(self, launch: Launch) -> str:
+        return f"{self.folder}/gangs/{_safe(launch.gang)}.{launch.attempt.epoch}"
+
+    def _join_gang(self, launch: Launch) -> str:
+        """The folder that the members of a gang share for one epoch; empty when the first arrives."""
+        folder = self._gang_folder(launch)
+        self._gangs.setdefault(folder, set()).add(launch.attempt)
+        with contextlib.suppress(OSError):
+            os.makedirs(folder, mode=0o700, exist_ok=True)  # noqa: PTH103 — text paths on the hot path
+        return folder
+
+    def _leave_gangs(self, attempts: Sequence[Attempt]) -> None:
+        gone = frozenset(attempts)
+        for folder, members in list(self._gangs.items()):
+            members -= gone
+            if not members:
+                del self._gangs[folder]
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _clear_gangs(self) -> None:
+        for path in (self.folder / "gangs").iterdir():
+            if str(path) not in self._gangs:
+                shutil.rmtree(path, ignore_errors=True)
+
+    async def _retire(self) -> None:
+        """Sends keepers away that have had nothing to do for a while, but for a few."""
+        while True:
+            await asyncio.sleep(self._idle_seconds / 4)
+            moment = time.monotonic()
+            idle = [slot for _, slot in sorted(self._slots.items()) if slot.up and not slot.held]
+            for slot in idle[self._spare :]:
+                if moment - slot.idle_since > self._idle_seconds:
+                    slot.dismiss()
+
+
+class _Slot(asyncio.Protocol):
+    """One slot: its keeper's connection, and what it should hold."""
+
+    def __init__(self, keepers: Keepers, number: int) -> None:
+        self.number = number
+        self.name = f"slot-{number}"
+        self.held: dict[Attempt, Held] = {}
+        self.up = False
+        self.idle_since = time.monotonic()
+        self._keepers = keepers
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._whole: asyncio.Future[None] | None = None
+        self._lost: asyncio.Event = asyncio.Event()
+        self._partial = b""
+        self._outbox: list[bytes] = []
+        self._stopping: set[Attempt] = set()
+        self._endings: set[Attempt] = set()  # the keeper, or its journal, still has them
+        self._forgotten: set[Attempt] = set()  # not told yet
+        self._named: set[Attempt] = set()  # what an answer to hello has named so far
+        self._dismissed = False
+
+    # -- what should be there
+
+    def start(self, held: Held) -> None:
+        self.held[held.launch.attempt] = held
+        if self.up:
+            self._say(self._keepers.launched(held))
+        elif self._dismissed and self._transport is not None:
+            self._dismissed = False
+            self._transport.write(self._keepers.hello)  # it may have left already; then it is lost, and replaced
+        else:
+            self._ensure()
+
+    def stop(self, attempt: Attempt) -> None:
+        if attempt in self.held and attempt not in self._stopping:
+            self._stopping.add(attempt)
+            if self.up:
+                self._say(_encode(["stop", attempt]) + b"\n")
+
+    def forget(self, attempts: list[Attempt]) -> None:
+        self._endings.difference_update(attempts)
+        if self.up:
+            self._say(_encode(["forget", attempts]) + b"\n")
+            return
+        self._forgotten.update(attempts)
+        if self._transport is None and self._work is None:
+            self._bury_if_empty()
+
+    def dismiss(self) -> None:
+        self.up = False
+        self._dismissed = True
+        self._outbox.append(b'["quit"]\n')
+        self._flush()
+
+    async def adopt(self) -> None:
+        """Connects to the keeper of an earlier agent, or buries it."""
+        if self._locked():
+            try:
+                await self._connect()
+                return
+            except (OSError, msgspec.DecodeError):
+                if self._locked():
+                    raise Fault(
+                        f"the keeper of slot {self.number} does not answer",
+                        hint=f"end the process that holds `{self._keepers.folder}/{self.name}.lock`",
+                    ) from None
+        await self._bury({})
+        self._bury_if_empty()
+
+    async def close(self, quit: bool) -> None:
+        if self._work is not None:
+            self._work.cancel()
+            with contextlib.suppress(asyncio.CancelledError, OSError):
+                await self._work
+        if self._transport is None:
+            return
+        if self._outbox:
+            self._flush()
+        if quit:
+            self._transport.write(b'["quit"]\n')
+            if not self.held:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._lost.wait(), 2.0)
+        if self._transport is not None:
+            self._transport.close()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._lost.wait(), 2.0)
+
+    # -- the connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = stream = cast(asyncio.Transport, transport)  # uvloop's is one without saying so
+        self._partial = b""
+        self._lost.clear()
+        self._named.clear()
+        stream.write(self._keepers.hello)
+
+    def data_received(self, data: bytes) -> None:
+        if self._partial:
+            data = self._partial + data
+        end = data.rfind(b"\n") + 1
+        self._partial = data[end:]
+        running: list[Running] = []
+        ended: list[Ended] = []
+        try:
+            for message in _messages.decode_lines(data[:end]):
+                self._on_message(message, running, ended)
+        except msgspec.DecodeError:  # not what a keeper says: connect anew
+            if self._transport is not None:
+                self._transport.abort()
+        if not self.held:
+            self.idle_since = time.monotonic()
+        self._keepers.changed(running, ended)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self.up = False
+        self._outbox.clear()
+        self._lost.set()
+        if self._whole is not None and not self._whole.done():
+            self._whole.set_exception(ConnectionResetError("the keeper has closed the connection"))
+            return  # whoever waits for the answer goes on from here
+        if not self._keepers.closing and self._work is None:
+            self._work = self._loop.create_task(self._after_loss())
+
+    def _on_message(self, message: Any, running: list[Running], ended: list[Ended]) -> None:
+        kind = type(message)
+        if kind is _Ended:
+            attempt = message.attempt
+            if not self.up:
+                self._named.add(attempt)
+            if attempt in self._forgotten or attempt in self._endings:
+                return
+            self._endings.add(attempt)
+            if self.held.pop(attempt, None) is None:
+                self._keepers.adopted(self, attempt, None)
+            self._stopping.discard(attempt)
+            ended.append(Ended(attempt=attempt, ending=message.ending))
+        elif kind is _Started:
+            self._on_running(message.attempt, message.pid, running)
+        elif kind is _Holds:
+            attempt = message.run.attempt
+            self._named.add(attempt)
+            if attempt not in self.held:
+                order = message.run.order
+                self.held[attempt] = Held(self.number, message.run.launch, order.cpus, None)
+                self._keepers.adopted(self, attempt, message.run.launch)
+            if message.pid:
+                self._on_running(attempt, message.pid, running)
+        elif kind is _Whole:
+            self._on_whole()
+
+    def _on_running(self, attempt: Attempt, pid: int, running: list[Running]) -> None:
+        held = self.held.get(attempt)
+        if held is not None and held.running is None:
+            now_running = Running(attempt=attempt, pid=pid, cpus=held.cpus)
+            self.held[attempt] = held._replace(running=now_running)
+            running.append(now_running)
+
+    def _on_whole(self) -> None:
+        """The keeper has said what it holds: it is sent what is missing."""
+        self.up = True
+        for attempt, held in self.held.items():
+            if attempt not in self._named:
+                self._say(self._keepers.launched(held))
+        for attempt in self._stopping:
+            self._say(_encode(["stop", attempt]) + b"\n")
+        if self._forgotten:
+            self._say(_encode(["forget", sorted(self._forgotten)]) + b"\n")
+            self._forgotten.clear()
+        self._named.clear()
+        if self._whole is not None and not self._whole.done():
+            self._whole.set_result(None)
+
+    def _say(self, line: bytes) -> None:
+        """Queues a line; all of one turn of the loop leave together."""
+        if not self._outbox:
+            self._loop.call_soon(self._flush)
+        self._outbox.append(line)
+
+    def _flush(self) -> None:
+        if self._transport is not None and self._outbox:
+            self._transport.write(b"".join(self._outbox))
+        self._outbox.clear()
+
+    # -- the keeper's life
+
+    def _ensure(self) -> None:
+        if self._transport is None and self._work is None and not self._keepers.closing:
+            self._work = self._loop.create_task(self._bring_up())
+
+    async def _bring_up(self) -> None:
+        """Starts a keeper and connects to it; hands everything back if that cannot be done."""
+        why = ""
+        try:
+            for delay in (0.05, 0.2, 0.0):
+                try:
+                    await self._spawn()
+                    await self._connect()
+                    return
+                except OSError as error:
+                    why = str(error) or type(error).__name__
+                await asyncio.sleep(delay)
+            self._return(f"no keeper could be started: {why}")
+        finally:
+            self._work = None
+
+    async def _spawn(self) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-I",
+            "-S",
+            str(_PROGRAM),
+            str(self._keepers.folder),
+            self.name,
+            env={"LC_ALL": "C.UTF-8"},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            _, said = await asyncio.wait_for(process.communicate(), _START_SECONDS)
+        except (TimeoutError, asyncio.CancelledError):
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            raise
+        if process.returncode not in (0, 3):  # 3: it has one already, which is as good
+            last = said.decode(errors="replace").strip().rpartition("\n")[2]
+            raise OSError(last or f"it ended with code {process.returncode}")
+
+    async def _connect(self) -> None:
+        self._dismissed = False
+        self._whole = self._loop.create_future()
+        where = os.open(self._keepers.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.setblocking(False)
+            connection.connect(f"/proc/self/fd/{where}/{self.name}.sock")
+            await self._loop.create_unix_connection(lambda: self, sock=connection)
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            os.close(where)
+        try:
+            await asyncio.wait_for(self._whole, _START_SECONDS)
+        finally:
+            self._whole = None
+
+    async def _after_loss(self) -> None:
+        """The connection has ended: the keeper left, or was killed, or only the connection broke."""
+        try:
+            if not self._dismissed:
+                for attempt in range(_RECONNECTS):
+                    if not await self._still_locked():
+                        break
+                    with contextlib.suppressOSError:
+                        await self._connect()
+                        return
+                    await asyncio.sleep(0.05 * 2**attempt)
+            gone, self.held = self.held, {}
+            if self._dismissed:
+                self.held, gone = gone, {}
+            self._dismissed = False
+            await self._bury(gone)
+        finally:
+            self._work = None
+        if self.held:
+            self._ensure()
+        else:
+            self._bury_if_empty()
+
+    async def _still_locked(self) -> bool:
+        """Whether the keeper lives; one that is dying is given a moment to be dead."""
+        for _ in range(20):
+            if not self._locked():
+                return False
+            await asyncio.sleep(0.002)
+        return True
+
+    def _locked(self) -> bool:
+        try:
+            fd = os.open(self._keepers.folder / f"{self.name}.lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    async def _bury(self, gone: dict[Attempt, Held]) -> None:
+        """Ends what a dead keeper left running, and reports how every attempt of it ended."""
+        grave = Grave(self._keepers.folder, self._keepers.logs, self.name)
+        endings = await asyncio.to_thread(grave.clear, frozenset(gone))
+        ended = []
+        for attempt, ending in endings.items():
+            if attempt in self._endings or attempt in self._forgotten:
+                continue
+            self._endings.add(attempt)
+            self._keepers.adopted(self, attempt, None)
+            ended.append(Ended(attempt=attempt, ending=ending))
+        returned = Ending(outcome="returned", note="its keeper has ended")
+        ended += [Ended(attempt=attempt, ending=returned) for attempt in gone if attempt not in endings]
+        self._stopping.difference_update(gone)
+        self._keepers.changed([], ended)
+
+    def _bury_if_empty(self) -> None:
+        """Without unforgotten endings a dead keeper's files serve nobody."""
+        if self._endings or self.held or self._transport or self._work or self._locked():
+            return
+        self._forgotten.clear()
+        for suffix in ("sock", "journal"):
+            (self._keepers.folder / f"{self.name}.{suffix}").unlink(missing_ok=True)
+
+    def _return(self, note: str) -> None:
+        gone, self.held = self.held, {}
+        self._stopping.clear()
+        ending = Ending(outcome="returned", note=note)
+        self._keepers.changed([], [Ended(attempt=attempt, ending=ending) for attempt in gone])
+
+
+class Grave(NamedTuple):
+    """What a killed keeper leaves: a journal, perhaps a command that still runs, perhaps output without a name."""
+
+    folder: Path
+    logs: Path
+    name: str
+
+    def clear(self, suspects: frozenset[Attempt]) -> dict[Attempt, Ending]:
+        """Ends what still runs, and says how every attempt that was started has ended.
+
+        `suspects` are attempts that the keeper may have started without a word. Endings found here for the first time are
+        added to the journal, so that they outlive this process too.
+        """
+        boot, endings, open_attempts = self.read()
+        if boot == boot_id():
+            for started in open_attempts.values():
+                if started is not None:
+                    _end_group(started.pid, started.ticks)
+        strays = end_orphans(f"{self.folder}/results/", lambda one: one in suspects or one in open_attempts)
+        lost = [attempt for attempt in open_attempts if attempt not in endings]
+        lost += sorted(strays - set(endings) - set(lost))
+        if lost:
+            self._rescue_output(lost[-1])
+            self._note(lost)
+        return endings | dict.fromkeys(lost, _lost())
+
+    def read(self) -> tuple[str, dict[Attempt, Ending], dict[Attempt, _Started | None]]:
+        """The boot it was written in, the endings that nobody has forgotten, and what was started but has not ended."""
+        boot = ""
+        endings: dict[Attempt, Ending] = {}
+        begun: dict[Attempt, _Started | None] = {}
+        for entry in journal_entries(self._journal()):
+            match entry:
+                case _Header():
+                    boot = entry.boot
+                case _Starting():
+                    begun.setdefault(entry.attempt, None)
+                case _Started():
+                    begun[entry.attempt] = entry
+                case _Ended():
+                    begun.pop(entry.attempt, None)
+                    endings[entry.attempt] = entry.ending
+                case _Forgotten():
+                    for attempt in entry.attempts:
+                        endings.pop(attempt, None)
+        return boot, endings, begun
+
+    def _journal(self) -> bytes:
+        try:
+            return (self.folder / f"{self.name}.journal").read_bytes()
+        except OSError:
+            return b""
+
+    def _note(self, lost: list[Attempt]) -> None:
+        text = b"\n"
+        for attempt in lost:
+            line = _encode(_Ended(attempt, _lost()))
+            text += b"%08x %b\n" % (zlib.crc32(line), line)
+        with contextlib.suppress(OSError), (self.folder / f"{self.name}.journal").open("ab") as file:
+            file.write(text)
+
+    def _rescue_output(self, attempt: Attempt) -> None:
+        """Output of the last command that had not been given its name yet."""
+        for suffix, path in zip(("out", "err"), log_paths(self.logs, attempt), strict=True):
+            spare = self.logs / f".{self.name}.{suffix}"
+            with contextlib.suppress(OSError):
+                if spare.stat().st_size and not path.exists():
+                    path.parent.mkdir(exist_ok=True)
+                    spare.rename(path)
+
+
+def journal_entries(text: bytes) -> Iterator[Any]:
+    """The entries whose checksum holds; a torn tail and damaged lines are passed over."""
+    for line in text.split(b"\n"):
+        if line[8:9] == b" " and line[:8] == b"%08x" % zlib.crc32(line[9:]):
+            with contextlib.suppress(msgspec.DecodeError):
+                yield _entries.decode(line[9:])
+
+
+def end_orphans(results: str, mine: Callable[[Attempt], bool]) -> set[Attempt]:
+    """Kills every process whose environment says that it belongs to one of these attempts; which attempts those were."""
+    found: set[Attempt] = set()
+    until = time.monotonic() + _BURY_SECONDS
+    wanted = b"POISE_RESULT=" + os.fsencode(results)
+    while True:
+        strays = [(pid, attempt) for pid, attempt in _marked(wanted) if mine(attempt)]
+        for pid, attempt in strays:
+            found.add(attempt)
+            _kill(pid, lambda pid=pid: wanted in _environ(pid))  # type: ignore[misc]
+        if not strays or time.monotonic() > until:
+            return found
+        time.sleep(0.005)
+
+
+def _marked(wanted: bytes) -> Iterator[tuple[int, Attempt]]:
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        environ = _environ(int(entry.name))
+        if wanted not in environ:
+            continue
+        fields = dict(part.partition(b"=")[::2] for part in environ.split(b"\0"))
+        if (b"POISE_RESULT=" + fields.get(b"POISE_RESULT", b"")).startswith(wanted):
+            with contextlib.suppress(ValueError):
+                yield int(entry.name), Attempt(fields[b"POISE_TASK"].decode(), int(fields[b"POISE_EPOCH"]))
+
+
+def _environ(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def _end_group(pid: int, ticks: int) -> None:
+    """Kills the process group of a command, if its leader is the process that the journal means."""
+
+    def same() -> bool:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            return False
+        return int(fields[19]) == ticks and ticks > 0
+
+    if same():
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def _kill(pid: int, still: Callable[[], bool]) -> None:
+    """SIGKILL to a process that is checked after it can no longer be mistaken for another."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        if still():
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+    finally:
+        os.close(handle)
+
+
+def _lost() -> Ending:
+    return Ending(outcome="lost", note="its keeper was killed")
+
+
+def _log_stem(logs: str, attempt: Attempt) -> str:
+    job, _, task = attempt.task.partition(".")
+    return f"{logs}/{_safe(job)}/{_safe(task)}.{attempt.epoch}"
+
+
+def _safe(name: str) -> str:
+    """A name as one component of a path; odd names are replaced by what they resemble and a hash that tells them apart."""
+    if name and len(name) <= 200 and name[0] != "." and not _ODD.search(name):
+        return name
+    return f"_{_ODD.sub('_', name)[:80]}-{hashlib.blake2s(name.encode(), digest_size=6).hexdigest()}"
+
+
+def _maker(device: Device) -> str:
+    if device.kind in ("npu", "ascend"):
+        return "ascend"
+    return "amd" if device.kind in ("amd", "rocm", "hip") else "nvidia"

@@ -1,0 +1,133 @@
+"""Every error a user can meet, as one tree.
+
+    PoiseError
+    ├── InputError            exit 1: what was asked cannot be done as asked
+    │   ├── SpecError         a file or a flag is wrong; `field` names the place
+    │   ├── NotFound          no such job, node, task
+    │   ├── Conflict          the name is taken, or the state does not allow it
+    │   └── Denied            no token, or the wrong one
+    └── Fault                 exit 2: Poise or its machine failed
+        ├── Unreachable       no control plane answers
+        ├── StoreFull         the disk is full: nothing new is accepted, reads go on
+        ├── StoreDamaged      the log does not read back as it was written
+        └── Busy              a bounded queue is full; try again
+
+An error carries a stable `code`, one sentence without a final period, the field, what was needed and what there is, and
+a hint that can be typed. `docs/reference/errors.md` is generated from `CODES`.
+"""
+
+from typing import ClassVar
+
+import msgspec
+
+CODES = {
+    "E101": "the file is not YAML, or is too large or too deep",
+    "E102": "a field is missing, unknown, or of the wrong type",
+    "E103": "a quantity cannot be read, is negative, or is absurd",
+    "E104": "a task has no command to run",
+    "E105": "`needs` or `after` names something that does not exist",
+    "E106": "the graph has a cycle",
+    "E107": "a name is used twice, or is not a valid name",
+    "E108": "the deadline has passed already, or cannot be met",
+    "E110": "no node has the resources that a task asks for",
+    "E120": "there is no such job, task or node",
+    "E121": "the job or node is not in a state that allows this",
+    "E130": "the request carries no token, or a wrong one",
+    "E131": "the request comes from a place that is not allowed (Host or Origin)",
+    "E140": "the request is too large",
+    "E201": "no control plane answers",
+    "E202": "the disk of the log is full",
+    "E203": "the log is damaged",
+    "E204": "another control plane holds this home",
+    "E205": "a queue is full",
+    "E206": "the log was written by a newer version",
+    "E299": "an internal error",
+}
+
+
+class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error as it travels: in HTTP answers, in `--json`, in logs."""
+
+    code: str
+    message: str
+    field: str = ""
+    need: str = ""
+    have: str = ""
+    hint: str = ""
+
+
+class PoiseError(Exception):
+    """Base of the tree. `exit_code` is what the command line ends with, `status` the HTTP answer."""
+
+    exit_code: ClassVar[int] = 2
+    status: ClassVar[int] = 500
+    default_code: ClassVar[str] = "E299"
+
+    def __init__(
+        self, message: str, *, code: str = "", field: str = "", need: str = "", have: str = "", hint: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.record = ErrorRecord(
+            code=code or self.default_code, message=message, field=field, need=need, have=have, hint=hint
+        )
+
+
+class InputError(PoiseError):
+    exit_code = 1
+    status = 400
+    default_code = "E102"
+
+
+class SpecError(InputError):
+    status = 422
+
+
+class NotFound(InputError):
+    status = 404
+    default_code = "E120"
+
+
+class Conflict(InputError):
+    status = 409
+    default_code = "E121"
+
+
+class Denied(InputError):
+    status = 401
+    default_code = "E130"
+
+
+class Fault(PoiseError):
+    pass
+
+
+class Unreachable(Fault):
+    status = 503
+    default_code = "E201"
+
+
+class StoreFull(Fault):
+    status = 507
+    default_code = "E202"
+
+
+class StoreDamaged(Fault):
+    default_code = "E203"
+
+
+class Busy(Fault):
+    status = 503
+    default_code = "E205"
+
+
+_BY_STATUS: dict[int, type[PoiseError]] = {
+    kind.status: kind for kind in (InputError, SpecError, NotFound, Conflict, Denied, Fault, StoreFull, Busy)
+}
+
+
+def from_record(record: ErrorRecord, status: int) -> PoiseError:
+    """The exception that a client raises for an error answer."""
+    kind = _BY_STATUS.get(status, InputError if 400 <= status < 500 else Fault)
+    error = kind(record.message)
+    error.record = record
+    return error

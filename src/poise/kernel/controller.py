@@ -1,0 +1,613 @@
+"""The control plane as a machine: messages and the time in, effects out. It never sleeps, reads a clock or opens a socket.
+
+Log first: `snapshot → decide → verify → append → apply → effects`. State is applied at once; every effect that tells the
+outside something waits in the outbox for the revision it depends on and leaves when that revision is durable. If the log
+cannot be written, the shell reloads the ledger from what is durable, what waited in the outbox is refused, and nothing
+new is accepted until there is room again.
+
+Level-triggered: a node that connects says what it holds; the answer is what it should hold. Whatever was lost between
+the two is sent again, and is harmless to receive twice: an attempt is a task and its epoch.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from poise.errors import Busy, Conflict, NotFound, PoiseError, SpecError, StoreFull
+from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of
+from poise.kernel.verify import verify_place
+from poise.model.decisions import Hold, Place, Plan
+from poise.model.events import (
+    Began,
+    Event,
+    Finished,
+    Held,
+    JobCancelled,
+    JobSubmitted,
+    NodeDrained,
+    NodeJoined,
+    NodeLost,
+    Placed,
+    PolicyFailed,
+    Remembered,
+    Started,
+)
+from poise.model.jobs import Ending, Unit
+from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, FromAgent, Hello, Launch, Report, Running, ToAgent
+from poise.model.resources import Node
+from poise.model.spec import Compiled
+from poise.model.views import Snapshot
+from poise.policy.feasible import never, room_when_empty
+from poise.policy.suites import ENOUGH_RUNS
+from poise.units import MILLISECOND, SECOND
+
+ROUND = 200 * MILLISECOND
+"""While anything waits, a round is decided at least this often, events or not."""
+
+CHECKPOINT_EVERY = 20_000
+MAX_PENDING = 200_000
+RECOVER_EVERY = 1 * SECOND
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Times in nanoseconds. `dead_after`: silence after which a node is lost."""
+
+    policy: str = "poise"
+    history: int = 10_000
+    dead_after: int = 3 * SECOND
+    seed: int = 0
+    version: str = ""
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+class Submit(msgspec.Struct, frozen=True):
+    """Answered with the job's id once it is durable. `key` makes a repeated submission harmless."""
+
+    request: int
+    compiled: Compiled
+    key: str = ""
+    user: str = ""
+
+
+class Cancel(msgspec.Struct, frozen=True):
+    request: int
+    job: str
+    by: str = ""
+
+
+class Drain(msgspec.Struct, frozen=True):
+    request: int
+    node: str
+    on: bool
+
+
+class Barrier(msgspec.Struct, frozen=True):
+    """Answered when all that is applied now is durable: what is read before it may then be shown."""
+
+    request: int
+
+
+class FromNode(msgspec.Struct, frozen=True):
+    node: str
+    message: FromAgent
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """A node's connection has closed; it is lost only if it stays away."""
+
+    node: str
+
+
+class Durable(msgspec.Struct, frozen=True):
+    revision: int
+
+
+class AppendFailed(msgspec.Struct, frozen=True):
+    """The log could not be written; `ledger` has been reloaded from what is durable."""
+
+    ledger: Ledger
+    error: PoiseError
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """The log can be written again."""
+
+
+class Decided(msgspec.Struct, frozen=True):
+    plan: Plan
+
+
+Message = Submit | Cancel | Drain | Barrier | FromNode | Gone | Durable | AppendFailed | Recovered | Decided
+
+
+# --- effects ---------------------------------------------------------------------------------------------------------
+
+
+class Append(msgspec.Struct, frozen=True):
+    """Write these events; the last of them has revision `expected` + their number."""
+
+    events: tuple[Event, ...]
+    expected: int
+
+
+class Reply(msgspec.Struct, frozen=True):
+    request: int
+    value: Any = None
+    error: PoiseError | None = None
+
+
+class Send(msgspec.Struct, frozen=True):
+    node: str
+    message: ToAgent
+
+
+class Hang(msgspec.Struct, frozen=True):
+    """Close the node's connection, so that it says anew what it holds."""
+
+    node: str
+
+
+class Decide(msgspec.Struct, frozen=True):
+    view: Snapshot
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    revision: int
+    state: bytes
+
+
+class TryRecover(msgspec.Struct, frozen=True):
+    """See whether the log can be written again; `Recovered` follows if so."""
+
+
+Effect = Append | Reply | Send | Hang | Decide | Checkpoint | TryRecover
+
+
+class Controller:
+    """Owner of the ledger. Call `handle` with each message, then `tick` once; both answer with effects, in order."""
+
+    def __init__(self, ledger: Ledger, settings: Settings) -> None:
+        self.ledger = ledger
+        self.settings = settings
+        self._durable = ledger.revision
+        self._checkpointed = ledger.revision
+        self._events: list[Event] = []
+        self._outbox: deque[tuple[int, Effect]] = deque()
+        self._seen: dict[str, int] = {}
+        self._connected: set[str] = set()
+        self._dirty = True
+        self._deciding = False
+        self._last_round = 0
+        self._full = False
+        self._last_recovery = 0
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the log can be written."""
+        return not self._full
+
+    @property
+    def durable(self) -> int:
+        return self._durable
+
+    def begin(self, now: int, *, boot: str, boottime: int, wall: float) -> Sequence[Effect]:
+        """Take the log: a new term. Nodes that were up have the usual time to connect before they are lost."""
+        began = Began(
+            at=now,
+            term=self.ledger.term + 1,
+            policy=self.settings.policy,
+            history=self.settings.history,
+            version=self.settings.version,
+            boot=boot,
+            boottime=boottime,
+            wall=wall,
+        )
+        self._commit(began)
+        for name, node in self.ledger.nodes.items():
+            if node.status == "up":
+                self._seen[name] = now
+        return self._flush()
+
+    def handle(self, message: Message, now: int) -> Sequence[Effect]:
+        """Take in one message."""
+        match message:
+            case FromNode():
+                self._from_node(message.node, message.message, now)
+            case Durable():
+                return self._on_durable(message.revision)
+            case Submit():
+                self._answer(message.request, lambda: self._submit(message, now))
+            case Decided():
+                self._decided(message.plan, now)
+            case Barrier():
+                self._later(Reply(message.request))
+            case Cancel():
+                self._answer(message.request, lambda: self._cancel(message, now))
+            case Drain():
+                self._answer(message.request, lambda: self._drain(message, now))
+            case Gone():
+                self._connected.discard(message.node)
+            case AppendFailed():
+                return self._append_failed(message)
+            case Recovered():
+                self._full, self._dirty = False, True
+        return self._flush()
+
+    def tick(self, now: int) -> Sequence[Effect]:
+        """What time alone brings: lost nodes, rounds, recovery of the log."""
+        if self._full:
+            if now - self._last_recovery < RECOVER_EVERY:
+                return ()
+            self._last_recovery = now
+            return (TryRecover(),)
+        for name, node in list(self.ledger.nodes.items()):
+            if node.status == "up" and now - self._seen.get(name, 0) > self.settings.dead_after:
+                self._node_lost(name, now)
+        effects = list(self._flush())
+        waited = self.ledger.pending() and now - self._last_round >= ROUND
+        backed_off = self.ledger.wakeup()
+        if not self._deciding and (self._dirty or waited or (backed_off is not None and backed_off <= now)):
+            self._dirty, self._deciding, self._last_round = False, True, now
+            effects.append(Decide(self.ledger.snapshot(now, self.settings.seed)))
+        return effects
+
+    def wakeup(self) -> int | None:
+        """When to tick next, if nothing happens before."""
+        if self._full:
+            return self._last_recovery + RECOVER_EVERY
+        times = [self._seen.get(name, 0) + self.settings.dead_after + 1 for name, node in self.ledger.nodes.items() if node.status == "up"]
+        if self.ledger.pending():
+            times.append(self._last_round + ROUND)
+        backed_off = self.ledger.wakeup()
+        if backed_off is not None:
+            times.append(backed_off)
+        return min(times, default=None)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def _answer(self, request: int, act: Any) -> None:
+        """Answer once what was done is durable; an error leaves at once, and has changed nothing."""
+        try:
+            if self._full:
+                raise StoreFull("the disk of the log is full; nothing new is accepted", hint="free some space: `df -h`")
+            self._later(Reply(request, act()))
+        except PoiseError as error:
+            self._outbox.appendleft((0, Reply(request, error=error)))
+
+    def _submit(self, message: Submit, now: int) -> str:
+        existing = self.ledger.submitted_under(message.key) if message.key else None
+        if existing is not None:
+            return existing
+        compiled = message.compiled
+        if self.ledger.pending() + len(compiled.units) > MAX_PENDING:
+            raise Busy("too much is waiting already", need=f"at most {MAX_PENDING} units", have=str(self.ledger.pending()))
+        if compiled.name and self.ledger.job_named(compiled.name):
+            held = self.ledger.job_named(compiled.name)
+            raise Conflict(
+                f"the name `{compiled.name}` is taken by an unfinished job",
+                code="E107",
+                field="name",
+                have=held.id if held else "",
+                hint=f"`poise cancel {compiled.name}`, or another name",
+            )
+        after = tuple(self._job(name, "after").id for name in compiled.after)
+        for unit in compiled.units:
+            self._check_fits(unit)
+        job_id = self.ledger.next_job_id()
+        self._commit(JobSubmitted(at=now, job=compiled.job(job_id, after, message.user), key=message.key))
+        return job_id
+
+    def _check_fits(self, unit: Unit) -> None:
+        """Refuse what no node here could ever run, saying which comes closest."""
+        nodes = [state.node for state in self.ledger.nodes.values()]
+        if not nodes:
+            return
+        wanted = len(unit.tasks)
+        room = sum(room_when_empty(node, unit.shape, wanted) for node in nodes)
+        if room >= wanted:
+            return
+        if room:
+            raise SpecError(
+                f"gang `{unit.name}` can never start whole",
+                code="E110",
+                field="workers",
+                need=f"{wanted} tasks of {unit.shape.describe()} at once",
+                have=f"room for {room} on all nodes together",
+                hint=f"workers: {room}",
+            )
+        node, reasons = min(
+            ((node, never(node.name, node.cpu, node.memory, node.devices, unit.shape)) for node in nodes),
+            key=lambda found: len(found[1]),
+        )
+        lacks = "; ".join(reason.sentence() for reason in reasons)
+        raise SpecError(
+            f"`{unit.name}` asks for more than any node has",
+            code="E110",
+            field="resources",
+            need=unit.shape.describe(),
+            have=f"closest is {lacks}",
+            hint=f"`poise nodes` shows what there is; {_fitting_hint(node, unit)}",
+        )
+
+    def _cancel(self, message: Cancel, now: int) -> str:
+        job = self._job(message.job, "job")
+        if job.ended:
+            raise Conflict(f"job {job.id} is over already", field="job", hint=f"`poise show {job.id}`")
+        self._commit(JobCancelled(at=now, job=job.id, by=message.by))
+        for unit in job.units:
+            if unit.status == "active":
+                self._stop(unit, now)
+        return job.id
+
+    def _drain(self, message: Drain, now: int) -> str:
+        node = self.ledger.nodes.get(message.node)
+        if node is None:
+            known = ", ".join(self.ledger.nodes) or "none has joined yet"
+            raise NotFound(f"there is no node `{message.node}`", field="node", have=known, hint="`poise nodes`")
+        if node.drained != message.on:
+            self._commit(NodeDrained(at=now, name=message.node, on=message.on))
+            self._dirty = True
+            if message.on:
+                waiting = [
+                    attempt_of(unit, index)
+                    for unit, index in self.ledger.attempts_on(message.node)
+                    if unit.tasks[index].status == "queued" and unit.queued
+                ]
+                self._send(message.node, Desired(stops=tuple(waiting)))
+        return message.node
+
+    def _job(self, name: str, field: str) -> JobState:
+        job = self.ledger.find_job(name)
+        if job is None:
+            raise NotFound(
+                f"there is no job `{name}`",
+                code="E105" if field == "after" else "E120",
+                field=field,
+                have=name,
+                hint="`poise ls --all` lists the jobs",
+            )
+        return job
+
+    # --- nodes -------------------------------------------------------------------------------------------------------
+
+    def _from_node(self, name: str, message: FromAgent, now: int) -> None:
+        self._seen[name] = now
+        if self._full:  # nothing can be recorded, so nothing is acknowledged: the agent keeps it and says it again
+            if isinstance(message, Hello):
+                self._outbox.appendleft((0, Hang(name)))
+            return
+        match message:
+            case Hello():
+                self._hello(message, now)
+            case Report():
+                if name not in self._connected:
+                    return
+                self._revive(name, now)
+                self._take_report(name, message.running, message.ended, now)
+                self._send(name, Acked(serial=message.serial))
+            case Beat():
+                self._revive(name, now)
+
+    def _revive(self, name: str, now: int) -> None:
+        """A node that was given up and speaks again is asked what it holds."""
+        state = self.ledger.nodes.get(name)
+        if state is not None and state.status == "lost" and name in self._connected:
+            self._connected.discard(name)
+            self._outbox.appendleft((0, Hang(name)))
+
+    def _hello(self, hello: Hello, now: int) -> None:
+        name = hello.node.name
+        known = self.ledger.nodes.get(name)
+        if known is not None and known.node.incarnation != hello.node.incarnation:
+            self._lose_attempts(name, now, "the node was started anew")
+        elif known is not None and known.node.devices != hello.node.devices:
+            self._lose_devices(known, hello.node, now)
+        if known is None or known.status != "up" or known.node != hello.node:
+            self._commit(NodeJoined(at=now, node=hello.node))
+            self._dirty = True
+        self._connected.add(name)
+        self._take_report(name, hello.running, hello.ended, now)
+        self._send(name, self._desired(name, hello, now))
+        self._send(name, Acked(serial=0))
+
+    def _desired(self, name: str, hello: Hello, now: int) -> Desired:
+        """What should be on the node, given what is: launches that never arrived, stops, and what to keep."""
+        holds = {*hello.queued, *(running.attempt for running in hello.running)}
+        ended = {done.attempt for done in hello.ended}
+        keep, stops, launches = [], [], []
+        for unit, index in list(self.ledger.attempts_on(name)):
+            attempt = attempt_of(unit, index)
+            if attempt in ended:
+                continue
+            if attempt in holds:
+                keep.append(attempt)
+                if unit.stopping:
+                    stops.append(attempt)
+            elif unit.tasks[index].started:
+                lost = Ending(outcome="lost", note="its process was gone when the node came back")
+                self._finish(attempt, lost, now)
+            elif unit.stopping:
+                self._finish(attempt, Ending(outcome="returned", note="stopped before it was launched"), now)
+            else:
+                launches.append(self._launch(unit, index))
+                keep.append(attempt)
+        return Desired(launches=tuple(launches), stops=tuple(stops), keep=tuple(keep), complete=True)
+
+    def _take_report(self, name: str, running: Iterable[Running], ended: Iterable[Ended], now: int) -> None:
+        for began in running:
+            if self._valid(began.attempt, name):
+                found = self.ledger.task(began.attempt.task)
+                if found is not None and found[1].status != "running":
+                    attempt = began.attempt
+                    self._commit(
+                        Started(at=now, task=attempt.task, epoch=attempt.epoch, pid=began.pid, cpus=began.cpus)
+                    )
+        for done in ended:
+            if self._valid(done.attempt, name):
+                self._finish(done.attempt, done.ending, now)
+
+    def _valid(self, attempt: Attempt, node: str) -> bool:
+        """Only the current epoch, from the node it was placed on, is heard; everything else is history."""
+        found = self.ledger.task(attempt.task)
+        if found is None:
+            return False
+        unit, task = found
+        return unit.epoch == attempt.epoch and task.active and task.node == node
+
+    def _finish(self, attempt: Attempt, ending: Ending, now: int) -> None:
+        found = self.ledger.task(attempt.task)
+        was_stopping = bool(found and found[0].stopping)
+        self._commit(Finished(at=now, task=attempt.task, epoch=attempt.epoch, ending=ending))
+        self._dirty = True
+        if found and found[0].stopping and not was_stopping:
+            self._stop(found[0], now)
+
+    def _stop(self, unit: UnitState, now: int) -> None:
+        """Stop the unit's attempts. Those on a lost node end here: should it come back, they are fenced off."""
+        for index, task in enumerate(unit.tasks):
+            if not task.active:
+                continue
+            if task.status == "recovering":
+                self._finish(attempt_of(unit, index), Ending(outcome="lost", note=f"node {task.node} was lost"), now)
+            else:
+                self._send(task.node, Desired(stops=(attempt_of(unit, index),)))
+
+    def _node_lost(self, name: str, now: int) -> None:
+        self._commit(NodeLost(at=now, name=name))
+        self._connected.discard(name)
+        self._dirty = True
+        for unit, index in list(self.ledger.attempts_on(name)):
+            elsewhere = any(task.active and task.node != name for task in unit.tasks)
+            if elsewhere or unit.stopping:
+                self._finish(attempt_of(unit, index), Ending(outcome="lost", note=f"node {name} was lost"), now)
+
+    def _lose_attempts(self, name: str, now: int, note: str) -> None:
+        for unit, index in list(self.ledger.attempts_on(name)):
+            self._finish(attempt_of(unit, index), Ending(outcome="lost", note=note), now)
+
+    def _lose_devices(self, known: NodeState, node: Node, now: int) -> None:
+        """Devices have gone: only the work on them is touched."""
+        left = {(device.index, device.uuid) for device in node.devices}
+        gone = {device.index for device in known.node.devices if (device.index, device.uuid) not in left}
+        for unit, index in list(self.ledger.attempts_on(node.name)):
+            if gone.intersection(unit.tasks[index].devices):
+                self._finish(attempt_of(unit, index), Ending(outcome="lost", note="its device has gone"), now)
+
+    # --- deciding ----------------------------------------------------------------------------------------------------
+
+    def _decided(self, plan: Plan, now: int) -> None:
+        self._deciding = False
+        if self._full:
+            return
+        if plan.failed:
+            self._commit(PolicyFailed(at=now, policy=self.settings.policy, error=plan.failed))
+        launches: dict[str, list[Launch]] = {}
+        for decision in plan.decisions:
+            if isinstance(decision, Place):
+                self._place(decision, now, launches)
+            else:
+                self._hold(decision, now)
+        if plan.memory is not None:
+            self._commit(Remembered(at=now, memory=plan.memory))
+        for node, batch in launches.items():
+            self._send(node, Desired(launches=tuple(batch)))
+
+    def _place(self, place: Place, now: int, launches: dict[str, list[Launch]]) -> None:
+        placed = verify_place(self.ledger, place, now)
+        if not isinstance(placed, Placed):
+            self._dirty = True  # the world has moved: decide again
+            return
+        self._commit(placed)
+        unit = self.ledger.unit(place.unit)
+        assert unit is not None
+        for index, spot in enumerate(placed.spots):
+            launches.setdefault(spot.node, []).append(self._launch(unit, index))
+
+    def _hold(self, hold: Hold, now: int) -> None:
+        if self.ledger.held_queue(hold.queue) != hold.reasons:
+            self._commit(Held(at=now, queue=hold.queue, reasons=hold.reasons))
+
+    def _launch(self, unit: UnitState, index: int) -> Launch:
+        job, spec = self.ledger.jobs[unit.job], unit.spec
+        task, state = spec.tasks[index], unit.tasks[index]
+        profile = self.ledger.profiles.get(spec.kind)
+        known = profile is not None and profile.count >= ENOUGH_RUNS
+        return Launch(
+            attempt=attempt_of(unit, index),
+            argv=task.argv,
+            shape=spec.shape,
+            slots=self.ledger.nodes[state.node].pools[spec.shape.key()].slots,
+            folder=job.folder,
+            env=job.env | task.env if task.env else job.env,
+            devices=state.devices,
+            priority=int(spec.priority),
+            kind=spec.kind,
+            expect=profile.mean if profile is not None and known else 0,
+            grace=spec.grace,
+            gang=unit.id if len(spec.tasks) > 1 else "",
+            rank=task.rank,
+            world=task.world,
+            part=task.part,
+            parts=task.parts,
+        )
+
+    # --- log and outbox ----------------------------------------------------------------------------------------------
+
+    def _commit(self, event: Event) -> None:
+        self.ledger.apply(event)
+        self._events.append(event)
+        if not isinstance(event, Held | Placed | Remembered | Started):
+            self._dirty = True
+
+    def _later(self, effect: Effect) -> None:
+        """Leaves when all that is applied by now is durable."""
+        self._outbox.append((self.ledger.revision, effect))
+
+    def _send(self, node: str, message: ToAgent) -> None:
+        if node in self._connected:
+            self._later(Send(node, message))
+
+    def _flush(self) -> Sequence[Effect]:
+        effects: list[Effect] = []
+        if self._events:
+            events = tuple(self._events)
+            self._events.clear()
+            effects.append(Append(events, expected=self.ledger.revision - len(events)))
+            if self.ledger.revision - self._checkpointed >= CHECKPOINT_EVERY:
+                self._checkpointed = self.ledger.revision
+                effects.append(Checkpoint(self.ledger.revision, self.ledger.encode()))
+        effects.extend(self._release())
+        return effects
+
+    def _release(self) -> Iterable[Effect]:
+        while self._outbox and self._outbox[0][0] <= self._durable:
+            yield self._outbox.popleft()[1]
+
+    def _on_durable(self, revision: int) -> Sequence[Effect]:
+        self._durable = max(self._durable, revision)
+        return tuple(self._release())
+
+    def _append_failed(self, message: AppendFailed) -> Sequence[Effect]:
+        """Go back to what is durable; refuse what waited; make every node say anew what it holds."""
+        self.ledger, self._durable = message.ledger, message.ledger.revision
+        self._checkpointed = min(self._checkpointed, self.ledger.revision)
+        self._full, self._deciding = True, False
+        self._events.clear()
+        refused = [Reply(effect.request, error=message.error) for _, effect in self._outbox if isinstance(effect, Reply)]
+        self._outbox.clear()
+        hung = [Hang(node) for node in sorted(self._connected)]
+        self._connected.clear()
+        return (*refused, *hung)
+
+
+def _fitting_hint(node: Node, unit: Unit) -> str:
+    shape = unit.shape
+    asks = [f"--cpu {min(shape.cpu, node.cpu) / 1000:g}"]
+    if shape.gpus:
+        asks.append(f"--gpu {min(shape.gpus, len(node.devices))}")
+    return f"`{' '.join(asks)}` would fit on {node.name}"
+

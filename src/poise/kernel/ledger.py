@@ -1,0 +1,885 @@
+"""The ledger: the one mutable object of the control plane, a pure function of the log.
+
+Rules it keeps:
+
+* `apply` is the only way to change it, is deterministic, and never looks at anything but the event and itself.
+* What `state()` encodes is the whole truth; every index beside it is derived and can be rebuilt (`check` compares).
+* A node's room is counted by *pools*: the attempts of one shape on one node share `slots`, each slot holding the shape's
+  room once. An attempt placed `queued` joins a pool without a slot of its own and starts when another of the pool ends.
+  When attempts end, `slots` shrinks to the number of attempts left; the agent keeps the same rule, so both sides agree
+  on what may run without a message.
+* A unit's `epoch` counts its placements. Whatever carries an older epoch is history.
+
+Life of a unit: waiting (for `needs`) → pending → active → done | failed | cancelled, or skipped when something it needs
+failed. A lost attempt brings it back to pending, under its retry policy.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from types import MappingProxyType
+from typing import Any, Literal
+
+import msgspec
+
+from poise.model import graph
+from poise.model.decisions import Reason, Why
+from poise.model.events import (
+    Began,
+    Event,
+    Finished,
+    Held,
+    JobCancelled,
+    JobSubmitted,
+    NodeDrained,
+    NodeJoined,
+    NodeLost,
+    Placed,
+    PolicyFailed,
+    Remembered,
+    Started,
+)
+from poise.model.jobs import RETRYABLE, Ending, Job, Outcome, Unit
+from poise.model.messages import Attempt
+from poise.model.profiles import Profile, expected_run
+from poise.model.resources import Node, Shape
+from poise.model.views import ActiveView, Candidate, NodeView, PoolView, Snapshot
+
+UnitStatus = Literal["waiting", "pending", "active", "done", "failed", "cancelled", "skipped"]
+TaskStatus = Literal["idle", "queued", "running", "recovering", "ended"]
+NodeStatus = Literal["up", "lost"]
+
+PAST_ATTEMPTS = 8
+"""Endings kept per task beside the latest one; the log has them all."""
+
+HEAD = 128
+"""Units of one queue that a snapshot shows; the rest follow as these are placed."""
+
+
+class InvariantBroken(AssertionError):
+    """The ledger was given an event that cannot follow, or does not add up: a bug, never a user's doing."""
+
+
+class PastAttempt(msgspec.Struct, frozen=True):
+    """An earlier attempt of a task."""
+
+    epoch: int
+    node: str
+    ending: Ending
+    at: int
+
+
+class TaskState(msgspec.Struct):
+    """The latest attempt of one task. Times are instants, 0 where it has not happened."""
+
+    status: TaskStatus = "idle"
+    node: str = ""
+    devices: tuple[int, ...] = ()
+    cpus: tuple[int, ...] = ()
+    pid: int = 0
+    started: int = 0
+    ended: int = 0
+    ending: Ending | None = None
+    past: list[PastAttempt] = []
+
+    @property
+    def active(self) -> bool:
+        return self.status in ("queued", "running", "recovering")
+
+
+class UnitState(msgspec.Struct):
+    """A unit's life. `stopping` says why its attempts are being stopped: `cancel`, `gang`, or not at all.
+
+    `queue` names the units that are alike to placement. `expected`, `tail` and `slack` are nanoseconds of the critical path
+    method; `due` is the instant by which the unit must end for every deadline after it to be met, 0 if there is none.
+    """
+
+    spec: Unit
+    job: str
+    ordinal: int
+    queue: str
+    status: UnitStatus = "waiting"
+    epoch: int = 0
+    tries: int = 0
+    missing: int = 0
+    ready: int = 0
+    not_before: int = 0
+    placed: int = 0
+    ended: int = 0
+    queued: bool = False
+    stopping: str = ""
+    why: Why | None = None
+    expected: int = 0
+    tail: int = 0
+    slack: int = 0
+    due: int = 0
+    tasks: list[TaskState] = []
+
+    @property
+    def id(self) -> str:
+        return f"{self.job}.{self.spec.name}"
+
+    @property
+    def over(self) -> bool:
+        return self.status in ("done", "failed", "cancelled", "skipped")
+
+
+class JobState(msgspec.Struct):
+    """A job and its units. `unfinished` counts units that are not over; `awaited` the jobs it still comes after."""
+
+    id: str
+    name: str
+    user: str
+    folder: str
+    env: dict[str, str]
+    after: tuple[str, ...]
+    submitted: int
+    units: list[UnitState]
+    key: str = ""
+    unfinished: int = 0
+    awaited: int = 0
+    ended: int = 0
+    cancelled_by: str = ""
+
+
+class Pool(msgspec.Struct):
+    """Attempts of one shape on one node."""
+
+    shape: Shape
+    slots: int = 0
+    attempts: int = 0
+
+
+class NodeState(msgspec.Struct):
+    """A node, the room taken on it, and who holds each busy device."""
+
+    node: Node
+    status: NodeStatus = "up"
+    drained: bool = False
+    joined: int = 0
+    lost: int = 0
+    used_cpu: int = 0
+    used_memory: int = 0
+    devices: dict[int, str] = {}
+    pools: dict[str, Pool] = {}
+
+
+class State(msgspec.Struct):
+    """Everything that a checkpoint holds."""
+
+    revision: int = 0
+    now: int = 0
+    term: int = 0
+    policy: str = ""
+    history: int = 1000
+    anchor_at: int = 0
+    anchor_wall: float = 0.0
+    anchor_boot: str = ""
+    anchor_boottime: int = 0
+    jobs_ever: int = 0
+    units_ever: int = 0
+    jobs: dict[str, JobState] = {}
+    finished: list[str] = []
+    nodes: dict[str, NodeState] = {}
+    profiles: dict[str, Profile] = {}
+    held: dict[str, tuple[Reason, ...]] = {}
+    memory: dict[str, Any] = {}
+    keys: dict[str, str] = {}
+
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_decoder = msgspec.msgpack.Decoder(State)
+
+
+class Ledger:
+    """Jobs, nodes and what holds what, as of a revision. Build it by applying events, or from an encoded state."""
+
+    def __init__(self, state: State | None = None) -> None:
+        self._state = state or State()
+        self._index()
+
+    # --- whole state -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Ledger":
+        return cls(_decoder.decode(data))
+
+    def encode(self) -> bytes:
+        """Canonical: equal states give equal bytes."""
+        return _encoder.encode(self._state)
+
+    @property
+    def revision(self) -> int:
+        return self._state.revision
+
+    @property
+    def now(self) -> int:
+        """The instant of the last event."""
+        return self._state.now
+
+    @property
+    def term(self) -> int:
+        return self._state.term
+
+    @property
+    def policy(self) -> str:
+        return self._state.policy
+
+    @property
+    def nodes(self) -> dict[str, NodeState]:
+        return self._state.nodes
+
+    @property
+    def jobs(self) -> dict[str, JobState]:
+        return self._state.jobs
+
+    @property
+    def profiles(self) -> dict[str, Profile]:
+        return self._state.profiles
+
+    def wall(self, instant: int) -> float:
+        """Seconds since 1970 for people, from where the control plane last began; 0 for an instant of 0."""
+        return self._state.anchor_wall + (instant - self._state.anchor_at) / 1e9 if instant else 0.0
+
+    def resume_at(self, boot: str, boottime: int, wall: float) -> int:
+        """The instant it is now, continuing the log: by the boot's clock, or after a reboot by the wall's. Never earlier."""
+        state = self._state
+        if not state.anchor_wall:
+            return state.now
+        elapsed = boottime - state.anchor_boottime if boot == state.anchor_boot else int((wall - state.anchor_wall) * 1e9)
+        return max(state.now, state.anchor_at + elapsed)
+
+    def next_job_id(self) -> str:
+        return f"j{self._state.jobs_ever + 1}"
+
+    def submitted_under(self, key: str) -> str | None:
+        """The job that an earlier submission with this key made."""
+        return self._state.keys.get(key)
+
+    def job_named(self, name: str) -> JobState | None:
+        """The unfinished job of this name; names are free again once their job is over."""
+        found = self._names.get(name)
+        return self._state.jobs.get(found) if found else None
+
+    def find_job(self, name: str) -> JobState | None:
+        """By id, or by name: the unfinished job of that name, else the latest that had it."""
+        job = self._state.jobs.get(name) or self.job_named(name)
+        if job is None:
+            named = [job for job in self._state.jobs.values() if job.name == name]
+            job = max(named, key=lambda job: job.submitted, default=None)
+        return job
+
+    def task(self, task_id: str) -> tuple[UnitState, TaskState] | None:
+        """The unit and state of `job.task`."""
+        found = self._tasks.get(task_id)
+        return (found[0], found[0].tasks[found[1]]) if found else None
+
+    def unit(self, unit_id: str) -> UnitState | None:
+        return self._units.get(unit_id)
+
+    def held(self, unit: UnitState) -> tuple[Reason, ...]:
+        """The reasons logged for the queue in which this unit waits."""
+        return self._state.held.get(unit.queue, ())
+
+    def held_queue(self, queue: str) -> tuple[Reason, ...]:
+        return self._state.held.get(queue, ())
+
+    def unfinished_jobs(self) -> int:
+        return len(self._state.jobs) - len(self._state.finished)
+
+    def active(self) -> int:
+        """Units that hold room or wait behind their like on a node."""
+        return len(self._active)
+
+    def recent_jobs(self, finished: int) -> list[JobState]:
+        """The latest finished jobs, then all unfinished ones, each in order of submission."""
+        latest = set(self._state.finished[-finished:])
+        return [job for job in self._state.jobs.values() if not job.ended or job.id in latest]
+
+    def pending(self) -> int:
+        """Units that could be placed, or will be when their back-off ends."""
+        return self._pending_count
+
+    def attempts_on(self, node: str) -> Iterator[tuple[UnitState, int]]:
+        """Active attempts on a node, as (unit, index of its task)."""
+        for unit in self._active.values():
+            for index, task in enumerate(unit.tasks):
+                if task.active and task.node == node:
+                    yield unit, index
+
+    def wakeup(self) -> int | None:
+        """The next instant at which a unit's back-off ends."""
+        return min((unit.not_before for unit in self._delayed.values()), default=None)
+
+    # --- applying ----------------------------------------------------------------------------------------------------
+
+    def apply(self, event: Event) -> None:
+        """Take in one event; the revision grows by one."""
+        if event.at < self._state.now:
+            raise InvariantBroken(f"event at {event.at} after {self._state.now}: {event}")
+        self._state.revision += 1
+        self._state.now = event.at
+        self._appliers[type(event)](event)
+
+    def _began(self, event: Began) -> None:
+        self._state.term = event.term
+        self._state.policy = event.policy
+        self._state.history = event.history
+        self._state.memory = {}
+        self._state.anchor_at, self._state.anchor_wall = event.at, event.wall
+        self._state.anchor_boot, self._state.anchor_boottime = event.boot, event.boottime
+
+    def _job_submitted(self, event: JobSubmitted) -> None:
+        job, state = event.job, self._state
+        state.jobs_ever += 1
+        units = []
+        for unit in job.units:
+            state.units_ever += 1
+            units.append(
+                UnitState(
+                    spec=unit,
+                    job=job.id,
+                    ordinal=state.units_ever,
+                    queue=_queue_of(job, unit),
+                    missing=len(set(unit.needs)),
+                    tasks=[TaskState() for _ in unit.tasks],
+                )
+            )
+        self._plan_graph(units, event.at)
+        after = [self._state.jobs[other] for other in job.after if other in self._state.jobs]
+        made = JobState(
+            id=job.id,
+            name=job.name,
+            user=job.user,
+            folder=job.folder,
+            env=job.env,
+            after=job.after,
+            submitted=event.at,
+            units=units,
+            key=event.key,
+            unfinished=len(units),
+            awaited=sum(1 for other in after if not other.ended),
+        )
+        state.jobs[job.id] = made
+        if event.key:
+            state.keys[event.key] = job.id
+        self._index_job(made)
+        if any(other.ended and job_status(other) != "done" for other in after):
+            self._skip(units, event.at)
+        elif not made.awaited:
+            self._release_roots(made, event.at)
+
+    def _job_cancelled(self, event: JobCancelled) -> None:
+        job = self._state.jobs[event.job]
+        job.cancelled_by = event.by or "user"
+        for unit in reversed(job.units):  # followers first, so that they end as cancelled and not as skipped
+            if unit.status in ("waiting", "pending"):
+                self._conclude(unit, "cancelled", event.at)
+            elif unit.status == "active":
+                unit.stopping = "cancel"
+
+    def _placed(self, event: Placed) -> None:
+        unit = self._units[event.unit]
+        if unit.status == "active":  # recovering on a lost node: the new epoch fences the old attempts
+            self._drop_attempts(unit)
+        elif unit.status == "pending":
+            self._remove_pending(unit)
+        else:
+            raise InvariantBroken(f"{event.unit} was placed while {unit.status}")
+        unit.status, unit.epoch, unit.placed = "active", event.epoch, event.at
+        unit.queued, unit.why, unit.stopping, unit.not_before = event.queued, event.why, "", 0
+        self._active[event.unit] = unit
+        for task, spot in zip(unit.tasks, event.spots, strict=True):
+            task.status, task.node, task.devices, task.cpus = "queued", spot.node, spot.devices, ()
+            task.pid = task.started = task.ended = 0
+            task.ending = None
+            self._take(self._state.nodes[spot.node], unit, spot.devices, queued=event.queued)
+
+    def _started(self, event: Started) -> None:
+        unit, index = self._tasks[event.task]
+        task = unit.tasks[index]
+        task.status, task.pid, task.cpus = "running", event.pid, event.cpus
+        task.started = task.started or event.at
+
+    def _finished(self, event: Finished) -> None:
+        unit, index = self._tasks[event.task]
+        task, ending = unit.tasks[index], event.ending
+        if not task.active or event.epoch != unit.epoch:
+            raise InvariantBroken(f"{event.task}#{event.epoch} finished, but is {task.status} in epoch {unit.epoch}")
+        self._give_back(task, unit)
+        task.status, task.ended, task.ending = "ended", event.at, ending
+        if ending.outcome != "returned":
+            task.started = task.started or max(unit.placed, event.at - ending.run)
+        if ending.outcome == "done":
+            self._profile(unit.spec.kind).observe(ending.run, ending.peak)
+        elif not unit.stopping and len(unit.tasks) > 1:
+            unit.stopping = "gang"
+        if not any(other.active for other in unit.tasks):
+            self._settle(unit, event.at)
+
+    def _held(self, event: Held) -> None:
+        if event.reasons:
+            self._state.held[event.queue] = event.reasons
+        else:
+            self._state.held.pop(event.queue, None)
+
+    def _node_joined(self, event: NodeJoined) -> None:
+        known = self._state.nodes.get(event.node.name)
+        if known is None:
+            self._state.nodes[event.node.name] = NodeState(node=event.node, joined=event.at)
+        else:
+            known.node, known.status, known.joined, known.lost = event.node, "up", event.at, 0
+            for unit, index in list(self.attempts_on(event.node.name)):
+                task = unit.tasks[index]
+                if task.status == "recovering":
+                    task.status = "running" if task.started else "queued"
+                    self._recovering.pop(unit.id, None)
+        self._node_views.pop(event.node.name, None)
+
+    def _node_lost(self, event: NodeLost) -> None:
+        node = self._state.nodes[event.name]
+        node.status, node.lost = "lost", event.at
+        for unit, index in self.attempts_on(event.name):
+            unit.tasks[index].status = "recovering"
+            if not unit.stopping:
+                self._recovering[unit.id] = unit
+        self._node_views.pop(event.name, None)
+
+    def _node_drained(self, event: NodeDrained) -> None:
+        self._state.nodes[event.name].drained = event.on
+        self._node_views.pop(event.name, None)
+
+    def _policy_failed(self, event: PolicyFailed) -> None:
+        pass  # a record for people; the plan that followed says what was done
+
+    def _remembered(self, event: Remembered) -> None:
+        self._state.memory = event.memory
+
+    # --- units -------------------------------------------------------------------------------------------------------
+
+    def _settle(self, unit: UnitState, at: int) -> None:
+        """All attempts of the unit have ended: done, again, or failed."""
+        endings = [task.ending for task in unit.tasks if task.ending is not None]
+        outcome = _verdict(endings)
+        self._active.pop(unit.id, None)
+        self._recovering.pop(unit.id, None)
+        if outcome == "done":
+            self._conclude(unit, "done", at)
+        elif unit.stopping == "cancel":
+            self._conclude(unit, "cancelled", at)
+        elif outcome in ("returned", "stopped"):
+            self._again(unit, at, delay=0)
+        else:
+            unit.tries += 1
+            retry = unit.spec.retry
+            if outcome in RETRYABLE and outcome in retry.when and unit.tries <= retry.limit:
+                self._again(unit, at, delay=0 if outcome == "lost" else retry.delay(unit.tries))
+            else:
+                self._conclude(unit, "failed", at)
+
+    def _again(self, unit: UnitState, at: int, *, delay: int) -> None:
+        for task in unit.tasks:
+            if task.ending is not None and task.ending.outcome != "returned":
+                task.past = [*task.past[1 - PAST_ATTEMPTS :], PastAttempt(unit.epoch, task.node, task.ending, task.ended)]
+            task.status, task.pid, task.started, task.ended = "idle", 0, 0, 0
+            task.ending = None
+        unit.stopping = ""
+        unit.not_before = at + delay if delay else 0
+        self._make_pending(unit, at)
+
+    def _conclude(self, unit: UnitState, status: UnitStatus, at: int) -> None:
+        if unit.status == "pending":
+            self._remove_pending(unit)
+        unit.status, unit.ended = status, at
+        job = self._state.jobs[unit.job]
+        job.unfinished -= 1
+        followers = self._dependents[unit.id]
+        if status == "done":
+            for follower in followers:
+                follower.missing -= 1
+                if follower.missing == 0 and follower.status == "waiting" and not job.awaited:
+                    self._make_pending(follower, at)
+            if len(job.units) > 1 and job.unfinished % max(1, len(job.units) // 64) == 0:
+                self._plan_graph(job.units, job.submitted)
+                self._refresh_candidates(job)
+        else:
+            self._skip(followers, at)
+        if job.unfinished == 0:
+            self._end_job(job, at)
+
+    def _skip(self, units: Iterable[UnitState], at: int) -> None:
+        """What needs a unit that will never be done is never run. Iterative: graphs may be deep."""
+        stack = list(units)
+        while stack:
+            unit = stack.pop()
+            if unit.status != "waiting":
+                continue
+            unit.status, unit.ended = "skipped", at
+            job = self._state.jobs[unit.job]
+            job.unfinished -= 1
+            stack.extend(self._dependents[unit.id])
+            if job.unfinished == 0:
+                self._end_job(job, at)
+
+    def _end_job(self, job: JobState, at: int) -> None:
+        if job.ended:
+            return
+        job.ended = at
+        if job.name:
+            self._names.pop(job.name, None)
+        status = job_status(job)
+        for waiting_id in self._awaited_by.pop(job.id, ()):
+            waiting = self._state.jobs.get(waiting_id)
+            if waiting is None or waiting.ended:
+                continue
+            waiting.awaited -= 1
+            if status != "done":
+                self._skip(waiting.units, at)
+            elif waiting.awaited == 0:
+                self._release_roots(waiting, at)
+        self._state.finished.append(job.id)
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        """Bound the history: the oldest finished jobs leave the ledger; the log still has them."""
+        surplus = len(self._state.finished) - self._state.history
+        if surplus <= max(16, self._state.history // 16):  # in batches, since this costs a list copy
+            return
+        for job_id in self._state.finished[:surplus]:
+            job = self._state.jobs.pop(job_id)
+            if job.key:
+                self._state.keys.pop(job.key, None)
+            for unit in job.units:
+                del self._units[unit.id]
+                del self._dependents[unit.id]
+                for task in unit.spec.tasks:
+                    del self._tasks[f"{job_id}.{task.name}"]
+        self._state.finished = self._state.finished[surplus:]
+
+    def _release_roots(self, job: JobState, at: int) -> None:
+        for unit in job.units:
+            if unit.missing == 0 and unit.status == "waiting":
+                self._make_pending(unit, at)
+
+    def _plan_graph(self, units: list[UnitState], submitted: int) -> None:
+        """Critical path and due times of a job, with what has been learned of durations."""
+        for unit in units:
+            unit.expected = self._expected(unit)
+        if len(units) == 1:
+            unit = units[0]
+            unit.tail, unit.due = unit.expected, submitted + unit.spec.deadline if unit.spec.deadline else 0
+            return
+        needs = {unit.spec.name: unit.spec.needs for unit in units}
+        durations = {unit.spec.name: unit.expected for unit in units}
+        deadlines = {unit.spec.name: submitted + unit.spec.deadline for unit in units if unit.spec.deadline}
+        planned = graph.times(needs, durations)
+        due = graph.due_times(needs, durations, deadlines) if deadlines else {}
+        for unit in units:
+            unit.tail, unit.slack = planned[unit.spec.name].tail, planned[unit.spec.name].slack
+            unit.due = due.get(unit.spec.name, 0)
+
+    def _expected(self, unit: UnitState) -> int:
+        if unit.status == "done":
+            return max((task.ended - task.started for task in unit.tasks), default=0)
+        return expected_run(self._state.profiles.get(unit.spec.kind), unit.spec.expect)
+
+    def _profile(self, kind: str) -> Profile:
+        profile = self._state.profiles.get(kind)
+        if profile is None:
+            profile = self._state.profiles[kind] = Profile()
+        return profile
+
+    # --- room --------------------------------------------------------------------------------------------------------
+
+    def _take(self, node: NodeState, unit: UnitState, devices: tuple[int, ...], *, queued: bool) -> None:
+        shape = unit.spec.shape
+        key = shape.key()
+        pool = node.pools.get(key)
+        if pool is None:
+            pool = node.pools[key] = Pool(shape)
+        pool.attempts += 1
+        if not queued:
+            pool.slots += 1
+            node.used_cpu += shape.cpu
+            node.used_memory += shape.memory
+        for device in devices:
+            if device in node.devices:
+                raise InvariantBroken(f"device {device} of {node.node.name} is held by {node.devices[device]}")
+            node.devices[device] = unit.id
+        self._node_views.pop(node.node.name, None)
+
+    def _give_back(self, task: TaskState, unit: UnitState) -> None:
+        node, shape = self._state.nodes[task.node], unit.spec.shape
+        key = shape.key()
+        pool = node.pools[key]
+        pool.attempts -= 1
+        if pool.slots > pool.attempts:
+            pool.slots -= 1
+            node.used_cpu -= shape.cpu
+            node.used_memory -= shape.memory
+        if pool.attempts == 0:
+            del node.pools[key]
+        for device in task.devices:
+            del node.devices[device]
+        self._node_views.pop(task.node, None)
+
+    def _drop_attempts(self, unit: UnitState) -> None:
+        """A recovering unit is placed again: what it still held on lost nodes is given up."""
+        for task in unit.tasks:
+            if task.active:
+                self._give_back(task, unit)
+                lost = Ending(outcome="lost", note=f"node {task.node} was lost")
+                task.past = [*task.past[1 - PAST_ATTEMPTS :], PastAttempt(unit.epoch, task.node, lost, self._state.now)]
+        self._recovering.pop(unit.id, None)
+
+    # --- pending -----------------------------------------------------------------------------------------------------
+
+    def _make_pending(self, unit: UnitState, at: int) -> None:
+        unit.status, unit.ready = "pending", at
+        self._index_pending(unit)
+
+    def _index_pending(self, unit: UnitState) -> None:
+        self._pending_count += 1
+        if unit.not_before:
+            self._delayed[unit.id] = unit
+        else:
+            self._queues.setdefault(unit.queue, {})[unit.id] = self._candidate(unit)
+
+    def _remove_pending(self, unit: UnitState) -> None:
+        self._pending_count -= 1
+        if self._delayed.pop(unit.id, None) is None:
+            queue = unit.queue
+            del self._queues[queue][unit.id]
+            if not self._queues[queue]:
+                del self._queues[queue]
+                self._state.held.pop(queue, None)
+
+    def _candidate(self, unit: UnitState, *, recovering: bool = False) -> Candidate:
+        spec, job = unit.spec, self._state.jobs[unit.job]
+        return Candidate(
+            unit=unit.id,
+            job=unit.job,
+            ordinal=unit.ordinal,
+            priority=int(spec.priority),
+            kind=spec.kind,
+            shape=spec.shape,
+            tasks=len(spec.tasks),
+            submitted=job.submitted,
+            ready=unit.ready,
+            tail=unit.tail,
+            critical=unit.slack == 0 and len(job.units) > 1,
+            queue=unit.queue,
+            expected=unit.expected,
+            due=unit.due,
+            recovering=recovering,
+        )
+
+    def _refresh_candidates(self, job: JobState) -> None:
+        for unit in job.units:
+            if unit.status == "pending" and unit.id not in self._delayed:
+                self._queues[unit.queue][unit.id] = self._candidate(unit)
+
+    # --- what a policy sees ------------------------------------------------------------------------------------------
+
+    def snapshot(self, now: int, seed: int = 0) -> Snapshot:
+        """An immutable view; costs in proportion to what changed and what is shown, not to what there is."""
+        candidates: list[Candidate] = []
+        for queue in self._queues.values():
+            if len(queue) <= HEAD:
+                candidates.extend(queue.values())
+            else:
+                entries = iter(queue.values())
+                candidates.extend(next(entries) for _ in range(HEAD))
+        for unit in self._delayed.values():
+            if unit.not_before <= now:
+                candidates.append(self._candidate(unit))
+        for unit in self._recovering.values():
+            candidates.append(self._candidate(unit, recovering=True))
+        if len(self._queues) + len(self._delayed) + len(self._recovering) > 1:
+            candidates.sort(key=lambda candidate: candidate.ordinal)
+        return Snapshot(
+            revision=self._state.revision,
+            now=now,
+            nodes=tuple(self._node_view(node) for node in self._state.nodes.values()),
+            candidates=tuple(candidates),
+            backlog={queue: len(units) for queue, units in self._queues.items()},
+            profiles=MappingProxyType(self._state.profiles),
+            active=tuple(
+                ActiveView(unit.ordinal, unit.spec.shape.cpu, tuple(task.node for task in unit.tasks if task.active))
+                for unit in self._active.values()
+                if not unit.queued
+            )
+            if self._state.policy == "static"
+            else (),
+            memory=self._state.memory,
+            seed=seed,
+        )
+
+    def _node_view(self, state: NodeState) -> NodeView:
+        view = self._node_views.get(state.node.name)
+        if view is None:
+            node = state.node
+            view = self._node_views[node.name] = NodeView(
+                name=node.name,
+                open=state.status == "up" and not state.drained,
+                why_closed="NODE_LOST" if state.status == "lost" else "NODE_DRAINED" if state.drained else "",
+                cpu=node.cpu,
+                memory=node.memory,
+                free_cpu=node.cpu - state.used_cpu,
+                free_memory=node.memory - state.used_memory,
+                devices=node.devices,
+                free_devices=tuple(device for device in node.devices if device.index not in state.devices),
+                pools={key: PoolView(pool.slots, pool.attempts) for key, pool in state.pools.items()},
+            )
+        return view
+
+    # --- derived indexes ---------------------------------------------------------------------------------------------
+
+    def _index(self) -> None:
+        self._appliers: dict[type, Callable[[Any], None]] = {
+            Began: self._began,
+            JobSubmitted: self._job_submitted,
+            JobCancelled: self._job_cancelled,
+            Placed: self._placed,
+            Started: self._started,
+            Finished: self._finished,
+            Held: self._held,
+            NodeJoined: self._node_joined,
+            NodeLost: self._node_lost,
+            NodeDrained: self._node_drained,
+            PolicyFailed: self._policy_failed,
+            Remembered: self._remembered,
+        }
+        self._units: dict[str, UnitState] = {}
+        self._tasks: dict[str, tuple[UnitState, int]] = {}
+        self._dependents: dict[str, list[UnitState]] = {}
+        self._awaited_by: dict[str, list[str]] = {}
+        self._names: dict[str, str] = {}
+        self._queues: dict[str, dict[str, Candidate]] = {}
+        self._delayed: dict[str, UnitState] = {}
+        self._active: dict[str, UnitState] = {}
+        self._recovering: dict[str, UnitState] = {}
+        self._node_views: dict[str, NodeView] = {}
+        self._pending_count = 0
+        for job in self._state.jobs.values():
+            self._index_job(job)
+        everything = [unit for job in self._state.jobs.values() for unit in job.units]
+        for unit in sorted((unit for unit in everything if unit.status == "pending"), key=lambda unit: unit.ready):
+            self._index_pending(unit)
+        for unit in everything:
+            if unit.status == "active":
+                self._active[unit.id] = unit
+                if not unit.stopping and any(task.status == "recovering" for task in unit.tasks):
+                    self._recovering[unit.id] = unit
+
+    def _index_job(self, job: JobState) -> None:
+        if job.name and not job.ended:
+            self._names[job.name] = job.id
+        for other in job.after:
+            if not job.ended and other in self._state.jobs and not self._state.jobs[other].ended:
+                self._awaited_by.setdefault(other, []).append(job.id)
+        for unit in job.units:
+            self._units[unit.id] = unit
+            self._dependents[unit.id] = []
+            for index, task in enumerate(unit.spec.tasks):
+                self._tasks[f"{job.id}.{task.name}"] = (unit, index)
+        for unit in job.units:
+            for need in dict.fromkeys(unit.spec.needs):
+                self._dependents[f"{job.id}.{need}"].append(unit)
+
+    # --- self-check --------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Every invariant; raises `InvariantBroken` naming the first that does not hold. For tests and simulation."""
+        for name, state in self._state.nodes.items():
+            self._check_room(name, state)
+        for job in self._state.jobs.values():
+            left = sum(1 for unit in job.units if not unit.over)
+            _hold(job.unfinished == left, f"{job.id} counts {job.unfinished} unfinished units, has {left}")
+            _hold(bool(job.ended) == (left == 0), f"{job.id} ended={job.ended} with {left} units left")
+            for unit in job.units:
+                self._check_unit(unit)
+        again = Ledger.decode(self.encode())
+        _hold(again.encode() == self.encode(), "the state does not survive encoding")
+        for index in ("_units", "_tasks", "_dependents", "_awaited_by", "_names", "_delayed", "_active", "_recovering"):
+            mine, theirs = getattr(self, index), getattr(again, index)
+            _hold(mine.keys() == theirs.keys(), f"index {index} differs from one made anew")
+        _hold(
+            {queue: set(units) for queue, units in self._queues.items()}
+            == {queue: set(units) for queue, units in again._queues.items()},
+            "the pending queues differ from ones made anew",
+        )
+        _hold(self._pending_count == again._pending_count, "the count of pending units is off")
+
+    def _check_room(self, name: str, state: NodeState) -> None:
+        attempts: dict[str, int] = {}
+        devices: dict[int, str] = {}
+        for unit, index in self.attempts_on(name):
+            attempts[unit.spec.shape.key()] = attempts.get(unit.spec.shape.key(), 0) + 1
+            devices.update(dict.fromkeys(unit.tasks[index].devices, unit.id))
+        _hold(attempts == {key: pool.attempts for key, pool in state.pools.items()}, f"pools of {name} miscount")
+        _hold(all(0 < pool.slots <= pool.attempts for pool in state.pools.values()), f"a pool of {name} has no slot")
+        used = sum(pool.slots * pool.shape.cpu for pool in state.pools.values())
+        _hold(used == state.used_cpu, f"{name} counts {state.used_cpu} milli-CPU used, pools hold {used}")
+        _hold(used <= state.node.cpu, f"{name} is over-allocated: {used} of {state.node.cpu} milli-CPU")
+        memory = sum(pool.slots * pool.shape.memory for pool in state.pools.values())
+        _hold(memory == state.used_memory <= state.node.memory, f"memory of {name} does not add up")
+        _hold(devices == state.devices, f"devices of {name} do not add up")
+
+    def _check_unit(self, unit: UnitState) -> None:
+        active = [task.active for task in unit.tasks]
+        if unit.status == "active":
+            _hold(any(active), f"{unit.id} is active with no attempt")
+            whole = all(active) or bool(unit.stopping) or all(
+                task.active or (task.ending is not None and task.ending.outcome == "done") for task in unit.tasks
+            )
+            _hold(whole, f"{unit.id} runs in part")
+        else:
+            _hold(not any(active), f"{unit.id} is {unit.status} with an attempt")
+        if unit.status == "pending":
+            known = unit.id in self._delayed or unit.id in self._queues.get(unit.queue, {})
+            _hold(known, f"{unit.id} is pending and in no queue")
+        if unit.status == "waiting":
+            awaited = self._state.jobs[unit.job].awaited
+            _hold(unit.missing > 0 or awaited > 0, f"{unit.id} waits for nothing")
+
+
+def job_status(job: JobState) -> str:
+    """done, failed, cancelled, running, pending or waiting: the most telling of its units'."""
+    statuses = [unit.status for unit in job.units]
+    if job.ended:
+        if all(status == "done" for status in statuses):
+            return "done"
+        return "cancelled" if job.cancelled_by and "failed" not in statuses else "failed"
+    if "active" in statuses:
+        if all(task.status != "running" for unit in job.units for task in unit.tasks if task.active):
+            return "placed"
+        return "running"
+    return "pending" if "pending" in statuses else "waiting"
+
+
+def attempt_of(unit: UnitState, index: int) -> Attempt:
+    return Attempt(f"{unit.job}.{unit.spec.tasks[index].name}", unit.epoch)
+
+
+def _queue_of(job: Job, unit: Unit) -> str:
+    """Units alike to placement that run in order of readiness; a graph, a deadline or a gang sets a job's units apart."""
+    own = job.id if len(job.units) > 1 or unit.deadline or len(unit.tasks) > 1 else ""
+    return f"{int(unit.priority)}/{unit.shape.key()}/{unit.kind}/{own}"
+
+
+def _verdict(endings: list[Ending]) -> Outcome:
+    """The ending that decides a unit: the first that failed by itself, before those that were stopped for it."""
+    outcomes = [ending.outcome for ending in endings]
+    if all(outcome == "done" for outcome in outcomes):
+        return "done"
+    for outcome in outcomes:
+        if outcome not in ("done", "stopped", "returned"):
+            return outcome
+    return "stopped" if "stopped" in outcomes else "returned"
+
+
+def _hold(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise InvariantBroken(otherwise)
+
+
+__all__ = ["InvariantBroken", "JobState", "Ledger", "NodeState", "TaskState", "UnitState", "attempt_of", "job_status"]

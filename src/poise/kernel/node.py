@@ -1,0 +1,328 @@
+"""The node side as a machine: what should run here against what the executor shows, and which core runs what.
+
+The control plane places; the node orders and binds. Launches of one shape share a pool of slots. A launch that has no free
+slot waits in a multi-level feedback queue: higher priority classes first, then classes of work that have run shortly here
+before those that have run long, and whatever has waited a second before all of its priority. A slot holds whole cores of
+its own where its shape asks for whole cores, and is handed the next few short launches ahead of time, so that no message
+stands between one command and the next.
+
+`told` is how many attempts of a shape the control plane last said may run at once. Less is left as attempts end, never
+more: the ledger shrinks its pools by the same rule, so room that it has given to another shape is free here too.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from poise.model.jobs import Ending
+from poise.model.messages import Acked, Attempt, Desired, Ended, FromAgent, Hello, Launch, Report, Running
+from poise.model.resources import Node, Shape
+from poise.units import MILLISECOND, SECOND
+
+QUANTA = (100 * MILLISECOND, 10 * SECOND)
+"""Run times up to which a class of work stays on the first and second level of the feedback queue."""
+
+BOOST_AFTER = 1 * SECOND
+AHEAD = 20 * MILLISECOND
+"""Foreseen work handed to a slot beside what it runs."""
+
+MAX_AHEAD = 32
+
+
+class Start(msgspec.Struct, frozen=True):
+    slot: int
+    launch: Launch
+    cpus: tuple[int, ...]
+
+
+class Stop(msgspec.Struct, frozen=True):
+    attempt: Attempt
+
+
+class Forget(msgspec.Struct, frozen=True):
+    """The endings of these attempts are durable in the log; their evidence may go."""
+
+    attempts: tuple[Attempt, ...]
+
+
+class Say(msgspec.Struct, frozen=True):
+    message: FromAgent
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """The executor saw attempts start and end."""
+
+    running: tuple[Running, ...] = ()
+    ended: tuple[Ended, ...] = ()
+
+
+class Connected(msgspec.Struct, frozen=True):
+    """A channel to the control plane is open."""
+
+
+class Disconnected(msgspec.Struct, frozen=True):
+    pass
+
+
+Effect = Start | Stop | Forget | Say
+Message = Desired | Acked | Changed | Connected | Disconnected
+
+
+class Slot(msgspec.Struct):
+    """One attempt at a time; `queue[0]` runs. `cpus` are its own cores, or none."""
+
+    index: int
+    shape: Shape
+    cpus: tuple[int, ...]
+    queue: deque[Attempt]
+
+
+class Waiting(msgspec.Struct):
+    launch: Launch
+    since: int
+
+
+class Pool(msgspec.Struct):
+    """Launches of one shape. `lines` is the feedback queue, by (priority, level)."""
+
+    told: int
+    slots: list[Slot]
+    lines: dict[tuple[int, int], deque[Waiting]]
+
+    def waiting(self) -> int:
+        return sum(len(line) for line in self.lines.values())
+
+
+class NodeMachine:
+    """One node. Feed it the executor's observation first (`adopt`), then messages; it answers with effects, in order."""
+
+    def __init__(self, node: Node, cores: Sequence[int]) -> None:
+        self.node = node
+        self._free_cores = sorted(cores)
+        self._pools: dict[Shape, Pool] = {}
+        self._launches: dict[Attempt, Launch] = {}
+        self._slot_of: dict[Attempt, Slot] = {}
+        self._running: dict[Attempt, Running] = {}
+        self._ended: dict[Attempt, Ended] = {}
+        self._levels: dict[str, int] = {}
+        self._used_slots: set[int] = set()
+        self._connected = False
+        self._serial = 0
+        self._in_flight: dict[int, tuple[Attempt, ...]] = {}
+        self._unsaid_running: dict[Attempt, Running] = {}
+        self._unsaid_ended: dict[Attempt, Ended] = {}
+
+    def adopt(self, held: Iterable[tuple[int, Launch, tuple[int, ...], Running | None]], ended: Iterable[Ended]) -> None:
+        """Take over what an earlier agent's keepers hold, slot by slot in order."""
+        for index, launch, cpus, running in held:
+            pool = self._pool(launch.shape)
+            slot = next((slot for slot in pool.slots if slot.index == index), None)
+            if slot is None:
+                slot = Slot(index, launch.shape, cpus, deque())
+                pool.slots.append(slot)
+                pool.told += 1
+                self._used_slots.add(index)
+                self._free_cores = [core for core in self._free_cores if core not in cpus]
+            slot.queue.append(launch.attempt)
+            self._launches[launch.attempt] = launch
+            self._slot_of[launch.attempt] = slot
+            if running is not None:
+                self._running[launch.attempt] = running
+        for done in ended:
+            self._ended[done.attempt] = done
+
+    def handle(self, message: Message, now: int) -> list[Effect]:
+        """Take in one message."""
+        match message:
+            case Changed():
+                return self._changed(message, now)
+            case Desired():
+                return self._desired(message, now)
+            case Acked():
+                return self._acked(message.serial)
+            case Connected():
+                return self._hello()
+            case Disconnected():
+                self._connected = False
+                self._in_flight.clear()
+                return []
+
+    def held(self) -> int:
+        """Attempts here that have not ended."""
+        return len(self._launches)
+
+    # --- from the control plane --------------------------------------------------------------------------------------
+
+    def _hello(self) -> list[Effect]:
+        self._connected = True
+        self._serial = 0
+        self._in_flight = {0: tuple(self._ended)}
+        self._unsaid_running.clear()
+        self._unsaid_ended.clear()
+        queued = tuple(attempt for attempt in self._launches if attempt not in self._running)
+        hello = Hello(
+            node=self.node, queued=queued, running=tuple(self._running.values()), ended=tuple(self._ended.values())
+        )
+        return [Say(hello)]
+
+    def _desired(self, desired: Desired, now: int) -> list[Effect]:
+        effects: list[Effect] = []
+        if desired.complete:
+            wanted = {*desired.keep, *(launch.attempt for launch in desired.launches)}
+            for attempt in [attempt for attempt in self._launches if attempt not in wanted]:
+                effects.extend(self._stop(attempt))
+        for attempt in desired.stops:
+            effects.extend(self._stop(attempt))
+        for launch in desired.launches:
+            pool = self._pool(launch.shape)
+            pool.told = launch.slots
+            if launch.attempt in self._launches or launch.attempt in self._ended:
+                continue
+            self._launches[launch.attempt] = launch
+            line = pool.lines.setdefault((launch.priority, self._levels.get(launch.kind, 0)), deque())
+            line.append(Waiting(launch, now))
+        effects.extend(self._fill(now))
+        effects.extend(self._report())
+        return effects
+
+    def _acked(self, serial: int) -> list[Effect]:
+        attempts = self._in_flight.pop(serial, ())
+        for attempt in attempts:
+            self._ended.pop(attempt, None)
+        effects: list[Effect] = [Forget(attempts)] if attempts else []
+        return effects + self._report()
+
+    def _stop(self, attempt: Attempt) -> list[Effect]:
+        """Hand back what waits here; ask the executor to stop what it holds."""
+        launch = self._launches.get(attempt)
+        if launch is None:
+            return []
+        if attempt in self._slot_of:
+            return [Stop(attempt)]
+        for line in self._pools[launch.shape].lines.values():
+            for waiting in line:
+                if waiting.launch.attempt == attempt:
+                    line.remove(waiting)
+                    self._end(Ended(attempt=attempt, ending=Ending(outcome="returned")))
+                    return []
+        return []
+
+    # --- from the executor -------------------------------------------------------------------------------------------
+
+    def _changed(self, changed: Changed, now: int) -> list[Effect]:
+        for running in changed.running:
+            if running.attempt in self._launches:
+                self._running[running.attempt] = running
+                self._unsaid_running[running.attempt] = running
+        for done in changed.ended:
+            if done.attempt in self._launches:
+                self._learn(self._launches[done.attempt].kind, done.ending)
+                self._end(done)
+        return self._fill(now) + self._report()
+
+    def _end(self, done: Ended) -> None:
+        attempt = done.attempt
+        del self._launches[attempt]
+        self._running.pop(attempt, None)
+        self._unsaid_running.pop(attempt, None)
+        self._ended[attempt] = self._unsaid_ended[attempt] = done
+        slot = self._slot_of.pop(attempt, None)
+        if slot is not None:
+            slot.queue.remove(attempt)
+
+    def _learn(self, kind: str, ending: Ending) -> None:
+        """Feedback: a class that ran longer than its level's quantum goes one level down, a shorter one comes up."""
+        level = self._levels.get(kind, 0)
+        if level < len(QUANTA) and ending.run > QUANTA[level]:
+            self._levels[kind] = level + 1
+        elif level > 0 and ending.outcome == "done" and ending.run <= QUANTA[level - 1]:
+            self._levels[kind] = level - 1
+
+    def _report(self) -> list[Effect]:
+        """One report in flight at a time: while the log writes one, the next gathers what comes."""
+        if not self._connected or self._in_flight or not (self._unsaid_running or self._unsaid_ended):
+            return []
+        self._serial += 1
+        report = Report(
+            serial=self._serial,
+            running=tuple(self._unsaid_running.values()),
+            ended=tuple(self._unsaid_ended.values()),
+        )
+        self._in_flight[self._serial] = tuple(self._unsaid_ended)
+        self._unsaid_running.clear()
+        self._unsaid_ended.clear()
+        return [Say(report)]
+
+    # --- slots -------------------------------------------------------------------------------------------------------
+
+    def _pool(self, shape: Shape) -> Pool:
+        pool = self._pools.get(shape)
+        if pool is None:
+            pool = self._pools[shape] = Pool(0, [], {})
+        return pool
+
+    def _fill(self, now: int) -> list[Effect]:
+        """Close empty slots first, over all pools, so that their cores are free for the slots that open."""
+        effects: list[Effect] = []
+        for shape, pool in list(self._pools.items()):
+            waiting = pool.waiting()
+            alive = waiting + sum(len(slot.queue) for slot in pool.slots)
+            pool.told = min(pool.told, alive)
+            for slot in [slot for slot in pool.slots if not slot.queue and (not waiting or len(pool.slots) > pool.told)]:
+                self._close(pool, slot)
+            if not alive:
+                del self._pools[shape]
+        for shape, pool in self._pools.items():
+            while pool.waiting() and (slot := self._next_slot(pool, shape)) is not None:
+                launch = self._next(pool, now)
+                slot.queue.append(launch.attempt)
+                self._slot_of[launch.attempt] = slot
+                effects.append(Start(slot.index, launch, slot.cpus))
+        return effects
+
+    def _next_slot(self, pool: Pool, shape: Shape) -> Slot | None:
+        """An empty slot, a new one if the pool may have it, or one with little foreseen work ahead."""
+        for slot in pool.slots:
+            if not slot.queue:
+                return slot
+        if len(pool.slots) < pool.told:
+            return self._open(pool, shape)
+        least = min(pool.slots, key=lambda slot: len(slot.queue), default=None)
+        if least is None or len(least.queue) > MAX_AHEAD:
+            return None
+        ahead = 0
+        for attempt in least.queue:
+            expect = self._launches[attempt].expect
+            if not expect:
+                return None
+            ahead += expect
+        return least if ahead <= AHEAD else None
+
+    def _open(self, pool: Pool, shape: Shape) -> Slot:
+        index = next(index for index in range(len(self._used_slots) + 1) if index not in self._used_slots)
+        cores, rest = divmod(shape.cpu, 1000)
+        cpus: tuple[int, ...] = ()
+        if cores and not rest and cores <= len(self._free_cores):
+            cpus = tuple(self._free_cores[:cores])
+            self._free_cores = self._free_cores[cores:]
+        slot = Slot(index, shape, cpus, deque())
+        self._used_slots.add(index)
+        pool.slots.append(slot)
+        return slot
+
+    def _close(self, pool: Pool, slot: Slot) -> None:
+        pool.slots.remove(slot)
+        self._used_slots.discard(slot.index)
+        self._free_cores = sorted([*self._free_cores, *slot.cpus])
+
+    def _next(self, pool: Pool, now: int) -> Launch:
+        lines = {key: line for key, line in pool.lines.items() if line}
+        best = min(lines)
+        for key in sorted(lines):
+            if key[0] == best[0] and now - lines[key][0].since > BOOST_AFTER:
+                best = min(best, key, key=lambda other: lines[other][0].since)
+        launch = lines[best].popleft().launch
+        if not lines[best]:
+            del pool.lines[best]
+        return launch

@@ -1,0 +1,141 @@
+"""What has happened: the records of the log, and the only thing that changes the ledger.
+
+Each has `at`, nanoseconds since the log was born. A record's tag never changes its meaning; a new meaning is a new tag and
+a new `FORMAT`.
+"""
+
+from typing import Any
+
+import msgspec
+
+from poise.model.decisions import Reason, Spot, Why
+from poise.model.jobs import Ending, Job
+from poise.model.resources import Node
+
+FORMAT = 1
+"""Version of the records below; a log of a later format is refused."""
+
+
+class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_defaults=True):
+    """A control plane took the log. `term` fences its predecessors; `history` is how many finished jobs are kept.
+
+    `boot` and `boottime` anchor `at` to this boot's clock; `wall` (seconds since 1970) is for people only.
+    """
+
+    at: int
+    term: int
+    policy: str
+    history: int
+    version: str
+    boot: str = ""
+    boottime: int = 0
+    wall: float = 0.0
+
+
+class JobSubmitted(msgspec.Struct, frozen=True, tag="submitted", kw_only=True, omit_defaults=True):
+    """A job was accepted. `key` makes a repeated submission harmless."""
+
+    at: int
+    job: Job
+    key: str = ""
+
+
+class JobCancelled(msgspec.Struct, frozen=True, tag="cancelled", kw_only=True, omit_defaults=True):
+    at: int
+    job: str
+    by: str = ""
+
+
+class Placed(msgspec.Struct, frozen=True, tag="placed", kw_only=True, omit_defaults=True):
+    """A unit got its next epoch and a spot for each of its tasks."""
+
+    at: int
+    unit: str
+    epoch: int
+    spots: tuple[Spot, ...]
+    why: Why
+    queued: bool = False
+
+
+class Started(msgspec.Struct, frozen=True, tag="started", kw_only=True, omit_defaults=True):
+    """A task runs. Short tasks skip this: their `Finished` says how long they ran."""
+
+    at: int
+    task: str
+    epoch: int
+    pid: int = 0
+    cpus: tuple[int, ...] = ()
+
+
+class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True):
+    at: int
+    task: str
+    epoch: int
+    ending: Ending
+
+
+class Held(msgspec.Struct, frozen=True, tag="held", kw_only=True):
+    """The reasons for which a queue waits have changed."""
+
+    at: int
+    queue: str
+    reasons: tuple[Reason, ...]
+
+
+class NodeJoined(msgspec.Struct, frozen=True, tag="joined", kw_only=True):
+    at: int
+    node: Node
+
+
+class NodeLost(msgspec.Struct, frozen=True, tag="lost", kw_only=True):
+    at: int
+    name: str
+
+
+class NodeDrained(msgspec.Struct, frozen=True, tag="drained", kw_only=True):
+    """`on` closes the node to new placements, off opens it again."""
+
+    at: int
+    name: str
+    on: bool
+
+
+class PolicyFailed(msgspec.Struct, frozen=True, tag="policy-failed", kw_only=True):
+    at: int
+    policy: str
+    error: str
+
+
+class Remembered(msgspec.Struct, frozen=True, tag="remembered", kw_only=True):
+    """What the policy asked to be handed back in the next view."""
+
+    at: int
+    memory: dict[str, Any]
+
+
+Event = (
+    Began
+    | JobSubmitted
+    | JobCancelled
+    | Placed
+    | Started
+    | Finished
+    | Held
+    | NodeJoined
+    | NodeLost
+    | NodeDrained
+    | PolicyFailed
+    | Remembered
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+
+
+def encode_event(event: Event) -> bytes:
+    return _encoder.encode(event)
+
+
+def decode_event(data: bytes) -> Event:
+    """Raises msgspec.DecodeError or ValidationError for what this version does not know."""
+    return _decoder.decode(data)

@@ -1,0 +1,105 @@
+"""A job as the ledger keeps it: compiled, with every quantity an integer and every reference resolved.
+
+A *job* is what a user submits; it holds *tasks*; tasks that must be placed together form one *unit*: a task alone, or a
+gang. `model/spec.py` compiles what people write into these records.
+"""
+
+from enum import IntEnum
+from typing import Literal
+
+import msgspec
+
+from poise.model.resources import Shape
+from poise.units import SECOND
+
+Outcome = Literal["done", "failed", "killed", "signal", "oom", "lost", "stopped", "returned", "unstartable"]
+"""How an attempt ended.
+
+`done` exit code 0 · `failed` another exit code · `killed` SIGKILL that Poise did not send · `signal` another signal ·
+`oom` over its memory limit · `lost` its node or keeper went away · `stopped` Poise stopped it · `returned` handed back
+before it started · `unstartable` the command could not be executed.
+"""
+
+RETRYABLE: tuple[Outcome, ...] = ("failed", "killed", "signal", "oom", "lost")
+
+
+class Priority(IntEnum):
+    """Priority classes; a lower number goes first."""
+
+    URGENT = 0
+    HIGH = 1
+    MEDIUM = 2
+    LOW = 3
+
+
+class Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When a failed unit is tried again: at most `limit` times, after `backoff` nanoseconds doubled each time."""
+
+    limit: int = 3
+    backoff: int = 1 * SECOND
+    when: tuple[Outcome, ...] = ("lost", "killed")
+
+    def delay(self, tries: int) -> int:
+        """Nanoseconds to wait after the `tries`-th failure (1 is the first); capped at one minute."""
+        return min(self.backoff << min(tries - 1, 16), max(self.backoff, 60 * SECOND))
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One command to run to its end. `env` adds to the job's. `rank`/`world` in a gang, `part`/`parts` when cut by data."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: dict[str, str] = {}
+    rank: int = 0
+    world: int = 1
+    part: int = 0
+    parts: int = 0
+
+
+class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is placed together: one task, or the tasks of a gang. All tasks of a unit have one shape.
+
+    `needs` names units of the same job. `kind` is the class by which run times are learned. `deadline` in nanoseconds
+    after submission, `expect` in nanoseconds (0: not said).
+    """
+
+    name: str
+    tasks: tuple[Task, ...]
+    shape: Shape = Shape()
+    needs: tuple[str, ...] = ()
+    priority: Priority = Priority.MEDIUM
+    deadline: int = 0
+    expect: int = 0
+    retry: Retry = Retry()
+    kind: str = ""
+    grace: int = 10 * SECOND
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A compiled job. `name` is empty unless the user gave one. `after` holds ids of jobs that must be done first."""
+
+    id: str
+    units: tuple[Unit, ...]
+    name: str = ""
+    folder: str = ""
+    env: dict[str, str] = {}
+    after: tuple[str, ...] = ()
+    user: str = ""
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one attempt ended, as its keeper saw it.
+
+    Times in nanoseconds, `peak` resident memory in bytes, `limit` the memory limit it had. `result` is what the task
+    wrote to its result file: JSON text of at most 64 KiB.
+    """
+
+    outcome: Outcome
+    code: int = 0
+    signal: int = 0
+    run: int = 0
+    cpu: int = 0
+    peak: int = 0
+    limit: int = 0
+    note: str = ""
+    result: str = ""

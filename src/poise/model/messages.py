@@ -1,0 +1,109 @@
+"""What agent and control plane say to each other over the node's channel: msgpack frames, one record each.
+
+Level-triggered: on every connection the agent says what it holds (`Hello`), the control plane answers with what should be
+there (`Desired`, complete), and both then send changes. Everything is idempotent by attempt: a task and its epoch.
+"""
+
+import msgspec
+
+from poise.model.jobs import Ending
+from poise.model.resources import Node, Shape
+
+
+class Attempt(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """One try at one task: `task` is `job.task`, `epoch` counts its unit's placements from 1."""
+
+    task: str
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"{self.task}#{self.epoch}"
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All a node needs to run one attempt. `env` is complete but for the POISE_ names and devices, which the node adds.
+
+    `slots` is how many attempts of `shape` may run at once on this node, as of this launch. `expect` is the run time that
+    the control plane foresees in nanoseconds; 0 is unknown.
+    """
+
+    attempt: Attempt
+    argv: tuple[str, ...]
+    shape: Shape
+    slots: int
+    folder: str = ""
+    env: dict[str, str] = {}
+    devices: tuple[int, ...] = ()
+    priority: int = 2
+    kind: str = ""
+    expect: int = 0
+    grace: int = 0
+    gang: str = ""
+    rank: int = 0
+    world: int = 1
+    part: int = 0
+    parts: int = 0
+
+
+class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An attempt has started; `cpus` are the cores it is bound to (none: unbound)."""
+
+    attempt: Attempt
+    pid: int
+    cpus: tuple[int, ...] = ()
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt has ended, or was handed back unstarted."""
+
+    attempt: Attempt
+    ending: Ending
+
+
+# agent -> control plane
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
+    """First frame of a connection: who this is and every attempt it holds; it counts as report 0.
+
+    `queued` are held but not started.
+    """
+
+    node: Node
+    queued: tuple[Attempt, ...] = ()
+    running: tuple[Running, ...] = ()
+    ended: tuple[Ended, ...] = ()
+
+
+class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True, omit_defaults=True):
+    """What has changed since the last report. `serial` counts reports; it is acknowledged when durable."""
+
+    serial: int
+    running: tuple[Running, ...] = ()
+    ended: tuple[Ended, ...] = ()
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
+    """Nothing to say, but alive."""
+
+
+# control plane -> agent
+
+
+class Desired(msgspec.Struct, frozen=True, tag="desired", kw_only=True, omit_defaults=True):
+    """Launch these, stop those. When `complete`, whatever the node holds beyond `keep` must be stopped."""
+
+    launches: tuple[Launch, ...] = ()
+    stops: tuple[Attempt, ...] = ()
+    keep: tuple[Attempt, ...] = ()
+    complete: bool = False
+
+
+class Acked(msgspec.Struct, frozen=True, tag="acked", kw_only=True):
+    """Reports up to `serial` are durable; their evidence may be forgotten."""
+
+    serial: int
+
+
+FromAgent = Hello | Report | Beat
+ToAgent = Desired | Acked

@@ -1,0 +1,105 @@
+"""What `ls`, `show` and `nodes` tell, as records: the command line and the API only draw them.
+
+Times of day are seconds since 1970 (0: not yet), durations are nanoseconds.
+"""
+
+from typing import Any
+
+import msgspec
+
+
+class AttemptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An earlier attempt and how it ended."""
+
+    epoch: int
+    node: str
+    outcome: str
+    run: int = 0
+    note: str = ""
+
+
+class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One task: what ran where and when, and why it was placed there or still waits."""
+
+    task: str
+    name: str
+    status: str
+    priority: str
+    command: tuple[str, ...]
+    needs: tuple[str, ...]
+    node: str
+    devices: tuple[int, ...]
+    cpus: tuple[int, ...]
+    epoch: int
+    wait: int
+    run: int
+    cpu: int
+    started: float
+    ended: float
+    expected: int
+    slack: int
+    critical: bool
+    outcome: str
+    exit_code: int | None
+    peak: int
+    limit: int
+    note: str
+    why: str
+    reasons: tuple[str, ...]
+    attempts: tuple[AttemptReport, ...]
+    result: Any
+
+
+class JobReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One job. `exit_code` is what `poise wait` ends with: 0, or the first failed task's; none while it is unfinished."""
+
+    id: str
+    name: str
+    user: str
+    status: str
+    exit_code: int | None
+    submitted: float
+    ended: float
+    elapsed: int
+    counts: dict[str, int]
+    command: str
+    critical_path: tuple[str, ...] = ()
+    remaining: int = 0
+    tasks: tuple[TaskReport, ...] = ()
+
+
+class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    kind: str
+    model: str
+    memory: int
+    held_by: str
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One node: what it has, what is taken. CPU in milli-CPU, memory in bytes."""
+
+    name: str
+    status: str
+    cpu: int
+    cpu_used: int
+    memory: int
+    memory_used: int
+    running: int
+    queued: int
+    devices: tuple[DeviceReport, ...]
+    labels: dict[str, str]
+
+
+class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The control plane at a glance. `unfinished` counts jobs, `pending` units that could be placed."""
+
+    version: str
+    policy: str
+    term: int
+    revision: int
+    accepting: bool
+    unfinished: int
+    pending: int
+    active: int
+    nodes: int

@@ -1,0 +1,407 @@
+"""What people write, and how it is compiled into a `Job`.
+
+One shape serves files and requests: `kind: job` is one command (perhaps a gang, perhaps cut by data), `kind: graph` is a
+mapping of named tasks. `compile_spec` takes the parsed document and gives integers, resolved references and expanded
+tasks, or raises `SpecError` with the path of the field, what was expected and a hint.
+
+A task with `workers: 2` becomes a gang `name` of tasks `name[0]`, `name[1]`; one with `parts: 4` becomes four units
+`name[0]` … `name[3]` and, with `merge`, one more unit `name.merge` that what needs `name` then waits for.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from poise.errors import SpecError
+from poise.model import graph
+from poise.model.jobs import Job, Outcome, Priority, Retry, Task, Unit
+from poise.model.resources import Shape
+from poise.units import DAY, SECOND, parse_bytes, parse_cpu, parse_duration
+
+Quantity = str | int | float
+Command = str | list[str]
+PriorityName = Literal["urgent", "high", "medium", "low"]
+
+MAX_TASKS = 10_000
+MAX_CPU = 100_000 * 1000
+MAX_BYTES = 2**50
+MAX_DURATION = 3650 * DAY
+MAX_COMMAND_BYTES = 128 * 1024
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """What each task asks for. Memory is reserved and limited; without it, neither."""
+
+    cpu: Quantity = 1
+    memory: Quantity = 0
+    gpu: int = 0
+    gpu_memory: Quantity = 0
+
+
+class RetrySpec(msgspec.Struct, forbid_unknown_fields=True):
+    """Try again at most `limit` times, `backoff` doubling, after these outcomes."""
+
+    limit: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 3
+    backoff: Quantity = "1s"
+    when: list[Literal["failed", "killed", "signal", "oom", "lost"]] = msgspec.field(
+        default_factory=lambda: ["lost", "killed"]
+    )
+
+
+class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """One command and what it needs. A list is run as it is; a text goes through `sh -c`."""
+
+    run: Command = ""
+    needs: list[str] = []
+    resources: ResourcesSpec = msgspec.field(default_factory=ResourcesSpec)
+    env: dict[str, str | int | float | None] = {}
+    priority: PriorityName | None = None
+    deadline: Quantity | None = None
+    expect: Quantity | None = None
+    workers: int = 1
+    parts: int = 0
+    merge: Command | None = None
+    retry: RetrySpec | None = None
+    grace: Quantity = "10s"
+    class_: str = msgspec.field(name="class", default="")
+
+
+class JobSpec(TaskSpec, forbid_unknown_fields=True):
+    """A whole job: the fields of a task, or `kind: graph` and `tasks`."""
+
+    kind: Literal["job", "graph"] = "job"
+    name: str = ""
+    folder: str = ""
+    after: list[str] = []
+    tasks: dict[str, TaskSpec] = {}
+
+
+class _Top(TaskSpec, forbid_unknown_fields=True):
+    """`JobSpec` with its tasks still raw, so that an error in one can name it."""
+
+    kind: Literal["job", "graph"] = "job"
+    name: str = ""
+    folder: str = ""
+    after: list[str] = []
+    tasks: dict[str, Any] = {}
+
+
+class Compiled(NamedTuple):
+    """A job without its id, and the jobs it comes after as the user named them."""
+
+    name: str
+    folder: str
+    env: dict[str, str]
+    units: tuple[Unit, ...]
+    after: tuple[str, ...]
+
+    def job(self, job_id: str, after: tuple[str, ...], user: str = "") -> Job:
+        return Job(
+            id=job_id, units=self.units, name=self.name, folder=self.folder, env=self.env, after=after, user=user
+        )
+
+
+def compile_spec(document: Any, *, wall: float) -> Compiled:
+    """Compile a parsed file or request. `wall` (seconds since 1970) is what absolute deadlines are measured from."""
+    top = _convert(document, _Top, JobSpec, "")
+    if top.name:
+        _check_name(top.name, "name")
+    env = _environment(top.env, "env")
+    inherited = _Defaults(top.priority or "medium", _deadline(top.deadline, "deadline", wall), wall, top.name)
+    if top.kind == "job":
+        if top.tasks:
+            raise SpecError(
+                "a job has `run`, a graph has `tasks`", field="kind", have="job", need="graph", hint="add `kind: graph`"
+            )
+        if top.needs:
+            raise SpecError(
+                "`needs` belongs to the tasks of a graph", field="needs", code="E105", hint="use `after: [JOB]`"
+            )
+        own = msgspec.structs.replace(top, env={}, deadline=None)
+        units = _units("main", own, "", inherited)
+        units = [msgspec.structs.replace(unit, deadline=inherited.deadline) for unit in units]
+    else:
+        units = _graph_units(top, inherited)
+    total = sum(len(unit.tasks) for unit in units)
+    if total > MAX_TASKS:
+        raise SpecError("the job has too many tasks", code="E103", need=f"at most {MAX_TASKS}", have=str(total))
+    return Compiled(top.name, top.folder, env, tuple(units), tuple(top.after))
+
+
+class _Defaults(NamedTuple):
+    priority: PriorityName
+    deadline: int
+    wall: float
+    job: str
+
+
+def _graph_units(top: _Top, inherited: _Defaults) -> list[Unit]:
+    if not top.tasks:
+        raise SpecError("a graph has no tasks", field="tasks", code="E104", hint="tasks: {hello: {run: echo hello}}")
+    if top.run:
+        raise SpecError("a graph has `tasks`, not `run`", field="run", hint="move `run` into a task")
+    specs: dict[str, TaskSpec] = {}
+    for name, raw in top.tasks.items():
+        _check_name(name, f"tasks.{name}")
+        specs[name] = _convert(raw, TaskSpec, TaskSpec, f"tasks.{name}")
+    _check_needs(specs)
+    stands_for: dict[str, tuple[str, ...]] = {}
+    units: list[Unit] = []
+    for name, spec in specs.items():
+        made = _units(name, spec, f"tasks.{name}", inherited)
+        merged = [unit.name for unit in made if unit.name == f"{name}.merge"]
+        stands_for[name] = tuple(merged or [unit.name for unit in made])
+        units.extend(made)
+    names = [task.name for unit in units for task in unit.tasks] + [unit.name for unit in units if len(unit.tasks) > 1]
+    for name in {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ():
+        raise SpecError("a name is used twice", code="E107", field=f"tasks.{name}", have=name, hint="rename one of them")
+    resolved = [_resolve(unit, specs, stands_for) for unit in units]
+    followed = {need for unit in resolved for need in unit.needs}
+    return [
+        msgspec.structs.replace(unit, deadline=inherited.deadline)
+        if inherited.deadline and not unit.deadline and unit.name not in followed
+        else unit
+        for unit in resolved
+    ]
+
+
+def _resolve(unit: Unit, specs: Mapping[str, TaskSpec], stands_for: Mapping[str, tuple[str, ...]]) -> Unit:
+    """Needs as written name tasks of the file; needs as compiled name units."""
+    if unit.name.endswith(".merge") and unit.name.removesuffix(".merge") in specs:
+        return unit
+    return msgspec.structs.replace(unit, needs=tuple(name for need in unit.needs for name in stands_for[need]))
+
+
+def _check_needs(specs: Mapping[str, TaskSpec]) -> None:
+    for name, spec in specs.items():
+        for need in spec.needs:
+            if need not in specs:
+                raise SpecError(
+                    f"task `{name}` needs `{need}`, which is not in the graph",
+                    code="E105",
+                    field=f"tasks.{name}.needs",
+                    have=need,
+                    hint=_near(need, specs) or f"the graph has: {', '.join(list(specs)[:12])}",
+                )
+    try:
+        graph.topological_order({name: spec.needs for name, spec in specs.items()})
+    except graph.CycleError as error:
+        raise SpecError(
+            f"the graph has a cycle: {error}",
+            code="E106",
+            field=f"tasks.{error.path[0]}.needs",
+            hint=f"drop one of these needs, for example `{error.path[-2]}` from `tasks.{error.path[0]}.needs`",
+        ) from None
+
+
+def _units(name: str, spec: TaskSpec, at: str, inherited: _Defaults) -> list[Unit]:
+    """The units of one task of the file: one, a gang, or parts and their merge."""
+    field = f"{at}." if at else ""
+    argv = _command(spec.run, f"{field}run")
+    _check_count(spec.workers, 1, f"{field}workers")
+    _check_count(spec.parts, 0, f"{field}parts")
+    if spec.parts and spec.workers > 1:
+        raise SpecError("a task is a gang or cut by data, not both", field=f"{field}parts", hint="drop `workers`")
+    if spec.merge is not None and not spec.parts:
+        raise SpecError("`merge` needs `parts`", field=f"{field}merge", hint="parts: 4")
+    kind = spec.class_ or (f"{inherited.job}/{name}" if inherited.job and name != "main" else _class_of(argv, spec.run))
+    env = _environment(spec.env, f"{field}env")
+    retry = spec.retry or RetrySpec()
+    base = Unit(
+        name=name,
+        tasks=(Task(name=name, argv=argv, env=env),),
+        shape=_shape(spec.resources, f"{field}resources"),
+        needs=tuple(spec.needs),
+        priority=Priority[(spec.priority or inherited.priority).upper()],
+        deadline=_deadline(spec.deadline, f"{field}deadline", inherited.wall),
+        expect=_duration(spec.expect, f"{field}expect") if spec.expect is not None else 0,
+        retry=Retry(
+            limit=retry.limit,
+            backoff=_duration(retry.backoff, f"{field}retry.backoff"),
+            when=_outcomes(retry.when),
+        ),
+        kind=kind,
+        grace=_duration(spec.grace, f"{field}grace"),
+    )
+    if spec.parts:
+        return _parts(base, spec, argv, env, field)
+    if spec.workers > 1:
+        gang = tuple(
+            Task(name=f"{name}[{rank}]", argv=argv, env=env, rank=rank, world=spec.workers)
+            for rank in range(spec.workers)
+        )
+        return [msgspec.structs.replace(base, tasks=gang)]
+    return [base]
+
+
+def _parts(base: Unit, spec: TaskSpec, argv: tuple[str, ...], env: dict[str, str], field: str) -> list[Unit]:
+    units = [
+        msgspec.structs.replace(
+            base,
+            name=f"{base.name}[{part}]",
+            tasks=(Task(name=f"{base.name}[{part}]", argv=argv, env=env, part=part, parts=spec.parts),),
+        )
+        for part in range(spec.parts)
+    ]
+    if spec.merge is not None:
+        merge = Task(name=f"{base.name}.merge", argv=_command(spec.merge, f"{field}merge"), env=env, parts=spec.parts)
+        units.append(
+            msgspec.structs.replace(
+                base,
+                name=merge.name,
+                tasks=(merge,),
+                needs=tuple(unit.name for unit in units),
+                kind=f"{base.kind}.merge",
+            )
+        )
+    return units
+
+
+T = TypeVar("T")
+
+
+def _convert(document: Any, kind: type[T], shown: type[msgspec.Struct], at: str) -> T:
+    try:
+        return msgspec.convert(document, kind, strict=True, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _spec_error(str(error), shown, at) from None
+
+
+def _spec_error(text: str, shown: type[msgspec.Struct], at: str) -> SpecError:
+    """msgspec says `Expected X, got Y - at `$.path``; say it with the path first and a near miss."""
+    message, _, path = text.partition(" - at `$")
+    field = ".".join(part for part in (at, path.rstrip("`").lstrip(".")) if part)
+    unknown = re.search(r"unknown field `(.+)`", message)
+    if unknown:
+        known = [item.encode_name for item in msgspec.structs.fields(_at(shown, path))]
+        field = f"{field}.{unknown[1]}" if field else unknown[1]
+        hint = _near(unknown[1], known) or f"known fields: {', '.join(known)}"
+        return SpecError(f"there is no field `{unknown[1]}` here", field=field, have=unknown[1], hint=hint)
+    missing = re.search(r"Expected `(.+)`, got `(.+)`", message)
+    if missing:
+        return SpecError("the value has the wrong type", field=field, need=missing[1], have=missing[2])
+    return SpecError(message[:1].lower() + message[1:], field=field)
+
+
+def _at(shown: type[msgspec.Struct], path: str) -> type[msgspec.Struct]:
+    return ResourcesSpec if "resources" in path else RetrySpec if "retry" in path else shown
+
+
+def _near(word: str, known: Mapping[str, Any] | list[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean `{close[0]}`?" if close else ""
+
+
+def _check_name(name: str, field: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise SpecError(
+            "a name has letters, digits, `.`, `_` and `-`, starts with a letter or digit, and has at most 63 characters",
+            code="E107",
+            field=field,
+            have=name[:80],
+        )
+
+
+def _check_count(value: int, least: int, field: str) -> None:
+    if not least <= value <= MAX_TASKS:
+        raise SpecError("the number is out of range", code="E103", field=field, need=f"{least} to {MAX_TASKS}", have=str(value))
+
+
+def _command(command: Command, field: str) -> tuple[str, ...]:
+    argv = ("/bin/sh", "-c", command) if isinstance(command, str) and command.strip() else tuple(command)
+    if isinstance(command, str) and not command.strip() or not argv or not argv[0]:
+        raise SpecError("there is no command to run", code="E104", field=field, hint="run: [python, train.py]")
+    if any("\0" in word for word in argv):
+        raise SpecError("a command cannot hold a zero byte", code="E104", field=field)
+    size = sum(len(word) for word in argv)
+    if size > MAX_COMMAND_BYTES:
+        raise SpecError(
+            "the command is too long", code="E103", field=field, need=f"at most {MAX_COMMAND_BYTES} bytes", have=str(size)
+        )
+    return argv
+
+
+def _class_of(argv: tuple[str, ...], command: Command) -> str:
+    """A class for commands that name none: the program, and its script where the program is an interpreter."""
+    if isinstance(command, str):
+        return "sh " + " ".join(command.split()[:2])[:48]
+    words = [argv[0].rsplit("/", 1)[-1]]
+    words += [word.rsplit("/", 1)[-1] for word in argv[1:2] if not word.startswith("-")]
+    return " ".join(words)[:64]
+
+
+def _environment(env: Mapping[str, str | int | float | None], field: str) -> dict[str, str]:
+    made: dict[str, str] = {}
+    for name, value in env.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise SpecError("this is no name for an environment variable", code="E107", field=f"{field}.{name}")
+        if value is None:
+            raise SpecError(
+                "this variable was to come from the submitter's environment, where it is not set",
+                field=f"{field}.{name}",
+                hint=f"export {name}=…, or give it a value in the file",
+            )
+        if "\0" in str(value):
+            raise SpecError("an environment variable cannot hold a zero byte", field=f"{field}.{name}")
+        made[name] = str(value)
+    return made
+
+
+def _shape(resources: ResourcesSpec, field: str) -> Shape:
+    _check_gpus(resources.gpu, f"{field}.gpu")
+    if parse_or_raise(parse_bytes, resources.gpu_memory, f"{field}.gpu_memory", MAX_BYTES) and not resources.gpu:
+        raise SpecError("`gpu_memory` needs `gpu`", field=f"{field}.gpu_memory", hint="gpu: 1")
+    return Shape(
+        cpu=parse_or_raise(parse_cpu, resources.cpu, f"{field}.cpu", MAX_CPU),
+        memory=parse_or_raise(parse_bytes, resources.memory, f"{field}.memory", MAX_BYTES),
+        gpus=resources.gpu,
+        gpu_memory=parse_or_raise(parse_bytes, resources.gpu_memory, f"{field}.gpu_memory", MAX_BYTES),
+    )
+
+
+def _check_gpus(value: int, field: str) -> None:
+    if not 0 <= value <= 1024:
+        raise SpecError("the number is out of range", code="E103", field=field, need="0 to 1024", have=str(value))
+
+
+def parse_or_raise(parse: Any, value: Quantity, field: str, limit: int) -> int:
+    """Parse a quantity, bounded; errors name the field."""
+    try:
+        parsed = int(parse(value))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise SpecError("the quantity cannot be read", code="E103", field=field, need=str(error), have=str(value)[:80]) from None
+    if parsed > limit:
+        raise SpecError("the quantity is absurd", code="E103", field=field, have=str(value)[:80], need=f"at most {limit}")
+    return parsed
+
+
+def _duration(value: Quantity, field: str) -> int:
+    return parse_or_raise(parse_duration, value, field, MAX_DURATION)
+
+
+def _deadline(value: Quantity | None, field: str, wall: float) -> int:
+    """Nanoseconds from submission, from `30m` or `2026-12-01T12:00:00+01:00`; 0 for none."""
+    if value is None:
+        return 0
+    if isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\d", value):
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            raise SpecError("the moment cannot be read", code="E103", field=field, have=value, need="2026-12-01T12:00:00Z") from None
+        if moment.tzinfo is None:
+            raise SpecError("the moment has no time zone", code="E103", field=field, have=value, hint=f"{value}Z")
+        left = int((moment - datetime.fromtimestamp(wall, UTC)).total_seconds() * SECOND)
+    else:
+        left = _duration(value, field)
+    if left <= 0:
+        raise SpecError("the deadline has passed already", code="E108", field=field, have=str(value), need="a time to come")
+    return left
+
+
+def _outcomes(when: list[Any]) -> tuple[Outcome, ...]:
+    return tuple(dict.fromkeys(when))

@@ -1,0 +1,54 @@
+"""Who comes first: orders of candidates. Each returns the candidates sorted, and says why in words."""
+
+from collections.abc import Callable
+
+from poise.model.jobs import Priority
+from poise.model.views import Candidate, Snapshot
+from poise.units import MINUTE, SECOND, format_duration
+
+Order = Callable[[Snapshot], list[Candidate]]
+
+AGEING = 5 * MINUTE
+"""Waiting this long raises a unit by one priority class, so that no class starves."""
+
+
+def by_arrival(view: Snapshot) -> list[Candidate]:
+    """First come, first served; classes and deadlines are not looked at."""
+    return list(view.candidates)  # a snapshot shows candidates in order of submission
+
+
+def by_urgency(view: Snapshot) -> list[Candidate]:
+    """Priority class (raised by waiting), then time left before the deadline's latest start, then longest path ahead.
+
+    Within a class, work whose latest start is near goes first; without deadlines the longest path to the end of the graph
+    does (the rule of Hu, 1961, and of HEFT's upward rank, Topcuoglu et al., 2002); ties go to the first submitted.
+    """
+    if len({candidate.queue for candidate in view.candidates}) == 1:
+        return list(view.candidates)  # alike, and already in order
+    now = view.now
+    return sorted(view.candidates, key=lambda candidate: _urgency(candidate, now))
+
+
+def effective_class(candidate: Candidate, now: int) -> int:
+    """The priority class with ageing; never above urgent."""
+    return max(0, candidate.priority - (now - candidate.ready) // AGEING)
+
+
+def in_words(candidate: Candidate, now: int) -> str:
+    """What put this candidate where it is, for people."""
+    words = [Priority(candidate.priority).name.lower()]
+    if effective_class(candidate, now) < candidate.priority:
+        words.append(f"raised by waiting {format_duration(now - candidate.ready)}")
+    if candidate.due:
+        words.append(f"due in {format_duration(candidate.due - now)}")
+    if candidate.critical:
+        words.append("on the critical path")
+    if candidate.tail > candidate.expected:
+        words.append(f"{format_duration(candidate.tail)} to the end of its graph")
+    return ", ".join(words)
+
+
+def _urgency(candidate: Candidate, now: int) -> tuple[int, int, int, int]:
+    spare = candidate.due - now - candidate.expected if candidate.due else 0
+    pressing = 0 if candidate.due and spare < max(candidate.tail, 10 * SECOND) else 1
+    return (effective_class(candidate, now), pressing, -candidate.tail, candidate.ordinal)

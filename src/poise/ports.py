@@ -1,0 +1,83 @@
+"""The only doors to the world. Machines in `kernel/` never open one; shells pass them what comes through.
+
+`drivers/` makes each door real; the fault simulator puts simulated ones in the same place.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from poise.model.decisions import Plan
+from poise.model.events import Event
+from poise.model.messages import Attempt, Ended, Launch, Running
+from poise.model.views import Snapshot
+from poise.units import Instant
+
+
+class Clock(Protocol):
+    """`now` never steps back and goes on while the machine sleeps; `wall` is for people only."""
+
+    def now(self) -> Instant: ...
+    def wall(self) -> float: ...
+
+
+class StoredCheckpoint(NamedTuple):
+    """A ledger's encoded state as of `revision`."""
+
+    revision: int
+    state: bytes
+
+
+class Store(Protocol):
+    """The durable log: revisions 1, 2, 3 … one event each, appended in order by one writer.
+
+    `append` returns at once with the revision of the last event; `on_durable(revision)` follows once every event up to it
+    would survive a power cut, `on_failed(error)` if it could not be written (then nothing after the last durable revision
+    is kept, and appends are refused until `recover`). Both are called on the thread that the driver was opened with.
+    """
+
+    on_durable: Callable[[int], None]
+    on_failed: Callable[[Exception], None]
+
+    def append(self, events: Sequence[Event], *, expected: int) -> int: ...
+    def durable(self) -> int: ...
+    def read(self, after: int = 0, limit: int = 0) -> Iterator[tuple[int, Event]]: ...
+    def checkpoint(self, revision: int, state: bytes) -> None: ...
+    def latest_checkpoint(self) -> StoredCheckpoint | None: ...
+    def recover(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Held(NamedTuple):
+    """An attempt that a slot of the executor holds: running when `running` is set, else waiting its turn."""
+
+    slot: int
+    launch: Launch
+    cpus: tuple[int, ...]
+    running: Running | None
+
+
+class Observation(NamedTuple):
+    """The truth on a node: what its slots hold, and what has ended and was not yet forgotten."""
+
+    held: tuple[Held, ...]
+    ended: tuple[Ended, ...]
+
+
+class Executor(Protocol):
+    """Runs attempts on this node. A slot runs one at a time, in the order of `start`; slots are numbered from 0.
+
+    `start` is idempotent per attempt. `stop` ends a running attempt (SIGTERM, grace, SIGKILL) and hands back one that has
+    not started; both answer through `on_change`. `forget` says that an ending is durable elsewhere.
+    """
+
+    on_change: Callable[[Sequence[Running], Sequence[Ended]], None]
+
+    def start(self, slot: int, launch: Launch, cpus: tuple[int, ...]) -> None: ...
+    def stop(self, attempt: Attempt) -> None: ...
+    def forget(self, attempts: Sequence[Attempt]) -> None: ...
+
+
+class Decider(Protocol):
+    """Runs a policy on a snapshot. Answers with a plan always: when the policy fails, a safe one decides."""
+
+    def decide(self, view: Snapshot, /) -> Plan: ...

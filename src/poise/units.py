@@ -1,0 +1,125 @@
+"""Quantities as people write them, and as the ledger keeps them.
+
+The ledger and the log hold integers only: milli-CPU, bytes, nanoseconds. People write `1.5`, `12GiB`, `90m`. GB and GiB
+differ (10^9 and 2^30 bytes), `Gi` means GiB. Every parser here raises `ValueError` with a sentence that says what was
+expected; callers add the field.
+
+>>> parse_bytes("12GiB")
+12884901888
+>>> parse_duration("1h30m") == 90 * MINUTE
+True
+>>> parse_cpu("0.5")
+500
+"""
+
+import re
+from typing import NewType
+
+Instant = NewType("Instant", int)
+"""Nanoseconds since the log was born. Never wall time: it does not step back, and no lease or order depends on wall time."""
+
+NANOSECOND = 1
+MILLISECOND = 1_000_000
+SECOND = 1_000_000_000
+MINUTE = 60 * SECOND
+HOUR = 60 * MINUTE
+DAY = 24 * HOUR
+
+_DURATION = {"ns": 1, "us": 1_000, "ms": MILLISECOND, "s": SECOND, "m": MINUTE, "min": MINUTE, "h": HOUR, "d": DAY}
+_BYTES = {"": 1, "b": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("kmgtp", start=1)
+    for suffix, base in (("b", 1000), ("ib", 1024), ("i", 1024))
+}
+_NUMBER_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
+_MAX = 2**62  # room to add two quantities and stay inside 64 bits
+
+
+def parse_duration(text: str | int | float) -> int:
+    """Nanoseconds from `90m`, `1h30m`, `250ms`; a bare number is seconds."""
+    if isinstance(text, bool):
+        raise ValueError(f"a duration such as `90m` or `1h30m`, not `{text}`")
+    if isinstance(text, int | float):
+        return _bounded(float(text) * SECOND, str(text))
+    total, position, stripped = 0.0, 0, text.strip()
+    if not stripped:
+        raise ValueError("a duration such as `90m` or `1h30m`, not an empty text")
+    while position < len(stripped):
+        match = _NUMBER_UNIT.match(stripped, position)
+        if match is None:
+            raise ValueError(f"a duration such as `90m` or `1h30m`, not `{text}`")
+        unit = match[2].lower()
+        if unit not in _DURATION and not (unit == "" and match.end() == len(stripped) and position == 0):
+            known = ", ".join(sorted(_DURATION, key=lambda name: _DURATION[name]))
+            raise ValueError(f"a unit of time ({known}), not `{match[2] or text}`")
+        total += float(match[1]) * _DURATION.get(unit, SECOND)
+        position = match.end()
+    return _bounded(total, text)
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes from `12GiB`, `500MB`, `8Gi`; a bare number is bytes."""
+    if isinstance(text, bool):
+        raise ValueError(f"an amount of memory such as `12GiB`, not `{text}`")
+    if isinstance(text, int):
+        return _bounded(text, str(text))
+    match = _NUMBER_UNIT.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"an amount of memory such as `12GiB`, not `{text}`")
+    unit = match[2].lower()
+    if unit not in _BYTES:
+        raise ValueError(f"a unit of memory (B, kB, MB, GB, TB, KiB, MiB, GiB, TiB), not `{match[2]}`")
+    return _bounded(float(match[1]) * _BYTES[unit], text)
+
+
+def parse_cpu(text: str | int | float) -> int:
+    """Milli-CPU from `2`, `0.5` or `500m`."""
+    if isinstance(text, bool):
+        raise ValueError(f"a number of CPUs such as `2`, `0.5` or `500m`, not `{text}`")
+    if isinstance(text, int | float):
+        return _bounded(text * 1000, str(text))
+    match = _NUMBER_UNIT.fullmatch(text.strip())
+    if match is None or match[2] not in ("", "m"):
+        raise ValueError(f"a number of CPUs such as `2`, `0.5` or `500m`, not `{text}`")
+    return _bounded(float(match[1]) * (1 if match[2] else 1000), text)
+
+
+def format_duration(nanoseconds: int | None) -> str:
+    """A duration for people: `350 ms`, `2.4 s`, `3m12s`, `2d4h`; `-` for none."""
+    if nanoseconds is None:
+        return "-"
+    if nanoseconds < 0:
+        return f"-{format_duration(-nanoseconds)}"
+    if nanoseconds < SECOND:
+        return f"{nanoseconds / MILLISECOND:.0f} ms"
+    if nanoseconds < MINUTE:
+        return f"{nanoseconds / SECOND:.1f} s"
+    for large, small, names in ((DAY, HOUR, "dh"), (HOUR, MINUTE, "hm"), (MINUTE, SECOND, "ms")):
+        if nanoseconds >= large:
+            return f"{nanoseconds // large}{names[0]}{nanoseconds % large // small}{names[1]}"
+    raise AssertionError("unreachable")
+
+
+def format_bytes(amount: int | None) -> str:
+    """Bytes for people, in binary units: `12 GiB`, `1.5 MiB`; `-` for none."""
+    if amount is None:
+        return "-"
+    value, unit = float(amount), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if value == int(value) else f"{value:.1f} {unit}"
+
+
+def format_cpu(milli: int) -> str:
+    """Milli-CPU for people: `2`, `0.5`."""
+    return f"{milli / 1000:g}"
+
+
+def _bounded(value: float, text: str | int | float) -> int:
+    if value != value or value < 0:
+        raise ValueError(f"a number that is not negative, not `{text}`")
+    if value > _MAX:
+        raise ValueError(f"a number that a machine could have, not `{text}`")
+    return round(value)
