@@ -79,10 +79,11 @@ async def keeper_rate(folder: Path, commands: int) -> float:
             executor.start(slot, launch(f"warm[{slot}]"), ())
         await all_ended.wait()
         all_ended.clear()
+        launches = [launch(f"true[{number}]") for number in range(commands)]
         left = commands
         start = time.perf_counter()
-        for number in range(commands):
-            executor.start(number % SLOTS, launch(f"true[{number}]"), ())
+        for number, order in enumerate(launches):
+            executor.start(number % SLOTS, order, ())
         await all_ended.wait()
         rate = commands / (time.perf_counter() - start)
         executor.forget([Attempt(f"j1.true[{number}]", 1) for number in range(commands)])

@@ -35,6 +35,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "control.json"
 
     @property
+    def failure(self) -> Path:
+        """Why the control plane could not start, when a person has to act."""
+        return self.root / "failure.json"
+
+    @property
     def supervisor(self) -> Path:
         """Held by the supervisor; holds its process id."""
         return self.root / "supervisor"

@@ -34,6 +34,9 @@ from poise.model.events import Event, decode_event, encode_event
 from poise.policy.suites import POLICIES
 from poise.units import Instant
 
+CANNOT_START = 3
+"""Exit code when a person has to act: the log is damaged or newer, or another control plane holds the home."""
+
 _log = logging.getLogger("poise.control")
 
 
@@ -53,9 +56,9 @@ def main() -> int:
         with take_lock(home.lock, "control plane"):
             uvloop.run(_serve(home, token, options))
     except PoiseError as error:
-        _log.error("%s: %s", error.record.code, error)
-        sys.stderr.write(f"{error.record.hint}\n" if error.record.hint else "")
-        return error.exit_code
+        _log.error("%s: %s %s", error.record.code, error, error.record.have)
+        home.failure.write_bytes(msgspec.json.encode(error.record))
+        return CANNOT_START
     return 0
 
 

@@ -3,8 +3,8 @@
     python -S supervisor.py HOME [--until-idle] [options of the control plane …]
 
 A child that ends is started again, at once the first time and after a pause that doubles to five seconds when it keeps
-ending. A control plane that ends with code 0 was told to: then the agent is ended too, and so is this process. Whoever
-holds the locks already (children of a supervisor that was killed) is left alone and replaced only when it is gone.
+ending. A control plane that ends with code 0 was told to, with code 3 cannot start until a person acts: then the agent is
+ended too, and so is this process. Whoever holds the locks already (children of a supervisor that was killed) is left alone and replaced only when it is gone.
 """
 
 import fcntl
@@ -18,6 +18,8 @@ LONGEST_PAUSE = 5.0
 STEADY = 10.0
 LOOK_EVERY = 0.5
 STOP_SECONDS = 5.0
+TOLD_TO_END = 0
+CANNOT_START = 3
 
 
 class Child:
@@ -90,7 +92,8 @@ def run(home: str, options: list[str]) -> int:
         for child in (control, agent):
             child.start_if_due()
         _sleep(wakeup)
-        if control.ended() == 0:
+        code = control.ended()
+        if code in (TOLD_TO_END, CANNOT_START):
             break
         agent.ended()
     control.stop()

@@ -4,35 +4,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import msgspec
-
 from poise.drivers.logs import piece
 from poise.drivers.process import log_paths
 from poise.kernel.explain import exit_code
 from poise.kernel.ledger import JobState, Ledger
 from poise.model.messages import Attempt
+from poise.model.reports import LogEnd, LogLine, LogPiece
 
 PIECE = 256 * 1024
 SOON = 0.03
 LATER = 0.25
-
-
-class LogPiece(msgspec.Struct, frozen=True, tag="piece", tag_field="kind"):
-    """Bytes that one attempt of a task wrote to one of its streams, `out` or `err`."""
-
-    task: str
-    epoch: int
-    stream: str
-    data: bytes
-
-
-class LogEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
-    """The job is over (or was not followed): no more comes. `exit_code` is none while it is unfinished."""
-
-    exit_code: int | None
-
-
-LogLine = LogPiece | LogEnd
 
 
 async def follow_job(

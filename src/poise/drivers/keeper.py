@@ -82,21 +82,22 @@ PROTECTED = -900  # score for the kernel's out-of-memory killer; commands get th
 BLOCK = 4096  # holes are cut along this
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
+RUN = b'["run",'
+
 _scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
-def parse(line: bytes) -> Any:
-    """One JSON value; ValueError if it is not one. (`json.loads` without its twenty lines of preparation.)"""
+def parse(line: bytes, start: int = 0) -> Any:
+    """The JSON value that begins at `start`; ValueError if there is none. (`json.loads` prepares more than it parses.)"""
     try:
-        return _scan(line.decode(), 0)[0]
+        return _scan(line.decode(), start)[0]
     except StopIteration:
         raise ValueError("not JSON") from None
 
 
 def key_of(line: bytes) -> bytes:
-    """The ATTEMPT of a `run` line as the bytes it was written with. Names hold no comma, so `],` ends it."""
-    start = line.index(b"[", 1)
-    return line[start : line.index(b"],", start) + 1]
+    """The ATTEMPT of a `run` line as the bytes it was written with. Names are ASCII without commas: `],` ends it."""
+    return line[len(RUN) : line.index(b"],", len(RUN)) + 1]
 
 
 def now() -> int:
@@ -217,8 +218,9 @@ class Journal:
 
     def read(self) -> Iterator[bytes]:
         """Every line whose checksum holds; a torn tail and damaged lines are passed over."""
+        path = Path(self.path)
         try:
-            text = Path(self.path).read_bytes()
+            text = path.read_bytes() if path.is_file() else b""
         except OSError:
             return
         for line in text.split(b"\n"):
@@ -241,9 +243,10 @@ class Log:
     its file while it runs, so that it can be followed; a silent one leaves none behind.
     """
 
-    def __init__(self, spare: str) -> None:
+    def __init__(self, fd: int, spare: str) -> None:
+        self.fd = fd  # the keeper's own 1 or 2, which a command inherits as they are
         self.spare = spare
-        self.fd = -1
+        self._open_now = False
         self.note = ""
         self._path = ""
         self._named = False
@@ -254,7 +257,7 @@ class Log:
         self._path = path
         self._named = False
         self._punched = self._size = 0
-        if self.fd < 0:
+        if not self._open_now:
             self._open()
 
     def name(self) -> None:
@@ -295,7 +298,7 @@ class Log:
             self._close()
 
     def drop(self) -> None:
-        if self.fd >= 0:
+        if self._open_now:
             self._close()
             with contextlib.suppress(OSError):
                 os.unlink(self.spare)  # noqa: PTH108 — text paths, no pathlib here
@@ -304,10 +307,13 @@ class Log:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_CLOEXEC
         try:
             os.makedirs(os.path.dirname(self.spare), exist_ok=True)  # noqa: PTH103, PTH120 — text paths
-            self.fd = os.open(self.spare, flags, 0o600)
+            fd = os.open(self.spare, flags, 0o600)
         except OSError as error:
             self.note = f"no log: {error.strerror}"
-            self.fd = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+            return
+        os.dup2(fd, self.fd)
+        os.close(fd)
+        self._open_now = True
 
     def _rename(self) -> None:
         try:
@@ -318,8 +324,10 @@ class Log:
         self._named = True
 
     def _close(self) -> None:
-        os.close(self.fd)
-        self.fd = -1
+        null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(null, self.fd)
+        os.close(null)
+        self._open_now = False
         self.note = ""
 
 
@@ -462,6 +470,8 @@ class Keeper:
         self._listener = listener
         self._poll = select.poll()
         self._poll.register(listener.fileno(), select.POLLIN)
+        self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll.register(self._woken, select.POLLIN)
         self._connection: socket.socket | None = None
         self._connected = -1
         self._received = b""
@@ -483,8 +493,8 @@ class Keeper:
         self._idle_since = now()
 
         self._logs = ""
-        self._out = Log(f"{folder}/{name}.out")
-        self._err = Log(f"{folder}/{name}.err")
+        self._out = Log(1, f"{folder}/{name}.out")
+        self._err = Log(2, f"{folder}/{name}.err")
         self._cgroup: dict[str, Any] | None = None
         self._count = 0
         self._folder_now = ""
@@ -500,11 +510,15 @@ class Keeper:
     # -- the loop
 
     def serve(self) -> None:
-        # The interpreter ignores these two, and what is ignored stays ignored in a command; what is handled does not.
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, lambda *_: None)
+        # What is ignored or blocked here would be so in every command; what is handled would not.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            if signal.getsignal(number) == signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)  # else a signal would not end a wait
+        self._score.protect()
         while not self._leaving or self._busy() or not self._journal.whole():
             try:
                 self._turn()
@@ -522,6 +536,8 @@ class Keeper:
                     self._on_readable()
                 elif self._unsent:
                     self._send(b"")
+            elif fd == self._woken:
+                os.read(fd, 64)
             else:
                 self._on_connect()
         moment = now()
@@ -629,7 +645,7 @@ class Keeper:
             self._disconnect()
             return
         for line in lines:
-            if line.startswith(b'["run",'):
+            if line.startswith(RUN):
                 key = key_of(line)
                 if key not in self._known:
                     self._known.add(key)
@@ -659,8 +675,8 @@ class Keeper:
             self._logs = logs
             self._out.drop()
             self._err.drop()
-            self._out = Log(f"{logs}/.{self._name}.out")
-            self._err = Log(f"{logs}/.{self._name}.err")
+            self._out = Log(1, f"{logs}/.{self._name}.out")
+            self._err = Log(2, f"{logs}/.{self._name}.err")
         self._events.clear()  # what they say is in the answer
         self._flush()
         answer = [b'["keeper",%d,%d]' % (VERSION, os.getpid())]
@@ -789,7 +805,7 @@ class Keeper:
             self._rest()
 
     def _start(self, key: bytes, line: bytes) -> None:
-        order = parse(line)[2]
+        order = parse(line, len(RUN) + len(key) + 1)  # the record behind it is not for us
         command = Command(key, line, order)
         argv: list[str] = order["argv"]
         env: dict[str, str] = order.get("env") or {}
@@ -831,18 +847,14 @@ class Keeper:
         self._command = command
 
     def _spawn(self, program: str, argv: list[str], env: dict[str, str], cgroup: Cgroup | None) -> int:
-        actions = ((os.POSIX_SPAWN_DUP2, self._out.fd, 1), (os.POSIX_SPAWN_DUP2, self._err.fd, 2))
-        self._score.lower()
+        self._score.restore()
+        if cgroup is None:
+            return os.posix_spawn(program, argv, env, setsid=True)
+        cgroup.enter()
         try:
-            if cgroup is None:
-                return os.posix_spawn(program, argv, env, file_actions=actions, setsid=True)
-            cgroup.enter()
-            try:
-                return os.posix_spawn(program, argv, env, file_actions=actions, setsid=True)
-            finally:
-                cgroup.leave()
+            return os.posix_spawn(program, argv, env, setsid=True)
         finally:
-            self._score.protect()
+            cgroup.leave()
 
     def _enter_folder(self, folder: str) -> None:
         try:
@@ -919,6 +931,7 @@ class Keeper:
     def _announce(self, command: Command) -> None:
         command.announced = True
         command.ticks = command.ticks or start_ticks(command.pid)
+        self._score.protect()
         self._out.name()
         self._err.name()
         line = self._started_line(command)
@@ -979,9 +992,6 @@ class Keeper:
         command = self._command
         if command is None:
             return
-        # Its pid stays taken until it is waited for, so this cannot hit a stranger.
-        with contextlib.suppress(OSError):
-            os.killpg(command.pid, signal.SIGKILL)
         pid, status, usage = os.wait4(command.pid, os.WNOHANG)
         if pid == 0:
             return
@@ -991,7 +1001,7 @@ class Keeper:
         try:
             os.waitpid(-1, os.WNOHANG)
             self._sweep(command)
-        except ChildProcessError:  # every descendant would be ours by now: there is none
+        except ChildProcessError:  # what is left of a command is a child of ours by now, so nothing is left
             pass
         self._finish(command, status, usage, run)
         self._command = None
@@ -1050,7 +1060,7 @@ class Keeper:
         ending = b'"outcome":"%b","run":%d,"cpu":%d,"peak":%d' % (outcome, run, cpu, peak)
         if code or number or command.limit:
             ending += b',"code":%d,"signal":%d,"limit":%d' % (code, number, command.limit)
-        if command.result:
+        if command.result and os.access(command.result, os.F_OK):
             result, note = read_result(command.result)
             if note:
                 notes.append(note)
@@ -1064,32 +1074,36 @@ class Keeper:
         """Nothing to do: keep no folder busy, and look programs up anew next time."""
         self._idle_since = now()
         self._found = None
+        self._score.protect()
         if self._folder_now != "/":
             os.chdir("/")
             self._folder_now = "/"
 
 
 class Score:
-    """Shields the keeper from the kernel's out-of-memory killer, and not the commands it spawns."""
+    """Shields the keeper from the kernel's out-of-memory killer, and not the commands it spawns.
+
+    A command inherits the score, so the keeper takes its cover off to spawn, and puts it on once a command runs for longer
+    than a few milliseconds: a burst of short commands does not pay for it.
+    """
 
     def __init__(self) -> None:
         self._fd = -1
-        try:
+        self._covered = False
+        with contextlib.suppress(OSError):
             self._fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
             self._given = os.read(self._fd, 16).strip()
-            os.pwrite(self._fd, b"%d" % PROTECTED, 0)
-        except OSError:  # without the right to it, it stays as it is
-            if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
-
-    def lower(self) -> None:
-        if self._fd >= 0:
-            os.pwrite(self._fd, self._given, 0)
 
     def protect(self) -> None:
-        if self._fd >= 0:
-            os.pwrite(self._fd, b"%d" % PROTECTED, 0)
+        if self._fd >= 0 and not self._covered:
+            with contextlib.suppress(OSError):  # without the right to it, it stays as it is
+                os.pwrite(self._fd, b"%d" % PROTECTED, 0)
+                self._covered = True
+
+    def restore(self) -> None:
+        if self._covered:
+            os.pwrite(self._fd, self._given, 0)
+            self._covered = False
 
 
 def quote(text: str) -> bytes:
@@ -1105,8 +1119,6 @@ def read_result(path: str) -> tuple[str, str]:
     """The JSON text that a command left as its result, or why it is refused. The file is removed."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return "", ""
     except OSError as error:
         return "", f"the result cannot be read: {error.strerror}"
     try:

@@ -103,3 +103,21 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     pending: int
     active: int
     nodes: int
+
+
+class LogPiece(msgspec.Struct, frozen=True, tag="piece", tag_field="kind"):
+    """Bytes that one attempt of a task wrote to one of its streams, `out` or `err`."""
+
+    task: str
+    epoch: int
+    stream: str
+    data: bytes
+
+
+class LogEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
+    """The job is over (or was not followed): no more comes. `exit_code` is none while it is unfinished."""
+
+    exit_code: int | None
+
+
+LogLine = LogPiece | LogEnd

@@ -1,0 +1,1 @@
+"""The command line: flags, exit codes, rendering. No logic."""

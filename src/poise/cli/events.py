@@ -1,0 +1,24 @@
+"""`poise events`: the log, and with `--decisions` who was placed where and why."""
+
+import sys
+
+import click
+
+from poise.cli.home import connected, current_home
+
+
+@click.command()
+@click.option("--after", type=int, default=0, metavar="REVISION", help="Only what came after this revision.")
+@click.option("--decisions", is_flag=True, help="Only decisions: placements, holds, failures of a policy.")
+@click.option("-f", "--follow", is_flag=True, help="Go on as things happen; with --json, one line each.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value: a list of records.")
+def events(after: int, decisions: bool, follow: bool, as_json: bool) -> int:
+    """Print the log from its start: one record a line, as JSON. With --json it is one list, fit for export."""
+    found = connected(current_home()).events(after=after, decisions=decisions, follow=follow)
+    if as_json and not follow:
+        sys.stdout.buffer.write(b"[\n" + b",\n".join(found) + b"\n]\n")
+        return 0
+    for record in found:
+        sys.stdout.buffer.write(record + b"\n")
+        sys.stdout.buffer.flush()
+    return 0

@@ -1,0 +1,93 @@
+"""The home that commands work on, and starting what is not running yet."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from poise.client import Client
+from poise.config import Home
+from poise.drivers.lock import holder
+from poise.drivers.security import ensure_token
+from poise.errors import ErrorRecord, Fault, Unreachable
+
+START_SECONDS = 20.0
+
+
+def current_home() -> Home:
+    """`POISE_HOME`, or `~/.poise`."""
+    return Home(Path(os.environ.get("POISE_HOME") or "~/.poise").expanduser().resolve())
+
+
+def running(home: Home) -> bool:
+    """Whether a control plane holds this home."""
+    return holder(home.lock) != 0
+
+
+def supervised(home: Home) -> bool:
+    """Whether somebody keeps the control plane of this home alive, even if it is just being restarted."""
+    return holder(home.supervisor) != 0
+
+
+def connected(home: Home) -> Client:
+    """A client of the running control plane; raises `Unreachable` at once when none is kept alive here."""
+    if not running(home) and not supervised(home):
+        raise Unreachable("no control plane runs here", field=str(home.root), hint="`poise up`")
+    return Client(home)
+
+
+def ensure_up(home: Home, *options: str) -> Client:
+    """A client of this home's control plane, started now if none runs. `options` go to a control plane started here."""
+    for _ in range(3):
+        if not supervised(home) and not running(home):
+            _start(home, options)
+        try:
+            return _when_ready(home)
+        except Unreachable:
+            continue  # one that was about to leave has left
+    raise Fault("the control plane does not come up", field=str(home.messages), hint=f"tail {home.messages}")
+
+
+def _start(home: Home, options: tuple[str, ...]) -> None:
+    ensure_token(home)
+    home.failure.unlink(missing_ok=True)
+    program = Path(__file__).parent.parent / "control" / "supervisor.py"
+    with home.messages.open("ab") as messages:
+        subprocess.Popen(  # noqa: S603 — our own program
+            [sys.executable, "-S", str(program), str(home.root), *options],
+            stdin=subprocess.DEVNULL,
+            stdout=messages,
+            stderr=messages,
+            start_new_session=True,
+            cwd="/",
+        )
+
+
+def _when_ready(home: Home) -> Client:
+    deadline = time.monotonic() + START_SECONDS
+    client = Client(home, patience=0.0)
+    while time.monotonic() < deadline:
+        if home.failure.exists():
+            raise _failure(home)
+        try:
+            client.status()
+        except (Unreachable, Fault) as error:
+            if error.record.code not in ("E201", "E299"):
+                raise
+            if not running(home) and not supervised(home) and time.monotonic() > deadline - START_SECONDS + 2:
+                raise Unreachable("the control plane has gone", field=str(home.root), hint="`poise up`") from None
+            time.sleep(0.02)
+        else:
+            client.close()
+            return Client(home)
+    raise Fault("the control plane does not answer", field=str(home.messages), hint=f"tail {home.messages}")
+
+
+def _failure(home: Home) -> Fault:
+    record = msgspec.json.decode(home.failure.read_bytes(), type=ErrorRecord)
+    fault = Fault(record.message)
+    fault.record = record
+    return fault

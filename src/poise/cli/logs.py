@@ -1,0 +1,43 @@
+"""`poise logs`."""
+
+import sys
+
+import click
+
+from poise.cli import offline
+from poise.cli.home import connected, current_home, running, supervised
+from poise.cli.render import print_json
+from poise.model.reports import LogPiece
+
+
+@click.command()
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job is over.")
+@click.option("--task", default="", metavar="NAME", help="Only this task of the job.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value: what each attempt wrote, by stream.")
+@click.argument("job")
+def logs(job: str, follow: bool, task: str, as_json: bool) -> int:
+    """Print what JOB (id, name, or JOB.TASK) wrote: its standard output to stdout, its standard error to stderr."""
+    home = current_home()
+    if "." in job and not task:
+        job, _, task = job.partition(".")
+    up = running(home) or supervised(home)
+    lines = connected(home).logs(job, task=task, follow=follow) if up else offline.logs(home, job, task)
+    written: dict[tuple[str, int, str], bytes] = {}
+    for line in lines:
+        if not isinstance(line, LogPiece):
+            continue
+        if as_json:
+            key = (line.task, line.epoch, line.stream)
+            written[key] = written.get(key, b"") + line.data
+        else:
+            target = sys.stdout.buffer if line.stream == "out" else sys.stderr.buffer
+            target.write(line.data)
+            target.flush()
+    if as_json:
+        print_json(
+            [
+                {"task": name, "epoch": epoch, "stream": stream, "text": data.decode("utf-8", "replace")}
+                for (name, epoch, stream), data in written.items()
+            ]
+        )
+    return 0

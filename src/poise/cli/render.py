@@ -1,0 +1,87 @@
+"""How things look in a terminal: errors, tables, JSON. Works without colour; NO_COLOR is respected."""
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+from poise.errors import PoiseError
+
+STATUS_STYLE = {
+    "done": "green",
+    "running": "cyan",
+    "failed": "red",
+    "lost": "red",
+    "recovering": "yellow",
+    "stopping": "yellow",
+    "cancelled": "magenta",
+    "skipped": "magenta",
+}
+
+
+def show_error(error: PoiseError, *, as_json: bool) -> None:
+    """One error: JSON on stdout when asked, text on stderr always readable."""
+    record = error.record
+    if as_json:
+        print_json({"error": record})
+        return
+    lines = [f"{click.style(f'error[{record.code}]', fg='red', bold=True)}: {record.message}"]
+    lines += [
+        f"  {name:<7} {value}"
+        for name, value in (("where", record.field), ("need", record.need), ("have", record.have))
+        if value
+    ]
+    if record.hint:
+        lines += ["", f"{click.style('hint', fg='cyan')}: {record.hint}"]
+    click.echo("\n".join(lines), err=True)
+
+
+def print_json(value: Any) -> None:
+    """Exactly one JSON value on stdout."""
+    import msgspec
+
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def say(message: str) -> None:
+    """Talk goes to stderr."""
+    click.echo(message, err=True)
+
+
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> None:
+    """Columns as wide as their content, the last one free; statuses are coloured in a terminal."""
+    shown = [list(headers), *[list(row) for row in rows]]
+    plain = [[click.unstyle(cell) for cell in row] for row in shown]
+    widths = [max(len(row[column]) for row in plain) for column in range(len(headers))]
+    flush_right = set(right)
+    for number, (row, bare) in enumerate(zip(shown, plain, strict=True)):
+        cells = []
+        for column, cell in enumerate(row):
+            pad = " " * (widths[column] - len(bare[column]))
+            last = column == len(row) - 1
+            cells.append(pad + cell if headers[column] in flush_right else cell if last else cell + pad)
+        line = "  ".join(cells).rstrip()
+        click.echo(click.style(line, bold=True) if number == 0 else line)
+
+
+def status_text(status: str) -> str:
+    return click.style(status, fg=STATUS_STYLE.get(status))
+
+
+def ago(moment: float) -> str:
+    """How long ago a moment (seconds since 1970) was; `-` for never."""
+    from poise.units import SECOND, format_duration
+
+    return format_duration(int((time.time() - moment) * SECOND)) if moment else "-"
+
+
+def counts_text(counts: dict[str, int]) -> str:
+    """`3 done, 1 running`."""
+    return ", ".join(f"{count} {status_text(status)}" for status, count in counts.items())
+
+
+def shorten(text: str, width: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= width else text[: width - 1] + "…"

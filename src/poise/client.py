@@ -1,0 +1,246 @@
+"""The client of a control plane: one connection, plain calls, errors as exceptions.
+
+It rides out a control plane that restarts: every call is safe to repeat (a submission carries a key), so a lost connection
+is tried again for `patience` seconds before `Unreachable` is raised.
+"""
+
+import contextlib
+import http.client
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from poise.config import Home
+from poise.drivers import sockets
+from poise.drivers.security import read_token
+from poise.errors import ErrorRecord, Fault, PoiseError, Unreachable, from_record
+from poise.model.reports import JobReport, LogEnd, LogLine, NodeReport, StatusReport
+
+T = TypeVar("T")
+PATIENCE = 15.0
+
+
+class _Error(msgspec.Struct):
+    error: ErrorRecord
+
+
+class _Job(msgspec.Struct):
+    job: str
+
+
+class Receipt(msgspec.Struct):
+    """The answer to one submission of a stream: a job's id, or the error it was refused with."""
+
+    job: str = ""
+    error: ErrorRecord | None = None
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over the home's Unix socket."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("poise", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = sockets.connect(self._path, self.timeout)
+
+
+class Client:
+    """Talk to the control plane of a home.
+
+    >>> client = Client(Home(Path("~/.poise").expanduser()))        # doctest: +SKIP
+    >>> client.wait(client.submit({"run": ["echo", "hello"]})).exit_code       # doctest: +SKIP
+    0
+    """
+
+    def __init__(self, home: Home, *, patience: float = PATIENCE) -> None:
+        self.home = home
+        self._patience = patience
+        self._connection: _Connection | None = None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def submit(self, spec: dict[str, Any], *, key: str = "", user: str = "") -> str:
+        """Submit a job; its id comes back once it is durable."""
+        body = {"spec": spec, "key": key or secrets.token_hex(8), "user": user}
+        return self._call("POST", "/v1/jobs", _Job, body).job
+
+    def jobs(self, *, everything: bool = False) -> list[JobReport]:
+        return self._call("GET", f"/v1/jobs?all={str(everything).lower()}", list[JobReport])
+
+    def job(self, name: str, *, wait: float = 0.0) -> JobReport:
+        """One job by id or name; with `wait`, once it is over or the seconds have passed."""
+        return self._call("GET", f"/v1/jobs/{_quoted(name)}?wait={wait:g}", JobReport, timeout=wait + PATIENCE)
+
+    def wait(self, name: str, timeout: float | None = None) -> JobReport:
+        """Wait until a job is over, or the time is up; the report says which."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = 30.0 if deadline is None else min(30.0, deadline - time.monotonic())
+            report = self.job(name, wait=max(0.0, left))
+            if report.exit_code is not None or left <= 0:
+                return report
+
+    def cancel(self, name: str) -> str:
+        return self._call("POST", f"/v1/jobs/{_quoted(name)}/cancel", _Job).job
+
+    def nodes(self) -> list[NodeReport]:
+        return self._call("GET", "/v1/nodes", list[NodeReport])
+
+    def drain(self, node: str, *, on: bool = True) -> None:
+        self._call("POST", f"/v1/nodes/{_quoted(node)}/drain", dict[str, str], {"on": on})
+
+    def status(self) -> StatusReport:
+        return self._call("GET", "/v1/status", StatusReport)
+
+    def stay(self) -> None:
+        """Keep a control plane up that was started for as long as there is a job."""
+        self._call("POST", "/v1/stay", dict[str, bool])
+
+    def shutdown(self) -> None:
+        self._call("POST", "/v1/shutdown", dict[str, bool])
+
+    def logs(self, name: str, *, task: str = "", follow: bool = False) -> Iterator[LogLine]:
+        """Pieces of output, and an end. Followed through a restart of the control plane: what was given is not repeated."""
+        given: dict[tuple[str, int, str], int] = {}
+        path = f"/v1/jobs/{_quoted(name)}/logs?follow={str(follow).lower()}&task={_quoted(task)}"
+        decode = msgspec.json.Decoder(LogLine).decode
+        while True:
+            skip = dict(given)
+            with contextlib.suppress(OSError, http.client.HTTPException), self._stream(path) as response:
+                for line in response:
+                    piece = decode(line)
+                    if isinstance(piece, LogEnd):
+                        yield piece
+                        return
+                    stream = (piece.task, piece.epoch, piece.stream)
+                    repeated = min(skip.get(stream, 0), len(piece.data))
+                    skip[stream] = skip.get(stream, 0) - repeated
+                    if repeated < len(piece.data):
+                        fresh = msgspec.structs.replace(piece, data=piece.data[repeated:])
+                        given[stream] = given.get(stream, 0) + len(fresh.data)
+                        yield fresh
+            self.status()  # wait for the control plane to be back, or raise
+
+    def events(self, *, after: int = -1, decisions: bool = False, follow: bool = True) -> Iterator[bytes]:
+        """Records of the log as JSON, each once it is durable."""
+        path = f"/v1/events?after={after}&decisions={str(decisions).lower()}&follow={str(follow).lower()}"
+        with self._stream(path) as response:
+            for line in response:
+                if line.startswith(b"data: "):
+                    yield line[6:].rstrip(b"\n")
+
+    def submit_stream(self, specs: Iterable[dict[str, Any]]) -> Iterator[Receipt]:
+        """Submit one by one over one connection; receipts come in order, each as soon as its job is durable.
+
+        A stream is not repeated when the connection is lost: it raises `Unreachable`, and what was acknowledged stands.
+        """
+        sock = sockets.connect(self.home.socket)
+        head = (
+            "POST /v1/jobs HTTP/1.1\r\nHost: poise\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n"
+            f"Content-Type: application/x-ndjson\r\nAuthorization: Bearer {read_token(self.home)}\r\n\r\n"
+        )
+        with sock:
+            sock.sendall(head.encode())
+            sender = threading.Thread(target=_send_lines, args=(sock, specs), daemon=True)
+            sender.start()
+            response = http.client.HTTPResponse(sock, method="POST")
+            response.begin()
+            if response.status != 200:
+                raise _error_of(response)
+            decode = msgspec.json.Decoder(Receipt).decode
+            try:
+                for line in response:
+                    yield decode(line)
+            except (OSError, http.client.HTTPException) as error:
+                raise Unreachable(f"the connection was lost: {error}", hint="`poise ls` shows what was accepted") from None
+            sender.join()
+
+    # --- transport ---------------------------------------------------------------------------------------------------
+
+    def _call(self, method: str, path: str, kind: type[T], body: Any = None, timeout: float = PATIENCE) -> T:
+        data = msgspec.json.encode(body) if body is not None else None
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                response, content = self._exchange(method, path, data, timeout)
+                break
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                if time.monotonic() > deadline:
+                    raise _unreachable(self.home, error) from None
+                time.sleep(0.05)
+        if response.status >= 400:
+            raise _decode_error(content, response.status)
+        return msgspec.json.decode(content, type=kind)
+
+    def _exchange(
+        self, method: str, path: str, data: bytes | None, timeout: float
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        if self._connection is None:
+            self._connection = _Connection(self.home.socket, timeout)
+        self._connection.timeout = timeout
+        if self._connection.sock is not None:
+            self._connection.sock.settimeout(timeout)
+        headers = {"Authorization": f"Bearer {read_token(self.home)}"}
+        if data is not None:
+            headers["Content-Type"] = "application/json"
+        self._connection.request(method, path, data, headers)
+        response = self._connection.getresponse()
+        return response, response.read()
+
+    @contextlib.contextmanager
+    def _stream(self, path: str) -> Iterator[http.client.HTTPResponse]:
+        connection = _Connection(self.home.socket, 60.0)
+        try:
+            connection.request("GET", path, headers={"Authorization": f"Bearer {read_token(self.home)}"})
+            response = connection.getresponse()
+            if response.status >= 400:
+                raise _error_of(response)
+            yield response
+        finally:
+            connection.close()
+
+
+def _send_lines(sock: socket.socket, specs: Iterable[dict[str, Any]]) -> None:
+    encode = msgspec.json.Encoder().encode
+    with contextlib.suppress(OSError):
+        for spec in specs:
+            line = encode({"spec": spec}) + b"\n"
+            sock.sendall(b"%x\r\n%s\r\n" % (len(line), line))
+        sock.sendall(b"0\r\n\r\n")
+
+
+def _error_of(response: http.client.HTTPResponse) -> PoiseError:
+    return _decode_error(response.read(), response.status)
+
+
+def _decode_error(content: bytes, status: int) -> PoiseError:
+    try:
+        return from_record(msgspec.json.decode(content, type=_Error).error, status)
+    except msgspec.DecodeError:
+        return Fault(f"the control plane answered {status}", have=content[:200].decode("utf-8", "replace"))
+
+
+def _unreachable(home: Home, error: Exception) -> Unreachable:
+    return Unreachable(
+        "no control plane answers", field=str(home.socket), have=str(error), hint="`poise up`, or set POISE_HOME"
+    )
+
+
+def _quoted(text: str) -> str:
+    from urllib.parse import quote
+
+    return quote(text, safe="")

@@ -1,0 +1,534 @@
+"""The keeper as a process: what it does with commands, signals, limits, logs and its journal."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poise.drivers import keeper
+from poise.drivers.system import Cgroups, probe_cgroups
+
+PROGRAM = keeper.__file__
+PATH = "/usr/local/bin:/usr/bin:/bin"
+MILLISECOND = 1_000_000
+SECOND = 1000 * MILLISECOND
+
+
+class Line:
+    """A connection to a keeper, as an agent has it."""
+
+    def __init__(self, folder: Path, name: str = "slot-0", cgroup: dict[str, Any] | None = None) -> None:
+        self.folder = folder
+        self.logs = folder / "logs"
+        self.logs.mkdir(exist_ok=True)
+        code = subprocess.run([sys.executable, "-I", "-S", PROGRAM, folder, name], check=False).returncode
+        self.code = code
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(8)
+        where = os.open(folder, os.O_PATH)
+        self.socket.connect(f"/proc/self/fd/{where}/{name}.sock")
+        os.close(where)
+        self.file = self.socket.makefile("rb")
+        self.say("hello", {"logs": str(self.logs), "cgroup": cgroup})
+        self.held: list[Any] = []
+        self.ended: list[Any] = []
+        self.pid = self.hear()[2]
+        while (message := self.hear())[0] != "whole":
+            (self.held if message[0] == "held" else self.ended).append(message)
+
+    def say(self, *message: Any) -> None:
+        self.socket.sendall(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+
+    def hear(self) -> Any:
+        line = self.file.readline()
+        if not line:
+            raise EOFError
+        return json.loads(line)
+
+    def run(self, task: str, *argv: str, **order: Any) -> None:
+        order = {
+            "argv": argv,
+            "env": {"PATH": PATH},
+            "out": str(self.logs / f"{task}.out"),
+            "err": str(self.logs / f"{task}.err"),
+        } | order
+        self.say("run", [f"j1.{task}", 1], order, {"opaque": task})
+
+    def shell(self, task: str, script: str, **order: Any) -> None:
+        self.run(task, "/bin/sh", "-c", script, **order)
+
+    def until(self, kind: str, task: str = "") -> Any:
+        while True:
+            message = self.hear()
+            if message[0] == kind and task in ("", message[1][0].removeprefix("j1.")):
+                return message
+
+    def ending(self, task: str = "") -> dict[str, Any]:
+        ending: dict[str, Any] = self.until("ended", task)[2]
+        return ending
+
+    def close(self) -> None:
+        self.file.close()
+        self.socket.close()
+
+
+Open = Callable[..., Line]
+
+
+@pytest.fixture
+def connect(tmp_path: Path) -> Iterator[Open]:
+    lines: list[Line] = []
+
+    def make(**options: Any) -> Line:
+        lines.append(Line(tmp_path, **options))
+        return lines[-1]
+
+    yield make
+    for pid in {line.pid for line in lines}:
+        members = list(keeper.family(pid)) if keeper.start_ticks(pid) else []
+        for one in [pid, *members]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
+    for line in lines:
+        line.close()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def entries(path: Path) -> list[Any]:
+    lines = path.read_bytes().splitlines()
+    assert all(line[:8] == b"%08x" % zlib.crc32(line[9:]) for line in lines)
+    return [json.loads(line[9:]) for line in lines]
+
+
+def test_commands_run_in_order_and_their_codes_are_reported(connect: Open) -> None:
+    line = connect()
+    for code in (0, 3, 255):
+        line.shell(f"exit{code}", f"exit {code}")
+    endings = [line.until("ended") for _ in range(3)]
+    assert [(one[1], one[2]["outcome"], one[2].get("code", 0)) for one in endings] == [
+        (["j1.exit0", 1], "done", 0),
+        (["j1.exit3", 1], "failed", 3),
+        (["j1.exit255", 1], "failed", 255),
+    ]
+    assert all(one[2]["run"] > 0 and one[2]["cpu"] >= 0 and one[2]["peak"] > 1 << 20 for one in endings)
+
+
+@pytest.mark.parametrize(("number", "outcome"), [(9, "killed"), (15, "signal"), (11, "signal")])
+def test_a_signal_ends_a_command(connect: Open, number: int, outcome: str) -> None:
+    line = connect()
+    line.shell("x", f"kill -{number} $$")
+    ending = line.ending()
+    assert (ending["outcome"], ending["signal"]) == (outcome, number)
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "note"),
+    [
+        (["no-such-program"], 127, "`no-such-program`: command not found"),
+        (["/no/such/program"], 127, "`/no/such/program`: no such file"),
+        (["/etc/passwd"], 126, "`/etc/passwd`: not executable"),
+        (["./script"], 126, "`./script`: its interpreter does not exist"),
+        (["./text"], 126, "`./text`: not a program (no `#!` line?)"),
+        ([], 127, "there is no command"),
+    ],
+)
+def test_what_cannot_be_executed_says_why(connect: Open, tmp_path: Path, argv: list[str], code: int, note: str) -> None:
+    for name, text in (("script", "#!/no/such/interpreter\n"), ("text", "hello\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    line = connect()
+    line.run("x", *argv, folder=str(tmp_path))
+    assert line.ending() == {"outcome": "unstartable", "code": code, "note": note}
+    line.run("y", "true")
+    assert line.ending("y")["outcome"] == "done"
+
+
+def test_a_missing_folder_is_named(connect: Open) -> None:
+    line = connect()
+    line.run("x", "true", folder="/no/such/folder")
+    assert line.ending() == {
+        "outcome": "unstartable",
+        "code": 126,
+        "note": "the folder `/no/such/folder` does not exist",
+    }
+
+
+def test_an_order_that_makes_no_sense_ends_its_attempt_only(connect: Open) -> None:
+    line = connect()
+    line.run("x", "true", env={"A": 1})
+    assert line.ending()["outcome"] == "unstartable"
+    line.run("y", "true")
+    assert line.ending()["outcome"] == "done"
+
+
+def test_folder_environment_affinity_and_inherited_state(connect: Open, tmp_path: Path) -> None:
+    line = connect()
+    cpu = min(os.sched_getaffinity(0))
+    place = tmp_path / "place"
+    place.mkdir()
+    program = place / "say"
+    program.write_text(
+        "#!/bin/sh\npwd; env | sort; ls /proc/self/fd; grep -E '^(Cpus_allowed_list|Sig(Ign|Blk))' /proc/self/status"
+    )
+    program.chmod(0o755)
+    line.run("x", "say", folder=str(place), cpus=[cpu], env={"PATH": f"{place}:{PATH}", "A": "b c"})
+    line.run("y", "./say", folder=str(place))
+    assert [line.ending()["outcome"], line.ending()["outcome"]] == ["done", "done"]
+    said = (line.logs / "x.out").read_text().splitlines()
+    assert said[0] == str(place)
+    assert {"A=b c", f"PATH={place}:{PATH}"} <= set(said)
+    assert [one for one in said if one.isdigit()] == ["0", "1", "2", "3"]  # 3 is the folder that ls reads
+    assert f"Cpus_allowed_list:\t{cpu}" in said
+    assert "SigIgn:\t0000000000000000" in said
+    assert "SigBlk:\t0000000000000000" in said
+    free = (line.logs / "y.out").read_text()
+    assert "Cpus_allowed_list:\t" + cpus_text() in free
+
+
+def cpus_text() -> str:
+    text = Path("/proc/self/status").read_text()
+    return text.partition("Cpus_allowed_list:\t")[2].partition("\n")[0]
+
+
+def test_output_is_kept_apart_and_silence_leaves_no_file(connect: Open) -> None:
+    line = connect()
+    line.shell("talks", "echo one; echo two >&2")
+    line.shell("silent", "exit 0")
+    line.shell("slow", "sleep 0.05")
+    line.shell("again", "echo three; sleep 0.03; echo four")
+    for _ in range(4):
+        line.until("ended")
+    texts = {path.name: path.read_text() for path in line.logs.iterdir() if not path.name.startswith(".")}
+    assert texts == {"talks.out": "one\n", "talks.err": "two\n", "again.out": "three\nfour\n"}
+
+
+def test_a_duplicate_is_ignored_while_held_running_and_ended(connect: Open, tmp_path: Path) -> None:
+    line = connect()
+    count = tmp_path / "count"
+    for _ in range(3):
+        line.shell("x", f"echo x >> {count}; sleep 0.05")
+    line.until("started")
+    line.shell("x", f"echo x >> {count}")
+    line.ending()
+    line.shell("x", f"echo x >> {count}")
+    line.run("last", "true")
+    assert line.until("ended")[1] == ["j1.last", 1]
+    assert count.read_text() == "x\n"
+
+
+def test_only_commands_that_go_on_are_announced(connect: Open) -> None:
+    line = connect()
+    for number in range(20):
+        line.run(f"short{number}", "/bin/true")
+    line.run("long", "sleep", "0.05")
+    heard = [line.hear() for _ in range(22)]
+    assert [one[1][0] for one in heard if one[0] == "started"] == ["j1.long"]
+    assert heard[-1][:2] == ["ended", ["j1.long", 1]]
+
+
+def test_stop_is_gentle_first(connect: Open) -> None:
+    line = connect()
+    line.shell("x", "trap 'echo bye; exit 7' TERM; sleep 10 & wait", grace=5 * SECOND)
+    line.until("started")
+    wait_until(lambda: b"trap" in Path(f"/proc/{line_child(line)}/cmdline").read_bytes())
+    time.sleep(0.02)
+    line.say("stop", ["j1.x", 1])
+    ending = line.ending()
+    assert (ending["outcome"], ending["code"]) == ("stopped", 7)
+    assert (line.logs / "x.out").read_text() == "bye\n"
+
+
+def line_child(line: Line) -> int:
+    return min(keeper.family(line.pid))
+
+
+def test_stop_kills_what_ignores_it_and_what_has_escaped(connect: Open, tmp_path: Path) -> None:
+    line = connect()
+    pids = tmp_path / "pids"
+    escape = f"setsid sh -c 'trap \"\" TERM; echo $$ >> {pids}; exec sleep 30' & "
+    line.shell(
+        "x",
+        f"trap '' TERM; {escape} (setsid sleep 30 & echo $! >> {pids}); echo $$ >> {pids}; sleep 30; sleep 30",
+        grace=50 * MILLISECOND,
+    )
+    wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 3)
+    line.say("stop", ["j1.x", 1])
+    ending = line.ending()
+    assert (ending["outcome"], ending["signal"]) == ("stopped", 9)
+    assert not any(alive(int(pid)) for pid in pids.read_text().split())
+
+
+def test_nothing_of_a_command_survives_its_end(connect: Open, tmp_path: Path) -> None:
+    line = connect()
+    pids = tmp_path / "pids"
+    line.shell("x", f"setsid sleep 30 & echo $! > {pids}; (sleep 30 & echo $! >> {pids}); exit 0")
+    assert line.ending()["outcome"] == "done"
+    assert not any(alive(int(pid)) for pid in pids.read_text().split())
+
+
+def test_one_that_waits_is_handed_back(connect: Open) -> None:
+    line = connect()
+    line.run("x", "sleep", "30")
+    line.run("y", "true")
+    line.until("started")
+    line.say("stop", ["j1.y", 1])
+    assert line.until("ended")[1:] == [["j1.y", 1], {"outcome": "returned"}]
+    line.say("stop", ["j1.x", 1])
+    assert line.ending("x")["outcome"] == "stopped"
+
+
+def test_the_result_is_text_of_json(connect: Open, tmp_path: Path) -> None:
+    line = connect()
+    texts = {
+        "good": '{"loss": 0.25, "name": "ü\\"}"}',
+        "bad": "{",
+        "long": '"' + "x" * 70000 + '"',
+        "none": None,
+    }
+    for task, text in texts.items():
+        path = tmp_path / f"{task}.json"
+        source = tmp_path / f"{task}.source"
+        source.write_text(text or "")
+        line.run(task, *(["cp", str(source), str(path)] if text else ["true"]), result=str(path))
+    endings = {task: line.ending(task) for task in texts}
+    assert endings["good"]["result"] == texts["good"]
+    assert "result" not in endings["bad"]
+    assert endings["bad"]["note"] == "the result is not JSON in UTF-8"
+    assert endings["long"]["note"] == "the result is larger than 64 KiB"
+    assert "note" not in endings["none"]
+    assert not list(tmp_path.glob("*.json"))
+
+
+EAT = "import time; x = bytearray(200 << 20); time.sleep(20)"
+
+
+def test_watched_memory_ends_a_command_over_its_limit(connect: Open) -> None:
+    line = connect()
+    line.run("x", sys.executable, "-I", "-S", "-c", EAT, memory=64 << 20)
+    ending = line.ending()
+    assert (ending["outcome"], ending["limit"]) == ("oom", 64 << 20)
+    assert ending["peak"] > 64 << 20
+    line.run("y", sys.executable, "-I", "-S", "-c", "x = bytearray(8 << 20)", memory=64 << 20)
+    assert line.ending()["outcome"] == "done"
+
+
+@pytest.mark.root
+def test_a_cgroup_ends_a_command_over_its_limit(connect: Open) -> None:
+    found = probe_cgroups(f"test-{os.getpid()}")
+    if os.getuid() != 0 or not found.writable:
+        pytest.skip(f"needs root and a writable memory cgroup: {found.why_not}")
+    try:
+        check_cgroup(connect, found)
+        assert not [path for path in Path(found.parent).iterdir() if path.is_dir()]
+    finally:
+        Path(found.parent).rmdir()
+
+
+def check_cgroup(connect: Open, found: Cgroups) -> None:
+    line = connect(cgroup={"version": found.version, "parent": found.parent, "home": found.home})
+    line.run("x", sys.executable, "-I", "-S", "-c", EAT, memory=64 << 20)
+    line.run("where", "cat", "/proc/self/cgroup", memory=64 << 20)
+    ending = line.ending()
+    assert (ending["outcome"], ending["limit"]) == ("oom", 64 << 20)
+    assert 32 << 20 < ending["peak"] <= 64 << 20
+    assert line.ending()["outcome"] == "done"
+    assert f"/{Path(found.parent).name}/slot-0." in (line.logs / "where.out").read_text()
+    assert Path(found.parent).name not in Path(f"/proc/{line.pid}/cgroup").read_text()
+
+
+def test_the_score_of_the_keeper_is_not_inherited(connect: Open) -> None:
+    line = connect()
+    for task in ("x", "y"):
+        line.shell(task, "sleep 0.02; cat /proc/self/oom_score_adj")
+        line.ending(task)
+        assert (line.logs / f"{task}.out").read_text() == Path("/proc/self/oom_score_adj").read_text()
+
+
+def test_a_log_keeps_its_end_and_its_offsets(connect: Open) -> None:
+    line = connect()
+    chunk = "head -c 1048576 /dev/zero | tr '\\0' a; sleep 0.12; "
+    line.shell("x", chunk * 4 + "echo end", bound=1 << 20)
+    assert line.ending()["outcome"] == "done"
+    status = (line.logs / "x.out").stat()
+    assert status.st_size == (4 << 20) + 4
+    assert status.st_blocks * 512 <= (1 << 20) + 8192
+    with (line.logs / "x.out").open("rb") as file:
+        assert file.read(16) == bytes(16)
+        file.seek(-8, os.SEEK_END)
+        assert file.read() == b"aaaaend\n"
+
+
+def test_the_agent_goes_and_comes_back(connect: Open, tmp_path: Path) -> None:
+    first = connect()
+    go = tmp_path / "go"
+    first.shell("x", f"while [ ! -e {go} ]; do sleep 0.01; done")
+    first.run("y", "true")
+    first.run("z", "false")
+    pid = first.until("started")[2]
+    first.close()
+    second = connect()
+    assert (second.code, second.pid) == (3, first.pid)
+    assert [(one[1], one[3][1], one[3][3]) for one in second.held] == [
+        (pid, ["j1.x", 1], {"opaque": "x"}),
+        (0, ["j1.y", 1], {"opaque": "y"}),
+        (0, ["j1.z", 1], {"opaque": "z"}),
+    ]
+    assert second.held[0][2] == keeper.start_ticks(pid)
+    second.close()
+    go.touch()
+    wait_until(lambda: len(entries(tmp_path / "slot-0.journal")) >= 7)
+    third = connect()
+    assert [(one[1][0], one[2]["outcome"]) for one in third.ended] == [
+        ("j1.x", "done"),
+        ("j1.y", "done"),
+        ("j1.z", "failed"),
+    ]
+    third.say("forget", [["j1.x", 1], ["j1.y", 1]])
+    assert [one[1] for one in connect().ended] == [["j1.z", 1]]
+
+
+def test_the_newest_agent_wins(connect: Open) -> None:
+    first, second = connect(), connect()
+    with pytest.raises((EOFError, ConnectionError)):
+        first.say("quit")
+        first.hear()
+    second.run("x", "true")
+    assert second.ending()["outcome"] == "done"
+
+
+def test_signals_do_not_end_a_keeper_that_works(connect: Open) -> None:
+    line = connect()
+    line.run("x", "sleep", "0.1")
+    line.until("started")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(line.pid, number)
+    assert line.ending()["outcome"] == "done"
+    os.kill(line.pid, signal.SIGTERM)
+    with pytest.raises(EOFError):
+        line.hear()
+
+
+def test_quit_waits_for_the_work_and_leaves_nothing(connect: Open, tmp_path: Path) -> None:
+    line = connect()
+    line.run("x", "sleep", "0.05")
+    line.run("y", "true")
+    line.say("quit")
+    line.until("ended", "y")
+    with pytest.raises(EOFError):
+        line.hear()
+    assert {path.name for path in tmp_path.iterdir()} == {"logs", "slot-0.journal"}  # two endings are unforgotten
+    again = connect()
+    assert len(again.ended) == 2
+    again.say("forget", [one[1] for one in again.ended])
+    again.say("quit")
+    with pytest.raises(EOFError):
+        again.hear()
+    assert {path.name for path in tmp_path.iterdir()} == {"logs"}
+    assert list(line.logs.iterdir()) == []
+
+
+def test_intent_is_on_file_before_the_command_runs(connect: Open, tmp_path: Path) -> None:
+    line = connect()
+    line.run("x", "grep", "-c", '"starting",."j1.x",1', str(tmp_path / "slot-0.journal"))
+    assert line.ending()["outcome"] == "done"
+    kinds = [one[0] for one in entries(tmp_path / "slot-0.journal")]
+    assert kinds == ["keeper", "starting", "ended"]
+
+
+@pytest.mark.parametrize("damage", ["torn", "flipped"])
+def test_a_damaged_journal_gives_what_is_whole(connect: Open, tmp_path: Path, damage: str) -> None:
+    line = connect()
+    for task in ("x", "y", "z"):
+        line.run(task, "true")
+        line.ending(task)
+    os.kill(line.pid, signal.SIGKILL)
+    with pytest.raises(EOFError):
+        line.hear()
+    journal = tmp_path / "slot-0.journal"
+    data = bytearray(journal.read_bytes())
+    if damage == "torn":
+        del data[-10:]
+    else:
+        data[data.index(b'"done"') + 1] ^= 1
+    journal.write_bytes(data)
+    again = connect()
+    left = ["j1.x", "j1.y"] if damage == "torn" else ["j1.y", "j1.z"]
+    assert [one[1][0] for one in again.ended] == left
+    again.run("w", "true")
+    again.ending("w")
+    assert len(entries(journal)) == 5
+
+
+def test_a_full_disk_loses_no_ending(connect: Open, tmp_path: Path) -> None:
+    journal = tmp_path / "slot-0.journal"
+    line = connect()
+    os.kill(line.pid, signal.SIGKILL)
+    line.close()
+    journal.unlink()
+    journal.symlink_to("/dev/full")  # every write to it fails as on a full disk
+    (tmp_path / "slot-0.journal.new").mkdir()  # and it cannot be replaced
+    line = connect()
+    line.run("x", "false")
+    assert line.ending()["outcome"] == "failed"
+    journal.unlink()  # space returns
+    wait_until(lambda: journal.exists() and b'"ended",["j1.x",1]' in journal.read_bytes())
+    assert [one[0] for one in entries(journal)] == ["starting", "ended"]
+    assert [one[1][0] for one in connect().ended] == ["j1.x"]
+
+
+def test_the_journal_is_bounded(connect: Open, tmp_path: Path) -> None:
+    line = connect()
+    journal = tmp_path / "slot-0.journal"
+    filler = "x" * 60000
+    for number in range(12):
+        source = tmp_path / "source"
+        source.write_text(json.dumps(filler))
+        line.run(f"t{number}", "cp", str(source), str(tmp_path / "r.json"), result=str(tmp_path / "r.json"))
+        line.ending()
+        line.say("forget", [[f"j1.t{number}", 1]])
+    line.run("last", "true")
+    line.ending("last")
+    assert journal.stat().st_size < keeper.JOURNAL_LIMIT + 100000
+    assert [one[1][0] for one in connect().ended] == ["j1.last"]
+
+
+def test_a_keeper_is_small_and_starts_at_once(connect: Open) -> None:
+    began = time.monotonic()
+    line = connect()
+    took = time.monotonic() - began
+    resident = int(Path(f"/proc/{line.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert resident < 16 << 20
+    assert took < 1.0
+
+
+def test_a_long_folder_is_no_obstacle(tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 100) / ("b" * 100)
+    folder.mkdir(parents=True)
+    line = Line(folder)
+    line.run("x", "true")
+    assert line.ending()["outcome"] == "done"
+    os.kill(line.pid, signal.SIGKILL)
+    line.close()
