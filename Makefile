@@ -1,0 +1,45 @@
+# Two commands on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test lint format bench peers docs clean
+
+help:            ## this list
+	@grep -E '^[a-z]+: .*##|^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(READY)  ## .venv with Poise and all that the demo, the tests and the checks need
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,dev,nvidia]'
+	touch $(READY)
+
+demo: setup      ## a graph of real work, undisturbed and under kill -9, beside the baseline policies
+	$(BIN)/poise demo
+
+test: setup      ## all tests
+	$(BIN)/python -m pytest
+
+lint: setup      ## style, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup    ## put the code in the one format
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+peers: setup     ## install the peers that `make bench` compares with, each in an environment of its own
+	$(BIN)/python benchmarks/peers.py install
+
+bench: setup     ## every figure in docs/numbers.md, interleaved with the peers that are installed
+	$(BIN)/python benchmarks/run_all.py
+
+docs: setup      ## the generated reference
+	$(BIN)/python docs/generate.py
+
+clean:           ## forget what was built
+	rm -rf $(VENV) .bench .peers build dist
