@@ -1,7 +1,7 @@
 """The client of a control plane: one connection, plain calls, errors as exceptions.
 
 It rides out a control plane that restarts: every call is safe to repeat (a submission carries a key), so a lost connection
-is tried again for `patience` seconds before `Unreachable` is raised.
+is tried again for `patience` seconds before `Unreachable` is raised, or until nobody is left who would start one.
 """
 
 import contextlib
@@ -18,8 +18,9 @@ import msgspec
 
 from poise.config import Home
 from poise.drivers import sockets
+from poise.drivers.lock import is_held
 from poise.drivers.security import read_token
-from poise.errors import ErrorRecord, Fault, PoiseError, Unreachable, from_record
+from poise.errors import ErrorRecord, Fault, PoiseError, SpecError, Unreachable, from_record
 from poise.model.reports import JobReport, LogEnd, LogLine, NodeReport, StatusReport
 
 T = TypeVar("T")
@@ -121,6 +122,8 @@ class Client:
             skip = dict(given)
             with contextlib.suppress(OSError, http.client.HTTPException), self._stream(path) as response:
                 for line in response:
+                    if line == b"\n":
+                        continue  # it is quiet, but there is somebody
                     piece = decode(line)
                     if isinstance(piece, LogEnd):
                         yield piece
@@ -136,11 +139,18 @@ class Client:
 
     def events(self, *, after: int = -1, decisions: bool = False, follow: bool = True) -> Iterator[bytes]:
         """Records of the log as JSON, each once it is durable."""
-        path = f"/v1/events?after={after}&decisions={str(decisions).lower()}&follow={str(follow).lower()}"
-        with self._stream(path) as response:
-            for line in response:
-                if line.startswith(b"data: "):
-                    yield line[6:].rstrip(b"\n")
+        choice = f"decisions={str(decisions).lower()}&follow={str(follow).lower()}"
+        while True:
+            try:
+                with self._stream(f"/v1/events?after={after}&{choice}") as response:
+                    for line in response:
+                        if line.startswith(b"id: "):
+                            after = int(line[4:])
+                        elif line.startswith(b"data: "):
+                            yield line[6:].rstrip(b"\n")
+                return
+            except (OSError, http.client.HTTPException):
+                self.status()  # wait for the control plane to be back, or raise; go on after the last record that came
 
     def submit_stream(self, specs: Iterable[dict[str, Any]]) -> Iterator[Receipt]:
         """Submit one by one over one connection; receipts come in order, each as soon as its job is durable.
@@ -165,13 +175,15 @@ class Client:
                 for line in response:
                     yield decode(line)
             except (OSError, http.client.HTTPException) as error:
-                raise Unreachable(f"the connection was lost: {error}", hint="`poise ls` shows what was accepted") from None
+                raise Unreachable(
+                    f"the connection was lost: {error}", hint="`poise ls` shows what was accepted"
+                ) from None
             sender.join()
 
     # --- transport ---------------------------------------------------------------------------------------------------
 
     def _call(self, method: str, path: str, kind: type[T], body: Any = None, timeout: float = PATIENCE) -> T:
-        data = msgspec.json.encode(body) if body is not None else None
+        data = _encoded(body) if body is not None else None
         deadline = time.monotonic() + self._patience
         while True:
             try:
@@ -179,7 +191,7 @@ class Client:
                 break
             except (OSError, http.client.HTTPException) as error:
                 self.close()
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline or not (is_held(self.home.lock) or is_held(self.home.supervisor)):
                     raise _unreachable(self.home, error) from None
                 time.sleep(0.05)
         if response.status >= 400:
@@ -221,6 +233,18 @@ def _send_lines(sock: socket.socket, specs: Iterable[dict[str, Any]]) -> None:
             line = encode({"spec": spec}) + b"\n"
             sock.sendall(b"%x\r\n%s\r\n" % (len(line), line))
         sock.sendall(b"0\r\n\r\n")
+
+
+def _encoded(body: Any) -> bytes:
+    try:
+        return msgspec.json.encode(body)
+    except (UnicodeEncodeError, RecursionError) as error:
+        raise SpecError(
+            "this cannot be sent: texts are UTF-8, and nothing contains itself",
+            code="E101",
+            have=ascii(str(error))[:120],
+            hint="put what is not text into a file",
+        ) from None
 
 
 def _error_of(response: http.client.HTTPResponse) -> PoiseError:

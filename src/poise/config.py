@@ -40,6 +40,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "failure.json"
 
     @property
+    def stay(self) -> Path:
+        """There when a control plane that was started for as long as there is a job has been asked to stay."""
+        return self.root / "stay"
+
+    @property
     def supervisor(self) -> Path:
         """Held by the supervisor; holds its process id."""
         return self.root / "supervisor"

@@ -25,7 +25,7 @@ from poise.drivers.devices import probe_node
 from poise.drivers.lock import take_lock
 from poise.drivers.logs import prune
 from poise.drivers.process import Keepers
-from poise.drivers.security import read_token
+from poise.drivers.security import ensure_home, read_token
 from poise.drivers.system import SystemClock, probe_cgroups
 from poise.errors import PoiseError
 from poise.kernel import node as machine
@@ -164,6 +164,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
     home = Home(options.home.resolve())
     try:
+        ensure_home(home)
         with take_lock(home.node / "lock", "agent"):
             uvloop.run(_main(home, options.name))
     except PoiseError as error:

@@ -15,11 +15,15 @@ _FLAGS = [
     click.option("--priority", metavar="CLASS", help="urgent, high, medium or low."),
     click.option("--deadline", metavar="TIME", help="When it must be done: 30m, or 2026-12-01T12:00:00Z."),
     click.option("--expect", metavar="TIME", help="How long it should run, until history knows better."),
-    click.option("--after", metavar="JOB", multiple=True, help="Start after this job (id or name) is done. Repeatable."),
+    click.option(
+        "--after", metavar="JOB", multiple=True, help="Start after this job (id or name) is done. Repeatable."
+    ),
     click.option("--workers", metavar="N", help="A gang of N tasks that start together."),
     click.option("--name", metavar="NAME", help="A name, unique among unfinished jobs."),
     click.option("--retries", metavar="N", help="How often to try again."),
-    click.option("--env", metavar="NAME[=VALUE]", multiple=True, help="Set or pass on an environment variable. Repeatable."),
+    click.option(
+        "--env", metavar="NAME[=VALUE]", multiple=True, help="Set or pass on an environment variable. Repeatable."
+    ),
 ]
 
 

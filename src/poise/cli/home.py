@@ -10,7 +10,7 @@ import msgspec
 
 from poise.client import Client
 from poise.config import Home
-from poise.drivers.lock import holder
+from poise.drivers.lock import is_held
 from poise.drivers.security import ensure_token
 from poise.errors import ErrorRecord, Fault, Unreachable
 
@@ -24,12 +24,12 @@ def current_home() -> Home:
 
 def running(home: Home) -> bool:
     """Whether a control plane holds this home."""
-    return holder(home.lock) != 0
+    return is_held(home.lock)
 
 
 def supervised(home: Home) -> bool:
     """Whether somebody keeps the control plane of this home alive, even if it is just being restarted."""
-    return holder(home.supervisor) != 0
+    return is_held(home.supervisor)
 
 
 def connected(home: Home) -> Client:
@@ -40,9 +40,13 @@ def connected(home: Home) -> Client:
 
 
 def ensure_up(home: Home, *options: str) -> Client:
-    """A client of this home's control plane, started now if none runs. `options` go to a control plane started here."""
+    """A client of this home's control plane, started now if none runs. `options` go to a control plane started here.
+
+    A control plane that nobody keeps alive (its supervisor was killed) gets a supervisor, which leaves it as it is.
+    """
+    ensure_token(home)
     for _ in range(3):
-        if not supervised(home) and not running(home):
+        if not supervised(home):
             _start(home, options)
         try:
             return _when_ready(home)
@@ -52,7 +56,6 @@ def ensure_up(home: Home, *options: str) -> Client:
 
 
 def _start(home: Home, options: tuple[str, ...]) -> None:
-    ensure_token(home)
     home.failure.unlink(missing_ok=True)
     program = Path(__file__).parent.parent / "control" / "supervisor.py"
     with home.messages.open("ab") as messages:

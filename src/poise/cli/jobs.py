@@ -1,5 +1,6 @@
 """`poise ls`, `show`, `wait` and `cancel`."""
 
+import time
 from typing import Any
 
 import click
@@ -7,8 +8,9 @@ import click
 from poise.cli import offline
 from poise.cli.home import connected, current_home, running, supervised
 from poise.cli.render import ago, counts_text, print_json, print_table, say, shorten, status_text
+from poise.errors import SpecError
 from poise.model.reports import JobReport, TaskReport
-from poise.units import MILLISECOND, format_bytes, format_duration, parse_duration
+from poise.units import SECOND, format_bytes, format_duration, parse_duration
 
 
 @click.command()
@@ -118,12 +120,15 @@ def _outcome(task: TaskReport) -> str:
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 def wait(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
     """Wait until every JOB is over; ends with the first failed one's exit code, or 0."""
-    client = connected(current_home())
     try:
-        seconds = parse_duration(timeout) / (1000 * MILLISECOND) if timeout is not None else None
+        seconds = parse_duration(timeout) / SECOND if timeout is not None else None
     except ValueError as error:
-        raise click.UsageError(f"--timeout: expected {error}") from None
-    reports = [client.wait(job, seconds) for job in jobs]
+        raise SpecError(
+            "the time cannot be read", code="E103", field="--timeout", need=str(error), hint="--timeout 90s"
+        ) from None
+    client = connected(current_home())
+    end = None if seconds is None else time.monotonic() + seconds
+    reports = [client.wait(job, None if end is None else max(0.0, end - time.monotonic())) for job in jobs]
     codes = [125 if report.exit_code is None else report.exit_code for report in reports]
     if as_json:
         print_json(reports)

@@ -66,7 +66,9 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--version", is_flag=True, callback=_print_version, expose_value=False, is_eager=True, help="Print the version.")
+@click.option(
+    "--version", is_flag=True, callback=_print_version, expose_value=False, is_eager=True, help="Print the version."
+)
 def poise() -> None:
     """Poise keeps a mixed fleet of accelerators busy, fair and on time.
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from poise.config import Home
 from poise.drivers.devices import probe_node
+from poise.drivers.security import ensure_home
 from poise.drivers.sqlite import LogReader
 from poise.errors import NotFound
 from poise.kernel.explain import job_report, node_report
@@ -48,6 +49,7 @@ def job(home: Home, name: str) -> JobReport:
 def nodes(home: Home) -> list[NodeReport]:
     """What the log knows, or else this machine as it would join."""
     ledger = load(home)
+    ensure_home(home)  # an identity for this machine is kept there
     states = list(ledger.nodes.values()) or [NodeState(node=probe_node("this machine", home.node))]
     return [node_report(state) for state in states]
 

@@ -2,10 +2,10 @@
 
 import contextlib
 import os
+import secrets
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,13 @@ from poise.cli.asking import asked, asking
 from poise.cli.home import current_home, ensure_up
 from poise.cli.render import print_json, say
 from poise.client import Client
-from poise.errors import PoiseError
+from poise.config import Home
+from poise.errors import PoiseError, Unreachable
 from poise.model.reports import LogEnd, LogPiece
 
 KEPT = ("PATH", "HOME", "VIRTUAL_ENV", "LANG")
 SAY_WHY_AFTER = 1.5
+SUBMIT_ATTEMPTS = 3
 
 
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
@@ -40,12 +42,24 @@ def run(command: tuple[str, ...], as_json: bool, **flags: Any) -> int:
     spec["env"] = kept | spec.get("env", {})
     spec.setdefault("retry", {"limit": 3, "when": ["lost"]})
     home = current_home()
-    client = ensure_up(home, "--until-idle")
-    job = client.submit(spec, user=environ.get("USER", ""))
-    with _cancelling(home, job):
-        threading.Thread(target=_say_why, args=(home, job), daemon=True).start()
-        code = _stream(client, job, sys.stderr.buffer if as_json else sys.stdout.buffer)
-    report = client.job(job)
+    with _Interrupts(home) as interrupts:
+        client, job = _submit(home, spec, environ.get("USER", ""))
+        interrupts.job_is(job)
+        over = threading.Event()
+        telling = threading.Thread(target=_say_why, args=(home, job, over), daemon=True)
+        telling.start()
+        try:
+            code = _stream(client, job, sys.stderr.buffer if as_json else sys.stdout.buffer)
+            report = client.job(job)
+        except Unreachable as error:
+            raise Unreachable(
+                f"the control plane has gone; {job} goes on without it",
+                have=error.record.have,
+                hint=f"`poise up`, then `poise logs -f {job}`",
+            ) from None
+        finally:
+            over.set()
+            telling.join(1)
     if as_json:
         print_json(report)
     else:
@@ -53,6 +67,19 @@ def run(command: tuple[str, ...], as_json: bool, **flags: Any) -> int:
             if task.outcome not in ("", "done", "failed") or task.note:
                 say(f"poise: {task.task} {task.outcome}{f': {task.note}' if task.note else ''}")
     return code
+
+
+def _submit(home: Home, spec: dict[str, Any], user: str) -> tuple[Client, str]:
+    """Submitted once, however often it takes: a control plane that was about to leave is started again."""
+    key = secrets.token_hex(8)
+    for left in range(SUBMIT_ATTEMPTS, 0, -1):
+        client = ensure_up(home, "--until-idle")
+        try:
+            return client, client.submit(spec, key=key, user=user)
+        except Unreachable:
+            if left == 1:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _stream(client: Client, job: str, out: Any) -> int:
@@ -66,29 +93,46 @@ def _stream(client: Client, job: str, out: Any) -> int:
     return 125
 
 
-@contextlib.contextmanager
-def _cancelling(home: Any, job: str) -> Any:
-    """Ctrl-C and SIGTERM cancel the job once; the second time this command just ends."""
+class _Interrupts:
+    """Ctrl-C and SIGTERM cancel the job, once there is one; the second time this command just ends."""
 
-    def cancel(number: int, _: Any) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        say(f"poise: cancelling {job}")
-        with contextlib.suppress(PoiseError):
-            Client(home).cancel(job)
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._job = ""
+        self._wanted = False
+        self._before: dict[int, Any] = {}
 
-    before = {number: signal.signal(number, cancel) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+    def __enter__(self) -> "_Interrupts":
+        self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def job_is(self, job: str) -> None:
+        self._job = job
+        if self._wanted:
+            self._cancel()
 
-def _say_why(home: Any, job: str) -> None:
+    def _on_signal(self, number: int, _: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        self._wanted = True
+        if self._job:
+            self._cancel()
+
+    def _cancel(self) -> None:
+        say(f"poise: cancelling {self._job}")
+        with contextlib.suppress(PoiseError):  # it may be over by now
+            Client(self._home).cancel(self._job)
+
+
+def _say_why(home: Home, job: str, over: threading.Event) -> None:
     """A command that has not started after a moment is told why, once."""
-    time.sleep(SAY_WHY_AFTER)
+    if over.wait(SAY_WHY_AFTER):
+        return
     with contextlib.suppress(PoiseError, OSError):
         report = Client(home, patience=0).job(job)
         reasons = [reason for task in report.tasks for reason in task.reasons]
-        if report.status in ("pending", "waiting") and reasons:
+        if report.status in ("pending", "waiting") and reasons and not over.is_set():
             say(f"poise: {job} waits: {'; '.join(dict.fromkeys(reasons))}")

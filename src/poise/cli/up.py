@@ -8,18 +8,23 @@ from pathlib import Path
 
 import click
 
-from poise.cli.home import connected, current_home, ensure_up, running, supervised
+from poise.cli.home import current_home, ensure_up, running, supervised
 from poise.cli.render import print_json, say
 from poise.client import Client
-from poise.drivers.lock import holder
-from poise.errors import Conflict, Fault
+from poise.drivers.lock import holder, is_held
+from poise.errors import Conflict, Fault, Unreachable
+from poise.model.reports import JobReport
 
 STOP_SECONDS = 15.0
 
 
 @click.command()
-@click.option("--policy", default="poise", show_default=True, metavar="NAME", help="poise, fifo, round-robin or static.")
-@click.option("--port", type=int, default=None, metavar="N", help="Loopback port of the API. [default: 7717, or a free one]")
+@click.option(
+    "--policy", default="poise", show_default=True, metavar="NAME", help="poise, fifo, round-robin or static."
+)
+@click.option(
+    "--port", type=int, default=None, metavar="N", help="Loopback port of the API. [default: 7717, or a free one]"
+)
 @click.option("--foreground", is_flag=True, help="Stay in this terminal, as a service manager wants it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def up(policy: str, port: int | None, foreground: bool, as_json: bool) -> int:
@@ -57,13 +62,13 @@ def up(policy: str, port: int | None, foreground: bool, as_json: bool) -> int:
 def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     """Stop the control plane and the agent. Refuses while jobs are unfinished, unless told what to do with them."""
     home = current_home()
-    was_up = running(home) or supervised(home)
+    was_up = running(home) or supervised(home) or is_held(home.node / "lock")
     if was_up:
-        client = connected(home)
-        unfinished = [job for job in client.jobs() if job.exit_code is None]
+        client = Client(home)
+        unfinished = [] if leave else _unfinished(client)
         if unfinished and cancel_jobs:
             _cancel_all(client, [job.id for job in unfinished])
-        elif unfinished and not leave:
+        elif unfinished:
             raise Conflict(
                 f"{len(unfinished)} jobs are unfinished",
                 have=", ".join(job.id for job in unfinished[:8]),
@@ -76,6 +81,17 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     else:
         say("poise is down" if was_up else "poise was not up")
     return 0
+
+
+def _unfinished(client: Client) -> list[JobReport]:
+    try:
+        return [job for job in client.jobs() if job.exit_code is None]
+    except Unreachable as error:
+        raise Unreachable(
+            "no control plane answers, so nobody knows what is unfinished",
+            have=error.record.have,
+            hint="`poise down --leave` stops what is left of it, `poise up` brings it back",
+        ) from None
 
 
 def _cancel_all(client: Client, jobs: list[str]) -> None:

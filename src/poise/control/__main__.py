@@ -9,9 +9,11 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -35,7 +37,10 @@ from poise.policy.suites import POLICIES
 from poise.units import Instant
 
 CANNOT_START = 3
-"""Exit code when a person has to act: the log is damaged or newer, or another control plane holds the home."""
+"""Exit code when a person has to act: the log is damaged, or newer."""
+
+WANTED_AGAIN = 4
+"""Exit code of one that left for want of work and was given some while it left: start me again."""
 
 _log = logging.getLogger("poise.control")
 
@@ -51,18 +56,29 @@ def main() -> int:
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
     home = Home(options.home.resolve())
+    os.umask(0o077)
     try:
         token = ensure_token(home)
         with take_lock(home.lock, "control plane"):
-            uvloop.run(_serve(home, token, options))
+            return _hold(home, token, options)
+    except PoiseError as error:  # not ours to hold: whoever holds it is not told of a failure
+        _log.error("%s: %s %s", error.record.code, error, error.record.have)
+        return error.exit_code
+
+
+def _hold(home: Home, token: str, options: argparse.Namespace) -> int:
+    """Serve while the lock is held. What only a person can mend is left on file for the command line to tell."""
+    home.failure.unlink(missing_ok=True)
+    try:
+        return uvloop.run(_serve(home, token, options))
     except PoiseError as error:
         _log.error("%s: %s %s", error.record.code, error, error.record.have)
         home.failure.write_bytes(msgspec.json.encode(error.record))
         return CANNOT_START
-    return 0
 
 
-async def _serve(home: Home, token: str, options: argparse.Namespace) -> None:
+async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
+    """The exit code."""
     loop = asyncio.get_running_loop()
     store: SqliteStore[Event] = SqliteStore(
         home.log,
@@ -79,8 +95,8 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> None:
     settings = Settings(policy=options.policy, history=options.history, version=__version__)
     plane = Plane(Controller(ledger, settings), store, clock, InlineDecider(options.policy))
     plane.begin(boot=boot, boottime=boottime)
-    lifetime = Lifetime(plane, until_idle=options.until_idle)
-    server = uvicorn.Server(
+    lifetime = Lifetime(plane, home, until_idle=options.until_idle)
+    server = _Server(
         uvicorn.Config(
             make_app(plane, home, token, lifetime),
             loop="uvloop",
@@ -94,6 +110,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> None:
             log_config=None,
             timeout_graceful_shutdown=1,
             server_header=False,
+            proxy_headers=False,
             date_header=False,
         )
     )
@@ -107,8 +124,20 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> None:
     await serving
     leaving.cancel()
     store.close()
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):
         home.endpoint.unlink()
+    return WANTED_AGAIN if lifetime.wanted_again else 0
+
+
+class _Server(uvicorn.Server):
+    """Stops on SIGTERM and SIGINT, and then goes on to its end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """By the loop. The inherited way raises the signal once more after serving, and nothing after it would be done."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.handle_exit, number, None)
+        yield
 
 
 def _loopback(port: int) -> tuple[socket.socket, int]:
@@ -127,10 +156,13 @@ def _loopback(port: int) -> tuple[socket.socket, int]:
 
 
 def _write_endpoint(home: Home, port: int) -> None:
-    """Atomically: a reader finds the whole file or none."""
+    """Atomically: a reader finds the whole file or none. A full disk does not keep the control plane from serving."""
     draft = home.endpoint.with_suffix(".new")
-    draft.write_bytes(msgspec.json.encode(Endpoint(pid=os.getpid(), port=port, version=__version__)))
-    draft.replace(home.endpoint)
+    try:
+        draft.write_bytes(msgspec.json.encode(Endpoint(pid=os.getpid(), port=port, version=__version__)))
+        draft.replace(home.endpoint)
+    except OSError as error:
+        _log.warning("%s cannot be written: %s", home.endpoint, error.strerror)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from litestar.response import Stream
 from poise import __version__
 from poise.config import Home
 from poise.control.guard import App, ErrorBody, Guard
-from poise.control.hot import NodeChannel, Submission, Submissions
+from poise.control.hot import UNREADABLE, NodeChannel, Submission, Submissions, not_json
 from poise.control.lifetime import Lifetime
 from poise.control.plane import Plane
 from poise.drivers.joblogs import follow_job
@@ -33,6 +33,9 @@ MAX_WAIT = 60.0
 
 RECENT = 20
 """Finished jobs shown beside the unfinished ones unless all are asked for."""
+
+MAX_REVISION = 2**62
+Revision = Annotated[int, Parameter(le=MAX_REVISION)]
 
 EVENT_PAGE = 1000
 KEEP_ALIVE = 15.0
@@ -108,7 +111,11 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime) -> App:
             ledger, found = await settled_job(found.id)
         return job_report(ledger, found, plane.clock.now(), tasks=True)
 
-    @post("/v1/jobs/{name:str}/cancel", summary="Cancel a job; its running tasks get SIGTERM, then SIGKILL", status_code=202)
+    @post(
+        "/v1/jobs/{name:str}/cancel",
+        summary="Cancel a job; its running tasks get SIGTERM, then SIGKILL",
+        status_code=202,
+    )
     async def cancel(name: str) -> Submitted:
         return Submitted(await plane.request(lambda request: machine.Cancel(request, name, "user")))
 
@@ -128,9 +135,11 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime) -> App:
         return {"node": await plane.request(lambda request: machine.Drain(request, name, data.on))}
 
     @get("/v1/events", summary="The log as server-sent events, from `after` on; `decisions` only, or all")
-    async def events(request: Request[Any, Any, Any], after: int = -1, decisions: bool = False, follow: bool = True) -> Stream:
+    async def events(
+        request: Request[Any, Any, Any], after: Revision = -1, decisions: bool = False, follow: bool = True
+    ) -> Stream:
         last = request.headers.get("last-event-id", "")
-        start = int(last) if last.isdigit() else after
+        start = min(int(last), MAX_REVISION) if last.isdecimal() and len(last) < 20 else after
         return Stream(_event_stream(plane, start, decisions, follow), media_type="text/event-stream")
 
     @post("/v1/shutdown", summary="Stop the control plane; running work goes on", status_code=202)
@@ -138,14 +147,18 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime) -> App:
         asyncio.get_running_loop().call_later(0.05, lifetime.end)
         return {"stopping": True}
 
-    @post("/v1/stay", summary="Stay up when no job is left, if started only for as long as there is one", status_code=202)
+    @post(
+        "/v1/stay", summary="Stay up when no job is left, if started only for as long as there is one", status_code=202
+    )
     async def stay() -> dict[str, bool]:
         lifetime.stay()
         return {"staying": True}
 
+    answers: dict[Any, Any] = {PoiseError: _on_poise_error, HTTPException: _on_http_error, Exception: _on_any_error}
+    answers |= dict.fromkeys(UNREADABLE, _on_unreadable)
     rest = Litestar(
         route_handlers=[health, status, submit, jobs, job, cancel, logs, nodes, drain, events, shutdown, stay],
-        exception_handlers={PoiseError: _on_poise_error, HTTPException: _on_http_error, Exception: _on_any_error},
+        exception_handlers=answers,
         openapi_config=OpenAPIConfig(
             title="Poise",
             version=__version__,
@@ -159,8 +172,22 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime) -> App:
 
 
 async def _lines(pieces: AsyncIterator[Any]) -> AsyncIterator[bytes]:
-    async for piece in pieces:
-        yield msgspec.json.encode(piece) + b"\n"
+    """One a line; an empty line now and then says that there is somebody here."""
+    source = aiter(pieces)
+    upcoming = asyncio.ensure_future(anext(source, None))
+    try:
+        while True:
+            done, _ = await asyncio.wait((upcoming,), timeout=KEEP_ALIVE)
+            if not done:
+                yield b"\n"
+                continue
+            piece = upcoming.result()
+            if piece is None:
+                return
+            yield msgspec.json.encode(piece) + b"\n"
+            upcoming = asyncio.ensure_future(anext(source, None))
+    finally:
+        upcoming.cancel()
 
 
 async def _event_stream(plane: Plane, after: int, decisions: bool, follow: bool) -> AsyncIterator[bytes]:
@@ -177,10 +204,13 @@ async def _event_stream(plane: Plane, after: int, decisions: bool, follow: bool)
             for revision, event in page:
                 position = revision
                 if not decisions or isinstance(event, Placed | Held | PolicyFailed):
-                    chunks.append(b"id: %d\ndata: %s\n\n" % (revision, msgspec.json.encode(LoggedEvent(revision, event))))
+                    chunks.append(
+                        b"id: %d\ndata: %s\n\n" % (revision, msgspec.json.encode(LoggedEvent(revision, event)))
+                    )
             if chunks:
                 yield b"".join(chunks)
             if page:
+                await asyncio.sleep(0)  # a long log with little to show is not to hold up everybody else
                 continue
             if not follow:
                 return
@@ -200,16 +230,27 @@ def _on_poise_error(_: Request[Any, Any, Any], error: PoiseError) -> Response[Er
     return _answer(error.record, error.status)
 
 
+def _on_unreadable(_: Request[Any, Any, Any], error: Exception) -> Response[ErrorBody]:
+    return _answer(not_json(error).record, 422)
+
+
 def _on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[ErrorBody]:
     if isinstance(error, ValidationException):
         details = error.extra if isinstance(error.extra, list) else []
         first = details[0] if details and isinstance(details[0], dict) else {}
         record = ErrorRecord(
-            code="E102", message=str(first.get("message", error.detail)), field=str(first.get("key", ""))
+            code="E102",
+            message=str(first.get("message", error.detail)),
+            field=str(first.get("key", "")),
+            hint="`/v1/schema/openapi.json` describes it",
         )
         return _answer(record, 422)
     code = "E120" if error.status_code == 404 else "E102" if error.status_code < 500 else "E299"
-    record = ErrorRecord(code=code, message=error.detail, field=request.url.path, hint="`/v1/schema/openapi.json` lists the routes")
+    if error.status_code == 413:
+        code = "E140"
+    record = ErrorRecord(
+        code=code, message=error.detail, field=request.url.path, hint="`/v1/schema/openapi.json` lists the routes"
+    )
     return _answer(record, error.status_code)
 
 

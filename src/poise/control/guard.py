@@ -70,7 +70,7 @@ class Guard:
                 hint="`Authorization: Bearer $(cat ~/.poise/token)`",
             )
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > MAX_BODY and headers.get("content-type") != "application/x-ndjson":
+        if length.isdecimal() and int(length) > MAX_BODY and not is_stream(headers):
             return TooLarge("the request is too large", code="E140", need=f"at most {MAX_BODY} bytes", have=length)
         return None
 
@@ -115,6 +115,11 @@ async def refuse(scope: Scope, send: Send, error: PoiseError) -> None:
 def _hot_key(scope: Scope, headers: dict[str, str]) -> str:
     if scope["type"] == "websocket":
         return "channel" if scope["path"] == "/v1/channel" else ""
-    if scope["method"] == "POST" and scope["path"] == "/v1/jobs" and headers.get("content-type") == "application/x-ndjson":
+    if scope["method"] == "POST" and scope["path"] == "/v1/jobs" and is_stream(headers):
         return "submissions"
     return ""
+
+
+def is_stream(headers: dict[str, str]) -> bool:
+    """Whether the body is lines of JSON, each bounded by itself."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower() == "application/x-ndjson"

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -23,17 +23,23 @@ from poise.model.spec import compile_spec
 MAX_UNANSWERED = 4096
 """Submissions of one stream that wait for the log; reading pauses beyond."""
 
+MAX_UNSENT = 100_000
+"""Frames that wait for one agent to read them."""
+
 _log = logging.getLogger("poise.control")
 _from_agent: msgspec.msgpack.Decoder[FromAgent] = msgspec.msgpack.Decoder(FromAgent)
 _encode = msgspec.msgpack.Encoder().encode
+
+
+Word = Annotated[str, msgspec.Meta(max_length=128)]
 
 
 class Submission(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A job to run. `spec` is what a file would hold; `key` makes a repeated submission harmless."""
 
     spec: dict[str, Any]
-    key: str = ""
-    user: str = ""
+    key: Word = ""
+    user: Word = ""
 
 
 class Accepted(msgspec.Struct, omit_defaults=True):
@@ -42,6 +48,9 @@ class Accepted(msgspec.Struct, omit_defaults=True):
     job: str = ""
     error: ErrorRecord | None = None
 
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What a body that is no JSON makes the decoder raise."""
 
 Done = Callable[[Accepted], None]
 _submission = msgspec.json.Decoder(Submission)
@@ -52,8 +61,8 @@ def submit(plane: Plane, line: bytes, wall: float, answer: Answer) -> None:
     """Compile one submission and post it; raises PoiseError when it cannot be compiled."""
     try:
         submission = _submission.decode(line)
-    except msgspec.DecodeError as error:
-        raise _not_json(error) from None
+    except UNREADABLE as error:
+        raise not_json(error) from None
     compiled = compile_spec(submission.spec, wall=wall)
     plane.ask(lambda request: machine.Submit(request, compiled, submission.key, submission.user), answer)
 
@@ -140,9 +149,7 @@ class _Stream:
                 ready.append(_accepted.encode(self._slots.popleft()[0]))
             self._space.set()
             if ready:
-                await send(
-                    {"type": "http.response.body", "body": b"\n".join(ready) + b"\n", "more_body": True}
-                )
+                await send({"type": "http.response.body", "body": b"\n".join(ready) + b"\n", "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -168,7 +175,7 @@ class NodeChannel:
                     self._plane.connect(node, channel)
                 if node:
                     self._plane.hear(node, channel, message)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             _log.warning("node %s sent what is no message: %s", node or "(unnamed)", error)
         finally:
             channel.close()
@@ -187,7 +194,11 @@ class _Channel:
         self._task = asyncio.create_task(self._write())
 
     def send(self, message: ToAgent) -> None:
-        self._queue.append(_encode(message))
+        """An agent that does not read is hung up on; when it comes back it is told everything anew."""
+        if len(self._queue) >= MAX_UNSENT:
+            self._closed = True
+        if not self._closed:
+            self._queue.append(_encode(message))
         self._news.set()
 
     def close(self) -> None:
@@ -197,7 +208,7 @@ class _Channel:
     async def _write(self) -> None:
         try:
             while not self._closed:
-                while self._queue:
+                while self._queue and not self._closed:
                     await self._send({"type": "websocket.send", "bytes": self._queue.popleft()})
                 self._news.clear()
                 if not self._queue and not self._closed:
@@ -215,7 +226,7 @@ def _answering(done: Done) -> Answer:
     return answer
 
 
-def _not_json(error: msgspec.DecodeError) -> PoiseError:
+def not_json(error: Exception) -> PoiseError:
     return SpecError("this is no submission", code="E101", have=str(error), hint='{"spec": {"run": ["echo", "hello"]}}')
 
 

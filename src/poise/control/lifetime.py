@@ -4,25 +4,37 @@ import asyncio
 import os
 import signal
 
-from poise.config import Times
+from poise.config import Home, Times
 from poise.control.plane import Plane
 
 _LOOK_EVERY = 0.25
 
 
 class Lifetime:
-    """Ends this process by SIGTERM, which the server takes as the wish to stop in order."""
+    """Ends this process by SIGTERM, which the server takes as the wish to stop in order.
 
-    def __init__(self, plane: Plane, *, until_idle: bool) -> None:
+    That somebody asked it to stay is on file, so that one restarted after a crash stays too.
+    """
+
+    def __init__(self, plane: Plane, home: Home, *, until_idle: bool) -> None:
         self._plane = plane
-        self._until_idle = until_idle
+        self._home = home
+        self._until_idle = until_idle and not home.stay.exists()
+        self._left = False
 
     def end(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def stay(self) -> None:
         """Stay up from now on, jobs or not."""
-        self._until_idle = False
+        if self._until_idle:
+            self._home.stay.touch(mode=0o600)
+            self._until_idle = False
+
+    @property
+    def wanted_again(self) -> bool:
+        """Work, or the wish to stay, was accepted after the decision to leave: somebody has to be here for it."""
+        return self._left and (not self._until_idle or bool(self._plane.ledger.unfinished_jobs()))
 
     async def leave_when_idle(self) -> None:
         """Returns when the process has been told to end."""
@@ -33,7 +45,6 @@ class Lifetime:
             if self._plane.ledger.unfinished_jobs():
                 idle_since = now
             elif now - idle_since > Times().idle_exit and self._until_idle:
+                self._left = True
                 self.end()
                 return
-
-

@@ -5,6 +5,7 @@ for all of it and one commit makes all of it durable.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -81,7 +82,7 @@ class Plane:
         self._recent: deque[tuple[int, Event]] = deque(maxlen=RECENT_EVENTS)
         self._published = store.durable()
         self._followers: set[asyncio.Event] = set()
-        self._watched: dict[str, list[asyncio.Future[None]]] = {}
+        self._watched: dict[str, set[asyncio.Future[None]]] = {}
         store.on_durable = self._on_durable
         store.on_failed = self._on_failed
 
@@ -125,7 +126,8 @@ class Plane:
     async def settled(self) -> Ledger:
         """The ledger, once all that it holds now is durable: readers see nothing that a crash could take back."""
         while self.controller.durable < self.ledger.revision:
-            await self.request(machine.Barrier)
+            with contextlib.suppress(PoiseError):  # not written after all: the ledger is what is durable again
+                await self.request(machine.Barrier)
         return self.ledger
 
     # --- agents ------------------------------------------------------------------------------------------------------
@@ -174,11 +176,16 @@ class Plane:
             if job is None or job.ended:
                 return
             future: asyncio.Future[None] = self._loop.create_future()
-            self._watched.setdefault(job_id, []).append(future)
+            watching = self._watched.setdefault(job_id, set())
+            watching.add(future)
             try:
                 await asyncio.wait_for(future, left)
             except TimeoutError:
                 return
+            finally:
+                watching.discard(future)
+                if not watching and self._watched.get(job_id) is watching:
+                    del self._watched[job_id]
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -290,5 +297,3 @@ def load_ledger(store: Store) -> Ledger:
     for _, event in store.read(ledger.revision):
         ledger.apply(event)
     return ledger
-
-

@@ -4,7 +4,8 @@
 
 A child that ends is started again, at once the first time and after a pause that doubles to five seconds when it keeps
 ending. A control plane that ends with code 0 was told to, with code 3 cannot start until a person acts: then the agent is
-ended too, and so is this process. Whoever holds the locks already (children of a supervisor that was killed) is left alone and replaced only when it is gone.
+ended too, and so is this process. Whoever holds the locks already (children of a supervisor that was killed) is left
+alone, and replaced only when it is gone.
 """
 
 import fcntl
@@ -70,6 +71,22 @@ def held_by_other(path: str) -> bool:
         return True
 
 
+def take(path: str) -> bool:
+    """Hold the lock from now on. Looking at a lock takes it for an instant, so try for a moment."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    for _ in range(50):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.01)
+            continue
+        name = b"%d\n" % os.getpid()
+        os.pwrite(lock, name, 0)
+        os.ftruncate(lock, len(name))
+        return True
+    return False
+
+
 def run(home: str, options: list[str]) -> int:
     """Supervise until told to stop. Returns the exit code."""
     control = Child([sys.executable, "-m", "poise.control", home, *options], os.path.join(home, "lock"))  # noqa: PTH118
@@ -115,13 +132,13 @@ def _sleep(wakeup: int) -> None:
 def main() -> int:
     home, options = sys.argv[1], sys.argv[2:]
     os.makedirs(home, mode=0o700, exist_ok=True)  # noqa: PTH103
-    lock = os.open(os.path.join(home, "supervisor"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # noqa: PTH118
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not take(os.path.join(home, "supervisor")):  # noqa: PTH118
         return 0  # somebody keeps this home already
-    os.ftruncate(lock, 0)
-    os.write(lock, str(os.getpid()).encode())
+    if not held_by_other(os.path.join(home, "lock")):  # noqa: PTH118
+        try:
+            os.unlink(os.path.join(home, "stay"))  # noqa: PTH108, PTH118 — the wish was for the run before this one
+        except FileNotFoundError:
+            pass
     return run(home, options)
 
 

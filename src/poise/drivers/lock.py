@@ -3,41 +3,77 @@
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from poise.errors import Conflict
+
+_ATTEMPTS = 50
+_PAUSE = 0.01
+"""Looking at a lock (`holder`, `is_held`) takes it for an instant: one who wants it tries again before it is refused."""
 
 
 @contextlib.contextmanager
 def take_lock(path: Path, what: str) -> Iterator[None]:
     """Hold the lock. Raises `Conflict` (E204) naming the process that has it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        for _ in range(_ATTEMPTS):
+            if _lock(handle):
+                break
+            time.sleep(_PAUSE)
+        else:
             raise Conflict(
                 f"another {what} holds this home",
                 code="E204",
                 field=str(path),
-                have=f"process {file.read().strip() or 'unknown'}",
+                have=f"process {_written(handle) or 'unknown'}",
                 hint="`poise down`, or another POISE_HOME",
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+            )
+        name = b"%d\n" % os.getpid()
+        os.pwrite(handle, name, 0)  # before it is cut: a reader never finds the file empty, a full disk has room for it
+        os.ftruncate(handle, len(name))
         yield
+    finally:
+        os.close(handle)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a living process holds the lock."""
+    return _look(path)[0]
 
 
 def holder(path: Path) -> int:
     """The process that holds the lock, 0 if nobody does."""
+    for _ in range(_ATTEMPTS):
+        held, process = _look(path)
+        if process or not held:
+            return process
+        time.sleep(_PAUSE)  # it has just been taken for the first time, and its holder is about to write who it is
+    return 0
+
+
+def _look(path: Path) -> tuple[bool, int]:
     try:
-        with path.open("r+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return int(file.read().strip() or "0")
-            return 0
-    except (FileNotFoundError, ValueError):
-        return 0
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False, 0
+    try:
+        return (False, 0) if _lock(handle) else (True, _written(handle))
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _written(handle: int) -> int:
+    first = os.pread(handle, 32, 0).split(b"\n")[0].strip()
+    return int(first) if first.isdigit() else 0

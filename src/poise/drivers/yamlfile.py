@@ -27,10 +27,16 @@ _Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("int", r"[-+]?(?:0|[1-9][0-9]*)", "-+0123456789"),
-    ("float", r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", "-+0123456789."),
+    (
+        "float",
+        r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+0123456789.",
+    ),
     ("null", r"~|null|Null|NULL|", "~nN\0"),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first) + ([""] if _tag == "null" else []))
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first) + ([""] if _tag == "null" else [])
+    )
 
 
 def _mapping(loader: Any, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -40,9 +46,13 @@ def _mapping(loader: Any, node: Any, deep: bool = False) -> dict[Any, Any]:
         if not isinstance(key, str):
             raise _at(key_node, "a key is a text", "E102", have=str(key), hint=f'"{key}":')
         if key in seen:
-            raise _at(key_node, f"the key `{key}` is given twice", "E107", have=key, hint="rename or remove one of them")
+            raise _at(
+                key_node, f"the key `{key}` is given twice", "E107", have=key, hint="rename or remove one of them"
+            )
         seen.add(key)
-    return {loader.construct_object(key, deep=True): loader.construct_object(value, deep=True) for key, value in node.value}
+    return {
+        loader.construct_object(key, deep=True): loader.construct_object(value, deep=True) for key, value in node.value
+    }
 
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
@@ -51,16 +61,26 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 def load_yaml(path: Path) -> Any:
     """The one document of a file. Raises `SpecError` (E101, or E107 for a key given twice) with the line."""
     try:
-        size = path.stat().st_size
-        if size > MAX_BODY:
+        with path.open("rb") as file:
+            content = file.read(MAX_BODY + 1)  # not by its size: a pipe has none
+        if len(content) > MAX_BODY:
             raise SpecError(
-                "the file is too large", code="E101", field=str(path), need=f"at most {MAX_BODY} bytes", have=f"{size} bytes"
+                "the file is too large",
+                code="E101",
+                field=str(path),
+                need=f"at most {MAX_BODY} bytes",
+                have=f"{max(path.stat().st_size, len(content))} bytes",
+                hint="a task cut by data: `parts: 100` instead of 100 tasks",
             )
-        text = path.read_text(encoding="utf-8")
+        text = content.decode()
     except OSError as error:
-        raise SpecError(f"the file cannot be read: {error.strerror}", code="E101", field=str(path), hint="`ls`") from None
+        raise SpecError(
+            f"the file cannot be read: {error.strerror}", code="E101", field=str(path), hint=f"`ls -l {path}`"
+        ) from None
     except UnicodeDecodeError as error:
-        raise SpecError("the file is not UTF-8 text", code="E101", field=str(path), have=str(error)) from None
+        raise SpecError(
+            "the file is not UTF-8 text", code="E101", field=str(path), have=str(error), hint=f"`file {path}`"
+        ) from None
     return parse_yaml(text, str(path))
 
 
@@ -73,40 +93,77 @@ def parse_yaml(text: str, name: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark is not None else name
         problem = getattr(error, "problem", None) or str(error)
-        raise SpecError(f"this is not YAML: {problem}", code="E101", field=where) from None
+        raise SpecError(f"this is not YAML: {problem}", code="E101", field=where, hint="run: echo hello") from None
     except SpecError as error:
         if error.record.field.startswith(":"):
             raise SpecError(
-                str(error), code=error.record.code, field=f"{name}{error.record.field}", have=error.record.have, hint=error.record.hint
+                str(error),
+                code=error.record.code,
+                field=f"{name}{error.record.field}",
+                have=error.record.have,
+                hint=error.record.hint,
             ) from None
         raise
     except (RecursionError, ValueError) as error:
-        raise SpecError(f"this is not YAML that can be read: {error}", code="E101", field=name) from None
+        raise SpecError(
+            f"this is not YAML that can be read: {error}", code="E101", field=name, hint="run: echo hello"
+        ) from None
+
+
+class _Open:
+    """A collection being walked: how many values came before it, and how deep it has gone."""
+
+    def __init__(self, anchor: str | None, before: int, deepest: int) -> None:
+        self.anchor = anchor
+        self.before = before
+        self.deepest = deepest
 
 
 def _check_bounds(text: str, name: str) -> None:
-    """Walk the events, which cost no memory, before anything is built from them."""
-    depth, nodes, sizes = 0, 0, {}
-    open_anchors: list[tuple[str | None, int]] = []
+    """Walk the events, which cost no memory, before anything is built from them. An alias counts as what it stands for."""
+    nodes = 0
+    known: dict[str, tuple[int, int]] = {}  # of what an anchor names: values, levels
+    within: list[_Open] = []
     for event in yaml.parse(text, _Loader):
+        reach = 0
         if isinstance(event, yaml.AliasEvent):
-            nodes += sizes.get(event.anchor, 1)
+            if any(one.anchor == event.anchor for one in within):
+                raise SpecError(
+                    "the file contains itself", code="E101", field=name, have=f"*{event.anchor}", hint="drop it"
+                )
+            values, levels = known.get(event.anchor or "", (1, 0))
+            nodes, reach = nodes + values, len(within) + levels
         elif isinstance(event, yaml.ScalarEvent):
             nodes += 1
             if event.anchor:
-                sizes[event.anchor] = 1
+                known[event.anchor] = (1, 0)
         elif isinstance(event, yaml.CollectionStartEvent):
-            depth, nodes = depth + 1, nodes + 1
-            open_anchors.append((event.anchor, nodes))
+            reach = len(within) + 1
+            within.append(_Open(event.anchor, nodes, reach))
+            nodes += 1
         elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-            anchor, before = open_anchors.pop()
-            if anchor:
-                sizes[anchor] = nodes - before + 1
-        if depth > MAX_DEPTH:
-            raise SpecError("the file is nested too deep", code="E101", field=name, need=f"at most {MAX_DEPTH} levels")
+            ended = within.pop()
+            reach = ended.deepest
+            if ended.anchor:
+                known[ended.anchor] = (nodes - ended.before, ended.deepest - len(within))
+        if within:
+            within[-1].deepest = max(within[-1].deepest, reach)
+        if reach > MAX_DEPTH:
+            raise SpecError(
+                "the file is nested too deep",
+                code="E101",
+                field=name,
+                need=f"at most {MAX_DEPTH} levels",
+                hint="flatten it",
+            )
         if nodes > MAX_NODES:
-            raise SpecError("the file holds too much", code="E101", field=name, need=f"at most {MAX_NODES} values")
+            raise SpecError(
+                "the file holds too much",
+                code="E101",
+                field=name,
+                need=f"at most {MAX_NODES} values",
+                hint="a task cut by data: `parts: 100` instead of 100 tasks",
+            )
 
 
 def _at(node: Any, message: str, code: str, *, have: str, hint: str) -> SpecError:
