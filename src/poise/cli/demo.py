@@ -37,6 +37,8 @@ POLL_SECONDS = 0.2
 BAR = 28
 BETWEEN_KILLS = 1.5
 LIMIT_SECONDS = 170.0
+FILE_WIDTH = 150
+"""Columns when the output is no terminal."""
 
 STYLES = {"done": "green", "running": "cyan", "failed": "red", "recovering": "yellow", "stopping": "yellow"}
 
@@ -64,20 +66,22 @@ def demo(as_json: bool, keep: bool) -> int:
     """
     if importlib.util.find_spec("sklearn") is None:
         raise InputError("the demo's work needs scikit-learn", hint="pip install 'poise[demo]'")
-    console = Console(stderr=True)
+    console, out = Console(stderr=True), Console()
+    if not out.is_terminal:
+        out.width = FILE_WIDTH
     runs = []
     for policy, disturb in (("poise", False), ("poise", True), *((name, False) for name in BASELINES)):
         title = f"{policy}, with kill -9" if disturb else policy
         with _place(keep, console) as folder:
             runs.append(_run(policy, disturb, folder, console))
         if not as_json and policy == "poise":
-            Console().print(task_table(runs[-1], title))
+            out.print(task_table(runs[-1], title), "")
     same = all(run.results == runs[0].results for run in runs)
     whole = all(run.report.exit_code == 0 for run in runs)
     if as_json:
         print_json({"runs": [_public(run) for run in runs], "results_equal": same})
     else:
-        Console().print(comparison(runs), _verdict(runs, same))
+        out.print(comparison(runs), _verdict(runs, same))
     return 0 if same and whole else 2
 
 
@@ -219,7 +223,9 @@ def _lines(console: Console, policy: str, killer: Killer | None) -> Iterator[Cal
             if before.get(task.name) != (task.status, task.epoch):
                 before[task.name] = (task.status, task.epoch)
                 if task.status in ("running", "done", "failed", "recovering"):
-                    console.print(f"{policy}: {task.name} {task.status}" + (f", epoch {task.epoch}" if task.epoch > 1 else ""))
+                    console.print(
+                        f"{policy}: {task.name} {task.status}" + (f", epoch {task.epoch}" if task.epoch > 1 else "")
+                    )
 
     yield update
 
@@ -269,8 +275,8 @@ def task_table(run: Run, title: str) -> Table:
         table.add_column(name, no_wrap=True)
     for name in ("epoch", "waited", "ran"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column(f"{'0 s':<{BAR - 6}}{run.makespan:>5.1f} s", no_wrap=True)
-    table.add_column("why there", overflow="ellipsis", no_wrap=True)
+    table.add_column(f"{'0 s':<{BAR - 7}}{run.makespan:>5.1f} s", no_wrap=True, min_width=BAR)
+    table.add_column("why there", overflow="fold")
     for task in run.tasks:
         style = STYLES.get(task["status"], "dim")
         epoch = Text(str(task["epoch"] or "-"), style="bold yellow" if task["epoch"] > 1 else "")
