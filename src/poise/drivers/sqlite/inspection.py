@@ -1,0 +1,77 @@
+"""An inspection of the whole log: it follows the records from the first one, and only reads."""
+
+import contextlib
+import sqlite3
+from pathlib import Path
+from typing import NamedTuple
+
+from poise.drivers.sqlite import faults, tables
+from poise.drivers.sqlite.faults import READ_ERRORS
+from poise.drivers.sqlite.mark import mark_path
+from poise.drivers.sqlite.record import FORMAT, is_whole
+from poise.errors import StoreDamaged
+
+
+class Found(NamedTuple):
+    last: int  # the last revision of the whole records that the log begins with
+    whole: int  # how many they are
+    damage: str  # what is wrong behind them, empty where nothing is
+    following: int  # whole records behind the damage
+
+
+def inspect(connection: sqlite3.Connection) -> Found:
+    """The first record that is missing or damaged ends the whole part. Raises `StoreNewer` for another log format."""
+    last, whole, damage = 0, 0, ""
+    try:
+        _refuse_newer_format(connection)
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'log'").fetchall():
+            return Found(last=0, whole=0, damage="", following=0)
+        last = _pruned(connection)
+        for revision, record in connection.execute("SELECT revision, record FROM log ORDER BY revision"):
+            if revision != last + 1 or not is_whole(revision, record):
+                damage = "it is missing or not as it was written"
+                break
+            last, whole = revision, whole + 1
+    except READ_ERRORS as error:
+        if not faults.is_damage(error):  # a disk that does not answer says nothing about the log
+            raise
+        damage = str(error)
+    return Found(last, whole, damage, _count_whole_after(connection, last) if damage else 0)
+
+
+def refuse_loss(path: Path, found: Found, mark: int) -> None:
+    """Raises `StoreDamaged` unless the log can go on after its last whole record without losing what is known."""
+    if found.damage and (found.following or not found.whole):
+        raise damaged(path, found)
+    if found.last < mark:
+        detail = f"revision {found.last + 1} is damaged, {found.damage}" if found.damage else ""
+        raise faults.short(path, mark_path(path), last=found.last, promised=mark, detail=detail)
+
+
+def damaged(path: Path, found: Found) -> StoreDamaged:
+    follow = f"{found.following} whole records follow" if found.following else "no whole record follows"
+    message = f"the log is damaged at revision {found.last + 1} in `{path}`: {found.damage}; {follow}"
+    return faults.damaged(path, message)
+
+
+def _refuse_newer_format(connection: sqlite3.Connection) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > FORMAT:
+        message = f"the log has format {version}; this version reads {FORMAT}"
+        raise faults.newer(message, tables.read_writer(connection))
+
+
+def _pruned(connection: sqlite3.Connection) -> int:
+    """The revision before the first one. Where that is not 0, a whole checkpoint must stand in for what is gone."""
+    before = tables.first_revision(connection) - 1
+    rows = connection.execute("SELECT revision FROM checkpoint WHERE revision >= ?", (before,)).fetchall()
+    return before if any(tables.whole_checkpoint(connection, revision) for (revision,) in rows) else 0
+
+
+def _count_whole_after(connection: sqlite3.Connection, last: int) -> int:
+    count = 0
+    select = "SELECT revision, record FROM log WHERE revision > ? ORDER BY revision DESC"
+    with contextlib.suppress(*READ_ERRORS):  # what can be reached from the end
+        for revision, record in connection.execute(select, (last,)):
+            count += is_whole(revision, record)
+    return count

@@ -1,0 +1,115 @@
+"""A log read from outside: beside a running control plane or without one, creating no file and changing none."""
+
+import contextlib
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from poise.drivers.sqlite import faults, tables
+from poise.drivers.sqlite.inspection import damaged, inspect, refuse_loss
+from poise.drivers.sqlite.mark import read_mark
+from poise.drivers.sqlite.verified import Answer, Event, VerifiedLog, log
+from poise.drivers.sqlite.wal import has_index, wal_path
+from poise.errors import Busy, PoiseError
+
+_ATTEMPTS = 10
+
+
+class LogReader(VerifiedLog[Event]):
+    """Reads a log that a control plane may be writing, or none.
+
+    SQLite's own ways of reading differ with what lies there:
+
+    * no write-ahead file: the log was closed cleanly, and is read as a file that does not change;
+    * one with its index (`-shm`): SQLite reads both, beside a writer or after one that was killed;
+    * one whose index is missing or of another generation, as in a backup or after a power cut: SQLite would have to
+      write a new index, so it gets a private copy of the files to do that to.
+
+    In the first and the last case the files are looked at again after every query: when a control plane starts
+    meanwhile, the query runs again and does not answer half from the old and half from the new.
+    """
+
+    def __init__(
+        self, path: Path, decode: Callable[[bytes], Event], *, warn: Callable[[str], None] = log.warning
+    ) -> None:
+        super().__init__(path, decode, warn)
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
+        self._seen: tuple[int, ...] | None = None  # the files as they were, where they must not change
+        self._connection = self._connect()
+
+    def close(self) -> None:
+        self._connection.close()
+        if self._copy is not None:
+            self._copy.cleanup()
+            self._copy = None
+
+    def verify(self) -> int:
+        """Checks every record and compares the end of the log with its mark; returns the last revision."""
+        mark = read_mark(self._path)  # before the log is read: it only grows
+        found = self._ask(inspect)
+        refuse_loss(self._path, found, mark or 0)
+        if found.damage:
+            raise damaged(self._path, found)
+        return found.last
+
+    def _ask(self, question: Callable[[sqlite3.Connection], Answer]) -> Answer:
+        """Asks again if files that must not change have changed."""
+        for _ in range(_ATTEMPTS):
+            try:
+                answer = super()._ask(question)
+            except PoiseError:
+                if not self._have_files_moved():
+                    raise
+            else:
+                if not self._have_files_moved():
+                    return answer
+            self.close()
+            self._connection = self._connect()
+        raise Busy(f"`{self._path}` is being opened and closed all the time", hint="try again")
+
+    def _have_files_moved(self) -> bool:
+        return self._seen is not None and _footprint(self._path) != self._seen
+
+    def _connect(self) -> sqlite3.Connection:
+        if not self._path.exists():
+            raise faults.damaged(self._path, f"there is no log at `{self._path}`")
+        self._seen = _footprint(self._path)
+        with faults.translating(self._path):
+            if wal_path(self._path).exists():
+                return self._connect_to_wal()
+            return open_to_read(self._path, "immutable=1")
+
+    def _connect_to_wal(self) -> sqlite3.Connection:
+        if has_index(self._path):
+            with contextlib.suppress(sqlite3.OperationalError):  # the writer is at a point that needs a writable index
+                connection = open_to_read(self._path, "readonly_shm=1")
+                self._seen = None
+                return connection
+        self._copy = tempfile.TemporaryDirectory(prefix="poise-log-")
+        copy = Path(self._copy.name) / self._path.name
+        shutil.copyfile(self._path, copy)
+        shutil.copyfile(wal_path(self._path), wal_path(copy))
+        return open_to_read(copy)
+
+
+def open_to_read(path: Path, option: str = "") -> sqlite3.Connection:
+    connection = tables.connect(f"{path.absolute().as_uri()}?mode=ro&{option}", uri=True)
+    try:
+        connection.execute("PRAGMA schema_version").fetchone()  # opens the files in earnest
+    except faults.READ_ERRORS as error:
+        if not faults.is_damage(error):  # what is damaged is told apart by the inspection
+            connection.close()
+            raise
+    return connection
+
+
+def _footprint(path: Path) -> tuple[int, ...]:
+    """Changes when a control plane opens the log, writes, or closes it."""
+    footprint: list[int] = []
+    for file in (path, wal_path(path)):
+        with contextlib.suppress(FileNotFoundError):
+            status = file.stat()
+            footprint += (status.st_ino, status.st_mtime_ns, status.st_size)
+    return tuple(footprint)

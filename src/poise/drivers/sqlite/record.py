@@ -1,0 +1,36 @@
+"""One record of the log: its format (1 byte), the encoded event, a CRC-32 (4 bytes).
+
+The checksum starts from the revision: the same bytes under another revision never match.
+"""
+
+from zlib import crc32
+
+FORMAT = 1
+"""The version of a record and of the tables; it goes up when an older Poise could not read what is written."""
+
+_FORMAT_BYTE = bytes([FORMAT])
+_CHECKSUM_BYTES = 4
+_LOW_32_BITS = 0xFFFF_FFFF
+
+
+def seal(revision: int, event: bytes) -> bytes:
+    body = _FORMAT_BYTE + event
+    return body + crc32(body, revision & _LOW_32_BITS).to_bytes(_CHECKSUM_BYTES, "little")
+
+
+def is_whole(revision: int, record: object) -> bool:
+    """Whether this is what was written under this revision, in whatever format."""
+    return (
+        isinstance(record, bytes)
+        and len(record) > _CHECKSUM_BYTES
+        and checksum(revision, record[:-_CHECKSUM_BYTES]) == int.from_bytes(record[-_CHECKSUM_BYTES:], "little")
+    )
+
+
+def unseal(record: bytes) -> bytes:
+    """The encoded event in a whole record."""
+    return record[1:-_CHECKSUM_BYTES]
+
+
+def checksum(revision: int, content: bytes) -> int:
+    return crc32(content, revision & _LOW_32_BITS)

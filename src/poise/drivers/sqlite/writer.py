@@ -1,0 +1,58 @@
+"""The connection that writes: what the store does to the tables, one call at a time."""
+
+from pathlib import Path
+
+from poise.drivers.sqlite import faults, tables
+from poise.errors import PoiseError
+from poise.ports import StoredCheckpoint
+
+CHECKPOINTS_KEPT = 2
+PRUNE_ROWS = 5_000  # rows per transaction: commits wait a few milliseconds at most
+PROBE_BYTES = 64 * 2**10  # several commits of an ordinary size
+
+
+class Writer:
+    def __init__(self, path: Path, *, max_bytes: int, written_by: str) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._connection = tables.open_for_writing(path, max_bytes=max_bytes, written_by=written_by)
+
+    def append(self, rows: list[tuple[int, bytes]]) -> None:
+        """Commits the rows in one transaction, or none of them; raises a `PoiseError` whatever goes wrong."""
+        last = rows[0][0] - 1
+        try:
+            with tables.transaction(self._connection):
+                found = tables.last_revision(self._connection)
+                if found != last:
+                    raise faults.second_writer(self._path, need=last, have=f"revision {found}")
+                self._connection.executemany("INSERT INTO log VALUES (?, ?)", rows)
+        except PoiseError:
+            raise
+        except Exception as error:  # whatever it is: a thread that died would leave the owner waiting for ever
+            raise faults.unwritable(error, self._path, last=last, max_bytes=self._max_bytes) from error
+
+    def add_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
+        older = "SELECT revision FROM checkpoint ORDER BY revision DESC LIMIT -1 OFFSET ?"
+        with tables.transaction(self._connection):
+            tables.insert_checkpoint(self._connection, checkpoint)
+            self._connection.execute(f"DELETE FROM checkpoint WHERE revision IN ({older})", (CHECKPOINTS_KEPT,))  # noqa: S608
+
+    def prune(self, before: int) -> bool:
+        """Removes one slice of the records before `before` that the older checkpoint covers. True if more are left."""
+        kept = self._connection.execute("SELECT revision FROM checkpoint ORDER BY revision DESC").fetchall()
+        if len(kept) < CHECKPOINTS_KEPT:
+            return False
+        covered: int = kept[-1][0]
+        end = min(before, covered + 1)
+        slice_end = min(end, tables.first_revision(self._connection) + PRUNE_ROWS)
+        self._connection.execute("DELETE FROM log WHERE revision < ?", (slice_end,))
+        return slice_end < end
+
+    def probe(self) -> None:
+        """Writes and removes a few pages, to see whether the disk has room again."""
+        self._connection.execute("INSERT INTO probe VALUES (zeroblob(?))", (PROBE_BYTES,))
+        self._connection.execute("DELETE FROM probe")
+        tables.start_generation(self._connection)
+
+    def close(self) -> None:
+        self._connection.close()
