@@ -384,20 +384,19 @@ class Controller:
             case Hello():
                 self._hello(message, now)
             case Report():
-                if name not in self._connected:
+                if self._given_up(name):
                     return
-                self._revive(name, now)
                 self._take_report(name, message.running, message.ended, now)
                 self._send(name, Acked(serial=message.serial))
             case Beat():
-                self._revive(name, now)
+                self._given_up(name)
 
-    def _revive(self, name: str, now: int) -> None:
-        """A node that was given up and speaks again is asked what it holds."""
-        state = self.ledger.nodes.get(name)
-        if state is not None and state.status == "lost" and name in self._connected:
-            self._connected.discard(name)
-            self._outbox.appendleft((0, Hang(name)))
+    def _given_up(self, name: str) -> bool:
+        """A node that was given up and speaks again on its old channel is hung up, so that it says anew what it holds."""
+        if name in self._connected:
+            return False
+        self._outbox.appendleft((0, Hang(name)))
+        return True
 
     def _hello(self, hello: Hello, now: int) -> None:
         name = hello.node.name
