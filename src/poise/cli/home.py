@@ -59,7 +59,7 @@ def _start(home: Home, options: tuple[str, ...]) -> None:
     home.failure.unlink(missing_ok=True)
     program = Path(__file__).parent.parent / "control" / "supervisor.py"
     with home.messages.open("ab") as messages:
-        subprocess.Popen(  # noqa: S603 — our own program
+        supervisor = subprocess.Popen(  # noqa: S603 — our own program
             [sys.executable, "-S", str(program), str(home.root), *options],
             stdin=subprocess.DEVNULL,
             stdout=messages,
@@ -67,6 +67,8 @@ def _start(home: Home, options: tuple[str, ...]) -> None:
             start_new_session=True,
             cwd="/",
         )
+    while not supervised(home) and supervisor.poll() is None:  # it ends at once if another was first
+        time.sleep(0.005)
 
 
 def _when_ready(home: Home) -> Client:

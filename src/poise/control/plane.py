@@ -28,6 +28,11 @@ RECENT_EVENTS = 10_000
 
 SAFE_POLICY = "fifo"
 
+STOOD_STILL = 1 * SECOND
+HEAR_FIRST = 0.2
+"""When this process wakes so much too late it was stopped (or the machine was), and nodes that kept on talking are not
+to be taken for dead: what they said meanwhile is read first, for so many seconds."""
+
 _log = logging.getLogger("poise.control")
 Answer = Callable[[machine.Reply], None]
 
@@ -76,6 +81,7 @@ class Plane:
         self._inbox: deque[machine.Message] = deque()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        self._due: int | None = None
         self._requests: dict[int, Answer] = {}
         self._next_request = 0
         self._channels: dict[str, Channel] = {}
@@ -196,8 +202,12 @@ class Plane:
 
     def _run(self) -> None:
         """One turn: all messages, then time, then rounds until nothing more is to be decided."""
-        self._scheduled = False
         now = self.clock.now()
+        if self._due is not None and now - self._due > STOOD_STILL:
+            self._due = None
+            self._loop.call_later(HEAR_FIRST, self._run)
+            return
+        self._scheduled = False
         effects: list[machine.Effect] = []
         while self._inbox:
             effects.extend(self.controller.handle(self._inbox.popleft(), now))
@@ -208,9 +218,10 @@ class Plane:
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer = self._due = None
         wakeup = self.controller.wakeup()
         if wakeup is not None:
+            self._due = wakeup
             delay = max(0.0, (wakeup - self.clock.now()) / SECOND)
             self._timer = self._loop.call_later(delay, self._schedule)
 

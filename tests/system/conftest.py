@@ -1,0 +1,31 @@
+"""Fixtures for tests of the whole system."""
+
+from collections.abc import Iterator
+
+import pytest
+from system.living import Living
+
+
+@pytest.fixture
+def living() -> Iterator[Living]:
+    """A home of its own in which nothing runs yet."""
+    living = Living()
+    try:
+        yield living
+    except BaseException:
+        living.destroy()
+        raise
+    living.close()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Living]:
+    """A running control plane for all tests of a file; they give back what they take."""
+    living = Living()
+    try:
+        living.up()
+        yield living
+    except BaseException:
+        living.destroy()
+        raise
+    living.close()

@@ -1,0 +1,100 @@
+"""The real control plane, with one planted death: `python dying.py STEP COUNT HOME [options …]`.
+
+It kills itself (SIGKILL) when it comes to STEP for the COUNT-th time. The steps are those that an event passes on its way
+from a message to the outside. Checkpoints are taken every few events, so that each step also falls around one.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from poise.control import __main__ as control
+from poise.control.plane import Plane
+from poise.drivers.sqlite import tables
+from poise.drivers.sqlite.mark import Mark
+from poise.drivers.sqlite.store import SqliteStore
+from poise.drivers.sqlite.writer import Writer
+from poise.kernel import controller
+from poise.kernel.ledger import Ledger
+
+Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Death:
+    """Counts, and strikes."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def __call__(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def before(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def dying(*arguments: Any, **named: Any) -> Any:
+            self()
+            return inner(*arguments, **named)
+
+        return dying
+
+    def after(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def dying(*arguments: Any, **named: Any) -> Any:
+            result = inner(*arguments, **named)
+            self()
+            return result
+
+        return dying
+
+
+def _between(death: Death) -> None:
+    """In the middle of a transaction: its rows are written, its COMMIT is not."""
+    inner = tables.transaction
+
+    def dying(connection: Any) -> Any:
+        class Connection:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(connection, name)
+
+            def execute(self, statement: str, *parameters: Any) -> Any:
+                if statement == "COMMIT":
+                    death()
+                return connection.execute(statement, *parameters)
+
+        return inner(Connection())  # type: ignore[arg-type]
+
+    tables.transaction = dying  # type: ignore[assignment]
+
+
+def _at(owner: Any, name: str, around: str) -> Callable[[Death], None]:
+    def plant(death: Death) -> None:
+        setattr(owner, name, getattr(death, around)(getattr(owner, name)))
+
+    return plant
+
+
+STEPS: dict[str, Callable[[Death], None]] = {
+    "before-apply": _at(Ledger, "apply", "before"),
+    "after-apply": _at(Ledger, "apply", "after"),
+    "before-append": _at(SqliteStore, "append", "before"),
+    "after-append": _at(SqliteStore, "append", "after"),
+    "before-transaction": _at(Writer, "append", "before"),
+    "before-commit": _between,
+    "after-commit": _at(Writer, "append", "after"),
+    "after-mark": _at(Mark, "write", "after"),
+    "before-outbox": _at(Plane, "_on_durable", "before"),
+    "after-outbox": _at(Plane, "_on_durable", "after"),
+    "in-effects": _at(Plane, "_publish", "before"),
+    "before-checkpoint": _at(Writer, "add_checkpoint", "before"),
+    "in-checkpoint": _at(tables, "insert_checkpoint", "after"),
+    "after-checkpoint": _at(Writer, "add_checkpoint", "after"),
+}
+
+
+if __name__ == "__main__":
+    controller.CHECKPOINT_EVERY = 20
+    STEPS[sys.argv[1]](Death(int(sys.argv[2])))
+    del sys.argv[1:3]
+    sys.exit(control.main())
