@@ -148,9 +148,11 @@ class Client:
                             after = int(line[4:])
                         elif line.startswith(b"data: "):
                             yield line[6:].rstrip(b"\n")
-                return
+                        elif line.startswith(b": whole"):
+                            return
             except (OSError, http.client.HTTPException):
-                self.status()  # wait for the control plane to be back, or raise; go on after the last record that came
+                pass
+            self.status()  # wait for the control plane to be back, or raise; go on after the last record that came
 
     def submit_stream(self, specs: Iterable[dict[str, Any]]) -> Iterator[Receipt]:
         """Submit one by one over one connection; receipts come in order, each as soon as its job is durable.
@@ -164,7 +166,8 @@ class Client:
         )
         with sock:
             sock.sendall(head.encode())
-            sender = threading.Thread(target=_send_lines, args=(sock, specs), daemon=True)
+            sent: list[int] = []
+            sender = threading.Thread(target=_send_lines, args=(sock, specs, sent), daemon=True)
             sender.start()
             response = http.client.HTTPResponse(sock, method="POST")
             response.begin()
@@ -173,12 +176,17 @@ class Client:
             decode = msgspec.json.Decoder(Receipt).decode
             try:
                 for line in response:
+                    sent.pop()
                     yield decode(line)
             except (OSError, http.client.HTTPException) as error:
                 raise Unreachable(
                     f"the connection was lost: {error}", hint="`poise ls` shows what was accepted"
                 ) from None
             sender.join()
+            if sent:
+                raise Unreachable(
+                    "the connection was lost before every answer came", hint="`poise ls` shows what was accepted"
+                )
 
     # --- transport ---------------------------------------------------------------------------------------------------
 
@@ -226,11 +234,13 @@ class Client:
             connection.close()
 
 
-def _send_lines(sock: socket.socket, specs: Iterable[dict[str, Any]]) -> None:
+def _send_lines(sock: socket.socket, specs: Iterable[dict[str, Any]], sent: list[int]) -> None:
+    """`sent` holds one entry for each line that has no answer yet."""
     encode = msgspec.json.Encoder().encode
     with contextlib.suppress(OSError):
         for spec in specs:
             line = encode({"spec": spec}) + b"\n"
+            sent.append(len(line))
             sock.sendall(b"%x\r\n%s\r\n" % (len(line), line))
         sock.sendall(b"0\r\n\r\n")
 

@@ -63,7 +63,7 @@ def _between(death: Death) -> None:
                     death()
                 return connection.execute(statement, *parameters)
 
-        return inner(Connection())  # type: ignore[arg-type]
+        return inner(Connection())
 
     tables.transaction = dying  # type: ignore[assignment]
 

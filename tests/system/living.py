@@ -150,7 +150,7 @@ def ended(process: subprocess.Popen[bytes], seconds: float = PATIENCE) -> Done:
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()
-        raise AssertionError(f"{process.args} does not end: {out!r} {err!r}") from None
+        raise AssertionError(f"{process.args!r} does not end: {out!r} {err!r}") from None
     return Done(process.returncode, out, err.decode("utf-8", "replace"))
 
 

@@ -5,11 +5,11 @@ Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 your input, 2 our fau
 code, or 125 when Poise itself fails.
 """
 
-import importlib
 import sys
-from typing import Any
 
-import click
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from poise.errors import PoiseError
 
 COMMANDS = {
     "run": ("poise.cli.run", "Run a command here, now or when there is room, and stream what it writes"),
@@ -31,57 +31,38 @@ OWN_FAILURE = 125
 GIVES_CHILD_CODE = frozenset({"run", "wait"})
 
 
-class Commands(click.Group):
-    """Commands by name, imported on use."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            import difflib
-
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"\n\nhint: `poise {near[0]}`" if near else "\n\nhint: `poise --help`"
-            raise click.UsageError(f"there is no command `{args[0]}`{hint}")
-        return super().resolve_command(ctx, args)
-
-
-def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value:
-        from poise import __version__
-
-        click.echo(f"poise {__version__}")
-        ctx.exit()
-
-
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--version", is_flag=True, callback=_print_version, expose_value=False, is_eager=True, help="Print the version."
-)
-def poise() -> None:
-    """Poise keeps a mixed fleet of accelerators busy, fair and on time.
-
-    Start with `poise run -- COMMAND`; nothing needs to be started first.
-    """
+def help_text() -> str:
+    """What `poise --help` prints. Made here, since a parser of flags is dearer to import than Python is to start."""
+    width = max(map(len, COMMANDS))
+    return "\n".join(
+        [
+            "Usage: poise [-h] [--version] COMMAND ...",
+            "",
+            "  Poise keeps a mixed fleet of accelerators busy, fair and on time.",
+            "",
+            "  Start with `poise run -- COMMAND`; nothing needs to be started first.",
+            "",
+            "Commands:",
+            *(f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()),
+            "",
+            "`poise COMMAND --help` tells the flags of each. POISE_HOME (~/.poise) is where everything lies.",
+        ]
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code (the console script exits with it)."""
     given = sys.argv[1:] if arguments is None else arguments
-    name = given[0] if given else ""
+    if given in ([], ["-h"], ["--help"]):
+        print(help_text())  # noqa: T201 — as told above
+        return 0
+    import click
+
+    from poise.cli.group import poise
+
+    name = given[0]
     try:
-        code = poise.main(given or ["--help"], prog_name="poise", standalone_mode=False)
+        code = poise.main(given, prog_name="poise", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as done:
@@ -89,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     except click.Abort:
         return 130
     except click.ClickException as error:
-        return _usage_error(error, name, given)
+        return _usage_error(error.format_message(), name, given)
     except BrokenPipeError:
         return _broken_pipe()
     except KeyboardInterrupt:
@@ -100,27 +81,34 @@ def main(arguments: list[str] | None = None) -> int:
 
         if not isinstance(error, PoiseError):
             error = _unexpected(error)
-        show_error(error, as_json="--json" in _own(given))
+        show_error(error, as_json="--json" in _own(name, given))
         return OWN_FAILURE if name in GIVES_CHILD_CODE else error.exit_code
 
 
-def _own(given: list[str]) -> list[str]:
-    """The arguments that are ours: those before `--`."""
-    return given[: given.index("--")] if "--" in given else given
+def _own(name: str, given: list[str]) -> list[str]:
+    """The arguments that are ours: those before `--`, and of `run` those before the command."""
+    own = given[: given.index("--")] if "--" in given else given
+    if name != "run":
+        return own
+    position = 1
+    while position < len(own) and own[position].startswith("-"):
+        alone = own[position] in ("--json", "--help", "-h") or "=" in own[position]
+        position += 1 if alone else 2
+    return own[:position]
 
 
-def _usage_error(error: click.ClickException, name: str, given: list[str]) -> int:
+def _usage_error(text: str, name: str, given: list[str]) -> int:
     from poise.cli.render import show_error
     from poise.errors import InputError
 
-    message, _, hint = error.format_message().partition("\n\nhint: ")
+    message, _, hint = text.partition("\n\nhint: ")
     message = (message[:1].lower() + message[1:]).rstrip(".")
     hint = hint or (f"`poise {name} --help`" if name in COMMANDS else "`poise --help`")
-    show_error(InputError(message, hint=hint), as_json="--json" in _own(given))
+    show_error(InputError(message, hint=hint), as_json="--json" in _own(name, given))
     return OWN_FAILURE if name in GIVES_CHILD_CODE else 1
 
 
-def _unexpected(error: Exception) -> Any:
+def _unexpected(error: Exception) -> "PoiseError":
     import os
     import traceback
 

@@ -37,6 +37,9 @@ RECENT = 20
 MAX_REVISION = 2**62
 Revision = Annotated[int, Parameter(le=MAX_REVISION)]
 
+WHOLE = b": whole\n\n"
+"""Ends a stream of events that was not to be followed; without it, it was cut off."""
+
 EVENT_PAGE = 1000
 KEEP_ALIVE = 15.0
 
@@ -168,7 +171,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime) -> App:
         ),
         logging_config=None,
     )
-    return Guard(token, rest, {"submissions": Submissions(plane), "channel": NodeChannel(plane)})  # type: ignore[arg-type]
+    return Guard(token, rest, {"submissions": Submissions(plane), "channel": NodeChannel(plane)}, lifetime.request)  # type: ignore[arg-type]
 
 
 async def _lines(pieces: AsyncIterator[Any]) -> AsyncIterator[bytes]:
@@ -213,6 +216,7 @@ async def _event_stream(plane: Plane, after: int, decisions: bool, follow: bool)
                 await asyncio.sleep(0)  # a long log with little to show is not to hold up everybody else
                 continue
             if not follow:
+                yield WHOLE
                 return
             try:
                 await asyncio.wait_for(news.wait(), KEEP_ALIVE)

@@ -5,6 +5,7 @@ elsewhere (so that no page in a browser can reach the API, whatever name it reso
 Bodies are bounded before they are buffered.
 """
 
+import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -32,10 +33,14 @@ class ErrorBody(msgspec.Struct, frozen=True):
 class Guard:
     """ASGI application that checks, then passes on: streams of submissions and node channels to bare handlers, the rest on."""
 
-    def __init__(self, token: str, rest: App, hot: dict[str, App]) -> None:
+    def __init__(
+        self, token: str, rest: App, hot: dict[str, App], during: Callable[[], contextlib.AbstractContextManager[None]]
+    ) -> None:
+        """`during` surrounds every request that passes, other than those of agents."""
         self._token = token
         self._rest = rest
         self._hot = hot
+        self._during = during
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -47,10 +52,14 @@ class Guard:
             await refuse(scope, send, error)
             return
         hot = self._hot.get(_hot_key(scope, headers))
-        if hot is not None:
-            await hot(scope, receive, send)
-        else:
-            await self._rest(scope, bounded(receive), send)
+        if scope["type"] == "websocket":
+            await (hot or self._rest)(scope, receive, send)
+            return
+        with self._during():
+            if hot is not None:
+                await hot(scope, receive, send)
+            else:
+                await self._rest(scope, bounded(receive), send)
 
     def _refusal(self, path: str, headers: dict[str, str]) -> PoiseError | None:
         host = headers.get("host", "")

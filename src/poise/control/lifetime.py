@@ -1,8 +1,10 @@
 """How long the control plane stays: until it is told to end, or, started by `poise run`, until the last job has ended."""
 
 import asyncio
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 
 from poise.config import Home, Times
 from poise.control.plane import Plane
@@ -20,7 +22,8 @@ class Lifetime:
         self._plane = plane
         self._home = home
         self._until_idle = until_idle and not home.stay.exists()
-        self._left = False
+        self._requests = 0
+        self._left_at = -1
 
     def end(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -33,8 +36,17 @@ class Lifetime:
 
     @property
     def wanted_again(self) -> bool:
-        """Work, or the wish to stay, was accepted after the decision to leave: somebody has to be here for it."""
-        return self._left and (not self._until_idle or bool(self._plane.ledger.unfinished_jobs()))
+        """Something was accepted after the decision to leave: somebody has to be here for those who wait for it."""
+        return self._left_at >= 0 and (not self._until_idle or self._plane.ledger.revision != self._left_at)
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[None]:
+        """Somebody is being answered, perhaps with a long log: not the time to leave."""
+        self._requests += 1
+        try:
+            yield
+        finally:
+            self._requests -= 1
 
     async def leave_when_idle(self) -> None:
         """Returns when the process has been told to end."""
@@ -42,9 +54,9 @@ class Lifetime:
         while self._until_idle:
             await asyncio.sleep(_LOOK_EVERY)
             now = self._plane.clock.now()
-            if self._plane.ledger.unfinished_jobs():
+            if self._requests or self._plane.ledger.unfinished_jobs():
                 idle_since = now
             elif now - idle_since > Times().idle_exit and self._until_idle:
-                self._left = True
+                self._left_at = self._plane.ledger.revision
                 self.end()
                 return

@@ -7,8 +7,9 @@ for all of it and one commit makes all of it durable.
 import asyncio
 import contextlib
 import logging
+import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from poise.errors import PoiseError, StoreFull
@@ -32,6 +33,9 @@ STOOD_STILL = 1 * SECOND
 HEAR_FIRST = 0.2
 """When this process wakes so much too late it was stopped (or the machine was), and nodes that kept on talking are not
 to be taken for dead: what they said meanwhile is read first, for so many seconds."""
+
+BROKEN = 70
+"""Exit code of a control plane that met an internal error."""
 
 _log = logging.getLogger("poise.control")
 Answer = Callable[[machine.Reply], None]
@@ -202,6 +206,10 @@ class Plane:
 
     def _run(self) -> None:
         """One turn: all messages, then time, then rounds until nothing more is to be decided."""
+        with _or_die():
+            self._turn()
+
+    def _turn(self) -> None:
         now = self.clock.now()
         if self._due is not None and now - self._due > STOOD_STILL:
             self._due = None
@@ -270,10 +278,11 @@ class Plane:
         self._recent.extend(enumerate(events, start=expected + 1))
 
     def _on_durable(self, revision: int) -> None:
-        self._perform(self.controller.handle(machine.Durable(revision), self.clock.now()))
-        self._publish(revision)
-        if self._inbox:
-            self._schedule()
+        with _or_die():
+            self._perform(self.controller.handle(machine.Durable(revision), self.clock.now()))
+            self._publish(revision)
+            if self._inbox:
+                self._schedule()
 
     def _publish(self, revision: int) -> None:
         self._published = revision
@@ -291,6 +300,10 @@ class Plane:
 
     def _on_failed(self, error: Exception) -> None:
         """The log cannot be written: back to what is durable."""
+        with _or_die():
+            self._go_back(error)
+
+    def _go_back(self, error: Exception) -> None:
         if not self.controller.accepting:
             return
         _log.error("the log cannot be written: %s", error)
@@ -299,6 +312,16 @@ class Plane:
         ledger = load_ledger(self.store)
         self._perform(self.controller.handle(machine.AppendFailed(ledger, known), self.clock.now()))
         self._schedule()
+
+
+@contextlib.contextmanager
+def _or_die() -> Iterator[None]:
+    """An error that nobody foresaw leaves ledger and log apart: end at once, as by kill -9, and be started from the log."""
+    try:
+        yield
+    except Exception:
+        _log.critical("an internal error; starting again from the log", exc_info=True)
+        os._exit(BROKEN)
 
 
 def load_ledger(store: Store) -> Ledger:
