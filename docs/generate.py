@@ -1,0 +1,435 @@
+"""Writes docs/reference/ from the code, so that it cannot drift from it.
+
+    python docs/generate.py            write every page
+    python docs/generate.py --check    say which pages are out of date, and end with 1 if any is
+    python docs/generate.py --numbers  copy the measured figures of .bench/results.json into docs/numbers.md
+
+Commands come from click, errors from `errors.CODES` and its tree, fields from the JSON Schema of `JobSpec`, routes from
+the OpenAPI document. Only what a field *means* is written here, in `MEANING`; a field without a meaning is an error.
+"""
+
+import argparse
+import difflib
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import click
+import msgspec
+
+from poise import errors
+from poise.cli.group import poise
+from poise.cli.main import COMMANDS, GIVES_CHILD_CODE, OWN_FAILURE
+from poise.config import Home
+from poise.control.api import make_app
+from poise.control.guard import PUBLIC
+from poise.model import jobs, spec
+
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = ROOT / "docs" / "reference"
+RESULTS = ROOT / ".bench" / "results.json"
+NUMBERS = ROOT / "docs" / "numbers.md"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+HEADER = "<!-- Made by docs/generate.py. Change the code, then run `make docs`. -->\n\n"
+
+MEANING = {
+    "kind": "`job` is one command; `graph` is a mapping of `tasks`.",
+    "name": "Unique among unfinished jobs. Commands take it in place of the id.",
+    "folder": "Where commands run. Relative to the file's folder; that folder itself by default.",
+    "after": "Ids or names of jobs that must be done first. If one fails, this job is skipped.",
+    "tasks": "The tasks of a graph, by name.",
+    "run": "A list is executed as it is; a text goes through `/bin/sh -c`.",
+    "needs": "Tasks of the same graph that must be done first.",
+    "resources": "What one task takes while it runs. See below.",
+    "env": "Environment variables. `null` takes the value from whoever submits.",
+    "priority": "Class of the task. In a graph, the job's class holds where a task names none. `medium` by default.",
+    "deadline": "A time from submission (`30m`) or a moment with its zone (`2026-12-01T12:00:00Z`).",
+    "expect": "How long it should run, until finished runs of its class say more.",
+    "workers": "A gang: this many tasks, started together or not at all.",
+    "parts": "Cut by data: this many tasks, each told its `POISE_PART` of `POISE_PARTS`.",
+    "merge": "A command that runs once every part is done. What needs this task waits for the merge.",
+    "retry": "When to try again. See below.",
+    "grace": "Time between SIGTERM and SIGKILL when the task is stopped.",
+    "class": "Tasks of one class share what is learned of their run times.",
+    "resources.cpu": "CPUs: `2`, `0.5` or `500m`. Whole CPUs are bound to cores of their own.",
+    "resources.memory": "Reserved and limited: `8GiB`. 0 reserves nothing and limits nothing.",
+    "resources.gpu": "Whole devices.",
+    "resources.gpu_memory": "Memory that each of these devices must have.",
+    "retry.limit": "Tries after the first one, 0 to 1000.",
+    "retry.backoff": "Pause before the second try; it doubles with each one, up to a minute.",
+    "retry.when": "Outcomes after which to try again. `lost` is tried again without a pause.",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="write docs/reference/ from the code")
+    parser.add_argument("--check", action="store_true", help="write nothing; end with 1 if a page is out of date")
+    parser.add_argument("--numbers", action="store_true", help="copy .bench/results.json into docs/numbers.md")
+    options = parser.parse_args()
+    if options.numbers:
+        return write_numbers()
+    if options.check:
+        stale = [path for path, text in pages() if not _same(path, text)]
+        for path in stale:
+            print(f"out of date: {path.relative_to(ROOT)}", file=sys.stderr)
+        return 1 if stale else 0
+    REFERENCE.mkdir(parents=True, exist_ok=True)
+    for path, text in pages():
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(ROOT))
+    return 0
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Every generated page and its text."""
+    makers: dict[str, Callable[[], str]] = {
+        "commands.md": commands,
+        "errors.md": error_codes,
+        "exit-codes.md": exit_codes,
+        "job-file.md": job_file,
+        "job.schema.json": job_schema,
+        "api.md": routes,
+    }
+    for name, make in makers.items():
+        yield REFERENCE / name, make()
+
+
+def _same(path: Path, text: str) -> bool:
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return True
+    before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    change = difflib.unified_diff(before, text.splitlines(), "on disk", "from the code", lineterm="", n=0)
+    for line in itertools.islice(change, 12):
+        print(line, file=sys.stderr)
+    return False
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def commands() -> str:
+    """Each command with its usage, its help and its options, as click has them."""
+    lines = [
+        "# Commands",
+        "",
+        "Every command works on the home named by `POISE_HOME`, or `~/.poise`. Data goes to stdout, talk to stderr.",
+        "With `--json` a command prints exactly one JSON value. See also [exit codes](exit-codes.md).",
+        "",
+        *_table(
+            ("command", "does"), [(f"[`poise {name}`](#poise-{name})", text) for name, (_, text) in COMMANDS.items()]
+        ),
+    ]
+    root = click.Context(poise, info_name="poise")
+    for name in COMMANDS:
+        command = cast(click.Command, poise.get_command(root, name))
+        context = click.Context(command, info_name=name, parent=root)
+        usage = " ".join(["poise", name, *command.collect_usage_pieces(context)])
+        lines += ["", f"## poise {name}", "", "```", usage, "```", "", " ".join((command.help or "").split())]
+        options = [option for option in command.params if isinstance(option, click.Option)]
+        records = [record for option in options if (record := option.get_help_record(context))]
+        rows = [(f"`{left}`", " ".join(right.split())) for left, right in records]
+        lines += ["", *_table(("option", "meaning"), rows)]
+    return HEADER + "\n".join(lines) + "\n"
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def error_codes() -> str:
+    """Codes, and the tree that they belong to."""
+    lines = [
+        "# Errors",
+        "",
+        "An error has a code that does not change, one sentence, and, where they help, the place (`where`), what was",
+        'needed, what there is, and a hint that can be typed. With `--json` it is `{"error": {…}}` on stdout; the',
+        "API answers with the same record.",
+        "",
+        "`E1…` is about what was asked for: exit code 1. `E2…` is about Poise or its machine: exit code 2 (`E204`: 1).",
+        "",
+        *_table(("code", "meaning"), [(f"`{code}`", text) for code, text in errors.CODES.items()]),
+        "",
+        "## The tree",
+        "",
+        *_table(
+            ("exception", "exit code", "HTTP status", "code unless another is named"),
+            [
+                (f"{'· ' * depth}`{kind.__name__}`", str(kind.exit_code), str(kind.status), f"`{kind.default_code}`")
+                for depth, kind in _tree(errors.PoiseError, 0)
+            ],
+        ),
+    ]
+    return HEADER + "\n".join(lines) + "\n"
+
+
+def _tree(kind: type[errors.PoiseError], depth: int) -> Iterator[tuple[int, type[errors.PoiseError]]]:
+    yield depth, kind
+    for child in kind.__subclasses__():
+        if child.__module__ == errors.__name__:
+            yield from _tree(child, depth + 1)
+
+
+def exit_codes() -> str:
+    """What commands end with."""
+    own = " and ".join(f"`poise {name}`" for name in COMMANDS if name in GIVES_CHILD_CODE)
+    lines = [
+        "# Exit codes",
+        "",
+        *_table(
+            ("code", "meaning"),
+            [
+                ("0", "Done."),
+                (
+                    str(errors.InputError.exit_code),
+                    "What you asked for cannot be done as asked (`E1…`); usage errors too.",
+                ),
+                (str(errors.Fault.exit_code), "Poise or its machine failed (`E2…`)."),
+                ("130", "Interrupted with Ctrl-C."),
+            ],
+        ),
+        "",
+        f"{own} end with the command's own code instead:",
+        "",
+        *_table(
+            ("code", "meaning"),
+            [
+                ("0", "Every task is done."),
+                ("1 … 255", "The code of the first task that failed."),
+                ("128 + N", "A signal N ended it: 137 is SIGKILL, 143 is SIGTERM."),
+                ("137", "Also: it went over its memory limit. `poise show` tells the two apart."),
+                ("130", "The job was cancelled."),
+                (str(OWN_FAILURE), "Poise itself failed, was used wrongly, or could not run or keep the task."),
+            ],
+        ),
+        "",
+        "## How an attempt ends",
+        "",
+        "`poise show` and `--json` name the outcome:",
+        "",
+        *_table(("outcome", "meaning"), [(f"`{name}`", text) for name, text in _outcomes()]),
+        "",
+        f"A retry policy may name {', '.join(f'`{name}`' for name in jobs.RETRYABLE)}.",
+    ]
+    return HEADER + "\n".join(lines) + "\n"
+
+
+def _outcomes() -> list[tuple[str, str]]:
+    """Out of the docstring that follows `Outcome`; it has one sentence for each."""
+    source = Path(str(jobs.__file__)).read_text(encoding="utf-8")
+    text = source.split('"""How an attempt ended.', 1)[1].split('"""', 1)[0]
+    said = [part.strip().rstrip(".") for part in " ".join(text.split()).split("·")]
+    return [(part.split("`")[1], part.split("`", 2)[2].strip()) for part in said]
+
+
+# --- the job file ----------------------------------------------------------------------------------------------------
+
+
+def job_schema() -> str:
+    schema = msgspec.json.schema(spec.JobSpec)
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "A Poise job file"
+    return json.dumps(_sorted_enums(schema), indent=2, ensure_ascii=False) + "\n"
+
+
+def _sorted_enums(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: sorted(item) if key == "enum" else _sorted_enums(item) for key, item in value.items()}
+    return [_sorted_enums(item) for item in value] if isinstance(value, list) else value
+
+
+def job_file() -> str:
+    """Every field of a file, from the JSON Schema."""
+    definitions = json.loads(job_schema())["$defs"]
+    task = definitions["TaskSpec"]["properties"]
+    whole = {name: field for name, field in definitions["JobSpec"]["properties"].items() if name not in task}
+    lines = [
+        "# Job file",
+        "",
+        "A file, a request to the API and the flags of `run` and `submit` have one shape. The JSON Schema is in",
+        "[`job.schema.json`](job.schema.json); an editor can check a file against it. Unknown fields are refused.",
+        "",
+        "Files are YAML: `.yaml` or `.yml`, UTF-8, at most 4 MiB. `true` and `false` are the only truth values (`yes`,",
+        "`on` and `12:30` are texts), no key may be given twice, and tags are refused.",
+        "",
+        "## A whole job",
+        "",
+        *_fields(whole, ""),
+        "",
+        "A job also has the fields of a task. In a graph, those of its fields that a task can inherit are `priority`,",
+        "`deadline` and `env`.",
+        "",
+        "## A task",
+        "",
+        *_fields(task, ""),
+        "",
+        "## `resources`",
+        "",
+        *_fields(definitions["ResourcesSpec"]["properties"], "resources."),
+        "",
+        "## `retry`",
+        "",
+        *_fields(definitions["RetrySpec"]["properties"], "retry."),
+        "",
+        "## Quantities",
+        "",
+        *_table(
+            ("quantity", "examples", "a bare number is"),
+            [
+                ("time", "`250ms`, `90s`, `30m`, `1h30m`, `2d`", "seconds"),
+                ("memory", "`500MB` (10⁶), `12GiB` or `12Gi` (2³⁰)", "bytes"),
+                ("CPU", "`4`, `0.5`, `500m`", "CPUs"),
+            ],
+        ),
+        "",
+        "## What a command finds in its environment",
+        "",
+        "What the job declares, a `PATH` (`/usr/local/bin:/usr/bin:/bin` unless declared), and:",
+        "",
+        *_table(
+            ("variable", "meaning"),
+            [
+                ("`POISE_JOB`, `POISE_TASK`, `POISE_EPOCH`", "`j7`, `j7.train`, and the number of this attempt."),
+                ("`POISE_RESULT`", "A path: what is written there (JSON, 64 KiB at most) is the task's result."),
+                ("`POISE_RANK`, `POISE_WORLD_SIZE`", "In a gang. Also as `RANK`, `WORLD_SIZE`, with `LOCAL_RANK=0`."),
+                ("`POISE_GANG_DIR`", "In a gang: a folder that its tasks share for this epoch."),
+                ("`POISE_PART`, `POISE_PARTS`", "In a task that is cut by data."),
+                ("`CUDA_VISIBLE_DEVICES` and its like", "Only the devices that the task was given; empty for none."),
+            ],
+        ),
+    ]
+    return HEADER + "\n".join(lines) + "\n"
+
+
+def _fields(properties: dict[str, Any], prefix: str) -> list[str]:
+    rows = []
+    for name, field in properties.items():
+        meaning = MEANING.get(prefix + name)
+        if meaning is None:
+            raise SystemExit(f"docs/generate.py: `MEANING` says nothing about the field `{prefix}{name}`")
+        default = json.dumps(field["default"]) if field.get("default") not in (None, "", [], {}) else ""
+        rows.append((f"`{name}`", _type(field), f"`{default}`" if default else "", meaning))
+    return _table(("field", "type", "default", "meaning"), rows)
+
+
+def _type(field: dict[str, Any]) -> str:
+    """A JSON Schema type in words."""
+    if "anyOf" in field:
+        words = [_type(one) for one in field["anyOf"] if one.get("type") != "null"]
+        if {"text", "whole number", "number"} == set(words):
+            return "quantity"
+        return " or ".join(dict.fromkeys(words))
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    if "$ref" in field:
+        return f"`{field['$ref'].rsplit('/', 1)[-1].removesuffix('Spec').lower()}` mapping"
+    if field["type"] == "array":
+        return f"list of {_type(field['items'])}"
+    if field["type"] == "object":
+        return f"mapping to {_type(field['additionalProperties'])}"
+    return {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}[field["type"]]
+
+
+# --- the API ---------------------------------------------------------------------------------------------------------
+
+
+def routes() -> str:
+    """Every route of the OpenAPI document."""
+    guard: Any = make_app(cast(Any, None), Home(Path("/")), "", cast(Any, None))
+    document = guard._rest.openapi_schema.to_schema()
+    rows: list[tuple[str, ...]] = []
+    parameters: list[tuple[str, ...]] = []
+    for path, methods in document["paths"].items():
+        for method, route in methods.items():
+            answer = next(iter(route["responses"]))
+            rows.append((f"`{method.upper()} {path}`", route["summary"], answer, "no" if path in PUBLIC else "yes"))
+            for one in route.get("parameters", []):
+                schema = one["schema"]
+                default = json.dumps(schema["default"]) if "default" in schema else ""
+                parameters.append((f"`{method.upper()} {path}`", f"`{one['name']}`", one["in"], _type(schema), default))
+    lines = [
+        "# API",
+        "",
+        "HTTP on the Unix socket `poise.sock` in the home, and on a loopback port that `control.json` names. Bodies",
+        "are JSON of at most 4 MiB. The OpenAPI document is at `/v1/schema/openapi.json`.",
+        "",
+        "Every request carries the token of the home, except where the table says *no*:",
+        "",
+        "```sh",
+        'curl --unix-socket ~/.poise/poise.sock -H "Authorization: Bearer $(cat ~/.poise/token)" http://poise/v1/status',
+        "```",
+        "",
+        'A request with a foreign `Host` or `Origin` is refused. [Errors](errors.md) are `{"error": {…}}`.',
+        "",
+        *_table(("route", "does", "answers", "token"), rows),
+        "",
+        "## Parameters",
+        "",
+        *_table(("route", "parameter", "in", "type", "default"), parameters),
+        "",
+        "## Streams",
+        "",
+        "* `POST /v1/jobs` with `Content-Type: application/x-ndjson` takes one submission a line and answers each, in",
+        "  order, as soon as it is durable, while lines still come in.",
+        "* `GET /v1/events` answers with server-sent events. Each has the revision as its id, so a client that was cut",
+        "  off goes on with `Last-Event-ID`.",
+        "* `GET /v1/jobs/{name}/logs` answers with one JSON record a line: pieces of output (base64 in `data`), then",
+        "  an end.",
+        "* `/v1/channel` is the WebSocket of agents: msgpack frames, not meant for people, in no OpenAPI document.",
+    ]
+    return HEADER + "\n".join(lines) + "\n"
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    return [
+        f"| {' | '.join(head)} |",
+        f"|{'|'.join(' --- ' for _ in head)}|",
+        *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows),
+    ]
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def write_numbers() -> int:
+    """The figures of the last `make bench`, as a table between the two marks of docs/numbers.md."""
+    if not RESULTS.exists():
+        print(f"there is no {RESULTS.relative_to(ROOT)}; `make bench` writes it", file=sys.stderr)
+        return 1
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    about = [f"* {key}: {value}" for key, value in dict(results).items() if isinstance(value, str)]
+    rows = [_figure(figure) for figure in _figures(results)]
+    text = NUMBERS.read_text(encoding="utf-8")
+    before, after = text.split(BEGIN, 1)[0], text.split(END, 1)[1]
+    lines = [*about, "", *_table(("figure", "median [min-max]", "target", "met"), rows)]
+    NUMBERS.write_text(f"{before}{BEGIN}\n" + "\n".join(lines).strip() + f"\n{END}{after}", encoding="utf-8")
+    print(f"{len(rows)} figures written to {NUMBERS.relative_to(ROOT)}")
+    return 0
+
+
+def _figures(value: Any) -> Iterator[dict[str, Any]]:
+    """Every record with a name and values, however deep."""
+    if isinstance(value, dict) and "name" in value and "values" in value:
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _figures(item)
+
+
+def _figure(figure: dict[str, Any]) -> tuple[str, ...]:
+    values, unit, limit = figure["values"], figure["unit"], figure.get("limit")
+    measured = figure.get("note") or "pending"
+    if values:
+        measured = f"{_number(figure['median'])} {unit} [{_number(min(values))}-{_number(max(values))}]"
+    target = f"{'≥' if figure.get('larger') else '≤'} {_number(limit)} {unit}" if limit is not None else ""
+    met = {True: "yes", False: "**no**", None: ""}[figure.get("met")]
+    return figure["name"], measured, target, met
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
