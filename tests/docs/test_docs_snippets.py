@@ -1,0 +1,156 @@
+"""Every ```console block of the README, the tutorials and the guides is run as typed, in a home of its own.
+
+Lines that begin with `$ ` are commands (`> ` continues one); the lines after them are what must come out. Compared
+loosely: `...` stands for anything, times and sizes and scores may differ, and so may cores and the machine's name.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DOCUMENTS = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
+    *sorted((ROOT / "docs" / "how-to").glob("*.md")),
+]
+COMMAND_SECONDS = 30
+AT_ONCE = 4
+FREE_COLUMNS = ("CPUS", "DEVICES", "PEAK")
+
+
+class Step(NamedTuple):
+    """One command, what should come out, and its line in the document."""
+
+    command: str
+    expected: str
+    line: int
+
+
+def steps(text: str) -> Iterator[Step]:
+    for block in re.finditer(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        line = text.count("\n", 0, block.start(1)) + 1
+        command, expected, at = "", "", line
+        for number, row in enumerate(block[1].splitlines(), start=line):
+            if row.startswith("$ "):
+                if command:
+                    yield Step(command, expected, at)
+                command, expected, at = row[2:], "", number
+            elif row.startswith("> ") and not expected:
+                command += "\n" + row[2:]
+            else:
+                expected += row + "\n"
+        if command:
+            yield Step(command, expected, at)
+
+
+def pattern(expected: str) -> re.Pattern[str]:
+    lines = []
+    for line in loosened(expected).splitlines():
+        inner = ".*".join(re.escape(part) for part in line.split("..."))
+        lines.append(r"(?:.*\n)*?" if line == "..." else inner + r"\n")
+    return re.compile("".join(lines))
+
+
+def loosened(text: str) -> str:
+    """Without what differs from run to run."""
+    text = without_columns(text.replace(os.uname().nodename, "vm"))
+    text = re.sub(r"(?<![\w.])\d+m\d+s|(?<![\w.])\d+(\.\d+)? m?s\b", "TIME", text)
+    text = re.sub(r"\b\d+(\.\d+)? ([KMG]i)?B\b", "SIZE", text)
+    text = re.sub(r"\b\d+(\.\d+)?/(\d+(\.\d+)?|SIZE)(?= )", "USED", text)
+    text = re.sub(r"\b(fit on vm) [\d.]+", r"\1 SCORE", text)
+    text = re.sub(r"pid\":\d+", 'pid":0', text)
+    return "".join(" ".join(line.split()) + "\n" for line in text.splitlines())
+
+
+def without_columns(text: str) -> str:
+    """Tables without their free columns, found by the place of the heading and the one after it."""
+    spans: list[tuple[int, int | None]] = []
+    lines = []
+    for line in text.splitlines():
+        if re.match(r"(TASK|NODE|JOB) +[A-Z]", line):
+            heads = [*re.finditer(r"[A-Z]+", line)]
+            nexts = [head.start() for head in heads[1:]]
+            ends: list[int | None] = [*nexts, None]
+            spans = [(h.start(), end) for h, end in zip(heads, ends, strict=True) if h[0] in FREE_COLUMNS]
+            right = [h for h in heads if h[0] == "PEAK"]
+            if right:  # flush right: it begins where the one before it ends
+                before = heads[heads.index(right[0]) - 1]
+                spans[-1] = (before.end(), right[0].end())
+        elif not line.strip():
+            spans = []
+        for start, end in reversed(spans):
+            line = line[:start] + " " + (line[end:] if end is not None else "")
+        lines.append(line + "\n")
+    return "".join(lines)
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[Path, str]:
+    """Of each document what is wrong with it. They run beside each other: they mostly sleep."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(DOCUMENTS, pool.map(run_document, DOCUMENTS), strict=True))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
+def test_what_the_document_shows_is_what_happens(document: Path, outcomes: dict[Path, str]) -> None:
+    if outcomes[document]:
+        pytest.fail(outcomes[document], pytrace=False)
+
+
+def run_document(document: Path) -> str:
+    """Run it in a user's home folder with a clone's examples; the first difference, or nothing."""
+    folder = Path(tempfile.mkdtemp(prefix="poise-docs-"))
+    (folder / "work").mkdir()
+    shutil.copytree(ROOT / "examples", folder / "work" / "examples")
+    try:
+        for step in steps(document.read_text(encoding="utf-8")):
+            seen = run(folder, step.command)
+            if pattern(step.expected).fullmatch(loosened(seen)) is None:
+                return (
+                    f"{document.relative_to(ROOT)}:{step.line}\n$ {step.command}\n"
+                    f"--- shown\n{step.expected}--- seen\n{seen}--- seen, loosened\n{loosened(seen)}"
+                )
+        return ""
+    finally:
+        run(folder, "poise down --cancel")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(folder: Path, command: str) -> str:
+    """What a user would see, both streams together."""
+    environ = {
+        "HOME": str(folder),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "USER": "you",
+        "LANG": "C.UTF-8",
+    }
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder / "work",
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=COMMAND_SECONDS,
+        check=False,
+    )
+    return done.stdout.replace(str(folder.resolve()), "/home/you")
+
+
+def test_a_loose_comparison_still_compares() -> None:
+    assert pattern("TASK  CPUS  EPOCH\nmain  0         2\n").fullmatch(
+        loosened("TASK  CPUS  EPOCH\nmain  -         2\n")
+    )
+    assert not pattern("took 1.0 s, exit 3\n").fullmatch(loosened("took 7 ms, exit 4\n"))
+    assert pattern("a\n...\nz ... end\n").fullmatch("a\nb\nc\nz and so on to the end\n")
