@@ -1,0 +1,152 @@
+"""The schedulers that Poise is measured beside: installing them, and one turn of each.
+
+    python benchmarks/peers.py install [--folder .peers] [NAME ...]
+    python benchmarks/peers.py list
+
+Each peer has a folder of its own: a virtual environment for those in Python, unpacked Debian packages for Slurm.
+Nothing is installed into the system. A peer that cannot be installed, or does not run, is reported as absent by name.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import harness
+
+SCRIPTS = Path(__file__).parent / "peers"
+FOLDER = Path(__file__).parent.parent / ".peers"
+TURN_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Peer:
+    """`script` takes a folder, a mode and a count; it prints how many are done, and the seconds that it took."""
+
+    name: str
+    script: str
+    requirements: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer("hyperqueue", "hyperqueue_jobs.py", requirements=("hyperqueue==0.27.0",)),
+        Peer("ray-jobs", "ray_jobs.py", requirements=("ray[default]==2.60.0",)),
+        Peer("slurm", "slurm_jobs.py", packages=("slurmctld", "slurmd", "slurm-client", "munge")),
+    )
+}
+
+
+class Absent(Exception):
+    """This peer is not here; the text says why."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    count: int
+    seconds: float
+
+
+def python_of(folder: Path, peer: Peer) -> str:
+    """The interpreter that runs the peer's script. Raises Absent when the peer is not installed."""
+    if not (folder / peer.name / "installed").is_file():
+        raise Absent("not installed: `python benchmarks/peers.py install`")
+    return str(folder / peer.name / "bin" / "python") if peer.requirements else sys.executable
+
+
+def turn(folder: Path, name: str, mode: str, count: int) -> Turn:
+    """Start the peer, let it run `count` no-op commands on two slots, stop it. Raises Absent when it does not work."""
+    peer = PEERS[name]
+    python = python_of(folder, peer)
+    mark = harness.new_mark()
+    with tempfile.TemporaryDirectory(prefix="pb-", ignore_cleanup_errors=True) as work:
+        command = [python, str(SCRIPTS / peer.script), str(folder / name), mode, str(count)]
+        process = subprocess.Popen(
+            command,
+            cwd=work,
+            env={**os.environ, **mark, "TMPDIR": work},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            out, errors = process.communicate(timeout=TURN_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise Absent(f"no answer within {TURN_SECONDS:.0f} s") from None
+        finally:
+            harness.end_marked(mark, work)
+            process.wait()
+    if process.returncode != 0:
+        raise Absent(f"failed: {(errors.strip().splitlines() or ['no message'])[-1][:200]}")
+    answer = json.loads(out.strip().splitlines()[-1])
+    if answer["done"] != count:
+        raise Absent(f"only {answer['done']} of {count} commands ended well")
+    return Turn(count, answer["seconds"])
+
+
+def install(folder: Path, peer: Peer) -> None:
+    """Raises Absent when it cannot be done here."""
+    own = folder / peer.name
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir(parents=True)
+    if peer.requirements:
+        _call([sys.executable, "-m", "venv", str(own)])
+        _call([str(own / "bin" / "python"), "-m", "pip", "install", "--quiet", *peer.requirements])
+    if peer.packages:
+        _unpack(own, peer.packages)
+    (own / "installed").touch()
+
+
+def _unpack(own: Path, packages: tuple[str, ...]) -> None:
+    """Debian packages and what they need beyond this system, unpacked here and nowhere else."""
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        raise Absent(f"it is taken from Debian's packages {', '.join(packages)}, and there is no apt-get here")
+    with tempfile.TemporaryDirectory() as name:
+        archives = Path(name)
+        (archives / "partial").mkdir()
+        options = ["-qq", "-y", "--no-install-recommends", "--download-only", "--reinstall"]
+        options += ["-o", f"Dir::Cache::archives={archives}", "-o", "APT::Sandbox::User=root"]
+        _call(["apt-get", *options, "install", *packages])
+        for archive in sorted(archives.glob("*.deb")):
+            _call(["dpkg-deb", "--extract", str(archive), str(own)])
+
+
+def _call(command: list[str]) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+        raise Absent(f"`{Path(command[0]).name}` failed: {last[:200]}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="install or list the schedulers to measure beside")
+    parser.add_argument("action", choices=("install", "list"))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(PEERS)}; all when none is named")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    options = parser.parse_args()
+    folder: Path = options.folder.resolve()
+    unknown = [name for name in options.names if name not in PEERS]
+    if unknown:
+        parser.error(f"no such peer: {', '.join(unknown)}")
+    for name in options.names or PEERS:
+        try:
+            if options.action == "install":
+                install(folder, PEERS[name])
+            python_of(folder, PEERS[name])
+            print(f"{name}: installed")
+        except Absent as reason:
+            print(f"{name}: absent ({reason})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""All figures in one run, beside the peers that are installed: a table with the targets, and `.bench/results.json`.
+
+    python benchmarks/run_all.py [--quick] [--out .bench/results.json]
+
+About seven minutes with the peers, less without; `--quick` is for trying it out, its figures mean little.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import commands
+import footprint
+import harness
+import latency
+import peers
+import restart
+from harness import Figure, say
+
+OUT = Path(__file__).parent.parent / ".bench" / "results.json"
+
+
+def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
+    """The benchmarks by what they are about, in order."""
+    if quick:
+        return {
+            "no-op commands on two slots": lambda: commands.measure(commands.SYSTEMS, peers.FOLDER, 100, 2, big=0),
+            "submissions": lambda: latency.measure(20, 20.0, held_jobs=1000, rounds=2),
+            "footprint": lambda: footprint.measure(100, seconds=5.0, runs=5, starts=2),
+            "restart": lambda: restart.measure(10_000, repeats=2),
+        }
+    return {
+        "no-op commands on two slots": lambda: commands.measure(commands.SYSTEMS, peers.FOLDER, 1000, 5, big=10_000),
+        "submissions": lambda: latency.measure(200, 20.0, held_jobs=20_000, rounds=3),
+        "footprint": lambda: footprint.measure(1000, seconds=20.0, runs=30, starts=5),
+        "restart": lambda: restart.measure(100_000, repeats=5),
+    }
+
+
+def measure(quick: bool, out: Path) -> list[Figure]:
+    """Everything, written down as soon as a part is done."""
+    results: dict[str, object] = {"python": platform.python_version(), "system": platform.platform()}
+    everything: list[Figure] = []
+    begun = perf_counter()
+    for title, part in parts(quick).items():
+        say(f"--- {title}")
+        figures = part()
+        everything += figures
+        results[title] = harness.as_builtins(figures)
+        results["seconds"] = round(perf_counter() - begun, 1)
+        results["load"] = os.getloadavg()
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(results, indent=2) + "\n")
+    targets = [figure for figure in everything if figure.met is not None]
+    say(f"{sum(bool(figure.met) for figure in targets)} of {len(targets)} targets met; written to {out}")
+    if any(figure.note.startswith("absent") for figure in everything):
+        say("peers that are absent: `python benchmarks/peers.py install` puts them into `.peers/`")
+    return everything
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="all figures in one run, beside the peers that are installed")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to try it out")
+    parser.add_argument("--out", type=Path, default=OUT, help="where to write the results as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args()
+    out: Path = options.out.resolve()
+    return harness.program(lambda: measure(options.quick, out), as_json=options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
