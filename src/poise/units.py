@@ -13,10 +13,12 @@ True
 """
 
 import re
+from decimal import Decimal
 from typing import NewType
 
 Instant = NewType("Instant", int)
-"""Nanoseconds since the log was born. Never wall time: it does not step back, and no lease or order depends on wall time."""
+"""Nanoseconds since the log was born. Never wall time: it does not step back, and no lease or order depends on wall
+time."""
 
 NANOSECOND = 1
 MILLISECOND = 1_000_000
@@ -31,57 +33,53 @@ _BYTES = {"": 1, "b": 1} | {
     for power, prefix in enumerate("kmgtp", start=1)
     for suffix, base in (("b", 1000), ("ib", 1024), ("i", 1024))
 }
-_NUMBER_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
+_NUMBER_UNIT = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([a-zA-Z]*)")  # longer numbers are no quantities
 _MAX = 2**62  # room to add two quantities and stay inside 64 bits
 
 
 def parse_duration(text: str | int | float) -> int:
     """Nanoseconds from `90m`, `1h30m`, `250ms`; a bare number is seconds."""
-    if isinstance(text, bool):
-        raise ValueError(f"a duration such as `90m` or `1h30m`, not `{text}`")
-    if isinstance(text, int | float):
-        return _bounded(float(text) * SECOND, str(text))
-    total, position, stripped = 0.0, 0, text.strip()
+    if not isinstance(text, str):
+        return _from_number(text, SECOND, "a duration such as `90m` or `1h30m`")
+    stripped = text.strip()
     if not stripped:
         raise ValueError("a duration such as `90m` or `1h30m`, not an empty text")
+    total, position = Decimal(0), 0
     while position < len(stripped):
         match = _NUMBER_UNIT.match(stripped, position)
         if match is None:
-            raise ValueError(f"a duration such as `90m` or `1h30m`, not `{text}`")
+            raise ValueError(f"a duration such as `90m` or `1h30m`, not `{_short(text)}`")
         unit = match[2].lower()
-        if unit not in _DURATION and not (unit == "" and match.end() == len(stripped) and position == 0):
+        bare = unit == "" and position == 0 and match.end() == len(stripped)
+        if unit not in _DURATION and not bare:
             known = ", ".join(sorted(_DURATION, key=lambda name: _DURATION[name]))
-            raise ValueError(f"a unit of time ({known}), not `{match[2] or text}`")
-        total += float(match[1]) * _DURATION.get(unit, SECOND)
+            raise ValueError(f"a unit of time ({known}), not `{_short(match[2] or text)}`")
+        total += Decimal(match[1]) * _DURATION.get(unit, SECOND)
         position = match.end()
     return _bounded(total, text)
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | int | float) -> int:
     """Bytes from `12GiB`, `500MB`, `8Gi`; a bare number is bytes."""
-    if isinstance(text, bool):
-        raise ValueError(f"an amount of memory such as `12GiB`, not `{text}`")
-    if isinstance(text, int):
-        return _bounded(text, str(text))
+    if not isinstance(text, str):
+        return _from_number(text, 1, "an amount of memory such as `12GiB`")
     match = _NUMBER_UNIT.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"an amount of memory such as `12GiB`, not `{text}`")
+        raise ValueError(f"an amount of memory such as `12GiB`, not `{_short(text)}`")
     unit = match[2].lower()
     if unit not in _BYTES:
-        raise ValueError(f"a unit of memory (B, kB, MB, GB, TB, KiB, MiB, GiB, TiB), not `{match[2]}`")
-    return _bounded(float(match[1]) * _BYTES[unit], text)
+        raise ValueError(f"a unit of memory (B, kB, MB, GB, TB, KiB, MiB, GiB, TiB), not `{_short(match[2])}`")
+    return _bounded(Decimal(match[1]) * _BYTES[unit], text)
 
 
 def parse_cpu(text: str | int | float) -> int:
     """Milli-CPU from `2`, `0.5` or `500m`."""
-    if isinstance(text, bool):
-        raise ValueError(f"a number of CPUs such as `2`, `0.5` or `500m`, not `{text}`")
-    if isinstance(text, int | float):
-        return _bounded(text * 1000, str(text))
+    if not isinstance(text, str):
+        return _from_number(text, 1000, "a number of CPUs such as `2`, `0.5` or `500m`")
     match = _NUMBER_UNIT.fullmatch(text.strip())
     if match is None or match[2] not in ("", "m"):
-        raise ValueError(f"a number of CPUs such as `2`, `0.5` or `500m`, not `{text}`")
-    return _bounded(float(match[1]) * (1 if match[2] else 1000), text)
+        raise ValueError(f"a number of CPUs such as `2`, `0.5` or `500m`, not `{_short(text)}`")
+    return _bounded(Decimal(match[1]) * (1 if match[2] else 1000), text)
 
 
 def format_duration(nanoseconds: int | None) -> str:
@@ -90,14 +88,15 @@ def format_duration(nanoseconds: int | None) -> str:
         return "-"
     if nanoseconds < 0:
         return f"-{format_duration(-nanoseconds)}"
-    if nanoseconds < SECOND:
+    if nanoseconds < SECOND - MILLISECOND // 2:
         return f"{nanoseconds / MILLISECOND:.0f} ms"
-    if nanoseconds < MINUTE:
+    if nanoseconds < MINUTE - 50 * MILLISECOND:
         return f"{nanoseconds / SECOND:.1f} s"
-    for large, small, names in ((DAY, HOUR, "dh"), (HOUR, MINUTE, "hm"), (MINUTE, SECOND, "ms")):
-        if nanoseconds >= large:
-            return f"{nanoseconds // large}{names[0]}{nanoseconds % large // small}{names[1]}"
-    raise AssertionError("unreachable")
+    whole = (nanoseconds + SECOND // 2) // SECOND * SECOND
+    for large, small, names in ((DAY, HOUR, "dh"), (HOUR, MINUTE, "hm")):
+        if whole >= large:
+            return f"{whole // large}{names[0]}{whole % large // small}{names[1]}"
+    return f"{whole // MINUTE}m{whole % MINUTE // SECOND}s"
 
 
 def format_bytes(amount: int | None) -> str:
@@ -106,20 +105,33 @@ def format_bytes(amount: int | None) -> str:
         return "-"
     value, unit = float(amount), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        if value < 1024:
+        if round(value, 1) < 1024:
             break
         value, unit = value / 1024, larger
+    value = round(value, 1)
     return f"{value:.0f} {unit}" if value == int(value) else f"{value:.1f} {unit}"
 
 
 def format_cpu(milli: int) -> str:
     """Milli-CPU for people: `2`, `0.5`."""
-    return f"{milli / 1000:g}"
+    return f"{Decimal(milli) / 1000:f}".rstrip("0").rstrip(".") if milli % 1000 else str(milli // 1000)
 
 
-def _bounded(value: float, text: str | int | float) -> int:
+def _from_number(number: int | float, scale: int, expected: str) -> int:
+    if isinstance(number, bool):
+        raise ValueError(f"{expected}, not `{str(number).lower()}`")
+    if isinstance(number, float):
+        return _bounded(Decimal(repr(number)) * scale, str(number))  # as written: 0.1 is a tenth
+    return _bounded(number * scale, "a number of many digits" if abs(number) > _MAX else str(number))
+
+
+def _bounded(value: Decimal | int, text: str) -> int:
     if value != value or value < 0:
-        raise ValueError(f"a number that is not negative, not `{text}`")
+        raise ValueError(f"a number that is not negative, not `{_short(text)}`")
     if value > _MAX:
-        raise ValueError(f"a number that a machine could have, not `{text}`")
+        raise ValueError(f"a number that a machine could have, not `{_short(text)}`")
     return round(value)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -1,1 +1,1 @@
-"""What happens: pure state machines. They are told the time and handed messages; they answer with events and effects."""
+"""What happens: pure state machines. Told the time and handed messages, they answer with events and effects."""

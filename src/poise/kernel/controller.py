@@ -1,9 +1,10 @@
-"""The control plane as a machine: messages and the time in, effects out. It never sleeps, reads a clock or opens a socket.
+"""The control plane as a machine: messages and the time in, effects out. It never sleeps, reads a clock or opens a
+socket.
 
-Log first: `snapshot → decide → verify → append → apply → effects`. State is applied at once; every effect that tells the
-outside something waits in the outbox for the revision it depends on and leaves when that revision is durable. If the log
-cannot be written, the shell reloads the ledger from what is durable, what waited in the outbox is refused, and nothing
-new is accepted until there is room again.
+Log first: `snapshot → decide → verify → append → apply → effects`. State is applied at once; every effect that tells
+the outside something waits in the outbox for the revision it depends on and leaves when that revision is durable. If
+the log cannot be written, the shell reloads the ledger from what is durable, what waited in the outbox is refused, and
+nothing new is accepted until there is room again.
 
 Level-triggered: a node that connects says what it holds; the answer is what it should hold. Whatever was lost between
 the two is sent again, and is harmless to receive twice: an attempt is a task and its epoch.
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 
 from poise.errors import Busy, Conflict, NotFound, PoiseError, SpecError, StoreFull
-from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of
+from poise.kernel.ledger import HEAD, JobState, Ledger, NodeState, UnitState, attempt_of
 from poise.kernel.verify import verify_place
 from poise.model.decisions import Hold, Place, Plan
 from poise.model.events import (
@@ -35,20 +36,35 @@ from poise.model.events import (
     Started,
 )
 from poise.model.jobs import Ending, Unit
-from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, FromAgent, Hello, Launch, Report, Running, ToAgent
+from poise.model.messages import (
+    Acked,
+    Attempt,
+    Beat,
+    Desired,
+    Ended,
+    FromAgent,
+    Hello,
+    Launch,
+    Report,
+    Running,
+    ToAgent,
+)
+from poise.model.profiles import ENOUGH_RUNS
 from poise.model.resources import Node
 from poise.model.spec import Compiled
 from poise.model.views import Snapshot
-from poise.policy.feasible import never, room_when_empty
-from poise.policy.suites import ENOUGH_RUNS
-from poise.units import MILLISECOND, SECOND
+from poise.policy.feasible import fitting, never, room_when_empty, shortfall
+from poise.units import MILLISECOND, SECOND, format_cpu
 
 ROUND = 200 * MILLISECOND
 """While anything waits, a round is decided at least this often, events or not."""
 
 CHECKPOINT_EVERY = 20_000
-MAX_PENDING = 200_000
+MAX_UNFINISHED = 200_000
 RECOVER_EVERY = 1 * SECOND
+
+RECALL_AFTER = 2 * SECOND
+"""What still waits on a node behind its like after this long was queued on a wrong forecast, and is asked back."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,9 +151,12 @@ class Append(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
+    """The answer to a request. `barrier`: it promises nothing, so that a failed append does not refuse it."""
+
     request: int
     value: Any = None
     error: PoiseError | None = None
+    barrier: bool = False
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -182,6 +201,7 @@ class Controller:
         self._dirty = True
         self._deciding = False
         self._last_round = 0
+        self._last_recall = 0
         self._full = False
         self._last_recovery = 0
 
@@ -224,13 +244,13 @@ class Controller:
             case Decided():
                 self._decided(message.plan, now)
             case Barrier():
-                self._later(Reply(message.request))
+                self._later(Reply(message.request, barrier=True))
             case Cancel():
                 self._answer(message.request, lambda: self._cancel(message, now))
             case Drain():
                 self._answer(message.request, lambda: self._drain(message, now))
             case Gone():
-                self._connected.discard(message.node)
+                self._disconnect(message.node)
             case AppendFailed():
                 return self._append_failed(message)
             case Recovered():
@@ -247,9 +267,12 @@ class Controller:
         for name, node in list(self.ledger.nodes.items()):
             if node.status == "up" and now - self._seen.get(name, 0) > self.settings.dead_after:
                 self._node_lost(name, now)
+        if now - self._last_recall >= RECALL_AFTER:
+            self._last_recall = now
+            self._recall_queued(now)
         effects = list(self._flush())
         waited = self.ledger.pending() and now - self._last_round >= ROUND
-        backed_off = self.ledger.wakeup()
+        backed_off = self.ledger.wakeup(self._last_round)
         if not self._deciding and (self._dirty or waited or (backed_off is not None and backed_off <= now)):
             self._dirty, self._deciding, self._last_round = False, True, now
             effects.append(Decide(self.ledger.snapshot(now, self.settings.seed)))
@@ -259,10 +282,14 @@ class Controller:
         """When to tick next, if nothing happens before."""
         if self._full:
             return self._last_recovery + RECOVER_EVERY
-        times = [self._seen.get(name, 0) + self.settings.dead_after + 1 for name, node in self.ledger.nodes.items() if node.status == "up"]
+        times = [
+            self._seen.get(name, 0) + self.settings.dead_after + 1
+            for name, node in self.ledger.nodes.items()
+            if node.status == "up"
+        ]
         if self.ledger.pending():
             times.append(self._last_round + ROUND)
-        backed_off = self.ledger.wakeup()
+        backed_off = self.ledger.wakeup(self._last_round)
         if backed_off is not None:
             times.append(backed_off)
         return min(times, default=None)
@@ -283,8 +310,9 @@ class Controller:
         if existing is not None:
             return existing
         compiled = message.compiled
-        if self.ledger.pending() + len(compiled.units) > MAX_PENDING:
-            raise Busy("too much is waiting already", need=f"at most {MAX_PENDING} units", have=str(self.ledger.pending()))
+        unfinished = self.ledger.unfinished_units()
+        if unfinished + len(compiled.units) > MAX_UNFINISHED:
+            raise Busy("too much is waiting already", need=f"at most {MAX_UNFINISHED} units", have=str(unfinished))
         if compiled.name and self.ledger.job_named(compiled.name):
             held = self.ledger.job_named(compiled.name)
             raise Conflict(
@@ -319,11 +347,8 @@ class Controller:
                 have=f"room for {room} on all nodes together",
                 hint=f"workers: {room}",
             )
-        node, reasons = min(
-            ((node, never(node.name, node.cpu, node.memory, node.devices, unit.shape)) for node in nodes),
-            key=lambda found: len(found[1]),
-        )
-        lacks = "; ".join(reason.sentence() for reason in reasons)
+        node = min(nodes, key=lambda node: shortfall(node, unit.shape))
+        lacks = "; ".join(reason.sentence() for reason in never(node, unit.shape))
         raise SpecError(
             f"`{unit.name}` asks for more than any node has",
             code="E110",
@@ -351,13 +376,9 @@ class Controller:
         if node.drained != message.on:
             self._commit(NodeDrained(at=now, name=message.node, on=message.on))
             self._dirty = True
-            if message.on:
-                waiting = [
-                    attempt_of(unit, index)
-                    for unit, index in self.ledger.attempts_on(message.node)
-                    if unit.tasks[index].status == "queued" and unit.queued
-                ]
-                self._send(message.node, Desired(stops=tuple(waiting)))
+            waiting = [attempt_of(unit, 0) for unit, task in self.ledger.queued_since(now) if task.node == message.node]
+            if message.on and waiting:
+                self._send(message.node, Desired(recalls=tuple(waiting)))
         return message.node
 
     def _job(self, name: str, field: str) -> JobState:
@@ -377,34 +398,35 @@ class Controller:
     def _from_node(self, name: str, message: FromAgent, now: int) -> None:
         self._seen[name] = now
         if self._full:  # nothing can be recorded, so nothing is acknowledged: the agent keeps it and says it again
-            if isinstance(message, Hello):
-                self._outbox.appendleft((0, Hang(name)))
-            return
-        match message:
-            case Hello():
-                self._hello(message, now)
-            case Report():
-                if self._given_up(name):
-                    return
-                self._take_report(name, message.running, message.ended, now)
-                self._send(name, Acked(serial=message.serial))
-            case Beat():
-                self._given_up(name)
+            self._hang(name)
+        elif isinstance(message, Hello):
+            self._hello(message, now)
+        elif name not in self._connected:  # it was given up, and speaks again: it has to say what it holds
+            self._hang(name)
+        elif isinstance(message, Report):
+            self._take_report(name, message.running, message.ended, now)
+            self._send(name, Acked(serial=message.serial))
 
-    def _given_up(self, name: str) -> bool:
-        """A node that was given up and speaks again on its old channel is hung up, so that it says anew what it holds."""
-        if name in self._connected:
-            return False
+    def _hang(self, name: str) -> None:
         self._outbox.appendleft((0, Hang(name)))
-        return True
+
+    def _disconnect(self, name: str) -> None:
+        """What waits to be sent is dropped: the next Hello is answered by all that should be there, and that alone."""
+        self._connected.discard(name)
+        self._outbox = deque(
+            entry for entry in self._outbox if not (isinstance(entry[1], Send) and entry[1].node == name)
+        )
 
     def _hello(self, hello: Hello, now: int) -> None:
         name = hello.node.name
+        self._disconnect(name)  # whatever was said on an earlier connection
         known = self.ledger.nodes.get(name)
         if known is not None and known.node.incarnation != hello.node.incarnation:
             self._lose_attempts(name, now, "the node was started anew")
         elif known is not None and known.node.devices != hello.node.devices:
             self._lose_devices(known, hello.node, now)
+        if known is not None:
+            self._lose_room(known, hello.node, now)
         if known is None or known.status != "up" or known.node != hello.node:
             self._commit(NodeJoined(at=now, node=hello.node))
             self._dirty = True
@@ -416,25 +438,30 @@ class Controller:
     def _desired(self, name: str, hello: Hello, now: int) -> Desired:
         """What should be on the node, given what is: launches that never arrived, stops, and what to keep."""
         holds = {*hello.queued, *(running.attempt for running in hello.running)}
-        ended = {done.attempt for done in hello.ended}
-        keep, stops, launches = [], [], []
+        for unit, index in list(self.ledger.attempts_on(name)):  # first: a gang that lost one is stopped, not launched
+            attempt, task = attempt_of(unit, index), unit.tasks[index]
+            if task.active and task.started and attempt not in holds:
+                lost = Ending(outcome="lost", note="its process was gone when the node came back")
+                self._finish(attempt, lost, now)
+        keep, stops, recalls, launches = [], [], [], []
+        drained = self.ledger.nodes[name].drained
         for unit, index in list(self.ledger.attempts_on(name)):
             attempt = attempt_of(unit, index)
-            if attempt in ended:
-                continue
+            waits = unit.queued and unit.tasks[index].status == "queued"
             if attempt in holds:
                 keep.append(attempt)
                 if unit.stopping:
                     stops.append(attempt)
-            elif unit.tasks[index].started:
-                lost = Ending(outcome="lost", note="its process was gone when the node came back")
-                self._finish(attempt, lost, now)
-            elif unit.stopping:
+                elif drained and waits:
+                    recalls.append(attempt)
+            elif unit.stopping or (drained and waits):
                 self._finish(attempt, Ending(outcome="returned", note="stopped before it was launched"), now)
             else:
                 launches.append(self._launch(unit, index))
-                keep.append(attempt)
-        return Desired(launches=tuple(launches), stops=tuple(stops), keep=tuple(keep), complete=True)
+        keep += [launch.attempt for launch in launches]
+        return Desired(
+            launches=tuple(launches), stops=tuple(stops), recalls=tuple(recalls), keep=tuple(keep), complete=True
+        )
 
     def _take_report(self, name: str, running: Iterable[Running], ended: Iterable[Ended], now: int) -> None:
         for began in running:
@@ -482,11 +509,16 @@ class Controller:
         for unit, index in list(self.ledger.attempts_on(name)):
             elsewhere = any(task.active and task.node != name for task in unit.tasks)
             if elsewhere or unit.stopping:
-                self._finish(attempt_of(unit, index), Ending(outcome="lost", note=f"node {name} was lost"), now)
+                self._lose(unit, index, f"node {name} was lost", now)
+
+    def _lose(self, unit: UnitState, index: int, note: str, now: int) -> None:
+        """End an attempt as lost, unless that of another member of its gang has ended it already."""
+        if unit.tasks[index].active:
+            self._finish(attempt_of(unit, index), Ending(outcome="lost", note=note), now)
 
     def _lose_attempts(self, name: str, now: int, note: str) -> None:
         for unit, index in list(self.ledger.attempts_on(name)):
-            self._finish(attempt_of(unit, index), Ending(outcome="lost", note=note), now)
+            self._lose(unit, index, note, now)
 
     def _lose_devices(self, known: NodeState, node: Node, now: int) -> None:
         """Devices have gone: only the work on them is touched."""
@@ -494,7 +526,23 @@ class Controller:
         gone = {device.index for device in known.node.devices if (device.index, device.uuid) not in left}
         for unit, index in list(self.ledger.attempts_on(node.name)):
             if gone.intersection(unit.tasks[index].devices):
-                self._finish(attempt_of(unit, index), Ending(outcome="lost", note="its device has gone"), now)
+                self._lose(unit, index, "its device has gone", now)
+
+    def _lose_room(self, known: NodeState, node: Node, now: int) -> None:
+        """The node has shrunk: the latest placed make room until the rest fits."""
+        latest = sorted(self.ledger.attempts_on(node.name), key=lambda entry: (-entry[0].placed, -entry[0].ordinal))
+        for unit, index in latest:
+            if known.used_cpu <= node.cpu and known.used_memory <= node.memory:
+                return
+            self._lose(unit, index, "its node has shrunk", now)
+
+    def _recall_queued(self, now: int) -> None:
+        """Ask back what waits on a node behind work that takes longer than foreseen; elsewhere there may be room."""
+        recalls: dict[str, list[Attempt]] = {}
+        for unit, task in self.ledger.queued_since(now - RECALL_AFTER):
+            recalls.setdefault(task.node, []).append(attempt_of(unit, 0))
+        for node, attempts in recalls.items():
+            self._send(node, Desired(recalls=tuple(attempts)))
 
     # --- deciding ----------------------------------------------------------------------------------------------------
 
@@ -502,39 +550,41 @@ class Controller:
         self._deciding = False
         if self._full:
             return
+        stale = plan.base != self.ledger.revision
         if plan.failed:
             self._commit(PolicyFailed(at=now, policy=self.settings.policy, error=plan.failed))
         launches: dict[str, list[Launch]] = {}
         for decision in plan.decisions:
             if isinstance(decision, Place):
-                self._place(decision, now, launches)
+                self._place(decision, now, launches, stale=stale)
             else:
                 self._hold(decision, now)
+        if sum(len(batch) for batch in launches.values()) >= HEAD and self.ledger.pending():
+            self._dirty = True  # all that was shown may have found room: show the rest
         if plan.memory is not None:
             self._commit(Remembered(at=now, memory=plan.memory))
         for node, batch in launches.items():
             self._send(node, Desired(launches=tuple(batch)))
 
-    def _place(self, place: Place, now: int, launches: dict[str, list[Launch]]) -> None:
+    def _place(self, place: Place, now: int, launches: dict[str, list[Launch]], *, stale: bool) -> None:
         placed = verify_place(self.ledger, place, now)
         if not isinstance(placed, Placed):
-            self._dirty = True  # the world has moved: decide again
+            self._dirty |= stale  # the world has moved: decide again, but do not spin on a policy that is wrong
             return
         self._commit(placed)
         unit = self.ledger.unit(place.unit)
-        assert unit is not None
-        for index, spot in enumerate(placed.spots):
-            launches.setdefault(spot.node, []).append(self._launch(unit, index))
+        if unit is not None:
+            for index, spot in enumerate(placed.spots):
+                launches.setdefault(spot.node, []).append(self._launch(unit, index))
 
     def _hold(self, hold: Hold, now: int) -> None:
-        if self.ledger.held_queue(hold.queue) != hold.reasons:
+        if self.ledger.waits(hold.queue) and self.ledger.held_queue(hold.queue) != hold.reasons:
             self._commit(Held(at=now, queue=hold.queue, reasons=hold.reasons))
 
     def _launch(self, unit: UnitState, index: int) -> Launch:
         job, spec = self.ledger.jobs[unit.job], unit.spec
         task, state = spec.tasks[index], unit.tasks[index]
         profile = self.ledger.profiles.get(spec.kind)
-        known = profile is not None and profile.count >= ENOUGH_RUNS
         return Launch(
             attempt=attempt_of(unit, index),
             argv=task.argv,
@@ -545,13 +595,14 @@ class Controller:
             devices=state.devices,
             priority=int(spec.priority),
             kind=spec.kind,
-            expect=profile.mean if profile is not None and known else 0,
+            expect=profile.mean if profile is not None and profile.count >= ENOUGH_RUNS else 0,
             grace=spec.grace,
             gang=unit.id if len(spec.tasks) > 1 else "",
             rank=task.rank,
             world=task.world,
             part=task.part,
             parts=task.parts,
+            queued=unit.queued,
         )
 
     # --- log and outbox ----------------------------------------------------------------------------------------------
@@ -596,7 +647,11 @@ class Controller:
         self._checkpointed = min(self._checkpointed, self.ledger.revision)
         self._full, self._deciding = True, False
         self._events.clear()
-        refused = [Reply(effect.request, error=message.error) for _, effect in self._outbox if isinstance(effect, Reply)]
+        refused = [
+            effect if effect.barrier or effect.error else Reply(effect.request, error=message.error)
+            for _, effect in self._outbox
+            if isinstance(effect, Reply)
+        ]
         self._outbox.clear()
         hung = [Hang(node) for node in sorted(self._connected)]
         self._connected.clear()
@@ -604,9 +659,15 @@ class Controller:
 
 
 def _fitting_hint(node: Node, unit: Unit) -> str:
+    """The same request, cut down to what the node has."""
     shape = unit.shape
-    asks = [f"--cpu {min(shape.cpu, node.cpu) / 1000:g}"]
-    if shape.gpus:
-        asks.append(f"--gpu {min(shape.gpus, len(node.devices))}")
+    asks = [f"--cpu {format_cpu(min(shape.cpu, node.cpu))}"]
+    if shape.memory:
+        asks.append(f"--memory {min(shape.memory, node.memory) // 2**20}MiB")
+    if shape.gpus and node.devices:
+        fits = fitting(node.devices, shape) or [max(node.devices, key=lambda device: device.memory)]
+        asks.append(f"--gpu {min(shape.gpus, len(fits))}")
+        if shape.gpu_memory:
+            least = min(device.memory for device in fits)
+            asks.append(f"--gpu-memory {min(shape.gpu_memory, least) // 2**20}MiB")
     return f"`{' '.join(asks)}` would fit on {node.name}"
-

@@ -1,8 +1,9 @@
-"""Reports made from the ledger: what happened to a job, and every reason why it waits. Pure: the caller only draws them."""
+"""Reports made from the ledger: what happened to a job, and every reason why it waits. Pure: the caller only draws
+them."""
 
 import msgspec
 
-from poise.kernel.ledger import JobState, Ledger, NodeState, TaskState, UnitState, job_status
+from poise.kernel.ledger import JobState, Ledger, NodeState, TaskState, UnitState, deciding_ending, job_status
 from poise.model import graph
 from poise.model.decisions import Reason
 from poise.model.jobs import Ending
@@ -74,7 +75,11 @@ def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now:
         reasons=tuple(reason.sentence() for reason in reasons(ledger, job, unit, now)),
         attempts=tuple(
             AttemptReport(
-                epoch=past.epoch, node=past.node, outcome=past.ending.outcome, run=past.ending.run, note=past.ending.note
+                epoch=past.epoch,
+                node=past.node,
+                outcome=past.ending.outcome,
+                run=past.ending.run,
+                note=past.ending.note,
             )
             for past in task.past
         ),
@@ -112,9 +117,13 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
         if unit.not_before > now:
             found.append(Reason(code="BACKOFF", need=format_duration(unit.not_before - now)))
         found += ledger.held(unit)
+        if not found:
+            found.append(Reason(code="NEXT_ROUND", wakes="decided"))
     elif unit.status == "active" and any(task.status == "recovering" for task in unit.tasks):
         lost = sorted({task.node for task in unit.tasks if task.status == "recovering"})
         found += [Reason(code="NODE_LOST", subject=node, wakes="joined") for node in lost]
+        if not ledger.may_be_placed(unit) and not unit.stopping:
+            found.append(Reason(code="NEEDS_ITS_NODE", wakes="joined"))
     return found
 
 
@@ -156,8 +165,7 @@ def exit_code(job: JobState) -> int | None:
         return None
     for unit in job.units:
         if unit.status == "failed":
-            endings = [task.ending for task in unit.tasks if task.ending is not None]
-            return next((_exit_code(ending) for ending in endings if ending.outcome not in ("done", "stopped")), 125)
+            return _exit_code(deciding_ending(unit))
     if job_status(job) == "done":
         return 0
     return 130 if job.cancelled_by else 125

@@ -4,18 +4,23 @@ Rules it keeps:
 
 * `apply` is the only way to change it, is deterministic, and never looks at anything but the event and itself.
 * What `state()` encodes is the whole truth; every index beside it is derived and can be rebuilt (`check` compares).
-* A node's room is counted by *pools*: the attempts of one shape on one node share `slots`, each slot holding the shape's
-  room once. An attempt placed `queued` joins a pool without a slot of its own and starts when another of the pool ends.
-  When attempts end, `slots` shrinks to the number of attempts left; the agent keeps the same rule, so both sides agree
-  on what may run without a message.
+* A node's room is counted by *pools*: the attempts of one shape on one node share `slots`, each slot holding the
+  shape's room once. An attempt placed `queued` joins a pool without a slot of its own and starts when another of the
+  pool ends; it may wait behind brief work only, never behind the pool's `long` attempts. When attempts end, `slots`
+  shrinks to the number of attempts left; the agent keeps the same rule, so both sides agree on what may run without a
+  message.
 * A unit's `epoch` counts its placements. Whatever carries an older epoch is history.
+* Instants begin at 1: an instant of 0 means that it has not happened.
+* What is looped over has an order that survives encoding: jobs as submitted, nodes by name, queues by rank.
 
 Life of a unit: waiting (for `needs`) → pending → active → done | failed | cancelled, or skipped when something it needs
-failed. A lost attempt brings it back to pending, under its retry policy.
+failed. A lost attempt brings it back to pending, under its retry policy. While its node is silent an attempt is
+`recovering`: it goes on if the node comes back, and is placed again elsewhere if its retry policy allows that.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from types import MappingProxyType
+from itertools import islice
 from typing import Any, Literal
 
 import msgspec
@@ -37,9 +42,9 @@ from poise.model.events import (
     Remembered,
     Started,
 )
-from poise.model.jobs import RETRYABLE, Ending, Job, Outcome, Unit
+from poise.model.jobs import RETRYABLE, Ending, Job, Unit
 from poise.model.messages import Attempt
-from poise.model.profiles import Profile, expected_run
+from poise.model.profiles import Profile, expected_run, is_brief
 from poise.model.resources import Node, Shape
 from poise.model.views import ActiveView, Candidate, NodeView, PoolView, Snapshot
 
@@ -51,7 +56,11 @@ PAST_ATTEMPTS = 8
 """Endings kept per task beside the latest one; the log has them all."""
 
 HEAD = 128
-"""Units of one queue that a snapshot shows; the rest follow as these are placed."""
+"""Units of one queue that a snapshot shows; the rest follow as these are placed. `static` is shown all: there a unit's
+number says where it may run, so that the head may be stuck while one behind it is not."""
+
+MAX_PROFILES = 4096
+"""Classes whose run times are kept; of more, those not seen for longest are forgotten."""
 
 
 class InvariantBroken(AssertionError):
@@ -88,8 +97,10 @@ class TaskState(msgspec.Struct):
 class UnitState(msgspec.Struct):
     """A unit's life. `stopping` says why its attempts are being stopped: `cancel`, `gang`, or not at all.
 
-    `queue` names the units that are alike to placement. `expected`, `tail` and `slack` are nanoseconds of the critical path
-    method; `due` is the instant by which the unit must end for every deadline after it to be met, 0 if there is none.
+    `queued` and `brief` are as it was placed; `recalled`: it was queued once, came back unstarted, and is queued no
+    more. `queue` names the units that are alike to placement. `expected`, `tail` and `slack` are nanoseconds of the
+    critical path method; `due` is the instant by which the unit must end for every deadline after it to be met, 0 if
+    there is none.
     """
 
     spec: Unit
@@ -105,6 +116,8 @@ class UnitState(msgspec.Struct):
     placed: int = 0
     ended: int = 0
     queued: bool = False
+    brief: bool = False
+    recalled: bool = False
     stopping: str = ""
     why: Why | None = None
     expected: int = 0
@@ -141,11 +154,12 @@ class JobState(msgspec.Struct):
 
 
 class Pool(msgspec.Struct):
-    """Attempts of one shape on one node."""
+    """Attempts of one shape on one node: `slots` may run at once, `long` of them are not known to be brief."""
 
     shape: Shape
     slots: int = 0
     attempts: int = 0
+    long: int = 0
 
 
 class NodeState(msgspec.Struct):
@@ -185,6 +199,7 @@ class State(msgspec.Struct):
     keys: dict[str, str] = {}
 
 
+_UNKNOWN = Profile()
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(State)
 
@@ -194,6 +209,8 @@ class Ledger:
 
     def __init__(self, state: State | None = None) -> None:
         self._state = state or State()
+        self._state.jobs = dict(sorted(self._state.jobs.items(), key=lambda item: item[1].units[0].ordinal))
+        self._state.nodes = dict(sorted(self._state.nodes.items()))
         self._index()
 
     # --- whole state -------------------------------------------------------------------------------------------------
@@ -240,11 +257,15 @@ class Ledger:
         return self._state.anchor_wall + (instant - self._state.anchor_at) / 1e9 if instant else 0.0
 
     def resume_at(self, boot: str, boottime: int, wall: float) -> int:
-        """The instant it is now, continuing the log: by the boot's clock, or after a reboot by the wall's. Never earlier."""
+        """The instant it is now, continuing the log: by the boot's clock, or after a reboot by the wall's. Never
+        earlier.
+        """
         state = self._state
         if not state.anchor_wall:
-            return state.now
-        elapsed = boottime - state.anchor_boottime if boot == state.anchor_boot else int((wall - state.anchor_wall) * 1e9)
+            return max(state.now, 1)
+        elapsed = (
+            boottime - state.anchor_boottime if boot == state.anchor_boot else int((wall - state.anchor_wall) * 1e9)
+        )
         return max(state.now, state.anchor_at + elapsed)
 
     def next_job_id(self) -> str:
@@ -282,6 +303,18 @@ class Ledger:
     def held_queue(self, queue: str) -> tuple[Reason, ...]:
         return self._state.held.get(queue, ())
 
+    def waits(self, queue: str) -> bool:
+        """Whether any unit is pending in this queue."""
+        return queue in self._queues
+
+    def may_be_placed(self, unit: UnitState) -> bool:
+        """Pending, or held by a lost node and allowed by its retry policy to be tried elsewhere."""
+        return unit.status == "pending" or unit.id in self._recovering
+
+    def is_brief(self, unit: UnitState) -> bool:
+        """Whether what has been learned says that the unit ends within one round."""
+        return is_brief(self._state.profiles.get(unit.spec.kind), unit.spec.shape, len(unit.spec.tasks))
+
     def unfinished_jobs(self) -> int:
         return len(self._state.jobs) - len(self._state.finished)
 
@@ -291,12 +324,16 @@ class Ledger:
 
     def recent_jobs(self, finished: int) -> list[JobState]:
         """The latest finished jobs, then all unfinished ones, each in order of submission."""
-        latest = set(self._state.finished[-finished:])
+        latest = set(self._state.finished[-finished:] if finished else ())
         return [job for job in self._state.jobs.values() if not job.ended or job.id in latest]
 
     def pending(self) -> int:
         """Units that could be placed, or will be when their back-off ends."""
         return self._pending_count
+
+    def unfinished_units(self) -> int:
+        """Units that are not over, whatever they wait for."""
+        return self._unfinished_count
 
     def attempts_on(self, node: str) -> Iterator[tuple[UnitState, int]]:
         """Active attempts on a node, as (unit, index of its task)."""
@@ -305,15 +342,22 @@ class Ledger:
                 if task.active and task.node == node:
                     yield unit, index
 
-    def wakeup(self) -> int | None:
-        """The next instant at which a unit's back-off ends."""
-        return min((unit.not_before for unit in self._delayed.values()), default=None)
+    def wakeup(self, after: int) -> int | None:
+        """The next instant after this one at which a unit's back-off ends."""
+        ends = (unit.not_before for unit in self._delayed.values() if unit.not_before > after)
+        return min(ends, default=None)
+
+    def queued_since(self, instant: int) -> Iterator[tuple[UnitState, TaskState]]:
+        """Units that were queued behind their like at that instant or before, and have not started."""
+        for unit in self._active.values():
+            if unit.queued and not unit.stopping and unit.placed <= instant and unit.tasks[0].status == "queued":
+                yield unit, unit.tasks[0]
 
     # --- applying ----------------------------------------------------------------------------------------------------
 
     def apply(self, event: Event) -> None:
         """Take in one event; the revision grows by one."""
-        if event.at < self._state.now:
+        if event.at < max(1, self._state.now):
             raise InvariantBroken(f"event at {event.at} after {self._state.now}: {event}")
         self._state.revision += 1
         self._state.now = event.at
@@ -362,19 +406,23 @@ class Ledger:
         if event.key:
             state.keys[event.key] = job.id
         self._index_job(made)
+        self._unfinished_count += len(units)
         if any(other.ended and job_status(other) != "done" for other in after):
             self._skip(units, event.at)
+            self._end_if_over(made, event.at)
         elif not made.awaited:
             self._release_roots(made, event.at)
 
     def _job_cancelled(self, event: JobCancelled) -> None:
         job = self._state.jobs[event.job]
         job.cancelled_by = event.by or "user"
-        for unit in reversed(job.units):  # followers first, so that they end as cancelled and not as skipped
+        for unit in job.units:
             if unit.status in ("waiting", "pending"):
-                self._conclude(unit, "cancelled", event.at)
+                self._close(unit, "cancelled", event.at)
             elif unit.status == "active":
                 unit.stopping = "cancel"
+                self._recovering.pop(unit.id, None)
+        self._end_if_over(job, event.at)
 
     def _placed(self, event: Placed) -> None:
         unit = self._units[event.unit]
@@ -385,7 +433,8 @@ class Ledger:
         else:
             raise InvariantBroken(f"{event.unit} was placed while {unit.status}")
         unit.status, unit.epoch, unit.placed = "active", event.epoch, event.at
-        unit.queued, unit.why, unit.stopping, unit.not_before = event.queued, event.why, "", 0
+        unit.queued, unit.brief, unit.why = event.queued, event.brief, event.why
+        unit.stopping, unit.not_before = "", 0
         self._active[event.unit] = unit
         for task, spot in zip(unit.tasks, event.spots, strict=True):
             task.status, task.node, task.devices, task.cpus = "queued", spot.node, spot.devices, ()
@@ -409,14 +458,16 @@ class Ledger:
         if ending.outcome != "returned":
             task.started = task.started or max(unit.placed, event.at - ending.run)
         if ending.outcome == "done":
-            self._profile(unit.spec.kind).observe(ending.run, ending.peak)
+            self._learn(unit.spec.kind, ending)
         elif not unit.stopping and len(unit.tasks) > 1:
             unit.stopping = "gang"
+        if self._recovering:
+            self._index_recovering(unit)
         if not any(other.active for other in unit.tasks):
             self._settle(unit, event.at)
 
     def _held(self, event: Held) -> None:
-        if event.reasons:
+        if event.reasons and event.queue in self._queues:
             self._state.held[event.queue] = event.reasons
         else:
             self._state.held.pop(event.queue, None)
@@ -425,13 +476,14 @@ class Ledger:
         known = self._state.nodes.get(event.node.name)
         if known is None:
             self._state.nodes[event.node.name] = NodeState(node=event.node, joined=event.at)
+            self._state.nodes = dict(sorted(self._state.nodes.items()))
         else:
             known.node, known.status, known.joined, known.lost = event.node, "up", event.at, 0
             for unit, index in list(self.attempts_on(event.node.name)):
                 task = unit.tasks[index]
                 if task.status == "recovering":
                     task.status = "running" if task.started else "queued"
-                    self._recovering.pop(unit.id, None)
+                    self._index_recovering(unit)
         self._node_views.pop(event.node.name, None)
 
     def _node_lost(self, event: NodeLost) -> None:
@@ -439,8 +491,7 @@ class Ledger:
         node.status, node.lost = "lost", event.at
         for unit, index in self.attempts_on(event.name):
             unit.tasks[index].status = "recovering"
-            if not unit.stopping:
-                self._recovering[unit.id] = unit
+            self._index_recovering(unit)
         self._node_views.pop(event.name, None)
 
     def _node_drained(self, event: NodeDrained) -> None:
@@ -451,21 +502,20 @@ class Ledger:
         pass  # a record for people; the plan that followed says what was done
 
     def _remembered(self, event: Remembered) -> None:
-        self._state.memory = event.memory
+        self._state.memory = msgspec.msgpack.decode(_encoder.encode(event.memory))  # as it would be after a restart
 
     # --- units -------------------------------------------------------------------------------------------------------
 
     def _settle(self, unit: UnitState, at: int) -> None:
         """All attempts of the unit have ended: done, again, or failed."""
-        endings = [task.ending for task in unit.tasks if task.ending is not None]
-        outcome = _verdict(endings)
+        outcome = deciding_ending(unit).outcome
         self._active.pop(unit.id, None)
-        self._recovering.pop(unit.id, None)
         if outcome == "done":
             self._conclude(unit, "done", at)
         elif unit.stopping == "cancel":
             self._conclude(unit, "cancelled", at)
         elif outcome in ("returned", "stopped"):
+            unit.recalled = unit.recalled or unit.queued
             self._again(unit, at, delay=0)
         else:
             unit.tries += 1
@@ -477,8 +527,8 @@ class Ledger:
 
     def _again(self, unit: UnitState, at: int, *, delay: int) -> None:
         for task in unit.tasks:
-            if task.ending is not None and task.ending.outcome != "returned":
-                task.past = [*task.past[1 - PAST_ATTEMPTS :], PastAttempt(unit.epoch, task.node, task.ending, task.ended)]
+            if task.ending is not None:
+                _keep(task, unit.epoch, task.ending, task.ended)
             task.status, task.pid, task.started, task.ended = "idle", 0, 0, 0
             task.ending = None
         unit.stopping = ""
@@ -486,11 +536,8 @@ class Ledger:
         self._make_pending(unit, at)
 
     def _conclude(self, unit: UnitState, status: UnitStatus, at: int) -> None:
-        if unit.status == "pending":
-            self._remove_pending(unit)
-        unit.status, unit.ended = status, at
+        self._close(unit, status, at)
         job = self._state.jobs[unit.job]
-        job.unfinished -= 1
         followers = self._dependents[unit.id]
         if status == "done":
             for follower in followers:
@@ -502,41 +549,54 @@ class Ledger:
                 self._refresh_candidates(job)
         else:
             self._skip(followers, at)
-        if job.unfinished == 0:
-            self._end_job(job, at)
+        self._end_if_over(job, at)
+
+    def _close(self, unit: UnitState, status: UnitStatus, at: int) -> None:
+        if unit.status == "pending":
+            self._remove_pending(unit)
+        unit.status, unit.ended = status, at
+        self._state.jobs[unit.job].unfinished -= 1
+        self._unfinished_count -= 1
 
     def _skip(self, units: Iterable[UnitState], at: int) -> None:
         """What needs a unit that will never be done is never run. Iterative: graphs may be deep."""
         stack = list(units)
         while stack:
             unit = stack.pop()
-            if unit.status != "waiting":
-                continue
-            unit.status, unit.ended = "skipped", at
-            job = self._state.jobs[unit.job]
-            job.unfinished -= 1
-            stack.extend(self._dependents[unit.id])
-            if job.unfinished == 0:
-                self._end_job(job, at)
+            if unit.status == "waiting":
+                self._close(unit, "skipped", at)
+                stack.extend(self._dependents[unit.id])
 
-    def _end_job(self, job: JobState, at: int) -> None:
-        if job.ended:
-            return
-        job.ended = at
-        if job.name:
-            self._names.pop(job.name, None)
-        status = job_status(job)
-        for waiting_id in self._awaited_by.pop(job.id, ()):
-            waiting = self._state.jobs.get(waiting_id)
-            if waiting is None or waiting.ended:
+    def _end_if_over(self, job: JobState, at: int) -> None:
+        """A job with no unit left has ended, and what comes after it may begin, or never will. Iterative, as above."""
+        ending = deque((job,))
+        while ending:
+            job = ending.popleft()
+            if job.unfinished or job.ended:
                 continue
-            waiting.awaited -= 1
-            if status != "done":
-                self._skip(waiting.units, at)
-            elif waiting.awaited == 0:
-                self._release_roots(waiting, at)
-        self._state.finished.append(job.id)
+            job.ended = at
+            self._state.finished.append(job.id)
+            if job.name:
+                self._names.pop(job.name, None)
+            for other in job.after:  # no longer waited for, if it ended without them
+                self._stop_awaiting(other, job.id)
+            done = job_status(job) == "done"
+            for waiting_id in self._awaited_by.pop(job.id, ()):
+                waiting = self._state.jobs[waiting_id]
+                waiting.awaited -= 1
+                if not done:
+                    self._skip(waiting.units, at)
+                    ending.append(waiting)
+                elif waiting.awaited == 0:
+                    self._release_roots(waiting, at)
         self._forget_old()
+
+    def _stop_awaiting(self, other: str, job_id: str) -> None:
+        waiting = self._awaited_by.get(other)
+        if waiting is not None:
+            waiting.pop(job_id, None)
+            if not waiting:
+                del self._awaited_by[other]
 
     def _forget_old(self) -> None:
         """Bound the history: the oldest finished jobs leave the ledger; the log still has them."""
@@ -581,11 +641,13 @@ class Ledger:
             return max((task.ended - task.started for task in unit.tasks), default=0)
         return expected_run(self._state.profiles.get(unit.spec.kind), unit.spec.expect)
 
-    def _profile(self, kind: str) -> Profile:
-        profile = self._state.profiles.get(kind)
-        if profile is None:
-            profile = self._state.profiles[kind] = Profile()
-        return profile
+    def _learn(self, kind: str, ending: Ending) -> None:
+        profiles = self._state.profiles
+        profiles[kind] = profiles.get(kind, _UNKNOWN).observe(ending.run, ending.peak, self._state.revision)
+        if len(profiles) > MAX_PROFILES:
+            by_age = sorted(profiles, key=lambda name: (profiles[name].seen, name))
+            for name in by_age[: MAX_PROFILES // 4]:  # in batches, since this sorts
+                del profiles[name]
 
     # --- room --------------------------------------------------------------------------------------------------------
 
@@ -596,6 +658,8 @@ class Ledger:
         if pool is None:
             pool = node.pools[key] = Pool(shape)
         pool.attempts += 1
+        if not unit.brief:
+            pool.long += 1
         if not queued:
             pool.slots += 1
             node.used_cpu += shape.cpu
@@ -611,6 +675,8 @@ class Ledger:
         key = shape.key()
         pool = node.pools[key]
         pool.attempts -= 1
+        if not unit.brief:
+            pool.long -= 1
         if pool.slots > pool.attempts:
             pool.slots -= 1
             node.used_cpu -= shape.cpu
@@ -623,12 +689,25 @@ class Ledger:
 
     def _drop_attempts(self, unit: UnitState) -> None:
         """A recovering unit is placed again: what it still held on lost nodes is given up."""
+        unit.tries += 1
         for task in unit.tasks:
             if task.active:
                 self._give_back(task, unit)
                 lost = Ending(outcome="lost", note=f"node {task.node} was lost")
-                task.past = [*task.past[1 - PAST_ATTEMPTS :], PastAttempt(unit.epoch, task.node, lost, self._state.now)]
+                _keep(task, unit.epoch, lost, self._state.now)
+            elif task.ending is not None:
+                _keep(task, unit.epoch, task.ending, task.ended)
         self._recovering.pop(unit.id, None)
+
+    def _index_recovering(self, unit: UnitState) -> None:
+        """A unit may be placed again once nothing of it can still be heard of, and its retry policy allows it."""
+        retry = unit.spec.retry
+        statuses = [task.status for task in unit.tasks]
+        silent = "recovering" in statuses and not ("queued" in statuses or "running" in statuses)
+        if silent and not unit.stopping and "lost" in retry.when and unit.tries < retry.limit:
+            self._recovering[unit.id] = unit
+        else:
+            self._recovering.pop(unit.id, None)
 
     # --- pending -----------------------------------------------------------------------------------------------------
 
@@ -640,17 +719,25 @@ class Ledger:
         self._pending_count += 1
         if unit.not_before:
             self._delayed[unit.id] = unit
-        else:
-            self._queues.setdefault(unit.queue, {})[unit.id] = self._candidate(unit)
+        candidate = self._candidate(unit)
+        queue = self._queues.get(unit.queue)
+        if queue is None:
+            self._queues[unit.queue] = {candidate.unit: candidate}
+            return
+        if _rank(candidate) < _rank(next(reversed(queue.values()))):
+            self._unsorted.add(unit.queue)
+        queue[candidate.unit] = candidate
 
     def _remove_pending(self, unit: UnitState) -> None:
         self._pending_count -= 1
-        if self._delayed.pop(unit.id, None) is None:
-            queue = unit.queue
-            del self._queues[queue][unit.id]
-            if not self._queues[queue]:
-                del self._queues[queue]
-                self._state.held.pop(queue, None)
+        unit_id, queue = unit.id, self._queues[unit.queue]
+        if self._delayed:
+            self._delayed.pop(unit_id, None)
+        del queue[unit_id]
+        if not queue:
+            del self._queues[unit.queue]
+            self._unsorted.discard(unit.queue)
+            self._state.held.pop(unit.queue, None)
 
     def _candidate(self, unit: UnitState, *, recovering: bool = False) -> Candidate:
         spec, job = unit.spec, self._state.jobs[unit.job]
@@ -670,48 +757,57 @@ class Ledger:
             expected=unit.expected,
             due=unit.due,
             recovering=recovering,
+            recalled=unit.recalled,
         )
 
     def _refresh_candidates(self, job: JobState) -> None:
         for unit in job.units:
-            if unit.status == "pending" and unit.id not in self._delayed:
+            if unit.status == "pending":
                 self._queues[unit.queue][unit.id] = self._candidate(unit)
+                self._unsorted.add(unit.queue)
 
     # --- what a policy sees ------------------------------------------------------------------------------------------
 
     def snapshot(self, now: int, seed: int = 0) -> Snapshot:
         """An immutable view; costs in proportion to what changed and what is shown, not to what there is."""
-        candidates: list[Candidate] = []
-        for queue in self._queues.values():
-            if len(queue) <= HEAD:
-                candidates.extend(queue.values())
-            else:
-                entries = iter(queue.values())
-                candidates.extend(next(entries) for _ in range(HEAD))
-        for unit in self._delayed.values():
-            if unit.not_before <= now:
-                candidates.append(self._candidate(unit))
-        for unit in self._recovering.values():
-            candidates.append(self._candidate(unit, recovering=True))
-        if len(self._queues) + len(self._delayed) + len(self._recovering) > 1:
-            candidates.sort(key=lambda candidate: candidate.ordinal)
+        static = self._state.policy == "static"
+        candidates = self._shown(now, None if static else HEAD)
+        kinds = [next(iter(queue.values())).kind for queue in self._queues.values()]  # a queue is of one kind
+        kinds += [unit.spec.kind for unit in self._recovering.values()]
         return Snapshot(
             revision=self._state.revision,
             now=now,
             nodes=tuple(self._node_view(node) for node in self._state.nodes.values()),
             candidates=tuple(candidates),
             backlog={queue: len(units) for queue, units in self._queues.items()},
-            profiles=MappingProxyType(self._state.profiles),
+            profiles={kind: self._state.profiles[kind] for kind in kinds if kind in self._state.profiles},
             active=tuple(
                 ActiveView(unit.ordinal, unit.spec.shape.cpu, tuple(task.node for task in unit.tasks if task.active))
                 for unit in self._active.values()
                 if not unit.queued
             )
-            if self._state.policy == "static"
+            if static
             else (),
             memory=self._state.memory,
             seed=seed,
         )
+
+    def _shown(self, now: int, head: int | None) -> list[Candidate]:
+        """The head of every queue, and what a lost node still holds, in order of submission."""
+        for name in self._unsorted:
+            self._queues[name] = dict(sorted(self._queues[name].items(), key=lambda item: _rank(item[1])))
+        self._unsorted.clear()
+        backing_off = {unit_id for unit_id, unit in self._delayed.items() if unit.not_before > now}
+        candidates: list[Candidate] = []
+        for queue in self._queues.values():
+            units: Iterable[Candidate] = queue.values()
+            if backing_off:
+                units = (candidate for candidate in units if candidate.unit not in backing_off)
+            candidates.extend(islice(units, head))
+        candidates.extend(self._candidate(unit, recovering=True) for unit in self._recovering.values())
+        if len(self._queues) + len(self._recovering) != 1 or not candidates or not candidates[0].queue.endswith("/"):
+            candidates.sort(key=_ordinal)
+        return candidates
 
     def _node_view(self, state: NodeState) -> NodeView:
         view = self._node_views.get(state.node.name)
@@ -727,7 +823,7 @@ class Ledger:
                 free_memory=node.memory - state.used_memory,
                 devices=node.devices,
                 free_devices=tuple(device for device in node.devices if device.index not in state.devices),
-                pools={key: PoolView(pool.slots, pool.attempts) for key, pool in state.pools.items()},
+                pools={key: PoolView(pool.slots, pool.attempts, pool.long) for key, pool in state.pools.items()},
             )
         return view
 
@@ -751,31 +847,32 @@ class Ledger:
         self._units: dict[str, UnitState] = {}
         self._tasks: dict[str, tuple[UnitState, int]] = {}
         self._dependents: dict[str, list[UnitState]] = {}
-        self._awaited_by: dict[str, list[str]] = {}
+        self._awaited_by: dict[str, dict[str, None]] = {}
         self._names: dict[str, str] = {}
         self._queues: dict[str, dict[str, Candidate]] = {}
         self._delayed: dict[str, UnitState] = {}
         self._active: dict[str, UnitState] = {}
         self._recovering: dict[str, UnitState] = {}
         self._node_views: dict[str, NodeView] = {}
+        self._unsorted: set[str] = set()
         self._pending_count = 0
+        self._unfinished_count = 0
         for job in self._state.jobs.values():
             self._index_job(job)
-        everything = [unit for job in self._state.jobs.values() for unit in job.units]
-        for unit in sorted((unit for unit in everything if unit.status == "pending"), key=lambda unit: unit.ready):
-            self._index_pending(unit)
-        for unit in everything:
-            if unit.status == "active":
-                self._active[unit.id] = unit
-                if not unit.stopping and any(task.status == "recovering" for task in unit.tasks):
-                    self._recovering[unit.id] = unit
+            for unit in job.units:
+                self._unfinished_count += not unit.over
+                if unit.status == "pending":
+                    self._index_pending(unit)
+                elif unit.status == "active":
+                    self._active[unit.id] = unit
+                    self._index_recovering(unit)
 
     def _index_job(self, job: JobState) -> None:
         if job.name and not job.ended:
             self._names[job.name] = job.id
         for other in job.after:
             if not job.ended and other in self._state.jobs and not self._state.jobs[other].ended:
-                self._awaited_by.setdefault(other, []).append(job.id)
+                self._awaited_by.setdefault(other, {})[job.id] = None
         for unit in job.units:
             self._units[unit.id] = unit
             self._dependents[unit.id] = []
@@ -799,23 +896,25 @@ class Ledger:
                 self._check_unit(unit)
         again = Ledger.decode(self.encode())
         _hold(again.encode() == self.encode(), "the state does not survive encoding")
-        for index in ("_units", "_tasks", "_dependents", "_awaited_by", "_names", "_delayed", "_active", "_recovering"):
+        for index in ("_units", "_tasks", "_dependents", "_delayed", "_active", "_recovering"):
             mine, theirs = getattr(self, index), getattr(again, index)
             _hold(mine.keys() == theirs.keys(), f"index {index} differs from one made anew")
-        _hold(
-            {queue: set(units) for queue, units in self._queues.items()}
-            == {queue: set(units) for queue, units in again._queues.items()},
-            "the pending queues differ from ones made anew",
-        )
-        _hold(self._pending_count == again._pending_count, "the count of pending units is off")
+        for index in ("_names", "_awaited_by", "_queues", "_pending_count", "_unfinished_count"):
+            mine, theirs = getattr(self, index), getattr(again, index)
+            _hold(mine == theirs, f"index {index} differs from one made anew: {mine} is not {theirs}")
+        _hold(self.snapshot(self.now) == again.snapshot(self.now), "a policy would see something else after a restart")
+        _hold(self._state.held.keys() <= self._queues.keys(), "reasons are kept for a queue in which nothing waits")
 
     def _check_room(self, name: str, state: NodeState) -> None:
-        attempts: dict[str, int] = {}
+        attempts: dict[str, list[bool]] = {}
         devices: dict[int, str] = {}
         for unit, index in self.attempts_on(name):
-            attempts[unit.spec.shape.key()] = attempts.get(unit.spec.shape.key(), 0) + 1
-            devices.update(dict.fromkeys(unit.tasks[index].devices, unit.id))
-        _hold(attempts == {key: pool.attempts for key, pool in state.pools.items()}, f"pools of {name} miscount")
+            attempts.setdefault(unit.spec.shape.key(), []).append(unit.brief)
+            for device in unit.tasks[index].devices:
+                _hold(device not in devices, f"device {device} of {name} is held twice")
+                devices[device] = unit.id
+        counted = {key: (pool.attempts, pool.attempts - pool.long) for key, pool in state.pools.items()}
+        _hold({key: (len(of), sum(of)) for key, of in attempts.items()} == counted, f"pools of {name} miscount")
         _hold(all(0 < pool.slots <= pool.attempts for pool in state.pools.values()), f"a pool of {name} has no slot")
         used = sum(pool.slots * pool.shape.cpu for pool in state.pools.values())
         _hold(used == state.used_cpu, f"{name} counts {state.used_cpu} milli-CPU used, pools hold {used}")
@@ -828,8 +927,12 @@ class Ledger:
         active = [task.active for task in unit.tasks]
         if unit.status == "active":
             _hold(any(active), f"{unit.id} is active with no attempt")
-            whole = all(active) or bool(unit.stopping) or all(
-                task.active or (task.ending is not None and task.ending.outcome == "done") for task in unit.tasks
+            whole = (
+                all(active)
+                or bool(unit.stopping)
+                or all(
+                    task.active or (task.ending is not None and task.ending.outcome == "done") for task in unit.tasks
+                )
             )
             _hold(whole, f"{unit.id} runs in part")
         else:
@@ -861,20 +964,39 @@ def attempt_of(unit: UnitState, index: int) -> Attempt:
 
 
 def _queue_of(job: Job, unit: Unit) -> str:
-    """Units alike to placement that run in order of readiness; a graph, a deadline or a gang sets a job's units apart."""
+    """Units alike to placement, served in order; a graph, a deadline or a gang sets a job's units apart."""
     own = job.id if len(job.units) > 1 or unit.deadline or len(unit.tasks) > 1 else ""
     return f"{int(unit.priority)}/{unit.shape.key()}/{unit.kind}/{own}"
 
 
-def _verdict(endings: list[Ending]) -> Outcome:
-    """The ending that decides a unit: the first that failed by itself, before those that were stopped for it."""
-    outcomes = [ending.outcome for ending in endings]
-    if all(outcome == "done" for outcome in outcomes):
-        return "done"
-    for outcome in outcomes:
-        if outcome not in ("done", "stopped", "returned"):
-            return outcome
-    return "stopped" if "stopped" in outcomes else "returned"
+def deciding_ending(unit: UnitState) -> Ending:
+    """The ending that decides a unit all of whose attempts have ended: the first in time that failed by itself, before
+    those that were stopped for it; `done` only if all are.
+    """
+    if len(unit.tasks) == 1 and (only := unit.tasks[0].ending) is not None:
+        return only
+    endings = sorted(
+        ((task.ended, index, task.ending) for index, task in enumerate(unit.tasks) if task.ending is not None),
+        key=lambda entry: entry[:2],
+    )
+    by_outcome = {ending.outcome: ending for _, _, ending in reversed(endings)}
+    failed = [ending for _, _, ending in endings if ending.outcome not in ("done", "stopped", "returned")]
+    return failed[0] if failed else by_outcome.get("stopped") or by_outcome.get("returned") or by_outcome["done"]
+
+
+def _keep(task: TaskState, epoch: int, ending: Ending, at: int) -> None:
+    """Remember an attempt that the next one replaces, unless it never began."""
+    if ending.outcome != "returned":
+        task.past = [*task.past[1 - PAST_ATTEMPTS :], PastAttempt(epoch, task.node, ending, at)]
+
+
+def _rank(candidate: Candidate) -> tuple[int, int]:
+    """Order within a queue: by arrival, or a graph's longest path first, so that the head of a long queue shows it."""
+    return (0 if candidate.queue.endswith("/") else -candidate.tail, candidate.ordinal)
+
+
+def _ordinal(candidate: Candidate) -> int:
+    return candidate.ordinal
 
 
 def _hold(condition: bool, otherwise: str) -> None:
@@ -882,4 +1004,14 @@ def _hold(condition: bool, otherwise: str) -> None:
         raise InvariantBroken(otherwise)
 
 
-__all__ = ["InvariantBroken", "JobState", "Ledger", "NodeState", "TaskState", "UnitState", "attempt_of", "job_status"]
+__all__ = [
+    "InvariantBroken",
+    "JobState",
+    "Ledger",
+    "NodeState",
+    "TaskState",
+    "UnitState",
+    "attempt_of",
+    "deciding_ending",
+    "job_status",
+]

@@ -1,13 +1,18 @@
 """The node side as a machine: what should run here against what the executor shows, and which core runs what.
 
-The control plane places; the node orders and binds. Launches of one shape share a pool of slots. A launch that has no free
-slot waits in a multi-level feedback queue: higher priority classes first, then classes of work that have run shortly here
-before those that have run long, and whatever has waited a second before all of its priority. A slot holds whole cores of
-its own where its shape asks for whole cores, and is handed the next few short launches ahead of time, so that no message
-stands between one command and the next.
+The control plane places; the node orders and binds. Launches of one shape share a pool of slots. A launch that was
+given room of its own starts before those that were queued behind their like. Among these a multi-level feedback queue
+decides: higher priority classes first, then classes of work that have run shortly here before those that have run
+long; each second of waiting raises a launch by one class and puts it on the first level. A slot holds whole cores of
+its own where its shape asks for whole cores, and is handed the next few short launches ahead of time, so that no
+message stands between one command and the next.
 
 `told` is how many attempts of a shape the control plane last said may run at once. Less is left as attempts end, never
 more: the ledger shrinks its pools by the same rule, so room that it has given to another shape is free here too.
+
+An attempt that the control plane has given up runs on until it is stopped, and the ledger no longer counts it. So the
+node looks for itself as well: no slot is opened without room for it, no device is given to two, and of one task the
+next attempt starts only when the last has ended.
 """
 
 from collections import deque
@@ -28,6 +33,8 @@ AHEAD = 20 * MILLISECOND
 """Foreseen work handed to a slot beside what it runs."""
 
 MAX_AHEAD = 32
+MAX_CLASSES = 4096
+"""Classes of work whose level is remembered; of more, the one learned first is forgotten."""
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -83,19 +90,22 @@ class Waiting(msgspec.Struct):
     since: int
 
 
+Line = tuple[bool, int, int]
+
+
 class Pool(msgspec.Struct):
-    """Launches of one shape. `lines` is the feedback queue, by (priority, level)."""
+    """Launches of one shape. `lines` is the feedback queue, by (queued behind its like, priority, level)."""
 
     told: int
     slots: list[Slot]
-    lines: dict[tuple[int, int], deque[Waiting]]
+    lines: dict[Line, deque[Waiting]]
 
     def waiting(self) -> int:
         return sum(len(line) for line in self.lines.values())
 
 
 class NodeMachine:
-    """One node. Feed it the executor's observation first (`adopt`), then messages; it answers with effects, in order."""
+    """One node. Feed it what the executor holds first (`adopt`), then messages; it answers with effects, in order."""
 
     def __init__(self, node: Node, cores: Sequence[int]) -> None:
         self.node = node
@@ -107,13 +117,19 @@ class NodeMachine:
         self._ended: dict[Attempt, Ended] = {}
         self._levels: dict[str, int] = {}
         self._used_slots: set[int] = set()
+        self._used_cpu = 0
+        self._used_memory = 0
+        self._busy_devices: set[int] = set()
+        self._tasks: dict[str, Attempt] = {}
         self._connected = False
         self._serial = 0
         self._in_flight: dict[int, tuple[Attempt, ...]] = {}
         self._unsaid_running: dict[Attempt, Running] = {}
         self._unsaid_ended: dict[Attempt, Ended] = {}
 
-    def adopt(self, held: Iterable[tuple[int, Launch, tuple[int, ...], Running | None]], ended: Iterable[Ended]) -> None:
+    def adopt(
+        self, held: Iterable[tuple[int, Launch, tuple[int, ...], Running | None]], ended: Iterable[Ended]
+    ) -> None:
         """Take over what an earlier agent's keepers hold, slot by slot in order."""
         for index, launch, cpus, running in held:
             pool = self._pool(launch.shape)
@@ -123,10 +139,11 @@ class NodeMachine:
                 pool.slots.append(slot)
                 pool.told += 1
                 self._used_slots.add(index)
+                self._used_cpu += launch.shape.cpu
+                self._used_memory += launch.shape.memory
                 self._free_cores = [core for core in self._free_cores if core not in cpus]
-            slot.queue.append(launch.attempt)
             self._launches[launch.attempt] = launch
-            self._slot_of[launch.attempt] = slot
+            self._hand(launch, slot)
             if running is not None:
                 self._running[launch.attempt] = running
         for done in ended:
@@ -174,13 +191,17 @@ class NodeMachine:
                 effects.extend(self._stop(attempt))
         for attempt in desired.stops:
             effects.extend(self._stop(attempt))
+        for attempt in desired.recalls:
+            if attempt not in self._slot_of:
+                self._hand_back(attempt)
         for launch in desired.launches:
             pool = self._pool(launch.shape)
             pool.told = launch.slots
             if launch.attempt in self._launches or launch.attempt in self._ended:
                 continue
             self._launches[launch.attempt] = launch
-            line = pool.lines.setdefault((launch.priority, self._levels.get(launch.kind, 0)), deque())
+            key = (launch.queued, launch.priority, self._levels.get(launch.kind, 0))
+            line = pool.lines.setdefault(key, deque())
             line.append(Waiting(launch, now))
         effects.extend(self._fill(now))
         effects.extend(self._report())
@@ -195,18 +216,21 @@ class NodeMachine:
 
     def _stop(self, attempt: Attempt) -> list[Effect]:
         """Hand back what waits here; ask the executor to stop what it holds."""
-        launch = self._launches.get(attempt)
-        if launch is None:
-            return []
         if attempt in self._slot_of:
             return [Stop(attempt)]
+        self._hand_back(attempt)
+        return []
+
+    def _hand_back(self, attempt: Attempt) -> None:
+        launch = self._launches.get(attempt)
+        if launch is None:
+            return
         for line in self._pools[launch.shape].lines.values():
             for waiting in line:
                 if waiting.launch.attempt == attempt:
                     line.remove(waiting)
                     self._end(Ended(attempt=attempt, ending=Ending(outcome="returned")))
-                    return []
-        return []
+                    return
 
     # --- from the executor -------------------------------------------------------------------------------------------
 
@@ -223,13 +247,16 @@ class NodeMachine:
 
     def _end(self, done: Ended) -> None:
         attempt = done.attempt
-        del self._launches[attempt]
+        launch = self._launches.pop(attempt)
         self._running.pop(attempt, None)
         self._unsaid_running.pop(attempt, None)
         self._ended[attempt] = self._unsaid_ended[attempt] = done
         slot = self._slot_of.pop(attempt, None)
         if slot is not None:
             slot.queue.remove(attempt)
+            self._busy_devices.difference_update(launch.devices)
+            if self._tasks.get(attempt.task) == attempt:
+                del self._tasks[attempt.task]
 
     def _learn(self, kind: str, ending: Ending) -> None:
         """Feedback: a class that ran longer than its level's quantum goes one level down, a shorter one comes up."""
@@ -238,6 +265,8 @@ class NodeMachine:
             self._levels[kind] = level + 1
         elif level > 0 and ending.outcome == "done" and ending.run <= QUANTA[level - 1]:
             self._levels[kind] = level - 1
+        if len(self._levels) > MAX_CLASSES:
+            del self._levels[next(iter(self._levels))]
 
     def _report(self) -> list[Effect]:
         """One report in flight at a time: while the log writes one, the next gathers what comes."""
@@ -269,27 +298,52 @@ class NodeMachine:
             waiting = pool.waiting()
             alive = waiting + sum(len(slot.queue) for slot in pool.slots)
             pool.told = min(pool.told, alive)
-            for slot in [slot for slot in pool.slots if not slot.queue and (not waiting or len(pool.slots) > pool.told)]:
+            for slot in [
+                slot for slot in pool.slots if not slot.queue and (not waiting or len(pool.slots) > pool.told)
+            ]:
                 self._close(pool, slot)
             if not alive:
                 del self._pools[shape]
-        for shape, pool in self._pools.items():
-            while pool.waiting() and (slot := self._next_slot(pool, shape)) is not None:
-                launch = self._next(pool, now)
-                slot.queue.append(launch.attempt)
-                self._slot_of[launch.attempt] = slot
-                effects.append(Start(slot.index, launch, slot.cpus))
+        for pool in self._pools.values():
+            while (found := self._next(pool, now)) is not None:
+                line, launch = found
+                taken = self._slot_for(pool, launch.launch)
+                if taken is None:
+                    break
+                pool.lines[line].remove(launch)
+                if not pool.lines[line]:
+                    del pool.lines[line]
+                self._hand(launch.launch, taken)
+                effects.append(Start(taken.index, launch.launch, taken.cpus))
         return effects
 
-    def _next_slot(self, pool: Pool, shape: Shape) -> Slot | None:
-        """An empty slot, a new one if the pool may have it, or one with little foreseen work ahead."""
+    def _next(self, pool: Pool, now: int) -> tuple[Line, Waiting] | None:
+        """Who is next, and the line it stands in; whoever must wait for an older attempt is passed over."""
+        order = sorted((_turn(key, line[0], now), key) for key, line in pool.lines.items() if line)
+        for _, key in order:
+            for waiting in pool.lines[key]:
+                if not self._must_wait(waiting.launch):
+                    return key, waiting
+        return None
+
+    def _must_wait(self, launch: Launch) -> bool:
+        return launch.attempt.task in self._tasks or not self._busy_devices.isdisjoint(launch.devices)
+
+    def _hand(self, launch: Launch, slot: Slot) -> None:
+        slot.queue.append(launch.attempt)
+        self._slot_of[launch.attempt] = slot
+        self._tasks[launch.attempt.task] = launch.attempt
+        self._busy_devices.update(launch.devices)
+
+    def _slot_for(self, pool: Pool, launch: Launch) -> Slot | None:
+        """An empty slot, a new one if the pool may have it, or for queued work one with little foreseen work ahead."""
         for slot in pool.slots:
             if not slot.queue:
                 return slot
-        if len(pool.slots) < pool.told:
-            return self._open(pool, shape)
+        if len(pool.slots) < pool.told and self._has_room(launch.shape):
+            return self._open(pool, launch.shape)
         least = min(pool.slots, key=lambda slot: len(slot.queue), default=None)
-        if least is None or len(least.queue) > MAX_AHEAD:
+        if least is None or not launch.queued or len(least.queue) > MAX_AHEAD:
             return None
         ahead = 0
         for attempt in least.queue:
@@ -298,6 +352,9 @@ class NodeMachine:
                 return None
             ahead += expect
         return least if ahead <= AHEAD else None
+
+    def _has_room(self, shape: Shape) -> bool:
+        return self._used_cpu + shape.cpu <= self.node.cpu and self._used_memory + shape.memory <= self.node.memory
 
     def _open(self, pool: Pool, shape: Shape) -> Slot:
         index = next(index for index in range(len(self._used_slots) + 1) if index not in self._used_slots)
@@ -308,21 +365,21 @@ class NodeMachine:
             self._free_cores = self._free_cores[cores:]
         slot = Slot(index, shape, cpus, deque())
         self._used_slots.add(index)
+        self._used_cpu += shape.cpu
+        self._used_memory += shape.memory
         pool.slots.append(slot)
         return slot
 
     def _close(self, pool: Pool, slot: Slot) -> None:
         pool.slots.remove(slot)
         self._used_slots.discard(slot.index)
+        self._used_cpu -= slot.shape.cpu
+        self._used_memory -= slot.shape.memory
         self._free_cores = sorted([*self._free_cores, *slot.cpus])
 
-    def _next(self, pool: Pool, now: int) -> Launch:
-        lines = {key: line for key, line in pool.lines.items() if line}
-        best = min(lines)
-        for key in sorted(lines):
-            if key[0] == best[0] and now - lines[key][0].since > BOOST_AFTER:
-                best = min(best, key, key=lambda other: lines[other][0].since)
-        launch = lines[best].popleft().launch
-        if not lines[best]:
-            del pool.lines[best]
-        return launch
+
+def _turn(key: Line, head: Waiting, now: int) -> tuple[bool, int, int, int]:
+    """Earlier turns are smaller. Each `BOOST_AFTER` of waiting raises by one class, and to the first level."""
+    queued, priority, level = key
+    boosts = (now - head.since) // BOOST_AFTER
+    return (queued, max(0, priority - boosts), 0 if boosts else level, head.since)

@@ -45,9 +45,18 @@ REASONS = {
     "AFTER": "waits for job {need}",
     "BACKOFF": "is tried again in {need}",
     "BEHIND": "waits behind {subject}, which came first",
-    "RESERVED": "room is kept for {subject}, which has waited long",
+    "RESERVED": "room is kept for {need}, which has waited long",
     "PARTITION_BUSY": "its fixed partition has {have} CPU free, {need} needed",
-    "POLICY_FAILED": "policy {subject} failed; the safe policy decided: {have}",
+    "NEXT_ROUND": "is decided on in the next round",
+    "NEEDS_ITS_NODE": "is tried again only where it was: its retries are used up, or exclude a lost node",
+    "UNKNOWN_UNIT": "there is no unit {subject}",
+    "UNKNOWN_NODE": "there is no node {subject}",
+    "NOT_PENDING": "{subject} is {have}, not pending",
+    "NOT_YET": "{subject} is being stopped, or its back-off has not ended",
+    "NOT_WHOLE": "{have} spots for the {need} tasks of {subject}",
+    "NOT_BRIEF": "only brief work of one task and no devices may be queued behind its like",
+    "POOL_GONE": "nothing brief runs there to wait behind",
+    "DEVICE_TAKEN": "device {have} is held, unknown or too small; {need} needed",
 }
 
 
@@ -111,7 +120,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision that the ledger refused, and why."""
+    """A decision that the ledger refused, and every reason why."""
 
     unit: str
-    reason: Reason
+    reasons: tuple[Reason, ...]

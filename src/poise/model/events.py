@@ -1,7 +1,7 @@
 """What has happened: the records of the log, and the only thing that changes the ledger.
 
-Each has `at`, nanoseconds since the log was born. A record's tag never changes its meaning; a new meaning is a new tag and
-a new `FORMAT`.
+Each has `at`, nanoseconds since the log was born. A record's tag never changes its meaning; a new meaning is a new tag
+and a new `FORMAT`.
 """
 
 from typing import Any
@@ -47,7 +47,7 @@ class JobCancelled(msgspec.Struct, frozen=True, tag="cancelled", kw_only=True, o
 
 
 class Placed(msgspec.Struct, frozen=True, tag="placed", kw_only=True, omit_defaults=True):
-    """A unit got its next epoch and a spot for each of its tasks."""
+    """A unit got its next epoch and a spot for each of its tasks. `brief`: others of its shape may wait behind it."""
 
     at: int
     unit: str
@@ -55,6 +55,7 @@ class Placed(msgspec.Struct, frozen=True, tag="placed", kw_only=True, omit_defau
     spots: tuple[Spot, ...]
     why: Why
     queued: bool = False
+    brief: bool = False
 
 
 class Started(msgspec.Struct, frozen=True, tag="started", kw_only=True, omit_defaults=True):

@@ -1,6 +1,7 @@
 """Arithmetic on graphs of named steps: order, cycles, critical path, slack.
 
-A graph is a mapping from a name to the names it needs. All functions are pure and run in time linear in nodes and edges.
+A graph is a mapping from a name to the names it needs. All functions are pure and run in time linear in nodes and
+edges.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +21,8 @@ class CycleError(ValueError):
 class Times(NamedTuple):
     """When a step can start at the earliest and must start at the latest for the graph to end as early as it can.
 
-    Nanoseconds from the graph's start. `tail` is the length of the longest path from the step's start to the graph's end;
-    a step of slack 0 is critical.
+    Nanoseconds from the graph's start. `tail` is the length of the longest path from the step's start to the graph's
+    end; a step of slack 0 is critical.
     """
 
     earliest: int

@@ -45,7 +45,9 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One command to run to its end. `env` adds to the job's. `rank`/`world` in a gang, `part`/`parts` when cut by data."""
+    """One command to run to its end. `env` adds to the job's. `rank`/`world` in a gang, `part`/`parts` when cut by
+    data.
+    """
 
     name: str
     argv: tuple[str, ...]

@@ -1,7 +1,7 @@
 """What agent and control plane say to each other over the node's channel: msgpack frames, one record each.
 
-Level-triggered: on every connection the agent says what it holds (`Hello`), the control plane answers with what should be
-there (`Desired`, complete), and both then send changes. Everything is idempotent by attempt: a task and its epoch.
+Level-triggered: on every connection the agent says what it holds (`Hello`), the control plane answers with what should
+be there (`Desired`, complete), and both then send changes. Everything is idempotent by attempt: a task and its epoch.
 """
 
 import msgspec
@@ -23,8 +23,9 @@ class Attempt(msgspec.Struct, frozen=True, order=True, array_like=True):
 class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All a node needs to run one attempt. `env` is complete but for the POISE_ names and devices, which the node adds.
 
-    `slots` is how many attempts of `shape` may run at once on this node, as of this launch. `expect` is the run time that
-    the control plane foresees in nanoseconds; 0 is unknown.
+    `slots` is how many attempts of `shape` may run at once on this node, as of this launch; one that is `queued` waits
+    for another of them to end, any other has room of its own. `expect` is the run time that the control plane foresees
+    in nanoseconds; 0 is unknown.
     """
 
     attempt: Attempt
@@ -43,6 +44,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     world: int = 1
     part: int = 0
     parts: int = 0
+    queued: bool = False
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -91,10 +93,14 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
 
 
 class Desired(msgspec.Struct, frozen=True, tag="desired", kw_only=True, omit_defaults=True):
-    """Launch these, stop those. When `complete`, whatever the node holds beyond `keep` must be stopped."""
+    """Launch these, stop those. When `complete`, whatever the node holds beyond `keep` must be stopped.
+
+    `recalls` are handed back if they still wait for a slot, and go on otherwise.
+    """
 
     launches: tuple[Launch, ...] = ()
     stops: tuple[Attempt, ...] = ()
+    recalls: tuple[Attempt, ...] = ()
     keep: tuple[Attempt, ...] = ()
     complete: bool = False
 

@@ -51,7 +51,7 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One job. `exit_code` is what `poise wait` ends with: 0, or the first failed task's; none while it is unfinished."""
+    """One job. `exit_code` is what `poise wait` ends with: 0, or the first failed task's; none while unfinished."""
 
     id: str
     name: str

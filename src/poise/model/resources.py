@@ -11,8 +11,8 @@ from poise.units import format_bytes, format_cpu
 class Shape(msgspec.Struct, frozen=True, order=True):
     """What one task asks of one node.
 
-    `cpu` in milli-CPU, `memory` and `gpu_memory` in bytes (`gpu_memory` per device), `gpus` in whole devices. A memory of
-    0 means that none was asked for: nothing is reserved and nothing is limited.
+    `cpu` in milli-CPU, `memory` and `gpu_memory` in bytes (`gpu_memory` per device), `gpus` in whole devices. A memory
+    of 0 means that none was asked for: nothing is reserved and nothing is limited.
     """
 
     cpu: int = 1000
@@ -47,8 +47,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One agent identity and what it offers.
 
-    `incarnation` changes when the machine is booted or the node's folder is made anew: processes of an older incarnation
-    are gone. `cpu` in milli-CPU, `memory` in bytes.
+    `incarnation` changes when the machine is booted or the node's folder is made anew: processes of an older
+    incarnation are gone. `cpu` in milli-CPU, `memory` in bytes.
     """
 
     name: str

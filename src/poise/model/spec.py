@@ -1,7 +1,7 @@
 """What people write, and how it is compiled into a `Job`.
 
-One shape serves files and requests: `kind: job` is one command (perhaps a gang, perhaps cut by data), `kind: graph` is a
-mapping of named tasks. `compile_spec` takes the parsed document and gives integers, resolved references and expanded
+One shape serves files and requests: `kind: job` is one command (perhaps a gang, perhaps cut by data), `kind: graph` is
+a mapping of named tasks. `compile_spec` takes the parsed document and gives integers, resolved references and expanded
 tasks, or raises `SpecError` with the path of the field, what was expected and a hint.
 
 A task with `workers: 2` becomes a gang `name` of tasks `name[0]`, `name[1]`; one with `parts: 4` becomes four units
@@ -10,15 +10,16 @@ A task with `workers: 2` becomes a gang `name` of tasks `name[0]`, `name[1]`; on
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import msgspec
 
 from poise.errors import SpecError
 from poise.model import graph
-from poise.model.jobs import Job, Outcome, Priority, Retry, Task, Unit
+from poise.model.jobs import RETRYABLE, Job, Outcome, Priority, Retry, Task, Unit
 from poise.model.resources import Shape
 from poise.units import DAY, SECOND, parse_bytes, parse_cpu, parse_duration
 
@@ -31,6 +32,14 @@ MAX_CPU = 100_000 * 1000
 MAX_BYTES = 2**50
 MAX_DURATION = 3650 * DAY
 MAX_COMMAND_BYTES = 128 * 1024
+MAX_JOB_BYTES = 16 * 2**20
+"""Commands and environments of all tasks together: parts multiply what a small file says."""
+
+MAX_NEEDS = 100_000
+"""Needs of all units together: parts that need parts multiply."""
+
+MAX_TEXT = 4096
+_JOB_ID = re.compile(r"j[0-9]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -59,7 +68,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     run: Command = ""
     needs: list[str] = []
     resources: ResourcesSpec = msgspec.field(default_factory=ResourcesSpec)
-    env: dict[str, str | int | float | None] = {}
+    env: dict[str, Any] = {}
     priority: PriorityName | None = None
     deadline: Quantity | None = None
     expect: Quantity | None = None
@@ -98,7 +107,7 @@ class Compiled(NamedTuple):
     folder: str
     env: dict[str, str]
     units: tuple[Unit, ...]
-    after: tuple[str, ...]
+    after: tuple[str, ...] = ()
 
     def job(self, job_id: str, after: tuple[str, ...], user: str = "") -> Job:
         return Job(
@@ -111,26 +120,15 @@ def compile_spec(document: Any, *, wall: float) -> Compiled:
     top = _convert(document, _Top, JobSpec, "")
     if top.name:
         _check_name(top.name, "name")
+        if _JOB_ID.fullmatch(top.name):
+            raise SpecError("this name looks like the id of a job", code="E107", field="name", have=top.name)
+    _check_text(top.folder, "folder")
+    for index, other in enumerate(top.after):
+        _check_text(other, f"after[{index}]")
     env = _environment(top.env, "env")
     inherited = _Defaults(top.priority or "medium", _deadline(top.deadline, "deadline", wall), wall, top.name)
-    if top.kind == "job":
-        if top.tasks:
-            raise SpecError(
-                "a job has `run`, a graph has `tasks`", field="kind", have="job", need="graph", hint="add `kind: graph`"
-            )
-        if top.needs:
-            raise SpecError(
-                "`needs` belongs to the tasks of a graph", field="needs", code="E105", hint="use `after: [JOB]`"
-            )
-        own = msgspec.structs.replace(top, env={}, deadline=None)
-        units = _units("main", own, "", inherited)
-        units = [msgspec.structs.replace(unit, deadline=inherited.deadline) for unit in units]
-    else:
-        units = _graph_units(top, inherited)
-    total = sum(len(unit.tasks) for unit in units)
-    if total > MAX_TASKS:
-        raise SpecError("the job has too many tasks", code="E103", need=f"at most {MAX_TASKS}", have=str(total))
-    return Compiled(top.name, top.folder, env, tuple(units), tuple(top.after))
+    units = _job_units(top, inherited) if top.kind == "job" else _graph_units(top, inherited)
+    return Compiled(top.name, top.folder, env, tuple(units), tuple(dict.fromkeys(top.after)))
 
 
 class _Defaults(NamedTuple):
@@ -140,27 +138,41 @@ class _Defaults(NamedTuple):
     job: str
 
 
+def _job_units(top: _Top, inherited: _Defaults) -> list[Unit]:
+    if top.tasks:
+        raise SpecError(
+            "a job has `run`, a graph has `tasks`", field="kind", have="job", need="graph", hint="add `kind: graph`"
+        )
+    if top.needs:
+        raise SpecError(
+            "`needs` belongs to the tasks of a graph", field="needs", code="E105", hint="use `after: [JOB]`"
+        )
+    own = msgspec.structs.replace(top, env={}, deadline=None)
+    _check_size({"": own})
+    return [msgspec.structs.replace(unit, deadline=inherited.deadline) for unit in _units("main", own, "", inherited)]
+
+
 def _graph_units(top: _Top, inherited: _Defaults) -> list[Unit]:
     if not top.tasks:
         raise SpecError("a graph has no tasks", field="tasks", code="E104", hint="tasks: {hello: {run: echo hello}}")
-    if top.run:
-        raise SpecError("a graph has `tasks`, not `run`", field="run", hint="move `run` into a task")
+    for field, default in _OF_A_TASK.items():
+        if getattr(top, field) != default:
+            shown = field.rstrip("_")
+            raise SpecError(f"a graph has `tasks`, not `{shown}`", field=shown, hint=f"move `{shown}` into the tasks")
     specs: dict[str, TaskSpec] = {}
     for name, raw in top.tasks.items():
         _check_name(name, f"tasks.{name}")
         specs[name] = _convert(raw, TaskSpec, TaskSpec, f"tasks.{name}")
     _check_needs(specs)
+    _check_size(specs)
     stands_for: dict[str, tuple[str, ...]] = {}
     units: list[Unit] = []
     for name, spec in specs.items():
         made = _units(name, spec, f"tasks.{name}", inherited)
-        merged = [unit.name for unit in made if unit.name == f"{name}.merge"]
-        stands_for[name] = tuple(merged or [unit.name for unit in made])
+        stands_for[name] = (f"{name}.merge",) if spec.merge is not None else tuple(unit.name for unit in made)
         units.extend(made)
-    names = [task.name for unit in units for task in unit.tasks] + [unit.name for unit in units if len(unit.tasks) > 1]
-    for name in {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ():
-        raise SpecError("a name is used twice", code="E107", field=f"tasks.{name}", have=name, hint="rename one of them")
-    resolved = [_resolve(unit, specs, stands_for) for unit in units]
+    _check_unique(units)
+    resolved = _resolve(units, specs, stands_for)
     followed = {need for unit in resolved for need in unit.needs}
     return [
         msgspec.structs.replace(unit, deadline=inherited.deadline)
@@ -170,11 +182,62 @@ def _graph_units(top: _Top, inherited: _Defaults) -> list[Unit]:
     ]
 
 
-def _resolve(unit: Unit, specs: Mapping[str, TaskSpec], stands_for: Mapping[str, tuple[str, ...]]) -> Unit:
-    """Needs as written name tasks of the file; needs as compiled name units."""
-    if unit.name.endswith(".merge") and unit.name.removesuffix(".merge") in specs:
-        return unit
-    return msgspec.structs.replace(unit, needs=tuple(name for need in unit.needs for name in stands_for[need]))
+def _check_size(specs: Mapping[str, TaskSpec]) -> None:
+    """Refuse what would grow too large before it is made: a line of YAML can ask for a million tasks."""
+    tasks = size = needs = 0
+    for name, spec in specs.items():
+        field = f"tasks.{name}." if name else ""
+        _check_count(spec.workers, 1, f"{field}workers")
+        _check_count(spec.parts, 0, f"{field}parts")
+        made = max(spec.workers, spec.parts)
+        tasks += made + (spec.merge is not None)
+        size += made * (_length(spec.run) + sum(len(key) + _length(str(value)) for key, value in spec.env.items()))
+        needs += max(1, spec.parts) * sum(1 if specs[of].merge else max(1, specs[of].parts) for of in spec.needs)
+    for what, found, most in (
+        ("tasks", tasks, MAX_TASKS),
+        ("bytes of commands and environments", size, MAX_JOB_BYTES),
+        ("needs between parts; a `merge` makes them few", needs, MAX_NEEDS),
+    ):
+        if found > most:
+            raise SpecError(f"the job has too many {what}", code="E103", need=f"at most {most}", have=str(found))
+
+
+def _check_unique(units: list[Unit]) -> None:
+    """`a[0]` and `a.merge` are made from `a`: they may meet a task of that name."""
+    names = [task.name for unit in units for task in unit.tasks] + [unit.name for unit in units if len(unit.tasks) > 1]
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise SpecError(
+            "a name is used twice", code="E107", field=f"tasks.{twice}", have=twice, hint="rename one of them"
+        )
+
+
+_OF_A_TASK = {
+    "run": "",
+    "needs": [],
+    "resources": ResourcesSpec(),
+    "expect": None,
+    "workers": 1,
+    "parts": 0,
+    "merge": None,
+    "retry": None,
+    "grace": "10s",
+    "class_": "",
+}
+"""Fields of a task that mean nothing beside `tasks`; `env`, `priority` and `deadline` hold for all tasks."""
+
+
+def _resolve(units: list[Unit], specs: Mapping[str, TaskSpec], stands_for: Mapping[str, tuple[str, ...]]) -> list[Unit]:
+    """Needs as written name tasks of the file; needs as compiled name units. Parts share one tuple."""
+    resolved = {
+        name: tuple(dict.fromkeys(unit for need in spec.needs for unit in stands_for[need]))
+        for name, spec in specs.items()
+    }
+    merges = {f"{name}.merge" for name, spec in specs.items() if spec.merge is not None}
+    return [
+        unit if unit.name in merges else msgspec.structs.replace(unit, needs=resolved[unit.name.partition("[")[0]])
+        for unit in units
+    ]
 
 
 def _check_needs(specs: Mapping[str, TaskSpec]) -> None:
@@ -203,8 +266,7 @@ def _units(name: str, spec: TaskSpec, at: str, inherited: _Defaults) -> list[Uni
     """The units of one task of the file: one, a gang, or parts and their merge."""
     field = f"{at}." if at else ""
     argv = _command(spec.run, f"{field}run")
-    _check_count(spec.workers, 1, f"{field}workers")
-    _check_count(spec.parts, 0, f"{field}parts")
+    _check_text(spec.class_, f"{field}class", most=128)
     if spec.parts and spec.workers > 1:
         raise SpecError("a task is a gang or cut by data, not both", field=f"{field}parts", hint="drop `workers`")
     if spec.merge is not None and not spec.parts:
@@ -264,6 +326,12 @@ def _parts(base: Unit, spec: TaskSpec, argv: tuple[str, ...], env: dict[str, str
 
 T = TypeVar("T")
 
+_CHOICES: dict[str, list[str]] = {
+    "kind": list(get_args(get_type_hints(JobSpec)["kind"])),
+    "priority": list(get_args(PriorityName)),
+    "when": list(RETRYABLE),
+}
+
 
 def _convert(document: Any, kind: type[T], shown: type[msgspec.Struct], at: str) -> T:
     try:
@@ -274,7 +342,7 @@ def _convert(document: Any, kind: type[T], shown: type[msgspec.Struct], at: str)
 
 def _spec_error(text: str, shown: type[msgspec.Struct], at: str) -> SpecError:
     """msgspec says `Expected X, got Y - at `$.path``; say it with the path first and a near miss."""
-    message, _, path = text.partition(" - at `$")
+    message, _, path = text.replace(" - at `key` in `$", " as a key - at `$").partition(" - at `$")
     field = ".".join(part for part in (at, path.rstrip("`").lstrip(".")) if part)
     unknown = re.search(r"unknown field `(.+)`", message)
     if unknown:
@@ -282,9 +350,22 @@ def _spec_error(text: str, shown: type[msgspec.Struct], at: str) -> SpecError:
         field = f"{field}.{unknown[1]}" if field else unknown[1]
         hint = _near(unknown[1], known) or f"known fields: {', '.join(known)}"
         return SpecError(f"there is no field `{unknown[1]}` here", field=field, have=unknown[1], hint=hint)
-    missing = re.search(r"Expected `(.+)`, got `(.+)`", message)
+    value = re.search(r"Invalid enum value '?(.+?)'?$", message)
+    if value:
+        known = _CHOICES[re.sub(r"\[.*", "", field.rpartition(".")[2])]
+        hint = _near(value[1], known)
+        return SpecError(
+            f"`{value[1]}` is not known here", field=field, have=value[1], need=", ".join(known), hint=hint
+        )
+    missing = re.search(r"Expected `(.+?)`(?:, got `(.+)`)?", message)
     if missing:
-        return SpecError("the value has the wrong type", field=field, need=missing[1], have=missing[2])
+        what = "a key has the wrong type" if message.endswith("as a key") else "the value has the wrong type"
+        return SpecError(
+            what,
+            field=field,
+            need=missing[1] + message[missing.end() :].removesuffix(" as a key"),
+            have=missing[2] or "",
+        )
     return SpecError(message[:1].lower() + message[1:], field=field)
 
 
@@ -292,7 +373,7 @@ def _at(shown: type[msgspec.Struct], path: str) -> type[msgspec.Struct]:
     return ResourcesSpec if "resources" in path else RetrySpec if "retry" in path else shown
 
 
-def _near(word: str, known: Mapping[str, Any] | list[str]) -> str:
+def _near(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"did you mean `{close[0]}`?" if close else ""
 
@@ -300,7 +381,7 @@ def _near(word: str, known: Mapping[str, Any] | list[str]) -> str:
 def _check_name(name: str, field: str) -> None:
     if not _NAME.fullmatch(name):
         raise SpecError(
-            "a name has letters, digits, `.`, `_` and `-`, starts with a letter or digit, and has at most 63 characters",
+            "a name has at most 63 letters, digits, `.`, `_` and `-`, and starts with a letter or digit",
             code="E107",
             field=field,
             have=name[:80],
@@ -309,19 +390,25 @@ def _check_name(name: str, field: str) -> None:
 
 def _check_count(value: int, least: int, field: str) -> None:
     if not least <= value <= MAX_TASKS:
-        raise SpecError("the number is out of range", code="E103", field=field, need=f"{least} to {MAX_TASKS}", have=str(value))
+        raise SpecError(
+            "the number is out of range", code="E103", field=field, need=f"{least} to {MAX_TASKS}", have=_shown(value)
+        )
 
 
 def _command(command: Command, field: str) -> tuple[str, ...]:
     argv = ("/bin/sh", "-c", command) if isinstance(command, str) and command.strip() else tuple(command)
-    if isinstance(command, str) and not command.strip() or not argv or not argv[0]:
+    if (isinstance(command, str) and not command.strip()) or not argv or not argv[0]:
         raise SpecError("there is no command to run", code="E104", field=field, hint="run: [python, train.py]")
-    if any("\0" in word for word in argv):
-        raise SpecError("a command cannot hold a zero byte", code="E104", field=field)
-    size = sum(len(word) for word in argv)
+    for word in argv:
+        _check_text(word, field, most=MAX_COMMAND_BYTES, code="E104")
+    size = sum(_length(word) for word in argv)
     if size > MAX_COMMAND_BYTES:
         raise SpecError(
-            "the command is too long", code="E103", field=field, need=f"at most {MAX_COMMAND_BYTES} bytes", have=str(size)
+            "the command is too long",
+            code="E103",
+            field=field,
+            need=f"at most {MAX_COMMAND_BYTES} bytes",
+            have=str(size),
         )
     return argv
 
@@ -335,21 +422,42 @@ def _class_of(argv: tuple[str, ...], command: Command) -> str:
     return " ".join(words)[:64]
 
 
-def _environment(env: Mapping[str, str | int | float | None], field: str) -> dict[str, str]:
+def _environment(env: Mapping[str, Any], field: str) -> dict[str, str]:
     made: dict[str, str] = {}
     for name, value in env.items():
+        at = f"{field}.{name}"
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise SpecError("this is no name for an environment variable", code="E107", field=f"{field}.{name}")
+            raise SpecError("this is no name for an environment variable", code="E107", field=at)
         if value is None:
             raise SpecError(
                 "this variable was to come from the submitter's environment, where it is not set",
-                field=f"{field}.{name}",
+                field=at,
                 hint=f"export {name}=…, or give it a value in the file",
             )
-        if "\0" in str(value):
-            raise SpecError("an environment variable cannot hold a zero byte", field=f"{field}.{name}")
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise SpecError("the value has the wrong type", field=at, need="text or number", hint="put it in quotes")
         made[name] = str(value)
+        _check_text(made[name], at, most=MAX_COMMAND_BYTES)
     return made
+
+
+def _check_text(text: str, field: str, *, most: int = MAX_TEXT, code: str = "E102") -> None:
+    """What goes to a process and into the log is UTF-8, without zero bytes, and bounded."""
+    if "\0" in text:
+        raise SpecError("a zero byte cannot be passed to a process", code=code, field=field)
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise SpecError("the text is not Unicode", code=code, field=field) from None
+    if size > most:
+        raise SpecError("the text is too long", code="E103", field=field, need=f"at most {most} bytes", have=str(size))
+
+
+def _length(text: str | list[str]) -> int:
+    """Bytes in UTF-8; what cannot be encoded is found by `_check_text`, which names the field."""
+    if isinstance(text, str):
+        return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    return sum(_length(word) for word in text)
 
 
 def _shape(resources: ResourcesSpec, field: str) -> Shape:
@@ -373,11 +481,18 @@ def parse_or_raise(parse: Any, value: Quantity, field: str, limit: int) -> int:
     """Parse a quantity, bounded; errors name the field."""
     try:
         parsed = int(parse(value))
-    except (ValueError, TypeError, OverflowError) as error:
-        raise SpecError("the quantity cannot be read", code="E103", field=field, need=str(error), have=str(value)[:80]) from None
+    except ValueError as error:
+        have = _shown(value)
+        raise SpecError("the quantity cannot be read", code="E103", field=field, need=str(error), have=have) from None
     if parsed > limit:
-        raise SpecError("the quantity is absurd", code="E103", field=field, have=str(value)[:80], need=f"at most {limit}")
+        have = _shown(value)
+        raise SpecError("the quantity is absurd", code="E103", field=field, have=have, need=f"at most {limit}")
     return parsed
+
+
+def _shown(value: Quantity) -> str:
+    """An integer of thousands of digits cannot even be written out."""
+    return "a number of many digits" if isinstance(value, int) and abs(value) >= 2**63 else str(value)[:80]
 
 
 def _duration(value: Quantity, field: str) -> int:
@@ -392,14 +507,20 @@ def _deadline(value: Quantity | None, field: str, wall: float) -> int:
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:
-            raise SpecError("the moment cannot be read", code="E103", field=field, have=value, need="2026-12-01T12:00:00Z") from None
+            raise SpecError(
+                "the moment cannot be read", code="E103", field=field, have=value, need="2026-12-01T12:00:00Z"
+            ) from None
         if moment.tzinfo is None:
             raise SpecError("the moment has no time zone", code="E103", field=field, have=value, hint=f"{value}Z")
         left = int((moment - datetime.fromtimestamp(wall, UTC)).total_seconds() * SECOND)
+        if left > MAX_DURATION:
+            raise SpecError("the deadline is absurd", code="E103", field=field, have=value, need="within ten years")
     else:
         left = _duration(value, field)
     if left <= 0:
-        raise SpecError("the deadline has passed already", code="E108", field=field, have=str(value), need="a time to come")
+        raise SpecError(
+            "the deadline has passed already", code="E108", field=field, have=_shown(value), need="a time to come"
+        )
     return left
 
 

@@ -14,7 +14,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     `expected` is the foreseen run time and `tail` the foreseen length of the longest path from this unit's start to the
     end of its graph, in nanoseconds; `due` is the instant by which it must end for every deadline after it, 0 for none.
-    `queue` names the units that are alike to placement. `recovering` units are still held by a lost node.
+    `queue` names the units that are alike to placement. `recovering` units are still held by a lost node; a `recalled`
+    one was queued behind its like in vain, and needs room of its own.
     """
 
     unit: str
@@ -32,13 +33,18 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     due: int = 0
     critical: bool = False
     recovering: bool = False
+    recalled: bool = False
 
 
 class PoolView(msgspec.Struct, frozen=True):
-    """Attempts of one shape on one node: how many may run at once, and how many are there, waiting ones included."""
+    """Attempts of one shape on one node: how many may run at once, and how many are there, waiting ones included.
+
+    `long` counts those that are not known to be brief: nothing is queued behind them.
+    """
 
     slots: int
     attempts: int
+    long: int = 0
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +65,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All a cluster policy may read. Candidates come in order of submission; of a long queue only the head is shown.
 
-    `active` lists the units that hold room of their own.
+    `profiles` holds the classes of the candidates shown. `active` lists the units that hold room of their own; only
+    `static` is shown it.
     """
 
     revision: int

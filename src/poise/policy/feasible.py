@@ -17,8 +17,17 @@ def refusals(node: NodeView, shape: Shape) -> list[Reason]:
     """Every reason why one task of this shape cannot start on this node now; none when it can."""
     if not node.open:
         wakes = "joined" if node.why_closed == "NODE_LOST" else "drained"
-        return [Reason(code=node.why_closed, subject=node.name, wakes=wakes)]
-    reasons = never(node.name, node.cpu, node.memory, node.devices, shape)
+        return [
+            Reason(code=node.why_closed, subject=node.name, wakes=wakes),
+            *never(node, shape),
+        ]
+    if (  # the common case, without the cost of saying why
+        shape.cpu <= node.free_cpu
+        and shape.memory <= node.free_memory
+        and (not shape.gpus or len(fitting(node.free_devices, shape)) >= shape.gpus)
+    ):
+        return []
+    reasons = never(node, shape)
     if reasons:
         return reasons
     if node.free_cpu < shape.cpu:
@@ -31,22 +40,34 @@ def refusals(node: NodeView, shape: Shape) -> list[Reason]:
     return reasons
 
 
-def never(name: str, cpu: int, memory: int, devices: Iterable[Device], shape: Shape) -> list[Reason]:
+def never(node: Node | NodeView, shape: Shape) -> list[Reason]:
     """Every reason why a task of this shape could not start here even if the node were empty."""
     reasons = []
-    if cpu < shape.cpu:
-        reasons.append(_too_small("CPU_TOO_SMALL", name, format_cpu(shape.cpu), format_cpu(cpu)))
-    if memory < shape.memory:
-        reasons.append(_too_small("MEMORY_TOO_SMALL", name, format_bytes(shape.memory), format_bytes(memory)))
-    have = len(fitting(devices, shape))
+    if node.cpu < shape.cpu:
+        reasons.append(_too_small("CPU_TOO_SMALL", node, format_cpu(shape.cpu), format_cpu(node.cpu)))
+    if node.memory < shape.memory:
+        reasons.append(_too_small("MEMORY_TOO_SMALL", node, format_bytes(shape.memory), format_bytes(node.memory)))
+    have = len(fitting(node.devices, shape))
     if have < shape.gpus:
-        reasons.append(_too_small("GPU_TOO_FEW", name, str(shape.gpus), str(have)))
+        reasons.append(_too_small("GPU_TOO_FEW", node, str(shape.gpus), str(have)))
     return reasons
 
 
-def room_when_empty(node: Node, shape: Shape, most: int) -> int:
+def shortfall(node: Node, shape: Shape) -> float:
+    """How much the empty node lacks for one task: the sum over resources of the missing share; 0 when it fits."""
+    lacks = 0.0
+    for have, need in (
+        (node.cpu, shape.cpu),
+        (node.memory, shape.memory),
+        (len(fitting(node.devices, shape)), shape.gpus),
+    ):
+        lacks += max(0.0, 1 - have / need) if need else 0.0
+    return lacks
+
+
+def room_when_empty(node: Node | NodeView, shape: Shape, most: int) -> int:
     """How many tasks of this shape the empty node could hold, up to `most`."""
-    if never(node.name, node.cpu, node.memory, node.devices, shape):
+    if never(node, shape):
         return 0
     bounds = [most]
     if shape.cpu:
@@ -62,5 +83,5 @@ def _busy(code: str, node: NodeView, need: str, have: str) -> Reason:
     return Reason(code=code, subject=node.name, need=need, have=have, wakes="finished")
 
 
-def _too_small(code: str, name: str, need: str, have: str) -> Reason:
-    return Reason(code=code, subject=name, need=need, have=have, fixable="never", wakes="joined")
+def _too_small(code: str, node: Node | NodeView, need: str, have: str) -> Reason:
+    return Reason(code=code, subject=node.name, need=need, have=have, fixable="never", wakes="joined")

@@ -9,7 +9,8 @@ from poise.units import MINUTE, SECOND, format_duration
 Order = Callable[[Snapshot], list[Candidate]]
 
 AGEING = 5 * MINUTE
-"""Waiting this long raises a unit by one priority class, so that no class starves."""
+"""Waiting this long raises a unit by one priority class; one that has waited so long as urgent goes before all others,
+in order of readiness. So nothing starves, however much keeps coming."""
 
 
 def by_arrival(view: Snapshot) -> list[Candidate]:
@@ -20,11 +21,12 @@ def by_arrival(view: Snapshot) -> list[Candidate]:
 def by_urgency(view: Snapshot) -> list[Candidate]:
     """Priority class (raised by waiting), then time left before the deadline's latest start, then longest path ahead.
 
-    Within a class, work whose latest start is near goes first; without deadlines the longest path to the end of the graph
-    does (the rule of Hu, 1961, and of HEFT's upward rank, Topcuoglu et al., 2002); ties go to the first submitted.
+    Within a class, work whose latest start is near goes first; without deadlines the longest path to the end of the
+    graph does (the rule of Hu, 1961, and of HEFT's upward rank, Topcuoglu et al., 2002); ties go to the first
+    submitted.
     """
-    if len({candidate.queue for candidate in view.candidates}) == 1:
-        return list(view.candidates)  # alike, and already in order
+    if len(view.candidates) > 1 and view.candidates[0].queue.endswith("/") and len(view.backlog) == 1:
+        return list(view.candidates)  # single tasks of one kind: alike, and already in order
     now = view.now
     return sorted(view.candidates, key=lambda candidate: _urgency(candidate, now))
 
@@ -48,7 +50,13 @@ def in_words(candidate: Candidate, now: int) -> str:
     return ", ".join(words)
 
 
-def _urgency(candidate: Candidate, now: int) -> tuple[int, int, int, int]:
-    spare = candidate.due - now - candidate.expected if candidate.due else 0
-    pressing = 0 if candidate.due and spare < max(candidate.tail, 10 * SECOND) else 1
-    return (effective_class(candidate, now), pressing, -candidate.tail, candidate.ordinal)
+def _urgency(candidate: Candidate, now: int) -> tuple[int, int, int, int, int]:
+    steps = (now - candidate.ready) // AGEING
+    if steps > candidate.priority:
+        return (0, 0, candidate.ready, 0, candidate.ordinal)
+    spare = candidate.due - now - candidate.expected
+    pressing = candidate.due and spare < max(candidate.tail, 10 * SECOND)
+    own_class = candidate.priority - steps
+    if pressing:
+        return (own_class, 1, spare, 0, candidate.ordinal)
+    return (own_class, 2, 0, -candidate.tail, candidate.ordinal)

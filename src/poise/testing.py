@@ -1,0 +1,413 @@
+"""A world in memory for tests: a real controller, ledger and policy; clock, log and nodes that do as the test says.
+
+    world = World().nodes(4, gpus=8).job("other", gpu=8).round().job("train", workers=4, gpu=8).round()
+    assert world.codes("train")[0] == "GANG_INCOMPLETE"
+
+Every step returns the world, so that a world is made in one line. Time passes only in `after`. A node here is a script:
+it holds what it is sent and says that an attempt has ended when the test calls `finish`. With `check`, every event is
+followed by the ledger's own check of all its invariants.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from poise.errors import PoiseError, StoreFull
+from poise.kernel.controller import (
+    Append,
+    AppendFailed,
+    Cancel,
+    Checkpoint,
+    Controller,
+    Decide,
+    Decided,
+    Drain,
+    Durable,
+    Effect,
+    FromNode,
+    Gone,
+    Hang,
+    Message,
+    Recovered,
+    Reply,
+    Send,
+    Settings,
+    Submit,
+    TryRecover,
+)
+from poise.kernel.explain import reasons
+from poise.kernel.ledger import JobState, Ledger, TaskState, UnitState, attempt_of, job_status
+from poise.model.decisions import Plan, Reason
+from poise.model.events import Event
+from poise.model.jobs import Ending, Outcome
+from poise.model.messages import Attempt, Beat, Desired, Ended, FromAgent, Hello, Launch, Report, Running
+from poise.model.resources import Device, Node
+from poise.model.spec import compile_spec
+from poise.policy.suites import ClusterPolicy, policy_named
+from poise.units import MILLISECOND, SECOND, parse_bytes, parse_cpu, parse_duration
+
+WALL = 1_700_000_000.0
+"""The world's wall clock never moves: nothing may depend on it."""
+
+
+def node(
+    name: str = "n1",
+    *,
+    cpu: float = 2,
+    memory: str | int = "8GiB",
+    gpus: int = 0,
+    gpu_memory: str | int | Sequence[str | int] = "80GiB",
+    incarnation: str = "1",
+) -> Node:
+    """A node; `gpu_memory` is one amount for all devices, or one for each."""
+    amounts = [gpu_memory] * gpus if isinstance(gpu_memory, str | int) else gpu_memory
+    return Node(
+        name=name,
+        incarnation=incarnation,
+        cpu=parse_cpu(cpu),
+        memory=parse_bytes(memory),
+        devices=tuple(
+            Device(index=index, memory=parse_bytes(amount), uuid=f"{name}-{index}")
+            for index, amount in enumerate(amounts)
+        ),
+    )
+
+
+def replay(events: Iterable[Event]) -> Ledger:
+    """The ledger that a log makes."""
+    ledger = Ledger()
+    for event in events:
+        ledger.apply(event)
+    return ledger
+
+
+class World:
+    """One control plane and its nodes. `policy` is a name or a policy."""
+
+    def __init__(self, policy: str | ClusterPolicy = "poise", *, check: bool = True, **settings: Any) -> None:
+        self._policy = policy_named(policy) if isinstance(policy, str) else policy
+        self.now = SECOND
+        self.check = check
+        self.controller = Controller(Ledger(), Settings(policy=self._policy.name, **settings))
+        self.log: list[Event] = []
+        self.durable = 0
+        self.slow_disk = False
+        self.full_disk = False
+        self.plans: list[Plan] = []
+        self.sent: list[Send] = []
+        self.hung: list[str] = []
+        self.replies: list[Reply] = []
+        self.known: dict[str, Node] = {}
+        self.connected: set[str] = set()
+        self.held: dict[str, dict[Attempt, Launch]] = {}
+        self.started: set[Attempt] = set()
+        self._requests = 0
+        self._serials = 0
+        self._perform(self.controller.begin(self.now, boot="boot", boottime=self.now, wall=WALL))
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.controller.ledger
+
+    # --- making it ---------------------------------------------------------------------------------------------------
+
+    def nodes(self, count: int, **offers: Any) -> "World":
+        """Nodes `n1` … that join now; `offers` as of `node`."""
+        for number in range(1, count + 1):
+            self.join(node(f"n{number}", **offers))
+        return self
+
+    def join(self, joining: Node) -> "World":
+        """A node connects and says what it holds: nothing, if its incarnation is new."""
+        known = self.known.get(joining.name)
+        if known is None or known.incarnation != joining.incarnation:
+            self.held[joining.name] = {}
+        self.known[joining.name] = joining
+        return self.connect(joining.name)
+
+    def job(self, name: str = "", **fields: Any) -> "World":
+        """Submit a job. `cpu`, `memory`, `gpu`, `gpu_memory` are its resources, anything else a field of the file."""
+        return self.submit(_spec(name, fields))
+
+    def graph(self, name: str = "", *, tasks: dict[str, dict[str, Any]], **fields: Any) -> "World":
+        """Submit a graph of tasks, each with the fields that `job` takes."""
+        made = {task: _spec("", of) for task, of in tasks.items()}
+        return self.submit({"kind": "graph", "tasks": made, **_spec(name, fields, run=False)})
+
+    def submit(self, document: Any, key: str = "") -> "World":
+        """Submit a parsed file as it is. Raises what it is refused with; what is accepted is in `replies`."""
+        compiled = compile_spec(document, wall=WALL)
+        return self._ask(Submit(self._request(), compiled, key))
+
+    # --- letting it run ----------------------------------------------------------------------------------------------
+
+    def round(self) -> "World":
+        """Let the controller decide, once, whatever it thinks of the time."""
+        plan = self.plan()
+        self.plans.append(plan)
+        return self.say(Decided(plan))
+
+    def plan(self) -> Plan:
+        """What the policy would do now."""
+        return self._policy.decide(self.ledger.snapshot(self.now))
+
+    def after(self, duration: str | int = 0) -> "World":
+        """Time passes; nodes that are connected send their heartbeats, and the controller decides when it wants to."""
+        end = self.now + (parse_duration(duration) if isinstance(duration, str) else duration)
+        while True:
+            for name in sorted(self.connected):
+                self.say(FromNode(name, Beat()))
+            self.tick()
+            if self.now >= end:
+                return self
+            wakeup = self.controller.wakeup() or end
+            self.now = min(end, max(self.now + MILLISECOND, min(wakeup, self.now + SECOND)))
+
+    def tick(self) -> "World":
+        self._perform(self.controller.tick(self.now))
+        return self
+
+    def start(self, *tasks: str) -> "World":
+        """The nodes say that these tasks run."""
+        for name in tasks:
+            attempt, at = self._attempt(name)
+            self.started.add(attempt)
+            self._report(at, running=(Running(attempt=attempt, pid=1),))
+        return self
+
+    def finish(self, *tasks: str, outcome: Outcome = "done", run: str | int = "1s", **ending: Any) -> "World":
+        """The nodes say that the latest attempts of these tasks have ended."""
+        nanoseconds = parse_duration(run) if isinstance(run, str) else run
+        for name in tasks:
+            attempt, at = self._attempt(name)
+            self.end(at, attempt, Ending(outcome=outcome, run=nanoseconds, **ending))
+        return self
+
+    def finish_all(self, **ending: Any) -> "World":
+        """Everything that any node holds ends, and what follows from that is decided, until all is quiet."""
+        for _ in range(10_000):
+            attempts = [attempt for of_node in self.held.values() for attempt in of_node]
+            if not attempts and not self.ledger.pending():
+                return self
+            for attempt in sorted(attempts):
+                if attempt in self._holder(attempt):
+                    self.finish(attempt.task, **ending)
+            self.after("1s")
+        raise AssertionError("the world does not come to rest")
+
+    def settle(self) -> "World":
+        """Rounds until one changes nothing."""
+        for _ in range(100):
+            before = self.ledger.revision
+            self.round()
+            if self.ledger.revision == before:
+                return self
+        raise AssertionError("rounds go on for ever")
+
+    # --- what befalls it ---------------------------------------------------------------------------------------------
+
+    def cancel(self, job: str) -> "World":
+        return self._ask(Cancel(self._request(), job))
+
+    def drain(self, name: str, on: bool = True) -> "World":
+        return self._ask(Drain(self._request(), name, on))
+
+    def disconnect(self, name: str) -> "World":
+        self.connected.discard(name)
+        return self.say(Gone(name))
+
+    def connect(self, name: str, ended: Sequence[Ended] = ()) -> "World":
+        """The node says anew what it holds."""
+        self.connected.add(name)
+        holds = self.held[name]
+        running = tuple(Running(attempt=attempt, pid=1) for attempt in holds if attempt in self.started)
+        queued = tuple(attempt for attempt in holds if attempt not in self.started)
+        hello = Hello(node=self.known[name], queued=queued, running=running, ended=tuple(ended))
+        return self.hear(name, hello)
+
+    def lose(self, name: str) -> "World":
+        """The node falls silent until it is given up."""
+        self.disconnect(name)
+        return self.after(self.controller.settings.dead_after + SECOND)
+
+    def end(self, name: str, attempt: Attempt, ending: Ending) -> "World":
+        """A node says that an attempt has ended, whatever the ledger thinks of it."""
+        self.held[name].pop(attempt, None)
+        return self._report(name, ended=(Ended(attempt=attempt, ending=ending),))
+
+    def hear(self, name: str, message: FromAgent) -> "World":
+        return self.say(FromNode(name, message))
+
+    def say(self, message: Message) -> "World":
+        """Hand the controller a message."""
+        self._perform(self.controller.handle(message, self.now))
+        return self
+
+    def sync(self) -> "World":
+        """A slow disk catches up."""
+        self.durable = len(self.log)
+        return self.say(Durable(self.durable))
+
+    def fail_disk(self) -> "World":
+        """The disk is full: what is not durable is gone, and the controller starts over from what is."""
+        self.full_disk = True
+        del self.log[self.durable :]
+        return self.say(AppendFailed(replay(self.log), StoreFull("the disk of the log is full")))
+
+    def restart(self) -> "World":
+        """The control plane is killed and begins anew from what is durable; every node connects again."""
+        del self.log[self.durable :]
+        self.controller = Controller(replay(self.log), self.controller.settings)
+        self._perform(self.controller.begin(self.now, boot="boot", boottime=self.now, wall=WALL))
+        for name in sorted(self.connected):
+            self.connect(name)
+        return self
+
+    # --- looking at it -----------------------------------------------------------------------------------------------
+
+    def state(self, name: str) -> JobState:
+        """A job by name or id."""
+        job = self.ledger.find_job(name)
+        if job is None:
+            raise KeyError(name)
+        return job
+
+    def status(self, name: str) -> str:
+        """Of a job, or of a unit as `job.unit`."""
+        job, _, unit = name.partition(".")
+        return self.unit(name).status if unit else job_status(self.state(job))
+
+    def unit(self, name: str) -> UnitState:
+        """A unit as `job.unit`, or the only unit of a job."""
+        job, _, unit = name.partition(".")
+        found = self.ledger.unit(f"{self.state(job).id}.{unit or 'main'}")
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def task(self, name: str) -> tuple[UnitState, TaskState]:
+        """A task as `job.task`, or the only task of a job."""
+        job, _, task = name.partition(".")
+        found = self.ledger.task(f"{self.state(job).id}.{task or 'main'}")
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def where(self, name: str) -> list[str]:
+        """The nodes of a unit's attempts; none while it has none."""
+        return [task.node for task in self.unit(name).tasks if task.active]
+
+    def reasons(self, name: str) -> list[Reason]:
+        """Every reason why a unit waits."""
+        unit = self.unit(name)
+        return reasons(self.ledger, self.ledger.jobs[unit.job], unit, self.now)
+
+    def codes(self, name: str) -> list[str]:
+        return [reason.code for reason in self.reasons(name)]
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        waiting = deque(effects)
+        while waiting:
+            effect = waiting.popleft()
+            match effect:
+                case Append():
+                    waiting.extend(self._append(effect))
+                case Decide():
+                    plan = self._policy.decide(effect.view)
+                    self.plans.append(plan)
+                    waiting.extend(self.controller.handle(Decided(plan), self.now))
+                case Send():
+                    self.sent.append(effect)
+                    waiting.extend(self._deliver(effect))
+                case Hang():
+                    self.hung.append(effect.node)
+                    self.connected.discard(effect.node)
+                    waiting.extend(self.controller.handle(Gone(effect.node), self.now))
+                case Reply():
+                    self.replies.append(effect)
+                case TryRecover():
+                    if not self.full_disk:
+                        waiting.extend(self.controller.handle(Recovered(), self.now))
+                case Checkpoint():
+                    pass
+        if self.check:
+            self.ledger.check()
+
+    def _append(self, append: Append) -> Sequence[Effect]:
+        if append.expected != len(self.log):
+            raise AssertionError(f"appended after {append.expected}, the log has {len(self.log)}")
+        self.log.extend(append.events)
+        if self.full_disk:
+            del self.log[self.durable :]
+            failed = AppendFailed(replay(self.log), StoreFull("the disk of the log is full"))
+            return self.controller.handle(failed, self.now)
+        if self.slow_disk:
+            return ()
+        self.durable = len(self.log)
+        return self.controller.handle(Durable(self.durable), self.now)
+
+    def _deliver(self, send: Send) -> Sequence[Effect]:
+        """A scripted node holds what it is sent; it stops at once what it is told to stop."""
+        if send.node not in self.connected or not isinstance(send.message, Desired):
+            return ()
+        holds, desired = self.held[send.node], send.message
+        stops = [*desired.stops, *(attempt for attempt in desired.recalls if attempt not in self.started)]
+        if desired.complete:
+            wanted = {*desired.keep, *(launch.attempt for launch in desired.launches)}
+            stops += [attempt for attempt in holds if attempt not in wanted]
+        ended = []
+        for attempt in stops:
+            if holds.pop(attempt, None) is not None:
+                outcome: Outcome = "stopped" if attempt in self.started else "returned"
+                ended.append(Ended(attempt=attempt, ending=Ending(outcome=outcome)))
+        holds.update((launch.attempt, launch) for launch in desired.launches)
+        if not ended:
+            return ()
+        report = Report(serial=self._serial(), ended=tuple(ended))
+        return self.controller.handle(FromNode(send.node, report), self.now)
+
+    def _report(self, name: str, running: tuple[Running, ...] = (), ended: tuple[Ended, ...] = ()) -> "World":
+        return self.hear(name, Report(serial=self._serial(), running=running, ended=ended))
+
+    def _attempt(self, name: str) -> tuple[Attempt, str]:
+        unit, task = self.task(name)
+        return attempt_of(unit, unit.tasks.index(task)), task.node
+
+    def _holder(self, attempt: Attempt) -> dict[Attempt, Launch]:
+        return next((of_node for of_node in self.held.values() if attempt in of_node), {})
+
+    def _ask(self, message: Submit | Cancel | Drain) -> "World":
+        self.say(message)
+        for reply in self.replies:
+            if reply.request == message.request and reply.error is not None:
+                raise reply.error
+        return self
+
+    def error(self) -> PoiseError | None:
+        """The error of the latest reply."""
+        return self.replies[-1].error if self.replies else None
+
+    def _request(self) -> int:
+        self._requests += 1
+        return self._requests
+
+    def _serial(self) -> int:
+        self._serials += 1
+        return self._serials
+
+
+_RESOURCES = ("cpu", "memory", "gpu", "gpu_memory")
+
+
+def _spec(name: str, fields: dict[str, Any], *, run: bool = True) -> dict[str, Any]:
+    resources = {field: fields[field] for field in _RESOURCES if field in fields}
+    rest = {field: value for field, value in fields.items() if field not in _RESOURCES}
+    document: dict[str, Any] = {"run": "true"} if run else {}
+    document |= {"name": name} if name else {}
+    document |= {"resources": resources} if resources else {}
+    return document | rest
+
+
+__all__ = ["WALL", "World", "node", "replay"]
