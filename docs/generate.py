@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import click
 import msgspec
@@ -324,11 +325,12 @@ def _type(field: dict[str, Any]) -> str:
         return ", ".join(f"`{value}`" for value in field["enum"])
     if "$ref" in field:
         return f"`{field['$ref'].rsplit('/', 1)[-1].removesuffix('Spec').lower()}` mapping"
-    if field["type"] == "array":
-        return f"list of {_type(field['items'])}"
-    if field["type"] == "object":
-        return f"mapping to {_type(field['additionalProperties'])}"
-    return {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}[field["type"]]
+    if field.get("type") == "array":
+        return f"list of {_type(field['items'])}" if field.get("items") else "list"
+    if field.get("type") == "object":
+        return f"mapping to {_type(field['additionalProperties'])}" if field.get("additionalProperties") else "mapping"
+    words_of = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
+    return words_of.get(field.get("type", ""), "anything")
 
 
 # --- the API ---------------------------------------------------------------------------------------------------------
@@ -336,7 +338,8 @@ def _type(field: dict[str, Any]) -> str:
 
 def routes() -> str:
     """Every route of the OpenAPI document."""
-    guard: Any = make_app(cast(Any, None), Home(Path("/")), "", cast(Any, None))
+    nobody = Mock()  # routes are only listed here, none is called
+    guard: Any = make_app(nobody, Home(Path("/")), "", nobody)
     document = guard._rest.openapi_schema.to_schema()
     rows: list[tuple[str, ...]] = []
     parameters: list[tuple[str, ...]] = []
