@@ -14,6 +14,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
@@ -402,6 +403,7 @@ def write_numbers() -> int:
         return 1
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     about = [f"* {key}: {value}" for key, value in dict(results).items() if isinstance(value, str)]
+    about.append(f"* date: {datetime.fromtimestamp(RESULTS.stat().st_mtime, UTC):%Y-%m-%d}")
     rows = [_figure(figure) for figure in _figures(results)]
     text = NUMBERS.read_text(encoding="utf-8")
     before, after = text.split(BEGIN, 1)[0], text.split(END, 1)[1]
