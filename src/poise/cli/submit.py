@@ -45,11 +45,9 @@ def read_spec(path: Path, environ: dict[str, str]) -> dict[str, Any]:
     """A file's job, with its folder made absolute and declared variables taken from the environment."""
     spec = load_yaml(path)
     if not isinstance(spec, dict):
-        raise SpecError(
-            "the file holds no job", code="E101", field=str(path), need="a mapping such as `run: echo hello`"
-        )
+        raise SpecError("the file holds no job", code="E101", field=str(path), need="a mapping", hint="run: echo hello")
     folder = spec.get("folder")
-    if folder is None or isinstance(folder, str):
+    if folder is None or (isinstance(folder, str) and "\0" not in folder):
         spec["folder"] = str((path.resolve().parent / (folder or ".")).resolve())
     _fill(spec.get("env"), environ)
     tasks = spec.get("tasks")

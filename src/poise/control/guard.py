@@ -65,10 +65,12 @@ class Guard:
         host = headers.get("host", "")
         name = host if host.endswith("]") else host.rsplit(":", 1)[0]
         if name not in HOSTS:
-            return _Forbidden("the Host is not this machine", code="E131", field="Host", have=host[:80])
+            return _ForbiddenError("the Host is not this machine", code="E131", field="Host", have=host[:80])
         origin = headers.get("origin")
         if origin is not None and origin.split("//", 1)[-1] != host:
-            return _Forbidden("requests from other sites are refused", code="E131", field="Origin", have=origin[:80])
+            return _ForbiddenError(
+                "requests from other sites are refused", code="E131", field="Origin", have=origin[:80]
+            )
         if path in PUBLIC:
             return None
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -80,17 +82,26 @@ class Guard:
             )
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > MAX_BODY and not is_stream(headers):
-            return TooLarge("the request is too large", code="E140", need=f"at most {MAX_BODY} bytes", have=length)
+            return too_large(length)
         return None
 
 
-class _Forbidden(InputError):
+class _ForbiddenError(InputError):
     status = 403
 
 
-class TooLarge(InputError):
+class TooLargeError(InputError):
     status = 413
     default_code = "E140"
+
+
+def too_large(have: str) -> TooLargeError:
+    return TooLargeError(
+        "the request is too large",
+        need=f"at most {MAX_BODY} bytes",
+        have=have,
+        hint="a task cut by data (`parts`), or several jobs as application/x-ndjson",
+    )
 
 
 def bounded(receive: Receive) -> Receive:
@@ -102,7 +113,7 @@ def bounded(receive: Receive) -> Receive:
         message = await receive()
         seen += len(message.get("body", b""))
         if seen > MAX_BODY:
-            raise TooLarge("the request is too large", need=f"at most {MAX_BODY} bytes")
+            raise too_large(f"more than {seen - 1} bytes")
         return message
 
     return checked

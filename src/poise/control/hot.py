@@ -231,4 +231,4 @@ def not_json(error: Exception) -> PoiseError:
 
 
 def _too_long() -> PoiseError:
-    return InputError("a line is too long", code="E140", need=f"at most {MAX_BODY} bytes")
+    return InputError("a line is too long", code="E140", need=f"at most {MAX_BODY} bytes", hint="one submission a line")
