@@ -2,43 +2,48 @@
 
     python -I -S keeper.py DIR NAME
 
-A keeper is a process of its own that outlives the agent. When an agent or a control plane is killed, the command goes on,
-and the next agent finds the keeper by its socket and adopts what it holds: nothing is restarted, and there is no shim per
-command. It uses the standard library only, has one thread, and stays small.
+A keeper is a process of its own that outlives the agent. When an agent or a control plane is killed, the command goes
+on, and the next agent finds the keeper by its socket and adopts what it holds: nothing is restarted, and there is no
+shim per command. It uses the standard library only, has one thread, and stays small.
 
 Rules it keeps
     * One command at a time, in the order of arrival; the next starts at once, without asking anybody.
     * An attempt is run at most once: a second order for an attempt that is held, running or ended is ignored.
-    * Before a command is spawned its intent is on file, and before the next is spawned so is the ending of the last: after
-      `kill -9` of the keeper the journal tells what may have run from what has not. (It is not synced: it survives the
-      death of the keeper, not of the machine, and after a reboot no command is running anyway.)
+    * Before a command is spawned its intent is on file, and before the next is spawned so is the ending of the last:
+      after `kill -9` of the keeper the journal tells what may have run from what has not. (It is not synced: it
+      survives the death of the keeper, not of the machine, and after a reboot no command is running anyway.)
     * Nothing of a command survives it: its group, its session and whatever was orphaned to the keeper are killed.
     * No work is lost to a broken connection or a full disk: endings are kept until the agent says `forget`.
 
-Files in DIR: `NAME.sock` the socket, `NAME.lock` locked for as long as the keeper lives, `NAME.journal`, and `NAME.trouble`
-if the keeper itself met an error that it did not expect.
+Files in DIR: `NAME.sock` the socket, `NAME.lock` locked for as long as the keeper lives, `NAME.journal`, and
+`NAME.trouble` if the keeper itself met an error that it did not expect.
 
 Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", epoch]`.
     from the agent
-        ["hello", {"logs": folder, "cgroup": {"version", "parent", "home"} or null}]   first; answered with all that is held
+        ["hello", {"logs": folder, "cgroup": {"version", "parent", "home"} or null}]   first; answered with all it holds
         ["run", ATTEMPT, ORDER, RECORD]     RECORD is opaque and comes back on hello
         ["stop", ATTEMPT]                   SIGTERM, `grace`, SIGKILL; one that has not started is `returned`
         ["forget", [ATTEMPT, ...]]          these endings are durable elsewhere
         ["quit"]                            leave as soon as there is no work
     to the agent
-        ["keeper", version, pid], ["held", pid, ticks, RUN LINE]..., ["ended", ...]..., ["whole"]     the answer to hello
+        ["keeper", version, pid], ["held", pid, ticks, RUN LINE]..., ["ended", ...]..., ["whole"]   the answer to hello
         ["started", ATTEMPT, pid, ticks]    only of a command that runs for longer than a report waits
         ["ended", ATTEMPT, ENDING]
-    ORDER: argv, env, folder, cpus, memory, grace (ns), out, err, bound (bytes per log), result; all but argv may be absent.
+    ORDER: argv, env, folder, cpus, memory, grace (ns), out, err, bound (bytes per log), result; only argv is needed.
     ENDING: outcome, code, signal, run, cpu, peak, limit, note, result; zeros and empty texts are absent.
 
-The journal holds the same arrays behind a CRC-32 in hex: `["keeper", ...]`, `["starting", ATTEMPT]`, `["started", ...]`,
-`["ended", ...]`, `["forget", [ATTEMPT, ...]]`.
+The journal holds the same arrays behind a CRC-32 in hex: `["keeper", ...]`, `["starting", ATTEMPT]`,
+`["started", ...]`, `["ended", ...]`, `["forget", [ATTEMPT, ...]]`.
 
-What `peak` is: the cgroup's own figure where the limit is a cgroup; else the largest resident size that the kernel saw for
-the command or a child it waited for. A process spawned by sharing memory until `exec` inherits the spawner's mark, so a
-peak below some 10 MB reads as the keeper's own.
+What `peak` is: the cgroup's own figure where the limit is a cgroup; else the largest resident size that the kernel saw
+for the command or a child it waited for. A process spawned by sharing memory until `exec` inherits the spawner's mark,
+so a peak below some 12 MB reads as the keeper's own.
 """
+
+# pathlib would make a keeper larger by a seventh:
+# ruff: noqa: PTH100, PTH102, PTH103, PTH104, PTH105, PTH106, PTH108, PTH110, PTH113, PTH116, PTH120, PTH123, PTH208
+
+from __future__ import annotations
 
 import contextlib
 import ctypes
@@ -56,9 +61,11 @@ import sys
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any
+
+TYPE_CHECKING = False  # `typing` is as large as `pathlib`
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any
 
 VERSION = 1
 MILLISECOND = 1_000_000
@@ -66,7 +73,7 @@ SECOND = 1_000_000_000
 
 REPORT_WITHIN = 5 * MILLISECOND  # an event waits at most so long for company
 WATCH_EVERY = 100 * MILLISECOND  # logs and watched memory of a running command
-WATCH_QUIET = 400 * MILLISECOND  # the same when its logs do not grow
+WATCH_QUIET = 200 * MILLISECOND  # the same when its logs do not grow
 KILL_AGAIN = 100 * MILLISECOND  # a process may fork while it is being killed
 LEFTOVERS_WITHIN = 2 * SECOND  # then a left-over process is given up, by name
 HOUSEKEEPING = 5 * SECOND
@@ -88,7 +95,7 @@ _scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # t
 
 
 def parse(line: bytes, start: int = 0) -> Any:
-    """The JSON value that begins at `start`; ValueError if there is none. (`json.loads` prepares more than it parses.)"""
+    """The JSON value that begins at `start`; ValueError if there is none. `json.loads` prepares more than it reads."""
     try:
         return _scan(line.decode(), start)[0]
     except StopIteration:
@@ -104,10 +111,20 @@ def now() -> int:
     return time.monotonic_ns()
 
 
+def read_file(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def write_file(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
 def start_ticks(pid: int) -> int:
     """When a process started, in clock ticks since boot: with the pid, its identity. 0 if there is none."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+        return int(read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()[19])
     except (OSError, IndexError, ValueError):
         return 0
 
@@ -119,8 +136,7 @@ def family(ancestor: int) -> dict[int, int]:
         if not name.isdigit():
             continue
         try:
-            with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123 — many reads, Path doubles the cost
-                fields = file.read().rpartition(b")")[2].split()
+            fields = read_file(f"/proc/{name}/stat").rpartition(b")")[2].split()
         except OSError:
             continue
         if fields[0] != b"Z":
@@ -140,7 +156,7 @@ def proportional(pids: Iterable[int]) -> int:
     total = 0
     for pid in pids:
         try:
-            text = Path(f"/proc/{pid}/smaps_rollup").read_bytes()
+            text = read_file(f"/proc/{pid}/smaps_rollup")
             total += int(text.partition(b"\nPss:")[2].split(None, 1)[0]) << 10
         except (ProcessLookupError, FileNotFoundError):
             continue
@@ -206,10 +222,10 @@ class Journal:
                 os.close(fd)
             if not whole:
                 raise OSError(errno.ENOSPC, "the journal was written in part")
-            os.replace(fresh, self.path)  # noqa: PTH105 — text paths, no pathlib here
+            os.replace(fresh, self.path)
         except OSError:
             with contextlib.suppress(OSError):
-                os.unlink(fresh)  # noqa: PTH108 — text paths, no pathlib here
+                os.unlink(fresh)
             return
         self._waiting = b""
         self.retry_at = 0
@@ -218,9 +234,8 @@ class Journal:
 
     def read(self) -> Iterator[bytes]:
         """Every line whose checksum holds; a torn tail and damaged lines are passed over."""
-        path = Path(self.path)
         try:
-            text = path.read_bytes() if path.is_file() else b""
+            text = read_file(self.path) if os.path.isfile(self.path) else b""
         except OSError:
             return
         for line in text.split(b"\n"):
@@ -239,8 +254,8 @@ class Journal:
 class Log:
     """One output stream. It goes to a spare file that gets the attempt's name only if there is something to name.
 
-    A command that says nothing in the few milliseconds it runs costs no file operation at all; one that goes on is given
-    its file while it runs, so that it can be followed; a silent one leaves none behind.
+    A command that says nothing in the few milliseconds it runs costs no file operation at all; one that goes on is
+    given its file while it runs, so that it can be followed; a silent one leaves none behind.
     """
 
     def __init__(self, fd: int, spare: str) -> None:
@@ -294,19 +309,19 @@ class Log:
             self._close()
         elif self._named:  # somebody may be reading it: it must not become another attempt's file
             with contextlib.suppress(OSError):
-                os.unlink(self._path)  # noqa: PTH108 — text paths, no pathlib here
+                os.unlink(self._path)
             self._close()
 
     def drop(self) -> None:
         if self._open_now:
             self._close()
             with contextlib.suppress(OSError):
-                os.unlink(self.spare)  # noqa: PTH108 — text paths, no pathlib here
+                os.unlink(self.spare)
 
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_CLOEXEC
         try:
-            os.makedirs(os.path.dirname(self.spare), exist_ok=True)  # noqa: PTH103, PTH120 — text paths
+            os.makedirs(os.path.dirname(self.spare), exist_ok=True)
             fd = os.open(self.spare, flags, 0o600)
         except OSError as error:
             self.note = f"no log: {error.strerror}"
@@ -317,10 +332,10 @@ class Log:
 
     def _rename(self) -> None:
         try:
-            os.rename(self.spare, self._path)  # noqa: PTH104 — text paths, no pathlib here
+            os.rename(self.spare, self._path)
         except FileNotFoundError:
-            os.makedirs(os.path.dirname(self._path), exist_ok=True)  # noqa: PTH103, PTH120 — text paths
-            os.rename(self.spare, self._path)  # noqa: PTH104 — text paths, no pathlib here
+            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+            os.rename(self.spare, self._path)
         self._named = True
 
     def _close(self) -> None:
@@ -347,7 +362,7 @@ class Cgroup:
         self.path = path
         self._home = home
         limit = max(limit, SMALLEST_LIMIT)
-        os.mkdir(path, 0o755)  # noqa: PTH102 — text paths, no pathlib here
+        os.mkdir(path, 0o755)
         try:
             if version == 1:
                 self._write("memory.limit_in_bytes", limit)
@@ -359,7 +374,7 @@ class Cgroup:
                     with contextlib.suppress(OSError):  # the same, and older kernels
                         self._write(name, value)
         except OSError:
-            os.rmdir(path)  # noqa: PTH106 — text paths, no pathlib here
+            os.rmdir(path)
             raise
 
     def enter(self) -> None:
@@ -367,7 +382,7 @@ class Cgroup:
 
     def leave(self) -> None:
         with contextlib.suppress(OSError):  # the command is running: that counts more
-            Path(self._home, "cgroup.procs").write_text("0")
+            write_file(f"{self._home}/cgroup.procs", "0")
 
     def killed(self) -> bool:
         """Whether the kernel killed a process in here for want of memory."""
@@ -387,7 +402,7 @@ class Cgroup:
     def remove(self) -> None:
         for _ in range(50):
             try:
-                os.rmdir(self.path)  # noqa: PTH106 — text paths, no pathlib here
+                os.rmdir(self.path)
                 return
             except FileNotFoundError:
                 return
@@ -396,11 +411,11 @@ class Cgroup:
                 time.sleep(0.002)
 
     def _write(self, name: str, value: int) -> None:
-        Path(self.path, name).write_text(str(value))
+        write_file(f"{self.path}/{name}", str(value))
 
     def _read(self, name: str) -> str:
         try:
-            return Path(self.path, name).read_text()
+            return read_file(f"{self.path}/{name}").decode()
         except OSError:
             return ""
 
@@ -408,29 +423,20 @@ class Cgroup:
 class Command:
     """The command that is running."""
 
-    __slots__ = (
-        "announce_at",
-        "announced",
-        "bound",
-        "cgroup",
-        "cpu",
-        "grace",
-        "key",
-        "kill_at",
-        "killed",
-        "limit",
-        "line",
-        "note",
-        "oom",
-        "peak",
-        "pid",
-        "result",
-        "since",
-        "stopping",
-        "ticks",
-        "wake",
-        "watch_at",
-    )
+    pid = 0
+    ticks = 0
+    since = 0
+    cpu = 0
+    peak = 0
+    announced = False
+    stopping = False
+    oom = False
+    note = ""
+    cgroup: Cgroup | None = None
+    announce_at = 0
+    watch_at = 0
+    kill_at = 0
+    wake = 0
 
     def __init__(self, key: bytes, line: bytes, order: dict[str, Any]) -> None:
         self.key = key
@@ -439,11 +445,6 @@ class Command:
         self.grace: int = order.get("grace", 0)
         self.bound: int = order.get("bound", LOG_BOUND)
         self.result: str = order.get("result", "")
-        self.cgroup: Cgroup | None = None
-        self.pid = self.ticks = self.since = self.cpu = self.peak = 0
-        self.announced = self.stopping = self.killed = self.oom = False
-        self.note = ""
-        self.kill_at = self.announce_at = self.watch_at = self.wake = 0
 
     def plan(self) -> None:
         """Sets `wake` to the first instant at which there is something to do about this command."""
@@ -452,7 +453,7 @@ class Command:
             self.wake = self.kill_at
 
 
-class Unstartable(Exception):  # noqa: N818 — it is an ending, not an error of ours
+class Unstartable(Exception):
     """The command could not be executed. `code` is what a shell would give."""
 
     def __init__(self, code: int, note: str) -> None:
@@ -503,6 +504,8 @@ class Keeper:
         self._found: tuple[str, str, str] | None = None
         self._found_path = ""
         self._score = Score()
+        self._wait_any = ctypes.CDLL(None).waitpid
+        self._wait_any.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
 
         self._journal = Journal(f"{folder}/{name}.journal")
         self._recall()
@@ -578,7 +581,7 @@ class Keeper:
             return
         gc.collect()
         unattended = self._connection is None and moment - self._idle_since > UNATTENDED
-        if unattended or not os.path.exists(f"{self._folder}/{self._name}.lock"):  # noqa: PTH110 — text paths
+        if unattended or not os.path.exists(f"{self._folder}/{self._name}.lock"):
             self._leaving = True
 
     def _depart(self) -> None:
@@ -589,17 +592,17 @@ class Keeper:
         left = ["sock", "lock"] + ([] if self._endings else ["journal"])
         for suffix in left:
             with contextlib.suppress(OSError):
-                os.unlink(f"{self._folder}/{self._name}.{suffix}")  # noqa: PTH108 — text paths
+                os.unlink(f"{self._folder}/{self._name}.{suffix}")
 
     def _trouble(self, error: Exception) -> None:
-        path = Path(self._folder, f"{self._name}.trouble")
+        path = f"{self._folder}/{self._name}.trouble"
         frames, trace = [], error.__traceback__
         while trace is not None:
             frames.append(f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}")
             trace = trace.tb_next
         with contextlib.suppress(OSError):
-            if not path.exists() or path.stat().st_size < 1 << 20:
-                with path.open("a") as file:
+            if not os.path.exists(path) or os.stat(path).st_size < 1 << 20:
+                with open(path, "a") as file:
                     file.write(f"{time.time():.3f} {' '.join(frames)} {error!r}\n")
 
     # -- the agent
@@ -613,6 +616,8 @@ class Keeper:
         if struct.unpack("3i", credentials)[1] not in (os.getuid(), 0):
             connection.close()
             return
+        while self._on_readable():  # what the last agent had still to say
+            pass
         self._disconnect()
         connection.setblocking(False)
         self._connection = connection
@@ -627,34 +632,39 @@ class Keeper:
         self._received = self._unsent = b""
         self._idle_since = now()
 
-    def _on_readable(self) -> None:
+    def _on_readable(self) -> bool:
+        """Takes in a part of what the agent has sent. Whether there was anything."""
         if self._connection is None:
-            return
+            return False
         try:
             data = self._connection.recv(1 << 16)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
         if not data:
             self._disconnect()
-            return
+            return False
         lines = (self._received + data).split(b"\n") if self._received else data.split(b"\n")
         self._received = lines.pop()
         if len(self._received) > LINE_LIMIT:
             self._disconnect()
-            return
+            return False
         for line in lines:
-            if line.startswith(RUN):
-                key = key_of(line)
-                if key not in self._known:
-                    self._known.add(key)
-                    self._queue.append((key, line))
-            else:
-                self._on_message(parse(line))
+            try:
+                if line.startswith(RUN):
+                    key = key_of(line)
+                    if key not in self._known:
+                        self._known.add(key)
+                        self._queue.append((key, line))
+                else:
+                    self._on_message(parse(line))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:  # not what an agent says
+                self._trouble(error)
         if self._command is None and self._queue:
             self._start_next()
             self._report()
+        return True
 
     def _on_message(self, message: list[Any]) -> None:
         kind = message[0]
@@ -747,7 +757,7 @@ class Keeper:
         self._journal.replace([self._header(), *self._endings.values()])
 
     def _header(self) -> bytes:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().encode()
+        boot = read_file("/proc/sys/kernel/random/boot_id").strip()
         return b'["keeper",%d,%d,"%b"]' % (VERSION, os.getpid(), boot)
 
     def _essence(self) -> list[bytes]:
@@ -885,7 +895,7 @@ class Keeper:
         for place in asked[1].split(":"):
             path = f"{place or '.'}/{name}"
             try:
-                mode = os.stat(path).st_mode  # noqa: PTH116 — text paths, no pathlib here
+                mode = os.stat(path).st_mode
             except OSError:
                 continue
             if stat.S_ISREG(mode) and os.access(path, os.X_OK):
@@ -898,7 +908,7 @@ class Keeper:
 
     def _refused(self, name: str, program: str, error: OSError) -> Unstartable:
         if error.errno == errno.ENOENT:
-            if os.path.exists(program):  # noqa: PTH110 — text paths, no pathlib here
+            if os.path.exists(program):
                 return Unstartable(126, f"`{name}`: its interpreter does not exist")
             return Unstartable(127, f"`{name}`: no such file")
         if error.errno == errno.ENOEXEC:
@@ -921,7 +931,6 @@ class Keeper:
         if not command.announced and moment >= command.announce_at:
             self._announce(command)
         if command.kill_at and moment >= command.kill_at:
-            command.killed = True
             command.kill_at = moment + KILL_AGAIN
             self._kill_all(command)
         if moment >= command.watch_at:
@@ -945,7 +954,7 @@ class Keeper:
     def _watch(self, command: Command, moment: int) -> None:
         grown = self._out.bound(command.bound)
         grown = self._err.bound(command.bound) or grown
-        interval = WATCH_EVERY if grown else min(WATCH_QUIET, moment - command.watch_at + 2 * WATCH_EVERY)
+        interval = WATCH_EVERY if grown else WATCH_QUIET
         self._reap(command.pid)
         if command.limit and command.cgroup is None:
             self._watch_memory(command)
@@ -998,11 +1007,9 @@ class Keeper:
         run = now() - command.since
         os.close(self._pidfd)
         self._pidfd = -1
-        try:
-            os.waitpid(-1, os.WNOHANG)
+        # What is left of a command is a child of ours by now. (`os.waitpid` would raise, at the price of the rest.)
+        if self._wait_any(-1, None, os.WNOHANG) >= 0:
             self._sweep(command)
-        except ChildProcessError:  # what is left of a command is a child of ours by now, so nothing is left
-            pass
         self._finish(command, status, usage, run)
         self._command = None
         self._start_next()
@@ -1083,8 +1090,8 @@ class Keeper:
 class Score:
     """Shields the keeper from the kernel's out-of-memory killer, and not the commands it spawns.
 
-    A command inherits the score, so the keeper takes its cover off to spawn, and puts it on once a command runs for longer
-    than a few milliseconds: a burst of short commands does not pay for it.
+    A command inherits the score, so the keeper takes its cover off to spawn, and puts it on once a command runs for
+    longer than a few milliseconds: a burst of short commands does not pay for it.
     """
 
     def __init__(self) -> None:
@@ -1125,7 +1132,7 @@ def read_result(path: str) -> tuple[str, str]:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             return "", "the result is not a file"
         with contextlib.suppress(OSError):
-            os.unlink(path)  # noqa: PTH108 — text paths, no pathlib here
+            os.unlink(path)
         data = os.read(fd, RESULT_LIMIT + 1)
     except OSError as error:
         return "", f"the result cannot be read: {error.strerror}"
@@ -1146,7 +1153,7 @@ def listen(folder: str, name: str) -> socket.socket | None:
     if not take(f"{folder}/{name}.lock"):
         return None
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(f"{folder}/{name}.sock")  # noqa: PTH108 — text paths, no pathlib here
+        os.unlink(f"{folder}/{name}.sock")
     where = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     mask = os.umask(0o177)
     try:
@@ -1166,7 +1173,7 @@ def take(path: str) -> bool:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(lock), os.stat(path)):  # noqa: PTH116 — text paths, no pathlib here
+            if os.path.samestat(os.fstat(lock), os.stat(path)):
                 return True
         except BlockingIOError:
             os.close(lock)
@@ -1195,7 +1202,7 @@ def detach() -> bool:
 def main(folder: str, name: str) -> int:
     """Exit code 0 in the starter means that the keeper is listening; 3 that the slot has one already."""
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # what the starter left open is no command's business
-    folder = os.path.abspath(folder)  # noqa: PTH100 — text paths, no pathlib here
+    folder = os.path.abspath(folder)
     listener = listen(folder, name)
     if listener is None:
         return 3
@@ -1204,6 +1211,7 @@ def main(folder: str, name: str) -> int:
         gc.freeze()
         gc.disable()
         Keeper(folder, name, listener).serve()
+        os._exit(0)  # at once: to the agent the end of the connection is the end of the keeper
     return 0
 
 

@@ -37,7 +37,7 @@ class Pruned(NamedTuple):
 
 
 def read(path: Path, offset: int = 0, limit: int = _PIECE) -> bytes:
-    """At most `limit` bytes from the first that is there at or after `offset`; a negative offset counts from the end."""
+    """At most `limit` bytes from the first that is there at or after `offset`; a negative one counts from the end."""
     return piece(path, offset, limit)[1]
 
 

@@ -38,7 +38,7 @@ _PATH = "/usr/local/bin:/usr/bin:/bin"
 _TASK = re.compile(r"[A-Za-z0-9._\-\[\]]{1,200}")
 _ODD = re.compile(r"[^A-Za-z0-9._\-\[\]]")
 _NAME = re.compile(r"slot-(\d{1,6})")
-_RECONNECTS = 5
+_PAUSES = (0.02, 0.1, 0.5, 2.0)
 _START_SECONDS = 10.0
 _BURY_SECONDS = 5.0
 
@@ -182,11 +182,13 @@ class Keepers:
         self.devices = {device.index: device for device in devices}
         self.log_bound = log_bound
         self.closing = False
-        cgroup = {"version": cgroups.version, "parent": cgroups.parent, "home": cgroups.home} if cgroups else None
-        usable = cgroup if cgroups is not None and cgroups.writable else None
-        self.hello = _encode(["hello", {"logs": str(self.logs), "cgroup": usable}]) + b"\n"
+        cgroup = None
+        if cgroups is not None and cgroups.writable:
+            cgroup = {"version": cgroups.version, "parent": cgroups.parent, "home": cgroups.home}
+        self.hello = _encode(["hello", {"logs": str(self.logs), "cgroup": cgroup}]) + b"\n"
         self._results = f"{self.folder}/results/"
         self._logs_text = str(self.logs)
+        self.cgroup_parent = cgroups.parent if cgroups is not None and cgroups.writable else ""
         self._spare = spare
         self._idle_seconds = idle_seconds
         self._slots: dict[int, _Slot] = {}
@@ -251,8 +253,10 @@ class Keepers:
         self.closing = True
         if self._retiring is not None:
             self._retiring.cancel()
-        slots = list(self._slots.values())
-        await asyncio.gather(*(slot.close(quit) for slot in slots))
+        await asyncio.gather(*(slot.close(quit) for slot in self._slots.values()))
+        if quit and self.cgroup_parent:
+            with contextlib.suppress(OSError):  # a command still runs in it
+                await asyncio.to_thread(os.rmdir, self.cgroup_parent)
 
     # -- what slots call
 
@@ -347,6 +351,7 @@ class _Slot(asyncio.Protocol):
         self._forgotten: set[Attempt] = set()  # not told yet
         self._named: set[Attempt] = set()  # what an answer to hello has named so far
         self._dismissed = False
+        self._recalled = False
 
     # -- what should be there
 
@@ -355,8 +360,9 @@ class _Slot(asyncio.Protocol):
         if self.up:
             self._say(self._keepers.launched(held))
         elif self._dismissed and self._transport is not None:
-            self._dismissed = False
-            self._transport.write(self._keepers.hello)  # it may have left already; then it is lost, and replaced
+            if not self._recalled:
+                self._recalled = True
+                self._transport.write(self._keepers.hello)  # it may have left already; then another is started
         else:
             self._ensure()
 
@@ -383,18 +389,19 @@ class _Slot(asyncio.Protocol):
 
     async def adopt(self) -> None:
         """Connects to the keeper of an earlier agent, or buries it."""
-        if self._locked():
-            try:
+        for pause in _PAUSES:
+            if not await self._still_locked():
+                await self._bury({})
+                self._bury_if_empty()
+                return
+            with contextlib.suppress(OSError):
                 await self._connect()
                 return
-            except (OSError, msgspec.DecodeError):
-                if self._locked():
-                    raise Fault(
-                        f"the keeper of slot {self.number} does not answer",
-                        hint=f"end the process that holds `{self._keepers.folder}/{self.name}.lock`",
-                    ) from None
-        await self._bury({})
-        self._bury_if_empty()
+            await asyncio.sleep(pause)
+        raise Fault(
+            f"the keeper of slot {self.number} does not answer",
+            hint=f"end the process that holds `{self._keepers.folder}/{self.name}.lock`",
+        )
 
     async def close(self, quit: bool) -> None:
         if self._work is not None:
@@ -489,6 +496,7 @@ class _Slot(asyncio.Protocol):
     def _on_whole(self) -> None:
         """The keeper has said what it holds: it is sent what is missing."""
         self.up = True
+        self._dismissed = self._recalled = False
         for attempt, held in self.held.items():
             if attempt not in self._named:
                 self._say(self._keepers.launched(held))
@@ -558,7 +566,7 @@ class _Slot(asyncio.Protocol):
             raise OSError(last or f"it ended with code {process.returncode}")
 
     async def _connect(self) -> None:
-        self._dismissed = False
+        self._dismissed = self._recalled = False
         self._whole = self._loop.create_future()
         where = os.open(self._keepers.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -579,18 +587,16 @@ class _Slot(asyncio.Protocol):
     async def _after_loss(self) -> None:
         """The connection has ended: the keeper left, or was killed, or only the connection broke."""
         try:
-            if not self._dismissed:
-                for attempt in range(_RECONNECTS):
-                    if not await self._still_locked():
-                        break
-                    with contextlib.suppressOSError:
-                        await self._connect()
-                        return
-                    await asyncio.sleep(0.05 * 2**attempt)
-            gone, self.held = self.held, {}
-            if self._dismissed:
-                self.held, gone = gone, {}
-            self._dismissed = False
+            pauses = iter(_PAUSES)
+            while not self._dismissed and await self._still_locked():  # it lives: its command is not lost
+                with contextlib.suppress(OSError):
+                    await self._connect()
+                    return
+                await asyncio.sleep(next(pauses, _PAUSES[-1]))
+            gone: dict[Attempt, Held] = {}
+            if not self._dismissed:  # else it has been sent nothing since
+                gone, self.held = self.held, {}
+            self._dismissed = self._recalled = False
             await self._bury(gone)
         finally:
             self._work = None
@@ -622,7 +628,7 @@ class _Slot(asyncio.Protocol):
 
     async def _bury(self, gone: dict[Attempt, Held]) -> None:
         """Ends what a dead keeper left running, and reports how every attempt of it ended."""
-        grave = Grave(self._keepers.folder, self._keepers.logs, self.name)
+        grave = Grave(self._keepers.folder, self._keepers.logs, self.name, self._keepers.cgroup_parent)
         endings = await asyncio.to_thread(grave.clear, frozenset(gone))
         ended = []
         for attempt, ending in endings.items():
@@ -657,14 +663,16 @@ class Grave(NamedTuple):
     folder: Path
     logs: Path
     name: str
+    cgroups: str = ""
 
     def clear(self, suspects: frozenset[Attempt]) -> dict[Attempt, Ending]:
         """Ends what still runs, and says how every attempt that was started has ended.
 
-        `suspects` are attempts that the keeper may have started without a word. Endings found here for the first time are
-        added to the journal, so that they outlive this process too.
+        `suspects` are attempts that the keeper may have started without a word. Endings found here for the first time
+        are added to the journal, so that they outlive this process too.
         """
         boot, endings, open_attempts = self.read()
+        self._clear_cgroups()
         if boot == boot_id():
             for started in open_attempts.values():
                 if started is not None:
@@ -697,6 +705,19 @@ class Grave(NamedTuple):
                     for attempt in entry.attempts:
                         endings.pop(attempt, None)
         return boot, endings, begun
+
+    def _clear_cgroups(self) -> None:
+        """Kills what is in the cgroups that this keeper made, and removes them."""
+        for place in Path(self.cgroups).glob(f"{self.name}.*") if self.cgroups else ():
+            for _ in range(100):
+                with contextlib.suppress(OSError):
+                    for pid in (place / "cgroup.procs").read_text().split():
+                        os.kill(int(pid), signal.SIGKILL)
+                with contextlib.suppress(OSError):
+                    place.rmdir()
+                if not place.exists():
+                    break
+                time.sleep(0.005)
 
     def _journal(self) -> bytes:
         try:
@@ -731,7 +752,7 @@ def journal_entries(text: bytes) -> Iterator[Any]:
 
 
 def end_orphans(results: str, mine: Callable[[Attempt], bool]) -> set[Attempt]:
-    """Kills every process whose environment says that it belongs to one of these attempts; which attempts those were."""
+    """Kills every process whose environment says that it belongs to one of these attempts; returns which."""
     found: set[Attempt] = set()
     until = time.monotonic() + _BURY_SECONDS
     wanted = b"POISE_RESULT=" + os.fsencode(results)
@@ -804,7 +825,7 @@ def _log_stem(logs: str, attempt: Attempt) -> str:
 
 
 def _safe(name: str) -> str:
-    """A name as one component of a path; odd names are replaced by what they resemble and a hash that tells them apart."""
+    """A name as one component of a path; an odd one becomes what it resembles, and a hash that tells it apart."""
     if name and len(name) <= 200 and name[0] != "." and not _ODD.search(name):
         return name
     return f"_{_ODD.sub('_', name)[:80]}-{hashlib.blake2s(name.encode(), digest_size=6).hexdigest()}"

@@ -101,7 +101,7 @@ def mount_of(mountinfo: str) -> Mount | None:
 def own_cgroup_of(membership: str, mount: Mount) -> str | None:
     """The path of a process below the mount point, out of `/proc/self/cgroup`; None if it lies outside."""
     for line in membership.splitlines():
-        number, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        number, controllers, path = [*line.split(":", 2), "", ""][:3]
         if "memory" in controllers.split(",") if mount.version == 1 else number == "0":
             if mount.root in ("/", path):
                 return path if mount.root == "/" else "/"
@@ -116,7 +116,7 @@ def memory_limit_of(text: str) -> int:
 
 
 def quota_of(text: str) -> int:
-    """Milli-CPU out of `cpu.max` (`200000 100000`) or `cpu.cfs_quota_us cpu.cfs_period_us` joined by a blank; 0 for none."""
+    """Milli-CPU out of `cpu.max` (`200000 100000`), or of a quota and a period joined by a blank; 0 for none."""
     quota, _, period = text.strip().partition(" ")
     if not quota.isdigit() or not period.strip().isdigit() or int(period) == 0:
         return 0
@@ -139,7 +139,7 @@ def cpu_quota() -> int:
     """The smallest CPU quota of this process's cgroup and those above it, in milli-CPU; 0 for none."""
     quotas = []
     for line in _read("/proc/self/cgroup").splitlines():
-        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and "cpu" not in controllers.split(","):
             continue
         for point in _CGROUPS, _CGROUPS / controllers, _CGROUPS / "cpu", _CGROUPS / "unified":

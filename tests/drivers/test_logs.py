@@ -1,0 +1,89 @@
+"""Reading, following and pruning what commands wrote."""
+
+import asyncio
+import os
+from pathlib import Path
+
+from poise.drivers.keeper import punch
+from poise.drivers.logs import Piece, follow, prune, read
+
+
+def test_a_log_is_read_in_parts(tmp_path: Path) -> None:
+    path = tmp_path / "x.out"
+    path.write_bytes(b"0123456789")
+    assert read(path) == b"0123456789"
+    assert read(path, 4, 3) == b"456"
+    assert read(path, -3) == b"789"
+    assert read(path, -100) == b"0123456789"
+    assert read(path, 10) == b""
+    assert read(tmp_path / "none") == b""
+
+
+def test_holes_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "x.out"
+    path.write_bytes(b"a" * 65536 + b"end")
+    with path.open("r+b") as file:
+        assert punch(file.fileno(), 0, 65536)
+    assert read(path) == b"end"
+    os.truncate(path, 1 << 20)
+    assert read(path, 1 << 19) == b""
+
+
+def test_following_gives_both_streams_until_the_end(tmp_path: Path) -> None:
+    out, err = tmp_path / "x.out", tmp_path / "x.err"
+    ended = False
+    pieces: list[Piece] = []
+
+    async def write() -> None:
+        nonlocal ended
+        await asyncio.sleep(0.02)
+        out.write_bytes(b"one ")
+        await asyncio.sleep(0.05)
+        err.write_bytes(b"wrong")
+        with out.open("ab") as file:
+            file.write(b"two")
+        ended = True
+
+    async def story() -> None:
+        writing = asyncio.ensure_future(write())
+        pieces.extend([piece async for piece in follow(out, err, lambda: ended)])
+        await writing
+
+    asyncio.run(asyncio.wait_for(story(), 5))
+    assert b"".join(one.data for one in pieces if one.stream == "out") == b"one two"
+    assert b"".join(one.data for one in pieces if one.stream == "err") == b"wrong"
+
+
+def test_following_goes_on_from_where_it_was(tmp_path: Path) -> None:
+    out = tmp_path / "x.out"
+    out.write_bytes(b"a" * 200_000)
+
+    async def story() -> list[Piece]:
+        return [piece async for piece in follow(out, tmp_path / "none", lambda: True, (100_000, 0))]
+
+    pieces = asyncio.run(story())
+    assert sum(len(one.data) for one in pieces) == 100_000
+    assert [one.offset for one in pieces] == [100_000, 165_536]
+
+
+def test_a_log_that_was_cut_is_read_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "x.out"
+    path.write_bytes(b"new")
+    assert read(path, 1000) == b"new"
+
+
+def test_the_oldest_logs_go_first(tmp_path: Path) -> None:
+    for number in range(6):
+        path = tmp_path / f"j{number // 2}" / f"t{number}.out"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x" * 4096)
+        os.utime(path, (number, number))
+    (tmp_path / ".slot-0.out").write_bytes(b"")
+    held = tmp_path / "j0" / "t0.out"
+    pruned = prune(tmp_path, keep_bytes=1 << 30, keep_files=3, held=[held])
+    assert pruned.files == 3
+    left = sorted(path.name for path in tmp_path.glob("*/*"))
+    assert left == ["t0.out", "t4.out", "t5.out"]
+    assert not (tmp_path / "j1").exists()
+    assert prune(tmp_path, keep_bytes=4096, keep_files=100).left_files == 1
+    assert (tmp_path / ".slot-0.out").exists()
