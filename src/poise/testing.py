@@ -254,10 +254,14 @@ class World:
         del self.log[self.durable :]
         return self.say(AppendFailed(replay(self.log), StoreFull("the disk of the log is full")))
 
-    def restart(self) -> "World":
-        """The control plane is killed and begins anew from what is durable; every node connects again."""
+    def restart(self, *, from_checkpoint: bool = False) -> "World":
+        """The control plane is killed and begins anew from what is durable; every node connects again.
+
+        `from_checkpoint`: from the state as it is, which has to be durable, and not from the whole log.
+        """
         del self.log[self.durable :]
-        self.controller = Controller(replay(self.log), self.controller.settings)
+        ledger = Ledger.decode(self.ledger.encode()) if from_checkpoint else replay(self.log)
+        self.controller = Controller(ledger, self.controller.settings)
         self._perform(self.controller.begin(self.now, boot="boot", boottime=self.now, wall=WALL))
         for name in sorted(self.connected):
             self.connect(name)

@@ -39,7 +39,6 @@ from poise.model.jobs import Ending, Unit
 from poise.model.messages import (
     Acked,
     Attempt,
-    Beat,
     Desired,
     Ended,
     FromAgent,

@@ -3,7 +3,16 @@ them."""
 
 import msgspec
 
-from poise.kernel.ledger import JobState, Ledger, NodeState, TaskState, UnitState, deciding_ending, job_status
+from poise.kernel.ledger import (
+    JobState,
+    Ledger,
+    NodeState,
+    TaskState,
+    UnitState,
+    deciding_ending,
+    device_key,
+    job_status,
+)
 from poise.model import graph
 from poise.model.decisions import Reason
 from poise.model.jobs import Ending
@@ -151,7 +160,7 @@ def node_report(state: NodeState) -> NodeReport:
                 kind=device.kind,
                 model=device.model,
                 memory=device.memory,
-                held_by=state.devices.get(device.index, ""),
+                held_by=state.devices.get(device_key(device.index), ""),
             )
             for device in node.devices
         ),

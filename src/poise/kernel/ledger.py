@@ -163,7 +163,7 @@ class Pool(msgspec.Struct):
 
 
 class NodeState(msgspec.Struct):
-    """A node, the room taken on it, and who holds each busy device."""
+    """A node, the room taken on it, and who holds each busy device, by `device_key`."""
 
     node: Node
     status: NodeStatus = "up"
@@ -172,7 +172,7 @@ class NodeState(msgspec.Struct):
     lost: int = 0
     used_cpu: int = 0
     used_memory: int = 0
-    devices: dict[int, str] = {}
+    devices: dict[str, str] = {}
     pools: dict[str, Pool] = {}
 
 
@@ -665,9 +665,10 @@ class Ledger:
             node.used_cpu += shape.cpu
             node.used_memory += shape.memory
         for device in devices:
-            if device in node.devices:
-                raise InvariantBroken(f"device {device} of {node.node.name} is held by {node.devices[device]}")
-            node.devices[device] = unit.id
+            key = device_key(device)
+            if key in node.devices:
+                raise InvariantBroken(f"device {device} of {node.node.name} is held by {node.devices[key]}")
+            node.devices[key] = unit.id
         self._node_views.pop(node.node.name, None)
 
     def _give_back(self, task: TaskState, unit: UnitState) -> None:
@@ -684,7 +685,7 @@ class Ledger:
         if pool.attempts == 0:
             del node.pools[key]
         for device in task.devices:
-            del node.devices[device]
+            del node.devices[device_key(device)]
         self._node_views.pop(task.node, None)
 
     def _drop_attempts(self, unit: UnitState) -> None:
@@ -822,7 +823,7 @@ class Ledger:
                 free_cpu=node.cpu - state.used_cpu,
                 free_memory=node.memory - state.used_memory,
                 devices=node.devices,
-                free_devices=tuple(device for device in node.devices if device.index not in state.devices),
+                free_devices=tuple(device for device in node.devices if device_key(device.index) not in state.devices),
                 pools={key: PoolView(pool.slots, pool.attempts, pool.long) for key, pool in state.pools.items()},
             )
         return view
@@ -907,12 +908,12 @@ class Ledger:
 
     def _check_room(self, name: str, state: NodeState) -> None:
         attempts: dict[str, list[bool]] = {}
-        devices: dict[int, str] = {}
+        devices: dict[str, str] = {}
         for unit, index in self.attempts_on(name):
             attempts.setdefault(unit.spec.shape.key(), []).append(unit.brief)
             for device in unit.tasks[index].devices:
-                _hold(device not in devices, f"device {device} of {name} is held twice")
-                devices[device] = unit.id
+                _hold(device_key(device) not in devices, f"device {device} of {name} is held twice")
+                devices[device_key(device)] = unit.id
         counted = {key: (pool.attempts, pool.attempts - pool.long) for key, pool in state.pools.items()}
         _hold({key: (len(of), sum(of)) for key, of in attempts.items()} == counted, f"pools of {name} miscount")
         _hold(all(0 < pool.slots <= pool.attempts for pool in state.pools.values()), f"a pool of {name} has no slot")
@@ -957,6 +958,11 @@ def job_status(job: JobState) -> str:
             return "placed"
         return "running"
     return "pending" if "pending" in statuses else "waiting"
+
+
+def device_key(index: int) -> str:
+    """A device's index as the key of a map: the canonical encoding knows texts only."""
+    return str(index)
 
 
 def attempt_of(unit: UnitState, index: int) -> Attempt:
@@ -1013,5 +1019,6 @@ __all__ = [
     "UnitState",
     "attempt_of",
     "deciding_ending",
+    "device_key",
     "job_status",
 ]

@@ -4,7 +4,7 @@ base.
 What holds becomes an event; what does not is refused by name, and the next round decides again.
 """
 
-from poise.kernel.ledger import Ledger, NodeState
+from poise.kernel.ledger import Ledger, NodeState, device_key
 from poise.model.decisions import Place, Reason, Rejection, Spot
 from poise.model.events import Placed
 from poise.model.resources import Shape
@@ -69,7 +69,7 @@ def _against_devices(node: NodeState, shape: Shape, spots: list[Spot]) -> list[R
     free = {
         device.index
         for device in node.node.devices
-        if device.index not in node.devices and device.memory >= shape.gpu_memory
+        if device_key(device.index) not in node.devices and device.memory >= shape.gpu_memory
     }
     for spot in spots:
         if len(spot.devices) != shape.gpus:

@@ -1,0 +1,220 @@
+"""What holds of the ledger whatever happens: events at random through a real controller, checked after every step."""
+
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import note
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from poise.errors import InputError
+from poise.kernel.ledger import Ledger
+from poise.model.events import Finished, Placed
+from poise.model.jobs import Ending, Outcome
+from poise.testing import World, node, replay
+
+OUTCOMES: tuple[Outcome, ...] = ("done", "failed", "killed", "signal", "oom", "lost", "stopped", "unstartable")
+RETRIES: tuple[dict[str, Any], ...] = (
+    {},
+    {"limit": 0},
+    {"limit": 2, "when": ["failed", "oom", "lost"], "backoff": "100ms"},
+    {"limit": 5, "when": ["failed", "killed", "signal", "oom", "lost"], "backoff": "3s"},
+)
+OFFERS: tuple[dict[str, Any], ...] = ({"cpu": 2}, {"cpu": 4, "gpus": 2, "gpu_memory": ("16GiB", "80GiB")}, {"cpu": 1})
+
+
+class Story(RuleBasedStateMachine):
+    """Jobs come and go, nodes are lost, rebooted and drained, the control plane is killed; no promise is broken."""
+
+    @initialize(
+        policy=st.sampled_from(["poise", "poise", "fifo", "round-robin", "static"]),
+        count=st.integers(1, 3),
+    )
+    def begin(self, policy: str, count: int) -> None:
+        self.world = World(policy, history=3)
+        self.epochs: dict[str, int] = {}
+        self.boots = 0
+        for number in range(count):
+            self.world.join(node(f"n{number}", **OFFERS[number]))
+
+    # --- what people do ----------------------------------------------------------------------------------------------
+
+    @rule(
+        cpu=st.sampled_from(["0.5", 1, 1, 2]),
+        gpu=st.sampled_from([0, 0, 0, 1]),
+        workers=st.sampled_from([1, 1, 2, 3]),
+        priority=st.sampled_from(["urgent", "medium", "low"]),
+        retry=st.sampled_from(RETRIES),
+        kind=st.sampled_from(["x", "y"]),
+        deadline=st.sampled_from([None, "10s"]),
+        after=st.booleans(),
+    )
+    def submit_job(self, after: bool, **fields: Any) -> None:
+        fields["class"] = fields.pop("kind")
+        if after and self.world.ledger.jobs:
+            fields["after"] = list(self.world.ledger.jobs)[-2:]
+        self._submit({**fields, "run": "true"})
+
+    @rule(
+        shape=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=6),
+        parts=st.sampled_from([0, 3]),
+        retry=st.sampled_from(RETRIES),
+    )
+    def submit_graph(self, shape: list[tuple[int, int]], parts: int, retry: dict[str, Any]) -> None:
+        tasks: dict[str, dict[str, Any]] = {}
+        for number, needs in enumerate(shape):
+            tasks[f"t{number}"] = {
+                "run": "true",
+                "needs": sorted({f"t{need}" for need in needs if need < number}),
+                "retry": retry,
+            }
+        if parts:
+            tasks["t0"] |= {"parts": parts, "merge": "true"}
+        reordered = dict(reversed(tasks.items()))  # a file may name a task before what it needs
+        self._submit({"kind": "graph", "tasks": reordered, "deadline": "1h"})
+
+    def _submit(self, document: dict[str, Any]) -> None:
+        resources = {field: document.pop(field) for field in ("cpu", "gpu") if field in document}
+        if resources:
+            document["resources"] = resources
+        try:
+            self.world.submit(document)
+        except InputError as error:
+            note(f"refused: {error}")
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        jobs = [job.id for job in self.world.ledger.jobs.values() if not job.ended]
+        if jobs:
+            self.world.cancel(data.draw(st.sampled_from(jobs)))
+
+    @rule(data=st.data(), on=st.booleans())
+    def drain(self, data: st.DataObject, on: bool) -> None:
+        self.world.drain(data.draw(st.sampled_from(sorted(self.world.known))), on)
+
+    # --- what nodes do -----------------------------------------------------------------------------------------------
+
+    @rule(data=st.data(), outcome=st.sampled_from(OUTCOMES), run=st.sampled_from(["10ms", "5s"]))
+    def end(self, data: st.DataObject, outcome: Outcome, run: str) -> None:
+        held = [(name, attempt) for name, of_node in self.world.held.items() for attempt in of_node]
+        held = [(name, attempt) for name, attempt in held if name in self.world.connected]
+        if held:
+            name, attempt = data.draw(st.sampled_from(sorted(held)))
+            nanoseconds = {"10ms": 10**7, "5s": 5 * 10**9}[run]
+            self.world.end(name, attempt, Ending(outcome=outcome, run=nanoseconds))
+
+    @rule(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        held = [
+            attempt.task
+            for name in sorted(self.world.connected)
+            for attempt in self.world.held[name]
+            if attempt not in self.world.started and self.world.ledger.task(attempt.task) is not None
+        ]
+        if held:
+            self.world.start(data.draw(st.sampled_from(held)))
+
+    @rule(data=st.data())
+    def finish_twice(self, data: st.DataObject) -> None:
+        """What is over, and what was fenced, may be said again and changes nothing."""
+        ended = [event for event in self.world.log if isinstance(event, Finished)]
+        if ended and self.world.connected:
+            event = data.draw(st.sampled_from(ended))
+            before = self.world.ledger.encode()
+            from poise.model.messages import Attempt
+
+            name = data.draw(st.sampled_from(sorted(self.world.connected)))
+            self.world.end(name, Attempt(event.task, event.epoch), Ending(outcome="done"))
+            assert self.world.ledger.encode() == before
+
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        if self.world.connected:
+            self.world.lose(data.draw(st.sampled_from(sorted(self.world.connected))))
+
+    @rule(data=st.data())
+    def disconnect(self, data: st.DataObject) -> None:
+        if self.world.connected:
+            self.world.disconnect(data.draw(st.sampled_from(sorted(self.world.connected))))
+
+    @rule(data=st.data())
+    def come_back(self, data: st.DataObject) -> None:
+        self.world.connect(data.draw(st.sampled_from(sorted(self.world.known))))
+
+    @rule(data=st.data(), shrink=st.booleans())
+    def reboot(self, data: st.DataObject, shrink: bool) -> None:
+        self.boots += 1
+        name = data.draw(st.sampled_from(sorted(self.world.known)))
+        offers = OFFERS[int(name[1:])] | ({"gpus": 0, "gpu_memory": "1GiB"} if shrink else {})
+        self.world.join(node(name, incarnation=str(self.boots + 1), **offers))
+
+    @rule(data=st.data(), cpu=st.sampled_from([1, 2, 4]))
+    def change(self, data: st.DataObject, cpu: int) -> None:
+        """The same boot offers more or less than before."""
+        name = data.draw(st.sampled_from(sorted(self.world.known)))
+        known = self.world.known[name]
+        offers = OFFERS[int(name[1:])] | {"cpu": cpu}
+        self.world.join(node(name, incarnation=known.incarnation, **offers))
+
+    # --- what time and faults do -------------------------------------------------------------------------------------
+
+    @rule(duration=st.sampled_from(["1ms", "300ms", "2500ms", "20s"]))
+    def wait(self, duration: str) -> None:
+        self.world.after(duration)
+
+    @rule(from_checkpoint=st.booleans())
+    def restart(self, from_checkpoint: bool) -> None:
+        self.world.restart(from_checkpoint=from_checkpoint)
+
+    @precondition(lambda self: self.world.log)
+    @rule()
+    def remember_everything(self) -> None:
+        """S7: the log, replayed, makes the same bytes."""
+        assert replay(self.world.log).encode() == self.world.ledger.encode()
+        again = Ledger.decode(self.world.ledger.encode())
+        assert again.snapshot(self.world.now) == self.world.ledger.snapshot(self.world.now)
+
+    # --- what always holds -------------------------------------------------------------------------------------------
+
+    @invariant()
+    def epochs_only_grow(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        for job in self.world.ledger.jobs.values():
+            for unit in job.units:
+                assert unit.epoch >= self.epochs.get(unit.id, 0)
+                self.epochs[unit.id] = unit.epoch
+
+    @invariant()
+    def no_device_has_two_holders(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        for name, of_node in self.world.held.items():
+            if name in self.world.connected:
+                devices = [device for launch in of_node.values() for device in launch.devices]
+                assert len(devices) == len(set(devices)), (name, of_node)
+
+    def teardown(self) -> None:
+        """Faults stop: whatever can run does, and every job ends."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        for name in sorted(world.known):
+            world.drain(name, False)
+            offers = OFFERS[int(name[1:])]
+            world.join(node(name, incarnation=world.known[name].incarnation, **offers))
+        world.after("1s")
+        for job in world.ledger.jobs.values():
+            for unit in job.units:
+                if unit.status in ("waiting", "pending"):
+                    codes = world.codes(unit.id)
+                    assert codes and "NEXT_ROUND" not in codes, (unit.id, unit.status, codes)
+        world.finish_all()
+        assert all(job.ended for job in world.ledger.jobs.values())
+        assert replay(world.log).encode() == world.ledger.encode()
+        epochs = [(event.unit, event.epoch) for event in world.log if isinstance(event, Placed)]
+        assert len(epochs) == len(set(epochs))
+        done = [(event.task, event.epoch) for event in world.log if isinstance(event, Finished)]
+        assert len(done) == len(set(done))
+
+
+TestStory = Story.TestCase
