@@ -268,8 +268,19 @@ def _decode_error(content: bytes, status: int) -> PoiseError:
         return Fault(f"the control plane answered {status}", have=content[:200].decode("utf-8", "replace"))
 
 
-def _unreachable(home: Home, error: Exception) -> Unreachable:
-    return Unreachable(
+def failure_of(home: Home) -> Fault | None:
+    """Why the control plane of this home could not start, if only a person can mend it."""
+    try:
+        record = msgspec.json.decode(home.failure.read_bytes(), type=ErrorRecord)
+    except (OSError, msgspec.DecodeError):
+        return None
+    fault = Fault(record.message)
+    fault.record = record
+    return fault
+
+
+def _unreachable(home: Home, error: Exception) -> Fault:
+    return failure_of(home) or Unreachable(
         "no control plane answers", field=str(home.socket), have=str(error), hint="`poise up`, or set POISE_HOME"
     )
 

@@ -63,9 +63,10 @@ def _between(death: Death) -> None:
                     death()
                 return connection.execute(statement, *parameters)
 
-        return inner(Connection())
+        stand_in: Any = Connection()
+        return inner(stand_in)
 
-    tables.transaction = dying  # type: ignore[assignment]
+    setattr(tables, "transaction", dying)  # noqa: B010 — a planted death is no assignment a type checker should follow
 
 
 def _at(owner: Any, name: str, around: str) -> Callable[[Death], None]:

@@ -6,13 +6,11 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
-
-from poise.client import Client
+from poise.client import Client, failure_of
 from poise.config import Home
 from poise.drivers.lock import is_held
 from poise.drivers.security import ensure_token
-from poise.errors import ErrorRecord, Fault, Unreachable
+from poise.errors import Fault, Unreachable
 
 START_SECONDS = 20.0
 
@@ -75,8 +73,9 @@ def _when_ready(home: Home) -> Client:
     deadline = time.monotonic() + START_SECONDS
     client = Client(home, patience=0.0)
     while time.monotonic() < deadline:
-        if home.failure.exists():
-            raise _failure(home)
+        failure = failure_of(home)
+        if failure is not None:
+            raise failure
         try:
             client.status()
         except (Unreachable, Fault) as error:
@@ -89,10 +88,3 @@ def _when_ready(home: Home) -> Client:
             client.close()
             return Client(home)
     raise Fault("the control plane does not answer", field=str(home.messages), hint=f"tail {home.messages}")
-
-
-def _failure(home: Home) -> Fault:
-    record = msgspec.json.decode(home.failure.read_bytes(), type=ErrorRecord)
-    fault = Fault(record.message)
-    fault.record = record
-    return fault

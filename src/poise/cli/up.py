@@ -10,7 +10,7 @@ import click
 
 from poise.cli.home import current_home, ensure_up, running, supervised
 from poise.cli.render import print_json, say
-from poise.client import Client
+from poise.client import Client, failure_of
 from poise.drivers.lock import holder, is_held
 from poise.errors import Conflict, Fault, Unreachable
 from poise.model.reports import JobReport
@@ -65,7 +65,8 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     was_up = running(home) or supervised(home) or is_held(home.node / "lock")
     if was_up:
         client = Client(home)
-        unfinished = [] if leave else _unfinished(client)
+        cannot_start = failure_of(home) is not None  # then nobody can tell, and nothing is to be lost by stopping
+        unfinished = [] if leave or cannot_start else _unfinished(client)
         if unfinished and cancel_jobs:
             _cancel_all(client, [job.id for job in unfinished])
         elif unfinished:

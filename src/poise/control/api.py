@@ -18,13 +18,14 @@ from poise.config import Home
 from poise.control.guard import App, ErrorBody, Guard
 from poise.control.hot import UNREADABLE, NodeChannel, Submission, Submissions, not_json
 from poise.control.lifetime import Lifetime
+from poise.control.openapi import CompleteDocument, LoggedEvent
 from poise.control.plane import Plane
 from poise.drivers.joblogs import follow_job
 from poise.errors import ErrorRecord, NotFound, PoiseError
 from poise.kernel import controller as machine
 from poise.kernel.explain import job_report, node_report
 from poise.kernel.ledger import JobState, Ledger
-from poise.model.events import Event, Held, Placed, PolicyFailed
+from poise.model.events import Held, Placed, PolicyFailed
 from poise.model.reports import JobReport, NodeReport, StatusReport
 from poise.model.spec import compile_spec
 
@@ -55,13 +56,6 @@ class Submitted(msgspec.Struct, frozen=True):
 
 class DrainRequest(msgspec.Struct, frozen=True):
     on: bool = True
-
-
-class LoggedEvent(msgspec.Struct, frozen=True):
-    """One record of the log and its revision."""
-
-    revision: int
-    event: Event
 
 
 def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime) -> App:
@@ -166,6 +160,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime) -> App:
             title="Poise",
             version=__version__,
             path="/v1/schema",
+            render_plugins=[CompleteDocument()],
             components=Components(security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}),
             security=[{"token": []}],
         ),

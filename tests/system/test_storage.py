@@ -1,0 +1,257 @@
+"""The log's disk: one control plane at a time, a disk that is full, a log that is damaged."""
+
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from system.calls import Caller
+from system.living import PATIENCE, Living, until
+
+from poise.errors import PoiseError
+
+# --- two control planes ----------------------------------------------------------------------------------------------
+
+
+def test_a_second_control_plane_is_refused_and_told_who_holds_the_home(living: Living) -> None:
+    living.up()
+    for program in ("poise.control", "poise.agent"):
+        done = subprocess.run(
+            [sys.executable, "-m", program, living.home.root],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
+        )
+        assert done.returncode == 1
+        holder = living.pid(program.removeprefix("poise."))
+        assert f"E204: another {'control plane' if 'control' in program else 'agent'} holds this home" in done.stderr
+        assert f"process {holder}" in done.stderr
+    assert living.poise("run", "--", "echo", "still here") == (0, b"still here\n", "")
+    assert living.poise("up", "--foreground").code == 1
+    assert not living.home.failure.exists()
+
+
+def test_looking_at_a_lock_never_keeps_anybody_from_taking_it(living: Living) -> None:
+    """Commands look whether somebody holds the home while a control plane is about to take it."""
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            living.pid("control"), living.pid("agent"), living.pid("supervisor")
+
+    lookers = [threading.Thread(target=look) for _ in range(2)]
+    for looker in lookers:
+        looker.start()
+    try:
+        for _ in range(2):
+            living.up()
+            assert living.poise("down").code == 0
+    finally:
+        stop.set()
+        for looker in lookers:
+            looker.join()
+    assert "holds this home" not in living.messages()
+
+
+# --- a full disk -----------------------------------------------------------------------------------------------------
+
+BULKY = {"run": ["true"], "resources": {"cpu": 0.1}, "env": {"BULK": "x" * 50_000}}
+
+
+@contextmanager
+def _bounded_log(living: Living) -> Iterator[None]:
+    """A limit on the log's size, which is how a disk without room looks to SQLite."""
+    living.home.root.mkdir(mode=0o700)
+    agent = subprocess.Popen([sys.executable, "-m", "poise.agent", living.home.root], stderr=subprocess.DEVNULL)
+    program = [sys.executable, "-m", "poise.control", str(living.home.root), "--port", "0", "--log-limit", "1000000"]
+    with living.home.messages.open("ab") as messages:
+        control = subprocess.Popen(program, stderr=messages)
+    try:
+        until(lambda: living.pid("control") and living.home.endpoint.exists(), "it is ready", living.messages)
+        yield
+    finally:
+        for process in (control, agent):
+            process.terminate()
+            process.wait(PATIENCE)
+
+
+def _fill(living: Living) -> PoiseError:
+    """Submit until it is refused."""
+    client = living.client()
+    for number in range(500):
+        try:
+            client.submit(BULKY, key=f"bulky-{number}")
+        except PoiseError as error:
+            return error
+    raise AssertionError("it was never full")
+
+
+def _is_refused_clearly_and_still_read(living: Living, error: PoiseError) -> None:
+    assert error.record.code == "E202"
+    assert "df -h" in error.record.hint
+    done = living.poise("submit", "--json", "--", "true")
+    assert (done.code, done.error["code"]) == (2, "E202")
+    caller = Caller(living)
+    answer = caller.submit({"run": ["true"]})
+    assert (answer.status, answer.error["code"]) == (507, "E202")
+    lines = b'{"spec": {"run": ["true"]}}\n' * 3
+    streamed = caller.call("POST", "/v1/jobs", lines, Content_Type="application/x-ndjson")
+    assert streamed.body.count(b"E202") == 3
+    assert caller.call("GET", "/healthz").value["accepting"] is False
+    jobs = living.poise("ls", "--json", "--all").value
+    assert len(jobs) > 5
+    assert living.poise("show", jobs[0]["id"], "--json").value["tasks"]
+    assert living.poise("logs", jobs[0]["id"]).code == 0
+    assert living.poise("nodes", "--json").value
+    assert living.poise("events", "--json").value
+
+
+def test_a_log_at_its_limit_refuses_new_work_and_is_read(living: Living) -> None:
+    with _bounded_log(living):
+        _is_refused_clearly_and_still_read(living, _fill(living))
+        before = {job.id for job in living.client().jobs(everything=True)}
+    living.up()
+    client = living.client()
+    assert {job.id for job in client.jobs(everything=True)} == before
+    for job in before:
+        assert client.wait(job, 60).status == "done"
+    assert living.poise("run", "--", "echo", "room again") == (0, b"room again\n", "")
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="mounts a small disk: needs root")
+def test_a_full_disk_refuses_and_goes_on_when_there_is_room(living: Living) -> None:
+    """A disk of 6 MB for the home. Nobody is restarted; within 5 s of there being room, work is accepted again."""
+    living.home.root.mkdir(mode=0o700)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=6m,mode=700", "tmpfs", living.home.root], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"this machine lets nobody mount: {mounted.stderr.decode().strip()}")
+    try:
+        living.up()
+        control, agent = living.pid("control"), living.pid("agent")
+        running = living.poise(
+            "submit", "--cpu", "0.1", "--", "sh", "-c", "sleep 6; echo survived > survived"
+        ).text.strip()
+        until(living.tasks, "it runs")
+        ballast = living.home.root / "ballast"
+        with ballast.open("wb") as file:
+            while _room(ballast) > 1_200_000:
+                file.write(b"x" * 65536)
+                file.flush()
+        _is_refused_clearly_and_still_read(living, _fill(living))
+        accepted = {job.id for job in living.client().jobs(everything=True)}
+        time.sleep(6)
+        assert living.poise("ls").code == 0
+        ballast.unlink()
+        freed = time.monotonic()
+        until(
+            lambda: living.poise("submit", "--", "true").code == 0, "it accepts work again", living.messages, seconds=30
+        )
+        assert time.monotonic() - freed < 5
+        assert (living.pid("control"), living.pid("agent")) == (control, agent)
+        client = living.client()
+        assert accepted <= {job.id for job in client.jobs(everything=True)}
+        for job in accepted:
+            report = client.wait(job, 60)
+            assert (report.status, report.tasks[0].epoch) == ("done", 1), report
+        assert running in accepted
+        assert (living.work / "survived").read_text() == "survived\n"
+        assert living.poise("down").code == 0
+        until(lambda: not living.processes(), "every process has ended", living.processes)
+    finally:
+        for pid in living.processes():
+            os.kill(pid, 9)
+        subprocess.run(["umount", "-l", living.home.root], check=True)
+
+
+def _room(path: Path) -> int:
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_bsize
+
+
+# --- a damaged log ---------------------------------------------------------------------------------------------------
+
+
+def _some_history(living: Living) -> list[str]:
+    """A few hundred events, all in the main file, and nobody running."""
+    living.up()
+    client = living.client()
+    specs = [{"run": ["true"], "resources": {"cpu": 0.1}} for _ in range(60)]
+    jobs = [receipt.job for receipt in client.submit_stream(specs)]
+    for job in jobs:
+        assert client.wait(job, 60).status == "done"
+    assert living.poise("down").code == 0
+    with sqlite3.connect(living.home.log) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    return jobs
+
+
+def _damage(living: Living, revision: int) -> None:
+    """Flip one bit in a record, in the file itself."""
+    with sqlite3.connect(living.home.log) as connection:
+        (record,) = connection.execute("SELECT record FROM log WHERE revision = ?", (revision,)).fetchone()
+    connection.close()
+    content = bytearray(living.home.log.read_bytes())
+    place = content.index(record) + len(record) // 2
+    content[place] ^= 0x10
+    living.home.log.write_bytes(content)
+
+
+def test_a_flipped_bit_is_told_with_its_place_and_nothing_is_changed(living: Living) -> None:
+    _some_history(living)
+    _damage(living, 40)
+    content = living.home.log.read_bytes()
+    for command in (("up", "--json"), ("run", "--json", "--", "true")):
+        done = living.poise(*command)
+        assert done.code == (2 if command[0] == "up" else 125)
+        assert done.error["code"] == "E203"
+        assert re.search(r"\b40\b", json_text(done.error)), done.error
+        assert "`" in done.error["hint"]
+        assert living.home.log.read_bytes() == content, "the file is kept as it is"
+        until(lambda: not living.processes(), "nobody goes on trying", living.processes)
+    assert "error[E203]" in living.poise("up").err
+    assert living.poise("ls", "--json").error["code"] == "E203"
+
+
+def json_text(error: dict[str, str]) -> str:
+    return " ".join(error.values())
+
+
+def test_a_torn_tail_is_cut_and_said_loudly(living: Living) -> None:
+    """The last commit was cut short by a power cut: what it held was never acknowledged."""
+    jobs = _some_history(living)
+    living.up()
+    extra = living.poise("submit", "--", "sleep", "60").text.strip()
+    until(living.tasks, "it runs")
+    for what in ("supervisor", "control"):
+        os.kill(living.pid(what), 9)
+    wal = living.home.log.with_name("log.db-wal")
+    torn = wal.read_bytes()
+    assert len(torn) > 5000
+    wal.write_bytes(torn[:-2000])
+    living.home.log.with_name("log.mark").unlink()  # a power cut: it was not yet synced
+    living.up()
+    assert living.poise("run", "--", "echo", "goes on") == (0, b"goes on\n", "")
+    assert set(jobs) <= {job["id"] for job in living.poise("ls", "--json", "--all").value}
+    living.poise("cancel", extra)
+
+
+def test_a_log_cut_before_what_was_acknowledged_is_refused(living: Living) -> None:
+    _some_history(living)
+    size = living.home.log.stat().st_size
+    os.truncate(living.home.log, size // 2 // 4096 * 4096)
+    done = living.poise("up", "--json")
+    assert (done.code, done.error["code"]) == (2, "E203")
+    assert done.error["hint"]
