@@ -1,4 +1,9 @@
-"""One profile for all properties: as many examples as fit in a minute for the whole folder, the same ones every time."""
+"""One profile for all properties: as many examples as fit in a minute for the folder, the same ones every time.
+
+`POISE_PROPERTIES=long` looks much longer, and elsewhere each time.
+"""
+
+import os
 
 from hypothesis import HealthCheck, settings
 
@@ -10,5 +15,5 @@ settings.register_profile(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("long", settings.get_profile("unit"), max_examples=2_000, derandomize=False)
-settings.load_profile("unit")
+settings.register_profile("long", settings.get_profile("unit"), max_examples=1_500, derandomize=False)
+settings.load_profile(os.environ.get("POISE_PROPERTIES", "unit"))

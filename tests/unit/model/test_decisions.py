@@ -1,0 +1,29 @@
+import ast
+from pathlib import Path
+
+import poise
+from poise.model.decisions import REASONS, Reason, Why
+
+CORE = Path(poise.__file__).parent
+
+
+def test_a_reason_says_where_and_what() -> None:
+    busy = Reason(code="CPU_BUSY", subject="n1", need="4", have="2")
+    assert busy.sentence() == "n1: 2 CPU free, 4 needed"
+    assert Reason(code="BEHIND", subject="j1.main").sentence() == "waits behind j1.main, which came first"
+
+
+def test_every_reason_that_is_given_has_its_sentence() -> None:
+    given = set()
+    for folder in ("policy", "kernel"):
+        for path in (CORE / folder).glob("*.py"):
+            for found in ast.walk(ast.parse(path.read_text())):
+                if isinstance(found, ast.keyword) and found.arg == "code" and isinstance(found.value, ast.Constant):
+                    given.add(found.value.value)
+    reasons = {code for code in given if not code.startswith("E")}
+    assert {"CPU_BUSY", "GANG_INCOMPLETE", "NOT_PENDING"} <= reasons <= set(REASONS)
+
+
+def test_why_says_what_was_not_chosen() -> None:
+    why = Why(policy="poise", rank="high", score={"fit on n1": 0.5}, instead_of=("n2", "n3"))
+    assert why.sentence() == "high; fit on n1 0.5; not n2, n3"

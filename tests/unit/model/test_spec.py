@@ -1,0 +1,330 @@
+import math
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given
+
+from poise.errors import CODES, ErrorRecord, SpecError
+from poise.model.events import JobSubmitted, decode_event, encode_event
+from poise.model.jobs import Job, Priority, Task, Unit
+from poise.model.resources import Shape
+from poise.model.spec import Compiled, compile_spec
+from poise.units import MINUTE, SECOND
+
+WALL = 1_700_000_000.0  # 2023-11-14T22:13:20Z
+
+
+def compiled(**document: Any) -> Compiled:
+    return compile_spec(document, wall=WALL)
+
+
+def graph(**tasks: Any) -> dict[str, Unit]:
+    made = compile_spec({"kind": "graph", "tasks": tasks}, wall=WALL)
+    return {unit.name: unit for unit in made.units}
+
+
+def refused(document: Any) -> ErrorRecord:
+    with pytest.raises(SpecError) as caught:
+        compile_spec(document, wall=WALL)
+    record = caught.value.record
+    assert record.code in CODES
+    assert not record.message.endswith(".")
+    return record
+
+
+# --- what is right ---------------------------------------------------------------------------------------------------
+
+
+def test_a_job_in_one_line() -> None:
+    [unit] = compiled(run="echo hello", name="greet", resources={"cpu": "500m", "memory": "1GiB"}).units
+    assert unit.tasks == (Task(name="main", argv=("/bin/sh", "-c", "echo hello")),)
+    assert unit.shape == Shape(cpu=500, memory=2**30)
+    assert unit.priority is Priority.MEDIUM
+
+
+def test_a_list_is_run_as_it_is() -> None:
+    assert compiled(run=["python", "train.py", "a b"]).units[0].tasks[0].argv == ("python", "train.py", "a b")
+
+
+def test_workers_make_a_gang() -> None:
+    [gang] = graph(train={"run": "x", "workers": 2}).values()
+    assert [(task.name, task.rank, task.world) for task in gang.tasks] == [("train[0]", 0, 2), ("train[1]", 1, 2)]
+
+
+def test_parts_are_merged_and_followers_wait_for_the_merge() -> None:
+    units = graph(cut={"run": "x", "parts": 2, "merge": "y"}, then={"run": "z", "needs": ["cut"]})
+    assert list(units) == ["cut[0]", "cut[1]", "cut.merge", "then"]
+    assert [(units[f"cut[{part}]"].tasks[0].part, units[f"cut[{part}]"].tasks[0].parts) for part in (0, 1)] == [
+        (0, 2),
+        (1, 2),
+    ]
+    assert units["cut.merge"].needs == ("cut[0]", "cut[1]")
+    assert units["then"].needs == ("cut.merge",)
+
+
+def test_without_a_merge_followers_wait_for_every_part() -> None:
+    units = graph(cut={"run": "x", "parts": 2}, then={"run": "z", "parts": 2, "needs": ["cut", "cut"]})
+    assert units["then[0]"].needs == units["then[1]"].needs == ("cut[0]", "cut[1]")
+
+
+def test_the_graphs_deadline_holds_for_its_ends_and_priority_for_all() -> None:
+    made = compile_spec(
+        {
+            "kind": "graph",
+            "deadline": "1h",
+            "priority": "high",
+            "tasks": {
+                "a": {"run": "x"},
+                "b": {"run": "x", "needs": ["a"], "priority": "low"},
+                "c": {"run": "x", "needs": ["a"], "deadline": "30m"},
+            },
+        },
+        wall=WALL,
+    )
+    assert {unit.name: unit.deadline // MINUTE for unit in made.units} == {"a": 0, "b": 60, "c": 30}
+    assert [unit.priority.name for unit in made.units] == ["HIGH", "LOW", "HIGH"]
+
+
+def test_an_absolute_deadline_counts_from_submission() -> None:
+    assert compiled(run="x", deadline="2023-11-14T22:14:20Z").units[0].deadline == 60 * SECOND
+    assert compiled(run="x", deadline="2023-11-14T23:14:20+01:00").units[0].deadline == 60 * SECOND
+
+
+def test_classes_name_what_is_learned_together() -> None:
+    assert compiled(run=["/usr/bin/python", "/w/train.py", "--lr", "3"]).units[0].kind == "python train.py"
+    assert compiled(run="python train.py --lr 3").units[0].kind == "sh python train.py"
+    assert compiled(run="x", **{"class": "mine"}).units[0].kind == "mine"
+    made = compile_spec({"kind": "graph", "name": "nightly", "tasks": {"a": {"run": "x"}}}, wall=WALL)
+    assert made.units[0].kind == "nightly/a"
+
+
+def test_retry_and_grace() -> None:
+    [unit] = compiled(run="x", grace="1m", retry={"limit": 2, "backoff": "5s", "when": ["oom", "oom"]}).units
+    assert (unit.grace, unit.retry.limit, unit.retry.backoff, unit.retry.when) == (MINUTE, 2, 5 * SECOND, ("oom",))
+
+
+# --- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_a_cycle_is_named() -> None:
+    tasks = {"a": {"run": "x", "needs": ["c"]}, "b": {"run": "x", "needs": ["a"]}, "c": {"run": "x", "needs": ["b"]}}
+    error = refused({"kind": "graph", "tasks": tasks})
+    assert (error.code, error.message) == ("E106", "the graph has a cycle: a -> b -> c -> a")
+    assert error.field == "tasks.a.needs"
+    assert "`c` from `tasks.a.needs`" in error.hint
+
+
+def test_a_task_cannot_need_itself() -> None:
+    error = refused({"kind": "graph", "tasks": {"a": {"run": "x", "needs": ["a"]}}})
+    assert error.message == "the graph has a cycle: a -> a"
+
+
+def test_dangling_needs_name_a_near_miss() -> None:
+    error = refused({"kind": "graph", "tasks": {"prepare": {"run": "x"}, "b": {"run": "x", "needs": ["prepair"]}}})
+    assert (error.code, error.field, error.have) == ("E105", "tasks.b.needs", "prepair")
+    assert error.hint == "did you mean `prepare`?"
+    error = refused({"kind": "graph", "tasks": {"prepare": {"run": "x"}, "b": {"run": "x", "needs": ["zzz"]}}})
+    assert error.hint == "the graph has: prepare, b"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "twice"),
+    [
+        ({"a": {"run": "x", "parts": 2, "merge": "y"}, "a.merge": {"run": "x"}}, "a.merge"),
+        ({"a": {"run": "x", "parts": 1, "merge": "y"}, "a.merge": {"run": "x", "workers": 2}}, "a.merge"),
+    ],
+)
+def test_made_names_do_not_meet_written_ones(tasks: Any, twice: str) -> None:
+    error = refused({"kind": "graph", "tasks": tasks})
+    assert (error.code, error.have, error.field) == ("E107", twice, f"tasks.{twice}")
+
+
+@pytest.mark.parametrize("name", ["", "a[0]", "-a", "a b", "a/b", "a" * 64, "ä", "a\n"])
+def test_names_that_could_be_mistaken_are_refused(name: str) -> None:
+    error = refused({"kind": "graph", "tasks": {name: {"run": "x"}}})
+    assert (error.code, error.field) == ("E107", f"tasks.{name}")
+
+
+def test_a_job_cannot_be_named_like_an_id() -> None:
+    assert refused({"run": "x", "name": "j17"}).code == "E107"
+    assert compiled(run="x", name="j17b").name == "j17b"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("cpu", -1), ("cpu", "-1"), ("cpu", math.nan), ("cpu", math.inf), ("cpu", "1e9"), ("cpu", 10**9),
+        ("cpu", 10**400), ("cpu", "2 apples"), ("memory", "12 parsecs"), ("memory", "-1GiB"), ("memory", "99999TiB"),
+        ("memory", "12Gb/s"), ("memory", math.nan), ("gpu_memory", "lots"), ("memory", "9" * 5000),
+    ],
+)  # fmt: skip
+def test_absurd_quantities_name_the_field(field: str, value: Any) -> None:
+    error = refused({"run": "x", "resources": {"gpu": 1, field: value}})
+    assert (error.code, error.field) == ("E103", f"resources.{field}")
+    assert error.need and error.have
+    assert len(error.need) < 300 and len(error.have) <= 80
+
+
+def test_a_float_of_bytes_is_a_quantity_too() -> None:
+    assert compiled(run="x", resources={"memory": 1.5e9}).units[0].shape.memory == 1_500_000_000
+
+
+@pytest.mark.parametrize(
+    ("document", "code", "field"),
+    [
+        ({"run": "x", "resources": {"gpu": -1}}, "E103", "resources.gpu"),
+        ({"run": "x", "resources": {"gpu": 10**6}}, "E103", "resources.gpu"),
+        ({"run": "x", "resources": {"gpu_memory": "1GiB"}}, "E102", "resources.gpu_memory"),
+        ({"run": "x", "workers": 0}, "E103", "workers"),
+        ({"run": "x", "workers": -3}, "E103", "workers"),
+        ({"run": "x", "workers": 10**30}, "E103", "workers"),
+        ({"run": "x", "workers": 2.5}, "E102", "workers"),
+        ({"run": "x", "parts": -1}, "E103", "parts"),
+        ({"run": "x", "parts": 2, "workers": 2}, "E102", "parts"),
+        ({"run": "x", "merge": "y"}, "E102", "merge"),
+        ({"run": "x", "parts": 2, "merge": " "}, "E104", "merge"),
+        ({"run": "x", "retry": {"limit": -1}}, "E102", "retry.limit"),
+        ({"run": "x", "retry": {"backoff": "soon"}}, "E103", "retry.backoff"),
+        ({"run": "x", "grace": "-1s"}, "E103", "grace"),
+        ({"run": "x", "expect": "a while"}, "E103", "expect"),
+        ({"run": "x", "deadline": 0}, "E108", "deadline"),
+        ({"run": "x", "deadline": "2020-01-01T00:00:00Z"}, "E108", "deadline"),
+        ({"run": "x", "deadline": "2020-13-01T00:00:00Z"}, "E103", "deadline"),
+        ({"run": "x", "deadline": "2030-01-01T00:00:00"}, "E103", "deadline"),
+        ({"run": "x", "deadline": "9999-01-01T00:00:00Z"}, "E103", "deadline"),
+        ({"run": "x", "deadline": "99999d"}, "E103", "deadline"),
+        ({"run": "x", "deadline": 10**400}, "E103", "deadline"),
+        ({}, "E104", "run"),
+        ({"run": ""}, "E104", "run"),
+        ({"run": "  \n"}, "E104", "run"),
+        ({"run": []}, "E104", "run"),
+        ({"run": ["", "a"]}, "E104", "run"),
+        ({"run": "a\0b"}, "E104", "run"),
+        ({"run": ["a", "\ud800"]}, "E104", "run"),
+        ({"run": ["a" * 200_000]}, "E103", "run"),
+        ({"run": ["a", 1]}, "E102", "run[1]"),
+        ({"run": None}, "E102", "run"),
+        ({"run": {"a": 1}}, "E102", "run"),
+        ({"run": "x", "env": {"A": "a\0b"}}, "E102", "env.A"),
+        ({"run": "x", "env": {"A": True}}, "E102", "env.A"),
+        ({"run": "x", "env": {"A": [1]}}, "E102", "env.A"),
+        ({"run": "x", "env": {"A": None}}, "E102", "env.A"),
+        ({"run": "x", "env": {"1A": "x"}}, "E107", "env.1A"),
+        ({"run": "x", "env": {"A\0": "x"}}, "E107", "env.A\0"),
+        ({"run": "x", "env": {1: "x"}}, "E102", "env"),
+        ({"run": "x", "folder": "/a\0b"}, "E102", "folder"),
+        ({"run": "x", "class": "k" * 1000}, "E103", "class"),
+        ({"run": "x", "after": "a"}, "E102", "after"),
+        ({"run": "x", "needs": ["a"]}, "E105", "needs"),
+        ({"run": "x", "resources": None}, "E102", "resources"),
+        ({"run": "x", "tasks": {"a": {}}}, "E102", "kind"),
+        ({"kind": "graph"}, "E104", "tasks"),
+        ({"kind": "graph", "tasks": {"a": None}}, "E102", "tasks.a"),
+        ({"kind": "graph", "tasks": {"a": {}}}, "E104", "tasks.a.run"),
+        ({"kind": "graph", "tasks": {"a": {"run": 1}}}, "E102", "tasks.a.run"),
+        ({"kind": "graph", "tasks": {"a": {"run": "x", "resources": {"cpu": "x"}}}}, "E103", "tasks.a.resources.cpu"),
+        ({"kind": "graph", "tasks": {1: {"run": "x"}}}, "E102", "tasks"),
+        ({"kind": "graph", "run": "x", "tasks": {"a": {"run": "x"}}}, "E102", "run"),
+        ({"kind": "graph", "resources": {"gpu": 1}, "tasks": {"a": {"run": "x"}}}, "E102", "resources"),
+        ({"kind": "graph", "class": "x", "tasks": {"a": {"run": "x"}}}, "E102", "class"),
+        (None, "E102", ""), ([], "E102", ""), ("run: x", "E102", ""), ({1: "x"}, "E102", ""),
+    ],
+)  # fmt: skip
+def test_each_mistake_names_its_code_and_field(document: Any, code: str, field: str) -> None:
+    error = refused(document)
+    assert (error.code, error.field) == (code, field)
+
+
+@pytest.mark.parametrize(
+    ("document", "field", "hint"),
+    [
+        ({"run": "x", "resorces": {}}, "resorces", "did you mean `resources`?"),
+        ({"run": "x", "resources": {"cpus": 1}}, "resources.cpus", "did you mean `cpu`?"),
+        ({"run": "x", "retry": {"limits": 1}}, "retry.limits", "did you mean `limit`?"),
+        ({"kind": "graph", "tasks": {"a": {"run": "x", "need": []}}}, "tasks.a.need", "did you mean `needs`?"),
+        ({"kind": "grph", "run": "x"}, "kind", "did you mean `graph`?"),
+        ({"run": "x", "priority": "hihg"}, "priority", "did you mean `high`?"),
+        ({"run": "x", "retry": {"when": ["oom", "los"]}}, "retry.when[1]", "did you mean `lost`?"),
+    ],
+)
+def test_what_is_unknown_has_a_near_miss(document: Any, field: str, hint: str) -> None:
+    error = refused(document)
+    assert (error.code, error.field, error.hint) == ("E102", field, hint)
+
+
+def test_a_choice_says_what_there_is() -> None:
+    assert refused({"run": "x", "priority": "now"}).need == "urgent, high, medium, low"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"run": "x", "workers": 10_001},
+        {"kind": "graph", "tasks": {f"t{n}": {"run": "x", "parts": 10_000} for n in range(200)}},
+        {"run": "x" * 100_000, "parts": 10_000},
+        {"kind": "graph", "tasks": {"a": {"run": "x", "parts": 10_000, "env": {"A": "x" * 100_000}}}},
+        {
+            "kind": "graph",
+            "tasks": {"a": {"run": "x", "parts": 4000}, "b": {"run": "x", "parts": 4000, "needs": ["a"]}},
+        },
+    ],
+)
+def test_a_small_file_cannot_ask_for_the_memory_of_the_machine(document: Any) -> None:
+    assert refused(document).code == "E103"
+
+
+# --- anything --------------------------------------------------------------------------------------------------------
+
+_words = st.sampled_from(
+    ["run", "tasks", "needs", "a", "b", "a.merge", "kind", "graph", "resources", "cpu", "gpu", "parts", "merge", "retry",
+     "when", "deadline", "env", "class", "workers", "1h", "-1", "priority", "high"]
+)  # fmt: skip
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 5) | st.integers() | st.floats() | _words | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_words | st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(_values)
+def test_any_document_compiles_or_is_refused_with_a_code(document: Any) -> None:
+    """And what compiles can be written to the log and read back."""
+    for given_document in (document, {"run": "x", **document} if isinstance(document, dict) else document):
+        try:
+            made = compile_spec(given_document, wall=WALL)
+        except SpecError as error:
+            assert error.record.code in CODES
+            continue
+        event = JobSubmitted(at=1, job=made.job("j1", ()))
+        assert decode_event(encode_event(event)) == event
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from("abcdef"),
+        st.fixed_dictionaries(
+            {"run": st.just("x")},
+            optional={
+                "needs": st.lists(st.sampled_from("abcdef"), max_size=3),
+                "parts": st.integers(0, 3),
+                "merge": st.just("y"),
+                "workers": st.integers(1, 3),
+            },
+        ),
+        min_size=1,
+    )
+)
+def test_a_compiled_graph_is_whole(tasks: dict[str, Any]) -> None:
+    """Names are unique, every need is there, and there is an order."""
+    try:
+        made = compile_spec({"kind": "graph", "tasks": tasks}, wall=WALL)
+    except SpecError:
+        return
+    names = [unit.name for unit in made.units]
+    assert len(set(names)) == len(names)
+    assert all(need in names for unit in made.units for need in unit.needs)
+    tasks_made = [task.name for unit in made.units for task in unit.tasks]
+    assert len(set(tasks_made)) == len(tasks_made)
+    assert isinstance(msgspec.to_builtins(Job(id="j1", units=made.units)), dict)
