@@ -3,9 +3,9 @@
     python benchmarks/commands.py [--count 1000] [--rounds 5] [--big 10000]
                                   [--peers floor,poise,hyperqueue,slurm,ray-jobs] [--peers-folder DIR] [--json]
 
-Beside the floor (a bare loop that keeps two running) and the installed peers, in turns, round by round. The ratio to the
-floor is taken within each round. `done` means that the end of every job is durable. Peers that need seconds
-for a job get fewer of them and fewer rounds, as their rate does not depend on it.
+Beside the floor (a bare loop that keeps two running) and the installed peers, in turns, round by round. The ratio to
+the floor is taken within each round. `done` means that the end of every job is durable. Peers that need seconds for a
+job get fewer of them and fewer rounds, as their rate does not depend on it.
 """
 
 import argparse
@@ -23,6 +23,8 @@ from harness import NO_OP, Figure, absent, rate, ratio, say
 TARGET = 1.5
 WARM = 20
 SLOW_ROUNDS = 2
+BIG_ROUNDS = 3
+OTHERS = "above 20 % the ratios below say little: the floor suffers most"
 SYSTEMS = ("floor", "poise", *peers.PEERS)
 
 
@@ -85,17 +87,21 @@ def lines(systems: Sequence[str], folder: Path, count: int, rounds: int) -> list
 
 
 def measure(systems: Sequence[str], folder: Path, count: int, rounds: int, big: int) -> list[Figure]:
+    """`big` adds up to three rounds of so many with the floor and Poise alone."""
     figures = _interleaved(lines(systems, folder, count, rounds), rounds)
     if big:
-        large = [line for line in lines(systems, folder, big, 1) if line.turn in (harness.floor, stream)]
-        figures += _interleaved(large, 1)
+        rounds = min(rounds, BIG_ROUNDS)
+        large = [line for line in lines(systems, folder, big, rounds) if line.turn in (harness.floor, stream)]
+        figures += _interleaved(large, rounds)
     return figures
 
 
 def _interleaved(measured: Sequence[Line], rounds: int) -> list[Figure]:
     seconds: dict[str, list[float]] = defaultdict(list)
     missing: dict[str, str] = {}
+    others: list[float] = []
     for number in range(rounds):
+        others.append(harness.other_work())
         for line in measured:
             if number >= line.rounds or line.name in missing:
                 continue
@@ -105,7 +111,7 @@ def _interleaved(measured: Sequence[Line], rounds: int) -> list[Figure]:
                 missing[line.name] = str(reason)
             else:
                 say(f"round {number + 1}: {line.name}: {line.count} in {seconds[line.name][-1]:.2f} s")
-    figures = []
+    figures = [Figure(name="other work on the machine, of a core", unit="%", values=others, note=OTHERS)]
     floor = next((seconds[line.name] for line in measured if line.turn is harness.floor), [])
     for line in measured:
         label = f"{line.name}, {line.count:,}"
@@ -123,7 +129,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="no-op commands on two slots, beside a bare loop and other schedulers")
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--big", type=int, default=10_000, help="one more round with so many; 0: none")
+    parser.add_argument("--big", type=int, default=10_000, help="further rounds with so many; 0: none")
     parser.add_argument("--peers", default=",".join(SYSTEMS), help="which to run, with commas between")
     parser.add_argument("--peers-folder", type=Path, default=peers.FOLDER)
     parser.add_argument("--json", action="store_true")

@@ -31,6 +31,7 @@ SLOTS = 2
 NO_OP = {"run": ["/bin/true"]}
 START_SECONDS = 20.0
 STOP_SECONDS = 20.0
+OTHERS_SECONDS = 0.5
 POLL_SHORTEST, POLL_LONGEST = 0.002, 0.2
 
 Unit = Literal["s", "ms", "/s", "x", "%", "MB"]
@@ -133,6 +134,11 @@ def say(text: str) -> None:
 
 def two_cores() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:SLOTS])
+
+
+def other_work() -> float:
+    """What others use of the machine right now while nothing of ours runs, in percent of a core."""
+    return psutil.cpu_percent(interval=OTHERS_SECONDS) * (psutil.cpu_count() or 1)
 
 
 def floor(count: int) -> float:

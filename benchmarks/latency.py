@@ -3,9 +3,9 @@
     python benchmarks/latency.py [--count 200] [--per-second 20] [--held 20000] [--rounds 3] [--json]
 
 Acknowledged means durable. Single submissions are paced on an idle fleet, each of a command that waits for nothing,
-from the call until its answer; between two of them a bare SQLite commit of about a submission's size (WAL, synchronous=FULL)
-on the same disk shows what the disk alone takes. For the rate, jobs are streamed to a fleet whose node is drained, so
-that nothing but accepting them is measured: from the first line sent to the last durable receipt.
+from the call until its answer; between two of them a bare SQLite commit of about a submission's size (WAL, FULL) on the
+same disk shows what the disk alone takes. For the rate, jobs are streamed to a fleet whose node is drained, so that
+nothing but accepting them is measured: from the first line sent to the last durable receipt.
 """
 
 import argparse

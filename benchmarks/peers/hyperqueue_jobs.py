@@ -2,8 +2,8 @@
 
     python hyperqueue_jobs.py FOLDER separate|one-job COUNT
 
-Its `wait_for_jobs` looks once a second. So the clock stops when a last command of lowest priority, which needs both cores,
-writes to a pipe; that all others have ended well is checked after that.
+Its `wait_for_jobs` looks once a second. So the clock stops when a last command of lowest priority, which needs both
+cores, writes to a pipe; that all others have ended well is checked after that.
 """
 
 import json
