@@ -53,6 +53,7 @@ class Suite:
             if first and not (only_behind and reasons):
                 reasons = (Reason(code="BEHIND", subject=first, wakes="placed"),)
                 behind = None
+                only_behind = only_behind and not _could_run(candidate, view.nodes)
             else:
                 if not reasons:
                     spots, reasons = self._place(candidate, draft, view, last)

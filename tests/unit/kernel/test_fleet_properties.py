@@ -125,9 +125,10 @@ class Faults(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "fleet"):
             return
+        self.fleet.full = False
+        self.fleet.run_dry()
+        self.fleet.tick(2_000 * MILLISECOND)  # the log is tried again
         for site in self.fleet.sites.values():
-            self.fleet.full = False
-            self.fleet.run_dry()
             self.fleet.say(Drain(1_000_001, site.node.name, False))
         self.fleet.heal()
         self.fleet.check()

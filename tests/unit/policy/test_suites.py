@@ -1,0 +1,434 @@
+"""Each policy by what it does to a small world."""
+
+import itertools
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from poise.model.decisions import Hold, Place, Spot
+from poise.policy.suites import PATIENCE, POLICIES, policy_named
+from poise.testing import World, node
+from poise.units import SECOND
+
+
+def placed(world: World) -> dict[str, list[str]]:
+    """What the next round would place, and where."""
+    return {
+        decision.unit.removesuffix(".main"): [spot.node for spot in decision.spots]
+        for decision in world.plan().decisions
+        if isinstance(decision, Place)
+    }
+
+
+def learned(world: World, kind: str, run: str = "10ms") -> World:
+    """Three runs of a class, so that its run time is known."""
+    for _ in range(3):
+        world.job(**{"class": kind})
+    return world.finish_all(run=run)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_same_view_same_verdict(policy: str) -> None:
+    world = World(policy).nodes(2).job(workers=2).job(cpu=2).job("c").job(after=["c"])
+    assert world.plan() == world.plan()
+    assert policy_named(policy).name == policy
+
+
+def test_an_unknown_policy_is_told_the_known_ones() -> None:
+    with pytest.raises(KeyError, match="known: poise, fifo, round-robin, static"):
+        policy_named("best")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_without_a_node_everything_says_so(policy: str) -> None:
+    assert World(policy).job("a").round().codes("a") == ["NO_NODES"]
+
+
+# --- reasons ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["poise", "fifo", "round-robin"])
+def test_every_node_gives_every_reason_by_name(policy: str) -> None:
+    world = World(policy)
+    world.join(node("n1", cpu=2, memory="4GiB")).join(node("n2", cpu=4, memory="8GiB", gpus=1))
+    world.join(node("n3", cpu=4, memory="8GiB", gpus=1)).drain("n3")
+    world.job("holder", cpu=4, memory="8GiB", gpu=1).round().job("a", cpu=4, memory="8GiB", gpu=1).round()
+    assert [(reason.subject, reason.code, reason.need, reason.have) for reason in world.reasons("a")] == [
+        ("n1", "CPU_TOO_SMALL", "4", "2"),
+        ("n1", "MEMORY_TOO_SMALL", "8 GiB", "4 GiB"),
+        ("n1", "GPU_TOO_FEW", "1", "0"),
+        ("n2", "CPU_BUSY", "4", "0"),
+        ("n2", "MEMORY_BUSY", "8 GiB", "0 B"),
+        ("n2", "GPU_BUSY", "1", "0"),
+        ("n3", "NODE_DRAINED", "", ""),
+    ]
+
+
+def test_a_lost_node_says_so() -> None:
+    world = World().nodes(1).lose("n1").job("a").round()
+    assert world.codes("a") == ["NODE_LOST"]
+
+
+# --- gangs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_gang_waits_whole() -> None:
+    world = World().nodes(4, gpus=8).job("other", gpu=8).round().job("train", workers=4, gpu=8).round()
+    gang = world.reasons("train")[0]
+    assert (gang.code, gang.need, gang.have) == ("GANG_INCOMPLETE", "4", "3")
+    assert world.where("train") == []
+    world.finish("other").round()
+    assert sorted(world.where("train")) == ["n1", "n2", "n3", "n4"]
+
+
+def test_room_is_kept_for_a_gang_that_has_waited() -> None:
+    """Small work may fill the gaps at first; once the gang has waited, what becomes free is not given away."""
+    world = World().nodes(2, cpu=1).job("one", **{"class": "x"}).round().job("gang", workers=2).after("200ms")
+    world.job("early").after("200ms")
+    assert world.status("early") == "placed"
+    world.finish("early").after("11s").job("late").after("200ms")
+    assert world.status("late") == "pending"
+    assert world.codes("late") == ["RESERVED", "RESERVED"] or set(world.codes("late")) == {"RESERVED", "CPU_BUSY"}
+    world.finish("one").after("200ms")
+    assert world.status("gang") == "placed"
+
+
+def test_a_gang_that_no_open_nodes_could_hold_keeps_no_room() -> None:
+    world = World().nodes(2, cpu=1).job("gang", workers=2).drain("n2").after("1m").job("small").after("1s")
+    assert world.status("small") == "placed"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_gang_takes_all_its_room_or_none(policy: str) -> None:
+    world = World(policy).nodes(2, cpu=2).job("a").round().job("gang", workers=4).round()
+    assert world.where("gang") == []
+    world.finish("a").round()
+    assert len(world.where("gang")) == 4
+
+
+# --- devices ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_smallest_device_that_fits_is_taken() -> None:
+    world = World().join(node("n1", cpu=8, gpus=3, gpu_memory=("80GiB", "16GiB", "40GiB")))
+    world.job("small", gpu=1, gpu_memory="12GiB").job("large", gpu=1, gpu_memory="60GiB").round()
+    assert world.task("small")[1].devices == (1,)
+    assert world.task("large")[1].devices == (0,)
+    world.job("again", gpu=1, gpu_memory="60GiB").round()
+    assert [(reason.code, reason.have) for reason in world.reasons("again")] == [("GPU_BUSY", "0")]
+
+
+def test_work_without_devices_leaves_the_accelerators_alone() -> None:
+    world = World().join(node("n1", cpu=4, gpus=4)).join(node("n2", cpu=4))
+    assert placed(world.job("plain")) == {"j1": ["n2"]}
+
+
+# --- fifo ------------------------------------------------------------------------------------------------------------
+
+
+def test_fifo_never_overtakes() -> None:
+    world = World("fifo").nodes(1, cpu=2).job("a").round().job("wide", cpu=2).job("small", priority="urgent").round()
+    assert world.status("small") == "pending"
+    assert [(reason.code, reason.subject) for reason in world.reasons("small")] == [("BEHIND", "j2.main")]
+    world.finish("a").round().finish("wide").round()
+    assert world.status("small") == "placed"
+
+
+def test_fifo_is_not_blocked_by_what_no_open_node_could_hold() -> None:
+    world = World("fifo").nodes(2, cpu=2).join(node("n3", cpu=8)).job("huge", cpu=8).drain("n3").job("small").round()
+    assert (world.status("huge"), world.status("small")) == ("pending", "placed")
+
+
+def test_fifo_lets_nothing_pass_what_is_queued_on_a_node() -> None:
+    world = learned(World("fifo").nodes(1, cpu=2), "brief")
+    for _ in range(3):
+        world.job(**{"class": "brief"})
+    world.job("half", cpu="0.5").job("more", **{"class": "brief"}).job("zero", cpu=0).round()
+    queued = [unit.queued for job in list(world.ledger.jobs.values())[3:] for unit in job.units]
+    assert queued == [False, False, True, False, False, False]
+    assert world.codes("half") == world.codes("more") == world.codes("zero") == ["BEHIND"]
+
+
+@given(st.lists(st.sampled_from([1, 2]), min_size=1, max_size=12))
+def test_fifo_starts_in_the_order_of_submission(sizes: list[int]) -> None:
+    world = World("fifo", check=False).nodes(1, cpu=2)
+    for size in sizes:
+        world.job(cpu=size)
+    for _ in sizes:
+        world.round()
+        placed_at = [job.units[0].placed for job in world.ledger.jobs.values()]
+        started = [at > 0 for at in placed_at]
+        assert started == sorted(started, reverse=True)
+        world.finish(*[attempt.task for attempt in list(world.held["n1"])]).after("1ms")
+
+
+# --- round-robin -----------------------------------------------------------------------------------------------------
+
+
+def test_round_robin_takes_nodes_in_turn() -> None:
+    world = World("round-robin").nodes(3, cpu=4)
+    for _ in range(7):
+        world.job().round()
+    order = [job.units[0].tasks[0].node for job in world.ledger.jobs.values()]
+    assert order == ["n1", "n2", "n3", "n1", "n2", "n3", "n1"]
+
+
+def test_round_robin_passes_over_a_full_node_and_goes_on_behind_it() -> None:
+    world = World("round-robin").nodes(3, cpu=2).job(cpu=2).round()
+    for _ in range(3):
+        world.job().round()
+    assert [job.units[0].tasks[0].node for job in world.ledger.jobs.values()] == ["n1", "n2", "n3", "n2"]
+
+
+def test_round_robin_remembers_its_turn_across_a_restart() -> None:
+    world = World("round-robin").nodes(2).job().round()
+    assert world.plan().memory is None
+    assert world.ledger.snapshot(world.now).memory == {"last": "n1"}
+
+
+# --- static ----------------------------------------------------------------------------------------------------------
+
+
+def test_static_gives_unit_k_partition_k_and_no_other() -> None:
+    world = World("static").nodes(2, cpu=2).job().job().job().job().job("fifth").round()
+    assert [job.units[0].tasks[0].node for job in list(world.ledger.jobs.values())[:4]] == ["n2", "n1", "n2", "n1"]
+    world.finish("j2").round()
+    assert world.status("fifth") == "pending"  # n1 has room, but unit 5 belongs to n2
+    assert world.codes("fifth") == ["PARTITION_BUSY", "CPU_BUSY"]
+    world.finish("j1").round()
+    assert world.where("fifth") == ["n2"]
+
+
+def test_static_on_one_node_partitions_its_cpus() -> None:
+    world = World("static").nodes(1, cpu=2).job("a").job("b").job("c").round()
+    assert [world.status(name) for name in "abc"] == ["placed", "placed", "pending"]
+    world.finish("b").round()
+    assert world.status("c") == "pending"
+    world.finish("a").round()
+    assert world.status("c") == "placed"
+
+
+def test_static_gives_every_queue_its_reason() -> None:
+    world = World("static").nodes(1, cpu=1).job("a").round().job("b").job("c", priority="high").round()
+    assert world.codes("b") == world.codes("c") == ["PARTITION_BUSY", "CPU_BUSY"]
+
+
+def test_static_moves_on_where_a_partition_could_never_hold_it() -> None:
+    world = World("static").join(node("n1", cpu=4, gpus=1)).join(node("n2", cpu=2))
+    world.job("a", gpu=1).round()  # unit 1 would belong to n2
+    assert world.where("a") == ["n1"]
+
+
+def test_static_sees_past_the_head_of_a_long_queue() -> None:
+    world = World("static", check=False).nodes(1, cpu=2).job("long").round()
+    for _ in range(600):
+        world.job()
+    world.round()
+    for _ in range(299):
+        [attempt] = [attempt for attempt in world.held["n1"] if attempt.task != "j1.main"]
+        world.finish(attempt.task).round()
+    assert world.ledger.pending() == 300  # every second one has run beside the long one
+
+
+# --- poise: classes, ageing, deadlines, graphs -----------------------------------------------------------------------
+
+
+def order_of(world: World) -> list[str]:
+    """The order in which poise would start what waits, one at a time."""
+    started = []
+    while world.ledger.pending():
+        world.round()
+        [attempt] = world.held["n1"]
+        job = world.ledger.jobs[attempt.task.split(".")[0]]
+        started.append(job.name or attempt.task)
+        world.finish(attempt.task)
+    return started
+
+
+def test_classes_go_first() -> None:
+    world = World().nodes(1, cpu=1).job("low", priority="low").job("medium").job("high", priority="high")
+    assert order_of(world.job("urgent", priority="urgent")) == ["urgent", "high", "medium", "low"]
+
+
+def test_within_a_class_first_come_first_served() -> None:
+    world = World().nodes(1, cpu=1).job("a", **{"class": "x"}).job("b", **{"class": "y"}).job("c", **{"class": "x"})
+    assert order_of(world) == ["a", "b", "c"]
+
+
+def test_waiting_raises_a_class() -> None:
+    world = World().nodes(1, cpu=1).job("holder").round().job("low", priority="low").after("5m1s")
+    world.job("medium").job("low2", priority="low", **{"class": "x"}).after("1s").finish("holder")
+    assert order_of(world) == ["low", "medium", "low2"]
+
+
+def test_nothing_starves_however_much_keeps_coming() -> None:
+    """Longer paths of the highest class arrive for ever; what came first still runs."""
+    world = World(check=False).nodes(1, cpu=1).job("patient", priority="low", expect="1ms")
+    for number in itertools.count():
+        world.job(priority="urgent", expect="10h").after("1m")
+        for attempt in list(world.held["n1"]):
+            world.finish(attempt.task, run="1m")
+        if world.status("patient") != "pending":
+            break
+        assert number < 60
+    assert number >= 15  # but not before three classes of waiting have passed
+
+
+def test_nothing_large_starves_behind_small_work() -> None:
+    for resources in ({"cpu": 2}, {"memory": "8GiB"}, {"cpu": 1, "gpu": 2}):
+        world = World(check=False).nodes(1, cpu=2, gpus=2)
+        small: dict[str, Any] = {"memory": "1GiB", "gpu": 1 if "gpu" in resources else 0, "class": "long"}
+        world.job(**small).round().job("large", **resources)
+        for number in itertools.count():
+            world.job(**small).after("1s")
+            if world.status("large") == "placed":
+                break
+            assert number < 40, resources
+            world.finish(min(world.held["n1"]).task)
+
+
+def test_small_work_fills_the_gap_until_then() -> None:
+    world = World().nodes(1, cpu=2).job().round().job("large", cpu=2).after("1s").job("small").after("1s")
+    assert (world.status("large"), world.status("small")) == ("pending", "placed")
+
+
+def test_patience_is_shorter_the_higher_the_class() -> None:
+    assert sorted(PATIENCE, key=lambda number: PATIENCE[number]) == sorted(PATIENCE)
+    world = World().nodes(1, cpu=2).job().round().job("large", cpu=2, priority="urgent").after("1s").job("small")
+    assert world.after("1s").codes("small") == ["RESERVED"]
+    assert "large" not in world.reasons("small")[0].sentence()
+    assert "j2.main" in world.reasons("small")[0].sentence()
+
+
+def test_room_is_kept_on_one_node_and_not_on_all() -> None:
+    world = World().nodes(3, cpu=2).job(cpu=1).job(cpu=2).job(cpu=2).round()
+    world.join(node("n4", cpu=1)).job("large", cpu=2, priority="urgent").after("1s").job("small").after("1s")
+    assert (world.codes("large")[0], world.where("small")) == ("CPU_BUSY", ["n4"])
+    assert world.job("more").after("1s").codes("more")[0] == "RESERVED"
+
+
+def test_the_critical_path_goes_first() -> None:
+    tasks = {
+        "short": {"expect": "1s"},
+        "long": {"expect": "1s"},
+        "after-long": {"expect": "100s", "needs": ["long"]},
+    }
+    world = World().nodes(1, cpu=1).graph("g", tasks=tasks).round()
+    assert world.status("g.long") == "active"
+    why = world.unit("g.long").why
+    assert why is not None
+    assert "on the critical path, 1m41s to the end of its graph" in why.rank
+
+
+def test_the_critical_path_is_shown_however_long_the_queue() -> None:
+    tasks: dict[str, Any] = {f"t{number}": {"expect": "1s", "class": "x"} for number in range(300)}
+    tasks["last"] = {"expect": "50s", "needs": ["t299"]}
+    world = World().nodes(1, cpu=1).graph("g", tasks=tasks).round()
+    assert world.status("g.t299") == "active"
+
+
+def test_a_pressing_deadline_goes_before_a_longer_path() -> None:
+    world = World().nodes(1, cpu=1).job("long", expect="1h").job("due", expect="1s", deadline="5s")
+    assert order_of(world.job("later", expect="2s", deadline="10h")) == ["due", "long", "later"]
+
+
+def test_of_two_pressing_deadlines_the_nearer_goes_first() -> None:
+    world = World().nodes(1, cpu=1).job("b", expect="5s", deadline="9s").job("a", expect="1s", deadline="4s")
+    assert order_of(world) == ["a", "b"]
+
+
+def test_the_tightest_node_is_taken() -> None:
+    world = World().join(node("n1", cpu=8)).join(node("n2", cpu=2))
+    assert placed(world.job(cpu=2)) == {"j1": ["n2"]}
+
+
+# --- queued behind its like ------------------------------------------------------------------------------------------
+
+
+def test_short_work_that_is_known_is_queued_behind_its_like() -> None:
+    world = learned(World().nodes(1, cpu=1), "brief")
+    for _ in range(3):
+        world.job(**{"class": "brief"})
+    world.round()
+    assert [job.units[0].queued for job in list(world.ledger.jobs.values())[3:]] == [False, True, True]
+    assert world.ledger.nodes["n1"].used_cpu == 1000
+    assert list(world.held["n1"].values())[-1].queued
+
+
+def test_unknown_and_long_work_is_not() -> None:
+    world = learned(World().nodes(1, cpu=1), "long", run="300ms").job(**{"class": "long"}).round()
+    assert placed(world.job("new", **{"class": "new"}).job("more", **{"class": "long"})) == {}
+
+
+def test_nothing_is_queued_behind_long_work_of_its_shape() -> None:
+    world = learned(World().nodes(1, cpu=2), "brief").job("hours", **{"class": "x"}).job("more", **{"class": "x"})
+    world.round().job("brief", **{"class": "brief"}).round()
+    assert world.codes("brief") == ["CPU_BUSY"]
+    world.finish("more").round()
+    assert not world.unit("brief").queued
+    world.job("next", **{"class": "brief"}).round()
+    assert world.unit("next").queued  # behind `brief`, beside `hours`
+
+
+def test_no_more_is_queued_than_fits_into_one_round() -> None:
+    world = learned(World(check=False).nodes(1, cpu=1), "brief", run="50ms")
+    for _ in range(20):
+        world.job(**{"class": "brief"})
+    world.round()
+    assert sum(job.units[0].queued for job in world.ledger.jobs.values()) == 4
+
+
+# --- whatever the fleet ----------------------------------------------------------------------------------------------
+
+SHAPES = st.fixed_dictionaries(
+    {
+        "cpu": st.sampled_from(["0.5", 1, 2, 3]),
+        "memory": st.sampled_from([0, "2GiB", "8GiB"]),
+        "gpu": st.integers(0, 2),
+    },
+    optional={"workers": st.integers(2, 4), "priority": st.sampled_from(["high", "low"])},
+)
+
+
+@given(
+    policy=st.sampled_from(sorted(POLICIES)),
+    sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), min_size=1, max_size=4),
+    jobs=st.lists(SHAPES, max_size=8),
+    seconds=st.integers(0, 60),
+)
+def test_no_plan_takes_more_than_there_is_and_every_unit_is_placed_or_held(
+    policy: str, sizes: list[tuple[int, int]], jobs: list[dict[str, Any]], seconds: int
+) -> None:
+    world = World(policy)
+    for fields in jobs:
+        world.job(**fields)  # before any node: whatever it asks for
+    for number, (cpu, gpus) in enumerate(sizes):
+        world.join(node(f"n{number}", cpu=cpu, gpus=gpus))
+    world.now += seconds * SECOND
+    plan = world.plan()
+    cpus: dict[str, int] = {}
+    devices: list[tuple[str, int]] = []
+    decided = set()
+    for decision in plan.decisions:
+        if isinstance(decision, Place):
+            unit = world.ledger.unit(decision.unit)
+            assert unit is not None
+            assert len(decision.spots) == len(unit.tasks)
+            decided.add(unit.queue)
+            for spot in decision.spots:
+                assert isinstance(spot, Spot)
+                cpus[spot.node] = cpus.get(spot.node, 0) + unit.spec.shape.cpu
+                devices += [(spot.node, index) for index in spot.devices]
+                assert len(spot.devices) == unit.spec.shape.gpus
+        else:
+            assert isinstance(decision, Hold)
+            assert decision.reasons
+            decided.add(decision.queue)
+    assert all(cpu <= world.ledger.nodes[name].node.cpu for name, cpu in cpus.items())
+    assert len(devices) == len(set(devices))
+    assert decided == {unit.queue for job in world.ledger.jobs.values() for unit in job.units}
+    world.round()
+    assert world.ledger.pending() + world.ledger.active() == len(jobs)
+    assert not any(isinstance(decision, Place) for decision in world.plan().decisions) or policy == "fifo"
