@@ -1,12 +1,14 @@
 """The real control plane, with one planted death: `python dying.py STEP COUNT HOME [options …]`.
 
-It kills itself (SIGKILL) when it comes to STEP for the COUNT-th time. The steps are those that an event passes on its way
-from a message to the outside. Checkpoints are taken every few events, so that each step also falls around one.
+It kills itself (SIGKILL) when it comes to STEP for the COUNT-th time. The steps are those that an event passes on its
+way from a message to the outside. Checkpoints are taken every few events, so that each step also falls around one.
 """
 
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +33,8 @@ class Death:
     def __call__(self) -> None:
         self.left -= 1
         if self.left == 0:
+            if threading.current_thread() is not threading.main_thread():
+                time.sleep(0.1)  # on the log's own thread: what is promised too early gets out meanwhile, and is caught
             os.kill(os.getpid(), signal.SIGKILL)
 
     def before(self, inner: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,8 +12,9 @@ from system.living import PATIENCE, Diary, Living, kill, until
 
 from poise.errors import PoiseError
 
-COUNTS = (2, 7)
-"""Each step kills when it is reached for the second and, in the control plane started next, for the seventh time."""
+COUNTS = {"before-checkpoint": (1,), "in-checkpoint": (1,), "after-checkpoint": (2,)}
+"""At which of its passes a step kills, one control plane after the other; by default at the first that follows the start
+of a term, and at one in the midst of work."""
 
 
 class Killed:
@@ -74,7 +75,7 @@ def test_a_kill_at_this_step_loses_nothing_and_doubles_nothing(killed: Killed, s
     submitter = threading.Thread(target=submit)
     submitter.start()
     try:
-        for count in COUNTS:
+        for count in COUNTS.get(step, (2, 9)):
             control = killed.control(step, str(count))
             assert control.wait(PATIENCE) == -9, killed.messages.read_text()[-3000:]
         control = killed.control()

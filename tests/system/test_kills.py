@@ -70,7 +70,7 @@ def test_all_jobs_end_right_whoever_is_killed(living: Living, victims: Victims, 
     client = living.client()
     retry = {"limit": 20, "backoff": "50ms", "when": ["lost", "killed", "signal"]}
     long = [
-        client.submit({"run": diary.command(4), "resources": {"cpu": 0.25}, "retry": retry, "priority": "high"})
+        client.submit({"run": diary.command(3), "resources": {"cpu": 0.25}, "retry": retry, "priority": "high"})
         for _ in range(LONG)
     ]
     short: list[str] = []
@@ -87,7 +87,7 @@ def test_all_jobs_end_right_whoever_is_killed(living: Living, victims: Victims, 
     submitter = threading.Thread(target=submit)
     submitter.start()
     for _ in range(3):
-        time.sleep(chance.uniform(0.05, 0.5))
+        time.sleep(chance.uniform(0.05, 0.4))
         for pid in victims(living, chance):
             kill(pid)
         if victims is _killed_everything:
@@ -171,12 +171,12 @@ def test_results_of_an_outage_are_accepted_when_it_is_over(living: Living) -> No
     living.up()
     diary = Diary(living.work / "diary")
     client = living.client()
-    ends_in_outage = client.submit({"run": diary.command(2), "resources": {"cpu": 0.25}})
-    outlives_it = client.submit({"run": diary.command(8), "resources": {"cpu": 0.25}})
+    ends_in_outage = client.submit({"run": diary.command(1.5), "resources": {"cpu": 0.25}})
+    outlives_it = client.submit({"run": diary.command(6), "resources": {"cpu": 0.25}})
     until(lambda: len(list(diary.entries())) == 2, "both run")
     kill(living.pid("supervisor"))
     kill(living.pid("control"))
-    time.sleep(6)
+    time.sleep(4)
     assert diary.endings() == [f"{ends_in_outage}.main"]
     assert len(living.tasks()) >= 1
     living.up()
@@ -188,7 +188,7 @@ def test_results_of_an_outage_are_accepted_when_it_is_over(living: Living) -> No
 
 def test_a_command_that_is_waited_for_outlives_the_control_plane(living: Living) -> None:
     """`poise run` goes on reading, and gives the code, though the control plane dies under it. Nothing is printed twice."""
-    command = "i=0; while test $i -lt 30; do echo line $i; i=$((i+1)); sleep 0.1; done; exit 9"
+    command = "i=0; while test $i -lt 20; do echo line $i; i=$((i+1)); sleep 0.1; done; exit 9"
     running = living.start("run", "--", "sh", "-c", command)
     until(living.tasks, "it runs")
     for _ in range(2):
@@ -196,7 +196,7 @@ def test_a_command_that_is_waited_for_outlives_the_control_plane(living: Living)
         kill(living.pid("control"))
     done = ended(running)
     assert done.code == 9
-    assert done.text.split("\n") == [f"line {number}" for number in range(30)] + [""]
+    assert done.text.split("\n") == [f"line {number}" for number in range(20)] + [""]
 
 
 def test_run_says_so_when_everything_is_gone(living: Living) -> None:
@@ -217,11 +217,11 @@ def test_what_was_stopped_for_a_while_goes_on(living: Living, what: str) -> None
     """SIGSTOP for longer than a node may be silent. A control plane does not give up nodes that kept on talking to it; a
     node that was given up is taken back when it speaks again. Either way what runs is left alone."""
     living.up()
-    job = living.client().submit({"run": ["sleep", "6"]})
+    job = living.client().submit({"run": ["sleep", "5"]})
     until(living.tasks, "it runs")
     process = living.pid(what)
     os.kill(process, signal.SIGSTOP)
-    time.sleep(4.5)
+    time.sleep(4)
     os.kill(process, signal.SIGCONT)
     report = living.client().wait(job, 30)
     assert (report.status, report.tasks[0].epoch, report.tasks[0].attempts) == ("done", 1, ())
