@@ -1,7 +1,8 @@
 """The client of a control plane: one connection, plain calls, errors as exceptions.
 
-It rides out a control plane that restarts: every call is safe to repeat (a submission carries a key), so a lost connection
-is tried again for `patience` seconds before `Unreachable` is raised, or until nobody is left who would start one.
+It rides out a control plane that restarts: every call is safe to repeat (a submission carries a key), so a lost
+connection is tried again for `patience` seconds before `Unreachable` is raised, or until nobody is left who would start
+one.
 """
 
 import contextlib
@@ -114,7 +115,7 @@ class Client:
         self._call("POST", "/v1/shutdown", dict[str, bool])
 
     def logs(self, name: str, *, task: str = "", follow: bool = False) -> Iterator[LogLine]:
-        """Pieces of output, and an end. Followed through a restart of the control plane: what was given is not repeated."""
+        """Pieces of output, and an end. A restart of the control plane repeats nothing of what was given."""
         given: dict[tuple[str, int, str], int] = {}
         path = f"/v1/jobs/{_quoted(name)}/logs?follow={str(follow).lower()}&task={_quoted(task)}"
         decode = msgspec.json.Decoder(LogLine).decode

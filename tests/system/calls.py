@@ -5,9 +5,8 @@ import json
 import socket
 from typing import Any, NamedTuple
 
-from system.living import PATIENCE, Living
-
 from poise.drivers import sockets
+from system.living import PATIENCE, Living
 
 
 class Answer(NamedTuple):

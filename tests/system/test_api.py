@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from system.calls import Caller, read_answer
-from system.living import PATIENCE, Living, alive, ended, resident, until
 
 from poise.config import Endpoint
+from system.calls import Caller, read_answer
+from system.living import PATIENCE, Living, alive, ended, resident, until
 
 WRONG = {
     "no token": ({"Host": "poise"}, 401),
@@ -317,8 +317,8 @@ def test_a_channel_that_talks_nonsense_is_closed(caller: Caller) -> None:
     with caller.connect() as sock:
         key = base64.b64encode(os.urandom(16)).decode()
         sock.sendall(
-            f"GET /v1/channel HTTP/1.1\r\nHost: poise\r\nAuthorization: {caller.good['Authorization']}\r\nUpgrade: websocket\r\n"
-            f"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode()
+            f"GET /v1/channel HTTP/1.1\r\nHost: poise\r\nAuthorization: {caller.good['Authorization']}\r\n"
+            f"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode()
         )
         assert b"101 Switching" in sock.recv(4096)
         payload = b"\x93nonsense"

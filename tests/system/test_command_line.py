@@ -1,4 +1,4 @@
-"""The command line as typed: exit codes, what goes to stdout and what to stderr, one JSON value, hints that can be typed."""
+"""The command line as typed: exit codes, what goes to stdout and to stderr, one JSON value, hints that can be typed."""
 
 import json
 import os
@@ -9,7 +9,8 @@ import sys
 import time
 
 import pytest
-from system.living import POISE, PATIENCE, Diary, Living, ended, until
+
+from system.living import PATIENCE, POISE, Diary, Living, ended, until
 
 EVERY_BYTE = bytes(range(256)) * 300
 
@@ -142,12 +143,12 @@ def test_run_keeps_what_it_says_and_nothing_else(shared: Living) -> None:
 
 def test_submit_keeps_only_what_is_declared(shared: Living) -> None:
     shared.file("declared.yaml", "run: [env, '-0']\nenv: {TAKEN: null, SET: 1}\n")
-    job = shared.poise("submit", "declared.yaml", TAKEN="t", SECRET="s", VIRTUAL_ENV="/v").text.strip()
+    job = shared.poise("submit", "declared.yaml", TAKEN="t", OTHER="s", VIRTUAL_ENV="/v").text.strip()
     assert shared.poise("wait", job).code == 0
     seen = dict(pair.split("=", 1) for pair in shared.poise("logs", job).text.split("\0") if pair)
     assert seen["TAKEN"] == "t"
     assert seen["SET"] == "1"
-    assert not {"SECRET", "VIRTUAL_ENV", "POISE_HOME", "LANG"} & set(seen)
+    assert not {"OTHER", "VIRTUAL_ENV", "POISE_HOME", "LANG"} & set(seen)
     missing = shared.poise("submit", "declared.yaml")
     assert missing.code == 1
     assert "env.TAKEN" in missing.err

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from poise.errors import PoiseError
 from system.dying import STEPS
 from system.living import PATIENCE, Diary, Living, kill, until
 
-from poise.errors import PoiseError
-
 COUNTS = {"before-checkpoint": (1,), "in-checkpoint": (1,), "after-checkpoint": (2,)}
-"""At which of its passes a step kills, one control plane after the other; by default at the first that follows the start
-of a term, and at one in the midst of work."""
+"""At which of its passes a step kills, one control plane after the other; by default once at the start of a term, and
+once in the midst of work."""
 
 
 class Killed:

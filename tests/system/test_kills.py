@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from system.living import Diary, Living, alive, ended, kill, until
 
 from poise.client import Client
 from poise.errors import Unreachable
 from poise.model.reports import JobReport
+from system.living import Diary, Living, alive, ended, kill, until
 
 SHORT, LONG = 30, 2
 
@@ -65,7 +65,7 @@ Victims = Callable[[Living, random.Random], list[int]]
 def test_all_jobs_end_right_whoever_is_killed(living: Living, victims: Victims, untouched: bool) -> None:
     """`untouched`: no command may notice that its superiors died. Else what died with a keeper is run again."""
     living.up()
-    chance = random.Random(victims.__name__)
+    chance = random.Random(victims.__name__)  # noqa: S311 — a seed, not a secret
     diary = Diary(living.work / "diary")
     client = living.client()
     retry = {"limit": 20, "backoff": "50ms", "when": ["lost", "killed", "signal"]}
@@ -187,7 +187,7 @@ def test_results_of_an_outage_are_accepted_when_it_is_over(living: Living) -> No
 
 
 def test_a_command_that_is_waited_for_outlives_the_control_plane(living: Living) -> None:
-    """`poise run` goes on reading, and gives the code, though the control plane dies under it. Nothing is printed twice."""
+    """`poise run` goes on reading, and gives the code, though the control plane dies. Nothing is printed twice."""
     command = "i=0; while test $i -lt 20; do echo line $i; i=$((i+1)); sleep 0.1; done; exit 9"
     running = living.start("run", "--", "sh", "-c", command)
     until(living.tasks, "it runs")
@@ -214,7 +214,7 @@ def test_run_says_so_when_everything_is_gone(living: Living) -> None:
 
 @pytest.mark.parametrize("what", ["control", "agent"])
 def test_what_was_stopped_for_a_while_goes_on(living: Living, what: str) -> None:
-    """SIGSTOP for longer than a node may be silent. A control plane does not give up nodes that kept on talking to it; a
+    """SIGSTOP for longer than a node may be silent. A control plane does not give up nodes that kept on talking to it, a
     node that was given up is taken back when it speaks again. Either way what runs is left alone."""
     living.up()
     job = living.client().submit({"run": ["sleep", "5"]})

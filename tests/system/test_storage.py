@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from system.calls import Caller
-from system.living import PATIENCE, Living, until
 
 from poise.errors import PoiseError
+from system.calls import Caller
+from system.living import PATIENCE, Living, until
 
 # --- two control planes ----------------------------------------------------------------------------------------------
 

@@ -85,8 +85,7 @@ class Agent:
         sender = asyncio.create_task(self._send(channel))
         try:
             async for frame in channel:
-                assert isinstance(frame, bytes)
-                self._feed(_to_agent.decode(frame))
+                self._feed(_to_agent.decode(frame if isinstance(frame, bytes) else frame.encode()))
         finally:
             sender.cancel()
 

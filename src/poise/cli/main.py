@@ -1,8 +1,8 @@
 """`poise`: finds the command, runs it, and turns errors into text, JSON and exit codes.
 
 Commands are imported when they are used: `poise --help` costs little more than starting Python.
-Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 your input, 2 our fault; `run` and `wait` give the command's own
-code, or 125 when Poise itself fails.
+Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 your input, 2 our fault; `run` and `wait` give the command's
+own code, or 125 when Poise itself fails.
 """
 
 import sys

@@ -5,6 +5,7 @@ import click
 from poise.cli import offline
 from poise.cli.home import connected, current_home, running, supervised
 from poise.cli.render import print_json, print_table, say, status_text
+from poise.model.reports import DeviceReport
 from poise.units import format_bytes, format_cpu
 
 
@@ -30,17 +31,18 @@ def nodes(as_json: bool) -> int:
                 f"{format_bytes(node.memory_used)}/{format_bytes(node.memory)}",
                 str(node.running),
                 str(node.queued),
-                ", ".join(
-                    f"{device.index}: {device.model} {format_bytes(device.memory)}{f' ({device.held_by})' if device.held_by else ''}"
-                    for device in node.devices
-                )
-                or f"none ({node.labels.get('no-devices', 'none found')})",
+                ", ".join(map(_device_text, node.devices)) or f"none ({node.labels.get('no-devices', 'none found')})",
             )
             for node in found
         ],
         right=("RUNNING", "QUEUED"),
     )
     return 0
+
+
+def _device_text(device: DeviceReport) -> str:
+    held = f" ({device.held_by})" if device.held_by else ""
+    return f"{device.index}: {device.model} {format_bytes(device.memory)}{held}"
 
 
 @click.command()

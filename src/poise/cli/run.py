@@ -31,8 +31,8 @@ SUBMIT_ATTEMPTS = 3
 def run(command: tuple[str, ...], as_json: bool, **flags: Any) -> int:
     """Run COMMAND when there is room, stream what it writes, and end with its exit code.
 
-    Nothing needs to be started first. The command runs in this folder and keeps PATH, HOME, VIRTUAL_ENV, CONDA_* and LANG;
-    pass on more with --env NAME. Ctrl-C cancels it. 125 means that Poise itself failed.
+    Nothing needs to be started first. The command runs in this folder and keeps PATH, HOME, VIRTUAL_ENV, CONDA_* and
+    LANG; pass on more with --env NAME. Ctrl-C cancels it. 125 means that Poise itself failed.
     """
     environ = dict(os.environ)
     spec = asked(flags, environ)

@@ -20,8 +20,8 @@ from poise.errors import SpecError
 def submit(source: tuple[str, ...], as_json: bool, **flags: Any) -> int:
     """Submit a job or graph from FILE.yaml, or a command after `--`, print its id, and return.
 
-    Only what is declared reaches the command: an environment variable with the value `null` is taken from here. Paths are
-    relative to the file's folder. Flags override the file.
+    Only what is declared reaches the command: an environment variable with the value `null` is taken from here. Paths
+    are relative to the file's folder. Flags override the file.
     """
     environ = dict(os.environ)
     own = asked(flags, environ)

@@ -1,7 +1,7 @@
 """`python -m poise.control`: one control plane for one home.
 
-It holds the home's lock, reads the log, serves the API on the home's socket and on a loopback port, and ends on SIGTERM,
-leaving running work to the agent and its keepers.
+It holds the home's lock, reads the log, serves the API on the home's socket and on a loopback port, and ends on
+SIGTERM, leaving running work to the agent and its keepers.
 """
 
 import argparse
@@ -116,7 +116,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
     )
     tcp, port = _loopback(options.port)
     serving = asyncio.create_task(server.serve(sockets=[listen(home.socket), tcp]))
-    while not server.started and not serving.done():
+    while not server.started and not serving.done():  # noqa: ASYNC110 — the server says it no other way
         await asyncio.sleep(0.005)
     _write_endpoint(home, port)
     _log.info("ready: process %d, port %d, revision %d, term %d", os.getpid(), port, ledger.revision, ledger.term)
@@ -134,7 +134,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """By the loop. The inherited way raises the signal once more after serving, and nothing after it would be done."""
+        """By the loop. The inherited way raises the signal again after serving, and nothing after it would be done."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.handle_exit, number, None)
         yield

@@ -31,7 +31,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class Guard:
-    """ASGI application that checks, then passes on: streams of submissions and node channels to bare handlers, the rest on."""
+    """ASGI application that checks, then passes on: streams of submissions and node channels to bare handlers."""
 
     def __init__(
         self, token: str, rest: App, hot: dict[str, App], during: Callable[[], contextlib.AbstractContextManager[None]]

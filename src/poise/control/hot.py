@@ -1,7 +1,8 @@
 """The two paths that carry thousands of messages a second, as bare ASGI: streams of submissions, and node channels.
 
 A stream of submissions is `POST /v1/jobs` with `Content-Type: application/x-ndjson`: each line is one submission and is
-accepted, logged and answered by itself, in order, as soon as it is durable. A node channel is a WebSocket of msgpack frames.
+accepted, logged and answered by itself, in order, as soon as it is durable. A node channel is a WebSocket of msgpack
+frames.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""How long the control plane stays: until it is told to end, or, started by `poise run`, until the last job has ended."""
+"""How long the control plane stays: until told to end or, started by `poise run`, until the last job has ended."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,7 @@
 """The loop around the controller: messages in, effects carried out.
 
-Everything runs on one asyncio thread. What arrives in one turn of the loop is handled together, so that one round decides
-for all of it and one commit makes all of it durable.
+Everything runs on one asyncio thread. What arrives in one turn of the loop is handled together, so that one round
+decides for all of it and one commit makes all of it durable.
 """
 
 import asyncio
@@ -177,9 +177,9 @@ class Plane:
     def unfollow(self, news: asyncio.Event) -> None:
         self._followers.discard(news)
 
-    async def job_over(self, job_id: str, timeout: float) -> None:
+    async def job_over(self, job_id: str, within: float) -> None:
         """Wait until the job's end is durable, or the time is up."""
-        deadline = self._loop.time() + timeout
+        deadline = self._loop.time() + within
         while (left := deadline - self._loop.time()) > 0:
             ledger = await self.settled()
             job = ledger.jobs.get(job_id)
@@ -316,7 +316,7 @@ class Plane:
 
 @contextlib.contextmanager
 def _or_die() -> Iterator[None]:
-    """An error that nobody foresaw leaves ledger and log apart: end at once, as by kill -9, and be started from the log."""
+    """An error that nobody foresaw leaves ledger and log apart: end as by kill -9, and be started from the log."""
     try:
         yield
     except Exception:

@@ -3,11 +3,12 @@
     python -S supervisor.py HOME [--until-idle] [options of the control plane …]
 
 A child that ends is started again, at once the first time and after a pause that doubles to five seconds when it keeps
-ending. A control plane that ends with code 0 was told to, with code 3 cannot start until a person acts: then the agent is
-ended too, and so is this process. Whoever holds the locks already (children of a supervisor that was killed) is left
+ending. A control plane that ends with code 0 was told to, with code 3 cannot start until a person acts: then the agent
+is ended too, and so is this process. Whoever holds the locks already (children of a supervisor that was killed) is left
 alone, and replaced only when it is gone.
 """
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -123,10 +124,8 @@ def _sleep(wakeup: int) -> None:
     import select
 
     select.select([wakeup], [], [], LOOK_EVERY)
-    try:
+    with contextlib.suppress(BlockingIOError):
         os.read(wakeup, 4096)
-    except BlockingIOError:
-        pass
 
 
 def main() -> int:
@@ -135,10 +134,8 @@ def main() -> int:
     if not take(os.path.join(home, "supervisor")):  # noqa: PTH118
         return 0  # somebody keeps this home already
     if not held_by_other(os.path.join(home, "lock")):  # noqa: PTH118
-        try:
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(home, "stay"))  # noqa: PTH108, PTH118 — the wish was for the run before this one
-        except FileNotFoundError:
-            pass
     return run(home, options)
 
 

@@ -11,7 +11,7 @@ from poise.errors import Conflict
 
 _ATTEMPTS = 50
 _PAUSE = 0.01
-"""Looking at a lock (`holder`, `is_held`) takes it for an instant: one who wants it tries again before it is refused."""
+"""Looking at a lock (`holder`, `is_held`) takes it for an instant: who wants it tries again before it is refused."""
 
 
 @contextlib.contextmanager

@@ -120,7 +120,7 @@ class _Open:
 
 
 def _check_bounds(text: str, name: str) -> None:
-    """Walk the events, which cost no memory, before anything is built from them. An alias counts as what it stands for."""
+    """Walk the events, which cost no memory, before anything is built. An alias counts as what it stands for."""
     nodes = 0
     known: dict[str, tuple[int, int]] = {}  # of what an anchor names: values, levels
     within: list[_Open] = []
