@@ -9,7 +9,7 @@ followed by the ledger's own check of all its invariants.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from poise.errors import PoiseError, StoreFull
@@ -129,9 +129,9 @@ class World:
         """Submit a job. `cpu`, `memory`, `gpu`, `gpu_memory` are its resources, anything else a field of the file."""
         return self.submit(_spec(name, fields))
 
-    def graph(self, name: str = "", *, tasks: dict[str, dict[str, Any]], **fields: Any) -> "World":
+    def graph(self, name: str = "", *, tasks: Mapping[str, Mapping[str, Any]], **fields: Any) -> "World":
         """Submit a graph of tasks, each with the fields that `job` takes."""
-        made = {task: _spec("", of) for task, of in tasks.items()}
+        made = {task: _spec("", dict(of)) for task, of in tasks.items()}
         return self.submit({"kind": "graph", "tasks": made, **_spec(name, fields, run=False)})
 
     def submit(self, document: Any, key: str = "") -> "World":
@@ -377,7 +377,8 @@ class World:
 
     def _attempt(self, name: str) -> tuple[Attempt, str]:
         unit, task = self.task(name)
-        return attempt_of(unit, unit.tasks.index(task)), task.node
+        index = next(index for index, other in enumerate(unit.tasks) if other is task)
+        return attempt_of(unit, index), task.node
 
     def _holder(self, attempt: Attempt) -> dict[Attempt, Launch]:
         return next((of_node for of_node in self.held.values() if attempt in of_node), {})

@@ -14,6 +14,7 @@ True
 
 import re
 from decimal import Decimal
+from functools import lru_cache
 from typing import NewType
 
 Instant = NewType("Instant", int)
@@ -37,6 +38,10 @@ _NUMBER_UNIT = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([a-zA-Z]*)")  
 _MAX = 2**62  # room to add two quantities and stay inside 64 bits
 
 
+_remembered = lru_cache(maxsize=1024, typed=True)  # files repeat their quantities; `1`, `1.0` and `true` differ
+
+
+@_remembered
 def parse_duration(text: str | int | float) -> int:
     """Nanoseconds from `90m`, `1h30m`, `250ms`; a bare number is seconds."""
     if not isinstance(text, str):
@@ -59,6 +64,7 @@ def parse_duration(text: str | int | float) -> int:
     return _bounded(total, text)
 
 
+@_remembered
 def parse_bytes(text: str | int | float) -> int:
     """Bytes from `12GiB`, `500MB`, `8Gi`; a bare number is bytes."""
     if not isinstance(text, str):
@@ -72,6 +78,7 @@ def parse_bytes(text: str | int | float) -> int:
     return _bounded(Decimal(match[1]) * _BYTES[unit], text)
 
 
+@_remembered
 def parse_cpu(text: str | int | float) -> int:
     """Milli-CPU from `2`, `0.5` or `500m`."""
     if not isinstance(text, str):

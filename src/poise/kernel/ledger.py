@@ -284,8 +284,7 @@ class Ledger:
         """By id, or by name: the unfinished job of that name, else the latest that had it."""
         job = self._state.jobs.get(name) or self.job_named(name)
         if job is None:
-            named = [job for job in self._state.jobs.values() if job.name == name]
-            job = max(named, key=lambda job: job.submitted, default=None)
+            job = next((job for job in reversed(self._state.jobs.values()) if job.name == name), None)
         return job
 
     def task(self, task_id: str) -> tuple[UnitState, TaskState] | None:
@@ -336,8 +335,8 @@ class Ledger:
         return self._unfinished_count
 
     def attempts_on(self, node: str) -> Iterator[tuple[UnitState, int]]:
-        """Active attempts on a node, as (unit, index of its task)."""
-        for unit in self._active.values():
+        """Active attempts on a node, as (unit, index of its task), in order of submission."""
+        for unit in sorted(self._active.values(), key=_ordinal):
             for index, task in enumerate(unit.tasks):
                 if task.active and task.node == node:
                     yield unit, index
@@ -349,7 +348,7 @@ class Ledger:
 
     def queued_since(self, instant: int) -> Iterator[tuple[UnitState, TaskState]]:
         """Units that were queued behind their like at that instant or before, and have not started."""
-        for unit in self._active.values():
+        for unit in sorted(self._active.values(), key=_ordinal):
             if unit.queued and not unit.stopping and unit.placed <= instant and unit.tasks[0].status == "queued":
                 yield unit, unit.tasks[0]
 
@@ -784,7 +783,7 @@ class Ledger:
             profiles={kind: self._state.profiles[kind] for kind in kinds if kind in self._state.profiles},
             active=tuple(
                 ActiveView(unit.ordinal, unit.spec.shape.cpu, tuple(task.node for task in unit.tasks if task.active))
-                for unit in self._active.values()
+                for unit in sorted(self._active.values(), key=_ordinal)
                 if not unit.queued
             )
             if static
@@ -1001,8 +1000,8 @@ def _rank(candidate: Candidate) -> tuple[int, int]:
     return (0 if candidate.queue.endswith("/") else -candidate.tail, candidate.ordinal)
 
 
-def _ordinal(candidate: Candidate) -> int:
-    return candidate.ordinal
+def _ordinal(of: Candidate | UnitState) -> int:
+    return of.ordinal
 
 
 def _hold(condition: bool, otherwise: str) -> None:

@@ -5,7 +5,7 @@ The executor is a fake: a slot runs what it was handed first, an attempt ends wh
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from poise.errors import StoreFull
 from poise.kernel import node as node_side
@@ -28,7 +28,7 @@ from poise.kernel.controller import (
     Submit,
     TryRecover,
 )
-from poise.kernel.ledger import Ledger, attempt_of
+from poise.kernel.ledger import Ledger, UnitState, attempt_of
 from poise.kernel.node import NodeMachine
 from poise.model.events import Event
 from poise.model.jobs import Ending, Outcome
@@ -300,14 +300,14 @@ class Fleet:
     def _held(self) -> list[Attempt]:
         return [attempt for site in self.sites.values() for attempt in site.slots.running()]
 
-    def _unfinished(self) -> Iterator[object]:
+    def _unfinished(self) -> Iterator[UnitState]:
         for job in self.ledger.jobs.values():
             yield from (unit for unit in job.units if not unit.over)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _perform(self, effects: object) -> None:
-        waiting: deque[Effect] = deque(effects)  # type: ignore[call-overload]
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        waiting = deque(effects)
         while waiting:
             effect = waiting.popleft()
             match effect:

@@ -1,7 +1,7 @@
 """Controller and node machines together, over channels that break and a disk that is slow, full, or lost.
 
-No attempt runs twice, no node runs more than the ledger allows, no acknowledged job is lost, and every job ends once the
-faults stop.
+No attempt runs twice, no node runs more than the ledger allows, no acknowledged job is lost, and every job ends once
+the faults stop.
 """
 
 from typing import Any

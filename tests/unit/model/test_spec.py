@@ -278,8 +278,8 @@ def test_a_small_file_cannot_ask_for_the_memory_of_the_machine(document: Any) ->
 # --- anything --------------------------------------------------------------------------------------------------------
 
 _words = st.sampled_from(
-    ["run", "tasks", "needs", "a", "b", "a.merge", "kind", "graph", "resources", "cpu", "gpu", "parts", "merge", "retry",
-     "when", "deadline", "env", "class", "workers", "1h", "-1", "priority", "high"]
+    ["run", "tasks", "needs", "a", "b", "a.merge", "kind", "graph", "resources", "cpu", "gpu", "parts", "merge",
+     "retry", "when", "deadline", "env", "class", "workers", "1h", "-1", "priority", "high"]
 )  # fmt: skip
 _values = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 5) | st.integers() | st.floats() | _words | st.text(max_size=5),

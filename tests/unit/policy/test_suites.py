@@ -310,7 +310,7 @@ def test_room_is_kept_on_one_node_and_not_on_all() -> None:
 
 
 def test_the_critical_path_goes_first() -> None:
-    tasks = {
+    tasks: dict[str, Any] = {
         "short": {"expect": "1s"},
         "long": {"expect": "1s"},
         "after-long": {"expect": "100s", "needs": ["long"]},

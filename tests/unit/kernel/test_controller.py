@@ -1,0 +1,610 @@
+"""The controller as a machine: what it says to messages, and when."""
+
+from typing import Any
+
+import pytest
+
+from poise.errors import Busy, Conflict, InputError, NotFound, SpecError, StoreFull
+from poise.kernel import controller as machine
+from poise.kernel.controller import Append, Barrier, Checkpoint, Decide, Send, Submit, TryRecover
+from poise.kernel.ledger import Ledger
+from poise.model.decisions import Plan, Spot
+from poise.model.events import Finished, JobSubmitted, NodeLost, Placed, Remembered
+from poise.model.jobs import Ending
+from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, Report
+from poise.model.spec import compile_spec
+from poise.testing import WALL, World, node
+from poise.units import MILLISECOND, SECOND
+
+AGAIN: dict[str, Any] = {"limit": 3, "when": ["failed", "lost", "killed"], "backoff": "0s"}
+
+
+def launches(world: World) -> list[str]:
+    """Every attempt that was sent to a node."""
+    return [
+        str(launch.attempt)
+        for send in world.sent
+        if isinstance(send.message, Desired)
+        for launch in send.message.launches
+    ]
+
+
+def last_desired(world: World) -> Desired:
+    return next(send.message for send in reversed(world.sent) if isinstance(send.message, Desired))
+
+
+# --- log first -------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_leaves_before_it_is_durable() -> None:
+    world = World().nodes(1)
+    world.slow_disk = True
+    world.sent.clear()
+    world.job("a").round()
+    assert world.status("a") == "placed"  # state is applied at once
+    assert (world.replies, world.sent) == ([], [])
+    world.sync()
+    assert [reply.value for reply in world.replies] == ["j1"]
+    assert launches(world) == ["j1.main#1"]
+
+
+def test_effects_wait_for_their_own_revision_only() -> None:
+    world = World().nodes(1)
+    world.slow_disk = True
+    world.job("a")
+    first = len(world.log)
+    world.job("b")
+    world.say(machine.Durable(first))
+    assert [reply.value for reply in world.replies] == ["j1"]
+
+
+def test_an_error_leaves_at_once_and_changes_nothing() -> None:
+    world = World().nodes(1)
+    world.slow_disk = True
+    before = world.ledger.encode()
+    with pytest.raises(NotFound):
+        world.cancel("nothing")
+    assert world.ledger.encode() == before
+
+
+def test_events_are_appended_in_order_and_numbered() -> None:
+    controller = machine.Controller(Ledger(), machine.Settings())
+    [append] = controller.begin(1, boot="", boottime=0, wall=WALL)
+    assert isinstance(append, Append)
+    assert append.expected == 0
+    effects = controller.handle(Submit(1, compile_spec({"run": "x"}, wall=WALL)), 2)
+    assert [(effect.expected, len(effect.events)) for effect in effects if isinstance(effect, Append)] == [(1, 1)]
+
+
+def test_a_barrier_is_answered_when_all_before_it_is_durable() -> None:
+    world = World()
+    world.say(Barrier(7))
+    assert world.replies[-1].request == 7
+    world.slow_disk = True
+    world.job("a").say(Barrier(8))
+    assert [reply.request for reply in world.replies] == [7]
+    world.sync()
+    assert world.replies[-1].request == 8
+
+
+def test_a_checkpoint_follows_every_so_many_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "CHECKPOINT_EVERY", 3)
+    controller = machine.Controller(Ledger(), machine.Settings())
+    controller.begin(1, boot="", boottime=0, wall=WALL)
+    made: list[machine.Effect] = []
+    for request in range(5):
+        made += controller.handle(Submit(request, compile_spec({"run": "x"}, wall=WALL)), 2)
+    checkpoints = [effect for effect in made if isinstance(effect, Checkpoint)]
+    assert [point.revision for point in checkpoints] == [3, 6]
+    assert Ledger.decode(checkpoints[0].state).revision == 3
+
+
+# --- a disk that is full ---------------------------------------------------------------------------------------------
+
+
+def test_a_failed_append_drops_what_was_not_durable_and_nothing_else() -> None:
+    world = World().nodes(1).job("kept")
+    world.slow_disk = True
+    world.job("dropped").cancel("kept").round()
+    world.sent.clear()
+    world.say(Barrier(99)).fail_disk()
+    assert [job.name for job in world.ledger.jobs.values()] == ["kept"]
+    assert world.status("kept") == "pending"
+    refused = {reply.request: reply.error for reply in world.replies[1:]}
+    assert isinstance(refused[2], StoreFull) and isinstance(refused[3], StoreFull)
+    assert refused[99] is None  # a reader is shown what is durable, which is now all there is
+    assert world.sent == []
+    assert world.hung == ["n1"]
+
+
+def test_while_the_disk_is_full_nothing_is_accepted_and_reads_go_on() -> None:
+    world = World().nodes(1).job("a")
+    world.fail_disk()
+    with pytest.raises(StoreFull):
+        world.job("b")
+    with pytest.raises(StoreFull):
+        world.cancel("a")
+    with pytest.raises(StoreFull):
+        world.drain("n1")
+    assert not world.controller.accepting
+    assert world.say(Barrier(50)).replies[-1].request == 50
+    before = world.ledger.revision
+    world.connect("n1")
+    assert world.hung == ["n1", "n1"]
+    assert world.ledger.revision == before
+
+
+def test_it_goes_on_by_itself_when_there_is_space_again() -> None:
+    world = World().nodes(1).job("a").after("1s")
+    world.fail_disk()
+    world.after("5s")
+    assert not world.controller.accepting
+    world.full_disk = False
+    world.after("1100ms").connect("n1").after("1s")
+    assert world.controller.accepting
+    assert world.job("b").after("1s").status("b") == "placed"
+    assert world.unit("a").epoch == 1
+
+
+def test_a_full_disk_is_tried_once_a_second() -> None:
+    world = World()
+    world.fail_disk()
+    tried = 0
+    for _ in range(50):
+        tried += sum(isinstance(effect, TryRecover) for effect in world.controller.tick(world.now))
+        world.now += 100 * MILLISECOND
+    assert tried == 5
+
+
+def test_a_plan_made_before_the_disk_was_full_is_not_applied() -> None:
+    world = World().nodes(1).job("a")
+    plan = world.plan()
+    world.fail_disk()
+    world.say(machine.Decided(plan))
+    assert world.status("a") == "pending"
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def test_a_submission_with_the_same_key_is_the_same_job() -> None:
+    world = World()
+    world.submit({"run": "x"}, key="k").submit({"run": "x"}, key="k").submit({"run": "x"}, key="l")
+    assert [reply.value for reply in world.replies] == ["j1", "j1", "j2"]
+    world.restart().submit({"run": "x"}, key="k")
+    assert world.replies[-1].value == "j1"
+
+
+def test_a_name_is_taken_until_its_job_is_over() -> None:
+    world = World().nodes(1).job("a")
+    with pytest.raises(Conflict, match="taken by an unfinished job") as caught:
+        world.job("a")
+    assert (caught.value.record.code, caught.value.record.field) == ("E107", "name")
+    world.cancel("a").job("a")
+    assert world.state("a").id == "j2"
+
+
+def test_after_names_jobs_that_there_are() -> None:
+    with pytest.raises(NotFound) as caught:
+        World().job("a", after=["nothing"])
+    assert (caught.value.record.code, caught.value.record.field) == ("E105", "after")
+
+
+@pytest.mark.parametrize(
+    ("fields", "have", "hint"),
+    [
+        ({"cpu": 64}, "closest is n2: has 8 CPU in all, 64 needed", "`--cpu 8` would fit on n2"),
+        ({"cpu": 8, "gpu": 1}, "closest is n1: has 4 CPU in all, 8 needed", "`--cpu 4 --gpu 1` would fit on n1"),
+        ({"memory": "1TiB"}, "closest is n1: has 8 GiB of memory in all, 1 TiB needed", "`--cpu 1 --memory 8192MiB`"),
+        ({"gpu": 1, "gpu_memory": "80GiB"}, "closest is n1: has 0 fitting GPU", "--gpu 1 --gpu-memory 16384MiB` would"),
+    ],
+)
+def test_what_no_node_has_says_which_comes_closest(fields: dict[str, Any], have: str, hint: str) -> None:
+    world = World().join(node("n1", cpu=4, gpus=1, gpu_memory="16GiB")).join(node("n2", cpu=8))
+    with pytest.raises(SpecError) as caught:
+        world.job(**fields)
+    record = caught.value.record
+    assert record.code == "E110"
+    assert have in record.have
+    assert hint in record.hint
+
+
+def test_a_gang_too_large_for_all_nodes_says_how_many_fit() -> None:
+    with pytest.raises(SpecError) as caught:
+        World().nodes(2, cpu=2).job("g", workers=5)
+    assert (caught.value.record.field, caught.value.record.hint) == ("workers", "workers: 4")
+
+
+def test_too_much_is_refused_whatever_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "MAX_UNFINISHED", 3)
+    world = World().job("a").job(after=["a"]).job(after=["a"])
+    with pytest.raises(Busy):
+        world.job()
+    world.nodes(1).finish_all().job()
+
+
+def test_a_job_that_is_over_cannot_be_cancelled() -> None:
+    world = World().nodes(1).job("a").round().finish("a")
+    with pytest.raises(Conflict, match="over already"):
+        world.cancel("a")
+
+
+# --- rounds ----------------------------------------------------------------------------------------------------------
+
+
+def decides(world: World) -> bool:
+    return any(isinstance(effect, Decide) for effect in world.controller.tick(world.now))
+
+
+def test_a_round_follows_an_event_and_then_every_200_ms_while_something_waits() -> None:
+    world = World(check=False).nodes(1, cpu=1).job().job().after("1ms")
+    rounds = len(world.plans)
+    world.after("10s")
+    assert len(world.plans) - rounds in range(49, 53)
+
+
+def test_nothing_waits_nothing_is_decided() -> None:
+    world = World(check=False).nodes(1).job().after("1s")
+    rounds = len(world.plans)
+    assert len(world.after("60s").plans) == rounds
+
+
+def test_one_round_at_a_time() -> None:
+    world = World().nodes(1).job()
+    world.controller.handle(Barrier(1), world.now)
+    assert decides(world)
+    world.controller.handle(Submit(9, compile_spec({"run": "x"}, wall=WALL)), world.now)
+    assert not decides(world)  # the answer to the first is not in
+    world.controller.handle(machine.Decided(Plan(base=0, policy="x")), world.now)
+    assert decides(world)
+
+
+def test_a_back_off_that_has_ended_wakes_once_and_does_not_spin() -> None:
+    retry = {"limit": 3, "when": ["failed"], "backoff": "3s"}
+    world = World(check=False).nodes(1, cpu=1).job("a", retry=retry).round().finish("a", outcome="failed")
+    world.job("b", priority="urgent").after("1ms")
+    ends = world.unit("a").not_before
+    wakes = []
+    while world.now < ends + SECOND:
+        world.hear("n1", Beat()).tick()
+        wakeup = world.controller.wakeup()
+        assert wakeup is not None and wakeup > world.now
+        wakes.append(wakeup)
+        world.now = wakeup
+    assert ends in wakes
+    assert world.status("a") == "pending"
+
+
+def test_after_a_full_head_the_rest_is_decided_at_once() -> None:
+    world = World(check=False).nodes(1, cpu=300)
+    for _ in range(300):
+        world.job()
+    world.tick().tick().tick()
+    assert world.ledger.pending() == 0
+
+
+def test_what_the_policy_remembers_comes_back_as_the_log_holds_it() -> None:
+    world = World().nodes(1)
+    world.say(machine.Decided(Plan(base=0, policy="x", memory={"b": (1, 2), "a": 1})))
+    assert isinstance(world.log[-1], Remembered)
+    seen = world.ledger.snapshot(world.now).memory
+    assert (dict(seen), list(seen)) == ({"a": 1, "b": [1, 2]}, ["a", "b"])
+
+
+# --- nodes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_silent_node_is_lost_and_its_work_placed_elsewhere() -> None:
+    world = World().nodes(2).job("a").after("1s").start("a")
+    assert world.where("a") == ["n1"]
+    world.lose("n1")
+    assert world.where("a") == ["n2"]
+    assert world.unit("a").epoch == 2
+    assert [past.ending.outcome for past in world.task("a")[1].past] == ["lost"]
+
+
+def test_a_node_that_comes_back_in_time_goes_on() -> None:
+    world = World().nodes(2).job("a").after("1s").start("a").disconnect("n1").after("2s").connect("n1").after("1s")
+    assert (world.where("a"), world.unit("a").epoch) == (["n1"], 1)
+    assert not any(isinstance(event, NodeLost) for event in world.log)
+
+
+def test_a_fenced_attempt_is_told_to_stop_and_its_report_is_history() -> None:
+    world = World().nodes(2).job("a").after("1s").start("a").lose("n1")
+    old = Attempt("j1.main", 1)
+    before = world.ledger.encode()
+    world.hear("n1", Report(serial=1, ended=(Ended(attempt=old, ending=Ending(outcome="done")),)))
+    assert world.ledger.encode() == before
+    assert world.hung == ["n1"]
+    world.sent.clear()
+    world.connect("n1")
+    desired = last_desired(world)
+    assert desired.complete and old not in desired.keep
+    assert world.status("a") == "placed"
+    world.finish("a")
+    assert world.status("a") == "done"
+
+
+def test_an_ending_is_taken_from_the_current_epoch_and_node_only() -> None:
+    world = World().nodes(2).job("a").round()
+    before = world.ledger.encode()
+    for name, epoch in (("n1", 0), ("n1", 2), ("n2", 1)):
+        world.end(name, Attempt("j1.main", epoch), Ending(outcome="done"))
+    world.end("n1", Attempt("j1.nothing", 1), Ending(outcome="done"))
+    assert world.ledger.encode() == before
+    world.finish("a").end("n1", Attempt("j1.main", 1), Ending(outcome="failed"))
+    assert world.status("a") == "done"
+
+
+def test_reports_are_acknowledged_even_if_they_are_history() -> None:
+    world = World().nodes(1)
+    world.hear("n1", Report(serial=5, ended=(Ended(attempt=Attempt("j9.main", 1), ending=Ending(outcome="done")),)))
+    assert world.sent[-1] == Send("n1", Acked(serial=5))
+
+
+def test_whoever_speaks_without_having_said_hello_is_hung_up() -> None:
+    world = World().nodes(1)
+    world.lose("n1")
+    assert world.hear("n1", Beat()).hung == ["n1"]
+    assert world.connect("n1").hear("n1", Beat()).hung == ["n1"]
+
+
+def test_hello_launch_that_never_arrived_is_sent_again() -> None:
+    world = World().nodes(1).disconnect("n1").job("a").round()
+    assert world.held["n1"] == {}
+    world.connect("n1")
+    assert launches(world) == ["j1.main#1"]
+    assert world.unit("a").epoch == 1
+
+
+def test_hello_what_it_holds_is_kept() -> None:
+    world = World().nodes(1).job("a").job("b").round().start("a").disconnect("n1").connect("n1")
+    desired = last_desired(world)
+    assert [str(attempt) for attempt in desired.keep] == ["j1.main#1", "j2.main#1"]
+    assert (desired.launches, desired.stops) == ((), ())
+
+
+def test_hello_a_process_that_is_gone_is_lost() -> None:
+    world = World().nodes(1).job("a", retry=AGAIN).round().start("a").disconnect("n1")
+    world.held["n1"].clear()
+    world.connect("n1").after("1s")
+    assert world.unit("a").epoch == 2
+    assert world.task("a")[1].past[0].ending.note == "its process was gone when the node came back"
+
+
+def test_hello_what_ended_while_away_is_heard() -> None:
+    world = World().nodes(1).job("a").round().start("a").disconnect("n1")
+    [attempt] = world.held["n1"]
+    world.held["n1"].clear()
+    world.connect("n1", [Ended(attempt=attempt, ending=Ending(outcome="done", run=5))])
+    assert world.status("a") == "done"
+    assert last_desired(world).keep == ()
+
+
+def test_hello_what_was_cancelled_while_away_is_stopped() -> None:
+    world = World().nodes(1).job("a").job("b").round().start("a").disconnect("n1").cancel("a").cancel("b")
+    assert (world.status("a"), world.status("b")) == ("running", "placed")
+    del world.held["n1"][Attempt("j2.main", 1)]  # this one never arrived
+    world.sent.clear()
+    world.connect("n1")
+    assert (world.status("a"), world.status("b")) == ("cancelled", "cancelled")
+    assert launches(world) == []
+
+
+def test_hello_of_a_gang_with_one_process_gone_stops_the_other_and_launches_none() -> None:
+    """Also where the member that is gone is looked at after one that was never launched."""
+    world = World().nodes(1).job("g", workers=2, retry=AGAIN).round().start("g.main[1]").disconnect("n1")
+    world.held["n1"].clear()
+    world.sent.clear()
+    world.connect("n1")
+    assert launches(world) == []
+    assert world.status("g") == "pending"
+
+
+def test_hello_drops_what_waited_to_be_sent_before() -> None:
+    world = World().nodes(1)
+    world.slow_disk = True
+    world.sent.clear()
+    world.job("a").round().cancel("a").disconnect("n1").connect("n1").sync()
+    assert launches(world) == []
+    assert world.status("a") == "cancelled"
+
+
+def test_another_incarnation_has_lost_everything() -> None:
+    world = World().nodes(1).job("a", retry=AGAIN).round().start("a")
+    world.join(node("n1", incarnation="2")).after("1s")
+    assert world.unit("a").epoch == 2
+    assert world.where("a") == ["n1"]
+
+
+@pytest.mark.parametrize("lost_first", [False, True])
+def test_a_gang_on_a_node_that_was_booted_anew(lost_first: bool) -> None:
+    world = World().nodes(1).job("g", workers=2, retry=AGAIN).round().start("g.main[0]", "g.main[1]")
+    if lost_first:
+        world.lose("n1")
+    world.join(node("n1", incarnation="2")).after("1s")
+    assert (world.status("g"), world.unit("g").epoch) == ("placed", 2)
+
+
+def test_a_gang_over_two_nodes_is_stopped_when_one_is_lost() -> None:
+    world = World().nodes(2, cpu=2).job("g", workers=4, retry=AGAIN).round()
+    world.start("g.main[0]", "g.main[3]").lose("n1")
+    assert world.where("g") == []
+    assert world.status("g") == "pending"
+    assert world.held["n2"] == {}
+    world.join(node("n1", cpu=2, incarnation="2")).after("1s")
+    assert len(world.where("g")) == 4
+
+
+def test_a_gang_whose_other_member_has_ended_waits_for_its_node() -> None:
+    world = World().nodes(2, cpu=1).job("g", workers=2).round().finish("g.main[0]").lose("n2")
+    assert world.task("g.main[1]")[1].status == "recovering"
+    world.connect("n2").finish("g.main[1]")
+    assert world.status("g") == "done"
+
+
+def test_retries_that_are_used_up_wait_for_their_node() -> None:
+    world = World().nodes(2).job("a", retry={"limit": 0}).round().start("a").lose("n1")
+    assert world.codes("a") == ["NODE_LOST", "NEEDS_ITS_NODE"]
+    assert world.unit("a").epoch == 1
+    assert world.connect("n1").finish("a").status("a") == "done"
+
+
+def test_each_lost_node_counts_as_a_try() -> None:
+    world = World().nodes(3).job("a", retry={"limit": 1, "when": ["lost"]}).round().lose("n1")
+    assert world.where("a") == ["n2"]
+    assert world.lose("n2").codes("a")[-1] == "NEEDS_ITS_NODE"
+
+
+def test_only_work_on_a_device_that_has_gone_is_touched() -> None:
+    world = World().join(node("n1", cpu=4, gpus=2)).job("a", gpu=1, retry=AGAIN).job("b", gpu=1).job("c").round()
+    world.join(node("n1", cpu=4, gpus=1))
+    assert [world.status(name) for name in "abc"] == ["placed", "pending", "placed"]
+    assert world.after("1s").codes("b") == ["GPU_BUSY"]
+
+
+def test_a_node_that_shrinks_keeps_what_still_fits() -> None:
+    world = World().nodes(1, cpu=4).job("a", cpu=2).after("1s").job("b").after("1s").job("c").after("1s")
+    world.join(node("n1", cpu=3))
+    assert [world.status(name) for name in "abc"] == ["placed", "placed", "pending"]
+    assert world.ledger.nodes["n1"].used_cpu == 3000
+
+
+def test_new_capacity_is_used_in_the_next_round() -> None:
+    world = World().nodes(1, cpu=1).job("a").job("b").after("1s")
+    world.join(node("n2", cpu=1)).after("1ms")
+    assert world.status("b") == "placed"
+
+
+# --- draining and calling back ---------------------------------------------------------------------------------------
+
+
+def brief(world: World, count: int) -> World:
+    """`count` jobs of a class that is known to be short."""
+    for _ in range(3):
+        world.job(**{"class": "brief"})
+    world.finish_all(run="1ms")
+    for number in range(count):
+        world.job(f"b{number}", **{"class": "brief"})
+    return world
+
+
+def test_a_drained_node_finishes_what_runs_and_hands_back_what_waits() -> None:
+    world = brief(World().nodes(1, cpu=1), 2).round().start("b0")
+    assert world.unit("b1").queued
+    world.drain("n1")
+    assert (world.status("b0"), world.status("b1")) == ("running", "pending")
+    assert world.after("1s").codes("b1") == ["NODE_DRAINED"]
+    world.finish("b0").drain("n1", False).after("1s")
+    assert world.status("b1") == "placed"
+
+
+def test_a_node_drained_while_away_hands_back_too() -> None:
+    world = brief(World().nodes(1, cpu=1), 3).round().start("b0").disconnect("n1").drain("n1")
+    del world.held["n1"][Attempt("j6.main", 1)]  # this one never arrived
+    world.connect("n1")
+    assert [world.status(name) for name in ("b0", "b1", "b2")] == ["running", "pending", "pending"]
+
+
+def test_what_waits_behind_a_wrong_forecast_is_called_back_once() -> None:
+    world = brief(World().nodes(2, cpu=1).drain("n2"), 2).round().start("b0").after("1s")
+    assert world.unit("b1").queued and world.where("b1") == ["n1"]
+    world.after("4s")
+    assert world.codes("b1") == ["CPU_BUSY", "NODE_DRAINED"]
+    assert world.unit("b1").tries == 0
+    world.drain("n2", False).after("1s")
+    assert world.where("b1") == ["n2"] and not world.unit("b1").queued
+
+
+# --- cancelling ------------------------------------------------------------------------------------------------------
+
+
+def test_cancel_while_it_waits() -> None:
+    world = World().job("first").job("a", after=["first"]).job("b").cancel("a").cancel("b")
+    assert (world.status("a"), world.status("b"), world.status("first")) == ("cancelled", "cancelled", "pending")
+
+
+def test_cancel_while_it_backs_off() -> None:
+    retry = {"when": ["failed"], "backoff": "10s"}
+    world = World().nodes(1).job("a", retry=retry).round().finish("a", outcome="failed").cancel("a")
+    assert world.status("a") == "cancelled"
+    assert world.ledger.wakeup(0) is None
+
+
+def test_cancel_while_it_runs_stops_it() -> None:
+    world = World().nodes(1).job("a").round().start("a").cancel("a")
+    assert world.status("a") == "cancelled"
+    assert world.task("a")[1].ending == Ending(outcome="stopped")
+
+
+def test_cancel_while_it_is_lost() -> None:
+    world = World().nodes(1).job("a").round().start("a").lose("n1").cancel("a")
+    assert world.status("a") == "cancelled"
+    assert last_desired(world.connect("n1")).keep == ()
+
+
+def test_cancel_a_gang_that_is_being_stopped() -> None:
+    world = World().nodes(2, cpu=1).job("g", workers=2, retry=AGAIN).round().start("g.main[0]").disconnect("n2")
+    world.finish("g.main[0]", outcome="failed").cancel("g")
+    assert world.status("g") == "placed"
+    assert world.connect("n2").status("g") == "cancelled"
+
+
+def test_cancel_a_graph_ends_each_part_its_own_way() -> None:
+    tasks: dict[str, Any] = {"last": {"needs": ["mid"]}, "mid": {"needs": ["first"]}, "first": {}, "side": {}}
+    world = World().nodes(1, cpu=1).graph("g", tasks=tasks).round().finish("g.first").round()
+    world.cancel("g")
+    assert {unit.spec.name: unit.status for unit in world.state("g").units} == {
+        "first": "done",
+        "mid": "cancelled",
+        "last": "cancelled",
+        "side": "cancelled",
+    }
+
+
+def test_what_ended_before_the_stop_arrived_is_done() -> None:
+    world = World().nodes(1).job("a").round().start("a").disconnect("n1").cancel("a")
+    [attempt] = world.held["n1"]
+    world.held["n1"].clear()
+    world.connect("n1", [Ended(attempt=attempt, ending=Ending(outcome="done"))])
+    assert world.status("a") == "done"
+
+
+# --- the log tells ---------------------------------------------------------------------------------------------------
+
+
+def test_the_story_of_a_job_in_events() -> None:
+    world = World().nodes(1).job("a").round().finish("a", run="2s")
+    story = [event for event in world.log if isinstance(event, JobSubmitted | Placed | Finished)]
+    assert [type(event).__name__ for event in story] == ["JobSubmitted", "Placed", "Finished"]
+    placed = story[1]
+    assert isinstance(placed, Placed)
+    assert (placed.epoch, placed.spots, placed.why.policy) == (1, (Spot("n1"),), "poise")
+
+
+def test_a_launch_carries_all_a_node_needs() -> None:
+    world = World().join(node("n1", cpu=4, gpus=2))
+    world.job("g", run=["train"], workers=2, gpu=1, env={"A": "1"}, priority="high", grace="3s").round()
+    first, second = world.held["n1"].values()
+    assert (first.attempt, first.argv, first.env) == (Attempt("j1.main[0]", 1), ("train",), {"A": "1"})
+    assert (first.rank, second.rank, first.world, first.gang) == (0, 1, 2, "j1.main")
+    assert (first.devices, second.devices, first.slots, second.slots) == ((0,), (1,), 2, 2)
+    assert (first.priority, first.grace, first.queued) == (1, 3 * SECOND, False)
+
+
+def test_requests_of_every_kind_are_refused_in_words() -> None:
+    world = World().nodes(1)
+    with pytest.raises(InputError) as cancelled:
+        world.cancel("x")
+    with pytest.raises(InputError) as drained:
+        world.drain("x")
+    for record in (cancelled.value.record, drained.value.record):
+        assert record.code == "E120"
+        assert record.hint
+
+
+def test_an_effect_for_a_node_that_has_gone_is_not_kept() -> None:
+    world = World().nodes(1).disconnect("n1")
+    world.sent.clear()
+    world.job("a").round()
+    assert world.sent == []

@@ -1,0 +1,50 @@
+"""The same story makes the same bytes and the same decisions, whatever seeds the hashes of texts."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from poise.policy.suites import POLICIES
+from poise.testing import World, node
+
+SEEDS = ("0", "1", "4242")
+
+
+def story(policy: str) -> str:
+    """A world in which much happens, as one number: its log, its last state, and every plan."""
+    world = World(policy, history=5)
+    for name in ("delta", "alpha", "charlie"):
+        world.join(node(name, cpu=3, gpus=2))
+    tasks: dict[str, Any] = {
+        "prepare": {},
+        "train": {"needs": ["prepare"], "parts": 3, "merge": "true", "gpu": 1},
+        "gang": {"needs": ["prepare"], "workers": 2, "priority": "high"},
+        "pick": {"needs": ["train", "gang"]},
+    }
+    for number in range(4):
+        world.graph(f"g{number}", tasks=tasks, deadline="1h").job(f"x{number}", after=[f"g{number}"])
+        world.job(cpu="0.5", **{"class": f"k{number}"}).after("1s")
+    world.drain("alpha").cancel("g2").lose("charlie").after("2s").drain("alpha", False)
+    world.join(node("charlie", cpu=3, gpus=1, incarnation="2")).finish_all(run="20ms")
+    whole = repr((world.log, world.plans, world.sent)).encode() + world.ledger.encode()
+    return hashlib.sha256(whole).hexdigest()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_hash_seeds_change_nothing(policy: str) -> None:
+    ask = f"from unit.kernel.test_determinism import story; print(story({policy!r}))"
+    told = {
+        seed: subprocess.run(
+            [sys.executable, "-c", ask],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in SEEDS
+    }
+    assert set(told.values()) == {story(policy) + "\n"}

@@ -1,0 +1,352 @@
+"""The node machine: what it starts, stops and says."""
+
+from typing import Any
+
+from poise.kernel.node import (
+    BOOST_AFTER,
+    Changed,
+    Connected,
+    Disconnected,
+    Effect,
+    Forget,
+    NodeMachine,
+    Say,
+    Start,
+    Stop,
+)
+from poise.model.jobs import Ending, Outcome
+from poise.model.messages import Acked, Attempt, Desired, Ended, FromAgent, Hello, Launch, Report, Running
+from poise.model.resources import Shape
+from poise.testing import node
+from poise.units import MILLISECOND, SECOND
+
+ONE = Shape(cpu=1000)
+
+
+def at(name: str, epoch: int = 1) -> Attempt:
+    return Attempt(name, epoch)
+
+
+def launch(name: str, *, epoch: int = 1, slots: int = 1, shape: Shape = ONE, **fields: Any) -> Launch:
+    return Launch(attempt=at(name, epoch), argv=("x",), shape=shape, slots=slots, **fields)
+
+
+class Bench:
+    """A machine with a connected channel, and what it did."""
+
+    def __init__(self, *, cpu: float = 2, gpus: int = 0, connected: bool = True) -> None:
+        self.machine = NodeMachine(node("n1", cpu=cpu, gpus=gpus), range(int(cpu)))
+        self.now = SECOND
+        self.said: list[FromAgent] = []
+        if connected:
+            self.feed(Connected())
+            self.feed(Acked(serial=0))
+            self.said.clear()
+
+    def feed(self, message: Any) -> list[Effect]:
+        effects = self.machine.handle(message, self.now)
+        self.said += [effect.message for effect in effects if isinstance(effect, Say)]
+        return effects
+
+    def launch(self, *launches: Launch) -> list[str]:
+        """What started."""
+        return self._started(self.feed(Desired(launches=launches)))
+
+    def end(self, name: str, outcome: Outcome = "done", run: int = 0, epoch: int = 1) -> list[str]:
+        ended = Ended(attempt=at(name, epoch), ending=Ending(outcome=outcome, run=run))
+        return self._started(self.feed(Changed(ended=(ended,))))
+
+    def _started(self, effects: list[Effect]) -> list[str]:
+        return [effect.launch.attempt.task for effect in effects if isinstance(effect, Start)]
+
+    def ended(self) -> list[tuple[str, str]]:
+        """What it reported to have ended, over all reports."""
+        return [
+            (done.attempt.task, done.ending.outcome)
+            for message in self.said
+            if isinstance(message, Hello | Report)
+            for done in message.ended
+        ]
+
+
+# --- slots -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_given_room_starts_at_once_on_cores_of_its_own() -> None:
+    bench = Bench(cpu=4)
+    effects = bench.feed(Desired(launches=(launch("a", slots=1), launch("b", slots=2))))
+    assert [(effect.slot, effect.cpus) for effect in effects if isinstance(effect, Start)] == [(0, (0,)), (1, (1,))]
+    wide = Shape(cpu=2000)
+    [start] = bench.feed(Desired(launches=(launch("c", shape=wide),)))
+    assert isinstance(start, Start)
+    assert start.cpus == (2, 3)
+
+
+def test_part_of_a_core_is_not_bound() -> None:
+    [start] = Bench().feed(Desired(launches=(launch("a", shape=Shape(cpu=500)),)))
+    assert isinstance(start, Start)
+    assert start.cpus == ()
+
+
+def test_no_more_run_than_the_control_plane_said() -> None:
+    bench = Bench(cpu=8)
+    assert bench.launch(launch("a"), launch("b", queued=True), launch("c", queued=True)) == ["a"]
+    assert bench.end("a") == ["b"]
+    assert bench.launch(launch("d", slots=2)) == ["d"]
+    assert bench.end("b") == ["c"]
+
+
+def test_fewer_may_run_once_fewer_are_left() -> None:
+    """The ledger gives the room of an ended attempt away; it must not be taken again by what comes late."""
+    bench = Bench()
+    bench.launch(launch("a", slots=1), launch("b", slots=2))
+    bench.end("a")
+    assert bench.launch(launch("c", slots=1, queued=True)) == []
+    assert bench.end("b") == ["c"]
+
+
+def test_cores_of_an_ended_attempt_are_given_to_the_next_shape() -> None:
+    bench = Bench(cpu=2)
+    bench.launch(launch("a", slots=1), launch("b", slots=2))
+    assert bench.end("a") == bench.end("b") == []
+    [start] = bench.feed(Desired(launches=(launch("c", shape=Shape(cpu=2000)),)))
+    assert isinstance(start, Start)
+    assert (start.slot, start.cpus) == (0, (0, 1))
+
+
+def test_short_work_is_handed_over_ahead_of_time() -> None:
+    bench = Bench(cpu=1)
+    brief: dict[str, Any] = {"expect": 8 * MILLISECOND}
+    first = launch("a", **brief)
+    rest = [launch(f"q{number}", queued=True, **brief) for number in range(5)]
+    assert bench.launch(first, *rest) == ["a", "q0", "q1"]  # 24 ms ahead is more than enough
+    assert bench.end("a") == ["q2"]
+
+
+def test_work_of_unknown_length_is_not_handed_over_ahead() -> None:
+    bench = Bench(cpu=1)
+    assert bench.launch(launch("a"), launch("b", queued=True, expect=MILLISECOND)) == ["a"]
+    bench = Bench(cpu=1)
+    assert bench.launch(launch("a", expect=MILLISECOND), launch("b", queued=True), launch("c", queued=True)) == [
+        "a",
+        "b",
+    ]
+
+
+# --- order -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_has_room_of_its_own_goes_before_what_is_queued() -> None:
+    """A gang's members start together, whatever waits on the node."""
+    bench = Bench(cpu=4)
+    bench.launch(launch("holder", slots=1), launch("q", slots=1, queued=True, priority=0))
+    gang = [launch(f"g[{rank}]", slots=2 + rank, gang="g", priority=3) for rank in range(2)]
+    assert bench.launch(*gang) == ["g[0]", "g[1]"]
+    assert bench.end("g[0]") == ["q"]
+
+
+def test_higher_classes_go_first_then_what_is_known_to_be_short() -> None:
+    bench = Bench(cpu=1)
+    bench.launch(launch("x", kind="long"))
+    bench.end("x", run=SECOND)  # this class is now one level down
+    bench.launch(launch("holder"))
+    waiting = [
+        launch("low", priority=3, queued=True),
+        launch("long", kind="long", queued=True),
+        launch("short", kind="short", queued=True),
+        launch("high", priority=1, queued=True),
+    ]
+    bench.launch(*waiting)
+    order = []
+    name = "holder"
+    while started := bench.end(name):
+        [name] = started
+        order.append(name)
+    assert order == ["high", "short", "long", "low"]
+
+
+def test_levels_go_down_two_steps_and_come_up_again() -> None:
+    bench = Bench(cpu=1)
+    for run, level in ((SECOND, 1), (SECOND, 1), (20 * SECOND, 2), (60 * SECOND, 2), (SECOND, 1), (MILLISECOND, 0)):
+        bench.launch(launch("a", kind="k"))
+        bench.end("a", run=run)
+        bench.feed(Acked(serial=len(bench.said)))
+        assert bench.machine._levels["k"] == level
+
+
+def test_waiting_raises_by_one_class_a_second() -> None:
+    bench = Bench(cpu=1)
+    bench.launch(launch("holder"), launch("low", priority=3, queued=True))
+    bench.now += 2 * BOOST_AFTER
+    bench.launch(launch("high", priority=1, queued=True))
+    assert bench.end("holder") == ["low"]  # raised to high, and there before
+
+
+def test_a_second_of_waiting_goes_before_a_shorter_class() -> None:
+    bench = Bench(cpu=1)
+    bench.launch(launch("x", kind="long"))
+    bench.end("x", run=SECOND)
+    bench.launch(launch("holder"), launch("patient", kind="long", queued=True))
+    bench.now += BOOST_AFTER
+    bench.launch(launch("short", kind="short", queued=True))
+    assert bench.end("holder") == ["patient"]
+
+
+# --- stopping --------------------------------------------------------------------------------------------------------
+
+
+def test_stop_hands_back_what_waits_and_ends_what_runs() -> None:
+    bench = Bench(cpu=1)
+    bench.launch(launch("a"), launch("b", queued=True))
+    effects = bench.feed(Desired(stops=(at("a"), at("b"), at("nothing"))))
+    assert [effect for effect in effects if isinstance(effect, Stop)] == [Stop(at("a"))]
+    assert bench.ended() == [("b", "returned")]
+    assert bench.end("a", "stopped") == []
+
+
+def test_recall_leaves_what_has_a_slot() -> None:
+    bench = Bench(cpu=1)
+    bench.launch(launch("a"), launch("b", queued=True))
+    effects = bench.feed(Desired(recalls=(at("a"), at("b"))))
+    assert not any(isinstance(effect, Stop) for effect in effects)
+    assert bench.ended() == [("b", "returned")]
+
+
+def test_what_a_complete_answer_does_not_name_is_stopped() -> None:
+    bench = Bench(cpu=2)
+    bench.launch(launch("keep"), launch("gone", slots=2), launch("back", slots=2, queued=True))
+    desired = Desired(complete=True, keep=(at("keep"),), launches=(launch("new", slots=2),))
+    effects = bench.feed(desired)
+    assert [effect.attempt.task for effect in effects if isinstance(effect, Stop)] == ["gone"]
+    assert ("back", "returned") in bench.ended()
+    assert bench.end("gone", "stopped") == ["new"]
+
+
+def test_an_incomplete_one_stops_nothing_else() -> None:
+    bench = Bench(cpu=2)
+    bench.launch(launch("a"))
+    assert not any(isinstance(effect, Stop) for effect in bench.feed(Desired(launches=(launch("b", slots=2),))))
+
+
+# --- nothing twice ---------------------------------------------------------------------------------------------------
+
+
+def test_a_launch_received_twice_starts_once() -> None:
+    bench = Bench()
+    assert bench.launch(launch("a")) == ["a"]
+    assert bench.launch(launch("a", slots=2)) == []
+    bench.end("a")
+    assert bench.launch(launch("a")) == []  # its ending is not yet durable elsewhere
+
+
+def test_the_next_attempt_of_a_task_waits_for_the_last_to_end() -> None:
+    bench = Bench()
+    bench.launch(launch("a", epoch=1))
+    new = launch("a", epoch=2)
+    effects = bench.feed(Desired(complete=True, keep=(at("a", 2),), launches=(new,)))
+    assert not any(isinstance(effect, Start) for effect in effects)
+    assert bench.end("a", "stopped", epoch=1) == ["a"]
+
+
+def test_a_device_is_not_given_to_two() -> None:
+    bench = Bench(cpu=4, gpus=2)
+    one = Shape(cpu=1000, gpus=1)
+    bench.launch(launch("old", shape=one, devices=(0,)))
+    news = (launch("new", shape=one, devices=(0,), slots=2), launch("other", shape=one, devices=(1,), slots=2))
+    effects = bench.feed(Desired(complete=True, keep=tuple(new.attempt for new in news), launches=news))
+    assert [effect.launch.attempt.task for effect in effects if isinstance(effect, Start)] == ["other"]
+    assert bench.end("old", "stopped") == ["new"]
+
+
+def test_no_slot_is_opened_without_room_for_it() -> None:
+    """The ledger does not count what it has given up; here it still runs."""
+    bench = Bench(cpu=2)
+    bench.launch(launch("old", shape=Shape(cpu=2000)))
+    new = launch("new")
+    bench.feed(Desired(complete=True, keep=(new.attempt,), launches=(new,)))
+    assert bench.end("old", "stopped") == ["new"]
+
+
+# --- reports ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_report_is_in_flight_and_the_next_gathers() -> None:
+    bench = Bench(cpu=4)
+    bench.launch(*(launch(name, slots=4) for name in "abc"))
+    for name in "abc":
+        bench.end(name)
+    assert bench.ended() == [("a", "done")]
+    effects = bench.feed(Acked(serial=1))
+    assert effects[0] == Forget((at("a"),))
+    assert bench.ended() == [("a", "done"), ("b", "done"), ("c", "done")]
+    assert [message.serial for message in bench.said if isinstance(message, Report)] == [1, 2]
+
+
+def test_short_work_is_reported_once_by_its_ending() -> None:
+    bench = Bench()
+    bench.launch(launch("blocker"), launch("a", slots=2))
+    bench.end("blocker")  # a report is in flight
+    bench.feed(Changed(running=(Running(attempt=at("a"), pid=1),)))
+    bench.end("a")
+    bench.feed(Acked(serial=1))
+    last = bench.said[-1]
+    assert isinstance(last, Report)
+    assert (last.running, [done.attempt.task for done in last.ended]) == ((), ["a"])
+
+
+def test_evidence_is_kept_until_it_is_durable_elsewhere() -> None:
+    bench = Bench()
+    bench.launch(launch("a"))
+    bench.end("a")
+    bench.feed(Disconnected())
+    bench.feed(Connected())
+    assert bench.ended() == [("a", "done"), ("a", "done")]
+    assert bench.feed(Acked(serial=0))[0] == Forget((at("a"),))
+    bench.feed(Disconnected())
+    bench.feed(Connected())
+    assert len(bench.ended()) == 2
+
+
+def test_nothing_is_said_while_the_channel_is_away() -> None:
+    bench = Bench(connected=False)
+    bench.launch(launch("a"))
+    bench.end("a")
+    assert bench.said == []
+
+
+def test_hello_tells_all_it_holds() -> None:
+    bench = Bench(cpu=1)
+    bench.launch(launch("a"), launch("b", queued=True), launch("c", queued=True))
+    bench.feed(Changed(running=(Running(attempt=at("a"), pid=7, cpus=(0,)),)))
+    bench.feed(Connected())
+    hello = bench.said[-1]
+    assert isinstance(hello, Hello)
+    assert hello.running == (Running(attempt=at("a"), pid=7, cpus=(0,)),)
+    assert hello.queued == (at("b"), at("c"))
+
+
+def test_what_the_executor_says_of_strangers_is_ignored() -> None:
+    bench = Bench()
+    ended = Ended(attempt=at("stranger"), ending=Ending(outcome="done"))
+    assert bench.feed(Changed(running=(Running(attempt=at("stranger"), pid=1),), ended=(ended,))) == []
+
+
+# --- adoption --------------------------------------------------------------------------------------------------------
+
+
+def test_a_restarted_agent_takes_over_what_its_keepers_hold() -> None:
+    machine = NodeMachine(node("n1", cpu=2), range(2))
+    running = Running(attempt=at("a"), pid=1, cpus=(1,))
+    queued = launch("b", queued=True)
+    ended = Ended(attempt=at("z"), ending=Ending(outcome="done"))
+    machine.adopt([(3, launch("a"), (1,), running), (3, queued, (1,), None)], [ended])
+    assert machine.held() == 2
+    [say] = machine.handle(Connected(), 1)
+    assert isinstance(say, Say) and isinstance(say.message, Hello)
+    assert (say.message.running, say.message.queued, say.message.ended) == ((running,), (at("b"),), (ended,))
+    keep = (at("a"), at("b"))
+    effects = machine.handle(Desired(complete=True, keep=keep, launches=(launch("c", slots=2),)), 2)
+    [start] = [effect for effect in effects if isinstance(effect, Start)]
+    assert (start.slot, start.cpus) == (0, (0,))  # the adopted slot keeps its number and its core
+    [forget] = machine.handle(Acked(serial=0), 3)
+    assert forget == Forget((at("z"),))
