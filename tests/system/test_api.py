@@ -318,7 +318,8 @@ def test_a_channel_that_talks_nonsense_is_closed(caller: Caller) -> None:
         key = base64.b64encode(os.urandom(16)).decode()
         sock.sendall(
             f"GET /v1/channel HTTP/1.1\r\nHost: poise\r\nAuthorization: {caller.good['Authorization']}\r\n"
-            f"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode()
+            "Upgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode()
         )
         assert b"101 Switching" in sock.recv(4096)
         payload = b"\x93nonsense"

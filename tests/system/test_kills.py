@@ -214,7 +214,7 @@ def test_run_says_so_when_everything_is_gone(living: Living) -> None:
 
 @pytest.mark.parametrize("what", ["control", "agent"])
 def test_what_was_stopped_for_a_while_goes_on(living: Living, what: str) -> None:
-    """SIGSTOP for longer than a node may be silent. A control plane does not give up nodes that kept on talking to it, a
+    """SIGSTOP for longer than a node may be silent. A control plane does not give up nodes that went on talking, and a
     node that was given up is taken back when it speaks again. Either way what runs is left alone."""
     living.up()
     job = living.client().submit({"run": ["sleep", "5"]})
