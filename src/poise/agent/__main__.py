@@ -26,7 +26,7 @@ from poise.drivers.lock import take_lock
 from poise.drivers.logs import prune
 from poise.drivers.process import Keepers
 from poise.drivers.security import ensure_home, read_token
-from poise.drivers.system import SystemClock, probe_cgroups
+from poise.drivers.system import SystemClock, probe_cgroups, settle_memory
 from poise.errors import PoiseError
 from poise.kernel import node as machine
 from poise.kernel.node import NodeMachine
@@ -144,6 +144,7 @@ async def _main(home: Home, name: str) -> None:
     node = NodeMachine(found, sorted(os.sched_getaffinity(0)))
     node.adopt(observed.held, observed.ended)
     agent = Agent(home, name, keepers, node)
+    settle_memory()
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(work) for work in (agent.run(), agent.watch_devices(), agent.prune_logs())]
     everything = asyncio.gather(*tasks)

@@ -29,7 +29,7 @@ from poise.drivers.lock import take_lock
 from poise.drivers.security import ensure_token
 from poise.drivers.sockets import listen
 from poise.drivers.sqlite import SqliteStore
-from poise.drivers.system import SystemClock, boot_id
+from poise.drivers.system import SystemClock, boot_id, settle_memory
 from poise.errors import Conflict, PoiseError
 from poise.kernel.controller import Controller, Settings
 from poise.model.events import Event, decode_event, encode_event
@@ -90,6 +90,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
         written_by=__version__,
     )
     ledger = load_ledger(store)
+    settle_memory()
     boot, boottime = boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     clock = SystemClock(Instant(ledger.resume_at(boot, boottime, time.time())))
     settings = Settings(policy=options.policy, history=options.history, version=__version__)

@@ -5,6 +5,7 @@ recorded text.
 """
 
 import contextlib
+import gc
 import os
 import subprocess
 import time
@@ -34,6 +35,17 @@ class SystemClock:
 def boot_id() -> str:
     """What tells this boot of the machine from every other."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def settle_memory() -> None:
+    """Call once what lives long has been made: the collector of cycles then leaves it alone, and looks less often.
+
+    Records hold no cycles, but the collector walks all of them again and again as their number grows: a quarter of the
+    control plane's work before this.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 class Cgroups(msgspec.Struct, frozen=True, kw_only=True):

@@ -117,6 +117,15 @@ class Compiled(NamedTuple):
 
 def compile_spec(document: Any, *, wall: float) -> Compiled:
     """Compile a parsed file or request. `wall` (seconds since 1970) is what absolute deadlines are measured from."""
+    try:
+        return _compile(document, wall)
+    except SpecError as error:
+        if not error.record.hint:
+            error.record = msgspec.structs.replace(error.record, hint=_example(error.record.field))
+        raise
+
+
+def _compile(document: Any, wall: float) -> Compiled:
     top = _convert(document, _Top, JobSpec, "")
     if top.name:
         _check_name(top.name, "name")
@@ -129,6 +138,41 @@ def compile_spec(document: Any, *, wall: float) -> Compiled:
     inherited = _Defaults(top.priority or "medium", _deadline(top.deadline, "deadline", wall), wall, top.name)
     units = _job_units(top, inherited) if top.kind == "job" else _graph_units(top, inherited)
     return Compiled(top.name, top.folder, env, tuple(units), tuple(dict.fromkeys(top.after)))
+
+
+_EXAMPLES = {
+    "run": "run: [python, train.py]",
+    "merge": "merge: [python, merge.py]",
+    "needs": "needs: [prepare]",
+    "after": "after: [j1]",
+    "name": "name: train-1",
+    "folder": "folder: /data/experiment",
+    "env": "env: {SEED: 1}",
+    "resources": "resources: {cpu: 4, memory: 8GiB, gpu: 1}",
+    "cpu": "cpu: 4",
+    "memory": "memory: 8GiB",
+    "gpu": "gpu: 1",
+    "gpu_memory": "gpu_memory: 12GiB",
+    "priority": "priority: high",
+    "deadline": "deadline: 30m",
+    "expect": "expect: 10m",
+    "workers": "workers: 2",
+    "parts": "parts: 4",
+    "retry": "retry: {limit: 3, backoff: 1s, when: [lost]}",
+    "limit": "limit: 3",
+    "backoff": "backoff: 1s",
+    "when": "when: [lost, killed]",
+    "grace": "grace: 10s",
+    "class": "class: resnet",
+    "kind": "kind: graph",
+    "tasks": "tasks: {hello: {run: echo hello}}",
+}
+
+
+def _example(field: str) -> str:
+    """What could stand in a field: the innermost one of its path that has a name of ours."""
+    known = [part for part in re.split(r"[.\[\]]", field) if part in _EXAMPLES]
+    return _EXAMPLES[known[-1]] if known else "run: echo hello"
 
 
 class _Defaults(NamedTuple):
