@@ -7,8 +7,8 @@ long; each second of waiting raises a launch by one class and puts it on the fir
 its own where its shape asks for whole cores, and is handed the next few short launches ahead of time, so that no
 message stands between one command and the next.
 
-`told` is how many attempts of a shape the control plane last said may run at once. Less is left as attempts end, never
-more: the ledger shrinks its pools by the same rule, so room that it has given to another shape is free here too.
+`told` is how many attempts of a shape the control plane last said may run at once. As attempts end there are fewer to
+run, and the ledger shrinks its pools by the same rule: room that it has given to another shape is free here too.
 
 An attempt that the control plane has given up runs on until it is stopped, and the ledger no longer counts it. So the
 node looks for itself as well: no slot is opened without room for it, no device is given to two, and of one task the
@@ -297,7 +297,6 @@ class NodeMachine:
         for shape, pool in list(self._pools.items()):
             waiting = pool.waiting()
             alive = waiting + sum(len(slot.queue) for slot in pool.slots)
-            pool.told = min(pool.told, alive)
             for slot in [
                 slot for slot in pool.slots if not slot.queue and (not waiting or len(pool.slots) > pool.told)
             ]:

@@ -156,6 +156,15 @@ def test_a_full_disk_is_tried_once_a_second() -> None:
     assert tried == 5
 
 
+def test_a_round_whose_answer_never_came_is_asked_for_again() -> None:
+    world = World().nodes(1).job("a")
+    assert decides(world)
+    world.fail_disk()
+    world.full_disk = False
+    world.after("2s").connect("n1").after("1s")
+    assert world.status("a") == "placed"
+
+
 def test_a_plan_made_before_the_disk_was_full_is_not_applied() -> None:
     world = World().nodes(1).job("a")
     plan = world.plan()

@@ -96,7 +96,7 @@ def test_no_more_run_than_the_control_plane_said() -> None:
     assert bench.end("b") == ["c"]
 
 
-def test_fewer_may_run_once_fewer_are_left() -> None:
+def test_what_the_last_launch_said_holds() -> None:
     """The ledger gives the room of an ended attempt away; it must not be taken again by what comes late."""
     bench = Bench()
     bench.launch(launch("a", slots=1), launch("b", slots=2))
@@ -242,7 +242,7 @@ def test_a_launch_received_twice_starts_once() -> None:
 def test_the_next_attempt_of_a_task_waits_for_the_last_to_end() -> None:
     bench = Bench()
     bench.launch(launch("a", epoch=1))
-    new = launch("a", epoch=2)
+    new = launch("a", epoch=2, slots=2)
     effects = bench.feed(Desired(complete=True, keep=(at("a", 2),), launches=(new,)))
     assert not any(isinstance(effect, Start) for effect in effects)
     assert bench.end("a", "stopped", epoch=1) == ["a"]
