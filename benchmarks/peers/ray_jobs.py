@@ -1,6 +1,6 @@
 """One turn of the Ray Jobs API: a head of two CPUs on loopback, jobs submitted one by one, polled until all have ended.
 
-    python ray_jobs.py FOLDER separate COUNT
+python ray_jobs.py FOLDER separate COUNT
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """One turn of Slurm: our own munged, slurmctld and slurmd on loopback, one node of two CPUs, one `sbatch` per command.
 
-    python slurm_jobs.py FOLDER separate COUNT
+python slurm_jobs.py FOLDER separate COUNT
 """
 
 import contextlib

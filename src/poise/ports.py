@@ -30,9 +30,9 @@ class StoredCheckpoint(NamedTuple):
 class Store(Protocol):
     """The durable log: revisions 1, 2, 3 … one event each, appended in order by one writer.
 
-    `append` returns at once with the revision of the last event; `on_durable(revision)` follows once every event up to it
-    would survive a power cut, `on_failed(error)` if it could not be written (then nothing after the last durable revision
-    is kept, and appends are refused until `recover`). Both are called on the thread that the driver was opened with.
+    `append` returns at once with the revision of the last event; `on_durable(revision)` follows once every event up to
+    it would survive a power cut, `on_failed(error)` if it could not be written (then nothing after the last durable
+    revision is kept, and appends are refused until `recover`). Both are called on the owner's thread.
     """
 
     on_durable: Callable[[int], None]
@@ -66,8 +66,8 @@ class Observation(NamedTuple):
 class Executor(Protocol):
     """Runs attempts on this node. A slot runs one at a time, in the order of `start`; slots are numbered from 0.
 
-    `start` is idempotent per attempt. `stop` ends a running attempt (SIGTERM, grace, SIGKILL) and hands back one that has
-    not started; both answer through `on_change`. `forget` says that an ending is durable elsewhere.
+    `start` is idempotent per attempt. `stop` ends a running attempt (SIGTERM, grace, SIGKILL) and hands back one that
+    has not started; both answer through `on_change`. `forget` says that an ending is durable elsewhere.
     """
 
     on_change: Callable[[Sequence[Running], Sequence[Ended]], None]

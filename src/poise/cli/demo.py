@@ -61,8 +61,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 def demo(as_json: bool, keep: bool) -> int:
     """Run real work: handwritten digits → six models → the best one reads the rest.
 
-    First undisturbed; then again while one of its processes, the agent and the control plane are killed with kill -9, which
-    must end with the same results; then under the policies static, round-robin and fifo, for comparison.
+    First undisturbed; then again while one of its processes, the agent and the control plane are killed with kill -9,
+    which must end with the same results; then under the policies static, round-robin and fifo, for comparison.
     """
     if importlib.util.find_spec("sklearn") is None:
         raise InputError("the demo's work needs scikit-learn", hint="pip install 'poise[demo]'")
