@@ -1,5 +1,6 @@
 """The home that commands work on, and starting what is not running yet."""
 
+import getpass
 import os
 import subprocess
 import sys
@@ -18,6 +19,14 @@ START_SECONDS = 20.0
 def current_home() -> Home:
     """`POISE_HOME`, or `~/.poise`."""
     return Home(Path(os.environ.get("POISE_HOME") or "~/.poise").expanduser().resolve())
+
+
+def user_name() -> str:
+    """Who asks, for people; empty where the system has no name for them."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
 
 
 def running(home: Home) -> bool:

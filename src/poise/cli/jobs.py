@@ -69,7 +69,7 @@ def print_job(report: JobReport) -> None:
     title = f"{report.id}{f' {report.name}' if report.name else ''}"
     click.echo(f"{click.style(title, bold=True)}  {status_text(report.status)}  {report.command}")
     ended = f", took {format_duration(report.elapsed)}" if report.exit_code is not None else ""
-    click.echo(f"submitted {ago(report.submitted)} ago by {report.user or 'somebody'}{ended}")
+    click.echo(f"submitted {ago(report.submitted)} ago{f' by {report.user}' if report.user else ''}{ended}")
     if report.critical_path:
         left = f" ({format_duration(report.remaining)} of it expected still to come)" if report.remaining else ""
         click.echo(f"critical path: {' → '.join(report.critical_path)}{left}")

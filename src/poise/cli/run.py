@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from poise.cli.asking import asked, asking
-from poise.cli.home import current_home, ensure_up
+from poise.cli.home import current_home, ensure_up, user_name
 from poise.cli.render import print_json, say
 from poise.client import Client
 from poise.config import Home
@@ -43,7 +43,7 @@ def run(command: tuple[str, ...], as_json: bool, **flags: Any) -> int:
     spec.setdefault("retry", {"limit": 3, "when": ["lost"]})
     home = current_home()
     with _Interrupts(home) as interrupts:
-        client, job = _submit(home, spec, environ.get("USER", ""))
+        client, job = _submit(home, spec, user_name())
         interrupts.job_is(job)
         over = threading.Event()
         telling = threading.Thread(target=_say_why, args=(home, job, over), daemon=True)

@@ -71,7 +71,7 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
             _cancel_all(client, [job.id for job in unfinished])
         elif unfinished:
             raise Conflict(
-                f"{len(unfinished)} jobs are unfinished",
+                "one job is unfinished" if len(unfinished) == 1 else f"{len(unfinished)} jobs are unfinished",
                 have=", ".join(job.id for job in unfinished[:8]),
                 hint="`poise down --cancel` ends them, `poise down --leave` lets running commands go on",
             )

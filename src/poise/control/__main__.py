@@ -55,6 +55,7 @@ def main() -> int:
     parser.add_argument("--log-limit", type=int, default=0, help="bytes that the log may take; 0: the disk's room")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     home = Home(options.home.resolve())
     os.umask(0o077)
     try:

@@ -66,6 +66,7 @@ def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now:
         node=task.node,
         devices=task.devices,
         cpus=task.cpus,
+        pid=task.pid,
         epoch=unit.epoch,
         wait=max(0, (started or unit.ended or now) - unit.ready) if unit.ready else 0,
         run=ending.run if has_ended else (now - started if started else 0),
@@ -108,7 +109,7 @@ def task_status(unit: UnitState, task: TaskState) -> str:
 
 
 def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Reason]:
-    """Every reason why a unit has not started; none once it has."""
+    """Every reason why a unit has not started, or never will; none once it has."""
     found: list[Reason] = []
     if unit.status == "waiting":
         by_name = {other.spec.name: other for other in job.units}
@@ -128,6 +129,14 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
         found += ledger.held(unit)
         if not found:
             found.append(Reason(code="NEXT_ROUND", wakes="decided"))
+    elif unit.status == "skipped":
+        undone = [other.spec.name for other in job.units if other.over and other.status != "done"]
+        found += [Reason(code="SKIPPED", need=need, fixable="never") for need in unit.spec.needs if need in undone]
+        found += [
+            Reason(code="SKIPPED", need=f"job {other}", fixable="never")
+            for other in job.after
+            if not unit.spec.needs and other in ledger.jobs and job_status(ledger.jobs[other]) != "done"
+        ]
     elif unit.status == "active" and any(task.status == "recovering" for task in unit.tasks):
         lost = sorted({task.node for task in unit.tasks if task.status == "recovering"})
         found += [Reason(code="NODE_LOST", subject=node, wakes="joined") for node in lost]

@@ -47,6 +47,7 @@ REASONS = {
     "BEHIND": "waits behind {subject}, which came first",
     "RESERVED": "room is kept for {need}, which has waited long",
     "PARTITION_BUSY": "its fixed partition has {have} CPU free, {need} needed",
+    "SKIPPED": "skipped: {need} was not done",
     "NEXT_ROUND": "is decided on in the next round",
     "NEEDS_ITS_NODE": "is tried again only where it was: its retries are used up, or exclude a lost node",
     "UNKNOWN_UNIT": "there is no unit {subject}",
@@ -76,10 +77,11 @@ class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     instead_of: tuple[str, ...] = ()
 
     def sentence(self) -> str:
-        """For people: `high, 12.0 s to the end of the graph; least room left over of 3 nodes`."""
+        """For people: `high, critical path, 12.0 s to go; fit on n1 0.8; not n2`; one node needs no score."""
+        if not self.instead_of:
+            return self.rank
         terms = ", ".join(f"{name} {value:g}" for name, value in self.score.items())
-        others = f"; not {', '.join(self.instead_of)}" if self.instead_of else ""
-        return "; ".join(part for part in (self.rank, terms) if part) + others
+        return "; ".join(part for part in (self.rank, terms, f"not {', '.join(self.instead_of)}") if part)
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, tag="place"):

@@ -30,6 +30,7 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     devices: tuple[int, ...]
     cpus: tuple[int, ...]
+    pid: int
     epoch: int
     wait: int
     run: int

@@ -44,9 +44,9 @@ def in_words(candidate: Candidate, now: int) -> str:
     if candidate.due:
         words.append(f"due in {format_duration(candidate.due - now)}")
     if candidate.critical:
-        words.append("on the critical path")
+        words.append("critical path")
     if candidate.tail > candidate.expected:
-        words.append(f"{format_duration(candidate.tail)} to the end of its graph")
+        words.append(f"{format_duration(candidate.tail)} to go")
     return ", ".join(words)
 
 

@@ -66,7 +66,7 @@ def test_arrival_looks_at_nothing_else() -> None:
 
 def test_in_words() -> None:
     words = in_words(candidate(1, priority=3, waited=6 * MINUTE, tail=12 * SECOND, left=MINUTE), NOW)
-    assert words == "low, raised by waiting 6m0s, due in 1m0s, 12.0 s to the end of its graph"
+    assert words == "low, raised by waiting 6m0s, due in 1m0s, 12.0 s to go"
 
 
 @given(

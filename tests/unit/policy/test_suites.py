@@ -319,7 +319,7 @@ def test_the_critical_path_goes_first() -> None:
     assert world.status("g.long") == "active"
     why = world.unit("g.long").why
     assert why is not None
-    assert "on the critical path, 1m41s to the end of its graph" in why.rank
+    assert "critical path, 1m41s to go" in why.rank
 
 
 def test_the_critical_path_is_shown_however_long_the_queue() -> None:
