@@ -77,6 +77,7 @@ def _bounded_log(living: Living) -> Iterator[None]:
         control = subprocess.Popen(program, stderr=messages)
     try:
         until(lambda: living.pid("control") and living.home.endpoint.exists(), "it is ready", living.messages)
+        until(lambda: living.client().nodes(), "the node has joined", living.messages)
         yield
     finally:
         for process in (control, agent):
