@@ -96,7 +96,8 @@ def test_all_jobs_end_right_whoever_is_killed(living: Living, victims: Victims, 
     reports = [client.wait(job, 60) for job in (*long, *short)]
     assert [report.status for report in reports] == ["done"] * len(reports), _story(reports)
     assert [report.name for report in reports[LONG:]] == [f"n{number}" for number in range(SHORT)]
-    assert sorted(name for name in diary.endings()) == sorted(f"{report.id}.main" for report in reports)
+    endings = diary.endings()  # one that ended just before its keeper was killed is lost, and ends once more
+    assert sorted(endings if untouched else set(endings)) == sorted(f"{report.id}.main" for report in reports)
     if untouched:
         for job in long:
             task = client.job(job).tasks[0]
