@@ -1,10 +1,14 @@
 """Fixtures for tests of the whole system."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from system.living import Living
+
+# A suite started in the background ignores Ctrl-C, and so would every command that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -29,5 +29,5 @@ def test_an_unknown_answer_is_the_callers_fault_below_500_and_ours_above() -> No
 
 
 def test_the_tree_at_the_top_names_every_error() -> None:
-    for kind in _kinds(PoiseError):
+    for kind in (kind for kind in _kinds(PoiseError) if kind.__module__ == errors.__name__):
         assert kind.__name__ in (errors.__doc__ or "")
