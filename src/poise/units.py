@@ -35,6 +35,9 @@ _BYTES = {"": 1, "b": 1} | {
     for suffix, base in (("b", 1000), ("ib", 1024), ("i", 1024))
 }
 _NUMBER_UNIT = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([a-zA-Z]*)")  # longer numbers are no quantities
+_SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15, "e": 10**18}
+_RATE = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([kKMGTP]?)(bit|b|B|Byte|bps)(?:/s|ps)?\s*")
+_FLOPS = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?(?:e[0-9]{1,2})?)\s*(?:([kKMGTPE]?)(?:FLOPS?|OPS?)(?:/s)?)?\s*")
 _MAX = 2**62  # room to add two quantities and stay inside 64 bits
 
 
@@ -117,6 +120,45 @@ def format_bytes(amount: int | None) -> str:
         value, unit = value / 1024, larger
     value = round(value, 1)
     return f"{value:.0f} {unit}" if value == int(value) else f"{value:.1f} {unit}"
+
+
+def parse_rate(text: str | int | float) -> int:
+    """Bits per second from `10Gbit`, `400Gbit/s`, `900GB/s` (bytes are eight bits); a bare number is bits per second.
+
+    >>> parse_rate("1GB/s")
+    8000000000
+    """
+    if not isinstance(text, str):
+        return _from_number(text, 1, "a bandwidth such as `10Gbit` or `900GB/s`")
+    match = _RATE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"a bandwidth such as `10Gbit` or `900GB/s`, not `{_short(text)}`")
+    scale = _SCALES[match[2].lower()] * (8 if match[3] in ("B", "Byte") else 1)
+    return _bounded(Decimal(match[1]) * scale, text)
+
+
+def parse_flops(text: str | int | float) -> int:
+    """Operations (per second) from `312 TFLOPS`, `20 TFLOP`, `1e15`; a bare number is operations.
+
+    >>> parse_flops("312 TFLOPS") == 312 * 10**12
+    True
+    """
+    if not isinstance(text, str):
+        return _from_number(text, 1, "an amount of compute such as `312 TFLOPS`")
+    match = _FLOPS.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"an amount of compute such as `312 TFLOPS`, not `{_short(text)}`")
+    return _bounded(Decimal(match[1]) * _SCALES[(match[2] or "").lower()], text)
+
+
+def format_rate(bits: int) -> str:
+    """Bits per second for people: `10 Gbit/s`."""
+    value, unit = Decimal(bits), ""
+    for larger in ("k", "M", "G", "T", "P"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.4g} {unit}bit/s"
 
 
 def format_cpu(milli: int) -> str:

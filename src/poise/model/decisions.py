@@ -3,6 +3,7 @@
 A `Hold` carries *every* reason why something waits, by name, so that `show` and `explain` only have to draw it.
 """
 
+from itertools import zip_longest
 from typing import Any, Literal
 
 import msgspec
@@ -33,10 +34,10 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 REASONS = {
     "CPU_BUSY": "{have} CPU free, {need} needed",
     "MEMORY_BUSY": "{have} of memory free, {need} needed",
-    "GPU_BUSY": "{have} fitting GPU free, {need} needed",
+    "GPU_BUSY": "{have} fitting device free, {need} needed",
     "CPU_TOO_SMALL": "has {have} CPU in all, {need} needed",
     "MEMORY_TOO_SMALL": "has {have} of memory in all, {need} needed",
-    "GPU_TOO_FEW": "has {have} fitting GPU in all, {need} needed",
+    "GPU_TOO_FEW": "has {have} fitting device in all, {need} needed",
     "GANG_INCOMPLETE": "room for {have} of the {need} tasks of the gang",
     "NODE_DRAINED": "is drained",
     "NODE_LOST": "is lost",
@@ -46,6 +47,15 @@ REASONS = {
     "BACKOFF": "is tried again in {need}",
     "BEHIND": "waits behind {subject}, which came first",
     "RESERVED": "room is kept for {need}, which has waited long",
+    "NETWORK_BUSY": "{have} of network free, {need} needed",
+    "NETWORK_TOO_SMALL": "has {have} of network in all, {need} needed",
+    "NO_SUCH_DEVICE": "has no device that can do it: {need} needed, {have} there",
+    "PREEMPTING": "{have} is asked to yield for it",
+    "UNSTABLE": "attempts have kept failing there",
+    "FAILED_THERE": "it has failed there before, and another node may do",
+    "DEADLINE": "cannot end in time: {have} foreseen, {need} left",
+    "NOT_RUNNING": "{subject} is {have}, not running",
+    "PROTECTED": "{subject} may not be asked to yield now: {have}",
     "PARTITION_BUSY": "its fixed partition has {have} CPU free, {need} needed",
     "SKIPPED": "skipped: {need} was not done",
     "NEXT_ROUND": "is decided on in the next round",
@@ -69,32 +79,61 @@ class Spot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why a placement was made: the policy, what put the unit first, the node's score, and the nodes not chosen."""
+    """Why a decision was made.
+
+    `base` is the revision of the view it was made on: deciding again on that view gives the same. `rank` says what put
+    the unit first, `score` the terms of the chosen node, `instead_of` the best nodes not chosen, `behind` their scores,
+    and `fitting` how many nodes would have done. `speed` tells the estimate of its run time and where that comes from.
+    """
 
     policy: str
+    base: int = 0
     rank: str = ""
     score: dict[str, float] = {}
     instead_of: tuple[str, ...] = ()
+    behind: tuple[float, ...] = ()
+    fitting: int = 0
+    speed: str = ""
 
     def sentence(self) -> str:
-        """For people: `high, critical path, 12.0 s to go; fit on n1 0.8; not n2`; one node needs no score."""
+        """For people: `high, critical path, 12.0 s to go; fit 0.8; not n2 (0.61)`; one node needs no score."""
         if not self.instead_of:
-            return self.rank
+            return "; ".join(part for part in (self.rank, self.speed) if part)
         terms = ", ".join(f"{name} {value:g}" for name, value in self.score.items())
-        return "; ".join(part for part in (self.rank, terms, f"not {', '.join(self.instead_of)}") if part)
+        others = ", ".join(
+            f"{name} ({value:g})" if value is not None else name
+            for name, value in zip_longest(self.instead_of, self.behind)
+        )
+        return "; ".join(part for part in (self.rank, self.speed, terms, f"not {others}") if part)
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, tag="place"):
-    """Start a unit: one spot per task, in the unit's order.
+    """Start a unit: one spot per task, in the unit's order; an elastic unit may get fewer, down to its least.
 
     `queued` places it behind tasks of the same shape that hold the room now: the node starts it the moment one of them
-    ends. It takes no room of its own, so nothing is ever over-allocated.
+    ends. It takes no room of its own, so nothing is ever over-allocated. `variant` is the artifact chosen.
     """
 
     unit: str
     spots: tuple[Spot, ...]
     why: Why
     queued: bool = False
+    variant: int = 0
+
+
+Cause = Literal["yield", "move", "grow", "shrink"]
+
+
+class Preempt(msgspec.Struct, frozen=True, kw_only=True, tag="preempt"):
+    """Ask a unit to save itself and end; it waits again and goes on elsewhere, or in another size.
+
+    `cause`: it yields to `to`, moves off a hot node, or an elastic unit grows or shrinks.
+    """
+
+    unit: str
+    cause: Cause
+    why: Why
+    to: str = ""
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
@@ -104,7 +143,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
     reasons: tuple[Reason, ...]
 
 
-Decision = Place | Hold
+Decision = Place | Preempt | Hold
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,19 +1,15 @@
 """What has happened: the records of the log, and the only thing that changes the ledger.
 
-Each has `at`, nanoseconds since the log was born. A record's tag never changes its meaning; a new meaning is a new tag
-and a new `FORMAT`.
+Each has `at`, nanoseconds since the log was born. A record's tag never changes its meaning; a new meaning is a new tag.
 """
 
 from typing import Any
 
 import msgspec
 
-from poise.model.decisions import Reason, Spot, Why
+from poise.model.decisions import Cause, Reason, Spot, Why
 from poise.model.jobs import Ending, Job
 from poise.model.resources import Node
-
-FORMAT = 1
-"""Version of the records below; a log of a later format is refused."""
 
 
 class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_defaults=True):
@@ -47,7 +43,10 @@ class JobCancelled(msgspec.Struct, frozen=True, tag="cancelled", kw_only=True, o
 
 
 class Placed(msgspec.Struct, frozen=True, tag="placed", kw_only=True, omit_defaults=True):
-    """A unit got its next epoch and a spot for each of its tasks. `brief`: others of its shape may wait behind it."""
+    """A unit got its next epoch and a spot for each of its tasks, or for the first ones if it is elastic.
+
+    `brief`: others of its shape may wait behind it. `variant` is the artifact it runs.
+    """
 
     at: int
     unit: str
@@ -56,6 +55,18 @@ class Placed(msgspec.Struct, frozen=True, tag="placed", kw_only=True, omit_defau
     why: Why
     queued: bool = False
     brief: bool = False
+    variant: int = 0
+
+
+class Preempted(msgspec.Struct, frozen=True, tag="preempted", kw_only=True, omit_defaults=True):
+    """A unit is asked to save itself and end, for `to` or for its own good; it waits again once it has ended."""
+
+    at: int
+    unit: str
+    epoch: int
+    cause: Cause
+    why: Why
+    to: str = ""
 
 
 class Started(msgspec.Struct, frozen=True, tag="started", kw_only=True, omit_defaults=True):
@@ -93,6 +104,24 @@ class NodeLost(msgspec.Struct, frozen=True, tag="lost", kw_only=True):
     name: str
 
 
+class NodeLevelled(msgspec.Struct, frozen=True, tag="levelled", kw_only=True, omit_defaults=True):
+    """A node's load has changed its level and stayed there. `hot` since: above the threshold for a sustained window."""
+
+    at: int
+    name: str
+    level: int
+    hot: bool = False
+
+
+class Triggered(msgspec.Struct, frozen=True, tag="triggered", kw_only=True, omit_defaults=True):
+    """A signal crossed its threshold and forced a round."""
+
+    at: int
+    trigger: str
+    subject: str = ""
+    have: str = ""
+
+
 class NodeDrained(msgspec.Struct, frozen=True, tag="drained", kw_only=True):
     """`on` closes the node to new placements, off opens it again."""
 
@@ -119,12 +148,15 @@ Event = (
     | JobSubmitted
     | JobCancelled
     | Placed
+    | Preempted
     | Started
     | Finished
     | Held
     | NodeJoined
     | NodeLost
     | NodeDrained
+    | NodeLevelled
+    | Triggered
     | PolicyFailed
     | Remembered
 )

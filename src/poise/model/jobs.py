@@ -58,11 +58,33 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parts: int = 0
 
 
+class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one task has to do, as far as its user says: floating-point operations, bytes of device memory it moves,
+    bytes of input and bytes of its model. From these come its weight and, where nothing was learned, its speed.
+    """
+
+    flops: int = 0
+    bytes: int = 0
+    input: int = 0
+    model: int = 0
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One more artifact of the same work, for other devices: another command, in another shape."""
+
+    name: str
+    argv: tuple[str, ...]
+    shape: Shape
+
+
 class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is placed together: one task, or the tasks of a gang. All tasks of a unit have one shape.
 
     `needs` names units of the same job. `kind` is the class by which run times are learned. `deadline` in nanoseconds
-    after submission, `expect` in nanoseconds (0: not said).
+    after submission, `expect` in nanoseconds (0: not said). An elastic unit starts with `least` tasks or more (0: all).
+    `variants` are further artifacts, of which the placer chooses one. `checkpoint` is how often the work saves itself
+    (0: never, so that all it did is lost when it ends) and `restore` what coming back costs, in nanoseconds; `preemptible` whether it may be
+    asked to yield. `weight` is its business weight in thousandths.
     """
 
     name: str
@@ -75,6 +97,17 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retry: Retry = Retry()
     kind: str = ""
     grace: int = 10 * SECOND
+    least: int = 0
+    variants: tuple[Variant, ...] = ()
+    work: Work = Work()
+    checkpoint: int = 0
+    restore: int = 0
+    preemptible: bool = True
+    weight: int = 1000
+
+    def shape_of(self, variant: int) -> Shape:
+        """The shape of its artifact number `variant`; 0 is the unit's own."""
+        return self.variants[variant - 1].shape if variant else self.shape
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -92,8 +125,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Ending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one attempt ended, as its keeper saw it.
 
-    Times in nanoseconds, `peak` resident memory in bytes, `limit` the memory limit it had. `result` is what the task
-    wrote to its result file: JSON text of at most 64 KiB.
+    Times in nanoseconds, `peak` resident memory in bytes, `limit` the memory limit it had. `device` is the mean use of
+    its devices in thousandths and `device_peak` the most memory it held on one, where they could be measured. `result`
+    is what the task wrote to its result file: JSON text of at most 64 KiB.
     """
 
     outcome: Outcome
@@ -103,5 +137,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cpu: int = 0
     peak: int = 0
     limit: int = 0
+    device: int = 0
+    device_peak: int = 0
     note: str = ""
     result: str = ""

@@ -5,24 +5,56 @@ Tasks of equal `Shape` are interchangeable to placement: they fit on the same no
 
 import msgspec
 
-from poise.units import format_bytes, format_cpu
+from poise.units import format_bytes, format_cpu, format_rate
+
+WHOLE = 1000
+"""Thousandths of a device's compute: all of it."""
+
+SHARED_CAP = 800
+"""Thousandths of a device's compute that shares may take together; the rest absorbs what sharing itself costs."""
 
 
-class Shape(msgspec.Struct, frozen=True, order=True):
+class Wants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a device must be. Empty fields ask for nothing.
+
+    `models` names any that will do; `backend` is what the artifact was built for (cuda, rocm, cann, …); `precision` is
+    the one the work would use, or the next wider one the device has; `ops` must all be supported.
+    """
+
+    kind: str = "gpu"
+    models: tuple[str, ...] = ()
+    backend: str = ""
+    precision: str = ""
+    ops: tuple[str, ...] = ()
+
+
+ANY_GPU = Wants()
+
+
+class Shape(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one task asks of one node.
 
-    `cpu` in milli-CPU, `memory` and `gpu_memory` in bytes (`gpu_memory` per device), `gpus` in whole devices. A memory
-    of 0 means that none was asked for: nothing is reserved and nothing is limited.
+    `cpu` in milli-CPU, `memory` and `gpu_memory` in bytes (`gpu_memory` per device), `gpus` in devices, `share` in
+    thousandths of each device's compute, `network` in bits per second. A memory of 0 means that none was asked for:
+    nothing is reserved and nothing is limited.
     """
 
     cpu: int = 1000
     memory: int = 0
     gpus: int = 0
     gpu_memory: int = 0
+    share: int = WHOLE
+    network: int = 0
+    wants: Wants = ANY_GPU
 
     def key(self) -> str:
         """A short text that is equal for equal shapes; keys maps in the ledger."""
-        return f"{self.cpu}.{self.memory}.{self.gpus}.{self.gpu_memory}"
+        plain = f"{self.cpu}.{self.memory}.{self.gpus}.{self.gpu_memory}"
+        if self.share == WHOLE and not self.network and self.wants == ANY_GPU:
+            return plain
+        wants = self.wants
+        asks = (wants.kind, "+".join(wants.models), wants.backend, wants.precision, "+".join(wants.ops))
+        return f"{plain}.{self.share}.{self.network}.{'.'.join(asks)}"
 
     def describe(self) -> str:
         """For people: `2 CPU, 8 GiB, 1 GPU of 12 GiB`."""
@@ -30,25 +62,59 @@ class Shape(msgspec.Struct, frozen=True, order=True):
         if self.memory:
             parts.append(format_bytes(self.memory))
         if self.gpus:
-            parts.append(f"{self.gpus} GPU" + (f" of {format_bytes(self.gpu_memory)}" if self.gpu_memory else ""))
+            parts.append(self.describe_devices())
+        if self.network:
+            parts.append(format_rate(self.network))
         return ", ".join(parts)
+
+    def describe_devices(self) -> str:
+        """For people: `2 H100 GPU of 40 GiB`, `0.5 of a GPU`; of what it needs to be, all that was asked."""
+        wants = self.wants
+        name = " ".join(part for part in ("/".join(wants.models), wants.backend, wants.kind.upper()) if part)
+        text = f"{self.gpus} {name}" if self.share == WHOLE else f"{self.share / WHOLE:g} of {self.gpus} {name}"
+        text += f" of {format_bytes(self.gpu_memory)}" if self.gpu_memory else ""
+        text += f" with {wants.precision}" if wants.precision else ""
+        return text + (f" for {', '.join(wants.ops)}" if wants.ops else "")
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One accelerator of a node. `index` is its position on the node, `uuid` what its driver calls it."""
+    """One accelerator of a node. `index` is its position on the node, `uuid` what its driver calls it.
+
+    `rates` are peak operations per second by precision, `bandwidth` bytes per second of its memory, `ops` the operators
+    it supports (none: not said, so all are), `socket` the host socket it hangs on, `price` micro-dollars per hour,
+    `power` its cap in milliwatts. What is not known is 0 or empty.
+    """
 
     index: int
     kind: str = "gpu"
     model: str = ""
     memory: int = 0
     uuid: str = ""
+    backend: str = ""
+    rates: dict[str, int] = {}
+    bandwidth: int = 0
+    ops: tuple[str, ...] = ()
+    socket: int = 0
+    price: int = 0
+    power: int = 0
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A direct connection of two devices of one node: `bandwidth` in bits per second, `latency` in nanoseconds."""
+
+    a: int
+    b: int
+    kind: str = "nvlink"
+    bandwidth: int = 0
+    latency: int = 0
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One agent identity and what it offers.
 
     `incarnation` changes when the machine is booted or the node's folder is made anew: processes of an older
-    incarnation are gone. `cpu` in milli-CPU, `memory` in bytes.
+    incarnation are gone. `cpu` in milli-CPU, `memory` in bytes, `network` in bits per second and `latency` in
+    nanoseconds to the rest of the fleet (0: not said). `model` names its processor.
     """
 
     name: str
@@ -57,3 +123,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory: int
     devices: tuple[Device, ...] = ()
     labels: dict[str, str] = {}
+    zone: str = ""
+    rack: str = ""
+    network: int = 0
+    latency: int = 0
+    links: tuple[Link, ...] = ()
+    model: str = ""
+    rates: dict[str, int] = {}
+    bandwidth: int = 0

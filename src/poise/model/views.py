@@ -5,8 +5,10 @@ from typing import Any
 
 import msgspec
 
+from poise.model.fleet import Fleet, PoolView, Resident
+from poise.model.jobs import Work
 from poise.model.profiles import Profile
-from poise.model.resources import Device, Shape
+from poise.model.resources import Shape
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,7 +17,10 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     `expected` is the foreseen run time and `tail` the foreseen length of the longest path from this unit's start to the
     end of its graph, in nanoseconds; `due` is the instant by which it must end for every deadline after it, 0 for none.
     `queue` names the units that are alike to placement. `recovering` units are still held by a lost node; a `recalled`
-    one was queued behind its like in vain, and needs room of its own.
+    one was queued behind its like in vain, and needs room of its own. `tasks` is how many it can use and `least` how
+    many it must have (0: all). `others` are the shapes of its further artifacts. `attained` is the run time of its
+    earlier attempts that were asked to yield, `preempted` their number. `depth` counts the units before it on its
+    longest path, `followers` those that need it, `weight` is its business weight in thousandths.
     """
 
     unit: str
@@ -34,55 +39,34 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     critical: bool = False
     recovering: bool = False
     recalled: bool = False
-
-
-class PoolView(msgspec.Struct, frozen=True):
-    """Attempts of one shape on one node: how many may run at once, and how many are there, waiting ones included.
-
-    `long` counts those that are not known to be brief: nothing is queued behind them.
-    """
-
-    slots: int
-    attempts: int
-    long: int = 0
-
-
-class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """A node and the room on it. `cpu` in milli-CPU, memory in bytes; `free_devices` are whole free devices."""
-
-    name: str
-    open: bool
-    why_closed: str
-    cpu: int
-    memory: int
-    free_cpu: int
-    free_memory: int
-    devices: tuple[Device, ...]
-    free_devices: tuple[Device, ...]
-    pools: Mapping[str, PoolView]
+    least: int = 0
+    others: tuple[Shape, ...] = ()
+    attained: int = 0
+    preempted: int = 0
+    depth: int = 0
+    followers: int = 0
+    weight: int = 1000
+    work: Work = Work()
+    avoid: str = ""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All a cluster policy may read. Candidates come in order of submission; of a long queue only the head is shown.
 
-    `profiles` holds the classes of the candidates shown. `active` lists the units that hold room of their own; only
-    `static` is shown it.
+    `profiles` holds the classes of the candidates shown, by class and by `class@device model`; `throughputs` declared
+    speeds, by the same keys. `triggers` names what forced this round.
     """
 
     revision: int
     now: int
-    nodes: tuple[NodeView, ...]
+    fleet: Fleet
     candidates: tuple[Candidate, ...]
     backlog: Mapping[str, int]
     profiles: Mapping[str, Profile]
-    active: tuple["ActiveView", ...] = ()
+    throughputs: Mapping[str, float] = {}
     memory: Mapping[str, Any] = {}
+    triggers: tuple[str, ...] = ()
     seed: int = 0
 
 
-class ActiveView(msgspec.Struct, frozen=True, array_like=True):
-    """A unit that holds room: its ordinal, milli-CPU per task, and the node of each task."""
-
-    ordinal: int
-    cpu: int
-    nodes: tuple[str, ...]
+__all__ = ["Candidate", "Fleet", "PoolView", "Resident", "Snapshot"]

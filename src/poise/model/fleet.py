@@ -1,0 +1,174 @@
+"""The fleet as columns: what every node has and has free, one row a node, for policies that look at all of them at once.
+
+Rows are in order of the nodes' names. Amounts are integers as in the ledger. Whoever is handed a `Fleet` reads it and
+never writes to it; the ledger keeps its own and hands out copies (`Columns.share`), so a view stays what it was.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from poise.model.resources import WHOLE, Node, Shape
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+CPU, MEMORY, NETWORK, DEVICES = range(4)
+"""Rows of `free` and `total`: milli-CPU, bytes, bits per second, devices of which nothing is taken."""
+
+OPEN, LOST, DRAINED = range(3)
+"""Values of `closed`."""
+
+CLOSED_CODES = ("", "NODE_LOST", "NODE_DRAINED")
+
+LOW, MEDIUM, HIGH = range(3)
+"""Load levels (`levels`)."""
+
+PLENTY = 2**62
+"""Network of a node that did not say how much it has: never the reason to refuse."""
+
+CLASSES = 4
+"""Priority classes."""
+
+
+class PoolView(msgspec.Struct, frozen=True, array_like=True):
+    """Attempts of one shape on one node: how many may run at once, and how many are there, waiting ones included.
+
+    `long` counts those that are not known to be brief: nothing is queued behind them.
+    """
+
+    slots: int
+    attempts: int
+    long: int = 0
+
+
+class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An attempt that holds room and is not known to be brief: what could be waited for, or asked to yield.
+
+    `since` is the instant at which it started (or was placed), `expected` the foreseen run time and `deviation` its
+    uncertainty, in nanoseconds; `checkpoint` the declared interval of its checkpoints (0: none) and `restore` what
+    coming back costs; `preempted` how often it has yielded; `size` and `least` the tasks of its unit, now and at the
+    least (0: all); `most` how many it could use. `stopping`: its room is about to be free.
+    """
+
+    unit: str
+    ordinal: int
+    priority: int
+    shape: Shape
+    kind: str
+    since: int
+    expected: int
+    deviation: int = 0
+    devices: tuple[int, ...] = ()
+    checkpoint: int = 0
+    restore: int = 0
+    preempted: int = 0
+    preemptible: bool = True
+    stopping: bool = False
+    running: bool = False
+    size: int = 1
+    least: int = 0
+    most: int = 1
+    device: int = -1
+
+
+class Fleet:
+    """Columns over N nodes of at most D devices.
+
+    `total` and `free` are int64 of shape (4, N), rows CPU, MEMORY, NETWORK, DEVICES; `closed`, `levels` int8 of shape
+    (N,); `failures` float64 (N,), attempts lost or failed per attempt, smoothed; `device_model` int16 (N, D), an index
+    into `models` and -1 where there is no device; `device_memory` and `device_share` int64 (N, D), what is free of each
+    device (bytes, thousandths of its compute); `yielding` int64 (4, 4, N), by priority class what its preemptible
+    attempts hold of each resource. `residents` holds a tuple per node, `pools` by key of shape and row.
+    """
+
+    __slots__ = (
+        "closed",
+        "device_memory",
+        "device_model",
+        "device_share",
+        "failures",
+        "free",
+        "levels",
+        "models",
+        "names",
+        "nodes",
+        "pools",
+        "residents",
+        "rows",
+        "total",
+        "yielding",
+    )
+
+    def __init__(self, nodes: Sequence[Node] = ()) -> None:
+        """Every node open and empty."""
+        self.nodes = tuple(nodes)
+        self.names = tuple(node.name for node in nodes)
+        self.rows = {name: row for row, name in enumerate(self.names)}
+        count, width = len(nodes), max((len(node.devices) for node in nodes), default=0)
+        self.total: Ints = np.zeros((4, count), np.int64)
+        self.closed: NDArray[np.int8] = np.zeros(count, np.int8)
+        self.levels: NDArray[np.int8] = np.zeros(count, np.int8)
+        self.failures: Floats = np.zeros(count)
+        self.device_model: NDArray[np.int16] = np.full((count, width), -1, np.int16)
+        self.device_memory: Ints = np.zeros((count, width), np.int64)
+        self.device_share: Ints = np.zeros((count, width), np.int64)
+        self.yielding: Ints = np.zeros((CLASSES, 4, count), np.int64)
+        self.residents: list[tuple[Resident, ...]] = [()] * count
+        self.pools: Mapping[str, Mapping[int, PoolView]] = {}
+        models: dict[DeviceModel, int] = {}
+        for row, node in enumerate(nodes):
+            self.total[:, row] = (node.cpu, node.memory, node.network or PLENTY, len(node.devices))
+            for place, device in enumerate(node.devices):
+                model = DeviceModel(
+                    device.kind, device.model, device.backend, tuple(sorted(device.rates.items())),
+                    device.bandwidth, device.ops, device.memory,
+                )  # fmt: skip
+                self.device_model[row, place] = models.setdefault(model, len(models))
+                self.device_memory[row, place] = device.memory
+                self.device_share[row, place] = WHOLE
+        self.models = tuple(models)
+        self.free: Ints = self.total.copy()
+
+    def copy(self) -> "Fleet":
+        """The same rows, in columns of its own."""
+        made = object.__new__(Fleet)
+        made.nodes, made.names, made.rows, made.models = self.nodes, self.names, self.rows, self.models
+        made.total, made.device_model = self.total, self.device_model
+        made.free, made.closed, made.levels = self.free.copy(), self.closed.copy(), self.levels.copy()
+        made.failures, made.yielding = self.failures.copy(), self.yielding.copy()
+        made.device_memory, made.device_share = self.device_memory.copy(), self.device_share.copy()
+        made.residents = self.residents.copy()
+        made.pools = {key: dict(of) for key, of in self.pools.items()}
+        return made
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Fleet):
+            return NotImplemented
+        arrays = ("total", "free", "closed", "levels", "failures", "device_memory", "device_share", "yielding")
+        return (
+            self.nodes == other.nodes
+            and self.residents == other.residents
+            and self.pools == other.pools
+            and all(np.array_equal(getattr(self, name), getattr(other, name)) for name in arrays)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class DeviceModel(msgspec.Struct, frozen=True, array_like=True):
+    """What devices of one model have in common: all that an estimate of speed or a check of ability looks at."""
+
+    kind: str
+    name: str
+    backend: str = ""
+    rates: tuple[tuple[str, int], ...] = ()
+    bandwidth: int = 0
+    ops: tuple[str, ...] = ()
+    memory: int = 0
