@@ -403,7 +403,9 @@ class World:
         return self._serials
 
 
-_RESOURCES = ("cpu", "memory", "gpu", "gpu_memory")
+_RESOURCES = (
+    "cpu", "memory", "gpu", "gpu_memory", "gpu_share", "gpu_kind", "gpu_model", "backend", "precision", "ops", "network",
+)  # fmt: skip
 
 
 def _spec(name: str, fields: dict[str, Any], *, run: bool = True) -> dict[str, Any]:

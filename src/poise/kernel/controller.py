@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from poise.errors import Busy, Conflict, NotFound, PoiseError, SpecError, StoreFull
-from poise.kernel.ledger import HEAD, JobState, Ledger, NodeState, UnitState, attempt_of
-from poise.kernel.verify import verify_place
-from poise.model.decisions import Hold, Place, Plan
+from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of
+from poise.kernel.verify import verify_place, verify_preempt
+from poise.model.decisions import Hold, Place, Plan, Preempt, Reason
 from poise.model.events import (
     Began,
     Event,
@@ -32,9 +32,11 @@ from poise.model.events import (
     NodeLost,
     Placed,
     PolicyFailed,
+    Preempted,
     Remembered,
     Started,
 )
+from poise.model.fleet import model_of
 from poise.model.jobs import Ending, Unit
 from poise.model.messages import (
     Acked,
@@ -49,10 +51,10 @@ from poise.model.messages import (
     ToAgent,
 )
 from poise.model.profiles import ENOUGH_RUNS
-from poise.model.resources import Node
+from poise.model.resources import Device, Node
 from poise.model.spec import Compiled
 from poise.model.views import Snapshot
-from poise.policy.feasible import fitting, never, room_when_empty, shortfall
+from poise.policy.feasible import NAMED, can_do, capacity_when_empty, never, shortfall
 from poise.units import MILLISECOND, SECOND, format_cpu
 
 ROUND = 200 * MILLISECOND
@@ -74,6 +76,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dead_after: int = 3 * SECOND
     seed: int = 0
     version: str = ""
+    throughputs: dict[str, float] = {}
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -198,7 +201,9 @@ class Controller:
         self._seen: dict[str, int] = {}
         self._connected: set[str] = set()
         self._dirty = True
+        self._head = 0
         self._deciding = False
+        self._until: int | None = None
         self._last_round = 0
         self._last_recall = 0
         self._full = False
@@ -274,8 +279,13 @@ class Controller:
         backed_off = self.ledger.wakeup(self._last_round)
         if not self._deciding and (self._dirty or waited or (backed_off is not None and backed_off <= now)):
             self._dirty, self._deciding, self._last_round = False, True, now
-            effects.append(Decide(self.ledger.snapshot(now, self.settings.seed)))
+            self._head = self.ledger.head()
+            effects.append(Decide(self.snapshot(now)))
         return effects
+
+    def snapshot(self, now: int) -> Snapshot:
+        """What the policy is shown now."""
+        return self.ledger.snapshot(now, self.settings.seed, self.settings.throughputs)
 
     def wakeup(self) -> int | None:
         """When to tick next, if nothing happens before."""
@@ -330,11 +340,11 @@ class Controller:
 
     def _check_fits(self, unit: Unit) -> None:
         """Refuse what no node here could ever run, saying which comes closest."""
-        nodes = [state.node for state in self.ledger.nodes.values()]
-        if not nodes:
+        fleet = self.ledger.fleet()
+        if not len(fleet):
             return
-        wanted = len(unit.tasks)
-        room = sum(room_when_empty(node, unit.shape, wanted) for node in nodes)
+        wanted = unit.least or len(unit.tasks)
+        room = max(int(capacity_when_empty(fleet, unit.shape_of(of)).sum()) for of in range(len(unit.variants) + 1))
         if room >= wanted:
             return
         if room:
@@ -346,7 +356,8 @@ class Controller:
                 have=f"room for {room} on all nodes together",
                 hint=f"workers: {room}",
             )
-        node = min(nodes, key=lambda node: shortfall(node, unit.shape))
+        kinds = [fleet.nodes[row] for row in fleet.likes]  # one node of each kind: the others lack the same
+        node = min(kinds, key=lambda node: shortfall(node, unit.shape))
         lacks = "; ".join(reason.sentence() for reason in never(node, unit.shape))
         raise SpecError(
             f"`{unit.name}` asks for more than any node has",
@@ -556,9 +567,11 @@ class Controller:
         for decision in plan.decisions:
             if isinstance(decision, Place):
                 self._place(decision, now, launches, stale=stale)
+            elif isinstance(decision, Preempt):
+                self._preempt(decision, now, stale=stale)
             else:
                 self._hold(decision, now)
-        if sum(len(batch) for batch in launches.values()) >= HEAD and self.ledger.pending():
+        if sum(len(batch) for batch in launches.values()) >= self._head and self.ledger.pending():
             self._dirty = True  # all that was shown may have found room: show the rest
         if plan.memory is not None:
             self._commit(Remembered(at=now, memory=plan.memory))
@@ -576,19 +589,37 @@ class Controller:
             for index, spot in enumerate(placed.spots):
                 launches.setdefault(spot.node, []).append(self._launch(unit, index))
 
+    def _preempt(self, preempt: Preempt, now: int, *, stale: bool) -> None:
+        preempted = verify_preempt(self.ledger, preempt, now)
+        if not isinstance(preempted, Preempted):
+            self._dirty |= stale
+            return
+        self._commit(preempted)
+        unit = self.ledger.unit(preempt.unit)
+        if unit is not None:
+            self._stop(unit, now)
+
     def _hold(self, hold: Hold, now: int) -> None:
-        if self.ledger.waits(hold.queue) and self.ledger.held_queue(hold.queue) != hold.reasons:
+        if not self.ledger.waits(hold.queue):
+            return
+        known = self.ledger.held_queue(hold.queue)
+        if len(self.ledger.nodes) > NAMED:  # how much is free changes all the time; it is told when somebody asks
+            changed = [_gist(reason) for reason in known] != [_gist(reason) for reason in hold.reasons]
+        else:
+            changed = known != hold.reasons
+        if changed:
             self._commit(Held(at=now, queue=hold.queue, reasons=hold.reasons))
 
     def _launch(self, unit: UnitState, index: int) -> Launch:
         job, spec = self.ledger.jobs[unit.job], unit.spec
         task, state = spec.tasks[index], unit.tasks[index]
         profile = self.ledger.profiles.get(spec.kind)
+        shape = unit.shape
         return Launch(
             attempt=attempt_of(unit, index),
-            argv=task.argv,
-            shape=spec.shape,
-            slots=self.ledger.nodes[state.node].pools[spec.shape.key()].slots,
+            argv=spec.variants[unit.variant - 1].argv if unit.variant else task.argv,
+            shape=shape,
+            slots=self.ledger.nodes[state.node].pools[shape.key()].slots,
             folder=job.folder,
             env=job.env | task.env if task.env else job.env,
             devices=state.devices,
@@ -598,7 +629,7 @@ class Controller:
             grace=spec.grace,
             gang=unit.id if len(spec.tasks) > 1 else "",
             rank=task.rank,
-            world=task.world,
+            world=unit.size if spec.least else task.world,
             part=task.part,
             parts=task.parts,
             queued=unit.queued,
@@ -609,7 +640,7 @@ class Controller:
     def _commit(self, event: Event) -> None:
         self.ledger.apply(event)
         self._events.append(event)
-        if not isinstance(event, Held | Placed | Remembered | Started):
+        if not isinstance(event, Held | Placed | Preempted | Remembered | Started):
             self._dirty = True
 
     def _later(self, effect: Effect) -> None:
@@ -657,6 +688,14 @@ class Controller:
         return (*refused, *hung)
 
 
+def _gist(reason: Reason) -> tuple[str, str, str]:
+    return (reason.code, reason.subject, reason.need)
+
+
+def _memory(device: Device) -> int:
+    return device.memory
+
+
 def _fitting_hint(node: Node, unit: Unit) -> str:
     """The same request, cut down to what the node has."""
     shape = unit.shape
@@ -664,7 +703,8 @@ def _fitting_hint(node: Node, unit: Unit) -> str:
     if shape.memory:
         asks.append(f"--memory {min(shape.memory, node.memory) // 2**20}MiB")
     if shape.gpus and node.devices:
-        fits = fitting(node.devices, shape) or [max(node.devices, key=lambda device: device.memory)]
+        right = [device for device in node.devices if can_do(model_of(device), shape.wants)] or list(node.devices)
+        fits = [device for device in right if device.memory >= shape.gpu_memory] or [max(right, key=_memory)]
         asks.append(f"--gpu {min(shape.gpus, len(fits))}")
         if shape.gpu_memory:
             least = min(device.memory for device in fits)

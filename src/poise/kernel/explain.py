@@ -98,11 +98,13 @@ def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now:
 
 
 def task_status(unit: UnitState, task: TaskState) -> str:
-    """waiting, pending, placed, running, recovering, stopping, done, failed, cancelled, skipped."""
+    """waiting, pending, placed, running, recovering, stopping, spare, done, failed, cancelled, skipped."""
     if unit.status != "active":
         return unit.status
     if task.status == "ended":
         return "done" if task.ending is not None and task.ending.outcome == "done" else "failed"
+    if task.status == "idle":
+        return "spare"  # an elastic unit runs with fewer tasks than it could use
     if unit.stopping:
         return "stopping"
     return "placed" if task.status == "queued" else task.status

@@ -19,14 +19,14 @@ failed. A lost attempt brings it back to pending, under its retry policy. While 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from poise.model import graph
-from poise.model.decisions import Reason, Why
+from poise.model.decisions import Cause, Reason, Why
 from poise.model.events import (
     Began,
     Event,
@@ -36,17 +36,33 @@ from poise.model.events import (
     JobSubmitted,
     NodeDrained,
     NodeJoined,
+    NodeLevelled,
     NodeLost,
     Placed,
     PolicyFailed,
+    Preempted,
     Remembered,
     Started,
+    Triggered,
 )
-from poise.model.jobs import RETRYABLE, Ending, Job, Unit
+from poise.model.fleet import (
+    CPU,
+    DEVICES,
+    DRAINED,
+    HOT,
+    LOST,
+    MEMORY,
+    NETWORK,
+    PLENTY,
+    Fleet,
+    PoolView,
+    Resident,
+)
+from poise.model.jobs import RETRYABLE, Ending, Job, Unit, Work
 from poise.model.messages import Attempt
-from poise.model.profiles import Profile, expected_run, is_brief
-from poise.model.resources import Node, Shape
-from poise.model.views import ActiveView, Candidate, NodeView, PoolView, Snapshot
+from poise.model.profiles import Profile, estimate_run, expected_run, is_brief
+from poise.model.resources import SHARED_CAP, WHOLE, Node, Shape
+from poise.model.views import Candidate, Snapshot
 
 UnitStatus = Literal["waiting", "pending", "active", "done", "failed", "cancelled", "skipped"]
 TaskStatus = Literal["idle", "queued", "running", "recovering", "ended"]
@@ -58,6 +74,17 @@ PAST_ATTEMPTS = 8
 HEAD = 128
 """Units of one queue that a snapshot shows; the rest follow as these are placed. `static` is shown all: there a unit's
 number says where it may run, so that the head may be stuck while one behind it is not."""
+
+SHOWN = 4096
+"""Units that a snapshot shows in all, if there are many queues; of each at least `LEAST_SHOWN`."""
+
+LEAST_SHOWN = 4
+
+UNSTABLE = 8
+"""One more attempt moves a node's share of failures by an eighth of the difference (as TCP smooths its round trips)."""
+
+OF_THE_NODE = ("lost", "killed", "unstartable")
+"""Outcomes that count against the node; other failures are the command's own."""
 
 MAX_PROFILES = 4096
 """Classes whose run times are kept; of more, those not seen for longest are forgotten."""
@@ -95,7 +122,9 @@ class TaskState(msgspec.Struct):
 
 
 class UnitState(msgspec.Struct):
-    """A unit's life. `stopping` says why its attempts are being stopped: `cancel`, `gang`, or not at all.
+    """A unit's life. `stopping` says why its attempts are being stopped: `cancel`, `gang`, the cause of a preemption,
+    or not at all. `size` tasks were placed, in the artifact `variant`. `attained` is the service (run time times
+    devices) of attempts that yielded, `preempted` their number; `avoid` is a node to stay away from if another will do.
 
     `queued` and `brief` are as it was placed; `recalled`: it was queued once, came back unstarted, and is queued no
     more. `queue` names the units that are alike to placement. `expected`, `tail` and `slack` are nanoseconds of the
@@ -125,6 +154,17 @@ class UnitState(msgspec.Struct):
     slack: int = 0
     due: int = 0
     tasks: list[TaskState] = []
+    size: int = 0
+    variant: int = 0
+    attained: int = 0
+    preempted: int = 0
+    avoid: str = ""
+    depth: int = 0
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the artifact it was placed in."""
+        return self.spec.shape_of(self.variant) if self.variant else self.spec.shape
 
     @property
     def id(self) -> str:
@@ -162,8 +202,20 @@ class Pool(msgspec.Struct):
     long: int = 0
 
 
+class Share(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a device: thousandths of its compute and bytes of its memory, and the attempt that holds it."""
+
+    holder: str
+    share: int
+    memory: int
+
+
 class NodeState(msgspec.Struct):
-    """A node, the room taken on it, and who holds each busy device, by `device_key`."""
+    """A node, the room taken on it, and who holds each busy device, by `device_key`; `shares` where it is shared.
+
+    `level` is its load level, `hot` whether that has been high for a sustained window; `failures` the smoothed share of
+    attempts that failed there, in thousandths.
+    """
 
     node: Node
     status: NodeStatus = "up"
@@ -174,6 +226,11 @@ class NodeState(msgspec.Struct):
     used_memory: int = 0
     devices: dict[str, str] = {}
     pools: dict[str, Pool] = {}
+    used_network: int = 0
+    shares: dict[str, list[Share]] = {}
+    level: int = 0
+    hot: bool = False
+    failures: int = 0
 
 
 class State(msgspec.Struct):
@@ -199,6 +256,8 @@ class State(msgspec.Struct):
     keys: dict[str, str] = {}
 
 
+CAUSES: tuple[str, ...] = get_args(Cause)
+NO_WORK = Work()
 _UNKNOWN = Profile()
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(State)
@@ -206,6 +265,8 @@ _decoder = msgspec.msgpack.Decoder(State)
 
 class Ledger:
     """Jobs, nodes and what holds what, as of a revision. Build it by applying events, or from an encoded state."""
+
+    _fleet: Fleet | None
 
     def __init__(self, state: State | None = None) -> None:
         self._state = state or State()
@@ -336,10 +397,7 @@ class Ledger:
 
     def attempts_on(self, node: str) -> Iterator[tuple[UnitState, int]]:
         """Active attempts on a node, as (unit, index of its task), in order of submission."""
-        for unit in sorted(self._active.values(), key=_ordinal):
-            for index, task in enumerate(unit.tasks):
-                if task.active and task.node == node:
-                    yield unit, index
+        yield from sorted(self._on.get(node, {}).values(), key=_ordinal_and_index)
 
     def wakeup(self, after: int) -> int | None:
         """The next instant after this one at which a unit's back-off ends."""
@@ -433,32 +491,57 @@ class Ledger:
             raise InvariantBroken(f"{event.unit} was placed while {unit.status}")
         unit.status, unit.epoch, unit.placed = "active", event.epoch, event.at
         unit.queued, unit.brief, unit.why = event.queued, event.brief, event.why
-        unit.stopping, unit.not_before = "", 0
+        unit.stopping, unit.not_before, unit.avoid = "", 0, ""
+        unit.size, unit.variant = len(event.spots), event.variant
         self._active[event.unit] = unit
-        for task, spot in zip(unit.tasks, event.spots, strict=True):
+        if unit.spec.least:
+            self._elastic[event.unit] = unit
+        for index, (task, spot) in enumerate(
+            zip(unit.tasks, event.spots, strict=False)
+        ):  # an elastic unit may get fewer
+            self._on.setdefault(spot.node, {})[event.unit, index] = (unit, index)
             task.status, task.node, task.devices, task.cpus = "queued", spot.node, spot.devices, ()
             task.pid = task.started = task.ended = 0
             task.ending = None
             self._take(self._state.nodes[spot.node], unit, spot.devices, queued=event.queued)
+
+    def _preempted(self, event: Preempted) -> None:
+        unit = self._units[event.unit]
+        if unit.status != "active" or unit.epoch != event.epoch:
+            raise InvariantBroken(
+                f"{event.unit}#{event.epoch} was to yield, but is {unit.status} in epoch {unit.epoch}"
+            )
+        unit.stopping, unit.preempted = event.cause, unit.preempted + 1
+        self._recovering.pop(unit.id, None)
+        for task in unit.tasks:
+            if task.active:
+                self._stale.add(task.node)
 
     def _started(self, event: Started) -> None:
         unit, index = self._tasks[event.task]
         task = unit.tasks[index]
         task.status, task.pid, task.cpus = "running", event.pid, event.cpus
         task.started = task.started or event.at
+        self._stale.add(task.node)
 
     def _finished(self, event: Finished) -> None:
         unit, index = self._tasks[event.task]
         task, ending = unit.tasks[index], event.ending
         if not task.active or event.epoch != unit.epoch:
             raise InvariantBroken(f"{event.task}#{event.epoch} finished, but is {task.status} in epoch {unit.epoch}")
-        self._give_back(task, unit)
+        self._give_back(unit, index)
         task.status, task.ended, task.ending = "ended", event.at, ending
+        self._count_failure(self._state.nodes[task.node], ending)
         if ending.outcome != "returned":
             task.started = task.started or max(unit.placed, event.at - ending.run)
         if ending.outcome == "done":
-            self._learn(unit.spec.kind, ending)
-        elif not unit.stopping and len(unit.tasks) > 1:
+            self._learn(unit, task, ending)
+        elif ending.outcome in ("failed", "signal", "oom") and unit.spec.kind in self._state.profiles:
+            profiles, kind = self._state.profiles, unit.spec.kind
+            profiles[kind] = profiles[kind].failed(self._state.revision)
+        if ending.outcome == "stopped" and unit.stopping in CAUSES:
+            unit.attained += ending.run * max(1, unit.shape.gpus)
+        if ending.outcome != "done" and not unit.stopping and len(unit.tasks) > 1:
             unit.stopping = "gang"
         if self._recovering:
             self._index_recovering(unit)
@@ -483,7 +566,7 @@ class Ledger:
                 if task.status == "recovering":
                     task.status = "running" if task.started else "queued"
                     self._index_recovering(unit)
-        self._node_views.pop(event.node.name, None)
+        self._fleet = None  # made anew when it is next looked at, once for all that have joined by then
 
     def _node_lost(self, event: NodeLost) -> None:
         node = self._state.nodes[event.name]
@@ -491,11 +574,21 @@ class Ledger:
         for unit, index in self.attempts_on(event.name):
             unit.tasks[index].status = "recovering"
             self._index_recovering(unit)
-        self._node_views.pop(event.name, None)
+        node.failures += (1000 - node.failures) // UNSTABLE
+        node.level, node.hot = 0, False
+        self._stale.add(event.name)
 
     def _node_drained(self, event: NodeDrained) -> None:
         self._state.nodes[event.name].drained = event.on
-        self._node_views.pop(event.name, None)
+        self._stale.add(event.name)
+
+    def _node_levelled(self, event: NodeLevelled) -> None:
+        node = self._state.nodes[event.name]
+        node.level, node.hot = event.level, event.hot
+        self._stale.add(event.name)
+
+    def _triggered(self, event: Triggered) -> None:
+        pass  # a record for people; the round that it forced follows
 
     def _policy_failed(self, event: PolicyFailed) -> None:
         pass  # a record for people; the plan that followed says what was done
@@ -509,15 +602,18 @@ class Ledger:
         """All attempts of the unit have ended: done, again, or failed."""
         outcome = deciding_ending(unit).outcome
         self._active.pop(unit.id, None)
+        self._elastic.pop(unit.id, None)
         if outcome == "done":
             self._conclude(unit, "done", at)
         elif unit.stopping == "cancel":
             self._conclude(unit, "cancelled", at)
         elif outcome in ("returned", "stopped"):
-            unit.recalled = unit.recalled or unit.queued
+            unit.recalled = unit.recalled or (unit.queued and outcome == "returned")
+            unit.avoid = unit.tasks[0].node if unit.stopping == "move" else ""
             self._again(unit, at, delay=0)
         else:
             unit.tries += 1
+            unit.avoid = unit.tasks[0].node
             retry = unit.spec.retry
             if outcome in RETRYABLE and outcome in retry.when and unit.tries <= retry.limit:
                 self._again(unit, at, delay=0 if outcome == "lost" else retry.delay(unit.tries))
@@ -626,6 +722,10 @@ class Ledger:
             unit = units[0]
             unit.tail, unit.due = unit.expected, submitted + unit.spec.deadline if unit.spec.deadline else 0
             return
+        if not any(unit.depth for unit in units):
+            depths = graph.times({unit.spec.name: unit.spec.needs for unit in units}, dict.fromkeys(_names(units), 1))
+            for unit in units:
+                unit.depth = depths[unit.spec.name].earliest
         needs = {unit.spec.name: unit.spec.needs for unit in units}
         durations = {unit.spec.name: unit.expected for unit in units}
         deadlines = {unit.spec.name: submitted + unit.spec.deadline for unit in units if unit.spec.deadline}
@@ -640,9 +740,14 @@ class Ledger:
             return max((task.ended - task.started for task in unit.tasks), default=0)
         return expected_run(self._state.profiles.get(unit.spec.kind), unit.spec.expect)
 
-    def _learn(self, kind: str, ending: Ending) -> None:
-        profiles = self._state.profiles
-        profiles[kind] = profiles.get(kind, _UNKNOWN).observe(ending.run, ending.peak, self._state.revision)
+    def _learn(self, unit: UnitState, task: TaskState, ending: Ending) -> None:
+        """What a run tells of its class, and of its class on this model of device."""
+        profiles, kind = self._state.profiles, unit.spec.kind
+        profiles[kind] = profiles.get(kind, _UNKNOWN).observe(ending, self._state.revision)
+        model = _model_under(self._state.nodes[task.node].node, task.devices)
+        if model:
+            kind = f"{kind}@{model}"
+            profiles[kind] = profiles.get(kind, _UNKNOWN).observe(ending, self._state.revision)
         if len(profiles) > MAX_PROFILES:
             by_age = sorted(profiles, key=lambda name: (profiles[name].seen, name))
             for name in by_age[: MAX_PROFILES // 4]:  # in batches, since this sorts
@@ -651,7 +756,7 @@ class Ledger:
     # --- room --------------------------------------------------------------------------------------------------------
 
     def _take(self, node: NodeState, unit: UnitState, devices: tuple[int, ...], *, queued: bool) -> None:
-        shape = unit.spec.shape
+        shape = unit.shape
         key = shape.key()
         pool = node.pools.get(key)
         if pool is None:
@@ -663,15 +768,22 @@ class Ledger:
             pool.slots += 1
             node.used_cpu += shape.cpu
             node.used_memory += shape.memory
+            node.used_network += shape.network
         for device in devices:
             key = device_key(device)
-            if key in node.devices:
-                raise InvariantBroken(f"device {device} of {node.node.name} is held by {node.devices[key]}")
-            node.devices[key] = unit.id
-        self._node_views.pop(node.node.name, None)
+            if key in node.devices or (shape.share == WHOLE and key in node.shares):
+                held = node.devices.get(key) or node.shares[key][0].holder
+                raise InvariantBroken(f"device {device} of {node.node.name} is held by {held}")
+            if shape.share == WHOLE:
+                node.devices[key] = unit.id
+            else:
+                node.shares.setdefault(key, []).append(Share(unit.id, shape.share, shape.gpu_memory))
+        self._stale.add(node.node.name)
 
-    def _give_back(self, task: TaskState, unit: UnitState) -> None:
-        node, shape = self._state.nodes[task.node], unit.spec.shape
+    def _give_back(self, unit: UnitState, index: int) -> None:
+        task = unit.tasks[index]
+        node, shape = self._state.nodes[task.node], unit.shape
+        del self._on[task.node][unit.id, index]
         key = shape.key()
         pool = node.pools[key]
         pool.attempts -= 1
@@ -681,18 +793,31 @@ class Ledger:
             pool.slots -= 1
             node.used_cpu -= shape.cpu
             node.used_memory -= shape.memory
+            node.used_network -= shape.network
         if pool.attempts == 0:
             del node.pools[key]
         for device in task.devices:
-            del node.devices[device_key(device)]
-        self._node_views.pop(task.node, None)
+            key = device_key(device)
+            if shape.share == WHOLE:
+                del node.devices[key]
+            else:
+                node.shares[key].remove(Share(unit.id, shape.share, shape.gpu_memory))
+                if not node.shares[key]:
+                    del node.shares[key]
+        self._stale.add(task.node)
+
+    def _count_failure(self, node: NodeState, ending: Ending) -> None:
+        if ending.outcome in OF_THE_NODE:
+            node.failures += (1000 - node.failures) // UNSTABLE
+        elif node.failures and ending.outcome == "done":
+            node.failures -= -(-node.failures // UNSTABLE)
 
     def _drop_attempts(self, unit: UnitState) -> None:
         """A recovering unit is placed again: what it still held on lost nodes is given up."""
         unit.tries += 1
-        for task in unit.tasks:
+        for index, task in enumerate(unit.tasks):
             if task.active:
-                self._give_back(task, unit)
+                self._give_back(unit, index)
                 lost = Ending(outcome="lost", note=f"node {task.node} was lost")
                 _keep(task, unit.epoch, lost, self._state.now)
             elif task.ending is not None:
@@ -758,6 +883,15 @@ class Ledger:
             due=unit.due,
             recovering=recovering,
             recalled=unit.recalled,
+            least=spec.least,
+            others=tuple(variant.shape for variant in spec.variants),
+            attained=unit.attained,
+            preempted=unit.preempted,
+            depth=unit.depth,
+            followers=len(self._dependents[unit.id]),
+            weight=spec.weight,
+            work=spec.work,
+            avoid=unit.avoid,
         )
 
     def _refresh_candidates(self, job: JobState) -> None:
@@ -768,29 +902,34 @@ class Ledger:
 
     # --- what a policy sees ------------------------------------------------------------------------------------------
 
-    def snapshot(self, now: int, seed: int = 0) -> Snapshot:
+    def snapshot(
+        self, now: int, seed: int = 0, throughputs: Mapping[str, float] | None = None, triggers: tuple[str, ...] = ()
+    ) -> Snapshot:
         """An immutable view; costs in proportion to what changed and what is shown, not to what there is."""
-        static = self._state.policy == "static"
-        candidates = self._shown(now, None if static else HEAD)
+        candidates = self._shown(now, None if self._state.policy == "static" else self.head())
         kinds = [next(iter(queue.values())).kind for queue in self._queues.values()]  # a queue is of one kind
         kinds += [unit.spec.kind for unit in self._recovering.values()]
+        fleet = self.fleet().copy()
+        models = [model.name for model in fleet.models]
+        profiles = self._state.profiles
+        known = [name for kind in dict.fromkeys(kinds) for name in (kind, *(f"{kind}@{model}" for model in models))]
         return Snapshot(
             revision=self._state.revision,
             now=now,
-            nodes=tuple(self._node_view(node) for node in self._state.nodes.values()),
+            fleet=fleet,
             candidates=tuple(candidates),
             backlog={queue: len(units) for queue, units in self._queues.items()},
-            profiles={kind: self._state.profiles[kind] for kind in kinds if kind in self._state.profiles},
-            active=tuple(
-                ActiveView(unit.ordinal, unit.spec.shape.cpu, tuple(task.node for task in unit.tasks if task.active))
-                for unit in sorted(self._active.values(), key=_ordinal)
-                if not unit.queued
-            )
-            if static
-            else (),
+            profiles={name: profiles[name] for name in known if name in profiles},
+            throughputs=throughputs or {},
+            elastic=tuple(self._resident(unit) for unit in self._elastic.values() if not unit.stopping),
             memory=self._state.memory,
+            triggers=triggers,
             seed=seed,
         )
+
+    def head(self) -> int:
+        """Units of each queue that a snapshot shows now."""
+        return max(LEAST_SHOWN, min(HEAD, SHOWN // max(1, len(self._queues))))
 
     def _shown(self, now: int, head: int | None) -> list[Candidate]:
         """The head of every queue, and what a lost node still holds, in order of submission."""
@@ -809,23 +948,84 @@ class Ledger:
             candidates.sort(key=_ordinal)
         return candidates
 
-    def _node_view(self, state: NodeState) -> NodeView:
-        view = self._node_views.get(state.node.name)
-        if view is None:
-            node = state.node
-            view = self._node_views[node.name] = NodeView(
-                name=node.name,
-                open=state.status == "up" and not state.drained,
-                why_closed="NODE_LOST" if state.status == "lost" else "NODE_DRAINED" if state.drained else "",
-                cpu=node.cpu,
-                memory=node.memory,
-                free_cpu=node.cpu - state.used_cpu,
-                free_memory=node.memory - state.used_memory,
-                devices=node.devices,
-                free_devices=tuple(device for device in node.devices if device_key(device.index) not in state.devices),
-                pools={key: PoolView(pool.slots, pool.attempts, pool.long) for key, pool in state.pools.items()},
-            )
-        return view
+    # --- columns -----------------------------------------------------------------------------------------------------
+
+    def fleet(self) -> Fleet:
+        """The fleet as columns, as it is now; the ledger's own, to be read at once and not kept."""
+        if self._fleet is None:
+            self._fleet = Fleet([state.node for state in self._state.nodes.values()])
+            self._stale.update(self._state.nodes)
+        fleet = self._fleet
+        for name in sorted(self._stale):
+            self._refresh(fleet, fleet.rows[name], self._state.nodes[name])
+        self._stale.clear()
+        return fleet
+
+    def _refresh(self, fleet: Fleet, row: int, state: NodeState) -> None:
+        """One node's row, from the state."""
+        node = state.node
+        network = (node.network or PLENTY) - state.used_network
+        free = sum(
+            device_key(device.index) not in state.devices and device_key(device.index) not in state.shares
+            for device in node.devices
+        )
+        fleet.free[:, row] = (node.cpu - state.used_cpu, node.memory - state.used_memory, network, free)
+        fleet.closed[row] = LOST if state.status == "lost" else DRAINED if state.drained else 0
+        fleet.levels[row] = HOT if state.hot else state.level
+        fleet.failures[row] = state.failures / 1000
+        for place, device in enumerate(node.devices):
+            key = device_key(device.index)
+            shares = state.shares.get(key, ())
+            fleet.device_share[row, place] = 0 if key in state.devices else WHOLE - sum(of.share for of in shares)
+            fleet.device_memory[row, place] = device.memory - sum(of.memory for of in shares)
+        on = self._on.get(node.name, {})
+        static = self._state.policy == "static"
+        residents = []
+        fleet.yielding[:, :, row] = 0
+        for unit, index in sorted(on.values(), key=_ordinal_and_index):
+            if (unit.brief and not static) or unit.queued:
+                continue
+            resident = self._resident(unit, index)
+            residents.append(resident)
+            if resident.preemptible and not resident.stopping:
+                shape, held = unit.shape, fleet.yielding[int(unit.spec.priority)]
+                held[CPU, row] += shape.cpu
+                held[MEMORY, row] += shape.memory
+                held[NETWORK, row] += shape.network
+                held[DEVICES, row] += shape.gpus
+        fleet.residents[row] = tuple(residents)
+        for of in fleet.pools.values():
+            of.pop(row, None)
+        for key, pool in state.pools.items():
+            if pool.slots > pool.long:
+                fleet.pools.setdefault(key, {})[row] = PoolView(pool.slots, pool.attempts, pool.long)
+
+    def _resident(self, unit: UnitState, index: int = 0) -> Resident:
+        spec, task = unit.spec, unit.tasks[index]
+        model = _model_under(self._state.nodes[task.node].node, task.devices) if task.node else ""
+        profiles = self._state.profiles
+        estimate = estimate_run(profiles.get(f"{spec.kind}@{model}") or profiles.get(spec.kind), spec.expect)
+        return Resident(
+            unit=unit.id,
+            ordinal=unit.ordinal,
+            priority=int(spec.priority),
+            shape=unit.shape,
+            kind=spec.kind,
+            since=task.started or unit.placed,
+            expected=estimate.mean,
+            deviation=estimate.deviation,
+            devices=task.devices,
+            checkpoint=spec.checkpoint,
+            restore=spec.restore,
+            preempted=unit.preempted,
+            preemptible=spec.preemptible,
+            stopping=bool(unit.stopping),
+            running=task.status == "running",
+            size=unit.size,
+            least=spec.least,
+            most=len(spec.tasks),
+            attained=unit.attained,
+        )
 
     # --- derived indexes ---------------------------------------------------------------------------------------------
 
@@ -835,6 +1035,9 @@ class Ledger:
             JobSubmitted: self._job_submitted,
             JobCancelled: self._job_cancelled,
             Placed: self._placed,
+            Preempted: self._preempted,
+            NodeLevelled: self._node_levelled,
+            Triggered: self._triggered,
             Started: self._started,
             Finished: self._finished,
             Held: self._held,
@@ -853,7 +1056,10 @@ class Ledger:
         self._delayed: dict[str, UnitState] = {}
         self._active: dict[str, UnitState] = {}
         self._recovering: dict[str, UnitState] = {}
-        self._node_views: dict[str, NodeView] = {}
+        self._elastic: dict[str, UnitState] = {}
+        self._on: dict[str, dict[tuple[str, int], tuple[UnitState, int]]] = {}
+        self._fleet = None
+        self._stale: set[str] = set()
         self._unsorted: set[str] = set()
         self._pending_count = 0
         self._unfinished_count = 0
@@ -864,8 +1070,17 @@ class Ledger:
                 if unit.status == "pending":
                     self._index_pending(unit)
                 elif unit.status == "active":
-                    self._active[unit.id] = unit
+                    unit.size = unit.size or len(unit.tasks)  # as it was before there were elastic units
+                    self._index_active(unit)
                     self._index_recovering(unit)
+
+    def _index_active(self, unit: UnitState) -> None:
+        self._active[unit.id] = unit
+        if unit.spec.least:
+            self._elastic[unit.id] = unit
+        for index, task in enumerate(unit.tasks):
+            if task.active:
+                self._on.setdefault(task.node, {})[unit.id, index] = (unit, index)
 
     def _index_job(self, job: JobState) -> None:
         if job.name and not job.ended:
@@ -896,7 +1111,7 @@ class Ledger:
                 self._check_unit(unit)
         again = Ledger.decode(self.encode())
         _hold(again.encode() == self.encode(), "the state does not survive encoding")
-        for index in ("_units", "_tasks", "_dependents", "_delayed", "_active", "_recovering"):
+        for index in ("_units", "_tasks", "_dependents", "_delayed", "_active", "_elastic", "_recovering"):
             mine, theirs = getattr(self, index), getattr(again, index)
             _hold(mine.keys() == theirs.keys(), f"index {index} differs from one made anew")
         for index in ("_names", "_awaited_by", "_queues", "_pending_count", "_unfinished_count"):
@@ -908,11 +1123,16 @@ class Ledger:
     def _check_room(self, name: str, state: NodeState) -> None:
         attempts: dict[str, list[bool]] = {}
         devices: dict[str, str] = {}
+        shares: dict[str, list[Share]] = {}
         for unit, index in self.attempts_on(name):
-            attempts.setdefault(unit.spec.shape.key(), []).append(unit.brief)
+            attempts.setdefault(unit.shape.key(), []).append(unit.brief)
             for device in unit.tasks[index].devices:
                 _hold(device_key(device) not in devices, f"device {device} of {name} is held twice")
-                devices[device_key(device)] = unit.id
+                if unit.shape.share == WHOLE:
+                    devices[device_key(device)] = unit.id
+                else:
+                    share = Share(unit.id, unit.shape.share, unit.shape.gpu_memory)
+                    shares.setdefault(device_key(device), []).append(share)
         counted = {key: (pool.attempts, pool.attempts - pool.long) for key, pool in state.pools.items()}
         _hold({key: (len(of), sum(of)) for key, of in attempts.items()} == counted, f"pools of {name} miscount")
         _hold(all(0 < pool.slots <= pool.attempts for pool in state.pools.values()), f"a pool of {name} has no slot")
@@ -921,17 +1141,30 @@ class Ledger:
         _hold(used <= state.node.cpu, f"{name} is over-allocated: {used} of {state.node.cpu} milli-CPU")
         memory = sum(pool.slots * pool.shape.memory for pool in state.pools.values())
         _hold(memory == state.used_memory <= state.node.memory, f"memory of {name} does not add up")
+        network = sum(pool.slots * pool.shape.network for pool in state.pools.values())
+        _hold(network == state.used_network <= (state.node.network or PLENTY), f"network of {name} does not add up")
         _hold(devices == state.devices, f"devices of {name} do not add up")
+        held = {key: sorted(of, key=_holder) for key, of in state.shares.items()}
+        _hold({key: sorted(of, key=_holder) for key, of in shares.items()} == held, f"shares of {name} do not add up")
+        sizes = {device_key(device.index): device.memory for device in state.node.devices}
+        for key, of in shares.items():
+            _hold(key not in devices, f"device {key} of {name} is held whole and in part")
+            _hold(sum(share.share for share in of) <= SHARED_CAP, f"device {key} of {name} is over-allocated")
+            _hold(
+                sum(share.memory for share in of) <= sizes[key], f"memory of device {key} of {name} is over-allocated"
+            )
 
     def _check_unit(self, unit: UnitState) -> None:
         active = [task.active for task in unit.tasks]
         if unit.status == "active":
             _hold(any(active), f"{unit.id} is active with no attempt")
+            placed = active[: unit.size]
             whole = (
-                all(active)
+                (all(placed) and not any(active[unit.size :]) and unit.size >= (unit.spec.least or len(unit.tasks)))
                 or bool(unit.stopping)
                 or all(
-                    task.active or (task.ending is not None and task.ending.outcome == "done") for task in unit.tasks
+                    task.active or (task.ending is not None and task.ending.outcome == "done")
+                    for task in unit.tasks[: unit.size]
                 )
             )
             _hold(whole, f"{unit.id} runs in part")
@@ -970,7 +1203,8 @@ def attempt_of(unit: UnitState, index: int) -> Attempt:
 
 def _queue_of(job: Job, unit: Unit) -> str:
     """Units alike to placement, served in order; a graph, a deadline or a gang sets a job's units apart."""
-    own = job.id if len(job.units) > 1 or unit.deadline or len(unit.tasks) > 1 else ""
+    apart = len(job.units) > 1 or unit.deadline or len(unit.tasks) > 1 or unit.variants or unit.weight != 1000
+    own = job.id if apart or unit.work != NO_WORK else ""
     return f"{int(unit.priority)}/{unit.shape.key()}/{unit.kind}/{own}"
 
 
@@ -1002,6 +1236,25 @@ def _rank(candidate: Candidate) -> tuple[int, int]:
 
 def _ordinal(of: Candidate | UnitState) -> int:
     return of.ordinal
+
+
+def _ordinal_and_index(of: tuple[UnitState, int]) -> tuple[int, int]:
+    return of[0].ordinal, of[1]
+
+
+def _holder(share: Share) -> tuple[str, int, int]:
+    return (share.holder, share.share, share.memory)
+
+
+def _names(units: list[UnitState]) -> list[str]:
+    return [unit.spec.name for unit in units]
+
+
+def _model_under(node: Node, devices: tuple[int, ...]) -> str:
+    """What an attempt ran on, by which runs of a class are told apart: its device's model, or that of the CPUs."""
+    if not devices:
+        return node.model
+    return next((device.model for device in node.devices if device.index == devices[0]), "")
 
 
 def _hold(condition: bool, otherwise: str) -> None:

@@ -5,10 +5,12 @@ What holds becomes an event; what does not is refused by name, and the next roun
 """
 
 from poise.kernel.ledger import Ledger, NodeState, device_key
-from poise.model.decisions import Place, Reason, Rejection, Spot
-from poise.model.events import Placed
-from poise.model.resources import Shape
-from poise.units import format_bytes, format_cpu
+from poise.model.decisions import Place, Preempt, Reason, Rejection, Spot
+from poise.model.events import Placed, Preempted
+from poise.model.fleet import PLENTY, model_of
+from poise.model.resources import SHARED_CAP, WHOLE, Shape
+from poise.policy.feasible import can_do
+from poise.units import format_bytes, format_cpu, format_rate
 
 
 def verify_place(ledger: Ledger, place: Place, now: int) -> Placed | Rejection:
@@ -21,11 +23,14 @@ def verify_place(ledger: Ledger, place: Place, now: int) -> Placed | Rejection:
         reasons.append(Reason(code="NOT_PENDING", subject=place.unit, have=unit.status, fixable="never"))
     if unit.stopping or unit.not_before > now:
         reasons.append(Reason(code="NOT_YET", subject=place.unit))
-    if len(place.spots) != len(unit.tasks):
+    if not (unit.spec.least or len(unit.tasks)) <= len(place.spots) <= len(unit.tasks):
         need, have = str(len(unit.tasks)), str(len(place.spots))
         reasons.append(Reason(code="NOT_WHOLE", subject=place.unit, need=need, have=have))
-    brief = ledger.is_brief(unit)
-    shape = unit.spec.shape
+    if not 0 <= place.variant <= len(unit.spec.variants):
+        reasons.append(Reason(code="UNKNOWN_VARIANT", subject=place.unit, have=str(place.variant), fixable="never"))
+        return _refuse(place, reasons)
+    shape = unit.spec.shape_of(place.variant)
+    brief = ledger.is_brief(unit) and not unit.spec.variants
     if place.queued:
         reasons += _against_waiting(ledger, shape, place.spots, brief)
     else:
@@ -40,46 +45,75 @@ def verify_place(ledger: Ledger, place: Place, now: int) -> Placed | Rejection:
         why=place.why,
         queued=place.queued,
         brief=brief,
+        variant=place.variant,
     )
+
+
+def verify_preempt(ledger: Ledger, preempt: Preempt, now: int) -> Preempted | Rejection:
+    """The event for a preemption, or every reason against it."""
+    unit = ledger.unit(preempt.unit)
+    if unit is None:
+        reason = Reason(code="UNKNOWN_UNIT", subject=preempt.unit, fixable="never")
+        return Rejection(unit=preempt.unit, reasons=(reason,))
+    reasons = []
+    if unit.status != "active" or unit.queued:
+        reasons.append(Reason(code="NOT_RUNNING", subject=preempt.unit, have="queued" if unit.queued else unit.status))
+    if unit.stopping:
+        reasons.append(Reason(code="PROTECTED", subject=preempt.unit, have="it is being stopped already"))
+    if not unit.spec.preemptible:
+        reasons.append(Reason(code="PROTECTED", subject=preempt.unit, have="`preemptible: false`", fixable="never"))
+    beneficiary = ledger.unit(preempt.to) if preempt.to else None
+    if preempt.to and (beneficiary is None or not ledger.may_be_placed(beneficiary)):
+        reasons.append(
+            Reason(code="NOT_PENDING", subject=preempt.to, have=beneficiary.status if beneficiary else "gone")
+        )
+    if reasons:
+        return Rejection(unit=preempt.unit, reasons=tuple(reasons))
+    return Preempted(at=now, unit=preempt.unit, epoch=unit.epoch, cause=preempt.cause, why=preempt.why, to=preempt.to)
 
 
 def _against_room(ledger: Ledger, shape: Shape, spots: tuple[Spot, ...]) -> list[Reason]:
     """Whether there is room for all spots together, node by node and device by device."""
     reasons: list[Reason] = []
     for name in dict.fromkeys(spot.node for spot in spots):
-        node = ledger.nodes.get(name)
-        if node is None or node.status == "lost" or node.drained:
-            reasons += _closed(node, name)
+        state = ledger.nodes.get(name)
+        if state is None or state.status == "lost" or state.drained:
+            reasons += _closed(state, name)
             continue
         here = [spot for spot in spots if spot.node == name]
-        cpu, memory = len(here) * shape.cpu, len(here) * shape.memory
-        free_cpu, free_memory = node.node.cpu - node.used_cpu, node.node.memory - node.used_memory
-        if cpu > free_cpu:
-            reasons.append(Reason(code="CPU_BUSY", subject=name, need=format_cpu(cpu), have=format_cpu(free_cpu)))
-        if memory > free_memory:
-            need, have = format_bytes(memory), format_bytes(free_memory)
-            reasons.append(Reason(code="MEMORY_BUSY", subject=name, need=need, have=have))
-        reasons += _against_devices(node, shape, here)
+        node, count = state.node, len(here)
+        for code, need, free, shown in (
+            ("CPU_BUSY", count * shape.cpu, node.cpu - state.used_cpu, format_cpu),
+            ("MEMORY_BUSY", count * shape.memory, node.memory - state.used_memory, format_bytes),
+            ("NETWORK_BUSY", count * shape.network, (node.network or PLENTY) - state.used_network, format_rate),
+        ):
+            if need > free:
+                reasons.append(Reason(code=code, subject=name, need=shown(need), have=shown(free)))
+        reasons += _against_devices(state, shape, here)
     return reasons
 
 
-def _against_devices(node: NodeState, shape: Shape, spots: list[Spot]) -> list[Reason]:
+def _against_devices(state: NodeState, shape: Shape, spots: list[Spot]) -> list[Reason]:
+    """Each device exists, is what is wanted, and has the part free that is to be taken."""
     reasons: list[Reason] = []
-    name = node.node.name
-    free = {
-        device.index
-        for device in node.node.devices
-        if device_key(device.index) not in node.devices and device.memory >= shape.gpu_memory
-    }
+    name = state.node.name
+    left: dict[int, tuple[int, int]] = {}
+    for device in state.node.devices:
+        key = device_key(device.index)
+        if key not in state.devices and can_do(model_of(device), shape.wants):
+            shares = state.shares.get(key, ())
+            taken, memory = sum(of.share for of in shares), sum(of.memory for of in shares)
+            left[device.index] = ((WHOLE if shape.share == WHOLE else SHARED_CAP) - taken, device.memory - memory)
     for spot in spots:
         if len(spot.devices) != shape.gpus:
             have = str(len(spot.devices))
             reasons.append(Reason(code="GPU_BUSY", subject=name, need=str(shape.gpus), have=have))
         for index in spot.devices:
-            if index not in free:
-                need = format_bytes(shape.gpu_memory)
+            share, memory = left.get(index, (0, 0))
+            if share < shape.share or memory < shape.gpu_memory:
+                need = shape.describe_devices()
                 reasons.append(Reason(code="DEVICE_TAKEN", subject=name, need=need, have=str(index)))
-            free.discard(index)
+            left[index] = (share - shape.share, memory - shape.gpu_memory)
     return reasons
 
 

@@ -1,16 +1,16 @@
-"""The fleet as columns: what every node has and has free, one row a node, for policies that look at all of them at once.
+"""The fleet as columns: what every node has and has free, one row a node, for policies that look at all at once.
 
 Rows are in order of the nodes' names. Amounts are integers as in the ledger. Whoever is handed a `Fleet` reads it and
-never writes to it; the ledger keeps its own and hands out copies (`Columns.share`), so a view stays what it was.
+never writes to it; the ledger keeps its own and hands out copies, so a view stays what it was.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from poise.model.resources import WHOLE, Node, Shape
+from poise.model.resources import WHOLE, Device, Node, Shape
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -24,8 +24,8 @@ OPEN, LOST, DRAINED = range(3)
 
 CLOSED_CODES = ("", "NODE_LOST", "NODE_DRAINED")
 
-LOW, MEDIUM, HIGH = range(3)
-"""Load levels (`levels`)."""
+LOW, MEDIUM, HIGH, HOT = range(4)
+"""Load levels (`levels`); a hot node's has been high for a sustained window."""
 
 PLENTY = 2**62
 """Network of a node that did not say how much it has: never the reason to refuse."""
@@ -51,8 +51,8 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `since` is the instant at which it started (or was placed), `expected` the foreseen run time and `deviation` its
     uncertainty, in nanoseconds; `checkpoint` the declared interval of its checkpoints (0: none) and `restore` what
     coming back costs; `preempted` how often it has yielded; `size` and `least` the tasks of its unit, now and at the
-    least (0: all); `most` how many it could use. `stopping`: its room is about to be free.
-    """
+    least (0: all); `most` how many it could use; `attained` the service of its earlier attempts. `stopping`: its room
+    is about to be free."""
 
     unit: str
     ordinal: int
@@ -72,7 +72,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     size: int = 1
     least: int = 0
     most: int = 1
-    device: int = -1
+    attained: int = 0
 
 
 class Fleet:
@@ -80,27 +80,36 @@ class Fleet:
 
     `total` and `free` are int64 of shape (4, N), rows CPU, MEMORY, NETWORK, DEVICES; `closed`, `levels` int8 of shape
     (N,); `failures` float64 (N,), attempts lost or failed per attempt, smoothed; `device_model` int16 (N, D), an index
-    into `models` and -1 where there is no device; `device_memory` and `device_share` int64 (N, D), what is free of each
-    device (bytes, thousandths of its compute); `yielding` int64 (4, 4, N), by priority class what its preemptible
-    attempts hold of each resource. `residents` holds a tuple per node, `pools` by key of shape and row.
-    """
+    into `models` and -1 where there is no device; `processor` int16 (N,), the same for the node's CPUs; `device_memory`
+    and `device_share` int64 (N, D), what is free of each device (bytes, thousandths of its compute); `yielding` int64
+    (4, 4, N), by priority class what its preemptible attempts hold of each resource. `residents` holds a tuple per
+    node, `pools` by key of shape and row. `rack` and `zone` number those that are named alike, `bandwidth` and
+    `latency` int64 (N,) are of the node's network. `kind` int64 (N,) tells nodes apart that offer different things;
+    `likes` is the first row of each kind."""
 
     __slots__ = (
+        "bandwidth",
         "closed",
         "device_memory",
         "device_model",
         "device_share",
         "failures",
         "free",
+        "kind",
+        "latency",
         "levels",
+        "likes",
         "models",
         "names",
         "nodes",
         "pools",
+        "processor",
+        "rack",
         "residents",
         "rows",
         "total",
         "yielding",
+        "zone",
     )
 
     def __init__(self, nodes: Sequence[Node] = ()) -> None:
@@ -118,26 +127,38 @@ class Fleet:
         self.device_share: Ints = np.zeros((count, width), np.int64)
         self.yielding: Ints = np.zeros((CLASSES, 4, count), np.int64)
         self.residents: list[tuple[Resident, ...]] = [()] * count
-        self.pools: Mapping[str, Mapping[int, PoolView]] = {}
+        self.pools: dict[str, dict[int, PoolView]] = {}
+        self.processor: NDArray[np.int16] = np.zeros(count, np.int16)
+        self.kind: Ints = np.zeros(count, np.int64)
         models: dict[DeviceModel, int] = {}
+        kinds: dict[object, int] = {}
+        likes: list[int] = []
         for row, node in enumerate(nodes):
             self.total[:, row] = (node.cpu, node.memory, node.network or PLENTY, len(node.devices))
+            self.processor[row] = models.setdefault(processor_of(node), len(models))
             for place, device in enumerate(node.devices):
-                model = DeviceModel(
-                    device.kind, device.model, device.backend, tuple(sorted(device.rates.items())),
-                    device.bandwidth, device.ops, device.memory,
-                )  # fmt: skip
-                self.device_model[row, place] = models.setdefault(model, len(models))
+                self.device_model[row, place] = models.setdefault(model_of(device), len(models))
                 self.device_memory[row, place] = device.memory
                 self.device_share[row, place] = WHOLE
+            offers = (node.cpu, node.memory, node.network, self.device_model[row].tobytes())
+            self.kind[row] = kinds.setdefault(offers, len(kinds))
+            if len(likes) < len(kinds):
+                likes.append(row)
+        self.zone: Ints = _numbered([node.zone for node in nodes])
+        self.rack: Ints = _numbered([(node.zone, node.rack) for node in nodes])
+        self.bandwidth: Ints = np.array([node.network for node in nodes], np.int64)
+        self.latency: Ints = np.array([node.latency for node in nodes], np.int64)
         self.models = tuple(models)
+        self.likes = tuple(likes)
         self.free: Ints = self.total.copy()
 
     def copy(self) -> "Fleet":
         """The same rows, in columns of its own."""
         made = object.__new__(Fleet)
         made.nodes, made.names, made.rows, made.models = self.nodes, self.names, self.rows, self.models
-        made.total, made.device_model = self.total, self.device_model
+        made.total, made.device_model, made.processor = self.total, self.device_model, self.processor
+        made.kind, made.likes, made.rack, made.zone = self.kind, self.likes, self.rack, self.zone
+        made.bandwidth, made.latency = self.bandwidth, self.latency
         made.free, made.closed, made.levels = self.free.copy(), self.closed.copy(), self.levels.copy()
         made.failures, made.yielding = self.failures.copy(), self.yielding.copy()
         made.device_memory, made.device_share = self.device_memory.copy(), self.device_share.copy()
@@ -172,3 +193,19 @@ class DeviceModel(msgspec.Struct, frozen=True, array_like=True):
     bandwidth: int = 0
     ops: tuple[str, ...] = ()
     memory: int = 0
+
+
+def model_of(device: Device) -> DeviceModel:
+    """What a device has in common with others of its model."""
+    rates = tuple(sorted(device.rates.items()))
+    return DeviceModel(device.kind, device.model, device.backend, rates, device.bandwidth, device.ops, device.memory)
+
+
+def processor_of(node: Node) -> DeviceModel:
+    """A node's CPUs as a device model: work without devices runs on them."""
+    return DeviceModel("cpu", node.model or "cpu", "cpu", tuple(sorted(node.rates.items())), node.bandwidth)
+
+
+def _numbered(names: Sequence[object]) -> Ints:
+    numbers: dict[object, int] = {}
+    return np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)

@@ -29,9 +29,9 @@ class Profile(msgspec.Struct, frozen=True):
     """Exponentially weighted means and mean deviations of a class.
 
     Run time in nanoseconds (`mean`, `deviation`), peak memory in bytes (`memory`; `peak` is the most ever seen), CPU in
-    milli-CPU, device use in thousandths, peak device memory in bytes. `failures` is the share of attempts that failed by
-    themselves, in thousandths. `seen` is the revision of the last run; what was not seen for longest is forgotten first.
-    """
+    milli-CPU, device use in thousandths, peak device memory in bytes. `failures` is the share of attempts that failed
+    by themselves, in thousandths. `seen` is the revision of the last run; what was not seen for longest is forgotten
+    first."""
 
     count: int = 0
     mean: int = 0

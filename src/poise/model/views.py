@@ -54,8 +54,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All a cluster policy may read. Candidates come in order of submission; of a long queue only the head is shown.
 
     `profiles` holds the classes of the candidates shown, by class and by `class@device model`; `throughputs` declared
-    speeds, by the same keys. `triggers` names what forced this round.
-    """
+    speeds, by the same keys. `elastic` has one entry for each running unit that could use more tasks or fewer.
+    `triggers` names what forced this round."""
 
     revision: int
     now: int
@@ -65,6 +65,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     profiles: Mapping[str, Profile]
     throughputs: Mapping[str, float] = {}
     memory: Mapping[str, Any] = {}
+    elastic: tuple[Resident, ...] = ()
     triggers: tuple[str, ...] = ()
     seed: int = 0
 

@@ -1,14 +1,26 @@
-"""Trying placements on a copy of the fleet's room: place, undo, and score what is left."""
+"""Trying placements on a copy of the fleet's room: where a unit fits best, what it takes, what is kept for whom.
 
+Nodes are looked at all at once, once for each shape and class of work (`Openings`): what fits is scored and put in
+order. Then tasks take from the top; each time it is checked that there still is room. So a round costs in proportion
+to shapes and placements, not to placements times nodes. Scores are of the moment a shape was first looked at in the
+round; room is always as of now.
+"""
+
+import heapq
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
+import numpy as np
 
 from poise.model.decisions import Reason, Spot
-from poise.model.profiles import BRIEF
-from poise.model.resources import Shape
-from poise.model.views import Candidate, NodeView, PoolView
-from poise.policy.feasible import fitting, never, refusals
+from poise.model.fleet import CPU, DEVICES, MEMORY, NETWORK, Fleet, Ints, PoolView
+from poise.model.profiles import BRIEF, Estimate
+from poise.model.resources import WHOLE, Shape
+from poise.model.views import Candidate, Snapshot
+from poise.policy.feasible import NAMED, Summary, able, capacity, fits, never, refusals
+from poise.policy.predict import Speeds
+from poise.policy.room import Room, room_on
+from poise.policy.score import Scoring, Term, score
 
 LOOKAHEAD = BRIEF
 """Foreseen work in nanoseconds that may wait on a node behind running tasks of the same shape."""
@@ -16,89 +28,171 @@ LOOKAHEAD = BRIEF
 MAX_BEHIND = 64
 """Attempts waiting per slot at most, however short they are."""
 
+AT_ONCE = 512
+"""Nodes put in order at once for a shape; more are looked for when these are full."""
 
-class Savepoint(NamedTuple):
-    """What a draft held at one moment."""
+RUNNERS_UP = 3
+"""Nodes not chosen that a decision names."""
 
-    views: dict[str, NodeView]
-    kept: dict[str, str]
+
+class Openings:
+    """The nodes where a shape fits, best first: a heap of (-score, row). `fitting` counts all of them."""
+
+    __slots__ = ("best", "estimates", "fitting", "heap", "more")
+
+    def __init__(self, heap: list[tuple[float, int]], fitting: int, estimates: list[Estimate]) -> None:
+        self.heap = heap
+        self.best = heap[: RUNNERS_UP + 1]
+        self.fitting = fitting
+        self.more = fitting > len(heap)
+        self.estimates = estimates
+
+
+class Kept(NamedTuple):
+    """Room kept on a node for a unit, as it stands in the columns, and when the unit is expected to use it."""
+
+    unit: str
+    shape: Shape
+    tasks: int
+    until: int
 
 
 class Draft:
-    """A statement of hypothetical placements on an immutable snapshot's nodes."""
+    """A statement of hypothetical placements on an immutable view. `weights` say how nodes are scored; with `spread`
+    a node is scored again after each task it takes, without it a node is filled as long as it has room.
+    """
 
-    def __init__(self, nodes: tuple[NodeView, ...]) -> None:
-        self.nodes = nodes
-        self._views = {node.name: node for node in nodes}
-        self._kept: dict[str, str] = {}
-        self._behind: dict[tuple[str, str], int] = {}
+    def __init__(
+        self, view: Snapshot, weights: Mapping[str, float], terms: Mapping[str, Term], *, spread: bool = False
+    ) -> None:
+        self.view = view
+        self.fleet = fleet = view.fleet
+        self.free: Ints = fleet.free.copy()
+        self.memory: Ints = fleet.device_memory.copy()
+        self.share: Ints = fleet.device_share.copy()
+        self.speeds = Speeds(fleet.models, view.profiles, view.throughputs)
+        self.kept: dict[int, list[Kept]] = {}
+        self._weights, self._terms, self._spread = weights, terms, spread
+        self._rooms: dict[int, Room] = {}
+        self._openings: dict[tuple[Shape, str], Openings] = {}
+        self._able: dict[Shape, list[bool]] = {}
+        self._behind: dict[str, list[tuple[float, int, int, int]]] = {}
+        self._pools: dict[str, dict[int, PoolView]] = {}
+        self._summary: Summary | None = None
+        self._taken = 0
 
-    def view(self, name: str) -> NodeView:
-        """The node with what has been placed on it in this draft."""
-        return self._views[name]
+    # --- looking -----------------------------------------------------------------------------------------------------
 
-    def refusals(self, shape: Shape) -> dict[str, list[Reason]]:
-        """For each node the reasons against one task of this shape; empty where it fits."""
-        return {name: self.refusals_of(name, shape) for name in self._views}
+    def able(self, shape: Shape) -> list[bool]:
+        """By device model, whether it could serve the shape."""
+        found = self._able.get(shape)
+        if found is None:
+            found = self._able[shape] = able(self.fleet, shape)
+        return found
 
-    def refusals_of(self, name: str, shape: Shape) -> list[Reason]:
-        """The reasons of one node; where room is kept that the shape would take, for whom."""
-        node = self._views[name]
-        reasons = refusals(node, shape)
-        if reasons and name in self._kept and node.open and not never(node, shape):
-            return [Reason(code="RESERVED", subject=name, need=self._kept[name], wakes="placed")]
+    def room(self, row: int) -> Room:
+        """The node's room with what has been placed in this draft; to be read, and changed through `take` only."""
+        found = self._rooms.get(row)
+        if found is None:
+            found = self._rooms[row] = room_on(self.fleet, row)
+        return found
+
+    def estimates(self, candidate: Candidate, shape: Shape) -> list[Estimate]:
+        """The candidate's run time by device model."""
+        return self.speeds.of(
+            candidate.kind, shape.wants.precision, candidate.expected, candidate.work, devices=shape.gpus > 0
+        )
+
+    def openings(self, candidate: Candidate, shape: Shape) -> Openings:
+        """The nodes where one task of the shape fits, best first."""
+        key = (shape, candidate.kind)
+        found = self._openings.get(key)
+        if found is None:
+            found = self._openings[key] = self._look(candidate, shape)
+        return found
+
+    def best(self, candidate: Candidate, shape: Shape) -> tuple[int, float] | None:
+        """The best node that has room for one task now, and its score; the one to avoid only if there is no other."""
+        openings = self.openings(candidate, shape)
+        while True:
+            heap = openings.heap
+            while heap and not self._has_room(heap[0][1], shape):
+                heapq.heappop(heap)
+            if heap:
+                break
+            if not openings.more:
+                return None
+            again = self._look(candidate, shape)
+            openings.heap, openings.more = again.heap, again.more
+        value, row = heap[0]
+        if candidate.avoid and self.fleet.names[row] == candidate.avoid:
+            for other_value, other in sorted(heap[1:]):
+                if self._has_room(other, shape):
+                    return other, -other_value
+        return row, -value
+
+    def capacity(self, shape: Shape) -> Ints:
+        """How many tasks of the shape each node could take now."""
+        return capacity(self.fleet, shape, self.free, self.memory, self.share)
+
+    def reasons_on(self, row: int, shape: Shape) -> list[Reason]:
+        """Every reason why one task of the shape cannot start on this node, with what has been placed in this draft."""
+        reasons = refusals(self._as_fleet(), row, shape)
+        if reasons and row in self.kept and not self.fleet.closed[row] and not never(self.fleet.nodes[row], shape):
+            return [self._reserved(row)]
         return reasons
 
-    def keep_room(self, unit: str, shape: Shape) -> None:
-        """Keep room for one task on the open node that lacks least for it, so that what ends there is not given away.
+    def reasons(self, shape: Shape) -> list[Reason]:
+        """Every reason why no node has room for one task: node by node in a small fleet, else by kind of node."""
+        fleet = self.fleet
+        if len(fleet) > NAMED:
+            if self._summary is None:
+                self._summary = Summary(fleet, self.free)
+            return self._summary.reasons(shape)
+        return [reason for row in range(len(fleet)) for reason in self.reasons_on(row, shape)]
 
-        Nothing else is placed there in this draft but what fits beside it. The caller knows that some open node could
-        hold it, were it empty.
+    # --- taking ------------------------------------------------------------------------------------------------------
+
+    def take(self, row: int, candidate: Candidate, shape: Shape, *, brief: bool = False) -> Spot:
+        """Take room for one task; the caller has seen that it fits. Others may queue behind it if it is `brief`."""
+        devices: tuple[int, ...] = ()
+        if shape.gpus:
+            room = self.room(row)
+            picked = room.pick_devices(shape, self.able(shape))
+            if picked is None:
+                raise AssertionError(f"{shape} was to be placed where it does not fit: {self.fleet.names[row]}")
+            devices = picked
+            room.take(shape, devices)
+            self._take_devices(row, shape, devices)
+        elif row in self._rooms:
+            self._rooms[row].take(shape, ())
+        self._add(row, shape, 1)
+        self._taken += 1
+        if self._spread:
+            self._score_again(row, candidate, shape)
+        if brief:
+            self._add_to_pool(row, shape)
+        self._summary = None
+        return Spot(self.fleet.names[row], devices)
+
+    def keep(self, row: int, unit: str, shape: Shape, until: int, tasks: int = 1) -> None:
+        """Keep room for tasks of a unit on a node, free already or about to be: nobody else takes it in this draft,
+        but those who will be gone by `until`.
         """
-        able = [node for node in self._views.values() if node.open and not never(node, shape)]
-        node = min(able, key=lambda node: lacking(node, shape))
-        devices = fitting(node.free_devices, shape)[: shape.gpus]
-        self._views[node.name] = msgspec.structs.replace(
-            node,
-            free_cpu=node.free_cpu - shape.cpu,
-            free_memory=node.free_memory - shape.memory,
-            free_devices=tuple(device for device in node.free_devices if device not in devices),
-        )
-        self._kept.setdefault(node.name, unit)
+        self.kept.setdefault(row, []).append(Kept(unit, shape, tasks, until))
+        self._add(row, shape, tasks)
+        if shape.share != WHOLE:  # whole devices are what others could take away from it
+            self.free[DEVICES, row] -= shape.gpus * tasks
+        self._summary = None
 
-    def place(self, name: str, shape: Shape, *, brief: bool = False) -> Spot:
-        """Take room for one task; the caller has seen that it fits. The smallest fitting devices are taken.
-
-        Others may be queued behind it in this draft if it is `brief`.
-        """
-        node = self._views[name]
-        by_size = sorted(fitting(node.free_devices, shape), key=lambda device: (device.memory, device.index))
-        taken = tuple(sorted(device.index for device in by_size[: shape.gpus]))
-        pools = node.pools
-        if not shape.gpus:
-            pool = pools.get(shape.key(), PoolView(0, 0))
-            added = PoolView(pool.slots + 1, pool.attempts + 1, pool.long + (not brief))
-            pools = {**pools, shape.key(): added}
-        self._views[name] = NodeView(
-            name=node.name,
-            open=node.open,
-            why_closed=node.why_closed,
-            cpu=node.cpu,
-            memory=node.memory,
-            free_cpu=node.free_cpu - shape.cpu,
-            free_memory=node.free_memory - shape.memory,
-            devices=node.devices,
-            free_devices=tuple(device for device in node.free_devices if device.index not in taken),
-            pools=pools,
-        )
-        return Spot(name, taken)
-
-    def savepoint(self) -> Savepoint:
-        return Savepoint(dict(self._views), dict(self._kept))
-
-    def undo(self, savepoint: Savepoint) -> None:
-        """Forget every placement since the savepoint, and all room kept since."""
-        self._views, self._kept = savepoint
+    def place_meanwhile(self, candidate: Candidate, shape: Shape, run: int) -> int | None:
+        """A node whose kept room is not needed before this candidate will be gone (`run` nanoseconds, at the most)."""
+        for row, keeps in self.kept.items():
+            if all(kept.until >= self.view.now + run for kept in keeps) and not self.fleet.closed[row]:
+                room = self.room(row)
+                if room.pick(shape, self.able(shape)) is not None:
+                    return row
+        return None
 
     def place_behind(self, candidate: Candidate, run: int) -> Spot | None:
         """A place behind brief tasks of the same shape, where so little work is foreseen that waiting costs little.
@@ -109,42 +203,105 @@ class Draft:
             return None
         key = candidate.shape.key()
         depth = min(MAX_BEHIND, LOOKAHEAD // run)
-        best, best_load = None, float(depth)
-        for node in self._views.values():
-            pool = node.pools.get(key)
-            if not node.open or pool is None or pool.slots <= pool.long or node.name in self._kept:
-                continue
-            brief = pool.slots - pool.long
-            behind = pool.attempts - pool.slots + self._behind.get((node.name, key), 0)
-            if behind / brief < best_load:
-                best, best_load = node.name, behind / brief
-        if best is None:
+        waiting = self._behind.get(key)
+        if waiting is None:
+            waiting = self._behind[key] = self._lines(key)
+        while waiting and (waiting[0][1] in self.kept):
+            heapq.heappop(waiting)
+        if not waiting or waiting[0][0] >= depth:
             return None
-        self._behind[best, key] = self._behind.get((best, key), 0) + 1
-        return Spot(best)
+        _, row, behind, brief = waiting[0]
+        heapq.heapreplace(waiting, ((behind + 1) / brief, row, behind + 1, brief))
+        mine = self._pools.setdefault(key, {})
+        pool = mine.get(row) or self.fleet.pools[key][row]
+        mine[row] = PoolView(pool.slots, pool.attempts + 1, pool.long)
+        return Spot(self.fleet.names[row])
 
+    # --- inside ------------------------------------------------------------------------------------------------------
 
-def lacking(node: NodeView, shape: Shape) -> float:
-    """How much room one task of this shape lacks on a node now: the sum over resources of the missing share of its
-    need.
-    """
-    lacks = 0.0
-    for free, need in (
-        (node.free_cpu, shape.cpu),
-        (node.free_memory, shape.memory),
-        (len(fitting(node.free_devices, shape)), shape.gpus),
-    ):
-        lacks += max(0.0, 1 - free / need) if need else 0.0
-    return lacks
+    def _look(self, candidate: Candidate, shape: Shape) -> Openings:
+        rows = np.flatnonzero(fits(self.fleet, shape, self.free, self.memory, self.share))
+        estimates = self.estimates(candidate, shape)
+        scores = self._scores(rows, shape, estimates)
+        fitting = len(rows)
+        if fitting > AT_ONCE:
+            top = np.argpartition(-scores, AT_ONCE)[:AT_ONCE]
+            rows, scores = rows[top], scores[top]
+        heap = sorted(zip((-scores).tolist(), rows.tolist(), strict=True))
+        return Openings(heap, fitting, estimates)
 
+    def _scores(
+        self, rows: Ints, shape: Shape, estimates: list[Estimate]
+    ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        seed = self.view.seed + self.view.revision + self._taken
+        return score(Scoring(self.fleet, rows, self.free, shape, estimates, seed), self._weights, self._terms)
 
-def tightness(node: NodeView, shape: Shape) -> float:
-    """Score in [0, 1], higher is better: how little is left over, so that large work still finds room (best fit).
+    def _score_again(self, row: int, candidate: Candidate, shape: Shape) -> None:
+        heap = self.openings(candidate, shape).heap
+        for place, (_, other) in enumerate(heap):
+            if other == row:
+                value = float(self._scores(np.array([row]), shape, self.estimates(candidate, shape))[0])
+                heap[place] = (-value, row)
+                heapq.heapify(heap)
+                return
 
-    Half for CPU, three tenths for memory, two tenths for leaving accelerators to those that ask for them.
-    """
-    cpu = 1 - (node.free_cpu - shape.cpu) / node.cpu if node.cpu else 1.0
-    memory = 1 - (node.free_memory - shape.memory) / node.memory if node.memory else 1.0
-    idle_devices = len(node.free_devices) - shape.gpus
-    devices = 1 - idle_devices / len(node.devices) if node.devices else 1.0
-    return round(0.5 * cpu + 0.3 * memory + 0.2 * devices, 4)
+    def _has_room(self, row: int, shape: Shape) -> bool:
+        free = self.free
+        if free[CPU, row] < shape.cpu:
+            return False
+        if shape.memory and free[MEMORY, row] < shape.memory:
+            return False
+        if shape.network and free[NETWORK, row] < shape.network:
+            return False
+        if not shape.gpus:
+            return True
+        if shape.share == WHOLE and free[DEVICES, row] < shape.gpus:
+            return False
+        return self.room(row).pick_devices(shape, self.able(shape)) is not None
+
+    def _add(self, row: int, shape: Shape, tasks: int) -> None:
+        free = self.free
+        free[CPU, row] -= shape.cpu * tasks
+        if shape.memory:
+            free[MEMORY, row] -= shape.memory * tasks
+        if shape.network:
+            free[NETWORK, row] -= shape.network * tasks
+        if shape.gpus and shape.share == WHOLE:
+            free[DEVICES, row] -= shape.gpus * tasks
+
+    def _take_devices(self, row: int, shape: Shape, devices: Sequence[int]) -> None:
+        for place, device in enumerate(self.fleet.nodes[row].devices):
+            if device.index in devices:
+                if shape.share != WHOLE:
+                    self.memory[row, place] -= shape.gpu_memory
+                    if self.share[row, place] == WHOLE:
+                        self.free[DEVICES, row] -= 1
+                self.share[row, place] -= shape.share
+
+    def _lines(self, key: str) -> list[tuple[float, int, int, int]]:
+        """A heap of (waiting per slot, row, waiting, slots) of the nodes where brief work of a shape runs."""
+        pools: dict[int, PoolView] = {**self.fleet.pools.get(key, {}), **self._pools.get(key, {})}
+        lines = []
+        for row, pool in pools.items():
+            brief = pool.slots - pool.long
+            if brief > 0 and not self.fleet.closed[row]:
+                behind = pool.attempts - pool.slots
+                lines.append((behind / brief, row, behind, brief))
+        heapq.heapify(lines)
+        return lines
+
+    def _add_to_pool(self, row: int, shape: Shape) -> None:
+        key = shape.key()
+        mine = self._pools.setdefault(key, {})
+        pool = mine.get(row) or self.fleet.pools.get(key, {}).get(row, PoolView(0, 0))
+        mine[row] = PoolView(pool.slots + 1, pool.attempts + 1, pool.long)
+        self._behind.pop(key, None)
+
+    def _as_fleet(self) -> Fleet:
+        made = self.fleet.copy()
+        made.free, made.device_memory, made.device_share = self.free, self.memory, self.share
+        return made
+
+    def _reserved(self, row: int) -> Reason:
+        kept = self.kept[row][0]
+        return Reason(code="RESERVED", subject=self.fleet.names[row], need=kept.unit, wakes="placed")

@@ -1,16 +1,33 @@
-"""Who comes first: orders of candidates. Each returns the candidates sorted, and says why in words."""
+"""Who comes first: orders of candidates, and the terms of which users make their own.
 
-from collections.abc import Callable
+An order sorts the candidates of a view and says in words why one stands where it does.
+"""
 
+from collections.abc import Callable, Mapping
+from math import isfinite
+from typing import NamedTuple
+
+from poise.model.fleet import CPU, DEVICES, MEMORY, PLENTY
 from poise.model.jobs import Priority
 from poise.model.views import Candidate, Snapshot
-from poise.units import MINUTE, SECOND, format_duration
+from poise.units import HOUR, MINUTE, SECOND, format_duration
 
-Order = Callable[[Snapshot], list[Candidate]]
+Words = Callable[[Candidate, int], str]
 
 AGEING = 5 * MINUTE
 """Waiting this long raises a unit by one priority class; one that has waited so long as urgent goes before all others,
 in order of readiness. So nothing starves, however much keeps coming."""
+
+LEVELS = (30 * SECOND, 5 * MINUTE, 1 * HOUR)
+"""Attained service at which a unit falls to the next level of `mlfq`: one quantum, then about twelve times as much each
+time, since run times of jobs spread over orders of magnitude (Tiresias, Gu et al., 2019, section 4.2)."""
+
+
+class Order(NamedTuple):
+    """`sort` gives the candidates in order; `words` tells what put one where it is."""
+
+    sort: Callable[[Snapshot], list[Candidate]]
+    words: Words
 
 
 def by_arrival(view: Snapshot) -> list[Candidate]:
@@ -21,9 +38,9 @@ def by_arrival(view: Snapshot) -> list[Candidate]:
 def by_urgency(view: Snapshot) -> list[Candidate]:
     """Priority class (raised by waiting), then time left before the deadline's latest start, then longest path ahead.
 
-    Within a class, work whose latest start is near goes first; without deadlines the longest path to the end of the
-    graph does (the rule of Hu, 1961, and of HEFT's upward rank, Topcuoglu et al., 2002); ties go to the first
-    submitted.
+    Within a class, work whose latest start is near goes first (the fast lane); without deadlines the longest path to
+    the end of the graph does (the rule of Hu, 1961, and of HEFT's upward rank, Topcuoglu et al., 2002); ties go to the
+    first submitted.
     """
     if len(view.candidates) > 1 and view.candidates[0].queue.endswith("/") and len(view.backlog) == 1:
         return list(view.candidates)  # single tasks of one kind: alike, and already in order
@@ -31,15 +48,53 @@ def by_urgency(view: Snapshot) -> list[Candidate]:
     return sorted(view.candidates, key=lambda candidate: _urgency(candidate, now))
 
 
+def by_run(view: Snapshot) -> list[Candidate]:
+    """Shortest expected run first."""
+    return sorted(view.candidates, key=lambda candidate: (candidate.expected, candidate.ordinal))
+
+
+def by_remaining(view: Snapshot) -> list[Candidate]:
+    """Shortest expected remaining run first. Work that starts over has all of it before it again."""
+    return by_run(view)
+
+
+def by_attained(view: Snapshot) -> list[Candidate]:
+    """Least attained service first (Tiresias): run time so far, times devices, times tasks."""
+    return sorted(view.candidates, key=lambda candidate: (candidate.attained, candidate.ordinal))
+
+
+def by_level(view: Snapshot) -> list[Candidate]:
+    """Multi-level feedback queue: by level of attained service, then by arrival; long waiting raises to the first."""
+    now = view.now
+    return sorted(view.candidates, key=lambda candidate: (candidate_level(candidate, now), candidate.ordinal))
+
+
+def level_of(attained: int) -> int:
+    """0 is first; the level falls as service is attained."""
+    return sum(attained >= threshold for threshold in LEVELS)
+
+
+def candidate_level(candidate: Candidate, now: int) -> int:
+    """The level of a waiting unit: the first once it has waited as long as ageing allows."""
+    return 0 if now - candidate.ready >= AGEING else level_of(candidate.attained)
+
+
 def effective_class(candidate: Candidate, now: int) -> int:
     """The priority class with ageing; never above urgent."""
     return max(0, candidate.priority - (now - candidate.ready) // AGEING)
 
 
+def is_pressed(candidate: Candidate, now: int) -> bool:
+    """Whether a deadline puts the unit into the fast lane: little more time is left than it needs."""
+    if not candidate.due:
+        return False
+    return candidate.due - now - candidate.expected < max(candidate.tail, 10 * SECOND)
+
+
 def in_words(candidate: Candidate, now: int) -> str:
     """What put this candidate where it is, for people."""
-    words = [Priority(candidate.priority).name.lower()]
-    if effective_class(candidate, now) < candidate.priority:
+    words = [_CLASS_WORDS[candidate.priority]]
+    if now - candidate.ready >= AGEING:
         words.append(f"raised by waiting {format_duration(now - candidate.ready)}")
     if candidate.due:
         words.append(f"due in {format_duration(candidate.due - now)}")
@@ -50,13 +105,137 @@ def in_words(candidate: Candidate, now: int) -> str:
     return ", ".join(words)
 
 
+_CLASS_WORDS = [priority.name.lower() for priority in Priority]
+
+
 def _urgency(candidate: Candidate, now: int) -> tuple[int, int, int, int, int]:
     steps = (now - candidate.ready) // AGEING
     if steps > candidate.priority:
         return (0, 0, candidate.ready, 0, candidate.ordinal)
-    spare = candidate.due - now - candidate.expected
-    pressing = candidate.due and spare < max(candidate.tail, 10 * SECOND)
     own_class = candidate.priority - steps
-    if pressing:
-        return (own_class, 1, spare, 0, candidate.ordinal)
+    if candidate.due and is_pressed(candidate, now):
+        return (own_class, 1, candidate.due - candidate.expected, 0, candidate.ordinal)
     return (own_class, 2, 0, -candidate.tail, candidate.ordinal)
+
+
+# --- terms of which a user's own order is made ---------------------------------------------------------------------
+
+RankTerm = Callable[[Candidate, Snapshot], float]
+
+
+def urgency(candidate: Candidate, view: Snapshot) -> float:
+    """`1 / (hours to the deadline + 1)`; 0 without a deadline, 1 when it has passed."""
+    return 1 / (max(0, candidate.due - view.now) / HOUR + 1) if candidate.due else 0.0
+
+
+def depth(candidate: Candidate, view: Snapshot) -> float:
+    """Units before it on its longest path through the graph."""
+    return float(candidate.depth)
+
+
+def model_size(candidate: Candidate, view: Snapshot) -> float:
+    """Size of its model in GB."""
+    return candidate.work.model / 1e9
+
+
+def resource_share(candidate: Candidate, view: Snapshot) -> float:
+    """What it asks for over what the fleet has, of the resource where that is most (dominant share)."""
+    shape, tasks, totals = candidate.shape, candidate.tasks, view.fleet.total
+    shares = [0.0]
+    for resource, need in ((CPU, shape.cpu), (MEMORY, shape.memory), (DEVICES, shape.gpus)):
+        total = int(totals[resource].sum()) if len(view.fleet) else 0
+        if need and 0 < total < PLENTY:
+            shares.append(need * tasks / total)
+    return min(1.0, max(shares))
+
+
+def thrift(candidate: Candidate, view: Snapshot) -> float:
+    """`1 / (1 + resource share)`."""
+    return 1 / (1 + resource_share(candidate, view))
+
+
+def leftover(candidate: Candidate, view: Snapshot) -> float:
+    """`1 - usage / capacity`: the share of the fleet that it would leave to others."""
+    return 1 - resource_share(candidate, view)
+
+
+def dependencies(candidate: Candidate, view: Snapshot) -> float:
+    """How many units need it."""
+    return float(candidate.followers)
+
+
+def independence(candidate: Candidate, view: Snapshot) -> float:
+    """`1 / (1 + dependencies)`."""
+    return 1 / (1 + candidate.followers)
+
+
+def failure_risk(candidate: Candidate, view: Snapshot) -> float:
+    """The probability that an attempt of its class fails, times its impact: the share of ten units that need it."""
+    profile = view.profiles.get(candidate.kind)
+    return profile.failures / 1000 * min(1.0, candidate.followers / 10) if profile else 0.0
+
+
+def waiting(candidate: Candidate, view: Snapshot) -> float:
+    """How long it has been ready, in hours."""
+    return (view.now - candidate.ready) / HOUR
+
+
+def weight(candidate: Candidate, view: Snapshot) -> float:
+    """Its business weight, 1 if none was given."""
+    return candidate.weight / 1000
+
+
+def shortness(candidate: Candidate, view: Snapshot) -> float:
+    """`1 / (1 + expected hours)`."""
+    return 1 / (1 + candidate.expected / HOUR)
+
+
+RANK_TERMS: dict[str, RankTerm] = {
+    term.__name__: term
+    for term in (
+        urgency, depth, model_size, resource_share, thrift, leftover, dependencies, independence, failure_risk,
+        waiting, weight, shortness,
+    )
+}  # fmt: skip
+
+PRESETS: dict[str, Mapping[str, float]] = {
+    "deadline-depth-model": {"urgency": 100.0, "depth": 1.0, "model_size": -0.1},
+    "urgency-thrift-independence": {"urgency": 0.5, "thrift": 0.3, "independence": 0.2},
+    "dependencies-leftover-risk": {"dependencies": 0.04, "leftover": 0.3, "failure_risk": 0.3},
+}
+"""`100/(hours + 1) + depth - 0.1 GB`; `0.5 urgency + 0.3/(1 + share) + 0.2/(1 + dependencies)`;
+`0.4 dependencies/10 + 0.3 (1 - usage/capacity) + 0.3 probability x impact`."""
+
+
+def by_terms(weights: Mapping[str, float], terms: Mapping[str, RankTerm] = RANK_TERMS) -> Order:
+    """Priority class with ageing first, then the weighted sum of terms, the highest first; ties by arrival."""
+
+    def value(candidate: Candidate, view: Snapshot) -> float:
+        total = 0.0
+        for name, factor in weights.items():
+            found = terms[name](candidate, view)
+            if not isinstance(found, int | float) or not isfinite(found):
+                raise ValueError(f"the term `{name}` gave {found!r} for {candidate.unit}, not a finite number")
+            total += factor * found
+        return total
+
+    def sort(view: Snapshot) -> list[Candidate]:
+        def key(candidate: Candidate) -> tuple[int, int, float, int]:
+            if view.now - candidate.ready >= AGEING * (candidate.priority + 1):
+                return (-1, candidate.ready, 0.0, candidate.ordinal)
+            return (effective_class(candidate, view.now), 0, -value(candidate, view), candidate.ordinal)
+
+        return sorted(view.candidates, key=key)
+
+    named = " + ".join(f"{factor:g} {name}" for name, factor in weights.items())
+    return Order(sort, lambda candidate, now: f"{in_words(candidate, now)}, by {named}")
+
+
+ORDERS: dict[str, Order] = {
+    "arrival": Order(by_arrival, lambda candidate, now: "first come"),
+    "urgency": Order(by_urgency, in_words),
+    "run": Order(by_run, lambda candidate, now: f"{format_duration(candidate.expected)} to run"),
+    "remaining": Order(by_remaining, lambda candidate, now: f"{format_duration(candidate.expected)} remaining"),
+    "attained": Order(by_attained, lambda candidate, now: f"{format_duration(candidate.attained)} of service so far"),
+    "level": Order(by_level, lambda candidate, now: f"level {candidate_level(candidate, now)}"),
+}

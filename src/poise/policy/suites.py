@@ -1,292 +1,556 @@
-"""The named policies: small compositions of an order, a choice of node, and what a blocked unit does to those behind
-it.
+"""The named policies: small compositions of an order, weighted node scores, and rules for what a blocked unit does.
 
-`static` gives every unit a fixed partition of the fleet, whatever else is idle. `fifo` serves in order of arrival and
-never overtakes. `round-robin` takes nodes in turn. `poise` ranks by urgency and critical path, fits tightly, lets
-small work fill gaps, and keeps room for a unit that has waited long.
-"""
+A `Recipe` is data: the shipped policies are recipes, and a user's YAML file is one too. `Suite` carries a recipe out,
+in five steps: order the candidates; for each, find where it fits (feasible), take the best (score, place); what is
+blocked gets room kept or makes others yield (reclaim); what still waits is held with every reason."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from poise.model.decisions import Decision, Hold, Place, Plan, Reason, Spot, Why
-from poise.model.profiles import expected_run, is_brief
+import msgspec
+import numpy as np
+
+from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Spot, Why
+from poise.model.fleet import CPU, HOT, Fleet, Ints, Resident
+from poise.model.profiles import Estimate, expected_run, is_brief
 from poise.model.resources import Shape
-from poise.model.views import Candidate, NodeView, Snapshot
-from poise.policy.feasible import room_when_empty
-from poise.policy.place import Draft, tightness
+from poise.model.views import Candidate, Snapshot
+from poise.policy.feasible import capacity_when_empty
+from poise.policy.place import Draft
 from poise.policy.protocol import Policy
-from poise.policy.rank import Order, by_arrival, by_urgency, effective_class, in_words
-from poise.units import SECOND, format_cpu
+from poise.policy.rank import AGEING, ORDERS, PRESETS, RANK_TERMS, Order, RankTerm, by_terms, effective_class
+from poise.policy.reclaim import (
+    GRACE,
+    MIN_RUN,
+    Preemption,
+    cost_of,
+    ends,
+    find_yielding,
+    gain_of,
+    is_coming,
+    lost_work,
+    reserve,
+)
+from poise.policy.score import TERMS, Term, turn_weight
+from poise.policy.static import Static
+from poise.units import SECOND, format_duration
 
 ClusterPolicy = Policy[Snapshot, Plan]
 Reasons = tuple[Reason, ...]
+Weight = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
 
-PATIENCE = {0: 0, 1: 1 * SECOND, 2: 10 * SECOND, 3: 30 * SECOND}
+PATIENCE = (0, 1 * SECOND, 10 * SECOND, 30 * SECOND)
 """By priority class: a unit that has been ready and without room this long has room kept for it."""
+
+RESERVATIONS = 4
+"""Units for which room is kept in one round; the next ones get theirs when these have started."""
+
+YIELD_SEARCHES = 8
+"""Blocked units in one round for which victims are looked for."""
+
+COOL_DOWN = 60 * SECOND
+"""Time between two reallocations off one node, and between two changes of one elastic unit's size."""
+
+GROWS_BY = 1.5
+"""An elastic unit is restarted larger only for half as many tasks again: less would not pay."""
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A policy as data.
+
+    `order` is the name of an order or a preset, or weights of terms. `score` weighs node terms; with `spread` a node is
+    scored again after every task it takes. `turns` takes nodes in turn instead. `overtake`: what is behind a blocked
+    unit may start before it. `reserve` keeps room for what has waited; `preempt` says who may make whom yield.
+    `elastic` grows units into idle room, `reallocate` moves work off hot nodes.
+    """
+
+    name: str
+    order: str | dict[str, Weight] = "urgency"
+    score: dict[str, Weight] = msgspec.field(default_factory=lambda: {"first": 1.0})
+    spread: bool = False
+    turns: Literal["no", "equal", "weighted"] = "no"
+    overtake: bool = True
+    reserve: bool = False
+    preempt: Preemption | None = None
+    elastic: bool = False
+    reallocate: bool = False
 
 
 class Suite:
-    """An order, a choice of node, and rules for what a blocked unit does."""
-
-    def __init__(self, name: str, order: Order, *, overtake: bool, in_turn: bool = False) -> None:
-        self.name = name
-        self._order = order
-        self._overtake = overtake
-        self._in_turn = in_turn
-        self._urgent = order is by_urgency
-        self._why_behind = Why(policy=name, rank="short work, queued behind its like")
-
-    def decide(self, view: Snapshot, /) -> Plan:
-        """Rank, place what fits, hold the rest with every reason."""
-        draft = Draft(view.nodes)
-        decisions: list[Decision] = []
-        full: dict[Shape, Reasons] = {}
-        holds: dict[str, Reasons] = {}
-        first = ""  # the unit that nobody may overtake, where overtaking is not allowed
-        only_behind = False  # it waits on a node already, and others may follow it there
-        last = str(view.memory.get("last", ""))
-        for candidate in self._order(view):
-            if candidate.queue in holds and not candidate.recovering:
-                continue
-            reasons = full.get(candidate.shape, ())
-            if first and not (only_behind and reasons):
-                reasons = (Reason(code="BEHIND", subject=first, wakes="placed"),)
-                behind = None
-                only_behind = only_behind and not _could_run(candidate, view.nodes)
-            else:
-                if not reasons:
-                    spots, reasons = self._place(candidate, draft, view, last)
-                    if spots:
-                        last = spots[-1].node
-                        decisions.append(self._placed(candidate, spots, draft, view))
-                        continue
-                    if candidate.tasks == 1:
-                        full[candidate.shape] = reasons
-                elif candidate.tasks > 1:
-                    reasons = (_incomplete(candidate, 0), *reasons)
-                behind = self._behind(candidate, draft, view)
-                if not self._overtake and _could_run(candidate, view.nodes):
-                    first, only_behind = first or candidate.unit, behind is not None
-            if behind is not None:
-                decisions.append(behind)
-                continue
-            if not candidate.recovering:  # that one is held by its node, which may come back, and not by a queue
-                holds[candidate.queue] = reasons
-            if self._urgent and _has_waited(candidate, view) and _could_run(candidate, view.nodes):
-                for _ in range(candidate.tasks):
-                    draft.keep_room(candidate.unit, candidate.shape)
-                full.clear()
-        decisions.extend(Hold(queue=queue, reasons=reasons) for queue, reasons in holds.items())
-        memory = {"last": last} if self._in_turn and last != view.memory.get("last", "") else None
-        return Plan(base=view.revision, policy=self.name, decisions=tuple(decisions), memory=memory)
-
-    def _place(self, candidate: Candidate, draft: Draft, view: Snapshot, last: str) -> tuple[list[Spot], Reasons]:
-        """A spot for every task of the unit, or every reason why not. A gang takes all its room or none."""
-        before = draft.savepoint() if candidate.tasks > 1 else None
-        brief = is_brief(view.profiles.get(candidate.kind), candidate.shape, candidate.tasks)
-        spots: list[Spot] = []
-        for _ in range(candidate.tasks):
-            refused = draft.refusals(candidate.shape)
-            fitting = [draft.view(name) for name, reasons in refused.items() if not reasons]
-            if not fitting:
-                if before is not None:
-                    draft.undo(before)
-                return [], _all_reasons(candidate, refused, len(spots))
-            chosen = self._choose(fitting, candidate, spots[-1].node if spots else last)
-            spots.append(draft.place(chosen.name, candidate.shape, brief=brief))
-        return spots, ()
-
-    def _choose(self, fitting: list[NodeView], candidate: Candidate, last: str) -> NodeView:
-        """The next in turn, the first, or the one with least room left over."""
-        if self._in_turn:
-            return next((node for node in fitting if node.name > last), fitting[0])
-        if not self._urgent or len(fitting) == 1:
-            return fitting[0]
-        return max(fitting, key=lambda node: (tightness(node, candidate.shape), -len(node.free_devices)))
-
-    def _placed(self, candidate: Candidate, spots: list[Spot], draft: Draft, view: Snapshot) -> Place:
-        chosen = {spot.node for spot in spots}
-        others = tuple(node.name for node in draft.nodes if node.name not in chosen)
-        score = {}
-        if self._urgent:
-            score = {f"fit on {name}": tightness(draft.view(name), Shape(cpu=0)) for name in sorted(chosen)}
-        return Place(
-            unit=candidate.unit,
-            spots=tuple(spots),
-            why=Why(
-                policy=self.name,
-                rank=in_words(candidate, view.now) if self._urgent else "first come",
-                score=score,
-                instead_of=others,
-            ),
-        )
-
-    def _behind(self, candidate: Candidate, draft: Draft, view: Snapshot) -> Place | None:
-        profile = view.profiles.get(candidate.kind)
-        if not is_brief(profile, candidate.shape, candidate.tasks):
-            return None
-        spot = draft.place_behind(candidate, max(1, expected_run(profile, 0)))
-        if spot is None:
-            return None
-        return Place(unit=candidate.unit, spots=(spot,), queued=True, why=self._why_behind)
-
-
-class Static:
-    """The baseline of a fixed partition: unit number k may only use partition k modulo P, however idle the others are.
-
-    With several nodes a partition is a node; on a single node it is one CPU. A unit that asks for more than a partition
-    takes the ones that follow as well, and one that its partition could never hold moves on to the next that could.
+    """A recipe, carried out. `terms` and `rank_terms` may hold more than the shipped ones. Raises KeyError for a name
+    that is not known, ValueError for weights that do not add up to a score.
     """
 
-    name = "static"
+    def __init__(
+        self, recipe: Recipe, terms: Mapping[str, Term] = TERMS, rank_terms: Mapping[str, RankTerm] = RANK_TERMS
+    ) -> None:
+        self.recipe = recipe
+        self.name = recipe.name
+        self._order = _order_of(recipe.order, rank_terms)
+        self._terms = terms
+        for name in recipe.score:
+            terms[name]
+        if not sum(recipe.score.values()) > 0:
+            raise ValueError("the weights of a score must add up to more than 0")
+        self._why_behind = Why(policy=recipe.name, rank="short work, queued behind its like")
 
     def decide(self, view: Snapshot, /) -> Plan:
-        draft = Draft(view.nodes)
-        decisions: list[Decision] = []
-        holds: dict[str, Reasons] = {}
-        partitions = _partitions(view)
-        used = _partition_use(view, len(partitions))
-        full: dict[tuple[int, Shape], Reasons] = {}
-        for candidate in view.candidates:
-            first = _first_partition(candidate, partitions, view)
-            reasons = full.get((first, candidate.shape))
-            if reasons is None:
-                spots, reasons = self._place(candidate, draft, partitions, used, first)
-                if spots:
-                    why = Why(policy=self.name, rank=f"partition {first + 1} of {len(partitions)}")
-                    decisions.append(Place(unit=candidate.unit, spots=tuple(spots), why=why))
+        """Order, place what fits, make room for what does not, hold the rest with every reason."""
+        return _Round(self.recipe, self._order, self._terms, self._why_behind, view).decide()
+
+
+class _Round:
+    """One decision in the making."""
+
+    def __init__(self, recipe: Recipe, order: Order, terms: Mapping[str, Term], behind: Why, view: Snapshot) -> None:
+        self.recipe, self.order, self.view = recipe, order, view
+        self.draft = Draft(view, recipe.score, terms, spread=recipe.spread)
+        self.decisions: list[Decision] = []
+        self.holds: dict[str, Reasons] = {}
+        self.turns = _Turns(recipe.turns, view)
+        self.memory: dict[str, Any] = {}
+        self._why_behind = behind
+        self._full: dict[Shape, Reasons | None] = {}
+        self._empty_room: dict[Shape, int] = {}
+        self._reservations = 0
+        self._searches = 0
+        self._until: int | None = None
+        self._elastic: list[tuple[Candidate, Shape, int, list[Spot]]] = []
+        self._yielding: set[str] = set()
+
+    def decide(self) -> Plan:
+        view, recipe = self.view, self.recipe
+        first = ""  # the unit that nobody may overtake, where overtaking is not allowed
+        only_behind = False  # it waits on a node already, and others may follow it there
+        for candidate in self.order.sort(view):
+            if candidate.queue in self.holds and not candidate.recovering:
+                continue
+            if first:
+                full = candidate.shape in self._full
+                if not (only_behind and full):
+                    self._hold(candidate, (Reason(code="BEHIND", subject=first, wakes="placed"),))
+                    only_behind = only_behind and not self._could_run(candidate)
                     continue
-                if candidate.tasks == 1:
-                    full[first, candidate.shape] = reasons
-            if not candidate.recovering:
-                holds.setdefault(candidate.queue, reasons)
-            if len(view.backlog) == 1 and len(full) == len(partitions) and len(holds) == 1:
-                break  # all are of one shape, and every partition is full for it
-        decisions.extend(Hold(queue=queue, reasons=reasons) for queue, reasons in holds.items())
-        return Plan(base=view.revision, policy=self.name, decisions=tuple(decisions))
+            elif self._place(candidate):
+                continue
+            behind = self._behind(candidate)
+            if not recipe.overtake and self._could_run(candidate):
+                first, only_behind = first or candidate.unit, behind is not None
+            if behind is not None:
+                self.decisions.append(behind)
+                continue
+            self._blocked(candidate)
+        self._place_elastic()
+        if recipe.reallocate:
+            self._reallocate()
+        if recipe.elastic and not self.holds:
+            self._grow()
+        self.decisions.extend(Hold(queue=queue, reasons=reasons) for queue, reasons in self.holds.items())
+        return Plan(
+            base=view.revision,
+            policy=recipe.name,
+            decisions=tuple(self.decisions),
+            until=self._until,
+            memory=self._remember(),
+        )
 
-    def _place(
-        self, candidate: Candidate, draft: Draft, partitions: list[tuple[str, int]], used: list[int], first: int
-    ) -> tuple[list[Spot], Reasons]:
-        if not partitions:
-            return [], tuple(_flat(draft.refusals(candidate.shape))) or (Reason(code="NO_NODES", wakes="joined"),)
-        before = draft.savepoint()
-        spots: list[Spot] = []
-        taken = list(used)
-        for index in range(candidate.tasks):
-            place = (first + index) % len(partitions)
-            node, size = partitions[place]
-            refused = draft.refusals_of(node, candidate.shape)
-            if not _take_partitions(taken, partitions, place, candidate.shape.cpu):
-                need, have = format_cpu(candidate.shape.cpu), format_cpu(max(0, size - used[place]))
-                busy = Reason(code="PARTITION_BUSY", subject=node, need=need, have=have, wakes="finished")
-                refused = [busy, *refused]
-            if refused:
-                draft.undo(before)
-                return [], tuple(refused)
-            spots.append(draft.place(node, candidate.shape))
-        used[:] = taken
-        return spots, ()
+    # --- placing -----------------------------------------------------------------------------------------------------
 
+    def _place(self, candidate: Candidate) -> bool:
+        """Place the unit if it fits, in the artifact that is foreseen to be done first."""
+        shapes = (candidate.shape, *candidate.others) if candidate.others else (candidate.shape,)
+        if candidate.tasks > 1:
+            return self._place_gang(candidate, shapes)
+        best: tuple[int, int, int, Shape] | None = None
+        for variant, shape in enumerate(shapes):
+            if shape in self._full:
+                row = None
+            elif self.recipe.turns != "no":
+                row = self.turns.next(self.draft, shape)
+            else:
+                found = self.draft.best(candidate, shape)
+                row = found[0] if found else None
+            if row is None:
+                self._full.setdefault(shape, None)
+                row = self._meanwhile(candidate, shape)
+            if row is not None and len(shapes) == 1:
+                best = (0, variant, row, shape)
+            elif row is not None:
+                run = self._run_on(candidate, shape, row).mean
+                best = min(best, (run, variant, row, shape)) if best is not None else (run, variant, row, shape)
+        if best is None:
+            return False
+        _, variant, row, shape = best
+        brief = is_brief(self.view.profiles.get(candidate.kind), shape, 1)
+        why = self._why(candidate, shape, row)
+        spot = self.draft.take(row, candidate, shape, brief=brief)
+        self.decisions.append(Place(unit=candidate.unit, spots=(spot,), why=why, variant=variant))
+        return True
 
-def _has_waited(candidate: Candidate, view: Snapshot) -> bool:
-    return view.now - candidate.ready >= PATIENCE[effective_class(candidate, view.now)]
+    def _meanwhile(self, candidate: Candidate, shape: Shape) -> int | None:
+        """Room that is kept for another, if this one is known to be gone before it is needed."""
+        if not self.draft.kept:
+            return None
+        estimate = self._fastest(candidate, shape)
+        return None if estimate.source == "default" else self.draft.place_meanwhile(candidate, shape, estimate.most)
 
-
-def _could_run(candidate: Candidate, nodes: Iterable[NodeView]) -> bool:
-    """Whether the open nodes could hold the unit if they were empty."""
-    left = candidate.tasks
-    for node in nodes:
-        if node.open:
-            left -= room_when_empty(node, candidate.shape, left)
-        if left <= 0:
+    def _place_gang(self, candidate: Candidate, shapes: tuple[Shape, ...]) -> bool:
+        """All tasks or none; of an elastic unit the least now, and more at the end of the round if room is left."""
+        needed = candidate.least or candidate.tasks
+        for variant, shape in enumerate(shapes):
+            rows = self._gang_rows(candidate, shape, needed)
+            if not rows:
+                continue
+            why = self._why(candidate, shape, rows[0])
+            spots = [self.draft.take(row, candidate, shape) for row in rows]
+            if needed < candidate.tasks:
+                self._elastic.append((candidate, shape, variant, spots))
+            else:
+                self.decisions.append(Place(unit=candidate.unit, spots=tuple(spots), why=why, variant=variant))
             return True
-    return False
-
-
-def _first_partition(candidate: Candidate, partitions: list[tuple[str, int]], view: Snapshot) -> int:
-    """The unit's own partition, or the next whose node could ever hold one of its tasks."""
-    count = len(partitions)
-    own = candidate.ordinal % max(1, count)
-    if len(view.nodes) == 1:
-        return own
-    nodes = {node.name: node for node in view.nodes}
-    able = (
-        (own + step) % count
-        for step in range(count)
-        if room_when_empty(nodes[partitions[(own + step) % count][0]], candidate.shape, 1)
-    )
-    return next(able, own)
-
-
-def _partitions(view: Snapshot) -> list[tuple[str, int]]:
-    """(node, milli-CPU) of each partition, in order."""
-    open_nodes = [node for node in view.nodes if node.open]
-    if len(open_nodes) == 1:
-        return [(open_nodes[0].name, 1000)] * max(1, open_nodes[0].cpu // 1000)
-    return [(node.name, node.cpu) for node in open_nodes]
-
-
-def _partition_use(view: Snapshot, count: int) -> list[int]:
-    used = [0] * count
-    if count:
-        partitions = _partitions(view)
-        for active in view.active:
-            for index in range(len(active.nodes)):
-                _take_partitions(used, partitions, active.ordinal + index, active.cpu, force=True)
-    return used
-
-
-def _take_partitions(
-    used: list[int], partitions: list[tuple[str, int]], first: int, cpu: int, *, force: bool = False
-) -> bool:
-    """Take `cpu` from partition `first` and, where it is larger than one, from those that follow."""
-    count = len(partitions)
-    left, takes = cpu, []
-    for step in range(count):
-        place = (first + step) % count
-        share = min(left, partitions[place][1])
-        takes.append((place, share))
-        left -= share
-        if left <= 0:
-            break
-    if not force and (left > 0 or any(used[place] + share > partitions[place][1] for place, share in takes)):
         return False
-    for place, share in takes:
-        used[place] += share
-    return True
+
+    def _gang_rows(self, candidate: Candidate, shape: Shape, needed: int) -> list[int]:
+        """A row for every task, close together: on one node, else in one rack, else in one zone, else anywhere; on
+        devices of one model where that is possible, the fastest first.
+        """
+        room = self.draft.capacity(shape)
+        if int(room.sum()) < needed:
+            return []
+        fleet = self.draft.fleet
+        for mask in self._by_speed(candidate, shape):
+            here = room if mask is None else np.where(mask, room, 0)
+            if int(here.sum()) >= needed:
+                rows = _close_together(fleet, here, needed)
+                if rows:
+                    return rows
+        return []
+
+    def _by_speed(self, candidate: Candidate, shape: Shape) -> list[Any]:
+        """Masks of the nodes that have devices of one model, the fastest model first; at last, all nodes."""
+        if not shape.gpus:
+            return [None]
+        estimates, able = self.draft.estimates(candidate, shape), self.draft.able(shape)
+        models = [index for index, can in enumerate(able) if can]
+        if len({estimates[index].mean for index in models}) < 2:
+            return [None]
+        fleet = self.draft.fleet
+        ordered = sorted(models, key=lambda index: (estimates[index].mean, index))
+        return [*((fleet.device_model == index).any(axis=1) for index in ordered), None]
+
+    def _place_elastic(self) -> None:
+        """What is left goes to elastic units, in the order in which they were served."""
+        for candidate, shape, variant, spots in self._elastic:
+            while len(spots) < candidate.tasks and (found := self.draft.best(candidate, shape)) is not None:
+                spots.append(self.draft.take(found[0], candidate, shape))
+            why = self._why(candidate, shape, self.draft.fleet.rows[spots[0].node])
+            self.decisions.append(Place(unit=candidate.unit, spots=tuple(spots), why=why, variant=variant))
+
+    def _behind(self, candidate: Candidate) -> Place | None:
+        profile = self.view.profiles.get(candidate.kind)
+        if candidate.others or not is_brief(profile, candidate.shape, candidate.tasks):
+            return None
+        spot = self.draft.place_behind(candidate, max(1, expected_run(profile, 0)))
+        return None if spot is None else Place(unit=candidate.unit, spots=(spot,), queued=True, why=self._why_behind)
+
+    # --- what is blocked ---------------------------------------------------------------------------------------------
+
+    def _blocked(self, candidate: Candidate) -> None:
+        """Make others yield, or keep room; hold the unit's queue with every reason."""
+        more: Reasons = ()
+        could = self._could_run(candidate)
+        if could and self.recipe.preempt is not None:
+            more = self._make_yield(candidate, self.recipe.preempt)
+        if not more and could and self.recipe.reserve and self._reservations < RESERVATIONS:
+            waits_until = candidate.ready + PATIENCE[effective_class(candidate, self.view.now)]
+            if self.view.now >= waits_until:
+                more = self._keep(candidate)
+            else:
+                self._ask_again(waits_until)
+        self._ask_again(candidate.ready + AGEING * (1 + (self.view.now - candidate.ready) // AGEING))
+        if not candidate.recovering:  # that one is held by its node, which may come back, and not by a queue
+            self._hold(candidate, (*more, *self._reasons(candidate)))
+
+    def _make_yield(self, candidate: Candidate, rules: Preemption) -> Reasons:
+        """Ask the cheapest units to yield if that is worth it, and keep what they leave."""
+        if not any(self.view.fleet.residents) or self._searches >= YIELD_SEARCHES:
+            return ()
+        self._searches += 1
+        needed, shape, now = candidate.least or candidate.tasks, candidate.shape, self.view.now
+        coming = is_coming(candidate, shape, self.draft, needed)
+        if coming is not None:
+            self._keep_rows(candidate, shape, coming, now + GRACE)
+            return (Reason(code="PREEMPTING", have="work there", need=candidate.unit, wakes="finished"),)
+        found = find_yielding(candidate, shape, self.draft, needed, rules)
+        if found is None or not found.victims:
+            return ()
+        gain = 0.0
+        if rules.by == "class":
+            reservation = reserve(candidate, shape, self.draft, needed)
+            gain = gain_of(candidate, reservation.at if reservation else now + AGEING, now, needed)
+            if gain <= found.cost:
+                return ()
+        for victim in found.victims:
+            self._yielding.add(victim.unit)
+            shrinks = victim.least and victim.size > victim.least
+            why = Why(
+                policy=self.recipe.name,
+                base=self.view.revision,
+                rank=self.order.words(candidate, now),
+                score={"gain": round(gain / SECOND, 3), "cost": round(cost_of(victim, now) / SECOND, 3)},
+            )
+            cause: Literal["shrink", "yield"] = "shrink" if shrinks else "yield"
+            self.decisions.append(Preempt(unit=victim.unit, cause=cause, why=why, to=candidate.unit))
+        self._keep_rows(candidate, shape, found.rows, now + GRACE)
+        names = ", ".join(victim.unit for victim in found.victims)
+        return (Reason(code="PREEMPTING", have=names, need=candidate.unit, wakes="finished"),)
+
+    def _keep(self, candidate: Candidate) -> Reasons:
+        needed = candidate.least or candidate.tasks
+        reservation = reserve(candidate, candidate.shape, self.draft, needed)
+        if reservation is not None:
+            self._reservations += 1
+            self._keep_rows(candidate, candidate.shape, reservation.rows, reservation.at)
+        return ()
+
+    def _keep_rows(self, candidate: Candidate, shape: Shape, rows: Mapping[int, int], until: int) -> None:
+        for row, tasks in rows.items():
+            self.draft.keep(row, candidate.unit, shape, until, tasks)
+
+    def _hold(self, candidate: Candidate, reasons: Reasons) -> None:
+        self.holds[candidate.queue] = reasons
+
+    def _reasons(self, candidate: Candidate) -> Reasons:
+        """Every reason against every artifact of the unit."""
+        if not len(self.view.fleet):
+            return (Reason(code="NO_NODES", wakes="joined"),)
+        reasons: list[Reason] = []
+        needed = candidate.least or candidate.tasks
+        if needed > 1:
+            have = min(needed - 1, max(0, int(self.draft.capacity(candidate.shape).sum())))
+            reasons.append(Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(have), wakes="finished"))
+        for shape in (candidate.shape, *candidate.others):
+            known = self._full.get(shape)
+            if known is None:
+                known = tuple(self.draft.reasons(shape))
+                if shape in self._full:
+                    self._full[shape] = known
+            reasons += known
+        return tuple(reasons) or (Reason(code="NEXT_ROUND", wakes="decided"),)
+
+    def _could_run(self, candidate: Candidate) -> bool:
+        """Whether the open nodes could hold the unit if they were empty."""
+        for shape in (candidate.shape, *candidate.others):
+            room = self._empty_room.get(shape)
+            if room is None:
+                room = self._empty_room[shape] = int(capacity_when_empty(self.view.fleet, shape, open_only=True).sum())
+            if room >= (candidate.least or candidate.tasks):
+                return True
+        return False
+
+    # --- what runs ---------------------------------------------------------------------------------------------------
+
+    def _grow(self) -> None:
+        """Nothing waits: let the elastic unit that gains most restart larger, if that pays for what it loses."""
+        now = self.view.now
+        best: tuple[float, Resident] | None = None
+        for resident in self.view.elastic:
+            if resident.size >= resident.most or resident.stopping or now - resident.since < max(MIN_RUN, COOL_DOWN):
+                continue
+            room = int(self.draft.capacity(resident.shape).sum())
+            size = min(resident.most, resident.size + room)
+            if size < GROWS_BY * resident.size:
+                continue
+            left = ends(resident, now) - now
+            worth = (left * (1 - resident.size / size) - lost_work(resident, now)) * resident.size
+            if worth > 0 and (best is None or worth > best[0]):
+                best = (worth, resident)
+        if best is not None:
+            why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"room for more than {best[1].size} tasks")
+            self.decisions.append(Preempt(unit=best[1].unit, cause="grow", why=why))
+
+    def _reallocate(self) -> None:
+        """A node that has been hot for long hands its cheapest work to one with room; then it has time to cool."""
+        fleet, now = self.view.fleet, self.view.now
+        hot = np.flatnonzero((fleet.levels == HOT) & (fleet.closed == 0))
+        moved = dict(self.view.memory.get("moved", {}))
+        for row in hot.tolist():
+            name = fleet.names[row]
+            if now - moved.get(name, -COOL_DOWN) < COOL_DOWN:
+                self._ask_again(moved[name] + COOL_DOWN)
+                continue
+            movable = [
+                resident
+                for resident in fleet.residents[row]
+                if resident.preemptible and resident.running and not resident.stopping and resident.size == 1
+                and resident.unit not in self._yielding and now - resident.since >= MIN_RUN
+            ]  # fmt: skip
+            for resident in sorted(movable, key=lambda resident: (cost_of(resident, now), resident.ordinal)):
+                room = self.draft.capacity(resident.shape)
+                room[fleet.levels > 0] = 0
+                if room.max(initial=0) > 0 and ends(resident, now) - now > lost_work(resident, now):
+                    target = fleet.names[int(room.argmax())]
+                    rank = f"{name} is hot, {target} has room and is not"
+                    why = Why(policy=self.recipe.name, base=self.view.revision, rank=rank)
+                    self.decisions.append(Preempt(unit=resident.unit, cause="move", why=why))
+                    moved[name] = now
+                    break
+        if moved != self.view.memory.get("moved", {}):
+            self.memory["moved"] = {name: at for name, at in moved.items() if now - at < COOL_DOWN}
+
+    # --- words -------------------------------------------------------------------------------------------------------
+
+    def _why(self, candidate: Candidate, shape: Shape, row: int) -> Why:
+        fleet = self.draft.fleet
+        rank = self.order.words(candidate, self.view.now)
+        if len(fleet) == 1 or self.recipe.turns != "no":
+            return Why(
+                policy=self.recipe.name, base=self.view.revision, rank=rank, speed=self._speed(candidate, shape, row)
+            )
+        openings = self.draft.openings(candidate, shape)
+        others = [(value, other) for value, other in openings.best if other != row][: len(openings.best) - 1 or 1]
+        mine = next(
+            (value for value, other in openings.best if other == row), openings.best[0][0] if openings.best else 0.0
+        )
+        return Why(
+            policy=self.recipe.name,
+            base=self.view.revision,
+            rank=rank,
+            score={f"score on {fleet.names[row]}": round(-mine, 4)},
+            instead_of=tuple(fleet.names[other] for _, other in others),
+            behind=tuple(round(-value, 4) for value, _ in others),
+            fitting=openings.fitting,
+            speed=self._speed(candidate, shape, row),
+        )
+
+    def _speed(self, candidate: Candidate, shape: Shape, row: int) -> str:
+        """Where devices differ: what is foreseen here, and how that is known."""
+        estimates = self.draft.estimates(candidate, shape)
+        if len(estimates) < 2 or all(estimate is estimates[0] for estimate in estimates):
+            return ""
+        estimate = self._run_on(candidate, shape, row)
+        return f"{format_duration(estimate.mean)} ± {format_duration(estimate.deviation)} by {estimate.source}"
+
+    def _run_on(self, candidate: Candidate, shape: Shape, row: int) -> Estimate:
+        fleet, estimates = self.draft.fleet, self.draft.estimates(candidate, shape)
+        if not shape.gpus:
+            return estimates[int(fleet.processor[row])]
+        able = self.draft.able(shape)
+        models: set[int] = {model for model in fleet.device_model[row].tolist() if able[model]}
+        return min((estimates[model] for model in models), key=_mean)
+
+    def _fastest(self, candidate: Candidate, shape: Shape) -> Estimate:
+        return max(self.draft.estimates(candidate, shape), key=lambda estimate: estimate.most)
+
+    def _ask_again(self, at: int) -> None:
+        """The answer may change by itself at this instant."""
+        if at > self.view.now and (self._until is None or at < self._until):
+            self._until = at
+
+    def _remember(self) -> dict[str, Any] | None:
+        memory = {**self.view.memory, **self.turns.memory(), **self.memory}
+        return memory if memory != self.view.memory else None
 
 
-def _all_reasons(candidate: Candidate, refused: dict[str, list[Reason]], placed: int) -> tuple[Reason, ...]:
-    reasons = _flat(refused)
-    if not refused:
-        reasons.append(Reason(code="NO_NODES", wakes="joined"))
-    if candidate.tasks > 1:
-        reasons.insert(0, _incomplete(candidate, placed))
-    return tuple(reasons)
+class _Turns:
+    """Nodes in turn, equal or by weight; whose turn it is comes with the view and goes with the plan."""
+
+    def __init__(self, kind: str, view: Snapshot) -> None:
+        self._kind = kind
+        self._last = str(view.memory.get("last", ""))
+        self._credit: dict[str, float] = dict(view.memory.get("credit", {}))
+
+    def next(self, draft: Draft, shape: Shape) -> int | None:
+        """The row whose turn it is, among those where the shape fits."""
+        fleet = draft.fleet
+        rows = np.flatnonzero(draft.capacity(shape) > 0).tolist()
+        if not rows:
+            return None
+        if self._kind == "equal":
+            row = next((row for row in rows if fleet.names[row] > self._last), rows[0])
+            self._last = fleet.names[row]
+            return int(row)
+        weights = {row: self._weight(draft, row) for row in rows}
+        for row, weight in weights.items():
+            self._credit[fleet.names[row]] = self._credit.get(fleet.names[row], 0.0) + weight
+        chosen = max(rows, key=lambda row: (self._credit[fleet.names[row]], -row))
+        self._credit[fleet.names[chosen]] -= sum(weights.values())
+        return int(chosen)
+
+    def memory(self) -> dict[str, Any]:
+        if self._kind == "equal":
+            return {"last": self._last} if self._last else {}
+        return {"credit": self._credit} if self._kind == "weighted" and self._credit else {}
+
+    def _weight(self, draft: Draft, row: int) -> float:
+        total = int(draft.fleet.total[CPU, row])
+        used = 1 - int(draft.free[CPU, row]) / total if total else 0.0
+        return turn_weight(used, draft.fleet.nodes[row].latency)
 
 
-def _incomplete(candidate: Candidate, placed: int) -> Reason:
-    return Reason(code="GANG_INCOMPLETE", need=str(candidate.tasks), have=str(placed), wakes="finished")
+def _mean(estimate: Estimate) -> int:
+    return estimate.mean
 
 
-def _flat(refused: dict[str, list[Reason]]) -> list[Reason]:
-    return [reason for of_node in refused.values() for reason in of_node]
+def _close_together(fleet: Fleet, room: Ints, needed: int) -> list[int]:
+    """A row for each task: the tightest single node, else the tightest rack or zone, else the whole fleet; inside, the
+    roomiest and best connected nodes first, so that few are used.
+    """
+    whole = np.flatnonzero(room >= needed)
+    if len(whole):
+        row = int(whole[np.argmin(room[whole])])
+        return [row] * needed
+    for place in (fleet.rack, fleet.zone, np.zeros(len(fleet), np.int64)):
+        sums = np.bincount(place, weights=room)
+        enough = np.flatnonzero(sums >= needed)
+        if len(enough):
+            inside = np.flatnonzero((place == enough[np.argmin(sums[enough])]) & (room > 0))
+            order = np.lexsort((inside, fleet.latency[inside], -fleet.bandwidth[inside], -room[inside]))
+            rows: list[int] = []
+            for row in inside[order].tolist():
+                rows += [row] * min(int(room[row]), needed - len(rows))
+                if len(rows) == needed:
+                    return rows
+    return []
 
 
-POLICIES: dict[str, Any] = {
-    "poise": Suite("poise", by_urgency, overtake=True),
-    "fifo": Suite("fifo", by_arrival, overtake=False),
-    "round-robin": Suite("round-robin", by_arrival, overtake=True, in_turn=True),
-    "static": Static(),
-}
+def _order_of(order: str | Mapping[str, float], terms: Mapping[str, RankTerm]) -> Order:
+    if not isinstance(order, str):
+        for name in order:
+            terms[name]
+        return by_terms(order, terms)
+    return by_terms(PRESETS[order]) if order in PRESETS else ORDERS[order]
+
+
+RECIPES = (
+    Recipe(
+        name="poise",
+        score={"fit": 0.5, "speed": 0.3, "balance": 0.1, "steadiness": 0.06, "calm": 0.04},
+        reserve=True,
+        preempt=Preemption(),
+        elastic=True,
+        reallocate=True,
+    ),
+    Recipe(name="fifo", order="arrival", overtake=False),
+    Recipe(name="random", order="arrival", score={"random": 1.0}, spread=True),
+    Recipe(name="round-robin", order="arrival", turns="equal"),
+    Recipe(name="weighted-round-robin", order="arrival", turns="weighted"),
+    Recipe(name="least-loaded", order="arrival", score={"load": 1.0}, spread=True),
+    Recipe(name="sjf", order="run"),
+    Recipe(name="srtf", order="remaining", preempt=Preemption(by="remaining", budget=100)),
+    Recipe(name="las", order="attained", preempt=Preemption(by="attained", budget=100)),
+    Recipe(name="mlfq", order="level", preempt=Preemption(by="level", budget=100)),
+)
+
+POLICIES: dict[str, ClusterPolicy] = {recipe.name: Suite(recipe) for recipe in RECIPES} | {"static": Static()}
 
 
 def policy_named(name: str) -> ClusterPolicy:
     """The policy of this name. Raises KeyError with the known names."""
     try:
-        found: ClusterPolicy = POLICIES[name]
+        return POLICIES[name]
     except KeyError:
         raise KeyError(f"there is no policy `{name}`; known: {', '.join(POLICIES)}") from None
-    return found
+
+
+__all__ = ["POLICIES", "RECIPES", "ClusterPolicy", "Recipe", "Suite", "policy_named"]

@@ -1,0 +1,303 @@
+"""Making room: when will it come by itself, who could yield for it and at what cost, and who had better move.
+
+A blocked unit gets a *reservation*: the nodes where it could start first, by what is foreseen of the attempts there.
+Until then others use that room only if they will be gone in time (EASY backfill, Lifka, 1995), so that large gangs
+come through, and no two gangs wait for each other: reservations are made in the order in which units are served.
+
+*Preemption* is weighed. Gain: the time by which the unit starts sooner, times its size and the weight of its class.
+Cost: for every unit that yields, the work since its last checkpoint and what restoring takes, times its size and the
+weight of its class. Only a gain that is larger counts. Whoever yields has run for a minimum, and not too often.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from poise.model.fleet import CLASSES, CPU, DEVICES, MEMORY, NETWORK, Fleet, Resident
+from poise.model.profiles import BRIEF, remaining
+from poise.model.resources import Shape
+from poise.model.views import Candidate, Snapshot
+from poise.policy.place import Draft
+from poise.policy.rank import candidate_level, level_of
+from poise.policy.room import Room, give_back
+from poise.units import SECOND
+
+CLASS_WEIGHT = (8, 4, 2, 1)
+"""By priority class: how many of the class below a second of it is worth, doubled each time."""
+
+LOOKED_AT = 32
+"""Nodes that are looked at closely for room to come, the nearest to having it first."""
+
+MIN_RUN = 30 * SECOND
+"""What has run for less is not asked to yield: starting and saving would be most of what it did."""
+
+GRACE = 10 * SECOND
+"""The default time in which an attempt that was asked to yield ends."""
+
+
+class Preemption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may make whom yield: `class` a lower priority class, if the gain is larger than the cost; `remaining` who has
+    longer to run; `attained` who has had more service by a quantum; `level` who is on a later level of feedback.
+
+    `min_run` nanoseconds must have been run, a unit yields `budget` times at most, and `at_once` units in one round.
+    """
+
+    by: Literal["class", "remaining", "attained", "level"] = "class"
+    min_run: int = MIN_RUN
+    budget: int = 3
+    at_once: int = 16
+
+
+class Reservation(NamedTuple):
+    """Where a unit could start first: tasks by row, and the instant."""
+
+    rows: dict[int, int]
+    at: int
+
+
+class Yielding(NamedTuple):
+    """Units that would yield, the rows where the unit would then start, and what that costs."""
+
+    victims: tuple[Resident, ...]
+    rows: dict[int, int]
+    cost: float
+
+
+def ends(resident: Resident, now: int) -> int:
+    """The instant at which an attempt is expected to end."""
+    if resident.stopping:
+        return now + GRACE
+    elapsed = max(0, now - resident.since) if resident.running else 0
+    return now + remaining(elapsed, resident.expected, resident.deviation)
+
+
+def lost_work(resident: Resident, now: int) -> int:
+    """Nanoseconds of one task's work that are lost if it yields now, and of restoring it."""
+    elapsed = max(0, now - resident.since) if resident.running else 0
+    lost = elapsed % resident.checkpoint if resident.checkpoint else elapsed
+    return lost + resident.restore
+
+
+def service(resident: Resident, now: int) -> int:
+    """Attained service of a running unit: that of its earlier attempts and this one's, times devices and tasks."""
+    elapsed = max(0, now - resident.since) if resident.running else 0
+    return resident.attained + elapsed * max(1, resident.shape.gpus) * resident.size
+
+
+def cost_of(resident: Resident, now: int) -> float:
+    """What it costs if the whole unit yields: lost work times size times the weight of its class."""
+    return float(lost_work(resident, now) * resident.size * CLASS_WEIGHT[resident.priority])
+
+
+def reserve(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> Reservation | None:
+    """Where and when the unit could start first if nothing else were placed; None where it could never."""
+    now = draft.view.now
+    slots: list[tuple[int, int]] = []
+    for row in _nearest(draft, shape, yielding_to=None):
+        slots += [(at, row) for at in _openings(draft, row, shape, tasks, now)]
+    slots.sort()
+    if len(slots) < tasks:
+        return None
+    rows: dict[int, int] = {}
+    for _, row in slots[:tasks]:
+        rows[row] = rows.get(row, 0) + 1
+    return Reservation(rows, slots[tasks - 1][0])
+
+
+def find_yielding(candidate: Candidate, shape: Shape, draft: Draft, tasks: int, rules: Preemption) -> Yielding | None:
+    """The cheapest set of units found whose end would let this one start; None if there is none that may yield."""
+    view = draft.view
+    may = _may_yield(candidate, view, rules)
+    chosen: dict[str, Resident] = {}
+    rooms: dict[int, Room] = {}
+    rows: dict[int, int] = {}
+    near = _nearest(draft, shape, yielding_to=candidate if rules.by == "class" else None)
+    for _ in range(tasks):
+        best: tuple[float, int, list[Resident], Room] | None = None
+        for row in near:
+            found = _cheapest_on(row, draft, rooms.get(row), shape, may, chosen, view.now)
+            if found is not None and (best is None or found[0] < best[0]):
+                best = (found[0], row, found[1], found[2])
+        if best is None:
+            return None
+        _, row, victims, room = best
+        chosen.update((victim.unit, victim) for victim in victims)
+        rooms[row] = room
+        rows[row] = rows.get(row, 0) + 1
+        picked = room.pick(shape, draft.able(shape))
+        room.take(shape, picked or ())
+        if len(chosen) > rules.at_once:
+            return None
+    yielding = tuple(sorted(chosen.values(), key=_ordinal))
+    return Yielding(yielding, rows, sum(cost_of(victim, view.now) for victim in yielding))
+
+
+def is_coming(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> dict[int, int] | None:
+    """The rows where the unit fits as soon as those have ended who were asked to already; None if it does not."""
+    rows: dict[int, int] = {}
+    left = tasks
+    for row in _nearest(draft, shape, yielding_to=None):
+        room = draft.room(row).copy()
+        if row in draft.kept or not any(resident.stopping for resident in draft.fleet.residents[row]):
+            continue
+        for resident in draft.fleet.residents[row]:
+            if resident.stopping:
+                give_back(room, resident)
+        while left and (picked := room.pick(shape, draft.able(shape))) is not None:
+            room.take(shape, picked)
+            rows[row] = rows.get(row, 0) + 1
+            left -= 1
+    return None if left else rows
+
+
+def gain_of(candidate: Candidate, starts: int, now: int, tasks: int) -> float:
+    """What starting after the grace instead of at `starts` is worth: time times size times the weight of its class.
+
+    A unit without deadline gains what it waits less; one that would miss its deadline gains no less than its run.
+    """
+    sooner = max(0, starts - now - GRACE)
+    if candidate.due and starts + candidate.expected > candidate.due:
+        sooner = max(sooner, candidate.expected)
+    return float(sooner * tasks * CLASS_WEIGHT[candidate.priority])
+
+
+# --- inside ----------------------------------------------------------------------------------------------------------
+
+
+def _may_yield(candidate: Candidate, view: Snapshot, rules: Preemption) -> Callable[[Resident], bool]:
+    now = view.now
+
+    def may(resident: Resident) -> bool:
+        if not resident.preemptible or resident.stopping or not resident.running:
+            return False
+        if now - resident.since < rules.min_run or resident.preempted >= rules.budget:
+            return False
+        if rules.by == "class":
+            return resident.priority > candidate.priority
+        if rules.by == "remaining":
+            return ends(resident, now) - now > candidate.expected
+        if rules.by == "attained":
+            quantum = rules.min_run * max(1, resident.shape.gpus) * resident.size
+            return service(resident, now) > candidate.attained + quantum
+        return level_of(service(resident, now)) > candidate_level(candidate, now)
+
+    return may
+
+
+def _nearest(draft: Draft, shape: Shape, yielding_to: Candidate | None) -> list[int]:
+    """Rows that could hold one task when empty, those that lack least first; with what may yield counted as free."""
+    fleet = draft.fleet
+    able = draft.able(shape)
+    free = np.maximum(draft.free, 0)
+    if yielding_to is not None:
+        free = free + sum((fleet.yielding[of] for of in range(yielding_to.priority + 1, CLASSES)), np.zeros_like(free))
+    mask = fleet.closed == 0
+    lacks = np.zeros(len(fleet))
+    for resource, need in ((CPU, shape.cpu), (MEMORY, shape.memory), (NETWORK, shape.network), (DEVICES, shape.gpus)):
+        if need:
+            mask &= fleet.total[resource] >= need
+            lacks += np.maximum(0.0, 1 - free[resource] / need)
+    if shape.gpus:
+        rows = np.flatnonzero(mask)
+        right = np.array(able, bool)[fleet.device_model[rows]]
+        mask[rows] = right.sum(axis=1) >= shape.gpus
+    rows = np.flatnonzero(mask if yielding_to is None else mask & (lacks <= 0))
+    if len(rows) > LOOKED_AT:
+        rows = rows[np.argsort(lacks[rows], kind="stable")[:LOOKED_AT]]
+    return [int(row) for row in rows]
+
+
+def _openings(draft: Draft, row: int, shape: Shape, most: int, now: int) -> list[int]:
+    """The instants at which this node has room for one more task, up to `most` of them."""
+    if row in draft.kept:  # as if those had started for whom room is kept, and did not end
+        return []
+    room, able = draft.room(row).copy(), draft.able(shape)
+    instants: list[int] = []
+    _fill(room, shape, able, now, most, instants)
+    residents = draft.fleet.residents[row]
+    brief = _held_by_brief(draft.fleet, row, residents)
+    if brief is not None and len(instants) < most:
+        room.cpu, room.memory, room.network = room.cpu + brief[0], room.memory + brief[1], room.network + brief[2]
+        _fill(room, shape, able, now + BRIEF, most, instants)
+    for at, _, resident in sorted((ends(resident, now), number, resident) for number, resident in enumerate(residents)):
+        if len(instants) >= most:
+            break
+        give_back(room, resident)
+        _fill(room, shape, able, at, most, instants)
+    return instants
+
+
+def _fill(room: Room, shape: Shape, able: list[bool], at: int, most: int, instants: list[int]) -> None:
+    while len(instants) < most and (picked := room.pick(shape, able)) is not None:
+        room.take(shape, picked)
+        instants.append(at)
+
+
+def _held_by_brief(fleet: Fleet, row: int, residents: Iterable[Resident]) -> tuple[int, int, int] | None:
+    """CPU, memory and network held by work that is known to be brief, and so not among the residents."""
+    held = fleet.total[:, row] - fleet.free[:, row]
+    cpu, memory, network = int(held[CPU]), int(held[MEMORY]), int(held[NETWORK])
+    for resident in residents:
+        cpu, memory, network = (
+            cpu - resident.shape.cpu, memory - resident.shape.memory, network - resident.shape.network,
+        )  # fmt: skip
+    return (cpu, memory, network) if cpu > 0 or memory > 0 else None
+
+
+def _cheapest_on(
+    row: int,
+    draft: Draft,
+    room: Room | None,
+    shape: Shape,
+    may: Callable[[Resident], bool],
+    chosen: dict[str, Resident],
+    now: int,
+) -> tuple[float, list[Resident], Room] | None:
+    """The cheapest victims on one node found greedily: the cheapest first until there is room, then who is not needed
+    after all stays.
+    """
+    if row in draft.kept:
+        return None
+    able = draft.able(shape)
+    units: dict[str, list[Resident]] = {}
+    for resident in draft.fleet.residents[row]:
+        units.setdefault(resident.unit, []).append(resident)
+    fresh = room is None
+    room = draft.room(row).copy() if room is None else room.copy()
+    if fresh:  # members of gangs that yield already, for their members on other nodes
+        for unit in units:
+            if unit in chosen:
+                _give_all(room, units[unit])
+    could = sorted(
+        (cost_of(of[0], now), -of[0].since, of[0].ordinal)
+        for unit, of in units.items()
+        if unit not in chosen and may(of[0])
+    )
+    by_ordinal = {of[0].ordinal: of for of in units.values()}
+    victims: list[list[Resident]] = []
+    for _, _, ordinal in could:
+        if room.pick(shape, able) is not None:
+            break
+        _give_all(room, by_ordinal[ordinal])
+        victims.append(by_ordinal[ordinal])
+    if room.pick(shape, able) is None:
+        return None
+    for spared in victims[:-1]:
+        without = room.copy()
+        for resident in spared:
+            without.take(resident.shape, resident.devices)
+        if without.pick(shape, able) is not None:
+            victims.remove(spared)
+            room = without
+    return sum(cost_of(of[0], now) for of in victims), [of[0] for of in victims], room
+
+
+def _give_all(room: Room, residents: list[Resident]) -> None:
+    for resident in residents:
+        give_back(room, resident)
+
+
+def _ordinal(resident: Resident) -> int:
+    return resident.ordinal

@@ -1,0 +1,157 @@
+"""Node scores: named terms in [0, 1], higher is better, over columns; a policy weighs them.
+
+A term is a function of a `Scoring`: the nodes at hand (rows), what is free on them, the shape and the candidate. The
+score of a node is the weighted mean of its terms, so that it lies in [0, 1] whatever the weights.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from poise.model.fleet import CPU, DEVICES, HIGH, MEMORY, NETWORK, PLENTY, Fleet, Floats, Ints
+from poise.model.profiles import Estimate
+from poise.model.resources import Shape
+from poise.units import MILLISECOND
+
+
+class Scoring(NamedTuple):
+    """What a term may look at. `free` is (4, N) with what was placed in this round taken off, `rows` the nodes to
+    score, `estimates` the run time by device model (and one more entry that no row uses).
+    """
+
+    fleet: Fleet
+    rows: Ints
+    free: Ints
+    shape: Shape
+    estimates: list[Estimate]
+    seed: int
+
+    def taken(self, resource: int) -> Floats:
+        """The share of a resource that would be taken with the task on it; 1 where there is none of it."""
+        need = (self.shape.cpu, self.shape.memory, self.shape.network, self.shape.gpus)[resource]
+        total = self.fleet.total[resource, self.rows]
+        left = self.free[resource, self.rows] - need
+        return np.where(total > 0, 1 - left / np.maximum(total, 1), 1.0)
+
+    def used(self, resource: int) -> Floats:
+        """The share of a resource that is taken now; 0 where there is none of it."""
+        total = self.fleet.total[resource, self.rows]
+        return np.where((total > 0) & (total < PLENTY), 1 - self.free[resource, self.rows] / np.maximum(total, 1), 0.0)
+
+
+Term = Callable[[Scoring], Floats]
+
+
+def fit(scoring: Scoring) -> Floats:
+    """How little is left over, so that large work still finds room (best fit): half for CPU, three tenths for memory,
+    two tenths for leaving accelerators to those that ask for them.
+    """
+    return 0.5 * scoring.taken(CPU) + 0.3 * scoring.taken(MEMORY) + 0.2 * scoring.taken(DEVICES)
+
+
+def capacity(scoring: Scoring) -> Floats:
+    """The preset by what is free: 0.5 CPU + 0.3 memory + 0.2 input and output (network)."""
+    free = 0.5 * (1 - scoring.used(CPU)) + 0.3 * (1 - scoring.used(MEMORY)) + 0.2 * (1 - scoring.used(NETWORK))
+    return np.asarray(free)
+
+
+def load(scoring: Scoring) -> Floats:
+    """The preset by what is taken, lower being better: 1 - (0.4 CPU + 0.3 memory + 0.2 devices + 0.1 network)."""
+    taken = (
+        0.4 * scoring.used(CPU) + 0.3 * scoring.used(MEMORY) + 0.2 * scoring.used(DEVICES) + 0.1 * scoring.used(NETWORK)
+    )
+    return np.asarray(1 - taken)
+
+
+def balance(scoring: Scoring) -> Floats:
+    """How even what is left would be over CPU, memory and devices: what is left of one without the others is stranded
+    (the fragmentation that Weng et al., 2023, measure on Alibaba's fleet).
+    """
+    left = [1 - scoring.taken(CPU), 1 - scoring.taken(MEMORY)]
+    has = scoring.fleet.total[DEVICES, scoring.rows] > 0
+    devices = np.where(has, 1 - scoring.taken(DEVICES), left[0])
+    return np.asarray(1 - (np.maximum.reduce([*left, devices]) - np.minimum.reduce([*left, devices])))
+
+
+def speed(scoring: Scoring) -> Floats:
+    """The fastest foreseen run over the one foreseen here; 1 everywhere where nothing tells devices apart."""
+    runs = np.array([*(estimate.mean for estimate in scoring.estimates), np.iinfo(np.int64).max], np.float64)
+    if len(scoring.estimates) < 2 or runs[:-1].min() == runs[:-1].max():
+        return np.ones(len(scoring.rows))
+    fleet = scoring.fleet
+    if scoring.shape.gpus:
+        here = runs[fleet.device_model[scoring.rows]].min(axis=1)
+    else:
+        here = runs[fleet.processor[scoring.rows]]
+    return np.asarray(here.min() / here) if len(here) else here
+
+
+def steadiness(scoring: Scoring) -> Floats:
+    """One less the share of attempts that failed there of late: unstable nodes are avoided."""
+    return np.asarray(1 - scoring.fleet.failures[scoring.rows])
+
+
+def calm(scoring: Scoring) -> Floats:
+    """1 on a node of low measured load, a half on one of medium, 0 on one of high."""
+    return np.asarray(1 - scoring.fleet.levels[scoring.rows] / HIGH)
+
+
+def nearness(scoring: Scoring) -> Floats:
+    """By the latency to the rest of the fleet: 1 at none, a half at 10 ms."""
+    latency = np.array([scoring.fleet.nodes[row].latency for row in scoring.rows.tolist()], np.float64)
+    return np.asarray(1 / (1 + latency / (10 * MILLISECOND)))
+
+
+def thrift(scoring: Scoring) -> Floats:
+    """The cheapest node's price per hour, devices and all, over this one's; 1 where nothing has a price."""
+    price = np.array(
+        [sum(device.price for device in scoring.fleet.nodes[row].devices) for row in scoring.rows.tolist()], np.float64
+    )
+    return np.where(price > 0, price[price > 0].min(initial=np.inf) / np.maximum(price, 1), 1.0)
+
+
+def random(scoring: Scoring) -> Floats:
+    """By chance, from the view's seed: the same seed gives the same scores."""
+    drawn = np.random.default_rng(scoring.seed).random(len(scoring.fleet))
+    return np.asarray(drawn[scoring.rows])
+
+
+def first(scoring: Scoring) -> Floats:
+    """Nodes in order of their names."""
+    return 1 - scoring.rows / max(1, len(scoring.fleet))
+
+
+TERMS: dict[str, Term] = {
+    "fit": fit,
+    "capacity": capacity,
+    "load": load,
+    "balance": balance,
+    "speed": speed,
+    "steadiness": steadiness,
+    "calm": calm,
+    "nearness": nearness,
+    "thrift": thrift,
+    "random": random,
+    "first": first,
+}
+
+
+def score(scoring: Scoring, weights: Mapping[str, float], terms: Mapping[str, Term] = TERMS) -> Floats:
+    """The weighted mean of the terms. Raises ValueError when a term gives anything but one finite number a node."""
+    total = np.zeros(len(scoring.rows))
+    for name, weight in weights.items():
+        value = terms[name](scoring)
+        if terms.get(name) is not TERMS.get(name) and (np.shape(value) != total.shape or not np.isfinite(value).all()):
+            raise ValueError(f"the term `{name}` gave something other than one finite number for each node")
+        total = total + weight * value
+    return np.asarray(total / sum(weights.values()))
+
+
+def turn_weight(cpu: float, latency: int) -> float:
+    """A node's weight in weighted round robin: `100 + 50 (1 - cpu)`, and 30 more below 50 ms or 15 more below 100 ms.
+
+    `cpu` is the share of its CPU that is taken, `latency` in nanoseconds.
+    """
+    near = 30 if latency < 50 * MILLISECOND else 15 if latency < 100 * MILLISECOND else 0
+    return 100 + 50 * (1 - cpu) + near

@@ -1,0 +1,129 @@
+"""The baseline of a fixed partition: unit number k may only use partition k modulo P, however idle the others are.
+
+With several nodes a partition is a node; on a single node it is one CPU. A unit that asks for more than a partition
+takes the ones that follow as well, and one that its partition could never hold moves on to the next that could.
+"""
+
+from poise.model.decisions import Decision, Hold, Place, Plan, Reason, Spot, Why
+from poise.model.fleet import CPU, Ints
+from poise.model.resources import Shape
+from poise.model.views import Candidate, Snapshot
+from poise.policy.feasible import capacity_when_empty, refusals
+from poise.policy.place import Draft
+from poise.policy.score import TERMS
+from poise.units import format_cpu
+
+Reasons = tuple[Reason, ...]
+Partitions = list[tuple[int, int]]
+"""(row, milli-CPU) of each partition, in order."""
+
+
+class Static:
+    """Every unit in its own partition, in order of arrival."""
+
+    name = "static"
+
+    def decide(self, view: Snapshot, /) -> Plan:
+        draft = Draft(view, {"first": 1.0}, TERMS)
+        decisions: list[Decision] = []
+        holds: dict[str, Reasons] = {}
+        partitions = _partitions(view)
+        used = _partition_use(view, partitions)
+        able: dict[Shape, Ints] = {}
+        full: dict[tuple[int, Shape], Reasons] = {}
+        for candidate in view.candidates:
+            if candidate.shape not in able:
+                able[candidate.shape] = capacity_when_empty(view.fleet, candidate.shape)
+            first = _first_partition(candidate, partitions, able[candidate.shape], len(view.fleet))
+            reasons = full.get((first, candidate.shape))
+            if reasons is None:
+                spots, reasons = self._place(candidate, draft, partitions, used, first)
+                if spots:
+                    why = Why(policy=self.name, base=view.revision, rank=f"partition {first + 1} of {len(partitions)}")
+                    decisions.append(Place(unit=candidate.unit, spots=tuple(spots), why=why))
+                    continue
+                if candidate.tasks == 1:
+                    full[first, candidate.shape] = reasons
+            if not candidate.recovering:
+                holds.setdefault(candidate.queue, reasons)
+            if len(view.backlog) == 1 and len(full) == len(partitions) and len(holds) == 1:
+                break  # all are of one shape, and every partition is full for it
+        decisions.extend(Hold(queue=queue, reasons=reasons) for queue, reasons in holds.items())
+        return Plan(base=view.revision, policy=self.name, decisions=tuple(decisions))
+
+    def _place(
+        self, candidate: Candidate, draft: Draft, partitions: Partitions, used: list[int], first: int
+    ) -> tuple[list[Spot], Reasons]:
+        fleet = draft.fleet
+        if not partitions:
+            found = [reason for row in range(len(fleet)) for reason in refusals(fleet, row, candidate.shape)]
+            return [], tuple(found) or (Reason(code="NO_NODES", wakes="joined"),)
+        taken = list(used)
+        rows: list[int] = []
+        room = draft.capacity(candidate.shape)
+        for index in range(candidate.least or candidate.tasks):
+            place = (first + index) % len(partitions)
+            row, size = partitions[place]
+            refused: list[Reason] = [] if room[row] > 0 else draft.reasons_on(row, candidate.shape)
+            if not _take_partitions(taken, partitions, place, candidate.shape.cpu):
+                need, have = format_cpu(candidate.shape.cpu), format_cpu(max(0, size - used[place]))
+                subject = fleet.names[row]
+                refused = [
+                    Reason(code="PARTITION_BUSY", subject=subject, need=need, have=have, wakes="finished"),
+                    *refused,
+                ]
+            if refused:
+                return [], tuple(refused)
+            room[row] -= 1
+            rows.append(row)
+        used[:] = taken
+        return [draft.take(row, candidate, candidate.shape) for row in rows], ()
+
+
+def _first_partition(candidate: Candidate, partitions: Partitions, able: Ints, nodes: int) -> int:
+    """The unit's own partition, or the next whose node could ever hold one of its tasks."""
+    count = len(partitions)
+    own = candidate.ordinal % max(1, count)
+    if nodes == 1:
+        return own
+    could = ((own + step) % count for step in range(count) if able[partitions[(own + step) % count][0]])
+    return next(could, own)
+
+
+def _partitions(view: Snapshot) -> Partitions:
+    fleet = view.fleet
+    opened = [row for row in range(len(fleet)) if not fleet.closed[row]]
+    if len(opened) == 1:
+        row = opened[0]
+        return [(row, 1000)] * max(1, int(fleet.total[CPU, row]) // 1000)
+    return [(row, int(fleet.total[CPU, row])) for row in opened]
+
+
+def _partition_use(view: Snapshot, partitions: Partitions) -> list[int]:
+    used = [0] * len(partitions)
+    if partitions:
+        place_in_unit: dict[str, int] = {}
+        for residents in view.fleet.residents:
+            for resident in residents:
+                index = place_in_unit.get(resident.unit, 0)
+                place_in_unit[resident.unit] = index + 1
+                _take_partitions(used, partitions, resident.ordinal + index, resident.shape.cpu, force=True)
+    return used
+
+
+def _take_partitions(used: list[int], partitions: Partitions, first: int, cpu: int, *, force: bool = False) -> bool:
+    """Take `cpu` from partition `first` and, where it is larger than one, from those that follow."""
+    count = len(partitions)
+    left, takes = cpu, []
+    for step in range(count):
+        place = (first + step) % count
+        share = min(left, partitions[place][1])
+        takes.append((place, share))
+        left -= share
+        if left <= 0:
+            break
+    if not force and (left > 0 or any(used[place] + share > partitions[place][1] for place, share in takes)):
+        return False
+    for place, share in takes:
+        used[place] += share
+    return True
