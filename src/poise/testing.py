@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from poise.errors import PoiseError, StoreFull
 from poise.kernel.controller import (
     Append,
@@ -42,7 +44,7 @@ from poise.model.events import Event
 from poise.model.jobs import Ending, Outcome
 from poise.model.messages import Attempt, Beat, Desired, Ended, FromAgent, Hello, Launch, Report, Running
 from poise.model.resources import Device, Node
-from poise.model.spec import compile_spec
+from poise.model.spec import ResourcesSpec, compile_spec
 from poise.policy.suites import ClusterPolicy, policy_named
 from poise.units import MILLISECOND, SECOND, parse_bytes, parse_cpu, parse_duration
 
@@ -403,9 +405,7 @@ class World:
         return self._serials
 
 
-_RESOURCES = (
-    "cpu", "memory", "gpu", "gpu_memory", "gpu_share", "gpu_kind", "gpu_model", "backend", "precision", "ops", "network",
-)  # fmt: skip
+_RESOURCES = tuple(field.encode_name for field in msgspec.structs.fields(ResourcesSpec))
 
 
 def _spec(name: str, fields: dict[str, Any], *, run: bool = True) -> dict[str, Any]:

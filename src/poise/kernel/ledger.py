@@ -60,7 +60,7 @@ from poise.model.fleet import (
 )
 from poise.model.jobs import RETRYABLE, Ending, Job, Unit, Work
 from poise.model.messages import Attempt
-from poise.model.profiles import Profile, estimate_run, expected_run, is_brief
+from poise.model.profiles import Profile, expected_run, is_brief
 from poise.model.resources import SHARED_CAP, WHOLE, Node, Shape
 from poise.model.views import Candidate, Snapshot
 
@@ -479,6 +479,7 @@ class Ledger:
             elif unit.status == "active":
                 unit.stopping = "cancel"
                 self._recovering.pop(unit.id, None)
+                self._mark(unit)
         self._end_if_over(job, event.at)
 
     def _placed(self, event: Placed) -> None:
@@ -513,9 +514,7 @@ class Ledger:
             )
         unit.stopping, unit.preempted = event.cause, unit.preempted + 1
         self._recovering.pop(unit.id, None)
-        for task in unit.tasks:
-            if task.active:
-                self._stale.add(task.node)
+        self._mark(unit)
 
     def _started(self, event: Started) -> None:
         unit, index = self._tasks[event.task]
@@ -543,6 +542,7 @@ class Ledger:
             unit.attained += ending.run * max(1, unit.shape.gpus)
         if ending.outcome != "done" and not unit.stopping and len(unit.tasks) > 1:
             unit.stopping = "gang"
+            self._mark(unit)
         if self._recovering:
             self._index_recovering(unit)
         if not any(other.active for other in unit.tasks):
@@ -907,19 +907,13 @@ class Ledger:
     ) -> Snapshot:
         """An immutable view; costs in proportion to what changed and what is shown, not to what there is."""
         candidates = self._shown(now, None if self._state.policy == "static" else self.head())
-        kinds = [next(iter(queue.values())).kind for queue in self._queues.values()]  # a queue is of one kind
-        kinds += [unit.spec.kind for unit in self._recovering.values()]
-        fleet = self.fleet().copy()
-        models = [model.name for model in fleet.models]
-        profiles = self._state.profiles
-        known = [name for kind in dict.fromkeys(kinds) for name in (kind, *(f"{kind}@{model}" for model in models))]
         return Snapshot(
             revision=self._state.revision,
             now=now,
-            fleet=fleet,
+            fleet=self.fleet().copy(),
             candidates=tuple(candidates),
             backlog={queue: len(units) for queue, units in self._queues.items()},
-            profiles={name: profiles[name] for name in known if name in profiles},
+            profiles=dict(self._state.profiles),
             throughputs=throughputs or {},
             elastic=tuple(self._resident(unit) for unit in self._elastic.values() if not unit.stopping),
             memory=self._state.memory,
@@ -994,8 +988,8 @@ class Ledger:
                 held[NETWORK, row] += shape.network
                 held[DEVICES, row] += shape.gpus
         fleet.residents[row] = tuple(residents)
-        for of in fleet.pools.values():
-            of.pop(row, None)
+        for key in [key for key, of in fleet.pools.items() if of.pop(row, None) is not None and not of]:
+            del fleet.pools[key]
         for key, pool in state.pools.items():
             if pool.slots > pool.long:
                 fleet.pools.setdefault(key, {})[row] = PoolView(pool.slots, pool.attempts, pool.long)
@@ -1003,8 +997,6 @@ class Ledger:
     def _resident(self, unit: UnitState, index: int = 0) -> Resident:
         spec, task = unit.spec, unit.tasks[index]
         model = _model_under(self._state.nodes[task.node].node, task.devices) if task.node else ""
-        profiles = self._state.profiles
-        estimate = estimate_run(profiles.get(f"{spec.kind}@{model}") or profiles.get(spec.kind), spec.expect)
         return Resident(
             unit=unit.id,
             ordinal=unit.ordinal,
@@ -1012,8 +1004,8 @@ class Ledger:
             shape=unit.shape,
             kind=spec.kind,
             since=task.started or unit.placed,
-            expected=estimate.mean,
-            deviation=estimate.deviation,
+            model=model,
+            declared=spec.expect,
             devices=task.devices,
             checkpoint=spec.checkpoint,
             restore=spec.restore,
@@ -1073,6 +1065,10 @@ class Ledger:
                     unit.size = unit.size or len(unit.tasks)  # as it was before there were elastic units
                     self._index_active(unit)
                     self._index_recovering(unit)
+
+    def _mark(self, unit: UnitState) -> None:
+        """Something of its attempts shows in the columns."""
+        self._stale.update(task.node for task in unit.tasks if task.active)
 
     def _index_active(self, unit: UnitState) -> None:
         self._active[unit.id] = unit

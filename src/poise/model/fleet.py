@@ -48,11 +48,12 @@ class PoolView(msgspec.Struct, frozen=True, array_like=True):
 class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An attempt that holds room and is not known to be brief: what could be waited for, or asked to yield.
 
-    `since` is the instant at which it started (or was placed), `expected` the foreseen run time and `deviation` its
-    uncertainty, in nanoseconds; `checkpoint` the declared interval of its checkpoints (0: none) and `restore` what
-    coming back costs; `preempted` how often it has yielded; `size` and `least` the tasks of its unit, now and at the
-    least (0: all); `most` how many it could use; `attained` the service of its earlier attempts. `stopping`: its room
-    is about to be free."""
+    `since` is the instant at which it started (or was placed). `kind` and `model` are the class and the model of device
+    by which run times are learned, `declared` the run time its user said (0: none). `checkpoint` is the declared
+    interval of its checkpoints (0: none) and `restore` what coming back costs; `preempted` is how often it has yielded;
+    `size` and `least` are the tasks of its unit, now and at the least (0: all), `most` how many it could use;
+    `attained` is the service of its earlier attempts. `stopping`: its room is about to be free.
+    """
 
     unit: str
     ordinal: int
@@ -60,8 +61,8 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shape: Shape
     kind: str
     since: int
-    expected: int
-    deviation: int = 0
+    model: str = ""
+    declared: int = 0
     devices: tuple[int, ...] = ()
     checkpoint: int = 0
     restore: int = 0

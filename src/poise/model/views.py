@@ -53,7 +53,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All a cluster policy may read. Candidates come in order of submission; of a long queue only the head is shown.
 
-    `profiles` holds the classes of the candidates shown, by class and by `class@device model`; `throughputs` declared
+    `profiles` holds what was learned, by class and by `class@device model`; `throughputs` declared
     speeds, by the same keys. `elastic` has one entry for each running unit that could use more tasks or fewer.
     `triggers` names what forced this round."""
 

@@ -69,13 +69,12 @@ def able_nodes(fleet: Fleet, shape: Shape) -> Bools | None:
         return None
     asks = Wants(kind="cpu", backend=wants.backend, precision=wants.precision, ops=wants.ops)
     fits: Bools = np.array([can_do(model, asks) for model in fleet.models], bool)
-    found: Bools = fits[fleet.processor]
-    return found
+    return np.take(fits, fleet.processor)
 
 
 def fits(fleet: Fleet, shape: Shape, free: Ints, memory: Ints, share: Ints) -> Bools:
     """Where one task of the shape fits in what is free: arrays as of `Fleet`, perhaps with hypothetical work on it."""
-    mask = (fleet.closed == 0) & (free[CPU] >= shape.cpu)
+    mask: Bools = (fleet.closed == 0) & (free[CPU] >= shape.cpu)
     if shape.memory:
         mask &= free[MEMORY] >= shape.memory
     if shape.network:
@@ -94,7 +93,7 @@ def fits(fleet: Fleet, shape: Shape, free: Ints, memory: Ints, share: Ints) -> B
 def usable_devices(fleet: Fleet, shape: Shape, memory: Ints, share: Ints, rows: Ints) -> Bools:
     """(rows, D): the devices that could each take their part of one task now."""
     least = WHOLE if shape.share == WHOLE else shape.share + WHOLE - SHARED_CAP
-    may = np.array(able(fleet, shape), bool)[fleet.device_model[rows]]
+    may = np.take(np.array(able(fleet, shape), bool), fleet.device_model[rows])
     usable: Bools = may & (share >= least) & (memory >= shape.gpu_memory)
     return usable
 

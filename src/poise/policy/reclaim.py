@@ -9,14 +9,14 @@ Cost: for every unit that yields, the work since its last checkpoint and what re
 weight of its class. Only a gain that is larger counts. Whoever yields has run for a minimum, and not too often.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
 from poise.model.fleet import CLASSES, CPU, DEVICES, MEMORY, NETWORK, Fleet, Resident
-from poise.model.profiles import BRIEF, remaining
+from poise.model.profiles import BRIEF, Estimate, Profile, estimate_run, remaining
 from poise.model.resources import Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.place import Draft
@@ -65,12 +65,20 @@ class Yielding(NamedTuple):
     cost: float
 
 
-def ends(resident: Resident, now: int) -> int:
-    """The instant at which an attempt is expected to end."""
+def foreseen(resident: Resident, profiles: Mapping[str, Profile]) -> Estimate:
+    """The run time of an attempt on the device it has: as measured there, else anywhere, else as declared."""
+    profile = profiles.get(f"{resident.kind}@{resident.model}") or profiles.get(resident.kind)
+    return estimate_run(profile, resident.declared)
+
+
+def ends(resident: Resident, view: Snapshot) -> int:
+    """The instant at which an attempt is expected to end; what has overrun is estimated anew."""
+    now = view.now
     if resident.stopping:
         return now + GRACE
+    estimate = foreseen(resident, view.profiles)
     elapsed = max(0, now - resident.since) if resident.running else 0
-    return now + remaining(elapsed, resident.expected, resident.deviation)
+    return now + remaining(elapsed, estimate.mean, estimate.deviation)
 
 
 def lost_work(resident: Resident, now: int) -> int:
@@ -177,7 +185,7 @@ def _may_yield(candidate: Candidate, view: Snapshot, rules: Preemption) -> Calla
         if rules.by == "class":
             return resident.priority > candidate.priority
         if rules.by == "remaining":
-            return ends(resident, now) - now > candidate.expected
+            return ends(resident, view) - now > candidate.expected
         if rules.by == "attained":
             quantum = rules.min_run * max(1, resident.shape.gpus) * resident.size
             return service(resident, now) > candidate.attained + quantum
@@ -221,10 +229,11 @@ def _openings(draft: Draft, row: int, shape: Shape, most: int, now: int) -> list
     if brief is not None and len(instants) < most:
         room.cpu, room.memory, room.network = room.cpu + brief[0], room.memory + brief[1], room.network + brief[2]
         _fill(room, shape, able, now + BRIEF, most, instants)
-    for at, _, resident in sorted((ends(resident, now), number, resident) for number, resident in enumerate(residents)):
+    endings = sorted((ends(resident, draft.view), number) for number, resident in enumerate(residents))
+    for at, number in endings:
         if len(instants) >= most:
             break
-        give_back(room, resident)
+        give_back(room, residents[number])
         _fill(room, shape, able, at, most, instants)
     return instants
 

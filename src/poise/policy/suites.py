@@ -361,7 +361,7 @@ class _Round:
             size = min(resident.most, resident.size + room)
             if size < GROWS_BY * resident.size:
                 continue
-            left = ends(resident, now) - now
+            left = ends(resident, self.view) - now
             worth = (left * (1 - resident.size / size) - lost_work(resident, now)) * resident.size
             if worth > 0 and (best is None or worth > best[0]):
                 best = (worth, resident)
@@ -388,7 +388,7 @@ class _Round:
             for resident in sorted(movable, key=lambda resident: (cost_of(resident, now), resident.ordinal)):
                 room = self.draft.capacity(resident.shape)
                 room[fleet.levels > 0] = 0
-                if room.max(initial=0) > 0 and ends(resident, now) - now > lost_work(resident, now):
+                if room.max(initial=0) > 0 and ends(resident, self.view) - now > lost_work(resident, now):
                     target = fleet.names[int(room.argmax())]
                     rank = f"{name} is hot, {target} has room and is not"
                     why = Why(policy=self.recipe.name, base=self.view.revision, rank=rank)
