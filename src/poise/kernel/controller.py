@@ -344,7 +344,7 @@ class Controller:
         if not len(fleet):
             return
         wanted = unit.least or len(unit.tasks)
-        room = max(int(capacity_when_empty(fleet, unit.shape_of(of)).sum()) for of in range(len(unit.variants) + 1))
+        room = max(capacity_when_empty(fleet, unit.shape_of(of)) for of in range(len(unit.variants) + 1))
         if room >= wanted:
             return
         if room:

@@ -1,6 +1,7 @@
 """Where a shape fits: over all nodes at once, on one node, and every reason by name where it does not."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,9 @@ FALLBACKS: Mapping[str, tuple[str, ...]] = {
 }
 """By precision, what takes its place on a device that lacks it, in this order."""
 
+MOST_TASKS = 1_000_000
+"""Tasks of one node at most, for a shape that asks for nothing."""
+
 NAMED = 8
 """Fleets of up to so many nodes get their reasons node by node; larger ones by kind of node."""
 
@@ -56,80 +60,126 @@ def can_do(model: DeviceModel, wants: Wants) -> bool:
     )
 
 
-def able(fleet: Fleet, shape: Shape) -> list[bool]:
-    """By device model of the fleet, whether it could serve the shape were it free; one more False for `no device`."""
-    fits = [can_do(model, shape.wants) and model.memory >= shape.gpu_memory for model in fleet.models]
-    return [*fits, False]
+class Ability(NamedTuple):
+    """What the nodes of each kind, and the devices of each model, can do for a shape, whatever is taken of them.
+
+    `models`: by device model (one more False for `no device`), whether such a device could serve it. `room`: by kind of
+    node, how many tasks an empty one holds. `uniform`: by kind, whether every device will do, so that counting them is
+    enough.
+    """
+
+    models: list[bool]
+    room: Ints
+    uniform: list[bool]
 
 
-def able_nodes(fleet: Fleet, shape: Shape) -> Bools | None:
-    """Where the CPUs can do what work without devices wants; None: everywhere."""
-    wants = shape.wants
-    if shape.gpus or not (wants.ops or wants.precision or wants.backend):
-        return None
-    asks = Wants(kind="cpu", backend=wants.backend, precision=wants.precision, ops=wants.ops)
-    fits: Bools = np.array([can_do(model, asks) for model in fleet.models], bool)
-    return np.take(fits, fleet.processor)
+def ability(fleet: Fleet, shape: Shape) -> Ability:
+    """Looked up once for each kind of node, of which there are few."""
+    models = [can_do(model, shape.wants) and model.memory >= shape.gpu_memory for model in fleet.models] + [False]
+    likes = list(fleet.likes)
+    device_models = fleet.device_model[likes].astype(np.int64)
+    has = device_models >= 0
+    may = np.take(np.array(models), device_models)
+    room = fleet.total[CPU, likes] // shape.cpu if shape.cpu else np.full(len(likes), PLENTY)
+    if shape.memory:
+        room = np.minimum(room, fleet.total[MEMORY, likes] // shape.memory)
+    if shape.network:
+        room = np.minimum(room, fleet.total[NETWORK, likes] // shape.network)
+    if shape.gpus:
+        room = np.minimum(room, _tasks_of(shape, _parts(fleet, shape, device_models) * may))
+    elif shape.wants.ops or shape.wants.precision or shape.wants.backend:
+        asks = Wants(kind="cpu", backend=shape.wants.backend, precision=shape.wants.precision, ops=shape.wants.ops)
+        can = np.array([can_do(model, asks) for model in fleet.models], bool)
+        room = np.where(can[fleet.processor[likes]], room, 0)
+    return Ability(models, room, (may == has).all(axis=1).tolist())
 
 
-def fits(fleet: Fleet, shape: Shape, free: Ints, memory: Ints, share: Ints) -> Bools:
-    """Where one task of the shape fits in what is free: arrays as of `Fleet`, perhaps with hypothetical work on it."""
-    mask: Bools = (fleet.closed == 0) & (free[CPU] >= shape.cpu)
+def fits(fleet: Fleet, shape: Shape, able: Ability, free: Ints, memory: Ints, share: Ints) -> Ints:
+    """Rows of the open nodes where one task of the shape fits in what is free: arrays as of `Fleet`, perhaps with
+    hypothetical work on them.
+    """
+    mask: Bools = free[CPU] >= shape.cpu
+    mask &= fleet.closed == 0
     if shape.memory:
         mask &= free[MEMORY] >= shape.memory
     if shape.network:
         mask &= free[NETWORK] >= shape.network
-    if shape.gpus:
-        if shape.share == WHOLE:
-            mask &= free[DEVICES] >= shape.gpus
-        rows = np.flatnonzero(mask)
-        usable = usable_devices(fleet, shape, memory[rows], share[rows], rows)
-        mask[rows] = usable.sum(axis=1) >= shape.gpus
-    elif (nodes := able_nodes(fleet, shape)) is not None:
-        mask &= nodes
-    return mask
+    if shape.gpus and shape.share == WHOLE:
+        mask &= free[DEVICES] >= shape.gpus
+    if not (able.room > 0).all():
+        mask &= np.take(able.room > 0, fleet.kind)
+    rows = np.flatnonzero(mask)
+    if shape.gpus and (shape.share != WHOLE or not all(able.uniform)):
+        rows = rows[usable_devices(fleet, shape, able, memory[rows], share[rows], rows).sum(axis=1) >= shape.gpus]
+    return rows
 
 
-def usable_devices(fleet: Fleet, shape: Shape, memory: Ints, share: Ints, rows: Ints) -> Bools:
+def usable_devices(fleet: Fleet, shape: Shape, able: Ability, memory: Ints, share: Ints, rows: Ints) -> Bools:
     """(rows, D): the devices that could each take their part of one task now."""
     least = WHOLE if shape.share == WHOLE else shape.share + WHOLE - SHARED_CAP
-    may = np.take(np.array(able(fleet, shape), bool), fleet.device_model[rows])
-    usable: Bools = may & (share >= least) & (memory >= shape.gpu_memory)
+    usable: Bools = np.take(np.array(able.models), fleet.device_model[rows])
+    usable &= share >= least
+    if shape.gpu_memory:
+        usable &= memory >= shape.gpu_memory
     return usable
 
 
-def capacity(fleet: Fleet, shape: Shape, free: Ints, memory: Ints, share: Ints) -> Ints:
-    """(N,): how many tasks of the shape each node could take now."""
-    room = np.where(fleet.closed == 0, free[CPU] // shape.cpu if shape.cpu else PLENTY, 0)
+def capacity(fleet: Fleet, shape: Shape, able: Ability, free: Ints, memory: Ints, share: Ints) -> Ints:
+    """(N,): how many tasks of the shape each node could take now; 0 where it is closed."""
+    room = np.zeros(len(fleet), np.int64)
+    rows = fits(fleet, shape, able, free, memory, share)
+    if not len(rows):
+        return room
+    here = free[CPU, rows] // shape.cpu if shape.cpu else np.full(len(rows), PLENTY)
     if shape.memory:
-        room = np.minimum(room, free[MEMORY] // shape.memory)
+        here = np.minimum(here, free[MEMORY, rows] // shape.memory)
     if shape.network:
-        room = np.minimum(room, free[NETWORK] // shape.network)
-    if shape.gpus:
-        rows = np.flatnonzero(room > 0)
-        slots = usable_devices(fleet, shape, memory[rows], share[rows], rows).astype(np.int64)
+        here = np.minimum(here, free[NETWORK, rows] // shape.network)
+    if shape.gpus and shape.share == WHOLE and all(able.uniform):
+        here = np.minimum(here, free[DEVICES, rows] // shape.gpus)
+    elif shape.gpus:
+        usable = usable_devices(fleet, shape, able, memory[rows], share[rows], rows).astype(np.int64)
         if shape.share != WHOLE:
-            slots *= (share[rows] - (WHOLE - SHARED_CAP)) // shape.share
+            usable *= (share[rows] - (WHOLE - SHARED_CAP)) // shape.share
             if shape.gpu_memory:
-                slots = np.minimum(slots, memory[rows] // shape.gpu_memory)
-        devices = np.zeros_like(room)
-        devices[rows] = slots.sum(axis=1) // shape.gpus
-        if shape.share == WHOLE:  # fewer than there seem to be where some are kept for somebody
-            devices = np.minimum(devices, free[DEVICES] // shape.gpus)
-        room = np.minimum(room, devices)
-    elif (nodes := able_nodes(fleet, shape)) is not None:
-        room = np.where(nodes, room, 0)
-    return np.maximum(room, 0)
+                usable = np.minimum(usable, memory[rows] // shape.gpu_memory)
+        else:  # fewer than there seem to be where some are kept for somebody
+            here = np.minimum(here, free[DEVICES, rows] // shape.gpus)
+        here = np.minimum(here, _tasks_of(shape, usable))
+    room[rows] = here
+    return room
 
 
-def capacity_when_empty(fleet: Fleet, shape: Shape, *, open_only: bool = False) -> Ints:
-    """(N,): how many tasks of the shape each node could hold with nothing else on it."""
-    empty = Fleet(()) if not len(fleet) else fleet
-    sizes = np.array([*(model.memory for model in empty.models), 0], np.int64)
-    memory = sizes[empty.device_model]
-    share = np.where(empty.device_model >= 0, WHOLE, 0)
-    room = capacity(_opened(empty), shape, empty.total, memory, share)
-    return np.where(empty.closed == 0, room, 0) if open_only else room
+def capacity_when_empty(fleet: Fleet, shape: Shape, able: Ability | None = None, *, open_only: bool = False) -> int:
+    """How many tasks of the shape the fleet could hold with nothing else on it."""
+    able = able or ability(fleet, shape)
+    counted = fleet.kind[fleet.closed == 0] if open_only else fleet.kind
+    nodes = np.bincount(counted, minlength=len(fleet.likes))
+    return sum(min(int(room), MOST_TASKS) * int(count) for room, count in zip(able.room, nodes, strict=True))
+
+
+def _parts(fleet: Fleet, shape: Shape, device_models: Ints) -> Ints:
+    """(kinds, D): the parts of the shape's size that one empty device has."""
+    if shape.share == WHOLE:
+        return (device_models >= 0).astype(np.int64)
+    sizes = np.array([*(model.memory for model in fleet.models), 0], np.int64)[device_models]
+    parts = np.where(device_models >= 0, SHARED_CAP // shape.share, 0)
+    return np.minimum(parts, sizes // shape.gpu_memory) if shape.gpu_memory else parts
+
+
+def _tasks_of(shape: Shape, parts: Ints) -> Ints:
+    """Tasks that devices with so many free parts (rows, D) can take, each needing a part of `gpus` different devices.
+
+    As many as t with `sum(min(parts, t)) >= t * gpus`: no device serves one task twice.
+    """
+    if shape.gpus == 1:
+        return np.asarray(parts.sum(axis=1))
+    most = parts.sum(axis=1) // shape.gpus
+    while True:
+        fits = np.minimum(parts, most[:, None]).sum(axis=1) // shape.gpus
+        if (fits >= most).all():
+            return np.asarray(most)
+        most = np.minimum(most, fits)
 
 
 def refusals(fleet: Fleet, row: int, shape: Shape) -> list[Reason]:
@@ -149,8 +199,10 @@ def refusals(fleet: Fleet, row: int, shape: Shape) -> list[Reason]:
     if free[NETWORK] < shape.network:
         reasons.append(_busy("NETWORK_BUSY", node.name, format_rate(shape.network), format_rate(free[NETWORK])))
     if shape.gpus:
-        rows = np.array([row])
-        usable = int(usable_devices(fleet, shape, fleet.device_memory[rows], fleet.device_share[rows], rows).sum())
+        rows, able = np.array([row]), ability(fleet, shape)
+        usable = int(
+            usable_devices(fleet, shape, able, fleet.device_memory[rows], fleet.device_share[rows], rows).sum()
+        )
         if usable < shape.gpus:
             reasons.append(_busy("GPU_BUSY", node.name, str(shape.gpus), str(usable)))
     return reasons
@@ -174,12 +226,9 @@ def never(node: Node, shape: Shape) -> list[Reason]:
             reasons.append(_too_small("NO_SUCH_DEVICE", node.name, shape.describe_devices(), have))
         elif len(large) < shape.gpus:
             reasons.append(_too_small("GPU_TOO_FEW", node.name, str(shape.gpus), str(len(large))))
-    else:
-        fleet = Fleet((node,))
-        nodes = able_nodes(fleet, shape)
-        if nodes is not None and not nodes[0]:
-            need = " ".join(part for part in (shape.wants.precision, *shape.wants.ops) if part)
-            reasons.append(_too_small("NO_SUCH_DEVICE", node.name, need, "its CPUs"))
+    elif not reasons and not ability(Fleet((node,)), shape).room[0]:
+        need = " ".join(part for part in (shape.wants.backend, shape.wants.precision, *shape.wants.ops) if part)
+        reasons.append(_too_small("NO_SUCH_DEVICE", node.name, need, "its CPUs"))
     return reasons
 
 
@@ -258,12 +307,6 @@ def _renamed(reason: Reason, subject: str) -> Reason:
     return Reason(
         code=reason.code, subject=subject, need=reason.need, have=reason.have, fixable="never", wakes="joined"
     )
-
-
-def _opened(fleet: Fleet) -> Fleet:
-    made = fleet.copy()
-    made.closed[:] = 0
-    return made
 
 
 def _busy(code: str, subject: str, need: str, have: str) -> Reason:

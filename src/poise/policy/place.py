@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from poise.model.decisions import Reason, Spot
-from poise.model.fleet import CPU, DEVICES, MEMORY, NETWORK, Fleet, Ints, PoolView
+from poise.model.decisions import Reason, Spot, Why
+from poise.model.fleet import CPU, DEVICES, MEMORY, NETWORK, Fleet, Floats, Ints, PoolView
 from poise.model.profiles import BRIEF, Estimate
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
-from poise.policy.feasible import NAMED, Summary, able, capacity, fits, never, refusals
+from poise.policy.feasible import NAMED, Ability, Summary, ability, capacity, fits, never, refusals
 from poise.policy.predict import Speeds
 from poise.policy.room import Room, room_on
-from poise.policy.score import Scoring, Term, score
+from poise.policy.score import Scoring, Term, score, speed
 
 LOOKAHEAD = BRIEF
 """Foreseen work in nanoseconds that may wait on a node behind running tasks of the same shape."""
@@ -28,17 +28,20 @@ LOOKAHEAD = BRIEF
 MAX_BEHIND = 64
 """Attempts waiting per slot at most, however short they are."""
 
-AT_ONCE = 512
-"""Nodes put in order at once for a shape; more are looked for when these are full."""
+SCORED = 256
+"""Nodes scored and put in order at once for a shape; more are looked for when these are full. kube-scheduler bounds the
+nodes it scores likewise (`percentageOfNodesToScore`, at least 100)."""
 
 RUNNERS_UP = 3
 """Nodes not chosen that a decision names."""
 
 
 class Openings:
-    """The nodes where a shape fits, best first: a heap of (-score, row). `fitting` counts all of them."""
+    """The nodes where a shape fits, best first: a heap of (-score, row). `fitting` counts all of them; `whys` holds
+    what was said of placements there already.
+    """
 
-    __slots__ = ("best", "estimates", "fitting", "heap", "more")
+    __slots__ = ("best", "estimates", "fitting", "heap", "more", "whys")
 
     def __init__(self, heap: list[tuple[float, int]], fitting: int, estimates: list[Estimate]) -> None:
         self.heap = heap
@@ -46,6 +49,7 @@ class Openings:
         self.fitting = fitting
         self.more = fitting > len(heap)
         self.estimates = estimates
+        self.whys: dict[tuple[int, str], Why] = {}
 
 
 class Kept(NamedTuple):
@@ -75,19 +79,22 @@ class Draft:
         self._weights, self._terms, self._spread = weights, terms, spread
         self._rooms: dict[int, Room] = {}
         self._openings: dict[tuple[Shape, str], Openings] = {}
-        self._able: dict[Shape, list[bool]] = {}
+        self._able: dict[Shape, Ability] = {}
         self._behind: dict[str, list[tuple[float, int, int, int]]] = {}
         self._pools: dict[str, dict[int, PoolView]] = {}
         self._summary: Summary | None = None
+        self._now: Fleet | None = None
+        self._fullness: Floats | None = None
         self._taken = 0
+        self._kind: list[int] = fleet.kind.tolist()
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
-    def able(self, shape: Shape) -> list[bool]:
-        """By device model, whether it could serve the shape."""
+    def able(self, shape: Shape) -> Ability:
+        """What nodes and devices could do for the shape, were they free."""
         found = self._able.get(shape)
         if found is None:
-            found = self._able[shape] = able(self.fleet, shape)
+            found = self._able[shape] = ability(self.fleet, shape)
         return found
 
     def room(self, row: int) -> Room:
@@ -131,14 +138,29 @@ class Draft:
                     return other, -other_value
         return row, -value
 
+    def room_for(self, row: int, shape: Shape) -> int:
+        """How many tasks of the shape this node could take now, by its columns; of shares and choosy shapes one."""
+        free = self.free
+        bounds = [MAX_BEHIND]
+        if shape.cpu:
+            bounds.append(int(free[CPU, row]) // shape.cpu)
+        if shape.memory:
+            bounds.append(int(free[MEMORY, row]) // shape.memory)
+        if shape.network:
+            bounds.append(int(free[NETWORK, row]) // shape.network)
+        if shape.gpus:
+            exact = shape.share == WHOLE and self.able(shape).uniform[self._kind[row]]
+            bounds.append(int(free[DEVICES, row]) // shape.gpus if exact else 1)
+        return min(bounds)
+
     def capacity(self, shape: Shape) -> Ints:
         """How many tasks of the shape each node could take now."""
-        return capacity(self.fleet, shape, self.free, self.memory, self.share)
+        return capacity(self.fleet, shape, self.able(shape), self.free, self.memory, self.share)
 
     def reasons_on(self, row: int, shape: Shape) -> list[Reason]:
         """Every reason why one task of the shape cannot start on this node, with what has been placed in this draft."""
         reasons = refusals(self._as_fleet(), row, shape)
-        if reasons and row in self.kept and not self.fleet.closed[row] and not never(self.fleet.nodes[row], shape):
+        if not reasons and row in self.kept:
             return [self._reserved(row)]
         return reasons
 
@@ -158,7 +180,7 @@ class Draft:
         devices: tuple[int, ...] = ()
         if shape.gpus:
             room = self.room(row)
-            picked = room.pick_devices(shape, self.able(shape))
+            picked = room.pick_devices(shape, self.able(shape).models)
             if picked is None:
                 raise AssertionError(f"{shape} was to be placed where it does not fit: {self.fleet.names[row]}")
             devices = picked
@@ -172,7 +194,7 @@ class Draft:
             self._score_again(row, candidate, shape)
         if brief:
             self._add_to_pool(row, shape)
-        self._summary = None
+        self._summary = self._now = None
         return Spot(self.fleet.names[row], devices)
 
     def keep(self, row: int, unit: str, shape: Shape, until: int, tasks: int = 1) -> None:
@@ -183,14 +205,14 @@ class Draft:
         self._add(row, shape, tasks)
         if shape.share != WHOLE:  # whole devices are what others could take away from it
             self.free[DEVICES, row] -= shape.gpus * tasks
-        self._summary = None
+        self._summary = self._now = None
 
     def place_meanwhile(self, candidate: Candidate, shape: Shape, run: int) -> int | None:
         """A node whose kept room is not needed before this candidate will be gone (`run` nanoseconds, at the most)."""
         for row, keeps in self.kept.items():
             if all(kept.until >= self.view.now + run for kept in keeps) and not self.fleet.closed[row]:
                 room = self.room(row)
-                if room.pick(shape, self.able(shape)) is not None:
+                if room.pick(shape, self.able(shape).models) is not None:
                     return row
         return None
 
@@ -220,15 +242,31 @@ class Draft:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _look(self, candidate: Candidate, shape: Shape) -> Openings:
-        rows = np.flatnonzero(fits(self.fleet, shape, self.free, self.memory, self.share))
+        rows = fits(self.fleet, shape, self.able(shape), self.free, self.memory, self.share)
         estimates = self.estimates(candidate, shape)
-        scores = self._scores(rows, shape, estimates)
         fitting = len(rows)
-        if fitting > AT_ONCE:
-            top = np.argpartition(-scores, AT_ONCE)[:AT_ONCE]
-            rows, scores = rows[top], scores[top]
+        if fitting > SCORED:
+            rows = self._preselect(rows, shape, estimates)
+        scores = self._scores(rows, shape, estimates)
         heap = sorted(zip((-scores).tolist(), rows.tolist(), strict=True))
         return Openings(heap, fitting, estimates)
+
+    def _preselect(self, rows: Ints, shape: Shape, estimates: list[Estimate]) -> Ints:
+        """Of many nodes that fit, those worth scoring in full: by how full they are (how empty, where work is spread)
+        and how fast; where scores do not look at room, the first ones by name.
+        """
+        if self._weights.keys() <= {"first"}:
+            return rows[:SCORED]
+        fleet = self.fleet
+        if self._fullness is None:
+            fullness = 1 - fleet.free[CPU] / np.maximum(fleet.total[CPU], 1)
+            self._fullness = -fullness if self._spread else fullness
+        worth = self._fullness[rows]
+        if len({estimate.mean for estimate in estimates}) > 1:
+            likes = np.array(fleet.likes)
+            by_kind = speed(Scoring(fleet, likes, self.free, shape, estimates, 0))
+            worth = worth + by_kind[fleet.kind[rows]]
+        return np.sort(rows[np.argpartition(-worth, SCORED)[:SCORED]])
 
     def _scores(
         self, rows: Ints, shape: Shape, estimates: list[Estimate]
@@ -257,7 +295,10 @@ class Draft:
             return True
         if shape.share == WHOLE and free[DEVICES, row] < shape.gpus:
             return False
-        return self.room(row).pick_devices(shape, self.able(shape)) is not None
+        able = self.able(shape)
+        if shape.share == WHOLE and able.uniform[self._kind[row]]:
+            return True
+        return self.room(row).pick_devices(shape, able.models) is not None
 
     def _add(self, row: int, shape: Shape, tasks: int) -> None:
         free = self.free
@@ -298,9 +339,16 @@ class Draft:
         self._behind.pop(key, None)
 
     def _as_fleet(self) -> Fleet:
-        made = self.fleet.copy()
-        made.free, made.device_memory, made.device_share = self.free, self.memory, self.share
-        return made
+        """The fleet with what has been placed in this draft; room that is kept is free in it."""
+        if self._now is None:
+            made = self._now = self.fleet.copy()
+            made.free, made.device_memory, made.device_share = self.free.copy(), self.memory, self.share
+            for row, keeps in self.kept.items():
+                for kept in keeps:
+                    shape = kept.shape
+                    amounts = np.array((shape.cpu, shape.memory, shape.network, shape.gpus))
+                    made.free[:, row] += amounts * kept.tasks
+        return self._now
 
     def _reserved(self, row: int) -> Reason:
         kept = self.kept[row][0]

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from poise.model.fleet import CLASSES, CPU, DEVICES, MEMORY, NETWORK, Fleet, Resident
+from poise.model.fleet import CLASSES, CPU, DEVICES, MEMORY, NETWORK, Bools, Fleet, Resident
 from poise.model.profiles import BRIEF, Estimate, Profile, estimate_run, remaining
 from poise.model.resources import Shape
 from poise.model.views import Candidate, Snapshot
@@ -134,7 +134,7 @@ def find_yielding(candidate: Candidate, shape: Shape, draft: Draft, tasks: int, 
         chosen.update((victim.unit, victim) for victim in victims)
         rooms[row] = room
         rows[row] = rows.get(row, 0) + 1
-        picked = room.pick(shape, draft.able(shape))
+        picked = room.pick(shape, draft.able(shape).models)
         room.take(shape, picked or ())
         if len(chosen) > rules.at_once:
             return None
@@ -153,7 +153,7 @@ def is_coming(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> d
         for resident in draft.fleet.residents[row]:
             if resident.stopping:
                 give_back(room, resident)
-        while left and (picked := room.pick(shape, draft.able(shape))) is not None:
+        while left and (picked := room.pick(shape, draft.able(shape).models)) is not None:
             room.take(shape, picked)
             rows[row] = rows.get(row, 0) + 1
             left -= 1
@@ -197,23 +197,21 @@ def _may_yield(candidate: Candidate, view: Snapshot, rules: Preemption) -> Calla
 def _nearest(draft: Draft, shape: Shape, yielding_to: Candidate | None) -> list[int]:
     """Rows that could hold one task when empty, those that lack least first; with what may yield counted as free."""
     fleet = draft.fleet
-    able = draft.able(shape)
     free = np.maximum(draft.free, 0)
     if yielding_to is not None:
-        free = free + sum((fleet.yielding[of] for of in range(yielding_to.priority + 1, CLASSES)), np.zeros_like(free))
-    mask = fleet.closed == 0
-    lacks = np.zeros(len(fleet))
+        for lower in range(yielding_to.priority + 1, CLASSES):
+            free += fleet.yielding[lower]
+    mask: Bools = np.take(draft.able(shape).room > 0, fleet.kind)
+    mask &= fleet.closed == 0
+    rows = np.flatnonzero(mask)
+    lacks = np.zeros(len(rows))
     for resource, need in ((CPU, shape.cpu), (MEMORY, shape.memory), (NETWORK, shape.network), (DEVICES, shape.gpus)):
         if need:
-            mask &= fleet.total[resource] >= need
-            lacks += np.maximum(0.0, 1 - free[resource] / need)
-    if shape.gpus:
-        rows = np.flatnonzero(mask)
-        right = np.array(able, bool)[fleet.device_model[rows]]
-        mask[rows] = right.sum(axis=1) >= shape.gpus
-    rows = np.flatnonzero(mask if yielding_to is None else mask & (lacks <= 0))
+            lacks += np.maximum(0.0, 1 - free[resource, rows] / need)
+    if yielding_to is not None:
+        rows, lacks = rows[lacks <= 0], lacks[lacks <= 0]
     if len(rows) > LOOKED_AT:
-        rows = rows[np.argsort(lacks[rows], kind="stable")[:LOOKED_AT]]
+        rows = rows[np.argsort(lacks, kind="stable")[:LOOKED_AT]]
     return [int(row) for row in rows]
 
 
@@ -221,7 +219,7 @@ def _openings(draft: Draft, row: int, shape: Shape, most: int, now: int) -> list
     """The instants at which this node has room for one more task, up to `most` of them."""
     if row in draft.kept:  # as if those had started for whom room is kept, and did not end
         return []
-    room, able = draft.room(row).copy(), draft.able(shape)
+    room, able = draft.room(row).copy(), draft.able(shape).models
     instants: list[int] = []
     _fill(room, shape, able, now, most, instants)
     residents = draft.fleet.residents[row]
@@ -269,7 +267,7 @@ def _cheapest_on(
     """
     if row in draft.kept:
         return None
-    able = draft.able(shape)
+    able = draft.able(shape).models
     units: dict[str, list[Resident]] = {}
     for resident in draft.fleet.residents[row]:
         units.setdefault(resident.unit, []).append(resident)

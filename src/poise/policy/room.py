@@ -1,26 +1,20 @@
 """The room on one node in plain numbers: what is there now, and what there would be if some attempts ended."""
 
-from typing import NamedTuple
-
 from poise.model.fleet import CPU, MEMORY, NETWORK, Fleet, Resident
 from poise.model.resources import SHARED_CAP, WHOLE, Link, Shape
 
-
-class Bank(NamedTuple):
-    """One device: its index on the node, its model in the fleet, free bytes, free thousandths of its compute."""
-
-    place: int
-    model: int
-    memory: int
-    share: int
+INDEX, MODEL, FREE_MEMORY, FREE_SHARE = range(4)
+"""What a device's entry holds: its index on the node, its model in the fleet, free bytes, free thousandths."""
 
 
 class Room:
-    """Free amounts of one node; `devices` lists all of its devices with what is free of each."""
+    """Free amounts of one node; `devices` has an entry for each of its devices with what is free of it."""
 
     __slots__ = ("cpu", "devices", "links", "memory", "network")
 
-    def __init__(self, cpu: int, memory: int, network: int, devices: list[Bank], links: tuple[Link, ...] = ()) -> None:
+    def __init__(
+        self, cpu: int, memory: int, network: int, devices: list[list[int]], links: tuple[Link, ...] = ()
+    ) -> None:
         self.cpu = cpu
         self.memory = memory
         self.network = network
@@ -28,7 +22,7 @@ class Room:
         self.links = links
 
     def copy(self) -> "Room":
-        return Room(self.cpu, self.memory, self.network, self.devices.copy(), self.links)
+        return Room(self.cpu, self.memory, self.network, [list(device) for device in self.devices], self.links)
 
     def pick(self, shape: Shape, able: list[bool]) -> tuple[int, ...] | None:
         """The devices that one task would take; None where it does not fit, for whatever reason."""
@@ -39,50 +33,39 @@ class Room:
     def pick_devices(self, shape: Shape, able: list[bool]) -> tuple[int, ...] | None:
         """Whole devices: the smallest that fit, linked ones together. Shares: the fullest device that has room."""
         least = WHOLE if shape.share == WHOLE else shape.share + WHOLE - SHARED_CAP
-        found = [
-            bank
-            for bank in self.devices
-            if bank.share >= least and able[bank.model] and bank.memory >= shape.gpu_memory
-        ]
+        memory = shape.gpu_memory
+        found = [device for device in self.devices if device[3] >= least and able[device[1]] and device[2] >= memory]
         if len(found) < shape.gpus:
             return None
         if shape.share == WHOLE:
             if shape.gpus > 1 and self.links:
-                return _linked([bank.place for bank in found], shape.gpus, self.links)
+                return _linked([device[INDEX] for device in found], shape.gpus, self.links)
             if len(found) > shape.gpus:
                 found.sort(key=_by_memory)
         else:
             found.sort(key=_by_share)
-        return tuple(sorted(bank.place for bank in found[: shape.gpus]))
+        return tuple(sorted([device[INDEX] for device in found[: shape.gpus]]))
 
     def take(self, shape: Shape, devices: tuple[int, ...]) -> None:
         self.cpu -= shape.cpu
         self.memory -= shape.memory
         self.network -= shape.network
         if devices:
-            self.devices = [_less(bank, shape, 1) if bank.place in devices else bank for bank in self.devices]
+            self._change(shape, devices, 1)
 
     def give(self, shape: Shape, devices: tuple[int, ...]) -> None:
         self.cpu += shape.cpu
         self.memory += shape.memory
         self.network += shape.network
         if devices:
-            self.devices = [_less(bank, shape, -1) if bank.place in devices else bank for bank in self.devices]
+            self._change(shape, devices, -1)
 
-    def lacks(self, shape: Shape, able: list[bool]) -> float:
-        """The sum over resources of the missing share of the need; 0 when it fits."""
-        usable = 0
-        if shape.gpus:
-            least = WHOLE if shape.share == WHOLE else shape.share + WHOLE - SHARED_CAP
-            usable = sum(
-                bank.share >= least and able[bank.model] and bank.memory >= shape.gpu_memory for bank in self.devices
-            )
-        missing = 0.0
-        for have, need in (
-            (self.cpu, shape.cpu), (self.memory, shape.memory), (self.network, shape.network), (usable, shape.gpus),
-        ):  # fmt: skip
-            missing += max(0.0, 1 - have / need) if need else 0.0
-        return missing
+    def _change(self, shape: Shape, devices: tuple[int, ...], sign: int) -> None:
+        memory = sign * shape.gpu_memory if shape.share != WHOLE else 0
+        for device in self.devices:
+            if device[INDEX] in devices:
+                device[FREE_MEMORY] -= memory
+                device[FREE_SHARE] -= sign * shape.share
 
 
 def room_on(fleet: Fleet, row: int) -> Room:
@@ -91,9 +74,7 @@ def room_on(fleet: Fleet, row: int) -> Room:
     models, memory, share = (
         fleet.device_model[row].tolist(), fleet.device_memory[row].tolist(), fleet.device_share[row].tolist(),
     )  # fmt: skip
-    devices = [
-        Bank(device.index, models[place], memory[place], share[place]) for place, device in enumerate(node.devices)
-    ]
+    devices = [[device.index, models[place], memory[place], share[place]] for place, device in enumerate(node.devices)]
     cpu, mem, network = (int(fleet.free[resource, row]) for resource in (CPU, MEMORY, NETWORK))
     return Room(cpu, mem, network, devices, node.links)
 
@@ -103,17 +84,12 @@ def give_back(room: Room, resident: Resident) -> None:
     room.give(resident.shape, resident.devices)
 
 
-def _less(bank: Bank, shape: Shape, sign: int) -> Bank:
-    memory = shape.gpu_memory if shape.share != WHOLE else 0
-    return Bank(bank.place, bank.model, bank.memory - sign * memory, bank.share - sign * shape.share)
+def _by_memory(device: list[int]) -> tuple[int, int]:
+    return (device[FREE_MEMORY], device[INDEX])
 
 
-def _by_memory(bank: Bank) -> tuple[int, int]:
-    return (bank.memory, bank.place)
-
-
-def _by_share(bank: Bank) -> tuple[int, int]:
-    return (bank.share, bank.place)
+def _by_share(device: list[int]) -> tuple[int, int]:
+    return (device[FREE_SHARE], device[INDEX])
 
 
 def _linked(free: list[int], count: int, links: tuple[Link, ...]) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from poise.model.decisions import Decision, Hold, Place, Plan, Reason, Spot, Why
 from poise.model.fleet import CPU, Ints
 from poise.model.resources import Shape
 from poise.model.views import Candidate, Snapshot
-from poise.policy.feasible import capacity_when_empty, refusals
+from poise.policy.feasible import ability, refusals
 from poise.policy.place import Draft
 from poise.policy.score import TERMS
 from poise.units import format_cpu
@@ -33,7 +33,7 @@ class Static:
         full: dict[tuple[int, Shape], Reasons] = {}
         for candidate in view.candidates:
             if candidate.shape not in able:
-                able[candidate.shape] = capacity_when_empty(view.fleet, candidate.shape)
+                able[candidate.shape] = ability(view.fleet, candidate.shape).room[view.fleet.kind]
             first = _first_partition(candidate, partitions, able[candidate.shape], len(view.fleet))
             reasons = full.get((first, candidate.shape))
             if reasons is None:

@@ -13,7 +13,7 @@ import numpy as np
 from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Spot, Why
 from poise.model.fleet import CPU, HOT, Fleet, Ints, Resident
 from poise.model.profiles import Estimate, expected_run, is_brief
-from poise.model.resources import Shape
+from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import capacity_when_empty
 from poise.policy.place import Draft
@@ -45,8 +45,11 @@ PATIENCE = (0, 1 * SECOND, 10 * SECOND, 30 * SECOND)
 RESERVATIONS = 4
 """Units for which room is kept in one round; the next ones get theirs when these have started."""
 
-YIELD_SEARCHES = 8
+YIELD_SEARCHES = 4
 """Blocked units in one round for which victims are looked for."""
+
+TOGETHER = 64
+"""Candidates from which on it pays to see first whether all of them have room."""
 
 COOL_DOWN = 60 * SECOND
 """Time between two reallocations off one node, and between two changes of one elastic unit's size."""
@@ -95,8 +98,17 @@ class Suite:
         self._why_behind = Why(policy=recipe.name, rank="short work, queued behind its like")
 
     def decide(self, view: Snapshot, /) -> Plan:
-        """Order, place what fits, make room for what does not, hold the rest with every reason."""
-        return _Round(self.recipe, self._order, self._terms, self._why_behind, view).decide()
+        """Order, place what fits, make room for what does not, hold the rest with every reason.
+
+        Where there is room for all that is shown, the order does not matter, and what is alike is placed together;
+        should that not work out after all (room is in pieces), the units are served one by one.
+        """
+        ordered = self._order.sort(view)
+        if not self.recipe.spread and self.recipe.turns == "no" and len(ordered) >= TOGETHER:
+            plan = _Round(self.recipe, self._order, self._terms, self._why_behind, view).place_all(ordered)
+            if plan is not None:
+                return plan
+        return _Round(self.recipe, self._order, self._terms, self._why_behind, view).decide(ordered)
 
 
 class _Round:
@@ -113,22 +125,72 @@ class _Round:
         self._full: dict[Shape, Reasons | None] = {}
         self._empty_room: dict[Shape, int] = {}
         self._reservations = 0
+        self._occupied = any(view.fleet.residents)
         self._searches = 0
         self._until: int | None = None
+        self._waiting: list[Candidate] = []
         self._elastic: list[tuple[Candidate, Shape, int, list[Spot]]] = []
         self._yielding: set[str] = set()
 
-    def decide(self) -> Plan:
-        view, recipe = self.view, self.recipe
+    def place_all(self, ordered: list[Candidate]) -> Plan | None:
+        """A place for every candidate; None if there is none for some."""
+        groups: dict[str, list[Candidate]] = {}
+        for candidate in ordered:
+            if candidate.others or candidate.avoid or candidate.recovering:
+                return None
+            groups.setdefault(candidate.queue, []).append(candidate)
+        need = np.zeros(4)
+        for group in groups.values():
+            shape, tasks = group[0].shape, sum(candidate.least or candidate.tasks for candidate in group)
+            need += (
+                shape.cpu * tasks,
+                shape.memory * tasks,
+                shape.network * tasks,
+                shape.gpus * tasks * shape.share / WHOLE,
+            )
+        fleet = self.view.fleet
+        if (need > fleet.free[:, fleet.closed == 0].astype(float).sum(axis=1)).any():
+            return None
+        for group in groups.values():
+            if group[0].tasks == 1:
+                if not self._place_alike(group):
+                    return None
+            elif not all(self._place(candidate) for candidate in group):
+                return None
+        return self._finish()
+
+    def _place_alike(self, group: list[Candidate]) -> bool:
+        """Units of one queue, one task each: node by node, as many as there is room for."""
+        draft, first = self.draft, group[0]
+        shape = first.shape
+        brief = is_brief(self.view.profiles.get(first.kind), shape, 1)
+        placed = 0
+        while placed < len(group):
+            found = draft.best(first, shape)
+            if found is None:
+                return False
+            row = found[0]
+            count = min(draft.room_for(row, shape), len(group) - placed)
+            why = self._why(group[placed], shape, row)
+            for candidate in group[placed : placed + count]:
+                spot = draft.take(row, candidate, shape, brief=brief)
+                self.decisions.append(Place(unit=candidate.unit, spots=(spot,), why=why))
+            placed += count
+        return True
+
+    def decide(self, ordered: list[Candidate]) -> Plan:
+        """Serve the candidates in order."""
+        recipe = self.recipe
         first = ""  # the unit that nobody may overtake, where overtaking is not allowed
         only_behind = False  # it waits on a node already, and others may follow it there
-        for candidate in self.order.sort(view):
+        for candidate in ordered:
             if candidate.queue in self.holds and not candidate.recovering:
                 continue
             if first:
                 full = candidate.shape in self._full
                 if not (only_behind and full):
-                    self._hold(candidate, (Reason(code="BEHIND", subject=first, wakes="placed"),))
+                    if not candidate.recovering:
+                        self.holds[candidate.queue] = (Reason(code="BEHIND", subject=first, wakes="placed"),)
                     only_behind = only_behind and not self._could_run(candidate)
                     continue
             elif self._place(candidate):
@@ -140,15 +202,21 @@ class _Round:
                 self.decisions.append(behind)
                 continue
             self._blocked(candidate)
+        return self._finish()
+
+    def _finish(self) -> Plan:
+        """What is left goes to elastic units, hot nodes hand over work, what waits is held with every reason."""
         self._place_elastic()
-        if recipe.reallocate:
+        if self.recipe.reallocate:
             self._reallocate()
-        if recipe.elastic and not self.holds:
+        if self.recipe.elastic and not self.holds:
             self._grow()
+        for candidate in self._waiting:  # with what is free now that all is placed
+            self.holds[candidate.queue] += self._reasons(candidate)
         self.decisions.extend(Hold(queue=queue, reasons=reasons) for queue, reasons in self.holds.items())
         return Plan(
-            base=view.revision,
-            policy=recipe.name,
+            base=self.view.revision,
+            policy=self.recipe.name,
             decisions=tuple(self.decisions),
             until=self._until,
             memory=self._remember(),
@@ -231,7 +299,7 @@ class _Round:
         if not shape.gpus:
             return [None]
         estimates, able = self.draft.estimates(candidate, shape), self.draft.able(shape)
-        models = [index for index, can in enumerate(able) if can]
+        models = [index for index, can in enumerate(able.models) if can]
         if len({estimates[index].mean for index in models}) < 2:
             return [None]
         fleet = self.draft.fleet
@@ -269,11 +337,12 @@ class _Round:
                 self._ask_again(waits_until)
         self._ask_again(candidate.ready + AGEING * (1 + (self.view.now - candidate.ready) // AGEING))
         if not candidate.recovering:  # that one is held by its node, which may come back, and not by a queue
-            self._hold(candidate, (*more, *self._reasons(candidate)))
+            self.holds[candidate.queue] = more
+            self._waiting.append(candidate)
 
     def _make_yield(self, candidate: Candidate, rules: Preemption) -> Reasons:
         """Ask the cheapest units to yield if that is worth it, and keep what they leave."""
-        if not any(self.view.fleet.residents) or self._searches >= YIELD_SEARCHES:
+        if not self._occupied or self._searches >= YIELD_SEARCHES:
             return ()
         self._searches += 1
         needed, shape, now = candidate.least or candidate.tasks, candidate.shape, self.view.now
@@ -317,9 +386,6 @@ class _Round:
         for row, tasks in rows.items():
             self.draft.keep(row, candidate.unit, shape, until, tasks)
 
-    def _hold(self, candidate: Candidate, reasons: Reasons) -> None:
-        self.holds[candidate.queue] = reasons
-
     def _reasons(self, candidate: Candidate) -> Reasons:
         """Every reason against every artifact of the unit."""
         if not len(self.view.fleet):
@@ -343,10 +409,13 @@ class _Round:
         for shape in (candidate.shape, *candidate.others):
             room = self._empty_room.get(shape)
             if room is None:
-                room = self._empty_room[shape] = int(capacity_when_empty(self.view.fleet, shape, open_only=True).sum())
+                room = self._empty_room[shape] = self._most_of(shape)
             if room >= (candidate.least or candidate.tasks):
                 return True
         return False
+
+    def _most_of(self, shape: Shape) -> int:
+        return capacity_when_empty(self.view.fleet, shape, self.draft.able(shape), open_only=True)
 
     # --- what runs ---------------------------------------------------------------------------------------------------
 
@@ -408,11 +477,14 @@ class _Round:
                 policy=self.recipe.name, base=self.view.revision, rank=rank, speed=self._speed(candidate, shape, row)
             )
         openings = self.draft.openings(candidate, shape)
+        known = openings.whys.get((row, rank))
+        if known is not None:
+            return known
         others = [(value, other) for value, other in openings.best if other != row][: len(openings.best) - 1 or 1]
         mine = next(
             (value for value, other in openings.best if other == row), openings.best[0][0] if openings.best else 0.0
         )
-        return Why(
+        why = openings.whys[row, rank] = Why(
             policy=self.recipe.name,
             base=self.view.revision,
             rank=rank,
@@ -422,6 +494,7 @@ class _Round:
             fitting=openings.fitting,
             speed=self._speed(candidate, shape, row),
         )
+        return why
 
     def _speed(self, candidate: Candidate, shape: Shape, row: int) -> str:
         """Where devices differ: what is foreseen here, and how that is known."""
@@ -436,7 +509,7 @@ class _Round:
         if not shape.gpus:
             return estimates[int(fleet.processor[row])]
         able = self.draft.able(shape)
-        models: set[int] = {model for model in fleet.device_model[row].tolist() if able[model]}
+        models: set[int] = {model for model in fleet.device_model[row].tolist() if able.models[model]}
         return min((estimates[model] for model in models), key=_mean)
 
     def _fastest(self, candidate: Candidate, shape: Shape) -> Estimate:

@@ -255,9 +255,9 @@ def test_a_ledger_with_a_held_device_survives_encoding() -> None:
 
 def test_nodes_are_seen_in_the_same_order_whenever_they_joined() -> None:
     world = World().join(node("b")).join(node("a"))
-    names = [seen.name for seen in world.ledger.snapshot(world.now).nodes]
+    names = list(world.ledger.snapshot(world.now).fleet.names)
     assert names == ["a", "b"]
-    assert [seen.name for seen in Ledger.decode(world.ledger.encode()).snapshot(0).nodes] == names
+    assert list(Ledger.decode(world.ledger.encode()).snapshot(0).fleet.names) == names
 
 
 def test_time_neither_steps_back_nor_begins_before_one() -> None:
