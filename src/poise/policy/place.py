@@ -17,7 +17,7 @@ from poise.model.fleet import CPU, DEVICES, MEMORY, NETWORK, Fleet, Floats, Ints
 from poise.model.profiles import BRIEF, Estimate
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
-from poise.policy.feasible import NAMED, Ability, Summary, ability, capacity, fits, never, refusals
+from poise.policy.feasible import NAMED, Ability, Summary, ability, capacity, fits, refusals
 from poise.policy.predict import Speeds
 from poise.policy.room import Room, room_on
 from poise.policy.score import Scoring, Term, score, speed
