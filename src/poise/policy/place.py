@@ -37,19 +37,31 @@ RUNNERS_UP = 3
 
 
 class Openings:
-    """The nodes where a shape fits, best first: a heap of (-score, row). `fitting` counts all of them; `whys` holds
-    what was said of placements there already.
+    """The nodes where a shape fits, best first; those before `next` have no room left.
+
+    `best` are the first ones with their scores, `fitting` counts all that fit, of which there may be `more`; `whys`
+    holds what was said of placements there already.
     """
 
-    __slots__ = ("best", "estimates", "fitting", "heap", "more", "whys")
+    __slots__ = ("best", "estimates", "fitting", "more", "next", "rows", "scores", "whys")
 
-    def __init__(self, heap: list[tuple[float, int]], fitting: int, estimates: list[Estimate]) -> None:
-        self.heap = heap
-        self.best = heap[: RUNNERS_UP + 1]
+    def __init__(self, rows: list[int], scores: list[float], fitting: int, estimates: list[Estimate]) -> None:
+        self.rows, self.scores, self.next = rows, scores, 0
+        self.best = list(zip(scores[: RUNNERS_UP + 1], rows[: RUNNERS_UP + 1], strict=True))
         self.fitting = fitting
-        self.more = fitting > len(heap)
+        self.more = fitting > len(rows)
         self.estimates = estimates
         self.whys: dict[tuple[int, str], Why] = {}
+
+    def put_back(self, value: float) -> None:
+        """The first node has another score now; those of equal score go by row."""
+        row = self.rows.pop(self.next)
+        del self.scores[self.next]
+        place = self.next
+        while place < len(self.rows) and (-self.scores[place], self.rows[place]) < (-value, row):
+            place += 1
+        self.rows.insert(place, row)
+        self.scores.insert(place, value)
 
 
 class Kept(NamedTuple):
@@ -122,21 +134,20 @@ class Draft:
         """The best node that has room for one task now, and its score; the one to avoid only if there is no other."""
         openings = self.openings(candidate, shape)
         while True:
-            heap = openings.heap
-            while heap and not self._has_room(heap[0][1], shape):
-                heapq.heappop(heap)
-            if heap:
+            rows = openings.rows
+            while openings.next < len(rows) and not self._has_room(rows[openings.next], shape):
+                openings.next += 1
+            if openings.next < len(rows):
                 break
             if not openings.more:
                 return None
             again = self._look(candidate, shape)
-            openings.heap, openings.more = again.heap, again.more
-        value, row = heap[0]
-        if candidate.avoid and self.fleet.names[row] == candidate.avoid:
-            for other_value, other in sorted(heap[1:]):
-                if self._has_room(other, shape):
-                    return other, -other_value
-        return row, -value
+            openings.rows, openings.scores, openings.next, openings.more = again.rows, again.scores, 0, again.more
+        place = openings.next
+        if candidate.avoid and self.fleet.names[rows[place]] == candidate.avoid:
+            others = (other for other in range(place + 1, len(rows)) if self._has_room(rows[other], shape))
+            place = next(others, place)
+        return rows[place], openings.scores[place]
 
     def room_for(self, row: int, shape: Shape) -> int:
         """How many tasks of the shape this node could take now, by its columns; of shares and choosy shapes one."""
@@ -248,8 +259,8 @@ class Draft:
         if fitting > SCORED:
             rows = self._preselect(rows, shape, estimates)
         scores = self._scores(rows, shape, estimates)
-        heap = sorted(zip((-scores).tolist(), rows.tolist(), strict=True))
-        return Openings(heap, fitting, estimates)
+        order = np.lexsort((rows, -scores))
+        return Openings(rows[order].tolist(), scores[order].tolist(), fitting, estimates)
 
     def _preselect(self, rows: Ints, shape: Shape, estimates: list[Estimate]) -> Ints:
         """Of many nodes that fit, those worth scoring in full: by how full they are (how empty, where work is spread)
@@ -275,13 +286,9 @@ class Draft:
         return score(Scoring(self.fleet, rows, self.free, shape, estimates, seed), self._weights, self._terms)
 
     def _score_again(self, row: int, candidate: Candidate, shape: Shape) -> None:
-        heap = self.openings(candidate, shape).heap
-        for place, (_, other) in enumerate(heap):
-            if other == row:
-                value = float(self._scores(np.array([row]), shape, self.estimates(candidate, shape))[0])
-                heap[place] = (-value, row)
-                heapq.heapify(heap)
-                return
+        openings = self.openings(candidate, shape)
+        if openings.next < len(openings.rows) and openings.rows[openings.next] == row:
+            openings.put_back(float(self._scores(np.array([row]), shape, openings.estimates)[0]))
 
     def _has_room(self, row: int, shape: Shape) -> bool:
         free = self.free

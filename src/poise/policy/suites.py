@@ -481,16 +481,15 @@ class _Round:
         if known is not None:
             return known
         others = [(value, other) for value, other in openings.best if other != row][: len(openings.best) - 1 or 1]
-        mine = next(
-            (value for value, other in openings.best if other == row), openings.best[0][0] if openings.best else 0.0
-        )
+        first = openings.best[0][0] if openings.best else 0.0
+        mine = next((value for value, other in openings.best if other == row), first)
         why = openings.whys[row, rank] = Why(
             policy=self.recipe.name,
             base=self.view.revision,
             rank=rank,
-            score={f"score on {fleet.names[row]}": round(-mine, 4)},
+            score={f"score on {fleet.names[row]}": round(mine, 4)},
             instead_of=tuple(fleet.names[other] for _, other in others),
-            behind=tuple(round(-value, 4) for value, _ in others),
+            behind=tuple(round(value, 4) for value, _ in others),
             fitting=openings.fitting,
             speed=self._speed(candidate, shape, row),
         )
