@@ -86,9 +86,11 @@ class Fleet:
     (4, 4, N), by priority class what its preemptible attempts hold of each resource. `residents` holds a tuple per
     node, `pools` by key of shape and row. `rack` and `zone` number those that are named alike, `bandwidth` and
     `latency` int64 (N,) are of the node's network. `kind` int64 (N,) tells nodes apart that offer different things;
-    `likes` is the first row of each kind."""
+    `likes` is the first row of each kind, `alike` says by kind whether its devices are all of one model and not linked.
+    """
 
     __slots__ = (
+        "alike",
         "bandwidth",
         "closed",
         "device_memory",
@@ -151,6 +153,7 @@ class Fleet:
         self.latency: Ints = np.array([node.latency for node in nodes], np.int64)
         self.models = tuple(models)
         self.likes = tuple(likes)
+        self.alike = [not nodes[row].links and len(set(self.device_model[row].tolist()) - {-1}) < 2 for row in likes]
         self.free: Ints = self.total.copy()
 
     def copy(self) -> "Fleet":
@@ -159,6 +162,7 @@ class Fleet:
         made.nodes, made.names, made.rows, made.models = self.nodes, self.names, self.rows, self.models
         made.total, made.device_model, made.processor = self.total, self.device_model, self.processor
         made.kind, made.likes, made.rack, made.zone = self.kind, self.likes, self.rack, self.zone
+        made.alike = self.alike
         made.bandwidth, made.latency = self.bandwidth, self.latency
         made.free, made.closed, made.levels = self.free.copy(), self.closed.copy(), self.levels.copy()
         made.failures, made.yielding = self.failures.copy(), self.yielding.copy()

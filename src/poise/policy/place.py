@@ -28,7 +28,7 @@ LOOKAHEAD = BRIEF
 MAX_BEHIND = 64
 """Attempts waiting per slot at most, however short they are."""
 
-SCORED = 256
+SCORED = 128
 """Nodes scored and put in order at once for a shape; more are looked for when these are full. kube-scheduler bounds the
 nodes it scores likewise (`percentageOfNodesToScore`, at least 100)."""
 
@@ -97,6 +97,7 @@ class Draft:
         self._summary: Summary | None = None
         self._now: Fleet | None = None
         self._fullness: Floats | None = None
+        self._by_fullness: Ints = np.zeros(0, np.int64)
         self._taken = 0
         self._kind: list[int] = fleet.kind.tolist()
 
@@ -113,7 +114,7 @@ class Draft:
         """The node's room with what has been placed in this draft; to be read, and changed through `take` only."""
         found = self._rooms.get(row)
         if found is None:
-            found = self._rooms[row] = room_on(self.fleet, row)
+            found = self._rooms[row] = room_on(self.fleet, row, self._real_free(row), self.memory, self.share)
         return found
 
     def estimates(self, candidate: Candidate, shape: Shape) -> list[Estimate]:
@@ -189,7 +190,9 @@ class Draft:
     def take(self, row: int, candidate: Candidate, shape: Shape, *, brief: bool = False) -> Spot:
         """Take room for one task; the caller has seen that it fits. Others may queue behind it if it is `brief`."""
         devices: tuple[int, ...] = ()
-        if shape.gpus:
+        if shape.gpus and row not in self._rooms and self._are_alike(row, shape):
+            devices = self._take_alike(row, shape, 1)[0]
+        elif shape.gpus:
             room = self.room(row)
             picked = room.pick_devices(shape, self.able(shape).models)
             if picked is None:
@@ -207,6 +210,19 @@ class Draft:
             self._add_to_pool(row, shape)
         self._summary = self._now = None
         return Spot(self.fleet.names[row], devices)
+
+    def take_many(self, row: int, candidate: Candidate, shape: Shape, count: int, *, brief: bool = False) -> list[Spot]:
+        """Take room for several tasks of one shape; the caller has seen that they fit (`room_for`)."""
+        alike = row not in self._rooms and (not shape.gpus or self._are_alike(row, shape))
+        if not alike or brief or count == 1 or self._spread:
+            return [self.take(row, candidate, shape, brief=brief) for _ in range(count)]
+        name = self.fleet.names[row]
+        self._add(row, shape, count)
+        self._taken += count
+        self._summary = self._now = None
+        if not shape.gpus:
+            return [Spot(name)] * count
+        return [Spot(name, devices) for devices in self._take_alike(row, shape, count)]
 
     def keep(self, row: int, unit: str, shape: Shape, until: int, tasks: int = 1) -> None:
         """Keep room for tasks of a unit on a node, free already or about to be: nobody else takes it in this draft,
@@ -272,18 +288,28 @@ class Draft:
         if self._fullness is None:
             fullness = 1 - fleet.free[CPU] / np.maximum(fleet.total[CPU], 1)
             self._fullness = -fullness if self._spread else fullness
-        worth = self._fullness[rows]
-        if len({estimate.mean for estimate in estimates}) > 1:
-            likes = np.array(fleet.likes)
-            by_kind = speed(Scoring(fleet, likes, self.free, shape, estimates, 0))
-            worth = worth + by_kind[fleet.kind[rows]]
-        return np.sort(rows[np.argpartition(-worth, SCORED)[:SCORED]])
+            self._by_fullness = np.argsort(-self._fullness, kind="stable")
+        if len({estimate.mean for estimate in estimates}) == 1:
+            fits_there = np.zeros(len(fleet), bool)
+            fits_there[rows] = True
+            return np.asarray(self._by_fullness[fits_there[self._by_fullness]][:SCORED])
+        by_kind = speed(Scoring(fleet, np.array(fleet.likes), self.free, shape, estimates, 0))
+        worth = self._fullness[rows] + by_kind[fleet.kind[rows]]
+        return rows[np.argpartition(-worth, SCORED)[:SCORED]]
 
     def _scores(
         self, rows: Ints, shape: Shape, estimates: list[Estimate]
     ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         seed = self.view.seed + self.view.revision + self._taken
         return score(Scoring(self.fleet, rows, self.free, shape, estimates, seed), self._weights, self._terms)
+
+    def _real_free(self, row: int) -> Ints:
+        """(4,): what is free on the node; room that is kept for somebody is."""
+        free = self.free[:, row].copy()
+        for kept in self.kept.get(row, ()):
+            shape = kept.shape
+            free += np.array((shape.cpu, shape.memory, shape.network, shape.gpus)) * kept.tasks
+        return free
 
     def _score_again(self, row: int, candidate: Candidate, shape: Shape) -> None:
         openings = self.openings(candidate, shape)
@@ -316,6 +342,21 @@ class Draft:
             free[NETWORK, row] -= shape.network * tasks
         if shape.gpus and shape.share == WHOLE:
             free[DEVICES, row] -= shape.gpus * tasks
+
+    def _are_alike(self, row: int, shape: Shape) -> bool:
+        """Whether any free devices of the node are as good as any others."""
+        kind = self._kind[row]
+        return shape.share == WHOLE and self.fleet.alike[kind] and self.able(shape).uniform[kind]
+
+    def _take_alike(self, row: int, shape: Shape, count: int) -> list[tuple[int, ...]]:
+        """The first free devices, for several tasks."""
+        free = [place for place, share in enumerate(self.share[row].tolist()) if share == WHOLE][: shape.gpus * count]
+        if len(free) < shape.gpus * count:
+            raise AssertionError(f"{shape} was to be placed where it does not fit: {self.fleet.names[row]}")
+        self.share[row, free] = 0
+        devices = self.fleet.nodes[row].devices
+        indices = [devices[place].index for place in free]
+        return [tuple(indices[start : start + shape.gpus]) for start in range(0, len(indices), shape.gpus)]
 
     def _take_devices(self, row: int, shape: Shape, devices: Sequence[int]) -> None:
         for place, device in enumerate(self.fleet.nodes[row].devices):
@@ -350,11 +391,8 @@ class Draft:
         if self._now is None:
             made = self._now = self.fleet.copy()
             made.free, made.device_memory, made.device_share = self.free.copy(), self.memory, self.share
-            for row, keeps in self.kept.items():
-                for kept in keeps:
-                    shape = kept.shape
-                    amounts = np.array((shape.cpu, shape.memory, shape.network, shape.gpus))
-                    made.free[:, row] += amounts * kept.tasks
+            for row in self.kept:
+                made.free[:, row] = self._real_free(row)
         return self._now
 
     def _reserved(self, row: int) -> Reason:

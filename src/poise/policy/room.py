@@ -1,6 +1,6 @@
 """The room on one node in plain numbers: what is there now, and what there would be if some attempts ended."""
 
-from poise.model.fleet import CPU, MEMORY, NETWORK, Fleet, Resident
+from poise.model.fleet import CPU, MEMORY, NETWORK, Fleet, Ints, Resident
 from poise.model.resources import SHARED_CAP, WHOLE, Link, Shape
 
 INDEX, MODEL, FREE_MEMORY, FREE_SHARE = range(4)
@@ -68,15 +68,13 @@ class Room:
                 device[FREE_SHARE] -= sign * shape.share
 
 
-def room_on(fleet: Fleet, row: int) -> Room:
-    """What is free on a node of the fleet now."""
+def room_on(fleet: Fleet, row: int, free: Ints, memory: Ints, share: Ints) -> Room:
+    """What is free on a node: `free` is its column (4,), `memory` and `share` are (N, D) as of `Fleet`."""
     node = fleet.nodes[row]
-    models, memory, share = (
-        fleet.device_model[row].tolist(), fleet.device_memory[row].tolist(), fleet.device_share[row].tolist(),
-    )  # fmt: skip
-    devices = [[device.index, models[place], memory[place], share[place]] for place, device in enumerate(node.devices)]
-    cpu, mem, network = (int(fleet.free[resource, row]) for resource in (CPU, MEMORY, NETWORK))
-    return Room(cpu, mem, network, devices, node.links)
+    state = zip(fleet.device_model[row].tolist(), memory[row].tolist(), share[row].tolist(), strict=True)
+    devices = [[device.index, *of] for device, of in zip(node.devices, state, strict=False)]
+    amounts = free.tolist()
+    return Room(amounts[CPU], amounts[MEMORY], amounts[NETWORK], devices, node.links)
 
 
 def give_back(room: Room, resident: Resident) -> None:

@@ -4,8 +4,7 @@ A term is a function of a `Scoring`: the nodes at hand (rows), what is free on t
 score of a node is the weighted mean of its terms, so that it lies in [0, 1] whatever the weights.
 """
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -15,24 +14,29 @@ from poise.model.resources import Shape
 from poise.units import MILLISECOND
 
 
-class Scoring(NamedTuple):
+class Scoring:
     """What a term may look at. `free` is (4, N) with what was placed in this round taken off, `rows` the nodes to
-    score, `estimates` the run time by device model (and one more entry that no row uses).
+    score, `estimates` the run time by device model; `seed` is the view's, moved on with every task placed.
     """
 
-    fleet: Fleet
-    rows: Ints
-    free: Ints
-    shape: Shape
-    estimates: list[Estimate]
-    seed: int
+    __slots__ = ("_taken", "estimates", "fleet", "free", "rows", "seed", "shape")
+
+    def __init__(
+        self, fleet: Fleet, rows: Ints, free: Ints, shape: Shape, estimates: Sequence[Estimate], seed: int
+    ) -> None:
+        self.fleet, self.rows, self.free, self.shape = fleet, rows, free, shape
+        self.estimates, self.seed = estimates, seed
+        self._taken: dict[int, Floats] = {}
 
     def taken(self, resource: int) -> Floats:
         """The share of a resource that would be taken with the task on it; 1 where there is none of it."""
-        need = (self.shape.cpu, self.shape.memory, self.shape.network, self.shape.gpus)[resource]
-        total = self.fleet.total[resource, self.rows]
-        left = self.free[resource, self.rows] - need
-        return np.where(total > 0, 1 - left / np.maximum(total, 1), 1.0)
+        known = self._taken.get(resource)
+        if known is None:
+            need = (self.shape.cpu, self.shape.memory, self.shape.network, self.shape.gpus)[resource]
+            total = self.fleet.total[resource, self.rows]
+            left = self.free[resource, self.rows] - need
+            known = self._taken[resource] = np.where(total > 0, 1 - left / np.maximum(total, 1), 1.0)
+        return known
 
     def used(self, resource: int) -> Floats:
         """The share of a resource that is taken now; 0 where there is none of it."""
@@ -68,10 +72,12 @@ def balance(scoring: Scoring) -> Floats:
     """How even what is left would be over CPU, memory and devices: what is left of one without the others is stranded
     (the fragmentation that Weng et al., 2023, measure on Alibaba's fleet).
     """
-    left = [1 - scoring.taken(CPU), 1 - scoring.taken(MEMORY)]
+    cpu, memory = scoring.taken(CPU), scoring.taken(MEMORY)
     has = scoring.fleet.total[DEVICES, scoring.rows] > 0
-    devices = np.where(has, 1 - scoring.taken(DEVICES), left[0])
-    return np.asarray(1 - (np.maximum.reduce([*left, devices]) - np.minimum.reduce([*left, devices])))
+    devices = np.where(has, scoring.taken(DEVICES), cpu)
+    most = np.maximum(np.maximum(cpu, memory), devices)
+    least = np.minimum(np.minimum(cpu, memory), devices)
+    return np.asarray(1 - (most - least))
 
 
 def speed(scoring: Scoring) -> Floats:

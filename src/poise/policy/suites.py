@@ -172,9 +172,11 @@ class _Round:
             row = found[0]
             count = min(draft.room_for(row, shape), len(group) - placed)
             why = self._why(group[placed], shape, row)
-            for candidate in group[placed : placed + count]:
-                spot = draft.take(row, candidate, shape, brief=brief)
-                self.decisions.append(Place(unit=candidate.unit, spots=(spot,), why=why))
+            spots = draft.take_many(row, first, shape, count, brief=brief)
+            self.decisions += [
+                Place(unit=candidate.unit, spots=(spot,), why=why)
+                for candidate, spot in zip(group[placed:], spots, strict=False)
+            ]
             placed += count
         return True
 
