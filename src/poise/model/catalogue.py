@@ -26,7 +26,7 @@ _SAME_MEMORY = 0.15
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One model. `stem` is the pattern of its name in lower case; `memory` in bytes, `bandwidth` of it in bytes per second,
+    """One model. `stem` is the pattern of its name in lower case; `memory` in bytes, its `bandwidth` in bytes a second,
     `rates` in operations per second by precision, `power` in milliwatts. What is not known is 0 or missing.
     """
 
