@@ -55,6 +55,16 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "node"
 
     @property
+    def nodes(self) -> Path:
+        """A folder like `node` for each node of a declared fleet, by its name."""
+        return self.root / "nodes"
+
+    @property
+    def fleet(self) -> Path:
+        """The declared fleet, compiled, where this home has one: its nodes are started instead of this machine."""
+        return self.root / "fleet.json"
+
+    @property
     def logs(self) -> Path:
         """Standard output and error of every attempt."""
         return self.root / "logs"
@@ -81,6 +91,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     dead_local: int = 3 * SECOND
     dead_remote: int = 10 * SECOND
     reprobe: int = 5 * SECOND
+    sample: int = 1 * SECOND
     idle_exit: int = 3 * SECOND
 
 

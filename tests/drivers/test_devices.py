@@ -8,6 +8,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from poise.drivers.devices import (
+    DeviceMeter,
+    Use,
     identity,
     incarnation_of,
     probe_devices,
@@ -67,10 +69,40 @@ def test_devices_come_in_the_order_of_their_driver(monkeypatch: pytest.MonkeyPat
         nvmlDeviceGetUUID=lambda index: f"GPU-{index}",
     )
     monkeypatch.setitem(sys.modules, "pynvml", answers)
-    assert probe_devices().devices == (
-        Device(index=0, model="NVIDIA H100", memory=80 << 30, uuid="GPU-0"),
-        Device(index=1, model="NVIDIA A100", memory=40 << 30, uuid="GPU-1"),
+    found = probe_devices().devices
+    assert [(device.index, device.model, device.memory, device.uuid) for device in found] == [
+        (0, "H100", 80 << 30, "GPU-0"),
+        (1, "A100-40", 40 << 30, "GPU-1"),
+    ]
+
+
+def test_a_known_model_brings_its_figures_and_the_driver_knows_the_power_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = library(
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=lambda index: ["NVIDIA H100 80GB HBM3", "NVIDIA Frob"][index],
+        nvmlDeviceGetMemoryInfo=lambda index: SimpleNamespace(total=80 << 30),
+        nvmlDeviceGetUUID=lambda index: f"GPU-{index}",
+        nvmlDeviceGetPowerManagementLimit=lambda index: [550_000, None][index],
     )
+    monkeypatch.setitem(sys.modules, "pynvml", answers)
+    known, unknown = probe_devices().devices
+    assert known.power == 550_000
+    assert known.rates["bf16"] == 989_500_000_000_000
+    assert known.backend == unknown.backend == "cuda"
+    assert unknown == Device(index=1, model="NVIDIA Frob", memory=80 << 30, uuid="GPU-1", backend="cuda")
+
+
+def test_use_is_read_from_the_devices_that_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = library(
+        nvmlDeviceGetHandleByIndex=lambda index: [0, 1][index],
+        nvmlDeviceGetUtilizationRates=lambda index: SimpleNamespace(gpu=37 + index),
+        nvmlDeviceGetMemoryInfo=lambda index: SimpleNamespace(used=(1 + index) << 30),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", answers)
+    assert DeviceMeter().sample([0, 1, 7]) == {0: Use(370, 1 << 30), 1: Use(380, 2 << 30)}
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert DeviceMeter().sample([0]) == {}
 
 
 def test_no_devices_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

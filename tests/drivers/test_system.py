@@ -1,22 +1,36 @@
 """The clock, the boot id, and what kernels say about cgroups."""
 
 import os
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from poise.drivers.system import (
+    HostMeter,
     Mount,
+    ProcessMeter,
     SystemClock,
     boot_id,
+    busy_of,
     cpu_quota,
+    disks_of,
+    inactive_file_of,
+    load1_of,
     memory_limit,
     memory_limit_of,
+    memory_used_of,
     mount_of,
     own_cgroup_of,
     probe_cgroups,
+    process_of,
     quota_of,
+    speed_of,
+    traffic_of,
 )
 from poise.ports import Clock
 from poise.units import Instant
@@ -90,3 +104,95 @@ def test_the_probe_says_where_or_why_not() -> None:
         Path(found.parent).rmdir()
     else:
         assert found.why_not
+
+
+# --- how busy it is --------------------------------------------------------------------------------------------------
+
+STAT = """\
+cpu  711887 29 161599 2556454 3665 0 1350 1094 0 0
+cpu0 100 10 20 5000 300 1 2 3 50 0
+cpu1 200 0 30 5000 0 0 0 0 0 0
+cpu12 9 9 9 9 9 9 9 9 9 9
+intr 12345
+"""
+DISKS = """\
+   7       0 loop0 9 0 9 9 9 0 9 9 0 999 9
+ 259       0 nvme0n1 120 0 960 31 88 12 800 44 0 2500 75
+   8      16 sdb 1 2 3
+"""
+INTERFACES = """\
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo: 89240944  240898    0    0    0     0          0         0 89240944  240898    0    0    0     0       0          0
+  eth0: 627133235   16260    0    0    0     0          0         0  1043309    9592    0    0    0     0       0          0
+"""  # noqa: E501 — as the kernel writes it
+TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+def test_recorded_counters_are_understood() -> None:
+    assert busy_of(STAT, {0, 1}) == (100 + 10 + 20 + 1 + 2 + 3 + 200 + 30) * TICK
+    assert busy_of("", {0}) == 0
+    assert load1_of("0.27 0.60 0.54 1/88 26815\n") == 270
+    assert memory_used_of("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 400 kB\n") == 600 << 10
+    assert inactive_file_of("cache 9\ninactive_file 5\ntotal_cache 9\ntotal_inactive_file 7\n") == 7
+    assert inactive_file_of("anon 1\ninactive_file 5\n") == 5
+    assert disks_of(DISKS) == {"nvme0n1": 2_500_000_000}
+    assert traffic_of(INTERFACES) == {"eth0": (627133235, 1043309)}
+    assert (speed_of("10000\n"), speed_of("-1\n"), speed_of("")) == (10**10, 0, 0)
+    assert process_of("7 (a) b) R 1 7 7 0 -1 4 1 2 3 4 50 20 8 2 20 0 3 0") == (80 * TICK, "R")
+
+
+@contextmanager
+def burning() -> Iterator[int]:
+    """A shell whose child keeps one core busy."""
+    shell = subprocess.Popen(["/bin/sh", "-c", f"{sys.executable} -c 'while True: pass'; true"], start_new_session=True)
+    try:
+        yield shell.pid
+    finally:
+        os.killpg(shell.pid, 9)
+        shell.wait()
+
+
+def test_the_host_is_measured_between_two_samples() -> None:
+    meter = HostMeter(len(os.sched_getaffinity(0)) * 1000, 1 << 30)
+    assert meter.sample() is None
+    with burning():
+        time.sleep(0.3)
+        load = meter.sample()
+    assert load is not None
+    assert load.cpu > 100
+    assert 0 < load.memory <= 1000
+    assert 0 <= load.disk <= 1000
+
+
+def test_a_declared_node_is_as_busy_as_its_commands_make_it() -> None:
+    meter = ProcessMeter(cpu=4000, memory=64 << 30)
+    with burning() as pid:
+        time.sleep(0.1)
+        assert meter.sample([pid], ended=0) is None
+        time.sleep(0.5)
+        load = meter.sample([pid], ended=0)
+        assert load is not None
+        assert 0 < load.cpu <= 300, "one core of four, whatever the machine has"
+        assert load.load1 > 0
+        assert load.network == 0
+    time.sleep(0.1)
+    idle = meter.sample([], ended=0)
+    assert idle is not None
+    assert (idle.cpu, idle.memory) == (0, 0)
+
+
+def test_commands_that_ended_between_two_samples_are_counted() -> None:
+    meter = ProcessMeter(cpu=1000, memory=1 << 30)
+    meter.sample([], ended=0)
+    time.sleep(0.1)
+    load = meter.sample([], ended=50_000_000)
+    assert load is not None
+    assert 100 < load.cpu <= 500
+
+
+def test_a_process_that_has_gone_counts_for_nothing() -> None:
+    meter = ProcessMeter(cpu=1000, memory=1 << 30)
+    meter.sample([2**22 - 1], ended=0)
+    time.sleep(0.01)
+    assert meter.sample([2**22 - 1], ended=0) is not None

@@ -2,6 +2,9 @@
 
 It adopts what its keepers hold, dials the control plane's API, says what is here, and does what should be. When the
 control plane is away it goes on with what it was given and tries again; when it is killed itself, its keepers go on.
+
+With `--declared` it offers what a fleet file says of its node instead of what is found here. Its commands run on what
+there is: declared cores are not bound, and nothing is measured of declared devices.
 """
 
 import argparse
@@ -12,7 +15,9 @@ import os
 import signal
 import sys
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import uvloop
@@ -21,16 +26,20 @@ from websockets.exceptions import WebSocketException
 
 from poise.config import Home, Times
 from poise.drivers import sockets
-from poise.drivers.devices import probe_node
+from poise.drivers.devices import DeviceMeter, identity, incarnation_of, probe_node
 from poise.drivers.lock import take_lock
 from poise.drivers.logs import prune
 from poise.drivers.process import Keepers
 from poise.drivers.security import ensure_home, read_token
-from poise.drivers.system import SystemClock, probe_cgroups, settle_memory
-from poise.errors import PoiseError
+from poise.drivers.system import HostMeter, ProcessMeter, SystemClock, boot_id, probe_cgroups, settle_memory
+from poise.errors import NotFound, PoiseError
 from poise.kernel import node as machine
 from poise.kernel.node import NodeMachine
-from poise.model.messages import Beat, FromAgent, ToAgent
+from poise.model.fleetfile import DeclaredFleet
+from poise.model.load import Load, has_changed
+from poise.model.messages import Attempt, Beat, Ended, FromAgent, Launch, Running, ToAgent
+from poise.model.resources import WHOLE, Node
+from poise.ports import Held
 from poise.units import SECOND
 
 RECONNECT_SECONDS = (0.05, 1.0)
@@ -43,10 +52,19 @@ _to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
 _encode = msgspec.msgpack.Encoder().encode
 
 
+class DeviceUse(msgspec.Struct):
+    """What one attempt made of its devices: sum and number of samples, and the most memory on one of them."""
+
+    devices: tuple[int, ...]
+    busy: int = 0
+    samples: int = 0
+    peak: int = 0
+
+
 class Agent:
     """One node's loop: effects of the node machine carried out on its keepers and its channel."""
 
-    def __init__(self, home: Home, name: str, keepers: Keepers, node: NodeMachine) -> None:
+    def __init__(self, home: Home, name: str, keepers: Keepers, node: NodeMachine, *, declared: bool) -> None:
         self._home = home
         self._name = name
         self._keepers = keepers
@@ -55,7 +73,21 @@ class Agent:
         self._times = Times()
         self._unsent: deque[FromAgent] = deque()
         self._news = asyncio.Event()
-        keepers.on_change = lambda running, ended: self._feed(machine.Changed(tuple(running), tuple(ended)))
+        self._connected = False
+        self._said: Load | None = None
+        self._running: dict[Attempt, int] = {}
+        self._cpu_of_ended = 0
+        self._uses: dict[Attempt, DeviceUse] = {}
+        self._device_meter = None if declared else DeviceMeter()
+        self._sample = self._meter(node.node, declared=declared)
+        keepers.on_change = self._on_change
+
+    def adopt(self, held: Iterable[Held]) -> None:
+        """Measure what an earlier agent's keepers hold."""
+        for one in held:
+            self._measure_devices_of(one.launch)
+            if one.running is not None:
+                self._running[one.running.attempt] = one.running.pid
 
     async def run(self) -> None:
         """Connect, and connect again, for ever."""
@@ -74,6 +106,7 @@ class Agent:
             except (OSError, WebSocketException, PoiseError, EOFError) as error:
                 _log.debug("no channel: %s", error)
             finally:
+                self._connected = False
                 self._feed(machine.Disconnected())
                 self._unsent.clear()
             await asyncio.sleep(pause)
@@ -82,6 +115,7 @@ class Agent:
     async def _session(self, channel: ClientConnection) -> None:
         self._unsent.clear()
         self._feed(machine.Connected())
+        self._connected, self._said = True, None
         sender = asyncio.create_task(self._send(channel))
         try:
             async for frame in channel:
@@ -108,6 +142,7 @@ class Agent:
         for effect in self._node.handle(message, self._clock.now()):
             match effect:
                 case machine.Start():
+                    self._measure_devices_of(effect.launch)
                     self._keepers.start(effect.slot, effect.launch, effect.cpus)
                 case machine.Stop():
                     self._keepers.stop(effect.attempt)
@@ -133,21 +168,98 @@ class Agent:
             await asyncio.to_thread(prune, self._home.logs, KEEP_LOG_BYTES, KEEP_LOG_FILES)
             await asyncio.sleep(PRUNE_SECONDS)
 
+    # --- measuring ---------------------------------------------------------------------------------------------------
 
-async def _main(home: Home, name: str) -> None:
-    found = await asyncio.to_thread(probe_node, name, home.node)
+    async def measure(self) -> None:
+        """Look at this node's load and at the devices in use; say the load when it has changed noticeably."""
+        while True:
+            await asyncio.sleep(self._times.sample / SECOND)
+            load = await asyncio.to_thread(self._sample)
+            if load is not None and self._connected and has_changed(self._said, load):
+                self._said = load
+                self._unsent.append(Beat(load=load))
+                self._news.set()
+            if self._device_meter is not None and self._uses:
+                indices = {index for use in self._uses.values() for index in use.devices}
+                seen = await asyncio.to_thread(self._device_meter.sample, sorted(indices))
+                for use in self._uses.values():
+                    for index in use.devices:
+                        if index in seen:
+                            use.busy, use.samples = use.busy + seen[index].busy, use.samples + 1
+                            use.peak = max(use.peak, seen[index].memory)
+
+    def _meter(self, node: Node, *, declared: bool) -> Callable[[], Load | None]:
+        """The machine's load; on a declared node that of its commands, against what was declared."""
+        if not declared:
+            return HostMeter(node.cpu, node.memory, node.network).sample
+        meter = ProcessMeter(node.cpu, node.memory)
+        return lambda: meter.sample(list(self._running.values()), self._cpu_of_ended)
+
+    def _measure_devices_of(self, launch: Launch) -> None:
+        """Of devices that are shared nobody can tell whose use it is."""
+        if launch.devices and launch.shape.share == WHOLE and self._device_meter is not None:
+            self._uses[launch.attempt] = DeviceUse(launch.devices)
+
+    def _on_change(self, running: Sequence[Running], ended: Sequence[Ended]) -> None:
+        for one in running:
+            self._running[one.attempt] = one.pid
+        for done in ended:
+            self._running.pop(done.attempt, None)
+            self._cpu_of_ended += done.ending.cpu
+        self._feed(machine.Changed(tuple(running), tuple(self._with_device_use(done) for done in ended)))
+
+    def _with_device_use(self, done: Ended) -> Ended:
+        use = self._uses.pop(done.attempt, None) if self._uses else None
+        if use is None or not use.samples:
+            return done
+        ending = msgspec.structs.replace(done.ending, device=use.busy // use.samples, device_peak=use.peak)
+        return msgspec.structs.replace(done, ending=ending)
+
+
+class Offer(NamedTuple):
+    """What this node offers. All nodes of a fleet write into one folder of logs, and one of them `prunes` it."""
+
+    node: Node
+    prunes: bool
+
+
+def probed(name: str, folder: Path) -> Offer:
+    """What was found on this machine."""
+    return Offer(probe_node(name, folder), prunes=True)
+
+
+def declared_in(path: Path, name: str, folder: Path) -> Offer:
+    """What a compiled fleet says of a node, with the identity of the folder that its agent keeps."""
+    nodes = msgspec.json.decode(path.read_bytes(), type=DeclaredFleet).nodes
+    found = next((node for node in nodes if node.name == name), None)
+    if found is None:
+        raise NotFound(f"the fleet has no node `{name}`", field=str(path), have=name, hint="`poise up --fleet FILE`")
+    node = msgspec.structs.replace(found, incarnation=incarnation_of(boot_id(), identity(folder)))
+    return Offer(node, prunes=name == nodes[0].name)
+
+
+async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> None:
+    if declared is None:
+        found, prunes = await asyncio.to_thread(probed, name, folder)
+    else:
+        found, prunes = await asyncio.to_thread(declared_in, declared, name, folder)
     cgroups = await asyncio.to_thread(probe_cgroups, found.incarnation[-12:])
     if not cgroups.writable:
         _log.info("memory is watched, not limited by cgroups: %s", cgroups.why_not)
-    keepers = Keepers(home.node / "keepers", home.logs, devices=found.devices, cgroups=cgroups)
+    keepers = Keepers(folder / "keepers", home.logs, devices=found.devices, cgroups=cgroups)
     observed = await keepers.open()
-    node = NodeMachine(found, sorted(os.sched_getaffinity(0)))
+    node = NodeMachine(found, sorted(os.sched_getaffinity(0)) if declared is None else [])
     node.adopt(observed.held, observed.ended)
-    agent = Agent(home, name, keepers, node)
+    agent = Agent(home, name, keepers, node, declared=declared is not None)
+    agent.adopt(observed.held)
     settle_memory()
     loop = asyncio.get_running_loop()
-    tasks = [loop.create_task(work) for work in (agent.run(), agent.watch_devices(), agent.prune_logs())]
-    everything = asyncio.gather(*tasks)
+    works = [agent.run(), agent.measure()]
+    if prunes:
+        works.append(agent.prune_logs())
+    if declared is None:
+        works.append(agent.watch_devices())
+    everything = asyncio.gather(*map(loop.create_task, works))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, everything.cancel)
     _log.info("node %s: %d attempts adopted", name, len(observed.held))
@@ -160,13 +272,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m poise.agent", description="the agent of one node")
     parser.add_argument("home", type=Path)
     parser.add_argument("--name", default=os.uname().nodename)
+    parser.add_argument("--declared", type=Path, help="compiled fleet that says what this node offers")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
     home = Home(options.home.resolve())
     try:
         ensure_home(home)
-        with take_lock(home.node / "lock", "agent"):
-            uvloop.run(_main(home, options.name))
+        folder = home.node if options.declared is None else home.nodes / options.name
+        with take_lock(folder / "lock", "agent"):
+            uvloop.run(_main(home, folder, options.name, options.declared))
     except PoiseError as error:
         _log.error("%s: %s %s", error.record.code, error, error.record.have)
         return error.exit_code

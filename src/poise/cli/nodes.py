@@ -1,48 +1,84 @@
 """`poise nodes` and `poise drain`."""
 
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 
-from poise.cli import offline
 from poise.cli.home import connected, current_home, running, supervised
 from poise.cli.render import print_json, print_table, say, status_text
-from poise.model.reports import DeviceReport
-from poise.units import format_bytes, format_cpu
+from poise.model.reports import DeviceReport, NodeReport, report_of
+from poise.units import format_bytes, format_cpu, format_rate
+
+if TYPE_CHECKING:
+    from poise.model.fleetfile import DeclaredFleet
 
 
 @click.command()
+@click.option(
+    "--fleet",
+    "fleet_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Show what FILE declares, without starting anything.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def nodes(as_json: bool) -> int:
-    """List nodes: what each has, what is taken, what its devices are."""
+def nodes(fleet_file: Path | None, as_json: bool) -> int:
+    """List nodes: what each has, what is taken, how busy it is, what its devices are and (--json) can do."""
+    if fleet_file is not None:
+        _show([report_of(node) for node in read_fleet(fleet_file).nodes], as_json)
+        return 0
+    from poise.cli import offline
+
     home = current_home()
     up = running(home) or supervised(home)
     found = connected(home).nodes() if up else offline.nodes(home)
+    if not up and not as_json:
+        say("poise: no control plane is running; this is what the log says, or this machine as it would join")
+    _show(found, as_json)
+    return 0
+
+
+def read_fleet(path: Path) -> "DeclaredFleet":
+    """Compile a fleet file. Raises `SpecError`."""
+    from poise.drivers.yamlfile import load_yaml
+    from poise.model.fleetfile import compile_fleet
+
+    return compile_fleet(load_yaml(path))
+
+
+def _show(found: list[NodeReport], as_json: bool) -> None:
     if as_json:
         print_json(found)
-        return 0
-    if not up:
-        say("poise: no control plane is running; this is what the log says, or this machine as it would join")
-    print_table(
-        ("NODE", "STATUS", "CPU", "MEMORY", "RUNNING", "QUEUED", "DEVICES"),
-        [
-            (
-                node.name,
-                status_text(node.status),
-                f"{format_cpu(node.cpu_used)}/{format_cpu(node.cpu)}",
-                f"{format_bytes(node.memory_used)}/{format_bytes(node.memory)}",
-                str(node.running),
-                str(node.queued),
-                ", ".join(map(_device_text, node.devices)) or f"none ({node.labels.get('no-devices', 'none found')})",
-            )
-            for node in found
-        ],
-        right=("RUNNING", "QUEUED"),
-    )
-    return 0
+        return
+    columns = {
+        "NODE": [node.name for node in found],
+        "STATUS": [status_text(node.status) for node in found],
+        "LOAD": [node.level or "-" for node in found],
+        "CPU": [f"{format_cpu(node.cpu_used)}/{format_cpu(node.cpu)}" for node in found],
+        "MEMORY": [f"{format_bytes(node.memory_used)}/{format_bytes(node.memory)}" for node in found],
+        "NETWORK": [format_rate(node.network) if node.network else "" for node in found],
+        "PLACE": ["/".join(part for part in (node.zone, node.rack) if part) for node in found],
+        "RUNNING": [str(node.running) for node in found],
+        "QUEUED": [str(node.queued) for node in found],
+        "DEVICES": [_devices_text(node) for node in found],
+    }
+    said = {name: cells for name, cells in columns.items() if name not in ("NETWORK", "PLACE") or any(cells)}
+    print_table(list(said), list(zip(*said.values(), strict=True)), right=("RUNNING", "QUEUED"))
+
+
+def _devices_text(node: NodeReport) -> str:
+    """`0: T4 16 GB`, `0-6: H100 80 GB, 7: H100 80 GB (j1.train)`: neighbours that are alike are shown as one."""
+    runs = [(text, [device.index for device in run]) for text, run in groupby(node.devices, _device_text)]
+    texts = [f"{own[0]}-{own[-1]}: {text}" if len(own) > 1 else f"{own[0]}: {text}" for text, own in runs]
+    none = "none" if "declared" in node.labels else f"none ({node.labels.get('no-devices', 'none found')})"
+    return ", ".join(texts) or none
 
 
 def _device_text(device: DeviceReport) -> str:
     held = f" ({device.held_by})" if device.held_by else ""
-    return f"{device.index}: {device.model} {format_bytes(device.memory)}{held}"
+    return f"{device.model or device.kind} {format_bytes(device.memory)}{held}"
 
 
 @click.command()

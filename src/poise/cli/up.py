@@ -1,19 +1,27 @@
 """`poise up` and `poise down`."""
 
+import contextlib
 import os
 import signal
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from poise.cli.home import current_home, ensure_up, running, supervised
+from poise.cli.nodes import read_fleet
 from poise.cli.render import print_json, say
 from poise.client import Client, failure_of
+from poise.config import Home
 from poise.drivers.lock import holder, is_held
+from poise.drivers.security import ensure_home
 from poise.errors import Conflict, Fault, Unreachable
 from poise.model.reports import JobReport
+
+if TYPE_CHECKING:
+    from poise.model.fleetfile import DeclaredFleet
 
 STOP_SECONDS = 15.0
 
@@ -25,17 +33,28 @@ STOP_SECONDS = 15.0
 @click.option(
     "--port", type=int, default=None, metavar="N", help="Loopback port of the API. [default: 7717, or a free one]"
 )
+@click.option(
+    "--fleet",
+    "fleet_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Start the nodes that FILE declares instead of this machine; kept for this home.",
+)
+@click.option("--no-fleet", is_flag=True, help="Start this machine again instead of declared nodes.")
 @click.option("--foreground", is_flag=True, help="Stay in this terminal, as a service manager wants it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def up(policy: str, port: int | None, foreground: bool, as_json: bool) -> int:
-    """Start the control plane and the agent of this machine, and keep them alive."""
+def up(policy: str, port: int | None, fleet_file: Path | None, no_fleet: bool, foreground: bool, as_json: bool) -> int:
+    """Start the control plane and the agent of this machine, or of a declared fleet's nodes, and keep them alive."""
     from poise.policy.suites import policy_named
 
     try:
         policy_named(policy)
     except KeyError as error:
         raise click.UsageError(str(error.args[0])) from None
+    if fleet_file and no_fleet:
+        raise click.UsageError("`--fleet` and `--no-fleet` exclude each other")
     home = current_home()
+    fleet = _settle_fleet(home, fleet_file, no_fleet)
     options = ["--policy", policy, *(["--port", str(port)] if port is not None else [])]
     if foreground:
         if supervised(home) or running(home):
@@ -51,8 +70,42 @@ def up(policy: str, port: int | None, foreground: bool, as_json: bool) -> int:
     if as_json:
         print_json(status)
     else:
-        say(f"poise is {'up already' if already else 'up'}: {home.root}, policy {status.policy}")
+        nodes = f", fleet {fleet.name} of {len(fleet.nodes)} declared nodes" if fleet else ""
+        say(f"poise is {'up already' if already else 'up'}: {home.root}, policy {status.policy}{nodes}")
     return 0
+
+
+def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFleet | None":
+    """The fleet that this home has from now on: as given, or as it was left. It changes only while nothing runs."""
+    import msgspec
+
+    from poise.model.fleetfile import DeclaredFleet, check_local
+
+    kept = None
+    if home.fleet.exists():
+        with contextlib.suppress(msgspec.MsgspecError):  # what is damaged can be replaced
+            kept = msgspec.json.decode(home.fleet.read_bytes(), type=DeclaredFleet)
+    if file is None and not no_fleet:
+        return kept
+    wanted = read_fleet(file) if file else None
+    if wanted == kept and (wanted is not None or not home.fleet.exists()):
+        return wanted
+    if running(home) or supervised(home):
+        raise Conflict(
+            "Poise is up with other nodes",
+            field="--fleet" if file else "--no-fleet",
+            have=f"fleet {kept.name}" if kept else "this machine",
+            hint="`poise down` first",
+        )
+    if wanted is None:
+        home.fleet.unlink()
+        return None
+    check_local(wanted)
+    ensure_home(home)
+    draft = home.fleet.with_suffix(".new")
+    draft.write_bytes(msgspec.json.encode(wanted))
+    draft.replace(home.fleet)
+    return wanted
 
 
 @click.command()
@@ -60,9 +113,10 @@ def up(policy: str, port: int | None, foreground: bool, as_json: bool) -> int:
 @click.option("--leave", is_flag=True, help="Let running commands go on; the next `poise up` takes them over.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
-    """Stop the control plane and the agent. Refuses while jobs are unfinished, unless told what to do with them."""
+    """Stop the control plane and the agents. Refuses while jobs are unfinished, unless told what to do with them."""
     home = current_home()
-    was_up = running(home) or supervised(home) or is_held(home.node / "lock")
+    nodes = [home.node / "lock", *sorted(home.nodes.glob("*/lock"))]
+    was_up = running(home) or supervised(home) or any(map(is_held, nodes))
     if was_up:
         client = Client(home)
         cannot_start = failure_of(home) is not None  # then nobody can tell, and nothing is to be lost by stopping
@@ -76,7 +130,7 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
                 hint="`poise down --cancel` ends them, `poise down --leave` lets running commands go on",
             )
         client.close()
-        _stop(home.supervisor, home.lock, home.node / "lock")
+        _stop(home.supervisor, home.lock, *nodes)
     if as_json:
         print_json({"stopped": was_up})
     else:

@@ -30,9 +30,10 @@ from poise.drivers.security import ensure_token
 from poise.drivers.sockets import listen
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import SystemClock, boot_id, settle_memory
-from poise.errors import Conflict, PoiseError
+from poise.errors import Conflict, PoiseError, SpecError
 from poise.kernel.controller import Controller, Settings
 from poise.model.events import Event, decode_event, encode_event
+from poise.model.fleetfile import DeclaredFleet
 from poise.policy.suites import POLICIES
 from poise.units import Instant
 
@@ -52,6 +53,7 @@ def main() -> int:
     parser.add_argument("--policy", default="poise", choices=list(POLICIES))
     parser.add_argument("--history", type=int, default=10_000, help="finished jobs kept in the ledger")
     parser.add_argument("--until-idle", action="store_true", help="end once no job is left")
+    parser.add_argument("--fleet", type=Path, help="compiled fleet whose throughput table is used [HOME/fleet.json]")
     parser.add_argument("--log-limit", type=int, default=0, help="bytes that the log may take; 0: the disk's room")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
@@ -94,7 +96,12 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
     settle_memory()
     boot, boottime = boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     clock = SystemClock(Instant(ledger.resume_at(boot, boottime, time.time())))
-    settings = Settings(policy=options.policy, history=options.history, version=__version__)
+    settings = Settings(
+        policy=options.policy,
+        history=options.history,
+        version=__version__,
+        throughputs=_throughputs(options.fleet or home.fleet),
+    )
     plane = Plane(Controller(ledger, settings), store, clock, InlineDecider(options.policy))
     plane.begin(boot=boot, boottime=boottime)
     lifetime = Lifetime(plane, home, until_idle=options.until_idle)
@@ -129,6 +136,18 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
     with contextlib.suppress(OSError):
         home.endpoint.unlink()
     return WANTED_AGAIN if lifetime.wanted_again else 0
+
+
+def _throughputs(path: Path) -> dict[str, float]:
+    """The throughput table of a declared fleet; empty where none is declared."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=DeclaredFleet).throughputs
+    except FileNotFoundError:
+        return {}
+    except msgspec.MsgspecError as error:
+        raise SpecError(
+            f"the declared fleet cannot be read: {error}", code="E101", field=str(path), hint="`poise up --fleet FILE`"
+        ) from None
 
 
 class _Server(uvicorn.Server):

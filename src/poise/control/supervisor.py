@@ -1,15 +1,18 @@
-"""Keeps a control plane and an agent alive on one machine. Standard library only; run as a file:
+"""Keeps a control plane and its agents alive on one machine. Standard library only; run as a file:
 
     python -S supervisor.py HOME [--until-idle] [options of the control plane …]
 
+There is one agent, of this machine; or, where the home has a declared fleet (`fleet.json`), one for each of its nodes.
+
 A child that ends is started again, at once the first time and after a pause that doubles to five seconds when it keeps
-ending. A control plane that ends with code 0 was told to, with code 3 cannot start until a person acts: then the agent
-is ended too, and so is this process. Whoever holds the locks already (children of a supervisor that was killed) is left
-alone, and replaced only when it is gone.
+ending. A control plane that ends with code 0 was told to, with code 3 cannot start until a person acts: then the agents
+are ended too, and so is this process. Whoever holds the locks already (children of a supervisor that was killed) is
+left alone, and replaced only when it is gone.
 """
 
 import contextlib
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -51,11 +54,15 @@ class Child:
         self.not_before = time.monotonic() + (self.pause if self.pause > 0.1 else 0.0)
         return code
 
-    def stop(self) -> None:
+    def ask_to_stop(self) -> None:
         if self.process is not None:
             self.process.terminate()
+
+    def stop(self, deadline: float) -> None:
+        """Wait until it has ended, and end it by force when the deadline (monotonic seconds) has passed."""
+        if self.process is not None:
             try:
-                self.process.wait(STOP_SECONDS)
+                self.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -88,10 +95,27 @@ def take(path: str) -> bool:
     return False
 
 
+def agents(home: str) -> list[Child]:
+    """The agents to keep: of the declared fleet's nodes, or of this machine."""
+    program = [sys.executable, "-m", "poise.agent", home]
+    declared = os.path.join(home, "fleet.json")  # noqa: PTH118
+    try:
+        with open(declared) as file:  # noqa: PTH123
+            names = [node["name"] for node in json.load(file)["nodes"]]
+    except FileNotFoundError:
+        return [Child(program, os.path.join(home, "node", "lock"))]  # noqa: PTH118
+    except (ValueError, KeyError, TypeError):
+        return []  # it is damaged, and the control plane says so
+    return [
+        Child([*program, "--declared", declared, "--name", name], os.path.join(home, "nodes", name, "lock"))  # noqa: PTH118
+        for name in names
+    ]
+
+
 def run(home: str, options: list[str]) -> int:
     """Supervise until told to stop. Returns the exit code."""
     control = Child([sys.executable, "-m", "poise.control", home, *options], os.path.join(home, "lock"))  # noqa: PTH118
-    agent = Child([sys.executable, "-m", "poise.agent", home], os.path.join(home, "node", "lock"))  # noqa: PTH118
+    nodes = agents(home)
     stopping = False
 
     def stop(*_: object) -> None:
@@ -107,16 +131,26 @@ def run(home: str, options: list[str]) -> int:
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     while not stopping:
-        for child in (control, agent):
+        for child in (control, *nodes):
             child.start_if_due()
         _sleep(wakeup)
         code = control.ended()
         if code in (TOLD_TO_END, CANNOT_START):
             break
-        agent.ended()
-    control.stop()
-    agent.stop()
+        for node in nodes:
+            node.ended()
+    stop_all([control])  # first, so that the nodes' end is no loss to it
+    stop_all(nodes)
     return 0
+
+
+def stop_all(children: list[Child]) -> None:
+    """All at once: a fleet takes no longer than one of its nodes."""
+    for child in children:
+        child.ask_to_stop()
+    deadline = time.monotonic() + STOP_SECONDS
+    for child in children:
+        child.stop(deadline)
 
 
 def _sleep(wakeup: int) -> None:

@@ -1,16 +1,19 @@
 """What this machine offers: the CPUs and the memory that may really be used, its accelerators, and its identity.
 
-NVIDIA devices are found through `pynvml` when it is installed and a driver answers. Without them a node has none, and
-says why in the label `no-devices`.
+NVIDIA devices are found through `pynvml` when it is installed and a driver answers; what they can do comes from the
+catalogue. Without them a node has none, and says why in the label `no-devices`.
 """
 
+import contextlib
 import importlib
 import os
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from poise.drivers.system import boot_id, cpu_quota, memory_limit
+from poise.model.catalogue import device_of
 from poise.model.resources import Device, Node
 
 
@@ -51,6 +54,37 @@ def probe_devices() -> Found:
         return Found((), f"NVML failed: {error}")
     finally:
         nvml.nvmlShutdown()
+
+
+class Use(NamedTuple):
+    """How busy a device was in the driver's last sampling period, in thousandths, and its used memory in bytes."""
+
+    busy: int
+    memory: int
+
+
+class DeviceMeter:
+    """Reads the use of NVIDIA devices, again and again. Where no driver answers there is nothing to read."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+
+    def sample(self, indices: Iterable[int]) -> dict[int, Use]:
+        """By index; a device that does not answer is left out."""
+        try:
+            if self._nvml is None:
+                nvml: Any = importlib.import_module("pynvml")
+                nvml.nvmlInit()
+                self._nvml = nvml
+        except Exception:  # no library or no driver: whatever it raises, there is nothing to measure with
+            return {}
+        found = {}
+        for index in indices:
+            with contextlib.suppress(Exception):  # it has gone, or its driver is being replaced
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+                busy = int(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu) * 10
+                found[index] = Use(busy, int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used))
+        return found
 
 
 def usable_cpu(cores: int, quota: int) -> int:
@@ -94,12 +128,15 @@ def identity(home: Path) -> str:
 
 def _device(nvml: Any, index: int) -> Device:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    return Device(
-        index=index,
-        model=_text(nvml.nvmlDeviceGetName(handle)),
-        memory=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-    )
+    known: dict[str, Any] = {
+        "kind": "gpu",
+        "backend": "cuda",
+        "memory": int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
+    }
+    with contextlib.suppress(Exception):  # not every card tells; the catalogue knows what it may take
+        known["power"] = int(nvml.nvmlDeviceGetPowerManagementLimit(handle))
+    return device_of(_text(nvml.nvmlDeviceGetName(handle)), index, **known)
 
 
 def _text(value: str | bytes) -> str:

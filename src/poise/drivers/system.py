@@ -1,4 +1,4 @@
-"""The machine itself: its clock, its identity, and whether memory can be limited by cgroups here.
+"""The machine itself: its clock, its identity, how busy it is, and whether memory can be limited by cgroups here.
 
 Reading is kept apart from understanding: functions that end in `_of` take text that a kernel wrote and are tested on
 recorded text.
@@ -6,15 +6,18 @@ recorded text.
 
 import contextlib
 import gc
+import math
 import os
 import subprocess
 import time
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from poise.units import Instant
+from poise.model.load import Load
+from poise.units import MINUTE, SECOND, Instant
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -137,18 +140,28 @@ def quota_of(text: str) -> int:
 
 def memory_limit() -> int:
     """The smallest memory limit of this process's cgroup and those above it, in bytes; 0 for none."""
-    found = mount_of(_read("/proc/self/mountinfo"))
-    own = own_cgroup_of(_read("/proc/self/cgroup"), found) if found else None
-    if found is None or own is None:
-        return 0
-    name = "memory.limit_in_bytes" if found.version == 1 else "memory.max"
-    point = Path(found.point)
-    limits = [memory_limit_of(_read(place / name)) for place in _upwards(point / own.lstrip("/"), point)]
-    return min((limit for limit in limits if limit), default=0)
+    return min((limit for limit, _ in _memory_limits()), default=0)
 
 
 def cpu_quota() -> int:
     """The smallest CPU quota of this process's cgroup and those above it, in milli-CPU; 0 for none."""
+    return min((quota for quota, _ in _cpu_quotas()), default=0)
+
+
+def _memory_limits() -> list[tuple[int, Path]]:
+    """Limits in bytes, and the cgroups that have them."""
+    found = mount_of(_read("/proc/self/mountinfo"))
+    own = own_cgroup_of(_read("/proc/self/cgroup"), found) if found else None
+    if found is None or own is None:
+        return []
+    name = "memory.limit_in_bytes" if found.version == 1 else "memory.max"
+    point = Path(found.point)
+    places = _upwards(point / own.lstrip("/"), point)
+    return [(limit, place) for place in places if (limit := memory_limit_of(_read(place / name)))]
+
+
+def _cpu_quotas() -> list[tuple[int, Path]]:
+    """Quotas in milli-CPU, and the cgroups that have them."""
     quotas = []
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -157,8 +170,230 @@ def cpu_quota() -> int:
         for point in _CGROUPS, _CGROUPS / controllers, _CGROUPS / "cpu", _CGROUPS / "unified":
             for place in _upwards(point / path.lstrip("/"), point):
                 period = f"{_read(place / 'cpu.cfs_quota_us').strip()} {_read(place / 'cpu.cfs_period_us').strip()}"
-                quotas += [quota_of(_read(place / "cpu.max")), quota_of(period)]
-    return min((quota for quota in quotas if quota), default=0)
+                quotas += [(quota_of(_read(place / "cpu.max")), place), (quota_of(period), place)]
+    return [(quota, place) for quota, place in quotas if quota]
+
+
+# --- how busy it is --------------------------------------------------------------------------------------------------
+
+MAX_PROCESSES = 10_000
+"""Processes of a node's commands that one sample looks at."""
+
+_TICK = SECOND // os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Counts(NamedTuple):
+    """Counters that only grow, and the moment at which they were read, in nanoseconds.
+
+    `cpu` in nanoseconds of one core, `disks` in nanoseconds that each was busy, `links` in bytes that each received and
+    sent.
+    """
+
+    at: int
+    cpu: int
+    disks: dict[str, int]
+    links: dict[str, tuple[int, int]]
+
+
+class HostMeter:
+    """The load of what this process may use of its machine: its cores, or the cgroup whose quota or limit it is under.
+
+    `cpu` in milli-CPU and `memory` in bytes are what the node offers; `network` is its capacity in bits per second, 0
+    for what its interfaces say of themselves.
+    """
+
+    def __init__(self, cpu: int, memory: int, network: int = 0) -> None:
+        self._cpu = max(cpu, 1)
+        self._memory = max(memory, 1)
+        self._network = network
+        self._cores = os.sched_getaffinity(0)
+        place = _tightest(_cpu_quotas(), len(self._cores) * 1000)
+        self._cpu_place = place if place and _cgroup_cpu(place) else None
+        self._memory_place = _tightest(_memory_limits(), memory + 1)
+        self._last: Counts | None = None
+
+    def sample(self) -> Load | None:
+        """Since the last sample; none at the first."""
+        now, last = self._counts(), self._last
+        self._last = now
+        if last is None or now.at <= last.at:
+            return None
+        elapsed = now.at - last.at
+        return Load(
+            cpu=_share(now.cpu - last.cpu, elapsed * self._cpu // 1000),
+            load1=load1_of(_read("/proc/loadavg")) // (os.cpu_count() or 1),
+            memory=_share(self._memory_used(), self._memory),
+            disk=max(
+                (_share(busy - last.disks.get(name, busy), elapsed) for name, busy in now.disks.items()), default=0
+            ),
+            network=max((self._link_use(name, now, last) for name in now.links), default=0),
+        )
+
+    def _counts(self) -> Counts:
+        cpu = _cgroup_cpu(self._cpu_place) if self._cpu_place else busy_of(_read("/proc/stat"), self._cores)
+        return Counts(time.monotonic_ns(), cpu, disks_of(_read("/proc/diskstats")), traffic_of(_read("/proc/net/dev")))
+
+    def _memory_used(self) -> int:
+        place = self._memory_place
+        if place is None:
+            return memory_used_of(_read("/proc/meminfo"))
+        used = _read(place / "memory.current") or _read(place / "memory.usage_in_bytes")
+        return int(used or 0) - inactive_file_of(_read(place / "memory.stat"))
+
+    def _link_use(self, name: str, now: Counts, last: Counts) -> int:
+        """The busier of its two directions."""
+        speed = self._network or speed_of(_read(f"/sys/class/net/{name}/speed"))
+        before = last.links.get(name, now.links[name])
+        most = max(after - earlier for after, earlier in zip(now.links[name], before, strict=True))
+        return _share(8 * most * SECOND, (now.at - last.at) * speed) if speed else 0
+
+
+class ProcessMeter:
+    """The load that a node's commands make, for a node that offers more or less than its machine has.
+
+    `cpu` in milli-CPU and `memory` in bytes are what the node offers. The run queue is counted as the kernel counts it:
+    threads that run, wait for a CPU or for a disk, as an exponential mean over one minute. Of memory what is resident,
+    what is shared counted for each; disks are the machine's, and of the network nothing is known.
+    """
+
+    def __init__(self, cpu: int, memory: int) -> None:
+        self._cpu = max(cpu, 1)
+        self._memory = max(memory, 1)
+        self._host = HostMeter(cpu, memory)
+        self._queue = 0.0
+        self._last: tuple[int, int] | None = None
+
+    def sample(self, roots: Iterable[int], ended: int) -> Load | None:
+        """Since the last sample; none at the first. `roots` are the process ids of the commands that run, `ended` is
+        the CPU time in nanoseconds of all that have ended.
+        """
+        host = self._host.sample()
+        used, memory, threads = ended, 0, 0
+        for process in _tree(roots):
+            used, memory, threads = used + process.cpu, memory + process.memory, threads + process.queued
+        now, last = (time.monotonic_ns(), used), self._last
+        self._last = now
+        if last is None or host is None or now[0] <= last[0]:
+            return None
+        elapsed = now[0] - last[0]
+        kept = math.exp(-elapsed / MINUTE)
+        self._queue = self._queue * kept + threads * (1 - kept)
+        return Load(
+            cpu=_share(used - last[1], elapsed * self._cpu // 1000),
+            load1=round(self._queue * 1_000_000 / self._cpu),
+            memory=_share(memory, self._memory),
+            disk=host.disk,
+        )
+
+
+class Process(NamedTuple):
+    """CPU time in nanoseconds with that of its children which have ended, resident bytes, threads in the run queue."""
+
+    cpu: int
+    memory: int
+    queued: int
+
+
+def busy_of(stat: str, cores: Collection[int]) -> int:
+    """Nanoseconds that these cores have been busy, out of `/proc/stat`. Time of guests is in that of users already."""
+    busy = 0
+    for line in stat.splitlines():
+        name, *fields = line.split()
+        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
+            user, nice, system, _, _, interrupts, soft, *stolen = map(int, fields[:8])
+            busy += user + nice + system + interrupts + soft + sum(stolen)
+    return busy * _TICK
+
+
+def load1_of(loadavg: str) -> int:
+    """The 1-minute load in thousandths, out of `/proc/loadavg`."""
+    first = loadavg.partition(" ")[0]
+    return round(float(first) * 1000) if first else 0
+
+
+def memory_used_of(meminfo: str) -> int:
+    """Bytes that could not be had without swapping, out of `/proc/meminfo`."""
+    amounts = {
+        name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in meminfo.splitlines())
+    }
+    return amounts.get("MemTotal", 0) - amounts.get("MemAvailable", 0)
+
+
+def inactive_file_of(stat: str) -> int:
+    """Bytes of file cache that a cgroup would give back, out of `memory.stat` (`total_` of version 1 comes last)."""
+    amounts = dict(line.partition(" ")[::2] for line in stat.splitlines())
+    return int(amounts.get("total_inactive_file") or amounts.get("inactive_file") or 0)
+
+
+def disks_of(diskstats: str) -> dict[str, int]:
+    """Nanoseconds that each disk has been busy, out of `/proc/diskstats`; what lies in memory or in files is none."""
+    busy = {}
+    for line in diskstats.splitlines():
+        fields = line.split()
+        if len(fields) > 12 and not fields[2].startswith(("loop", "ram", "zram")):
+            busy[fields[2]] = int(fields[12]) * 1_000_000
+    return busy
+
+
+def traffic_of(interfaces: str) -> dict[str, tuple[int, int]]:
+    """Bytes that each interface received and sent, out of `/proc/net/dev`."""
+    traffic = {}
+    for line in interfaces.splitlines():
+        name, colon, rest = line.partition(":")
+        fields = rest.split()
+        if colon and len(fields) >= 16 and name.strip() != "lo":
+            traffic[name.strip()] = (int(fields[0]), int(fields[8]))
+    return traffic
+
+
+def speed_of(text: str) -> int:
+    """Bits per second out of an interface's `speed`; 0 where it does not say."""
+    return int(text) * 1_000_000 if text.strip().isdigit() else 0
+
+
+def process_of(stat: str) -> tuple[int, str]:
+    """CPU time in nanoseconds, that of ended children included, and the state; out of `/proc/PID/stat`."""
+    fields = stat.rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) * _TICK, fields[0]
+
+
+def _tree(roots: Iterable[int]) -> Iterator[Process]:
+    """The processes that still run, and all that they started."""
+    waiting = list(roots)
+    for _ in range(MAX_PROCESSES):
+        if not waiting:
+            return
+        pid = waiting.pop()
+        queued = 0
+        try:
+            cpu, _ = process_of(_read(f"/proc/{pid}/stat"))
+            for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 — text paths, every second
+                queued += process_of(_read(f"/proc/{pid}/task/{thread}/stat"))[1] in "RD"
+                waiting += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
+            memory = int(_read(f"/proc/{pid}/statm").split()[1]) * _PAGE
+        except (OSError, IndexError):
+            continue  # it has ended meanwhile
+        yield Process(cpu, memory, queued)
+
+
+def _tightest(places: list[tuple[int, Path]], offered: int) -> Path | None:
+    """The cgroup that allows least, if that is less than what is offered without it."""
+    least = min(places, default=None)
+    return least[1] if least is not None and least[0] < offered else None
+
+
+def _cgroup_cpu(place: Path) -> int:
+    """Nanoseconds of CPU that a cgroup has used."""
+    version2 = dict(line.partition(" ")[::2] for line in _read(place / "cpu.stat").splitlines())
+    if "usage_usec" in version2:
+        return int(version2["usage_usec"]) * 1000
+    return int(_read(place / "cpuacct.usage") or 0)
+
+
+def _share(part: int, whole: int) -> int:
+    """Thousandths, between none and all."""
+    return min(1000, max(0, part * 1000 // whole)) if whole else 0
 
 
 def _upwards(place: Path, top: Path) -> list[Path]:

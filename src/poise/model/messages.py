@@ -7,6 +7,7 @@ be there (`Desired`, complete), and both then send changes. Everything is idempo
 import msgspec
 
 from poise.model.jobs import Ending
+from poise.model.load import Load
 from poise.model.resources import Node, Shape
 
 
@@ -85,8 +86,12 @@ class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True, omit_defau
     ended: tuple[Ended, ...] = ()
 
 
-class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
-    """Nothing to say, but alive."""
+class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True, omit_defaults=True):
+    """Nothing to say, but alive; or the node's load, where it has changed noticeably since it was last said on this
+    connection.
+    """
+
+    load: Load | None = None
 
 
 # control plane -> agent

@@ -3,9 +3,14 @@
 Times of day are seconds since 1970 (0: not yet), durations are nanoseconds.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+
+from poise.model.catalogue import per_watt
+from poise.model.load import Load
+from poise.model.resources import Link, Node
 
 
 class AttemptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -70,15 +75,30 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One accelerator: what it can do, and who holds it. Units as in `Device`; `per_watt` is peak operations per joule
+    by precision.
+    """
+
     index: int
     kind: str
     model: str
     memory: int
     held_by: str
+    backend: str = ""
+    rates: dict[str, int] = {}
+    bandwidth: int = 0
+    ops: tuple[str, ...] = ()
+    socket: int = 0
+    price: int = 0
+    power: int = 0
+    per_watt: dict[str, int] = {}
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One node: what it has, what is taken. CPU in milli-CPU, memory in bytes."""
+    """One node: what it has, what is taken. CPU in milli-CPU, memory in bytes; the rest as in `Node`.
+
+    `level` is low, medium or high, `load` what it was made from; empty and none where the node has not said.
+    """
 
     name: str
     status: str
@@ -90,6 +110,58 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     queued: int
     devices: tuple[DeviceReport, ...]
     labels: dict[str, str]
+    level: str = ""
+    load: Load | None = None
+    zone: str = ""
+    rack: str = ""
+    network: int = 0
+    latency: int = 0
+    links: tuple[Link, ...] = ()
+    model: str = ""
+    rates: dict[str, int] = {}
+    bandwidth: int = 0
+
+
+def report_of(node: Node, *, held_by: Mapping[int, str] | None = None) -> NodeReport:
+    """What a node offers, with nothing taken of it; `held_by` names who holds a device, by its index."""
+    holders = held_by or {}
+    return NodeReport(
+        name=node.name,
+        status="up",
+        cpu=node.cpu,
+        cpu_used=0,
+        memory=node.memory,
+        memory_used=0,
+        running=0,
+        queued=0,
+        devices=tuple(
+            DeviceReport(
+                index=device.index,
+                kind=device.kind,
+                model=device.model,
+                memory=device.memory,
+                held_by=holders.get(device.index, ""),
+                backend=device.backend,
+                rates=device.rates,
+                bandwidth=device.bandwidth,
+                ops=device.ops,
+                socket=device.socket,
+                price=device.price,
+                power=device.power,
+                per_watt=per_watt(device),
+            )
+            for device in node.devices
+        ),
+        labels=node.labels,
+        zone=node.zone,
+        rack=node.rack,
+        network=node.network,
+        latency=node.latency,
+        links=node.links,
+        model=node.model,
+        rates=node.rates,
+        bandwidth=node.bandwidth,
+    )
 
 
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,463 @@
+"""What people write of a fleet, and how it is compiled into nodes and a throughput table.
+
+    kind: fleet
+    nodes:
+      big: {count: 2, cpu: 32, memory: 256GiB, devices: [{model: H100, count: 8}], links: {kind: nvlink}}
+      small: {cpu: 8, memory: 32GiB}
+    throughputs:
+      resnet: {H100: 40.0, cpu: 0.5}
+
+With `count`, nodes are named `big-0`, `big-1`, …; without it there is one, named as written. A device of a known model
+gets the catalogue's figures, and what the file says goes first. `compile_fleet` takes the parsed document and raises
+`SpecError` with the path of the field, what was expected and a hint.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
+from itertools import combinations
+from typing import Any
+
+import msgspec
+
+from poise.errors import SpecError
+from poise.model.catalogue import CATALOGUE, device_of, models_named
+from poise.model.resources import Device, Link, Node
+from poise.model.spec import (
+    MAX_BYTES,
+    MAX_CPU,
+    Quantity,
+    _check_name,
+    _check_text,
+    _convert,
+    _near,
+    _shown,
+    parse_or_raise,
+)
+from poise.units import HOUR, parse_bytes, parse_cpu, parse_duration, parse_flops, parse_rate
+
+MAX_NODES = 20_000
+"""Twice the largest fleet that a round of deciding is measured with."""
+
+MAX_LOCAL = 64
+"""Nodes started on one machine: each is a process, and a keeper for each command that it runs."""
+
+MAX_DEVICES = 64
+"""Devices of one node."""
+
+MAX_LINKS = 1_000_000
+"""Links of all nodes as written: `links` of one kind joins every pair."""
+
+MAX_TEXT = 128
+PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
+DECLARED = {"declared": "true"}
+"""The label of a node that offers what a file says, and not what was found."""
+
+_MAX_RATE = 2**62
+_POWER = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(m|k|)W?\s*")
+_PRICE = re.compile(r"\s*\$?\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(?:\$?(?:/h)?)\s*")
+
+
+class DeclaredFleet(msgspec.Struct, frozen=True, kw_only=True):
+    """A compiled fleet. `throughputs` are samples per second by `class@model`."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    throughputs: dict[str, float] = {}
+
+
+class ProcessorSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """What the CPUs of a node can do together."""
+
+    model: str = ""
+    compute_power: Quantity | None = None
+    rates: dict[str, Quantity] = {}
+    bandwidth: Quantity | None = None
+
+
+class DeviceSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """`count` devices of a model. `type` is another spelling of `kind`; `compute_power` is the rate in fp32."""
+
+    model: str = ""
+    count: int = 1
+    kind: str | None = None
+    type: str | None = None
+    backend: str | None = None
+    memory: Quantity | None = None
+    compute_power: Quantity | None = None
+    rates: dict[str, Quantity] = {}
+    bandwidth: Quantity | None = None
+    supported_ops: list[str] | None = None
+    power: Quantity | None = None
+    price: Quantity | None = None
+    socket: int = 0
+
+
+class LinkSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """A connection of the devices `a` and `b`; without them, of every pair."""
+
+    a: int | None = None
+    b: int | None = None
+    kind: str = "nvlink"
+    bandwidth: Quantity = 0
+    latency: Quantity = 0
+
+
+class NodeSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """One node, or `count` alike."""
+
+    cpu: Quantity
+    memory: Quantity
+    count: int | None = None
+    network: Quantity = 0
+    latency: Quantity = 0
+    zone: str = ""
+    rack: str = ""
+    labels: dict[str, Any] = {}
+    processor: Any = None
+    devices: list[Any] = []
+    links: Any = None
+
+
+class FleetSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """A whole file."""
+
+    kind: str = ""
+    name: str = "fleet"
+    nodes: dict[str, Any] = {}
+    throughputs: dict[str, Any] = {}
+
+
+def compile_fleet(document: Any) -> DeclaredFleet:
+    """Compile a parsed file."""
+    try:
+        return _compile(document)
+    except SpecError as error:
+        if not error.record.hint:
+            error.record = msgspec.structs.replace(error.record, hint=_example(error.record.field))
+        raise
+
+
+def check_local(fleet: DeclaredFleet) -> None:
+    """Raise `SpecError` for a fleet that is too large to be started on one machine."""
+    if len(fleet.nodes) > MAX_LOCAL:
+        raise SpecError(
+            "the fleet has too many nodes for one machine",
+            code="E103",
+            field="nodes",
+            need=f"at most {MAX_LOCAL}",
+            have=str(len(fleet.nodes)),
+            hint="`poise nodes --fleet FILE` shows it without starting it",
+        )
+
+
+def _compile(document: Any) -> DeclaredFleet:
+    top = _convert(document, FleetSpec, FleetSpec, "")
+    if top.kind != "fleet":
+        raise SpecError("this file is no fleet", field="kind", need="fleet", have=top.kind, hint="kind: fleet")
+    _check_name(top.name, "name")
+    if not top.nodes:
+        raise SpecError("the fleet has no nodes", field="nodes")
+    specs = {name: _convert(raw, NodeSpec, NodeSpec, f"nodes.{name}") for name, raw in top.nodes.items()}
+    names = _names(specs)
+    nodes: list[Node] = []
+    links = 0
+    for name, spec in specs.items():
+        first, *others = names[name]
+        node = _node(first, spec, f"nodes.{name}")
+        links += len(node.links)
+        if links > MAX_LINKS:
+            raise SpecError(
+                "the fleet has too many links", code="E103", field=f"nodes.{name}.links", need=f"at most {MAX_LINKS}"
+            )
+        nodes += [node, *(msgspec.structs.replace(node, name=other) for other in others)]
+    return DeclaredFleet(name=top.name, nodes=tuple(nodes), throughputs=_throughputs(top.throughputs, nodes))
+
+
+_EXAMPLES = {
+    "nodes": "nodes: {n1: {cpu: 8, memory: 32GiB}}",
+    "name": "name: lab",
+    "count": "count: 4",
+    "cpu": "cpu: 8",
+    "memory": "memory: 64GiB",
+    "network": "network: 25Gbit",
+    "latency": "latency: 50us",
+    "zone": "zone: z1",
+    "rack": "rack: r1",
+    "labels": "labels: {team: vision}",
+    "processor": "processor: {compute_power: 2 TFLOPS, bandwidth: 200GB/s}",
+    "devices": "devices: [{model: H100, count: 8}]",
+    "kind": "kind: gpu",
+    "type": "type: GPU",
+    "backend": "backend: cuda",
+    "compute_power": "compute_power: 20 TFLOPS",
+    "rates": "rates: {fp32: 67 TFLOPS, fp16: 989 TFLOPS}",
+    "bandwidth": "bandwidth: 900GB/s",
+    "supported_ops": "supported_ops: [matmul, conv2d]",
+    "power": "power: 700W",
+    "price": "price: 4.0",
+    "socket": "socket: 0",
+    "links": "links: {kind: nvlink, bandwidth: 900GB/s, latency: 2us}",
+    "a": "links: [{a: 0, b: 1, bandwidth: 900GB/s}]",
+    "b": "links: [{a: 0, b: 1, bandwidth: 900GB/s}]",
+    "throughputs": "throughputs: {resnet: {H100: 40.0, cpu: 0.5}}",
+}
+
+
+def _example(field: str) -> str:
+    """What could stand in a field: the last part of its path that is a name of ours and not of the user's."""
+    parts = re.sub(r"\[.*?\]", "", field).split(".")
+    own = parts[:1] if parts[0] in ("nodes", "throughputs") else parts
+    own += [part for part in parts[2:] if part in _EXAMPLES] if parts[0] == "nodes" else []
+    return _EXAMPLES.get(own[-1], _EXAMPLES["nodes"])
+
+
+def _names(specs: Mapping[str, NodeSpec]) -> dict[str, list[str]]:
+    """The names of the nodes that each entry stands for; counted before they are made."""
+    total = 0
+    for name, spec in specs.items():
+        _check_name(name, f"nodes.{name}")
+        if spec.count is not None:
+            _check_range(spec.count, 1, MAX_NODES, f"nodes.{name}.count")
+        total += 1 if spec.count is None else spec.count
+    if total > MAX_NODES:
+        raise SpecError(
+            "the fleet has too many nodes", code="E103", field="nodes", need=f"at most {MAX_NODES}", have=str(total)
+        )
+    names = {
+        name: [name] if spec.count is None else [f"{name}-{place}" for place in range(spec.count)]
+        for name, spec in specs.items()
+    }
+    for name, made in names.items():
+        _check_name(made[-1], f"nodes.{name}")
+    twice = next(
+        (one for one, times in Counter(one for made in names.values() for one in made).items() if times > 1), ""
+    )
+    if twice:
+        raise SpecError(
+            "two nodes have one name", code="E107", field="nodes", have=twice, hint="rename one of them, or its prefix"
+        )
+    return names
+
+
+def _node(name: str, spec: NodeSpec, at: str) -> Node:
+    devices = _devices(spec.devices, f"{at}.devices")
+    processor = _convert(spec.processor or {}, ProcessorSpec, ProcessorSpec, f"{at}.processor")
+    _check_text(processor.model, f"{at}.processor.model", most=MAX_TEXT)
+    for what, text in (("zone", spec.zone), ("rack", spec.rack)):
+        _check_text(text, f"{at}.{what}", most=MAX_TEXT)
+    return Node(
+        name=name,
+        incarnation="declared",
+        cpu=_some(parse_cpu, spec.cpu, f"{at}.cpu", MAX_CPU),
+        memory=_some(parse_bytes, spec.memory, f"{at}.memory", MAX_BYTES),
+        devices=devices,
+        labels=_labels(spec.labels, f"{at}.labels") | DECLARED,
+        zone=spec.zone,
+        rack=spec.rack,
+        network=parse_or_raise(parse_rate, spec.network, f"{at}.network", _MAX_RATE),
+        latency=parse_or_raise(parse_duration, spec.latency, f"{at}.latency", HOUR),
+        links=_links(spec.links, len(devices), f"{at}.links"),
+        model=processor.model,
+        rates=_rates({}, processor.compute_power, processor.rates, f"{at}.processor"),
+        bandwidth=_bytes_rate(processor.bandwidth or 0, f"{at}.processor.bandwidth"),
+    )
+
+
+def _labels(labels: Mapping[str, Any], at: str) -> dict[str, str]:
+    made: dict[str, str] = {}
+    for name, value in labels.items():
+        if not isinstance(value, str | int | float):
+            raise SpecError("the value has the wrong type", field=f"{at}.{name}", need="text or number")
+        made[name] = str(value).lower() if isinstance(value, bool) else str(value)
+        _check_name(name, f"{at}.{name}")
+        _check_text(made[name], f"{at}.{name}", most=MAX_TEXT)
+    return made
+
+
+def _devices(raws: Iterable[Any], at: str) -> tuple[Device, ...]:
+    made: list[Device] = []
+    for place, raw in enumerate(raws):
+        field = f"{at}[{place}]"
+        spec = _convert(raw, DeviceSpec, DeviceSpec, field)
+        _check_range(spec.count, 1, MAX_DEVICES, f"{field}.count")
+        device = _device(spec, field)
+        made += [msgspec.structs.replace(device, index=len(made) + more) for more in range(spec.count)]
+    if len(made) > MAX_DEVICES:
+        raise SpecError(
+            "the node has too many devices", code="E103", field=at, need=f"at most {MAX_DEVICES}", have=str(len(made))
+        )
+    return tuple(made)
+
+
+def _device(spec: DeviceSpec, at: str) -> Device:
+    if spec.kind is not None and spec.type is not None:
+        raise SpecError("`kind` and `type` are two spellings of one field", field=f"{at}.type", hint="drop `type`")
+    texts = {"model": spec.model, "kind": spec.kind or spec.type or "", "backend": spec.backend or ""}
+    for name, text in texts.items():
+        _check_text(text, f"{at}.{name}", most=MAX_TEXT)
+        if "@" in text:
+            raise SpecError("the text may not hold an `@`", code="E107", field=f"{at}.{name}", have=text)
+    for place, op in enumerate(spec.supported_ops or ()):
+        _check_text(op, f"{at}.supported_ops[{place}]", most=MAX_TEXT)
+    _check_range(spec.socket, 0, MAX_DEVICES, f"{at}.socket")
+    known: dict[str, Any] = {"socket": spec.socket}
+    if spec.memory is not None:
+        known["memory"] = parse_or_raise(parse_bytes, spec.memory, f"{at}.memory", MAX_BYTES)
+    known |= {name: texts[name].lower() for name in ("kind", "backend") if texts[name]}
+    if spec.bandwidth is not None:
+        known["bandwidth"] = _bytes_rate(spec.bandwidth, f"{at}.bandwidth")
+    if spec.supported_ops is not None:
+        known["ops"] = tuple(dict.fromkeys(spec.supported_ops))
+    if spec.power is not None:
+        known["power"] = parse_or_raise(_parse_power, spec.power, f"{at}.power", _MAX_RATE)
+    if spec.price is not None:
+        known["price"] = parse_or_raise(_parse_price, spec.price, f"{at}.price", _MAX_RATE)
+    found = models_named(spec.model, known.get("memory", 0))
+    if len(found) > 1:
+        names = [entry.name for entry in found]
+        raise SpecError(
+            "several models have this name", field=f"{at}.model", have=spec.model, need=" or ".join(names),
+            hint=f"model: {names[-1]}",
+        )  # fmt: skip
+    device = device_of(spec.model, 0, **known)
+    if not device.memory and device.kind != "cpu":
+        raise SpecError(
+            "the catalogue does not know how much memory this device has",
+            field=f"{at}.memory",
+            have=spec.model or "no model",
+            hint=_near(spec.model, [entry.name for entry in CATALOGUE if entry.memory]) or "memory: 80GB",
+        )
+    return msgspec.structs.replace(device, rates=_rates(device.rates, spec.compute_power, spec.rates, at))
+
+
+def _rates(
+    known: Mapping[str, int], compute_power: Quantity | None, rates: Mapping[str, Quantity], at: str
+) -> dict[str, int]:
+    """The catalogue's rates, with what is declared in their place; a precision of rate 0 is one that it lacks."""
+    made = dict(known)
+    if compute_power is not None:
+        if "fp32" in rates:
+            raise SpecError("`compute_power` is the rate in fp32", field=f"{at}.compute_power", hint="drop one of them")
+        made["fp32"] = parse_or_raise(parse_flops, compute_power, f"{at}.compute_power", _MAX_RATE)
+    for name, value in rates.items():
+        if name not in PRECISIONS:
+            raise SpecError(
+                f"`{name}` is no precision", field=f"{at}.rates.{name}", have=name, need=", ".join(PRECISIONS),
+                hint=_near(name, PRECISIONS),
+            )  # fmt: skip
+        made[name] = parse_or_raise(parse_flops, value, f"{at}.rates.{name}", _MAX_RATE)
+    return {name: rate for name, rate in made.items() if rate}
+
+
+def _links(raw: Any, devices: int, at: str) -> tuple[Link, ...]:
+    if raw is None:
+        return ()
+    if not isinstance(raw, list):
+        spec = _convert(raw, LinkSpec, LinkSpec, at)
+        if spec.a is not None or spec.b is not None:
+            raise SpecError("one link stands in a list", field=at, hint="links: [{a: 0, b: 1}]")
+        return tuple(_link(spec, a, b, at) for a, b in combinations(range(devices), 2))
+    made: dict[tuple[int, int], Link] = {}
+    for place, one in enumerate(raw):
+        field = f"{at}[{place}]"
+        spec = _convert(one, LinkSpec, LinkSpec, field)
+        ends = []
+        for name, end in (("a", spec.a), ("b", spec.b)):
+            if end is None or not 0 <= end < devices:
+                raise SpecError(
+                    "a link joins two devices of its node", field=f"{field}.{name}",
+                    need=f"0 to {devices - 1}" if devices else "a node with devices", have=_shown(end or 0),
+                )  # fmt: skip
+            ends.append(end)
+        pair = (min(ends), max(ends))
+        if pair[0] == pair[1] or pair in made:
+            what = "a device has no link to itself" if pair[0] == pair[1] else "the two devices have a link already"
+            raise SpecError(what, code="E107", field=field, have=f"{pair[0]} and {pair[1]}")
+        made[pair] = _link(spec, *pair, field)
+    return tuple(made.values())
+
+
+def _link(spec: LinkSpec, a: int, b: int, at: str) -> Link:
+    _check_text(spec.kind, f"{at}.kind", most=MAX_TEXT)
+    return Link(
+        a=a,
+        b=b,
+        kind=spec.kind,
+        bandwidth=parse_or_raise(parse_rate, spec.bandwidth, f"{at}.bandwidth", _MAX_RATE),
+        latency=parse_or_raise(parse_duration, spec.latency, f"{at}.latency", HOUR),
+    )
+
+
+def _throughputs(table: Mapping[str, Any], nodes: Iterable[Node]) -> dict[str, float]:
+    """By `class@model`. A name that stands for several models (`A100`) is for all of them that are not named
+    themselves.
+    """
+    own = {device.model for node in nodes for device in node.devices} | {node.model for node in nodes if node.model}
+    made: dict[str, float] = {}
+    for kind, row in table.items():
+        at = f"throughputs.{kind}"
+        _check_text(kind, at, most=MAX_TEXT)
+        exact: dict[str, float] = {}
+        family: dict[str, float] = {}
+        for model, value in _convert(row, dict[str, Any], FleetSpec, at).items():
+            rate = _throughput(value, f"{at}.{model}")
+            names = [model] if model in own else [entry.name for entry in models_named(model)]
+            if not names:
+                known = sorted(own - {""} | {entry.name for entry in CATALOGUE})
+                raise SpecError(
+                    "no device of this model is declared, and the catalogue has none", code="E105",
+                    field=f"{at}.{model}", have=model, hint=_near(model, known) or f"known: {', '.join(known)}",
+                )  # fmt: skip
+            if len(names) == 1 and names[0] in exact:
+                raise SpecError("a model is named twice", code="E107", field=f"{at}.{model}", have=names[0])
+            (exact if len(names) == 1 else family).update(dict.fromkeys(names, rate))
+        made |= {f"{kind}@{name}": rate for name, rate in (family | exact).items()}
+    return made
+
+
+def _throughput(value: Any, field: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SpecError("the value has the wrong type", field=field, need="samples per second, such as 40.0")
+    if not (0 < value < _MAX_RATE and math.isfinite(value)):
+        raise SpecError("the number is out of range", code="E103", field=field, need="more than 0", have=_shown(value))
+    return float(value)
+
+
+def _some(parse: Callable[[Any], int], value: Quantity, field: str, limit: int) -> int:
+    """A quantity that cannot be 0."""
+    amount = parse_or_raise(parse, value, field, limit)
+    if not amount:
+        raise SpecError("a node has some of it", code="E103", field=field, need="more than 0", have=_shown(value))
+    return amount
+
+
+def _bytes_rate(value: Quantity, field: str) -> int:
+    """Bytes per second; a bare number is bytes per second too."""
+    bits = parse_or_raise(parse_rate, value, field, _MAX_RATE)
+    return bits // 8 if isinstance(value, str) else bits
+
+
+def _check_range(value: int, least: int, most: int, field: str) -> None:
+    if not least <= value <= most:
+        raise SpecError(
+            "the number is out of range", code="E103", field=field, need=f"{least} to {most}", have=_shown(value)
+        )
+
+
+def _parse_power(value: Quantity) -> int:
+    """Milliwatts from `700W`, `0.7kW`; a bare number is watts."""
+    match = _POWER.fullmatch(str(value))
+    if match is None:
+        raise ValueError("a power such as `700W`")
+    return int(Decimal(match[1]) * {"m": 1, "": 1000, "k": 1_000_000}[match[2]])
+
+
+def _parse_price(value: Quantity) -> int:
+    """Micro-dollars per hour from `4.0` or `$4.0/h`."""
+    match = _PRICE.fullmatch(str(value))
+    if match is None:
+        raise ValueError("dollars per hour, such as `4.0`")
+    return int(Decimal(match[1]) * 1_000_000)
