@@ -125,7 +125,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime) -> App:
     @get("/v1/nodes", summary="Nodes, what they have and what is taken")
     async def nodes() -> list[NodeReport]:
         ledger = await plane.settled()
-        return [node_report(state) for state in ledger.nodes.values()]
+        return [node_report(state, plane.controller.load_of(name)) for name, state in ledger.nodes.items()]
 
     @post("/v1/nodes/{name:str}/drain", summary="Close a node to new work, or open it again", status_code=202)
     async def drain(name: str, data: DrainRequest) -> dict[str, str]:

@@ -19,6 +19,7 @@ import msgspec
 from poise.errors import Busy, Conflict, NotFound, PoiseError, SpecError, StoreFull
 from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of
 from poise.kernel.verify import verify_place, verify_preempt
+from poise.kernel.watch import Fired, Triggers, Watch
 from poise.model.decisions import Hold, Place, Plan, Preempt, Reason
 from poise.model.events import (
     Began,
@@ -29,18 +30,22 @@ from poise.model.events import (
     JobSubmitted,
     NodeDrained,
     NodeJoined,
+    NodeLevelled,
     NodeLost,
     Placed,
     PolicyFailed,
     Preempted,
     Remembered,
     Started,
+    Triggered,
 )
-from poise.model.fleet import model_of
+from poise.model.fleet import CPU, DEVICES, model_of
 from poise.model.jobs import Ending, Unit
+from poise.model.load import Load
 from poise.model.messages import (
     Acked,
     Attempt,
+    Beat,
     Desired,
     Ended,
     FromAgent,
@@ -77,6 +82,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     version: str = ""
     throughputs: dict[str, float] = {}
+    triggers: Triggers = Triggers()
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -204,6 +210,8 @@ class Controller:
         self._head = 0
         self._deciding = False
         self._until: int | None = None
+        self._watch = Watch(settings.triggers)
+        self._fired: list[str] = []
         self._last_round = 0
         self._last_recall = 0
         self._full = False
@@ -269,38 +277,62 @@ class Controller:
             self._last_recovery = now
             return (TryRecover(),)
         for name, node in list(self.ledger.nodes.items()):
-            if node.status == "up" and now - self._seen.get(name, 0) > self.settings.dead_after:
+            silence = now - self._seen.get(name, 0)
+            if node.status == "up" and silence > self.settings.dead_after:
                 self._node_lost(name, now)
+            elif node.status == "up":
+                self._fire(self._watch.silent(name, silence), now)
+        for change in self._watch.settled(now):
+            self._commit(NodeLevelled(at=now, name=change.node, level=change.level, hot=change.hot))
         if now - self._last_recall >= RECALL_AFTER:
             self._last_recall = now
             self._recall_queued(now)
         effects = list(self._flush())
         waited = self.ledger.pending() and now - self._last_round >= ROUND
         backed_off = self.ledger.wakeup(self._last_round)
-        if not self._deciding and (self._dirty or waited or (backed_off is not None and backed_off <= now)):
-            self._dirty, self._deciding, self._last_round = False, True, now
+        due = self._until is not None and self._until <= now
+        if not self._deciding and (self._dirty or waited or due or (backed_off is not None and backed_off <= now)):
+            self._dirty, self._deciding, self._last_round, self._until = False, True, now, None
+            self._fire(self._watch.use(self._use(), now), now)
+            effects += self._flush()
             self._head = self.ledger.head()
             effects.append(Decide(self.snapshot(now)))
         return effects
 
     def snapshot(self, now: int) -> Snapshot:
         """What the policy is shown now."""
-        return self.ledger.snapshot(now, self.settings.seed, self.settings.throughputs)
+        return self.ledger.snapshot(now, self.settings.seed, self.settings.throughputs, tuple(self._fired))
+
+    def load_of(self, node: str) -> Load | None:
+        """What the node last said of how busy it is."""
+        return self._watch.load_of(node)
+
+    def _use(self) -> int:
+        """The share of the open nodes' CPUs or devices that is taken, in thousandths, whichever is more."""
+        fleet = self.ledger.fleet()
+        opened = fleet.closed == 0
+        total, free = fleet.total[:, opened].sum(axis=1), fleet.free[:, opened].sum(axis=1)
+        return max((int(1000 - 1000 * free[of] / total[of]) for of in (CPU, DEVICES) if total[of]), default=0)
+
+    def _fire(self, fired: Fired | None, now: int) -> None:
+        """A trigger forces a round, and the round is told which."""
+        if fired is not None:
+            self._commit(Triggered(at=now, trigger=fired.trigger, subject=fired.subject, have=fired.have))
+            self._fired.append(fired.trigger)
 
     def wakeup(self) -> int | None:
         """When to tick next, if nothing happens before."""
         if self._full:
             return self._last_recovery + RECOVER_EVERY
-        times = [
-            self._seen.get(name, 0) + self.settings.dead_after + 1
-            for name, node in self.ledger.nodes.items()
-            if node.status == "up"
-        ]
+        times: list[int] = []
+        for name, node in self.ledger.nodes.items():
+            if node.status == "up":
+                heard = self._seen.get(name, 0)
+                silent_at = self._watch.silent_at(name, heard)
+                times.append(heard + self.settings.dead_after + 1 if silent_at is None else silent_at)
         if self.ledger.pending():
             times.append(self._last_round + ROUND)
-        backed_off = self.ledger.wakeup(self._last_round)
-        if backed_off is not None:
-            times.append(backed_off)
+        times += [at for at in (self.ledger.wakeup(self._last_round), self._until, self._watch.due()) if at is not None]
         return min(times, default=None)
 
     # --- requests ----------------------------------------------------------------------------------------------------
@@ -413,6 +445,9 @@ class Controller:
             self._hello(message, now)
         elif name not in self._connected:  # it was given up, and speaks again: it has to say what it holds
             self._hang(name)
+        elif isinstance(message, Beat):
+            if message.load is not None:
+                self._watch.load(name, message.load, now)
         elif isinstance(message, Report):
             self._take_report(name, message.running, message.ended, now)
             self._send(name, Acked(serial=message.serial))
@@ -499,6 +534,8 @@ class Controller:
         was_stopping = bool(found and found[0].stopping)
         self._commit(Finished(at=now, task=attempt.task, epoch=attempt.epoch, ending=ending))
         self._dirty = True
+        if found and found[0].brief and ending.outcome == "done":
+            self._fire(self._watch.response(now - found[0].ready), now)
         if found and found[0].stopping and not was_stopping:
             self._stop(found[0], now)
 
@@ -514,6 +551,7 @@ class Controller:
 
     def _node_lost(self, name: str, now: int) -> None:
         self._commit(NodeLost(at=now, name=name))
+        self._watch.forget(name)
         self._connected.discard(name)
         self._dirty = True
         for unit, index in list(self.ledger.attempts_on(name)):
@@ -558,8 +596,10 @@ class Controller:
 
     def _decided(self, plan: Plan, now: int) -> None:
         self._deciding = False
+        self._fired.clear()
         if self._full:
             return
+        self._until = plan.until
         stale = plan.base != self.ledger.revision
         if plan.failed:
             self._commit(PolicyFailed(at=now, policy=self.settings.policy, error=plan.failed))

@@ -16,7 +16,9 @@ from poise.kernel.ledger import (
 from poise.model import graph
 from poise.model.decisions import Reason
 from poise.model.jobs import Ending
-from poise.model.reports import AttemptReport, DeviceReport, JobReport, NodeReport, TaskReport
+from poise.model.load import LEVELS, Load
+from poise.model.reports import AttemptReport, JobReport, NodeReport, TaskReport, report_of
+from poise.model.resources import WHOLE
 from poise.units import format_duration
 
 
@@ -153,29 +155,23 @@ def critical_path(job: JobState) -> tuple[str, ...]:
     return tuple(graph.critical_path(needs, {unit.spec.name: unit.expected for unit in job.units}))
 
 
-def node_report(state: NodeState) -> NodeReport:
-    node = state.node
+def node_report(state: NodeState, load: Load | None = None) -> NodeReport:
+    """One node with what is taken on it; `load` is what it last said of how busy it is."""
+    held = {device.index: state.devices.get(device_key(device.index), "") for device in state.node.devices}
+    for key, shares in state.shares.items():
+        held[int(key)] = ", ".join(f"{share.holder} ({share.share / WHOLE:g})" for share in shares)
     running = sum(pool.slots for pool in state.pools.values())
-    return NodeReport(
-        name=node.name,
+    return msgspec.structs.replace(
+        report_of(state.node, held_by=held),
         status="drained" if state.drained and state.status == "up" else state.status,
-        cpu=node.cpu,
         cpu_used=state.used_cpu,
-        memory=node.memory,
         memory_used=state.used_memory,
+        network_used=state.used_network,
         running=running,
         queued=sum(pool.attempts for pool in state.pools.values()) - running,
-        devices=tuple(
-            DeviceReport(
-                index=device.index,
-                kind=device.kind,
-                model=device.model,
-                memory=device.memory,
-                held_by=state.devices.get(device_key(device.index), ""),
-            )
-            for device in node.devices
-        ),
-        labels=node.labels,
+        level=("hot, " if state.hot else "") + LEVELS[state.level] if load is not None else "",
+        load=load,
+        failures=state.failures,
     )
 
 

@@ -97,7 +97,8 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """One node: what it has, what is taken. CPU in milli-CPU, memory in bytes; the rest as in `Node`.
 
-    `level` is low, medium or high, `load` what it was made from; empty and none where the node has not said.
+    `level` is low, medium or high, `load` what it was made from; empty and none where the node has not said. `failures`
+    is the smoothed share of attempts that failed there, in thousandths.
     """
 
     name: str
@@ -120,6 +121,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     rates: dict[str, int] = {}
     bandwidth: int = 0
+    network_used: int = 0
+    failures: int = 0
 
 
 def report_of(node: Node, *, held_by: Mapping[int, str] | None = None) -> NodeReport:

@@ -1,0 +1,158 @@
+"""What is watched between events: load that stays, beats that fail, responses that grow slow, a fleet that is full.
+
+A *level* is logged when it has stayed for a while, so that the log does not follow every sample. A node is *hot* when
+it has been above a threshold for a sustained window, and no longer hot when it has been below a lower one for as long.
+A *trigger* fires when its signal crosses the threshold, and again only after it has been clearly below. What fires
+forces a round. Pure: times come with the calls.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from poise.model.load import Limits, Load, level_of
+from poise.units import MILLISECOND, SECOND
+
+
+class Triggers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Thresholds. Shares in thousandths, times in nanoseconds.
+
+    A level is taken for what it is after `settles`. A node is hot from `hot_above` for `hot_for`, until it has been at
+    `cool_below` or less for as long. A round is forced by `failed_checks` heartbeats missed in a row, by a mean
+    response of short work above `response_above`, by a use of the fleet above `use_above` for `use_for`.
+    """
+
+    limits: Limits = Limits()
+    settles: int = 5 * SECOND
+    hot_above: int = 800
+    cool_below: int = 700
+    hot_for: int = 30 * SECOND
+    failed_checks: int = 3
+    heartbeat: int = 1 * SECOND
+    response_above: int = 200 * MILLISECOND
+    use_above: int = 900
+    use_for: int = 10 * SECOND
+
+
+REARM = 0.9
+"""A trigger may fire again once its signal has been at nine tenths of the threshold or less."""
+
+SMOOTH = 8
+"""One response moves their mean by an eighth of the difference (as TCP smooths its round trips)."""
+
+
+class Change(NamedTuple):
+    """A node's level, or whether it is hot, is another one now."""
+
+    node: str
+    level: int
+    hot: bool
+
+
+class Fired(NamedTuple):
+    """A trigger fired, for which subject, and what was measured, for people."""
+
+    trigger: str
+    subject: str
+    have: str
+
+
+class _Watched:
+    """One node: its last load, what was reported of it, and since when something else holds."""
+
+    __slots__ = ("hot", "hot_since", "level", "level_since", "load", "silent")
+
+    def __init__(self) -> None:
+        self.load = Load()
+        self.level, self.hot, self.silent = 0, False, False
+        self.level_since = self.hot_since = 0
+
+
+class Watch:
+    """Call `load` for each sample, `settled` at times, the others when there is something to say."""
+
+    def __init__(self, triggers: Triggers) -> None:
+        self._triggers = triggers
+        self._nodes: dict[str, _Watched] = {}
+        self._response = 0
+        self._slow = False
+        self._full_since = 0
+        self._full = False
+
+    def load_of(self, node: str) -> Load | None:
+        """The last sample of a node."""
+        watched = self._nodes.get(node)
+        return watched.load if watched else None
+
+    def load(self, node: str, load: Load, now: int) -> None:
+        """Take in a sample; what follows from it is told by `settled` when it has stayed."""
+        watched = self._nodes.setdefault(node, _Watched())
+        watched.load = load
+        differs = level_of(load, self._triggers.limits) != watched.level
+        watched.level_since = (watched.level_since or now) if differs else 0
+        threshold = self._triggers.cool_below if watched.hot else self._triggers.hot_above
+        differs = (load.cpu > threshold) != watched.hot
+        watched.hot_since = (watched.hot_since or now) if differs else 0
+
+    def settled(self, now: int) -> list[Change]:
+        """Nodes whose level or heat has been another one for long enough."""
+        changes = []
+        for name, watched in self._nodes.items():
+            changed = False
+            if watched.level_since and now - watched.level_since >= self._triggers.settles:
+                watched.level, watched.level_since, changed = level_of(watched.load, self._triggers.limits), 0, True
+            if watched.hot_since and now - watched.hot_since >= self._triggers.hot_for:
+                watched.hot, watched.hot_since, changed = not watched.hot, 0, True
+            if changed:
+                changes.append(Change(name, watched.level, watched.hot))
+        return changes
+
+    def due(self) -> int | None:
+        """The instant at which something may have stayed for long enough."""
+        return min(self._times(), default=None)
+
+    def forget(self, node: str) -> None:
+        """The node is lost; when it comes back it says anew how busy it is."""
+        self._nodes.pop(node, None)
+
+    def silent(self, node: str, silence: int) -> Fired | None:
+        """How long a node has not been heard. Fires once for each time that enough heartbeats failed in a row."""
+        watched = self._nodes.setdefault(node, _Watched())
+        failed = silence // self._triggers.heartbeat
+        was, watched.silent = watched.silent, failed >= self._triggers.failed_checks
+        return Fired("failed-checks", node, f"{failed} in a row") if watched.silent and not was else None
+
+    def silent_at(self, node: str, heard: int) -> int | None:
+        """The instant at which enough heartbeats will have failed; None if they have already."""
+        watched = self._nodes.get(node)
+        if watched is not None and watched.silent:
+            return None
+        return heard + self._triggers.failed_checks * self._triggers.heartbeat
+
+    def response(self, nanoseconds: int) -> Fired | None:
+        """How long one short task took from when it could start to its end."""
+        self._response += (nanoseconds - self._response) // SMOOTH
+        if self._slow:
+            self._slow = self._response > REARM * self._triggers.response_above
+            return None
+        self._slow = self._response > self._triggers.response_above
+        return Fired("response", "", f"{self._response // MILLISECOND} ms in the mean") if self._slow else None
+
+    def use(self, share: int, now: int) -> Fired | None:
+        """The share of the fleet's CPUs or devices that is taken, in thousandths, whichever is more."""
+        if share <= REARM * self._triggers.use_above:
+            self._full_since, self._full = 0, False
+        elif share > self._triggers.use_above:
+            self._full_since = self._full_since or now
+        if self._full or not self._full_since or now - self._full_since < self._triggers.use_for:
+            return None
+        self._full = True
+        return Fired("use", "", f"{share / 10:g} %")
+
+    def _times(self) -> Iterator[int]:
+        for watched in self._nodes.values():
+            if watched.level_since:
+                yield watched.level_since + self._triggers.settles
+            if watched.hot_since:
+                yield watched.hot_since + self._triggers.hot_for
