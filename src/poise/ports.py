@@ -4,13 +4,15 @@
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.messages import Attempt, Ended, Launch, Running
-from poise.model.views import Snapshot
 from poise.units import Instant
+
+if TYPE_CHECKING:  # views bring numpy, which an agent can do without
+    from poise.model.views import Snapshot
 
 
 class Clock(Protocol):
@@ -80,4 +82,4 @@ class Executor(Protocol):
 class Decider(Protocol):
     """Runs a policy on a snapshot. Answers with a plan always: when the policy fails, a safe one decides."""
 
-    def decide(self, view: Snapshot, /) -> Plan: ...
+    def decide(self, view: "Snapshot", /) -> Plan: ...
