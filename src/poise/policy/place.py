@@ -47,11 +47,23 @@ class Openings:
 
     def __init__(self, rows: list[int], scores: list[float], fitting: int, estimates: list[Estimate]) -> None:
         self.rows, self.scores, self.next = rows, scores, 0
-        self.best = list(zip(scores[: RUNNERS_UP + 1], rows[: RUNNERS_UP + 1], strict=True))
+        best = zip(scores[: RUNNERS_UP + 1], rows[: RUNNERS_UP + 1], strict=True)
+        self.best = [(round(value, 4), row) for value, row in best]
         self.fitting = fitting
         self.more = fitting > len(rows)
         self.estimates = estimates
         self.whys: dict[tuple[int, str], Why] = {}
+
+    def beside(self, row: int, names: Sequence[str]) -> tuple[float, tuple[str, ...], tuple[float, ...]]:
+        """The score of a node, and the best others with theirs; one further down scores as the best did at first."""
+        mine = self.best[0][0] if self.best else 0.0
+        others: list[tuple[str, float]] = []
+        for value, other in self.best:
+            if other == row:
+                mine = value
+            elif len(others) < RUNNERS_UP:
+                others.append((names[other], value))
+        return mine, tuple(name for name, _ in others), tuple(value for _, value in others)
 
     def put_back(self, value: float) -> None:
         """The first node has another score now; those of equal score go by row."""
@@ -150,6 +162,14 @@ class Draft:
             place = next(others, place)
         return rows[place], openings.scores[place]
 
+    def best_whole(self, candidate: Candidate, shape: Shape, tasks: int) -> int | None:
+        """The best node, of those in order already, that has room for all tasks of a gang."""
+        openings = self.openings(candidate, shape)
+        for place in range(openings.next, len(openings.rows)):
+            if self.room_for(openings.rows[place], shape) >= tasks:
+                return openings.rows[place]
+        return None
+
     def room_for(self, row: int, shape: Shape) -> int:
         """How many tasks of the shape this node could take now, by its columns; of shares and choosy shapes one."""
         free = self.free
@@ -162,8 +182,8 @@ class Draft:
             bounds.append(int(free[NETWORK, row]) // shape.network)
         if shape.gpus:
             exact = shape.share == WHOLE and self.able(shape).uniform[self._kind[row]]
-            bounds.append(int(free[DEVICES, row]) // shape.gpus if exact else 1)
-        return min(bounds)
+            bounds.append(int(free[DEVICES, row]) // shape.gpus if exact else int(self._has_room(row, shape)))
+        return max(0, min(bounds))
 
     def capacity(self, shape: Shape) -> Ints:
         """How many tasks of the shape each node could take now."""

@@ -122,8 +122,11 @@ class _Round:
         self.turns = _Turns(recipe.turns, view)
         self.memory: dict[str, Any] = {}
         self._why_behind = behind
-        self._full: dict[Shape, Reasons | None] = {}
+        self._full: set[Shape] = set()
+        self._told: dict[Shape, Reasons] = {}
+        self._left: dict[Shape, int] = {}
         self._empty_room: dict[Shape, int] = {}
+        self._gang_room: dict[Shape, int] = {}  # at most: room only shrinks in a round
         self._reservations = 0
         self._occupied = any(view.fleet.residents)
         self._searches = 0
@@ -241,7 +244,7 @@ class _Round:
                 found = self.draft.best(candidate, shape)
                 row = found[0] if found else None
             if row is None:
-                self._full.setdefault(shape, None)
+                self._full.add(shape)
                 row = self._meanwhile(candidate, shape)
             if row is not None and len(shapes) == 1:
                 best = (0, variant, row, shape)
@@ -284,8 +287,14 @@ class _Round:
         """A row for every task, close together: on one node, else in one rack, else in one zone, else anywhere; on
         devices of one model where that is possible, the fastest first.
         """
+        if self._gang_room.get(shape, needed) < needed:
+            return []
+        row = self.draft.best_whole(candidate, shape, needed)
+        if row is not None:
+            return [row] * needed
         room = self.draft.capacity(shape)
-        if int(room.sum()) < needed:
+        self._gang_room[shape] = int(room.sum())
+        if self._gang_room[shape] < needed:
             return []
         fleet = self.draft.fleet
         for mask in self._by_speed(candidate, shape):
@@ -395,16 +404,20 @@ class _Round:
         reasons: list[Reason] = []
         needed = candidate.least or candidate.tasks
         if needed > 1:
-            have = min(needed - 1, max(0, int(self.draft.capacity(candidate.shape).sum())))
+            have = min(needed - 1, self._room_at_end(candidate.shape))
             reasons.append(Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(have), wakes="finished"))
         for shape in (candidate.shape, *candidate.others):
-            known = self._full.get(shape)
+            known = self._told.get(shape)
             if known is None:
-                known = tuple(self.draft.reasons(shape))
-                if shape in self._full:
-                    self._full[shape] = known
+                known = self._told[shape] = tuple(self.draft.reasons(shape))
             reasons += known
         return tuple(reasons) or (Reason(code="NEXT_ROUND", wakes="decided"),)
+
+    def _room_at_end(self, shape: Shape) -> int:
+        """Room for so many tasks is left when all is placed."""
+        if shape not in self._left:
+            self._left[shape] = int(self.draft.capacity(shape).sum())
+        return self._left[shape]
 
     def _could_run(self, candidate: Candidate) -> bool:
         """Whether the open nodes could hold the unit if they were empty."""
@@ -482,16 +495,14 @@ class _Round:
         known = openings.whys.get((row, rank))
         if known is not None:
             return known
-        others = [(value, other) for value, other in openings.best if other != row][: len(openings.best) - 1 or 1]
-        first = openings.best[0][0] if openings.best else 0.0
-        mine = next((value for value, other in openings.best if other == row), first)
+        mine, names, scores = openings.beside(row, fleet.names)
         why = openings.whys[row, rank] = Why(
             policy=self.recipe.name,
             base=self.view.revision,
             rank=rank,
-            score={f"score on {fleet.names[row]}": round(mine, 4)},
-            instead_of=tuple(fleet.names[other] for _, other in others),
-            behind=tuple(round(value, 4) for value, _ in others),
+            score={f"score on {fleet.names[row]}": mine},
+            instead_of=names,
+            behind=scores,
             fitting=openings.fitting,
             speed=self._speed(candidate, shape, row),
         )

@@ -1,0 +1,300 @@
+"""How fast the core decides: one round over a large fleet, in bulk, and how that grows.
+
+    python benchmarks/decide.py [--nodes 10000] [--pending 100000] [--shapes 200] [--rounds 5] [--json]
+
+The world is a real ledger: nodes of 8 devices in racks of 32, of two models; running work of a medium class that may be
+asked to yield; pending jobs of all four classes, one in five hundred a gang of four. *Round*: nearly all is taken, and
+there is room for about `--placements` tasks. *Bulk*: nothing is taken, and all that is shown has room. "Decide" is the
+policy alone, on one core; "whole" is the view, the decision, its verification, its durable append and its application.
+The floor of "bulk" is the bare loop that any such answer takes: a record with a name and a place for each task.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+
+import harness
+from harness import Figure
+
+from poise.drivers.sqlite import SqliteStore
+from poise.drivers.system import settle_memory
+from poise.kernel import ledger as ledgers
+from poise.kernel.ledger import Ledger
+from poise.kernel.verify import verify_place, verify_preempt
+from poise.model.decisions import Hold, Place, Plan, Preempt, Spot, Why
+from poise.model.events import (
+    Began,
+    Event,
+    Held,
+    JobSubmitted,
+    NodeJoined,
+    Placed,
+    Preempted,
+    Started,
+    decode_event,
+    encode_event,
+)
+from poise.model.jobs import Job, Priority, Task, Unit
+from poise.model.resources import Device, Node, Shape
+from poise.model.views import Snapshot
+from poise.policy.suites import policy_named
+from poise.units import MINUTE, SECOND
+
+GIB = 2**30
+DEVICES = 8
+MODELS = ("A100-80", "H100")
+GANG_ONE_IN = 500
+GANG_OF = 4
+BULK_SHOWN = 40_000
+
+
+class World:
+    """A ledger of `nodes` nodes, filled but for room for about `gaps` one-device tasks, with `pending` jobs."""
+
+    def __init__(self, nodes: int, pending: int, shapes: int, gaps: int | None) -> None:
+        self.ledger = Ledger()
+        self.now = SECOND
+        self._random = random.Random(1)
+        self._apply(Began(at=self.now, term=1, policy="poise", history=1000, version=""))
+        for number in range(nodes):
+            self._apply(NodeJoined(at=self.now, node=_node(number)))
+        if gaps is not None:
+            self._fill(nodes, gaps)
+        self.now += 10 * MINUTE  # what runs has run long enough to be asked to yield
+        asked = [self._shape() for _ in range(shapes)]
+        for number in range(pending):
+            self._submit(number, asked[number % shapes], number % shapes)
+        self.now += SECOND
+
+    def snapshot(self, shown: int | None = None) -> Snapshot:
+        """What the policy is shown: as the control plane shows it, or about `shown` units in all."""
+        if shown is None:
+            return self.ledger.snapshot(self.now)
+        bounds = ledgers.HEAD, ledgers.SHOWN
+        ledgers.HEAD = ledgers.SHOWN = shown
+        try:
+            return self.ledger.snapshot(self.now)
+        finally:
+            ledgers.HEAD, ledgers.SHOWN = bounds
+
+    def carry_out(self, plan: Plan) -> list[Event]:
+        """Verify and apply, as the controller does; the events to append."""
+        events: list[Event] = []
+        for decision in plan.decisions:
+            event: object
+            if isinstance(decision, Place):
+                event = verify_place(self.ledger, decision, self.now)
+            elif isinstance(decision, Preempt):
+                event = verify_preempt(self.ledger, decision, self.now)
+            else:
+                event = Held(at=self.now, queue=decision.queue, reasons=decision.reasons)
+            if not isinstance(event, Placed | Preempted | Held):
+                raise RuntimeError(f"refused: {event}")
+            self.ledger.apply(event)
+            events.append(event)
+        return events
+
+    def _apply(self, event: Event) -> None:
+        self.ledger.apply(event)
+
+    def _shape(self) -> Shape:
+        pick = self._random
+        gpus = pick.choice((0, 1, 1, 1, 2))
+        memory = pick.choice((4, 8, 16, 32)) * GIB + pick.randrange(1024) * 2**20
+        return Shape(cpu=pick.choice((1000, 2000, 4000)), memory=memory, gpus=gpus)
+
+    def _submit(self, number: int, shape: Shape, kind: int) -> None:
+        tasks = GANG_OF if number % GANG_ONE_IN == 0 else 1
+        unit = Unit(
+            name="main",
+            tasks=tuple(Task(name=f"main[{rank}]" if tasks > 1 else "main", argv=("true",)) for rank in range(tasks)),
+            shape=shape,
+            priority=Priority(kind % 4),
+            kind=f"class-{kind}",
+            expect=5 * MINUTE,
+        )
+        self._apply(JobSubmitted(at=self.now, job=Job(id=self.ledger.next_job_id(), units=(unit,))))
+
+    def _fill(self, nodes: int, gaps: int) -> None:
+        """Work of all devices of a node on most of them; on every node that is left half of the devices."""
+        partly = max(1, gaps * 2 // DEVICES)  # nodes of which half is left
+        for number in range(nodes):
+            gpus = DEVICES // 2 if number % max(1, nodes // partly) == 0 else DEVICES
+            shape = Shape(cpu=7500 * gpus, memory=56 * GIB * gpus, gpus=gpus)
+            unit = Unit(
+                name="main", tasks=(Task(name="main", argv=("true",)),), shape=shape, kind="filler", expect=60 * MINUTE
+            )
+            job = self.ledger.next_job_id()
+            self._apply(JobSubmitted(at=self.now, job=Job(id=job, units=(unit,))))
+            spot = Spot(f"n{number:05d}", tuple(range(gpus)))
+            why = Why(policy="poise")
+            self._apply(Placed(at=self.now, unit=f"{job}.main", epoch=1, spots=(spot,), why=why))
+            self._apply(Started(at=self.now, task=f"{job}.main", epoch=1, pid=1))
+
+
+def _node(number: int) -> Node:
+    model = MODELS[number % len(MODELS)]
+    devices = tuple(Device(index=index, model=model, memory=80 * 10**9) for index in range(DEVICES))
+    return Node(
+        name=f"n{number:05d}", incarnation="1", cpu=64_000, memory=512 * GIB, rack=f"r{number // 32}", devices=devices
+    )
+
+
+def decide_only(view: Snapshot, rounds: int) -> tuple[list[float], Plan]:
+    """Seconds of the policy alone, and its plan."""
+    policy = policy_named("poise")
+    plan = policy.decide(view)
+    seconds = []
+    for _ in range(rounds):
+        begun = perf_counter()
+        policy.decide(view)
+        seconds.append(perf_counter() - begun)
+    return seconds, plan
+
+
+def placements(plan: Plan) -> int:
+    """Tasks that were given a place."""
+    return sum(len(decision.spots) for decision in plan.decisions if isinstance(decision, Place))
+
+
+def bare(count: int, rounds: int) -> list[float]:
+    """Seconds for the records alone, with nothing decided."""
+    seconds = []
+    why = Why(policy="none")
+    for _ in range(rounds):
+        begun = perf_counter()
+        made = [Place(unit=f"j{number}.main", spots=(Spot("n00001", (0,)),), why=why) for number in range(count)]
+        seconds.append(perf_counter() - begun)
+        del made
+    return seconds
+
+
+def whole(world: World) -> float:
+    """Seconds of view, decision, verification, durable append and application; the world moves on."""
+
+    async def run(folder: Path) -> float:
+        loop = asyncio.get_running_loop()
+        store: SqliteStore[Event] = SqliteStore(
+            folder / "log.db", encode_event, decode_event, call_soon=loop.call_soon_threadsafe
+        )
+        with contextlib.closing(store):
+            durable: asyncio.Future[None] = loop.create_future()
+            begun = perf_counter()
+            events = world.carry_out(policy_named("poise").decide(world.snapshot()))
+            last = store.append(events, expected=0)
+
+            def on_durable(revision: int) -> None:
+                if revision >= last and not durable.done():
+                    durable.set_result(None)
+
+            store.on_durable = on_durable
+            if store.durable() < last:
+                await durable
+            return perf_counter() - begun
+
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(run(Path(folder)))
+
+
+def measure(nodes: int, pending: int, shapes: int, gaps: int, rounds: int, *, curves: bool = True) -> list[Figure]:
+    """All figures; `curves` adds how a round grows with each of its dimensions."""
+    figures = []
+    world = World(nodes, pending, shapes, gaps)
+    settle_memory()
+    begun = perf_counter()
+    view = world.snapshot()
+    first_view = perf_counter() - begun
+    seconds, plan = decide_only(view, rounds)
+    placed, held = placements(plan), sum(isinstance(decision, Hold) for decision in plan.decisions)
+    asked = sum(isinstance(decision, Preempt) for decision in plan.decisions)
+    title = f"{nodes:,} nodes x {DEVICES}, {pending:,} pending in {shapes} shapes"
+    note = f"{placed} placed, {asked} asked to yield, {held} queues held; first view {first_view * 1e3:.0f} ms"
+    full_size = nodes >= 10_000 and pending >= 100_000
+    figures.append(
+        Figure(
+            name=f"one round, {title}: decide",
+            unit="ms",
+            values=[each * 1e3 for each in seconds],
+            limit=50 if full_size else None,
+            note=note,
+        )
+    )
+    values = [whole(world) * 1e3]
+    figures.append(
+        Figure(name=f"one round, {title}: whole", unit="ms", values=values, note="first round of that world")
+    )
+    del world, view, plan
+    figures += bulk(nodes, min(pending, BULK_SHOWN), shapes, rounds, target=full_size)
+    if curves:
+        figures += grow(rounds)
+    return figures
+
+
+def bulk(nodes: int, pending: int, shapes: int, rounds: int, *, target: bool) -> list[Figure]:
+    """Everything that is shown has room."""
+    gc.unfreeze()
+    gc.collect()
+    world = World(nodes, pending, shapes, None)
+    settle_memory()
+    seconds, plan = decide_only(world.snapshot(pending), rounds)
+    placed = placements(plan)
+    rate = harness.rate(
+        f"bulk, {nodes:,} nodes, {placed:,} tasks: decide", placed, seconds, limit=100_000 if target else None
+    )
+    base = harness.rate(f"bulk, {placed:,} bare records (floor)", placed, bare(placed, rounds))
+    return [rate, base]
+
+
+def grow(rounds: int) -> list[Figure]:
+    """One dimension at a time, the others small."""
+    figures = []
+    for name, sizes in {
+        "nodes": [(count, 10_000, 50, 200) for count in (100, 1000, 10_000)],
+        "pending": [(1000, count, 50, 200) for count in (1000, 10_000, 100_000)],
+        "shapes": [(1000, 10_000, count, 200) for count in (10, 100, 1000)],
+        "placements": [(1000, 10_000, 50, count) for count in (100, 400, 1600)],
+    }.items():
+        for size in sizes:
+            gc.unfreeze()
+            gc.collect()
+            world = World(*size)
+            settle_memory()
+            seconds, plan = decide_only(world.snapshot(), rounds)
+            shown = dict(zip(("nodes", "pending", "shapes", "placements"), size, strict=True))[name]
+            figures.append(
+                Figure(
+                    name=f"a round by {name}: {shown:,}",
+                    unit="ms",
+                    values=[each * 1e3 for each in seconds],
+                    note=f"{placements(plan)} placed",
+                )
+            )
+    return figures
+
+
+def sizes_of(options: argparse.Namespace) -> Iterator[int]:
+    yield from (options.nodes, options.pending, options.shapes, options.placements, options.rounds)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="how fast the core decides")
+    parser.add_argument("--nodes", type=int, default=10_000)
+    parser.add_argument("--pending", type=int, default=100_000)
+    parser.add_argument("--shapes", type=int, default=200)
+    parser.add_argument("--placements", type=int, default=1000, help="tasks of one device for which there is room")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--no-curves", action="store_true", help="without the growth curves")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args()
+    return harness.program(lambda: measure(*sizes_of(options), curves=not options.no_curves), as_json=options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
