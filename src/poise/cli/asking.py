@@ -10,6 +10,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _FLAGS = [
     click.option("-g", "--gpu", metavar="N", help="Whole devices for each task."),
     click.option("--gpu-memory", metavar="BYTES", help="Memory that each device must have, e.g. 12GiB."),
+    click.option("--gpu-share", metavar="PART", help="The part of each device's compute, e.g. 0.5."),
+    click.option("--gpu-model", metavar="MODEL", multiple=True, help="Only devices of this model. Repeatable."),
+    click.option(
+        "--precision", metavar="NAME", help="What it computes in, e.g. fp16, or wider where a device lacks it."
+    ),
+    click.option("--network", metavar="RATE", help="Network bandwidth for each task, e.g. 10Gbit."),
     click.option("--cpu", metavar="N", help="CPUs for each task, e.g. 4, 0.5 or 500m. [default: 1]"),
     click.option("--memory", metavar="BYTES", help="Memory for each task, reserved and limited, e.g. 8GiB."),
     click.option("--priority", metavar="CLASS", help="urgent, high, medium or low."),
@@ -18,7 +24,10 @@ _FLAGS = [
     click.option(
         "--after", metavar="JOB", multiple=True, help="Start after this job (id or name) is done. Repeatable."
     ),
-    click.option("--workers", metavar="N", help="A gang of N tasks that start together."),
+    click.option("--workers", metavar="N", help="A gang of N tasks that start together; 2..8: elastic."),
+    click.option("--checkpoint", metavar="TIME", help="How often the work saves itself: what yielding would cost."),
+    click.option("--no-preempt", is_flag=True, help="Never ask it to yield."),
+    click.option("--weight", metavar="N", help="Business weight, for policies that look at it. [default: 1]"),
     click.option("--name", metavar="NAME", help="A name, unique among unfinished jobs."),
     click.option("--retries", metavar="N", help="How often to try again."),
     click.option(
@@ -37,16 +46,24 @@ def asking(function: Function) -> Function:
 def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
     """The fields of a job that the flags set. Quantities stay as written: one place reads them, with one error."""
     spec: dict[str, Any] = {}
-    resources = {
-        field: _number(flags[field]) for field in ("gpu", "gpu_memory", "cpu", "memory") if flags[field] is not None
+    resources: dict[str, Any] = {
+        field: _number(flags[field])
+        for field in ("gpu", "gpu_memory", "gpu_share", "precision", "network", "cpu", "memory")
+        if flags[field] is not None
     }
+    if flags["gpu_model"]:
+        resources["gpu_model"] = list(flags["gpu_model"])
     if resources:
         spec["resources"] = resources
-    for field in ("priority", "deadline", "expect", "name"):
+    for field in ("priority", "deadline", "expect", "checkpoint", "name"):
         if flags[field] is not None:
             spec[field] = flags[field]
     if flags["workers"] is not None:
         spec["workers"] = _number(flags["workers"])
+    if flags["weight"] is not None:
+        spec["weight"] = _number(flags["weight"])
+    if flags["no_preempt"]:
+        spec["preemptible"] = False
     if flags["retries"] is not None:
         spec["retry"] = {"limit": _number(flags["retries"]), "when": ["lost", "killed", "failed", "signal"]}
     if flags["after"]:
@@ -58,8 +75,10 @@ def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
 
 
 def _number(text: str) -> int | float | str:
-    """Whole numbers as numbers, everything else as written."""
-    try:
-        return int(text)
-    except ValueError:
-        return text
+    """Numbers as numbers, everything else as written."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

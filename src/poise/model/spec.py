@@ -19,9 +19,10 @@ import msgspec
 
 from poise.errors import SpecError
 from poise.model import graph
-from poise.model.jobs import RETRYABLE, Job, Outcome, Priority, Retry, Task, Unit
-from poise.model.resources import Shape
-from poise.units import DAY, SECOND, parse_bytes, parse_cpu, parse_duration
+from poise.model.catalogue import models_named
+from poise.model.jobs import RETRYABLE, Job, Outcome, Priority, Retry, Task, Unit, Variant, Work
+from poise.model.resources import SHARED_CAP, WHOLE, Shape, Wants
+from poise.units import DAY, SECOND, parse_bytes, parse_cpu, parse_duration, parse_flops, parse_rate
 
 Quantity = str | int | float
 Command = str | list[str]
@@ -30,6 +31,7 @@ PriorityName = Literal["urgent", "high", "medium", "low"]
 MAX_TASKS = 10_000
 MAX_CPU = 100_000 * 1000
 MAX_BYTES = 2**50
+MAX_FLOPS = 2**62
 MAX_DURATION = 3650 * DAY
 MAX_COMMAND_BYTES = 128 * 1024
 MAX_JOB_BYTES = 16 * 2**20
@@ -44,12 +46,24 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """What each task asks for. Memory is reserved and limited; without it, neither."""
+    """What each task asks for. Memory is reserved and limited; without it, neither.
+
+    `gpu` counts devices of kind `gpu_kind`, of any of the models in `gpu_model`; `gpu_share` is the part of each one's
+    compute. `backend` is what the command was built for (cuda, rocm, cann), `precision` what it would compute in, `ops`
+    the operators it needs. `network` is bandwidth.
+    """
 
     cpu: Quantity = 1
     memory: Quantity = 0
     gpu: int = 0
     gpu_memory: Quantity = 0
+    gpu_share: float = 1.0
+    gpu_kind: str = "gpu"
+    gpu_model: str | list[str] = []
+    backend: str = ""
+    precision: Literal["", "fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"] = ""
+    ops: list[str] = []
+    network: Quantity = 0
 
 
 class RetrySpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -62,6 +76,45 @@ class RetrySpec(msgspec.Struct, forbid_unknown_fields=True):
     )
 
 
+class WorkersSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """An elastic gang: it starts with `min` tasks or more, and can use `max`."""
+
+    min: int
+    max: int
+
+
+class SplitSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """Cut `items` into parts of `size` items each; `auto`: by how busy and how uneven the fleet is, in these bounds."""
+
+    items: int
+    size: int | Literal["auto"] = "auto"
+    min: int = 1
+    max: int = MAX_TASKS
+
+
+class WorkSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """What one task has to do: operations, bytes of device memory it moves, bytes of its input and of its model."""
+
+    flops: Quantity = 0
+    bytes: Quantity = 0
+    input: Quantity = 0
+    model: Quantity = 0
+
+
+class CheckpointSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """The work saves itself `every` so often; coming back takes `restore`."""
+
+    every: Quantity
+    restore: Quantity = 0
+
+
+class ArtifactSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """The same work built for one backend. Without `resources` it asks for what the task asks for."""
+
+    run: Command
+    resources: ResourcesSpec | None = None
+
+
 class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     """One command and what it needs. A list is run as it is; a text goes through `sh -c`."""
 
@@ -72,11 +125,17 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     priority: PriorityName | None = None
     deadline: Quantity | None = None
     expect: Quantity | None = None
-    workers: int = 1
+    workers: int | str | WorkersSpec = 1
     parts: int = 0
+    split: SplitSpec | None = None
     merge: Command | None = None
     retry: RetrySpec | None = None
     grace: Quantity = "10s"
+    artifacts: dict[str, ArtifactSpec] = {}
+    work: WorkSpec | None = None
+    checkpoint: Quantity | CheckpointSpec | None = None
+    preemptible: bool = True
+    weight: float = 1.0
     class_: str = msgspec.field(name="class", default="")
 
 
@@ -115,17 +174,43 @@ class Compiled(NamedTuple):
         )
 
 
-def compile_spec(document: Any, *, wall: float) -> Compiled:
-    """Compile a parsed file or request. `wall` (seconds since 1970) is what absolute deadlines are measured from."""
+class Cut(NamedTuple):
+    """What decides how finely work is cut: the fleet's `load` in [0, 1], its `spread` (how much faster its fastest node
+    is than its slowest, less one), and how many times `finer` than that it has to be for a deadline's sake.
+    """
+
+    load: float = 0.0
+    spread: float = 0.0
+    finer: int = 1
+
+
+def part_size(split: SplitSpec, cut: Cut) -> int:
+    """Items per part: as given, or `max(1, floor(10 (1 - load)))`, so that a busy fleet gets smaller parts, over
+    `1 + min(spread, 3)`, so that a slow node's last part does not hold up an uneven one, over `finer`; in its bounds.
+    """
+    if split.size != "auto":
+        return split.size
+    size = max(1, int(10 * (1 - cut.load))) / (1 + min(max(0.0, cut.spread), 3.0)) / cut.finer
+    least = max(split.min, -(-split.items // MAX_TASKS))
+    return max(least, min(split.max, int(size)), 1)
+
+
+UNLOADED = Cut()
+
+
+def compile_spec(document: Any, *, wall: float, cut: Cut = UNLOADED) -> Compiled:
+    """Compile a parsed file or request. `wall` (seconds since 1970) is what absolute deadlines are measured from, `cut`
+    how finely a `split` of size `auto` is cut.
+    """
     try:
-        return _compile(document, wall)
+        return _compile(document, wall, cut)
     except SpecError as error:
         if not error.record.hint:
             error.record = msgspec.structs.replace(error.record, hint=_example(error.record.field))
         raise
 
 
-def _compile(document: Any, wall: float) -> Compiled:
+def _compile(document: Any, wall: float, cut: Cut) -> Compiled:
     top = _convert(document, _Top, JobSpec, "")
     if top.name:
         _check_name(top.name, "name")
@@ -135,7 +220,7 @@ def _compile(document: Any, wall: float) -> Compiled:
     for index, other in enumerate(top.after):
         _check_text(other, f"after[{index}]")
     env = _environment(top.env, "env")
-    inherited = _Defaults(top.priority or "medium", _deadline(top.deadline, "deadline", wall), wall, top.name)
+    inherited = _Defaults(top.priority or "medium", _deadline(top.deadline, "deadline", wall), wall, top.name, cut)
     units = _job_units(top, inherited) if top.kind == "job" else _graph_units(top, inherited)
     return Compiled(top.name, top.folder, env, tuple(units), tuple(dict.fromkeys(top.after)))
 
@@ -156,8 +241,31 @@ _EXAMPLES = {
     "priority": "priority: high",
     "deadline": "deadline: 30m",
     "expect": "expect: 10m",
+    "gpu_share": "gpu_share: 0.5",
+    "gpu_kind": "gpu_kind: npu",
+    "gpu_model": "gpu_model: [H100, A100-80]",
+    "backend": "backend: cuda",
+    "precision": "precision: fp16",
+    "ops": "ops: [matmul]",
+    "network": "network: 10Gbit",
     "workers": "workers: 2",
+    "min": "workers: 2..8",
+    "max": "workers: 2..8",
     "parts": "parts: 4",
+    "split": "split: {items: 1000, size: auto}",
+    "items": "items: 1000",
+    "size": "size: 50",
+    "artifacts": "artifacts: {cuda: {run: ./train-cuda}, cpu: {run: ./train}}",
+    "work": "work: {flops: 2 PFLOP, bytes: 300GB}",
+    "flops": "flops: 2 PFLOP",
+    "bytes": "bytes: 300GB",
+    "input": "input: 4GB",
+    "model": "model: 13GB",
+    "checkpoint": "checkpoint: 5m",
+    "every": "every: 5m",
+    "restore": "restore: 30s",
+    "preemptible": "preemptible: false",
+    "weight": "weight: 2.5",
     "retry": "retry: {limit: 3, backoff: 1s, when: [lost]}",
     "limit": "limit: 3",
     "backoff": "backoff: 1s",
@@ -180,6 +288,7 @@ class _Defaults(NamedTuple):
     deadline: int
     wall: float
     job: str
+    cut: Cut
 
 
 def _job_units(top: _Top, inherited: _Defaults) -> list[Unit]:
@@ -191,7 +300,7 @@ def _job_units(top: _Top, inherited: _Defaults) -> list[Unit]:
         raise SpecError(
             "`needs` belongs to the tasks of a graph", field="needs", code="E105", hint="use `after: [JOB]`"
         )
-    own = msgspec.structs.replace(top, env={}, deadline=None)
+    own = msgspec.structs.replace(top, env={}, deadline=None, parts=_parts_of(top, "", inherited.cut))
     _check_size({"": own})
     return [msgspec.structs.replace(unit, deadline=inherited.deadline) for unit in _units("main", own, "", inherited)]
 
@@ -206,7 +315,8 @@ def _graph_units(top: _Top, inherited: _Defaults) -> list[Unit]:
     specs: dict[str, TaskSpec] = {}
     for name, raw in top.tasks.items():
         _check_name(name, f"tasks.{name}")
-        specs[name] = _convert(raw, TaskSpec, TaskSpec, f"tasks.{name}")
+        spec = _convert(raw, TaskSpec, TaskSpec, f"tasks.{name}")
+        specs[name] = msgspec.structs.replace(spec, parts=_parts_of(spec, f"tasks.{name}.", inherited.cut))
     _check_needs(specs)
     _check_size(specs)
     stands_for: dict[str, tuple[str, ...]] = {}
@@ -226,14 +336,55 @@ def _graph_units(top: _Top, inherited: _Defaults) -> list[Unit]:
     ]
 
 
+def _parts_of(spec: TaskSpec, field: str, cut: Cut) -> int:
+    """Into how many parts a task is cut: as it says, or by its items."""
+    split = spec.split
+    if split is None:
+        return spec.parts
+    if spec.parts:
+        raise SpecError("a task has `parts` or a `split`, not both", field=f"{field}split", hint="drop `parts`")
+    for name, value in (("items", split.items), ("min", split.min), ("max", split.max)):
+        if not 1 <= value <= MAX_BYTES:
+            have = _shown(value)
+            raise SpecError(
+                "the number is out of range", code="E103", field=f"{field}split.{name}", need="1 or more", have=have
+            )
+    if split.size != "auto" and split.size < 1:
+        need, have = "1 or more, or auto", _shown(split.size)
+        raise SpecError("the number is out of range", code="E103", field=f"{field}split.size", need=need, have=have)
+    if split.min > split.max:
+        raise SpecError("`min` is more than `max`", code="E103", field=f"{field}split.min", have=str(split.min))
+    return -(-split.items // part_size(split, cut))
+
+
+def _workers(workers: int | str | WorkersSpec, field: str) -> tuple[int, int]:
+    """The least and the most tasks of a gang, from `4`, `2..8` or `{min: 2, max: 8}`."""
+    if isinstance(workers, WorkersSpec):
+        least, most = workers.min, workers.max
+    elif isinstance(workers, int):
+        least = most = workers
+    else:
+        match = re.fullmatch(r"\s*(\d{1,6})\s*\.\.\s*(\d{1,6})\s*", workers)
+        if match is None:
+            raise SpecError(
+                "the number of workers cannot be read", code="E103", field=field, need="2 or 2..8", have=workers[:80]
+            )
+        least, most = int(match[1]), int(match[2])
+    _check_count(least, 1, field)
+    _check_count(most, 1, field)
+    if least > most:
+        raise SpecError("the least is more than the most", code="E103", field=field, have=f"{least}..{most}")
+    return least, most
+
+
 def _check_size(specs: Mapping[str, TaskSpec]) -> None:
     """Refuse what would grow too large before it is made: a line of YAML can ask for a million tasks."""
     tasks = size = needs = 0
     for name, spec in specs.items():
         field = f"tasks.{name}." if name else ""
-        _check_count(spec.workers, 1, f"{field}workers")
-        _check_count(spec.parts, 0, f"{field}parts")
-        made = max(spec.workers, spec.parts)
+        _, most = _workers(spec.workers, f"{field}workers")
+        _check_count(spec.parts, 0, f"{field}split.size" if spec.split else f"{field}parts")
+        made = max(most, spec.parts)
         tasks += made + (spec.merge is not None)
         size += made * (_length(spec.run) + sum(len(key) + _length(str(value)) for key, value in spec.env.items()))
         needs += max(1, spec.parts) * sum(1 if specs[of].merge else max(1, specs[of].parts) for of in spec.needs)
@@ -263,9 +414,15 @@ _OF_A_TASK = {
     "expect": None,
     "workers": 1,
     "parts": 0,
+    "split": None,
     "merge": None,
     "retry": None,
     "grace": "10s",
+    "artifacts": {},
+    "work": None,
+    "checkpoint": None,
+    "preemptible": True,
+    "weight": 1.0,
     "class_": "",
 }
 """Fields of a task that mean nothing beside `tasks`; `env`, `priority` and `deadline` hold for all tasks."""
@@ -309,19 +466,25 @@ def _check_needs(specs: Mapping[str, TaskSpec]) -> None:
 def _units(name: str, spec: TaskSpec, at: str, inherited: _Defaults) -> list[Unit]:
     """The units of one task of the file: one, a gang, or parts and their merge."""
     field = f"{at}." if at else ""
-    argv = _command(spec.run, f"{field}run")
+    first, variants = _artifacts(spec, field)
+    argv = _command(first.run, f"{field}run")
+    least, most = _workers(spec.workers, f"{field}workers")
     _check_text(spec.class_, f"{field}class", most=128)
-    if spec.parts and spec.workers > 1:
+    if spec.parts and most > 1:
         raise SpecError("a task is a gang or cut by data, not both", field=f"{field}parts", hint="drop `workers`")
+    if spec.parts and variants:
+        raise SpecError("a task has artifacts or is cut by data, not both", field=f"{field}artifacts")
     if spec.merge is not None and not spec.parts:
         raise SpecError("`merge` needs `parts`", field=f"{field}merge", hint="parts: 4")
-    kind = spec.class_ or (f"{inherited.job}/{name}" if inherited.job and name != "main" else _class_of(argv, spec.run))
+    kind = spec.class_ or (
+        f"{inherited.job}/{name}" if inherited.job and name != "main" else _class_of(argv, first.run)
+    )
     env = _environment(spec.env, f"{field}env")
     retry = spec.retry or RetrySpec()
     base = Unit(
         name=name,
         tasks=(Task(name=name, argv=argv, env=env),),
-        shape=_shape(spec.resources, f"{field}resources"),
+        shape=_shape(first.resources or spec.resources, f"{field}resources"),
         needs=tuple(spec.needs),
         priority=Priority[(spec.priority or inherited.priority).upper()],
         deadline=_deadline(spec.deadline, f"{field}deadline", inherited.wall),
@@ -333,27 +496,85 @@ def _units(name: str, spec: TaskSpec, at: str, inherited: _Defaults) -> list[Uni
         ),
         kind=kind,
         grace=_duration(spec.grace, f"{field}grace"),
+        least=least if least < most else 0,
+        variants=variants,
+        work=_work(spec.work, f"{field}work"),
+        checkpoint=_checkpoint(spec.checkpoint, f"{field}checkpoint")[0],
+        restore=_checkpoint(spec.checkpoint, f"{field}checkpoint")[1],
+        preemptible=spec.preemptible,
+        weight=_weight(spec.weight, f"{field}weight"),
     )
     if spec.parts:
         return _parts(base, spec, argv, env, field)
-    if spec.workers > 1:
-        gang = tuple(
-            Task(name=f"{name}[{rank}]", argv=argv, env=env, rank=rank, world=spec.workers)
-            for rank in range(spec.workers)
-        )
+    if most > 1:
+        gang = tuple(Task(name=f"{name}[{rank}]", argv=argv, env=env, rank=rank, world=most) for rank in range(most))
         return [msgspec.structs.replace(base, tasks=gang)]
     return [base]
 
 
-def _parts(base: Unit, spec: TaskSpec, argv: tuple[str, ...], env: dict[str, str], field: str) -> list[Unit]:
-    units = [
-        msgspec.structs.replace(
-            base,
-            name=f"{base.name}[{part}]",
-            tasks=(Task(name=f"{base.name}[{part}]", argv=argv, env=env, part=part, parts=spec.parts),),
+def _artifacts(spec: TaskSpec, field: str) -> tuple[ArtifactSpec, tuple[Variant, ...]]:
+    """The unit's own artifact and the others; their names are the backends they were built for."""
+    if not spec.artifacts:
+        return ArtifactSpec(run=spec.run, resources=spec.resources), ()
+    if spec.run:
+        raise SpecError("a task has `run` or `artifacts`, not both", field=f"{field}run", hint="drop `run`")
+    made: list[tuple[str, ArtifactSpec]] = []
+    for name, artifact in spec.artifacts.items():
+        at = f"{field}artifacts.{name}"
+        _check_name(name, at)
+        resources = artifact.resources or spec.resources
+        if name == "cpu" and resources.gpu:
+            raise SpecError("the artifact for the CPU asks for devices", field=f"{at}.resources.gpu", hint="gpu: 0")
+        if name != "cpu":
+            resources = msgspec.structs.replace(resources, backend=resources.backend or name)
+        made.append((name, ArtifactSpec(run=artifact.run, resources=resources)))
+    variants = tuple(
+        Variant(
+            name=name,
+            argv=_command(artifact.run, f"{field}artifacts.{name}.run"),
+            shape=_shape(artifact.resources or spec.resources, f"{field}artifacts.{name}.resources"),
         )
-        for part in range(spec.parts)
-    ]
+        for name, artifact in made[1:]
+    )
+    return made[0][1], variants
+
+
+def _work(spec: WorkSpec | None, field: str) -> Work:
+    if spec is None:
+        return Work()
+    return Work(
+        flops=parse_or_raise(parse_flops, spec.flops, f"{field}.flops", MAX_FLOPS),
+        bytes=parse_or_raise(parse_bytes, spec.bytes, f"{field}.bytes", MAX_BYTES),
+        input=parse_or_raise(parse_bytes, spec.input, f"{field}.input", MAX_BYTES),
+        model=parse_or_raise(parse_bytes, spec.model, f"{field}.model", MAX_BYTES),
+    )
+
+
+def _checkpoint(spec: Quantity | CheckpointSpec | None, field: str) -> tuple[int, int]:
+    """(interval, cost of restoring) in nanoseconds."""
+    if spec is None:
+        return 0, 0
+    if isinstance(spec, CheckpointSpec):
+        return _duration(spec.every, f"{field}.every"), _duration(spec.restore, f"{field}.restore")
+    return _duration(spec, field), 0
+
+
+def _weight(weight: float, field: str) -> int:
+    """A business weight in thousandths."""
+    if not 0.001 <= weight <= 1000:
+        raise SpecError("the weight is out of range", code="E103", field=field, need="0.001 to 1000", have=str(weight))
+    return round(weight * 1000)
+
+
+def _parts(base: Unit, spec: TaskSpec, argv: tuple[str, ...], env: dict[str, str], field: str) -> list[Unit]:
+    units = []
+    for part in range(spec.parts):
+        items = {}
+        if spec.split:
+            first, last = part * spec.split.items // spec.parts, (part + 1) * spec.split.items // spec.parts
+            items = {"POISE_ITEMS_FROM": str(first), "POISE_ITEMS_TO": str(last)}
+        task = Task(name=f"{base.name}[{part}]", argv=argv, env=env | items, part=part, parts=spec.parts)
+        units.append(msgspec.structs.replace(base, name=task.name, tasks=(task,)))
     if spec.merge is not None:
         merge = Task(name=f"{base.name}.merge", argv=_command(spec.merge, f"{field}merge"), env=env, parts=spec.parts)
         units.append(
@@ -374,6 +595,7 @@ _CHOICES: dict[str, list[str]] = {
     "kind": list(get_args(get_type_hints(JobSpec)["kind"])),
     "priority": list(get_args(PriorityName)),
     "when": list(RETRYABLE),
+    "precision": list(get_args(get_type_hints(ResourcesSpec)["precision"]))[1:],
 }
 
 
@@ -387,7 +609,8 @@ def _convert(document: Any, kind: type[T], shown: type[msgspec.Struct], at: str)
 def _spec_error(text: str, shown: type[msgspec.Struct], at: str) -> SpecError:
     """msgspec says `Expected X, got Y - at `$.path``; say it with the path first and a near miss."""
     message, _, path = text.replace(" - at `key` in `$", " as a key - at `$").partition(" - at `$")
-    field = ".".join(part for part in (at, path.rstrip("`").lstrip(".")) if part)
+    path = path.rstrip("`")
+    field = ".".join(part for part in (at, path.lstrip(".")) if part)
     unknown = re.search(r"unknown field `(.+)`", message)
     if unknown:
         known = [item.encode_name for item in msgspec.structs.fields(_at(shown, path))]
@@ -414,7 +637,17 @@ def _spec_error(text: str, shown: type[msgspec.Struct], at: str) -> SpecError:
 
 
 def _at(shown: type[msgspec.Struct], path: str) -> type[msgspec.Struct]:
-    return ResourcesSpec if "resources" in path else RetrySpec if "retry" in path else shown
+    inner: dict[str, type[msgspec.Struct]] = {
+        "resources": ResourcesSpec,
+        "retry": RetrySpec,
+        "workers": WorkersSpec,
+        "split": SplitSpec,
+        "work": WorkSpec,
+        "checkpoint": CheckpointSpec,
+        "artifacts": ArtifactSpec,
+    }
+    named = [part for part in re.split(r"[.\[\]]", path) if part in inner]
+    return inner[named[-1]] if named else shown
 
 
 def _near(word: str, known: Iterable[str]) -> str:
@@ -506,6 +739,34 @@ def _length(text: str | list[str]) -> int:
 
 def _shape(resources: ResourcesSpec, field: str) -> Shape:
     _check_gpus(resources.gpu, f"{field}.gpu")
+    share = round(resources.gpu_share * WHOLE)
+    if not 1 <= share <= SHARED_CAP and share != WHOLE:
+        need = f"up to {SHARED_CAP / WHOLE:g}, or 1 for whole devices"
+        raise SpecError(
+            "the share of a device is out of range",
+            code="E103",
+            field=f"{field}.gpu_share",
+            need=need,
+            have=str(resources.gpu_share),
+        )
+    models = [resources.gpu_model] if isinstance(resources.gpu_model, str) else resources.gpu_model
+    if not resources.gpu:
+        for name, asked in (
+            ("gpu_share", share != WHOLE),
+            ("gpu_model", models),
+            ("gpu_kind", resources.gpu_kind != "gpu"),
+        ):
+            if asked:
+                raise SpecError(f"`{name}` needs `gpu`", field=f"{field}.{name}", hint="gpu: 1")
+    named = {
+        "gpu_kind": [resources.gpu_kind],
+        "gpu_model": models,
+        "backend": [resources.backend],
+        "ops": resources.ops,
+    }
+    for name, given in named.items():
+        for text in given:
+            _check_text(text, f"{field}.{name}", most=64)
     if parse_or_raise(parse_bytes, resources.gpu_memory, f"{field}.gpu_memory", MAX_BYTES) and not resources.gpu:
         raise SpecError("`gpu_memory` needs `gpu`", field=f"{field}.gpu_memory", hint="gpu: 1")
     return Shape(
@@ -513,7 +774,22 @@ def _shape(resources: ResourcesSpec, field: str) -> Shape:
         memory=parse_or_raise(parse_bytes, resources.memory, f"{field}.memory", MAX_BYTES),
         gpus=resources.gpu,
         gpu_memory=parse_or_raise(parse_bytes, resources.gpu_memory, f"{field}.gpu_memory", MAX_BYTES),
+        share=share,
+        network=parse_or_raise(parse_rate, resources.network, f"{field}.network", MAX_BYTES),
+        wants=Wants(
+            kind=resources.gpu_kind,
+            models=_models(models),
+            backend=resources.backend,
+            precision=resources.precision,
+            ops=tuple(resources.ops),
+        ),
     )
+
+
+def _models(names: list[str]) -> tuple[str, ...]:
+    """The catalogue's models that are meant: `A100` is either of its forms. What it does not know stays as written."""
+    found = [model for name in names for model in [entry.name for entry in models_named(name)] or [name]]
+    return tuple(dict.fromkeys(found))
 
 
 def _check_gpus(value: int, field: str) -> None:
