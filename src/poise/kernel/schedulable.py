@@ -21,7 +21,7 @@ from poise.units import format_duration
 
 
 class Outlook(NamedTuple):
-    """Nanoseconds from now: the `least` that the job takes, and how long the work `ahead` of it keeps the fleet busy."""
+    """Nanoseconds from now: the `least` that the job takes, and how long what is `ahead` of it keeps the fleet busy."""
 
     least: int
     ahead: int

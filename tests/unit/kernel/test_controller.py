@@ -205,7 +205,11 @@ def test_after_names_jobs_that_there_are() -> None:
         ({"cpu": 64}, "closest is n2: has 8 CPU in all, 64 needed", "`--cpu 8` would fit on n2"),
         ({"cpu": 8, "gpu": 1}, "closest is n1: has 4 CPU in all, 8 needed", "`--cpu 4 --gpu 1` would fit on n1"),
         ({"memory": "1TiB"}, "closest is n1: has 8 GiB of memory in all, 1 TiB needed", "`--cpu 1 --memory 8192MiB`"),
-        ({"gpu": 1, "gpu_memory": "80GiB"}, "closest is n1: has 0 fitting device", "--gpu 1 --gpu-memory 16384MiB` would"),
+        (
+            {"gpu": 1, "gpu_memory": "80GiB"},
+            "closest is n1: has 0 fitting device",
+            "--gpu 1 --gpu-memory 16384MiB` would",
+        ),
     ],
 )
 def test_what_no_node_has_says_which_comes_closest(fields: dict[str, Any], have: str, hint: str) -> None:
