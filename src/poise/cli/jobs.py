@@ -5,7 +5,6 @@ from typing import Any
 
 import click
 
-from poise.cli import offline
 from poise.cli.home import connected, current_home, running, supervised
 from poise.cli.render import ago, counts_text, print_json, print_table, say, shorten, status_text
 from poise.errors import SpecError
@@ -18,6 +17,8 @@ from poise.units import SECOND, format_bytes, format_duration, parse_duration
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def ls(everything: bool, as_json: bool) -> int:
     """List unfinished jobs and the latest finished ones."""
+    from poise.cli import offline
+
     home = current_home()
     if running(home) or supervised(home):
         jobs = connected(home).jobs(everything=everything)
@@ -52,6 +53,8 @@ def ls(everything: bool, as_json: bool) -> int:
 @click.argument("job")
 def show(job: str, as_json: bool) -> int:
     """Show JOB (id or name): what ran where and when, why it was placed there, and every reason why something waits."""
+    from poise.cli import offline
+
     home = current_home()
     up = running(home) or supervised(home)
     report = connected(home).job(job) if up else offline.job(home, job)

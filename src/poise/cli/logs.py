@@ -4,7 +4,6 @@ import sys
 
 import click
 
-from poise.cli import offline
 from poise.cli.home import connected, current_home, running, supervised
 from poise.cli.render import print_json
 from poise.model.reports import LogPiece
@@ -17,6 +16,8 @@ from poise.model.reports import LogPiece
 @click.argument("job")
 def logs(job: str, follow: bool, task: str, as_json: bool) -> int:
     """Print what JOB (id, name, or JOB.TASK) wrote: its standard output to stdout, its standard error to stderr."""
+    from poise.cli import offline
+
     home = current_home()
     if "." in job and not task:
         job, _, task = job.partition(".")
