@@ -11,7 +11,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,9 +37,10 @@ class _Job(msgspec.Struct):
 
 
 class Receipt(msgspec.Struct):
-    """The answer to one submission of a stream: a job's id, or the error it was refused with."""
+    """The answer to one submission of a stream: a job's id and what is to be known of it, or why it was refused."""
 
     job: str = ""
+    note: str = ""
     error: ErrorRecord | None = None
 
 
@@ -74,10 +75,17 @@ class Client:
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
-    def submit(self, spec: dict[str, Any], *, key: str = "", user: str = "") -> str:
-        """Submit a job; its id comes back once it is durable."""
+    def submit(
+        self, spec: dict[str, Any], *, key: str = "", user: str = "", say: Callable[[str], None] | None = None
+    ) -> str:
+        """Submit a job; its id comes back once it is durable. `say` is told what is to be known of it: that it may be
+        late, for one.
+        """
         body = {"spec": spec, "key": key or secrets.token_hex(8), "user": user}
-        return self._call("POST", "/v1/jobs", _Job, body).job
+        accepted = self._call("POST", "/v1/jobs", Receipt, body)
+        if say is not None and accepted.note:
+            say(accepted.note)
+        return accepted.job
 
     def jobs(self, *, everything: bool = False) -> list[JobReport]:
         return self._call("GET", f"/v1/jobs?all={str(everything).lower()}", list[JobReport])

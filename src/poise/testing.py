@@ -44,7 +44,7 @@ from poise.model.events import Event
 from poise.model.jobs import Ending, Outcome
 from poise.model.messages import Attempt, Beat, Desired, Ended, FromAgent, Hello, Launch, Report, Running
 from poise.model.resources import Device, Node
-from poise.model.spec import ResourcesSpec, compile_spec
+from poise.model.spec import ResourcesSpec
 from poise.policy.suites import ClusterPolicy, policy_named
 from poise.units import MILLISECOND, SECOND, parse_bytes, parse_cpu, parse_duration
 
@@ -138,7 +138,7 @@ class World:
 
     def submit(self, document: Any, key: str = "") -> "World":
         """Submit a parsed file as it is. Raises what it is refused with; what is accepted is in `replies`."""
-        compiled = compile_spec(document, wall=WALL)
+        compiled = self.controller.prepare(document, WALL)
         return self._ask(Submit(self._request(), compiled, key))
 
     # --- letting it run ----------------------------------------------------------------------------------------------

@@ -76,6 +76,8 @@ def print_job(report: JobReport) -> None:
     if report.critical_path:
         left = f" ({format_duration(report.remaining)} of it expected still to come)" if report.remaining else ""
         click.echo(f"critical path: {' → '.join(report.critical_path)}{left}")
+    if report.note and report.exit_code is None:
+        click.echo(f"note: {report.note}")
     click.echo()
     print_table(
         ("TASK", "STATUS", "PRIORITY", "NODE", "CPUS", "EPOCH", "WAITED", "RAN", "SLACK", "PEAK", "WHY"),

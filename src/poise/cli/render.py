@@ -50,6 +50,11 @@ def say(message: str) -> None:
     click.echo(message, err=True)
 
 
+def tell(note: str) -> None:
+    """What Poise has to say of a job that it accepted."""
+    say(f"poise: {note}")
+
+
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> None:
     """Columns as wide as their content, the last one free; statuses are coloured in a terminal."""
     shown = [list(headers), *[list(row) for row in rows]]

@@ -13,7 +13,7 @@ import click
 
 from poise.cli.asking import asked, asking
 from poise.cli.home import current_home, ensure_up, user_name
-from poise.cli.render import print_json, say
+from poise.cli.render import print_json, say, tell
 from poise.client import Client
 from poise.config import Home
 from poise.errors import PoiseError, Unreachable
@@ -75,7 +75,7 @@ def _submit(home: Home, spec: dict[str, Any], user: str) -> tuple[Client, str]:
     for left in range(SUBMIT_ATTEMPTS, 0, -1):
         client = ensure_up(home, "--until-idle")
         try:
-            return client, client.submit(spec, key=key, user=user)
+            return client, client.submit(spec, key=key, user=user, say=tell)
         except Unreachable:
             if left == 1:
                 raise

@@ -8,7 +8,7 @@ import click
 
 from poise.cli.asking import asked, asking
 from poise.cli.home import connected, current_home, user_name
-from poise.cli.render import print_json, say
+from poise.cli.render import print_json, say, tell
 from poise.drivers.yamlfile import load_yaml
 from poise.errors import SpecError
 
@@ -32,7 +32,7 @@ def submit(source: tuple[str, ...], as_json: bool, **flags: Any) -> int:
         if len(source) == 1 and Path(source[0]).is_file() and not os.access(source[0], os.X_OK):
             raise SpecError("a file to submit ends in .yaml", field=source[0], hint=f"`poise submit {source[0]}.yaml`")
         spec = own | {"run": list(source), "folder": str(Path.cwd())}
-    job = connected(current_home()).submit(spec, user=user_name())
+    job = connected(current_home()).submit(spec, user=user_name(), say=tell)
     if as_json:
         print_json({"job": job})
     else:

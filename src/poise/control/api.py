@@ -27,7 +27,6 @@ from poise.kernel.explain import job_report, node_report
 from poise.kernel.ledger import JobState, Ledger
 from poise.model.events import Held, Placed, PolicyFailed
 from poise.model.reports import JobReport, NodeReport, StatusReport
-from poise.model.spec import compile_spec
 
 MAX_WAIT = 60.0
 """Seconds that one request may wait for a job; clients ask again."""
@@ -49,9 +48,10 @@ _log = logging.getLogger("poise.control")
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """A job is accepted: its record is durable."""
+    """A job is accepted: its record is durable. `note` is what is to be known of it."""
 
     job: str
+    note: str = ""
 
 
 class DrainRequest(msgspec.Struct, frozen=True):
@@ -89,9 +89,9 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime) -> App:
 
     @post("/v1/jobs", summary="Submit a job (or, as application/x-ndjson, a stream of them)", status_code=201)
     async def submit(data: Submission) -> Submitted:
-        compiled = compile_spec(data.spec, wall=plane.clock.wall())
+        compiled = plane.controller.prepare(data.spec, plane.clock.wall())
         job = await plane.request(lambda request: machine.Submit(request, compiled, data.key, data.user))
-        return Submitted(job)
+        return Submitted(job, compiled.note)
 
     @get("/v1/jobs", summary="Jobs: the unfinished ones and the latest finished ones, or all")
     async def jobs(all_jobs: Annotated[bool, Parameter(query="all")] = False) -> list[JobReport]:

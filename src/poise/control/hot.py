@@ -19,7 +19,6 @@ from poise.control.plane import Answer, Plane
 from poise.errors import ErrorRecord, InputError, PoiseError, SpecError
 from poise.kernel import controller as machine
 from poise.model.messages import FromAgent, Hello, ToAgent
-from poise.model.spec import compile_spec
 
 MAX_UNANSWERED = 4096
 """Submissions of one stream that wait for the log; reading pauses beyond."""
@@ -44,9 +43,10 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
 
 
 class Accepted(msgspec.Struct, omit_defaults=True):
-    """The answer to one line of a stream: the job's id, or why it was refused."""
+    """The answer to one line of a stream: the job's id and what is to be known of it, or why it was refused."""
 
     job: str = ""
+    note: str = ""
     error: ErrorRecord | None = None
 
 
@@ -58,13 +58,14 @@ _submission = msgspec.json.Decoder(Submission)
 _accepted = msgspec.json.Encoder()
 
 
-def submit(plane: Plane, line: bytes, wall: float, answer: Answer) -> None:
+def submit(plane: Plane, line: bytes, wall: float, done: "Done") -> None:
     """Compile one submission and post it; raises PoiseError when it cannot be compiled."""
     try:
         submission = _submission.decode(line)
     except UNREADABLE as error:
         raise not_json(error) from None
-    compiled = compile_spec(submission.spec, wall=wall)
+    compiled = plane.controller.prepare(submission.spec, wall)
+    answer = _answering(done, compiled.note)
     plane.ask(lambda request: machine.Submit(request, compiled, submission.key, submission.user), answer)
 
 
@@ -108,7 +109,7 @@ class Submissions:
                 continue
             done = stream.expect()
             try:
-                submit(self._plane, line, wall, _answering(done))
+                submit(self._plane, line, wall, done)
             except PoiseError as error:
                 done(Accepted(error=error.record))
 
@@ -219,10 +220,10 @@ class _Channel:
             _log.debug("channel closed: %s", error)
 
 
-def _answering(done: Done) -> Answer:
+def _answering(done: Done, note: str) -> Answer:
     def answer(reply: machine.Reply) -> None:
         error = reply.error.record if reply.error is not None else None
-        done(Accepted(job=reply.value or "", error=error))
+        done(Accepted(job=reply.value or "", note=note if error is None else "", error=error))
 
     return answer
 

@@ -18,6 +18,7 @@ import msgspec
 
 from poise.errors import Busy, Conflict, NotFound, PoiseError, SpecError, StoreFull
 from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of
+from poise.kernel.schedulable import prepare
 from poise.kernel.verify import verify_place, verify_preempt
 from poise.kernel.watch import Fired, Triggers, Watch
 from poise.model.decisions import Hold, Place, Plan, Preempt, Reason
@@ -302,6 +303,10 @@ class Controller:
     def snapshot(self, now: int) -> Snapshot:
         """What the policy is shown now."""
         return self.ledger.snapshot(now, self.settings.seed, self.settings.throughputs, tuple(self._fired))
+
+    def prepare(self, document: Any, wall: float) -> Compiled:
+        """A request compiled for the fleet as it is now; raises SpecError. `wall` is in seconds since 1970."""
+        return prepare(self.ledger, self._use() / 1000, document, wall)
 
     def load_of(self, node: str) -> Load | None:
         """What the node last said of how busy it is."""

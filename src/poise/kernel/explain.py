@@ -44,6 +44,7 @@ def job_report(ledger: Ledger, job: JobState, now: int, *, tasks: bool) -> JobRe
         command=_command(first.argv) if len(job.units) == 1 else f"graph of {sum(counts.values())} tasks",
         critical_path=path,
         remaining=sum(unit.expected for unit in job.units if unit.spec.name in path and not unit.over),
+        note=job.note,
         tasks=tuple(
             task_report(ledger, job, unit, index, now) for unit in job.units for index in range(len(unit.tasks))
         )

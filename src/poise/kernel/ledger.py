@@ -191,6 +191,7 @@ class JobState(msgspec.Struct):
     awaited: int = 0
     ended: int = 0
     cancelled_by: str = ""
+    note: str = ""
 
 
 class Pool(msgspec.Struct):
@@ -466,6 +467,7 @@ class Ledger:
             key=event.key,
             unfinished=len(units),
             awaited=sum(1 for other in after if not other.ended),
+            note=job.note,
         )
         state.jobs[job.id] = made
         if event.key:

@@ -8,7 +8,7 @@ refuses nobody.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from poise.errors import SpecError
 from poise.kernel.ledger import Ledger
@@ -16,8 +16,12 @@ from poise.model import graph
 from poise.model.fleet import CPU, DEVICES, Fleet
 from poise.model.jobs import Unit
 from poise.model.profiles import CERTAIN, Profile, expected_run
+from poise.model.spec import Compiled, Cut, compile_spec
 from poise.policy.predict import Speeds
 from poise.units import format_duration
+
+FINER = (1, 2, 4, 8)
+"""How many times finer work is cut, in turn, before its deadline is refused."""
 
 
 class Outlook(NamedTuple):
@@ -25,6 +29,39 @@ class Outlook(NamedTuple):
 
     least: int
     ahead: int
+
+
+def prepare(ledger: Ledger, use: float, document: Any, wall: float) -> Compiled:
+    """Compile a request for the fleet as it is: `use` in [0, 1] is how much of it is taken. What is to be cut is cut
+    finer before its deadline is refused. Raises SpecError.
+    """
+    fleet = ledger.fleet()
+    for finer in FINER:
+        cuts: list[Cut] = []
+
+        def cut(devices: bool, finer: int = finer, cuts: list[Cut] = cuts) -> Cut:
+            cuts.append(Cut(use, spread(fleet, devices), finer))
+            return cuts[-1]
+
+        compiled = compile_spec(document, wall=wall, cut=cut)
+        try:
+            return compiled._replace(note=check_deadlines(ledger, compiled.units))
+        except SpecError:
+            if not cuts or finer == FINER[-1]:
+                raise
+    raise AssertionError("unreachable")
+
+
+def spread(fleet: Fleet, devices: bool) -> float:
+    """How much faster the fleet's fastest model of device (or of processor) is than its slowest by peak rate, less one;
+    0 where the rates are not known.
+    """
+    peaks = [
+        max(rate for _, rate in model.rates)
+        for model in fleet.models
+        if model.rates and (model.kind != "cpu") == devices
+    ]
+    return max(peaks) / min(peaks) - 1 if peaks else 0.0
 
 
 def outlook(ledger: Ledger, units: tuple[Unit, ...]) -> Outlook:

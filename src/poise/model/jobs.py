@@ -110,7 +110,9 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A compiled job. `name` is empty unless the user gave one. `after` holds ids of jobs that must be done first."""
+    """A compiled job. `name` is empty unless the user gave one. `after` holds ids of jobs that must be done first;
+    `note` is what the user was told when it was submitted.
+    """
 
     id: str
     units: tuple[Unit, ...]
@@ -119,6 +121,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     env: dict[str, str] = {}
     after: tuple[str, ...] = ()
     user: str = ""
+    note: str = ""
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -57,7 +57,9 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One job. `exit_code` is what `poise wait` ends with: 0, or the first failed task's; none while unfinished."""
+    """One job. `exit_code` is what `poise wait` ends with: 0, or the first failed task's; none while unfinished. `note`
+    is what the user was told when it was submitted.
+    """
 
     id: str
     name: str
@@ -71,6 +73,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     critical_path: tuple[str, ...] = ()
     remaining: int = 0
+    note: str = ""
     tasks: tuple[TaskReport, ...] = ()
 
 

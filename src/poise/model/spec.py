@@ -11,7 +11,7 @@ A task with `workers: 2` becomes a gang `name` of tasks `name[0]`, `name[1]`; on
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
@@ -160,17 +160,25 @@ class _Top(TaskSpec, forbid_unknown_fields=True):
 
 
 class Compiled(NamedTuple):
-    """A job without its id, and the jobs it comes after as the user named them."""
+    """A job without its id, the jobs it comes after as the user named them, and what the user is to be told of it."""
 
     name: str
     folder: str
     env: dict[str, str]
     units: tuple[Unit, ...]
     after: tuple[str, ...] = ()
+    note: str = ""
 
     def job(self, job_id: str, after: tuple[str, ...], user: str = "") -> Job:
         return Job(
-            id=job_id, units=self.units, name=self.name, folder=self.folder, env=self.env, after=after, user=user
+            id=job_id,
+            units=self.units,
+            name=self.name,
+            folder=self.folder,
+            env=self.env,
+            after=after,
+            user=user,
+            note=self.note,
         )
 
 
@@ -185,22 +193,22 @@ class Cut(NamedTuple):
 
 
 def part_size(split: SplitSpec, cut: Cut) -> int:
-    """Items per part: as given, or `max(1, floor(10 (1 - load)))`, so that a busy fleet gets smaller parts, over
+    """Items per part: `max(1, floor(10 (1 - load)))`, so that a busy fleet gets smaller parts, over
     `1 + min(spread, 3)`, so that a slow node's last part does not hold up an uneven one, over `finer`; in its bounds.
     """
-    if split.size != "auto":
-        return split.size
     size = max(1, int(10 * (1 - cut.load))) / (1 + min(max(0.0, cut.spread), 3.0)) / cut.finer
     least = max(split.min, -(-split.items // MAX_TASKS))
     return max(least, min(split.max, int(size)), 1)
 
 
-UNLOADED = Cut()
+def idle_and_even(devices: bool) -> Cut:
+    """How finely work is cut where nothing is known of the fleet."""
+    return Cut()
 
 
-def compile_spec(document: Any, *, wall: float, cut: Cut = UNLOADED) -> Compiled:
-    """Compile a parsed file or request. `wall` (seconds since 1970) is what absolute deadlines are measured from, `cut`
-    how finely a `split` of size `auto` is cut.
+def compile_spec(document: Any, *, wall: float, cut: Callable[[bool], Cut] = idle_and_even) -> Compiled:
+    """Compile a parsed file or request. `wall` (seconds since 1970) is what absolute deadlines are measured from.
+    `cut` says how finely a `split` of size `auto` is cut, for work on devices (True) or on CPUs alone.
     """
     try:
         return _compile(document, wall, cut)
@@ -210,7 +218,7 @@ def compile_spec(document: Any, *, wall: float, cut: Cut = UNLOADED) -> Compiled
         raise
 
 
-def _compile(document: Any, wall: float, cut: Cut) -> Compiled:
+def _compile(document: Any, wall: float, cut: Callable[[bool], Cut]) -> Compiled:
     top = _convert(document, _Top, JobSpec, "")
     if top.name:
         _check_name(top.name, "name")
@@ -288,7 +296,7 @@ class _Defaults(NamedTuple):
     deadline: int
     wall: float
     job: str
-    cut: Cut
+    cut: Callable[[bool], Cut]
 
 
 def _job_units(top: _Top, inherited: _Defaults) -> list[Unit]:
@@ -336,7 +344,7 @@ def _graph_units(top: _Top, inherited: _Defaults) -> list[Unit]:
     ]
 
 
-def _parts_of(spec: TaskSpec, field: str, cut: Cut) -> int:
+def _parts_of(spec: TaskSpec, field: str, cut: Callable[[bool], Cut]) -> int:
     """Into how many parts a task is cut: as it says, or by its items."""
     split = spec.split
     if split is None:
@@ -354,7 +362,8 @@ def _parts_of(spec: TaskSpec, field: str, cut: Cut) -> int:
         raise SpecError("the number is out of range", code="E103", field=f"{field}split.size", need=need, have=have)
     if split.min > split.max:
         raise SpecError("`min` is more than `max`", code="E103", field=f"{field}split.min", have=str(split.min))
-    return -(-split.items // part_size(split, cut))
+    size = part_size(split, cut(spec.resources.gpu > 0)) if split.size == "auto" else split.size
+    return -(-split.items // size)
 
 
 def _workers(workers: int | str | WorkersSpec, field: str) -> tuple[int, int]:
@@ -567,14 +576,23 @@ def _weight(weight: float, field: str) -> int:
 
 
 def _parts(base: Unit, spec: TaskSpec, argv: tuple[str, ...], env: dict[str, str], field: str) -> list[Unit]:
+    """Each part of a `split` gets its items, and its share of the work and of the run time that is expected; its class
+    names how many items it has, since that is what its run time is learned by.
+    """
     units = []
     for part in range(spec.parts):
-        items = {}
+        made, items = base, {}
         if spec.split:
             first, last = part * spec.split.items // spec.parts, (part + 1) * spec.split.items // spec.parts
             items = {"POISE_ITEMS_FROM": str(first), "POISE_ITEMS_TO": str(last)}
+            made = msgspec.structs.replace(
+                base,
+                expect=-(-base.expect // spec.parts),
+                work=Work(**{name: amount // spec.parts for name, amount in msgspec.structs.asdict(base.work).items()}),
+                kind=f"{base.kind}*{-(-spec.split.items // spec.parts)}",
+            )
         task = Task(name=f"{base.name}[{part}]", argv=argv, env=env | items, part=part, parts=spec.parts)
-        units.append(msgspec.structs.replace(base, name=task.name, tasks=(task,)))
+        units.append(msgspec.structs.replace(made, name=task.name, tasks=(task,)))
     if spec.merge is not None:
         merge = Task(name=f"{base.name}.merge", argv=_command(spec.merge, f"{field}merge"), env=env, parts=spec.parts)
         units.append(

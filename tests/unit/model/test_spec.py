@@ -8,9 +8,9 @@ from hypothesis import given
 
 from poise.errors import CODES, ErrorRecord, SpecError
 from poise.model.events import JobSubmitted, decode_event, encode_event
-from poise.model.jobs import Job, Priority, Task, Unit
-from poise.model.resources import Shape
-from poise.model.spec import Compiled, compile_spec
+from poise.model.jobs import Job, Priority, Task, Unit, Variant, Work
+from poise.model.resources import Shape, Wants
+from poise.model.spec import Compiled, Cut, compile_spec
 from poise.units import MINUTE, SECOND
 
 WALL = 1_700_000_000.0  # 2023-11-14T22:13:20Z
@@ -105,7 +105,131 @@ def test_retry_and_grace() -> None:
     assert (unit.grace, unit.retry.limit, unit.retry.backoff, unit.retry.when) == (MINUTE, 2, 5 * SECOND, ("oom",))
 
 
+def test_devices_can_be_asked_for_by_what_they_are() -> None:
+    resources = {
+        "gpu": 2,
+        "gpu_share": 0.25,
+        "gpu_memory": "10GiB",
+        "gpu_model": ["A100", "my-card"],
+        "backend": "cuda",
+        "precision": "bf16",
+        "ops": ["flash-attention"],
+        "network": "10Gbit",
+    }
+    [unit] = compiled(run="x", resources=resources).units
+    assert unit.shape == Shape(
+        cpu=1000,
+        gpus=2,
+        share=250,
+        gpu_memory=10 * 2**30,
+        network=10**10,
+        wants=Wants(
+            models=("A100-40", "A100-80", "my-card"), backend="cuda", precision="bf16", ops=("flash-attention",)
+        ),
+    )
+
+
+@pytest.mark.parametrize("workers", ["2..4", " 2 .. 4 ", {"min": 2, "max": 4}])
+def test_an_elastic_gang_starts_with_its_least_and_can_use_its_most(workers: Any) -> None:
+    [gang] = compiled(run="x", workers=workers).units
+    assert (gang.least, len(gang.tasks), gang.tasks[3].world) == (2, 4, 4)
+
+
+def test_a_gang_whose_bounds_are_equal_is_not_elastic() -> None:
+    assert compiled(run="x", workers="3..3").units[0] == compiled(run="x", workers=3).units[0]
+
+
+def test_several_artifacts_are_variants_of_one_unit() -> None:
+    artifacts = {
+        "cuda": {"run": "train-cuda", "resources": {"gpu": 1}},
+        "cann": {"run": ["train-cann"], "resources": {"gpu": 1, "gpu_kind": "npu"}},
+        "cpu": {"run": ["train"], "resources": {"cpu": 8}},
+    }
+    [unit] = compiled(artifacts=artifacts).units
+    assert (unit.tasks[0].argv, unit.shape.wants) == (("/bin/sh", "-c", "train-cuda"), Wants(backend="cuda"))
+    assert unit.variants == (
+        Variant(
+            name="cann",
+            argv=("train-cann",),
+            shape=Shape(cpu=1000, gpus=1, wants=Wants(kind="npu", backend="cann")),
+        ),
+        Variant(name="cpu", argv=("train",), shape=Shape(cpu=8000)),
+    )
+
+
+def test_a_split_gives_each_part_its_items_and_its_share_of_the_work() -> None:
+    split = {"items": 10, "size": 4}
+    made = compiled(run="x", split=split, expect="9m", work={"flops": "3 TFLOP"}, merge="y", **{"class": "c"}).units
+    assert [unit.tasks[0].env for unit in made[:3]] == [
+        {"POISE_ITEMS_FROM": "0", "POISE_ITEMS_TO": "3"},
+        {"POISE_ITEMS_FROM": "3", "POISE_ITEMS_TO": "6"},
+        {"POISE_ITEMS_FROM": "6", "POISE_ITEMS_TO": "10"},
+    ]
+    assert {(unit.expect, unit.work, unit.kind) for unit in made[:3]} == {(3 * MINUTE, Work(flops=10**12), "c*4")}
+    assert made[3].needs == ("main[0]", "main[1]", "main[2]")
+
+
+@pytest.mark.parametrize(
+    ("cut", "size"),
+    [
+        (Cut(), 10),  # floor(10 (1 - 0))
+        (Cut(load=0.35), 6),  # floor(6.5)
+        (Cut(load=1.0), 1),
+        (Cut(spread=1.0), 5),  # one node is twice as fast as another
+        (Cut(load=0.35, spread=9.0), 1),  # 6 / (1 + 3)
+        (Cut(finer=4), 2),  # floor(10 / 4)
+    ],
+)
+def test_a_busy_or_uneven_fleet_gets_smaller_parts(cut: Cut, size: int) -> None:
+    made = compile_spec({"run": "x", "split": {"items": 100}}, wall=WALL, cut=lambda devices: cut)
+    assert len(made.units) == -(-100 // size)
+    bounded = {"run": "x", "split": {"items": 100, "min": 4, "max": 5}}
+    made = compile_spec(bounded, wall=WALL, cut=lambda devices: cut)
+    assert len(made.units) == -(-100 // min(5, max(4, size)))
+
+
+def test_what_a_unit_loses_when_it_yields_can_be_said() -> None:
+    [unit] = compiled(run="x", checkpoint={"every": "5m", "restore": "30s"}, preemptible=False, weight=2.5).units
+    assert (unit.checkpoint, unit.restore, unit.preemptible, unit.weight) == (5 * MINUTE, 30 * SECOND, False, 2500)
+    assert compiled(run="x", checkpoint="5m").units[0].checkpoint == 5 * MINUTE
+
+
 # --- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "field"),
+    [
+        ({"resources": {"gpu_share": 0.5}}, "E102", "resources.gpu_share"),
+        ({"resources": {"gpu": 1, "gpu_share": 0.9}}, "E103", "resources.gpu_share"),
+        ({"resources": {"gpu": 1, "gpu_share": 0}}, "E103", "resources.gpu_share"),
+        ({"resources": {"gpu_model": "H100"}}, "E102", "resources.gpu_model"),
+        ({"resources": {"gpu": 1, "precision": "fp17"}}, "E102", "resources.precision"),
+        ({"resources": {"network": "10 apples"}}, "E103", "resources.network"),
+        ({"workers": "4..2"}, "E103", "workers"),
+        ({"workers": "many"}, "E103", "workers"),
+        ({"workers": {"min": 0, "max": 2}}, "E103", "workers"),
+        ({"workers": 2, "split": {"items": 3}}, "E102", "parts"),
+        ({"split": {"items": 0}}, "E103", "split.items"),
+        ({"split": {"items": 5, "size": 0}}, "E103", "split.size"),
+        ({"split": {"items": 5, "min": 3, "max": 2}}, "E103", "split.min"),
+        ({"split": {"items": 20_000, "size": 1}}, "E103", "split.size"),
+        ({"parts": 2, "split": {"items": 5}}, "E102", "split"),
+        ({"artifacts": {"cpu": {"run": "y"}}}, "E102", "run"),
+        ({"weight": 0}, "E103", "weight"),
+        ({"weight": math.nan}, "E103", "weight"),
+        ({"checkpoint": "soon"}, "E103", "checkpoint"),
+        ({"work": {"flops": "much"}}, "E103", "work.flops"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_where_it_stands(fields: dict[str, Any], code: str, field: str) -> None:
+    error = refused({"run": "x"} | fields)
+    assert (error.code, error.field) == (code, field)
+
+
+def test_an_artifact_for_the_cpu_has_no_devices() -> None:
+    error = refused({"artifacts": {"cuda": {"run": "x"}, "cpu": {"run": "y"}}, "resources": {"gpu": 1}})
+    assert (error.field, error.hint) == ("artifacts.cpu.resources.gpu", "gpu: 0")
 
 
 def test_a_cycle_is_named() -> None:
