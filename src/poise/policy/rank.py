@@ -4,7 +4,7 @@ An order sorts the candidates of a view and says in words why one stands where i
 """
 
 from collections.abc import Callable, Mapping
-from math import isfinite
+from math import isfinite, log2
 from typing import NamedTuple
 
 from poise.model.fleet import CPU, DEVICES, MEMORY, PLENTY
@@ -185,6 +185,15 @@ def weight(candidate: Candidate, view: Snapshot) -> float:
     return candidate.weight / 1000
 
 
+def heaviness(candidate: Candidate, view: Snapshot) -> float:
+    """How much there is to do, in doublings: the mean of `log2(1 + GB of input)`, `log2(1 + TFLOP)` and
+    `log2(1 + minutes)` as its class's history, or else its user, has the run time. Doublings, because each spreads over
+    orders of magnitude, and none is to drown the others.
+    """
+    parts = (candidate.work.input / 1e9, candidate.work.flops / 1e12, candidate.expected / MINUTE)
+    return sum(log2(1 + part) for part in parts) / len(parts)
+
+
 def shortness(candidate: Candidate, view: Snapshot) -> float:
     """`1 / (1 + expected hours)`."""
     return 1 / (1 + candidate.expected / HOUR)
@@ -194,7 +203,7 @@ RANK_TERMS: dict[str, RankTerm] = {
     term.__name__: term
     for term in (
         urgency, depth, model_size, resource_share, thrift, leftover, dependencies, independence, failure_risk,
-        waiting, weight, shortness,
+        waiting, weight, heaviness, shortness,
     )
 }  # fmt: skip
 
