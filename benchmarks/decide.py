@@ -4,8 +4,9 @@
 
 The world is a real ledger: nodes of 8 devices in racks of 32, of two models; running work of a medium class that may be
 asked to yield; pending jobs of all four classes, one in five hundred a gang of four. *Round*: nearly all is taken, and
-there is room for about `--placements` tasks. *Bulk*: nothing is taken, and all that is shown has room. "Decide" is the
-policy alone, on one core; "whole" is the view, the decision, its verification, its durable append and its application.
+`--gaps` devices are free, with which some 1,100 tasks are placed. *Bulk*: nothing is taken, and all that is shown has
+room. "Decide" is the policy alone, on one core; "whole" is the view, the decision, its verification, its durable append
+and its application.
 The floor of "bulk" is the bare loop that any such answer takes: a record with a name and a place for each task.
 """
 
@@ -56,7 +57,7 @@ BULK_SHOWN = 40_000
 
 
 class World:
-    """A ledger of `nodes` nodes, filled but for room for about `gaps` one-device tasks, with `pending` jobs."""
+    """A ledger of `nodes` nodes, filled but for about `gaps` devices, with `pending` jobs."""
 
     def __init__(self, nodes: int, pending: int, shapes: int, gaps: int | None) -> None:
         self.ledger = Ledger()
@@ -127,7 +128,7 @@ class World:
         partly = max(1, gaps * 2 // DEVICES)  # nodes of which half is left
         for number in range(nodes):
             gpus = DEVICES // 2 if number % max(1, nodes // partly) == 0 else DEVICES
-            shape = Shape(cpu=7500 * gpus, memory=56 * GIB * gpus, gpus=gpus)
+            shape = Shape(cpu=8000 * gpus, memory=56 * GIB * gpus, gpus=gpus)
             unit = Unit(
                 name="main", tasks=(Task(name="main", argv=("true",)),), shape=shape, kind="filler", expect=60 * MINUTE
             )
@@ -259,7 +260,7 @@ def grow(rounds: int) -> list[Figure]:
         "nodes": [(count, 10_000, 50, 200) for count in (100, 1000, 10_000)],
         "pending": [(1000, count, 50, 200) for count in (1000, 10_000, 100_000)],
         "shapes": [(1000, 10_000, count, 200) for count in (10, 100, 1000)],
-        "placements": [(1000, 10_000, 50, count) for count in (100, 400, 1600)],
+        "gaps": [(1000, 10_000, 50, count) for count in (100, 400, 1600)],
     }.items():
         for size in sizes:
             gc.unfreeze()
@@ -267,7 +268,7 @@ def grow(rounds: int) -> list[Figure]:
             world = World(*size)
             settle_memory()
             seconds, plan = decide_only(world.snapshot(), rounds)
-            shown = dict(zip(("nodes", "pending", "shapes", "placements"), size, strict=True))[name]
+            shown = dict(zip(("nodes", "pending", "shapes", "gaps"), size, strict=True))[name]
             figures.append(
                 Figure(
                     name=f"a round by {name}: {shown:,}",
@@ -280,7 +281,7 @@ def grow(rounds: int) -> list[Figure]:
 
 
 def sizes_of(options: argparse.Namespace) -> Iterator[int]:
-    yield from (options.nodes, options.pending, options.shapes, options.placements, options.rounds)
+    yield from (options.nodes, options.pending, options.shapes, options.gaps, options.rounds)
 
 
 def main() -> int:
@@ -288,7 +289,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=10_000)
     parser.add_argument("--pending", type=int, default=100_000)
     parser.add_argument("--shapes", type=int, default=200)
-    parser.add_argument("--placements", type=int, default=1000, help="tasks of one device for which there is room")
+    parser.add_argument("--gaps", type=int, default=350, help="devices that are free; as many tasks again need none")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-curves", action="store_true", help="without the growth curves")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

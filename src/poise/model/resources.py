@@ -14,7 +14,7 @@ SHARED_CAP = 800
 """Thousandths of a device's compute that shares may take together; the rest absorbs what sharing itself costs."""
 
 
-class Wants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Wants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
     """What a device must be. Empty fields ask for nothing.
 
     `models` names any that will do; `backend` is what the artifact was built for (cuda, rocm, cann, …); `precision` is
@@ -31,7 +31,7 @@ class Wants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 ANY_GPU = Wants()
 
 
-class Shape(msgspec.Struct, frozen=True, omit_defaults=True):
+class Shape(msgspec.Struct, frozen=True, omit_defaults=True, cache_hash=True):
     """What one task asks of one node.
 
     `cpu` in milli-CPU, `memory` and `gpu_memory` in bytes (`gpu_memory` per device), `gpus` in devices, `share` in

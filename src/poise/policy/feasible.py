@@ -128,8 +128,13 @@ def capacity(fleet: Fleet, shape: Shape, able: Ability, free: Ints, memory: Ints
     """(N,): how many tasks of the shape each node could take now; 0 where it is closed."""
     room = np.zeros(len(fleet), np.int64)
     rows = fits(fleet, shape, able, free, memory, share)
-    if not len(rows):
-        return room
+    if len(rows):
+        room[rows] = capacity_on(rows, fleet, shape, able, free, memory, share)
+    return room
+
+
+def capacity_on(rows: Ints, fleet: Fleet, shape: Shape, able: Ability, free: Ints, memory: Ints, share: Ints) -> Ints:
+    """How many tasks of the shape each of these open nodes, that can do them, could take now."""
     here = free[CPU, rows] // shape.cpu if shape.cpu else np.full(len(rows), PLENTY)
     if shape.memory:
         here = np.minimum(here, free[MEMORY, rows] // shape.memory)
@@ -146,16 +151,17 @@ def capacity(fleet: Fleet, shape: Shape, able: Ability, free: Ints, memory: Ints
         else:  # fewer than there seem to be where some are kept for somebody
             here = np.minimum(here, free[DEVICES, rows] // shape.gpus)
         here = np.minimum(here, _tasks_of(shape, usable))
-    room[rows] = here
-    return room
+    return np.asarray(np.maximum(here, 0))
 
 
-def capacity_when_empty(fleet: Fleet, shape: Shape, able: Ability | None = None, *, open_only: bool = False) -> int:
-    """How many tasks of the shape the fleet could hold with nothing else on it."""
-    able = able or ability(fleet, shape)
-    counted = fleet.kind[fleet.closed == 0] if open_only else fleet.kind
-    nodes = np.bincount(counted, minlength=len(fleet.likes))
-    return sum(min(int(room), MOST_TASKS) * int(count) for room, count in zip(able.room, nodes, strict=True))
+def capacity_when_empty(fleet: Fleet, shape: Shape) -> int:
+    """How many tasks of the shape the fleet, all of it, could hold with nothing else on it."""
+    return room_when_empty(ability(fleet, shape), np.bincount(fleet.kind, minlength=len(fleet.likes)).tolist())
+
+
+def room_when_empty(able: Ability, nodes: Sequence[int]) -> int:
+    """How many tasks so many empty nodes of each kind could hold."""
+    return sum(min(room, MOST_TASKS) * count for room, count in zip(able.room.tolist(), nodes, strict=True))
 
 
 def _parts(fleet: Fleet, shape: Shape, device_models: Ints) -> Ints:
@@ -260,21 +266,25 @@ class Summary:
         opened = np.where(fleet.closed == 0, free, -1)[:, order]
         self._most = np.maximum.reduceat(opened, starts, axis=1)
         self._kinds = self._sorted[starts]
-        self._rows = np.split(order, starts[1:])
+        self._opened = [rows[fleet.closed[rows] == 0] for rows in np.split(order, starts[1:])]
+        self._subjects = [_name_them(fleet, rows) for rows in self._opened]
+        self._closed = [
+            Reason(
+                code=CLOSED_CODES[code], subject=_name_them(fleet, rows), wakes="joined" if code == LOST else "drained"
+            )
+            for code in (1, 2)
+            if len(rows := np.flatnonzero(fleet.closed == code))
+        ]
 
-    def reasons(self, shape: Shape) -> list[Reason]:
+    def reasons(self, shape: Shape, able: Ability) -> list[Reason]:
         """By kind of node: why none of that kind has room; then the nodes that are closed."""
         fleet, reasons = self._fleet, []
         for place, kind in enumerate(self._kinds.tolist()):
-            rows = self._rows[place]
-            like = fleet.nodes[fleet.likes[kind]]
-            opened = rows[fleet.closed[rows] == 0]
-            if not len(opened):
+            if not len(self._opened[place]):
                 continue
-            subject = _name_them(fleet, opened)
-            hopeless = never(like, shape)
-            if hopeless:
-                reasons += [_renamed(reason, subject) for reason in hopeless]
+            like, subject = fleet.nodes[fleet.likes[kind]], self._subjects[place]
+            if not able.room[kind]:
+                reasons += [_renamed(reason, subject) for reason in never(like, shape)]
                 continue
             cpu, memory, network, devices = (int(amount) for amount in self._most[:, place])
             found = []
@@ -289,12 +299,7 @@ class Summary:
             if shape.gpus and shape.share == WHOLE and devices < shape.gpus:
                 found.append(_busy("GPU_BUSY", subject, str(shape.gpus), f"at most {devices}"))
             reasons += found or [_busy("NOT_AT_ONCE", subject, shape.describe(), "")]
-        for code in (1, 2):
-            rows = np.flatnonzero(fleet.closed == code)
-            if len(rows):
-                wakes = "joined" if code == LOST else "drained"
-                reasons.append(Reason(code=CLOSED_CODES[code], subject=_name_them(fleet, rows), wakes=wakes))
-        return reasons
+        return reasons + self._closed
 
 
 def _name_them(fleet: Fleet, rows: Sequence[int] | Ints) -> str:

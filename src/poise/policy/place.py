@@ -17,7 +17,7 @@ from poise.model.fleet import CPU, DEVICES, MEMORY, NETWORK, Fleet, Floats, Ints
 from poise.model.profiles import BRIEF, Estimate
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
-from poise.policy.feasible import NAMED, Ability, Summary, ability, capacity, fits, refusals
+from poise.policy.feasible import NAMED, Ability, Summary, ability, capacity, capacity_on, fits, refusals
 from poise.policy.predict import Speeds
 from poise.policy.room import Room, room_on
 from poise.policy.score import Scoring, Term, score, speed
@@ -104,6 +104,8 @@ class Draft:
         self._rooms: dict[int, Room] = {}
         self._openings: dict[tuple[Shape, str], Openings] = {}
         self._able: dict[Shape, Ability] = {}
+        self._capacity: dict[Shape, tuple[Ints, int]] = {}  # with how many changes it knows of
+        self._changed: list[int] = []  # rows, as room was taken on them
         self._behind: dict[str, list[tuple[float, int, int, int]]] = {}
         self._pools: dict[str, dict[int, PoolView]] = {}
         self._summary: Summary | None = None
@@ -165,10 +167,9 @@ class Draft:
     def best_whole(self, candidate: Candidate, shape: Shape, tasks: int) -> int | None:
         """The best node, of those in order already, that has room for all tasks of a gang."""
         openings = self.openings(candidate, shape)
-        for place in range(openings.next, len(openings.rows)):
-            if self.room_for(openings.rows[place], shape) >= tasks:
-                return openings.rows[place]
-        return None
+        rows = openings.rows[openings.next :]
+        room = self.capacity(shape)[rows]
+        return rows[int((room >= tasks).argmax())] if (room >= tasks).any() else None
 
     def room_for(self, row: int, shape: Shape) -> int:
         """How many tasks of the shape this node could take now, by its columns; of shares and choosy shapes one."""
@@ -186,8 +187,20 @@ class Draft:
         return max(0, min(bounds))
 
     def capacity(self, shape: Shape) -> Ints:
-        """How many tasks of the shape each node could take now."""
-        return capacity(self.fleet, shape, self.able(shape), self.free, self.memory, self.share)
+        """(N,): how many tasks of the shape each node could take now; to be read only. What changed since it was asked
+        last is looked at again.
+        """
+        known = self._capacity.get(shape)
+        able, arrays = self.able(shape), (self.free, self.memory, self.share)
+        if known is None:
+            room = capacity(self.fleet, shape, able, *arrays)
+        else:
+            room = known[0]
+            rows = np.array([row for row in set(self._changed[known[1] :]) if room[row]], np.int64)
+            if len(rows):
+                room[rows] = capacity_on(rows, self.fleet, shape, able, *arrays)
+        self._capacity[shape] = (room, len(self._changed))
+        return room
 
     def reasons_on(self, row: int, shape: Shape) -> list[Reason]:
         """Every reason why one task of the shape cannot start on this node, with what has been placed in this draft."""
@@ -202,7 +215,7 @@ class Draft:
         if len(fleet) > NAMED:
             if self._summary is None:
                 self._summary = Summary(fleet, self.free)
-            return self._summary.reasons(shape)
+            return self._summary.reasons(shape, self.able(shape))
         return [reason for row in range(len(fleet)) for reason in self.reasons_on(row, shape)]
 
     # --- taking ------------------------------------------------------------------------------------------------------
@@ -355,6 +368,7 @@ class Draft:
 
     def _add(self, row: int, shape: Shape, tasks: int) -> None:
         free = self.free
+        self._changed.append(row)
         free[CPU, row] -= shape.cpu * tasks
         if shape.memory:
             free[MEMORY, row] -= shape.memory * tasks

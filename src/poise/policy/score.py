@@ -26,17 +26,17 @@ class Scoring:
     ) -> None:
         self.fleet, self.rows, self.free, self.shape = fleet, rows, free, shape
         self.estimates, self.seed = estimates, seed
-        self._taken: dict[int, Floats] = {}
+        self._taken: Floats | None = None
 
     def taken(self, resource: int) -> Floats:
         """The share of a resource that would be taken with the task on it; 1 where there is none of it."""
-        known = self._taken.get(resource)
-        if known is None:
-            need = (self.shape.cpu, self.shape.memory, self.shape.network, self.shape.gpus)[resource]
-            total = self.fleet.total[resource, self.rows]
-            left = self.free[resource, self.rows] - need
-            known = self._taken[resource] = np.where(total > 0, 1 - left / np.maximum(total, 1), 1.0)
-        return known
+        if self._taken is None:
+            shape = self.shape
+            need = np.array([[shape.cpu], [shape.memory], [shape.network], [shape.gpus]])
+            total = self.fleet.total[:, self.rows]
+            left = self.free[:, self.rows] - need
+            self._taken = np.where(total > 0, 1 - left / np.maximum(total, 1), 1.0)
+        return np.asarray(self._taken[resource])
 
     def used(self, resource: int) -> Floats:
         """The share of a resource that is taken now; 0 where there is none of it."""

@@ -15,7 +15,7 @@ from poise.model.fleet import CPU, HOT, Fleet, Ints, Resident
 from poise.model.profiles import Estimate, expected_run, is_brief
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
-from poise.policy.feasible import capacity_when_empty
+from poise.policy.feasible import room_when_empty
 from poise.policy.place import Draft
 from poise.policy.protocol import Policy
 from poise.policy.rank import AGEING, ORDERS, PRESETS, RANK_TERMS, Order, RankTerm, by_terms, effective_class
@@ -23,6 +23,7 @@ from poise.policy.reclaim import (
     GRACE,
     MIN_RUN,
     Preemption,
+    Reservation,
     cost_of,
     ends,
     find_yielding,
@@ -128,7 +129,11 @@ class _Round:
         self._empty_room: dict[Shape, int] = {}
         self._gang_room: dict[Shape, int] = {}  # at most: room only shrinks in a round
         self._reservations = 0
+        self._soonest_of: dict[str, Reservation | None] = {}
         self._occupied = any(view.fleet.residents)
+        self._open_kinds = np.bincount(
+            view.fleet.kind[view.fleet.closed == 0], minlength=len(view.fleet.likes)
+        ).tolist()
         self._searches = 0
         self._until: int | None = None
         self._waiting: list[Candidate] = []
@@ -366,7 +371,7 @@ class _Round:
             return ()
         gain = 0.0
         if rules.by == "class":
-            reservation = reserve(candidate, shape, self.draft, needed)
+            reservation = self._soonest(candidate)
             gain = gain_of(candidate, reservation.at if reservation else now + AGEING, now, needed)
             if gain <= found.cost:
                 return ()
@@ -385,9 +390,15 @@ class _Round:
         names = ", ".join(victim.unit for victim in found.victims)
         return (Reason(code="PREEMPTING", have=names, need=candidate.unit, wakes="finished"),)
 
+    def _soonest(self, candidate: Candidate) -> Reservation | None:
+        """Where and when a blocked unit could start first; asked up to twice while it is dealt with."""
+        if candidate.unit not in self._soonest_of:
+            needed = candidate.least or candidate.tasks
+            self._soonest_of = {candidate.unit: reserve(candidate, candidate.shape, self.draft, needed)}
+        return self._soonest_of[candidate.unit]
+
     def _keep(self, candidate: Candidate) -> Reasons:
-        needed = candidate.least or candidate.tasks
-        reservation = reserve(candidate, candidate.shape, self.draft, needed)
+        reservation = self._soonest(candidate)
         if reservation is not None:
             self._reservations += 1
             self._keep_rows(candidate, candidate.shape, reservation.rows, reservation.at)
@@ -430,7 +441,7 @@ class _Round:
         return False
 
     def _most_of(self, shape: Shape) -> int:
-        return capacity_when_empty(self.view.fleet, shape, self.draft.able(shape), open_only=True)
+        return room_when_empty(self.draft.able(shape), self._open_kinds)
 
     # --- what runs ---------------------------------------------------------------------------------------------------
 
@@ -470,8 +481,7 @@ class _Round:
                 and resident.unit not in self._yielding and now - resident.since >= MIN_RUN
             ]  # fmt: skip
             for resident in sorted(movable, key=lambda resident: (cost_of(resident, now), resident.ordinal)):
-                room = self.draft.capacity(resident.shape)
-                room[fleet.levels > 0] = 0
+                room = np.where(fleet.levels > 0, 0, self.draft.capacity(resident.shape))
                 if room.max(initial=0) > 0 and ends(resident, self.view) - now > lost_work(resident, now):
                     target = fleet.names[int(room.argmax())]
                     rank = f"{name} is hot, {target} has room and is not"
