@@ -60,6 +60,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "nodes"
 
     @property
+    def gangs(self) -> Path:
+        """Where the members of gangs meet."""
+        return self.root / "gangs"
+
+    @property
     def fleet(self) -> Path:
         """The declared fleet, compiled, where this home has one: its nodes are started instead of this machine."""
         return self.root / "fleet.json"

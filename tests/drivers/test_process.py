@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from poise.drivers import process
+from poise.drivers.gangs import Gangs
 from poise.drivers.keeper import family, start_ticks
 from poise.drivers.process import Keepers, log_paths, visible
 from poise.drivers.system import probe_cgroups
@@ -169,10 +170,42 @@ def test_a_command_knows_who_it_is(tmp_path: Path) -> None:
             assert part["CUDA_VISIBLE_DEVICES"] == ""
             assert "RANK" not in part
             assert json.loads(one.ended["j12.cut[2]"].result) == {"ok": True}
-            one.keepers.forget([Attempt("j12.train-mlp[1]", 3)])
-            assert not os.path.isdir(folder)  # noqa: ASYNC240, PTH112 — a test may block
 
     run(tmp_path, story)
+
+
+def test_a_gang_meets_in_one_folder_on_all_nodes_until_its_last_member_has_left(tmp_path: Path) -> None:
+    gangs = tmp_path / "gangs"
+
+    async def story() -> None:
+        async with (
+            fleet(tmp_path / "a", node="a", gangs=gangs) as one,
+            fleet(tmp_path / "b", node="b", gangs=gangs) as other,
+        ):
+            for rank, place in enumerate((one, other)):
+                name = f"j1.train[{rank}]"
+                place.start(0, name, f"echo {rank} > $POISE_GANG_DIR/{rank}", gang="j1.train", rank=rank, world=2)
+                assert await place.until_ended(name) == ["done"]
+            assert sorted(path.name for path in gangs.glob("j1.train.1/*")) == ["0", "1"]
+            one.keepers.forget([Attempt("j1.train[0]", 1)])
+            assert list(gangs.glob("j1.train.1/*"))
+            other.keepers.forget([Attempt("j1.train[1]", 1)])
+            assert list(gangs.glob("*")) == []
+
+    run(tmp_path, story)
+
+
+@pytest.mark.parametrize("hours", [0, 2])
+def test_what_a_gang_left_goes_when_nobody_has_come_for_an_hour(tmp_path: Path, hours: int) -> None:
+    member = launch("j1.train[0]", "x", gang="j1.train", world=2)
+    folder = Path(Gangs(tmp_path, "a", str).join(member))
+    marks = folder.with_name(f".{folder.name}")
+    Gangs(tmp_path, "a", str).open([member])  # its agent was started again, and it is still there
+    assert (marks / "0.a.here").exists()
+    (marks / "0.a.here").rename(marks / "0.a.left")
+    os.utime(marks, (time.time() - hours * 3600,) * 2)
+    Gangs(tmp_path, "b", str).open([])
+    assert folder.is_dir() == (hours == 0)
 
 
 def environment_in(folder: Path, attempt: Attempt) -> dict[str, str]:

@@ -246,7 +246,9 @@ async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> N
     cgroups = await asyncio.to_thread(probe_cgroups, found.incarnation[-12:])
     if not cgroups.writable:
         _log.info("memory is watched, not limited by cgroups: %s", cgroups.why_not)
-    keepers = Keepers(folder / "keepers", home.logs, devices=found.devices, cgroups=cgroups)
+    keepers = Keepers(
+        folder / "keepers", home.logs, node=name, gangs=home.gangs, devices=found.devices, cgroups=cgroups
+    )
     observed = await keepers.open()
     node = NodeMachine(found, sorted(os.sched_getaffinity(0)) if declared is None else [])
     node.adopt(observed.held, observed.ended)

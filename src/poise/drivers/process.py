@@ -14,7 +14,6 @@ import fcntl
 import hashlib
 import os
 import re
-import shutil
 import signal
 import socket
 import sys
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from poise.drivers.gangs import Gangs
 from poise.drivers.system import Cgroups, boot_id
 from poise.errors import Fault, SpecError
 from poise.model.jobs import Ending
@@ -161,7 +161,9 @@ def visible(indices: Sequence[int], devices: Mapping[int, Device]) -> dict[str, 
 
 
 class Keepers:
-    """The executor of one node. `open` first; all calls and `on_change` are on the loop that opened it."""
+    """The executor of one node. `open` first; all calls and `on_change` are on the loop that opened it. Members of gangs
+    meet in `gangs`, which nodes may share.
+    """
 
     on_change: Callable[[Sequence[Running], Sequence[Ended]], None]
 
@@ -170,6 +172,8 @@ class Keepers:
         folder: Path,
         logs: Path,
         *,
+        node: str = "",
+        gangs: Path | None = None,
         devices: Sequence[Device] = (),
         cgroups: Cgroups | None = None,
         log_bound: int = 64 << 20,
@@ -193,13 +197,14 @@ class Keepers:
         self._idle_seconds = idle_seconds
         self._slots: dict[int, _Slot] = {}
         self._where: dict[Attempt, _Slot] = {}
-        self._gangs: dict[str, set[Attempt]] = {}
+        self._gangs = Gangs(gangs or self.folder / "gangs", node, _safe)
+        self._adopted: list[Launch] = []
         self._retiring: asyncio.Task[None] | None = None
         self._observed: list[Ended] | None = None
 
     async def open(self) -> Observation:
         """Finds what an earlier agent left: adopts keepers that live, buries those that were killed."""
-        for place in (self.folder, self.logs, self.folder / "results", self.folder / "gangs"):
+        for place in (self.folder, self.logs, self.folder / "results"):
             await asyncio.to_thread(place.mkdir, mode=0o700, parents=True, exist_ok=True)
         self._observed = []
         numbers = {int(match[1]) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.stem))}
@@ -211,7 +216,7 @@ class Keepers:
         self._observed += [
             Ended(attempt=attempt, ending=_lost()) for attempt in sorted(strays) if attempt not in self._where
         ]
-        self._clear_gangs()
+        await asyncio.to_thread(self._gangs.open, self._adopted)
         ended, self._observed = self._observed, None
         held = [one for _, slot in sorted(self._slots.items()) for one in slot.held.values()]
         self._retiring = asyncio.get_running_loop().create_task(self._retire())
@@ -245,8 +250,7 @@ class Keepers:
                 by_slot.setdefault(slot, []).append(attempt)
         for slot, group in by_slot.items():
             slot.forget(group)
-        if self._gangs:
-            self._leave_gangs(attempts)
+        self._gangs.leave(attempts)
 
     async def close(self, quit: bool = False) -> None:
         """Lets go of the keepers, which go on; with `quit` those without work leave."""
@@ -266,7 +270,7 @@ class Keepers:
         attempt = launch.attempt
         stem = _log_stem(self._logs_text, attempt)
         result = f"{self._results}{attempt.task}.{attempt.epoch}.json"
-        gang_folder = self._join_gang(launch) if launch.gang else ""
+        gang_folder = self._gangs.join(launch) if launch.gang else ""
         order = Order(
             argv=launch.argv,
             env=environment(launch, result=result, gang_folder=gang_folder, devices=self.devices),
@@ -284,39 +288,13 @@ class Keepers:
     def adopted(self, slot: "_Slot", attempt: Attempt, launch: Launch | None) -> None:
         self._where[attempt] = slot
         if launch is not None and launch.gang:
-            self._gangs.setdefault(self._gang_folder(launch), set()).add(attempt)
+            self._adopted.append(launch)
 
     def changed(self, running: list[Running], ended: list[Ended]) -> None:
         if self._observed is not None:
             self._observed += ended
         elif (running or ended) and not self.closing:
             self.on_change(running, ended)
-
-    # -- gangs
-
-    def _gang_folder(self, launch: Launch) -> str:
-        return f"{self.folder}/gangs/{_safe(launch.gang)}.{launch.attempt.epoch}"
-
-    def _join_gang(self, launch: Launch) -> str:
-        """The folder that the members of a gang share for one epoch; empty when the first arrives."""
-        folder = self._gang_folder(launch)
-        self._gangs.setdefault(folder, set()).add(launch.attempt)
-        with contextlib.suppress(OSError):
-            os.makedirs(folder, mode=0o700, exist_ok=True)  # noqa: PTH103 — text paths on the hot path
-        return folder
-
-    def _leave_gangs(self, attempts: Sequence[Attempt]) -> None:
-        gone = frozenset(attempts)
-        for folder, members in list(self._gangs.items()):
-            members -= gone
-            if not members:
-                del self._gangs[folder]
-                shutil.rmtree(folder, ignore_errors=True)
-
-    def _clear_gangs(self) -> None:
-        for path in (self.folder / "gangs").iterdir():
-            if str(path) not in self._gangs:
-                shutil.rmtree(path, ignore_errors=True)
 
     async def _retire(self) -> None:
         """Sends keepers away that have had nothing to do for a while, but for a few."""
@@ -832,6 +810,6 @@ def _safe(name: str) -> str:
 
 
 def _maker(device: Device) -> str:
-    if device.kind in ("npu", "ascend"):
+    if device.kind in ("npu", "ascend") or device.backend == "cann":
         return "ascend"
-    return "amd" if device.kind in ("amd", "rocm", "hip") else "nvidia"
+    return "amd" if "rocm" in (device.kind, device.backend) or device.kind in ("amd", "hip") else "nvidia"
