@@ -14,17 +14,19 @@ def test_a_reason_says_where_and_what() -> None:
     assert Reason(code="BEHIND", subject="j1.main").sentence() == "waits behind j1.main, which came first"
 
 
-def test_every_reason_that_is_given_has_its_sentence() -> None:
+def test_every_reason_that_is_given_has_its_sentence_and_every_sentence_is_used() -> None:
     given = set()
     for folder in ("policy", "kernel"):
         for path in (CORE / folder).glob("*.py"):
             for found in ast.walk(ast.parse(path.read_text())):
-                if isinstance(found, ast.keyword) and found.arg == "code" and isinstance(found.value, ast.Constant):
-                    given.add(str(found.value.value))
-    reasons = {code for code in given if not re.fullmatch(r"E\d+", code)}
-    assert {"CPU_BUSY", "GANG_INCOMPLETE", "NOT_PENDING"} <= reasons <= set(REASONS)
+                if isinstance(found, ast.Constant) and re.fullmatch("[A-Z][A-Z_]+", str(found.value)):
+                    given.add(str(found.value))
+    assert {"CPU_BUSY", "GANG_INCOMPLETE", "NOT_PENDING"} <= given
+    assert given - {"POLICIES", "RECIPES"} <= set(REASONS)
 
 
 def test_why_says_what_was_not_chosen() -> None:
     why = Why(policy="poise", rank="high", score={"fit on n1": 0.5}, instead_of=("n2", "n3"))
     assert why.sentence() == "high; fit on n1 0.5; not n2, n3"
+    compared = Why(policy="poise", rank="high", score={"score on n1": 0.5}, instead_of=("n2",), behind=(0.25,))
+    assert compared.sentence() == "high; score on n1 0.5; not n2 (0.25)"

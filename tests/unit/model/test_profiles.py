@@ -1,6 +1,7 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
+from poise.model.jobs import Ending
 from poise.model.profiles import BRIEF, DEFAULT_RUN, Profile, expected_run, is_brief
 from poise.model.resources import Shape
 from poise.units import MILLISECOND, SECOND
@@ -9,7 +10,7 @@ from poise.units import MILLISECOND, SECOND
 def learned(*runs: int) -> Profile:
     profile = Profile()
     for run in runs:
-        profile = profile.observe(run, 0)
+        profile = profile.observe(Ending(outcome="done", run=run))
     return profile
 
 
@@ -26,7 +27,8 @@ def test_the_mean_follows_the_runs() -> None:
 
 
 def test_the_peak_is_the_largest_seen() -> None:
-    assert Profile().observe(1, 5).observe(1, 3).peak == 5
+    runs = [Ending(outcome="done", run=1, peak=peak) for peak in (5, 3)]
+    assert Profile().observe(runs[0]).observe(runs[1]).peak == 5
 
 
 def test_only_what_was_short_three_times_is_brief() -> None:

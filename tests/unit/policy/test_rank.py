@@ -1,6 +1,7 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
+from poise.model.fleet import Fleet
 from poise.model.resources import Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.rank import AGEING, by_arrival, by_urgency, effective_class, in_words
@@ -21,7 +22,7 @@ def candidate(
 
 def view(*candidates: Candidate) -> Snapshot:
     backlog = dict.fromkeys([one.queue for one in candidates], 1)
-    return Snapshot(revision=1, now=NOW, nodes=(), candidates=candidates, backlog=backlog, profiles={})
+    return Snapshot(revision=1, now=NOW, fleet=Fleet(), candidates=candidates, backlog=backlog, profiles={})
 
 
 def urgency(*candidates: Candidate) -> list[int]:
