@@ -161,8 +161,8 @@ def visible(indices: Sequence[int], devices: Mapping[int, Device]) -> dict[str, 
 
 
 class Keepers:
-    """The executor of one node. `open` first; all calls and `on_change` are on the loop that opened it. Members of gangs
-    meet in `gangs`, which nodes may share.
+    """The executor of one node. `open` first; all calls and `on_change` are on the loop that opened it. Members of
+    gangs meet in `gangs`, which nodes may share.
     """
 
     on_change: Callable[[Sequence[Running], Sequence[Ended]], None]
