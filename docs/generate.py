@@ -28,7 +28,7 @@ from poise.cli.main import COMMANDS, GIVES_CHILD_CODE, OWN_FAILURE
 from poise.config import Home
 from poise.control.api import make_app
 from poise.control.guard import PUBLIC
-from poise.model import jobs, spec
+from poise.model import fleetfile, jobs, spec
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -50,16 +50,84 @@ MEANING = {
     "priority": "Class of the task. In a graph, the job's class holds where a task names none. `medium` by default.",
     "deadline": "A time from submission (`30m`) or a moment with its zone (`2026-12-01T12:00:00Z`).",
     "expect": "How long it should run, until finished runs of its class say more.",
-    "workers": "A gang: this many tasks, started together or not at all.",
+    "workers": "A gang: this many tasks, started together or not at all. `2..8` or `{min: 2, max: 8}` is elastic: it "
+    "starts with the least or more, and is made larger or smaller at a checkpoint.",
     "parts": "Cut by data: this many tasks, each told its `POISE_PART` of `POISE_PARTS`.",
+    "split": "Cut by data: as many tasks as the items make parts. See below.",
     "merge": "A command that runs once every part is done. What needs this task waits for the merge.",
     "retry": "When to try again. See below.",
     "grace": "Time between SIGTERM and SIGKILL when the task is stopped.",
     "class": "Tasks of one class share what is learned of their run times.",
+    "artifacts": "The same work built for several backends, by name (`cuda`, `rocm`, `cann`, `cpu`), instead of `run`. "
+    "The one that is foreseen to be done first is started.",
+    "work": "What one task has to do, for an estimate before anything was measured. See below.",
+    "checkpoint": "How often the command saves its state, or a mapping. What yields loses what came since.",
+    "preemptible": "Whether it may be asked to yield to more urgent work. `true` by default.",
+    "weight": "Its business weight, for policies that look at it.",
     "resources.cpu": "CPUs: `2`, `0.5` or `500m`. Whole CPUs are bound to cores of their own.",
     "resources.memory": "Reserved and limited: `8GiB`. 0 reserves nothing and limits nothing.",
-    "resources.gpu": "Whole devices.",
-    "resources.gpu_memory": "Memory that each of these devices must have.",
+    "resources.gpu": "Devices.",
+    "resources.gpu_memory": "Memory that each of these devices must have; of a share, what it takes.",
+    "resources.gpu_share": "The part of each device's compute, up to 0.8, so that others can share it; 1 is a device "
+    "of its own.",
+    "resources.gpu_kind": "`gpu`, `npu`, or as the fleet calls it.",
+    "resources.gpu_model": "Any of these models will do; `A100` is every A100.",
+    "resources.backend": "What the command was built for: `cuda`, `rocm`, `cann`. Only such devices will do.",
+    "resources.precision": "What it would compute in. Devices that lack it do with the next wider one.",
+    "resources.ops": "Operators that the device must support.",
+    "resources.network": "Bandwidth of the node's network that is reserved: `10Gbit`.",
+    "workers.min": "It starts with so many tasks or more.",
+    "workers.max": "So many it can use.",
+    "split.items": "How many there are. Each part is told its own as `POISE_ITEMS_FROM` (included) and `POISE_ITEMS_TO`.",
+    "split.size": "Items in a part. `auto`: at most 10, fewer the busier and the less even the fleet is, and fewer still "
+    "if a deadline asks for it.",
+    "split.min": "The least that `auto` makes of it.",
+    "split.max": "The most that `auto` makes of it.",
+    "artifact.run": "As of a task.",
+    "artifact.resources": "Instead of the task's.",
+    "work.flops": "Floating-point operations: `2 PFLOP`.",
+    "work.bytes": "Bytes of device memory that it moves.",
+    "work.input": "Bytes of input.",
+    "work.model": "Bytes of its model.",
+    "checkpoint.every": "How often its state is saved.",
+    "checkpoint.restore": "How long it takes to go on from it.",
+    "fleet.kind": "`fleet`.",
+    "fleet.name": "What it is called.",
+    "fleet.nodes": "By name.",
+    "fleet.throughputs": "Samples per second of a class of work, by class and device model (`cpu` for no device).",
+    "node.cpu": "CPUs that are placed; commands share what the machine has.",
+    "node.memory": "Memory that is placed.",
+    "node.count": "So many nodes alike, named with a number.",
+    "node.network": "Bandwidth.",
+    "node.latency": "To the rest of the fleet.",
+    "node.zone": "Gangs keep to one zone where they can.",
+    "node.rack": "And in a zone to one rack.",
+    "node.labels": "Any texts.",
+    "node.processor": "What its CPUs can do.",
+    "node.devices": "Its accelerators.",
+    "node.links": "How its devices are connected: one mapping for every pair, or a list.",
+    "processor.model": "What it is called.",
+    "processor.compute_power": "Its rate in fp32: `2 TFLOPS`.",
+    "processor.rates": "By precision.",
+    "processor.bandwidth": "Of its memory.",
+    "device.model": "One that the catalogue knows (`H100`, `A100-80`, …) or any other name.",
+    "device.count": "So many.",
+    "device.kind": "`gpu` by default, or the catalogue's.",
+    "device.type": "Another spelling of `kind`.",
+    "device.backend": "`cuda`, `rocm`, `cann`, …",
+    "device.memory": "Of each.",
+    "device.compute_power": "Its rate in fp32: `20 TFLOPS`.",
+    "device.rates": "By precision: `{fp16: 300 TFLOPS}`.",
+    "device.bandwidth": "Of its memory.",
+    "device.supported_ops": "Only these operators; any, unless given.",
+    "device.power": "At full load: `300W`.",
+    "device.price": "Of an hour.",
+    "device.socket": "The socket it is attached to.",
+    "link.a": "A device's number; without `a` and `b`, every pair.",
+    "link.b": "The other's.",
+    "link.kind": "`nvlink`, `pcie`, …",
+    "link.bandwidth": "Of the link.",
+    "link.latency": "Of the link.",
     "retry.limit": "Tries after the first one, 0 to 1000.",
     "retry.backoff": "Pause before the second try; it doubles with each one, up to a minute.",
     "retry.when": "Outcomes after which to try again. `lost` is tried again without a pause.",
@@ -93,6 +161,8 @@ def pages() -> Iterator[tuple[Path, str]]:
         "exit-codes.md": exit_codes,
         "job-file.md": job_file,
         "job.schema.json": job_schema,
+        "fleet-file.md": fleet_file,
+        "fleet.schema.json": fleet_schema,
         "api.md": routes,
     }
     for name, make in makers.items():
@@ -229,10 +299,60 @@ def _outcomes() -> list[tuple[str, str]]:
 
 
 def job_schema() -> str:
-    schema = msgspec.json.schema(spec.JobSpec)
-    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    schema["title"] = "A Poise job file"
+    return _schema(spec.JobSpec, "A Poise job file")
+
+
+def fleet_schema() -> str:
+    """With the shapes of what the records leave open, since a node's mistakes are told by the node's name."""
+    schema = json.loads(_schema(fleetfile.FleetSpec, "A Poise fleet file"))
+    records = (fleetfile.NodeSpec, fleetfile.ProcessorSpec, fleetfile.DeviceSpec, fleetfile.LinkSpec)
+    _, shapes = msgspec.json.schema_components(records, ref_template="#/$defs/{name}")
+    definitions = schema["$defs"] | shapes
+
+    def either(name: str) -> dict[str, Any]:
+        return {"$ref": f"#/$defs/{name}"}
+
+    definitions["FleetSpec"]["properties"]["nodes"]["additionalProperties"] = either("NodeSpec")
+    node = definitions["NodeSpec"]["properties"]
+    node["processor"] |= {"anyOf": [either("ProcessorSpec"), {"type": "null"}]}
+    node["devices"]["items"] = either("DeviceSpec")
+    links = [either("LinkSpec"), {"type": "array", "items": either("LinkSpec")}, {"type": "null"}]
+    node["links"] |= {"anyOf": links}
+    schema["$defs"] = definitions
     return json.dumps(_sorted_enums(schema), indent=2, ensure_ascii=False) + "\n"
+
+
+def _schema(kind: type[msgspec.Struct], title: str) -> str:
+    schema = msgspec.json.schema(kind)
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = title
+    return json.dumps(_sorted_enums(schema), indent=2, ensure_ascii=False) + "\n"
+
+
+def fleet_file() -> str:
+    """Every field of a fleet file, from the JSON Schema."""
+    definitions = json.loads(fleet_schema())["$defs"]
+    lines = [
+        "# Fleet file",
+        "",
+        "Nodes of one machine, as they are declared: `poise up --fleet FILE` starts them, `poise nodes --fleet FILE` only",
+        "shows them. The JSON Schema is in [`fleet.schema.json`](fleet.schema.json). Unknown fields are refused.",
+        "",
+        "A device whose model the catalogue knows needs nothing else; what is given takes the catalogue's place.",
+        "",
+        "## The file",
+        "",
+        *_fields(definitions["FleetSpec"]["properties"], "fleet."),
+        "",
+    ]
+    for title, kind, prefix in (
+        ("A node", "NodeSpec", "node"),
+        ("`processor`", "ProcessorSpec", "processor"),
+        ("An entry of `devices`", "DeviceSpec", "device"),
+        ("An entry of `links`", "LinkSpec", "link"),
+    ):
+        lines += [f"## {title}", "", *_fields(definitions[kind]["properties"], f"{prefix}."), ""]
+    return HEADER + "\n".join(lines)
 
 
 def _sorted_enums(value: Any) -> Any:
@@ -274,6 +394,18 @@ def job_file() -> str:
         "",
         *_fields(definitions["RetrySpec"]["properties"], "retry."),
         "",
+        *itertools.chain.from_iterable(
+            (f"## `{name}` as a mapping", "", *_fields(definitions[kind]["properties"], f"{prefix}."), "")
+            for name, kind, prefix in (
+                ("split", "SplitSpec", "split"),
+                ("workers", "WorkersSpec", "workers"),
+                ("artifacts.NAME", "ArtifactSpec", "artifact"),
+                ("work", "WorkSpec", "work"),
+                ("checkpoint", "CheckpointSpec", "checkpoint"),
+            )
+        ),
+        "`expect` and `work` of a task with a `split` are those of all its items.",
+        "",
         "## Quantities",
         "",
         *_table(
@@ -282,6 +414,8 @@ def job_file() -> str:
                 ("time", "`250ms`, `90s`, `30m`, `1h30m`, `2d`", "seconds"),
                 ("memory", "`500MB` (10⁶), `12GiB` or `12Gi` (2³⁰)", "bytes"),
                 ("CPU", "`4`, `0.5`, `500m`", "CPUs"),
+                ("bandwidth", "`10Gbit`, `400Gbit/s`, `900GB/s`", "bits per second"),
+                ("compute", "`2 PFLOP`, `312 TFLOPS`, `1e15`", "operations"),
             ],
         ),
         "",
@@ -297,6 +431,7 @@ def job_file() -> str:
                 ("`POISE_RANK`, `POISE_WORLD_SIZE`", "In a gang. Also as `RANK`, `WORLD_SIZE`, with `LOCAL_RANK=0`."),
                 ("`POISE_GANG_DIR`", "In a gang: a folder that its tasks share for this epoch."),
                 ("`POISE_PART`, `POISE_PARTS`", "In a task that is cut by data."),
+                ("`POISE_ITEMS_FROM`, `POISE_ITEMS_TO`", "In a task with a `split`: its items, the last one excluded."),
                 ("`CUDA_VISIBLE_DEVICES` and its like", "Only the devices that the task was given; empty for none."),
             ],
         ),
@@ -323,7 +458,7 @@ def _type(field: dict[str, Any]) -> str:
             return "quantity"
         return " or ".join(dict.fromkeys(words))
     if "enum" in field:
-        return ", ".join(f"`{value}`" for value in field["enum"])
+        return ", ".join(f"`{value}`" for value in field["enum"] if value)
     if "$ref" in field:
         return f"`{field['$ref'].rsplit('/', 1)[-1].removesuffix('Spec').lower()}` mapping"
     if field.get("type") == "array":
