@@ -39,7 +39,7 @@ class Line:
         self.socket.connect(f"/proc/self/fd/{where}/{name}.sock")
         os.close(where)
         self.file = self.socket.makefile("rb")
-        self.say("hello", {"logs": str(self.logs), "cgroup": cgroup})
+        self.say("hello", {"spare": f"{self.logs}/.", "cgroup": cgroup})
         self.held: list[Any] = []
         self.ended: list[Any] = []
         self.pid = self.hear()[2]

@@ -31,7 +31,7 @@ class Fleet:
     """Keepers, and what they have said."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        self.keepers = Keepers(folder / "keepers", folder / "logs", **options)
+        self.keepers = Keepers(folder / "keepers", options.pop("logs", folder / "logs"), **options)
         self.keepers.on_change = self._on_change
         self.running: dict[str, Running] = {}
         self.ended: dict[str, Ending] = {}
@@ -206,6 +206,24 @@ def test_what_a_gang_left_goes_when_nobody_has_come_for_an_hour(tmp_path: Path, 
     os.utime(marks, (time.time() - hours * 3600,) * 2)
     Gangs(tmp_path, "b", str).open([])
     assert folder.is_dir() == (hours == 0)
+
+
+def test_nodes_that_share_a_folder_of_logs_do_not_write_into_each_others(tmp_path: Path) -> None:
+    async def story() -> None:
+        shared = tmp_path / "logs"
+        async with (
+            fleet(tmp_path / "c", node="c", logs=shared) as one,
+            fleet(tmp_path / "d", node="d", logs=shared) as other,
+        ):
+            for number in range(4):
+                names = [f"j{number}.a", f"j{number}.b"]
+                for place, name in zip((one, other), names, strict=True):
+                    place.start(0, name, f"sleep 0.1; echo {name}")
+                for place, name in zip((one, other), names, strict=True):
+                    assert await place.until_ended(name) == ["done"]
+                assert [log_paths(shared, Attempt(name, 1))[0].read_text().strip() for name in names] == names
+
+    run(tmp_path, story)
 
 
 def environment_in(folder: Path, attempt: Attempt) -> dict[str, str]:

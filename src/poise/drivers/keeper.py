@@ -18,19 +18,15 @@ Rules it keeps
 Files in DIR: `NAME.sock` the socket, `NAME.lock` locked for as long as the keeper lives, `NAME.journal`, and
 `NAME.trouble` if the keeper itself met an error that it did not expect.
 
-Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", epoch]`.
-    from the agent
-        ["hello", {"logs": folder, "cgroup": {"version", "parent", "home"} or null}]   first; answered with all it holds
-        ["run", ATTEMPT, ORDER, RECORD]     RECORD is opaque and comes back on hello
-        ["stop", ATTEMPT]                   SIGTERM, `grace`, SIGKILL; one that has not started is `returned`
-        ["forget", [ATTEMPT, ...]]          these endings are durable elsewhere
-        ["quit"]                            leave as soon as there is no work
-    to the agent
-        ["keeper", version, pid], ["held", pid, ticks, RUN LINE]..., ["ended", ...]..., ["whole"]   the answer to hello
-        ["started", ATTEMPT, pid, ticks]    only of a command that runs for longer than a report waits
-        ["ended", ATTEMPT, ENDING]
-    ORDER: argv, env, folder, cpus, memory, grace (ns), out, err, bound (bytes per log), result; only argv is needed.
-    ENDING: outcome, code, signal, run, cpu, peak, limit, note, result; zeros and empty texts are absent.
+Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", epoch]`. from the agent ["hello",
+{"spare": prefix, "cgroup": {"version", "parent", "home"} or null}]   first; answered with all it holds ["run", ATTEMPT,
+ORDER, RECORD]     RECORD is opaque and comes back on hello ["stop", ATTEMPT]                   SIGTERM, `grace`,
+SIGKILL; one that has not started is `returned` ["forget", [ATTEMPT, ...]]          these endings are durable elsewhere
+["quit"]                            leave as soon as there is no work to the agent ["keeper", version, pid], ["held",
+pid, ticks, RUN LINE]..., ["ended", ...]..., ["whole"]   the answer to hello ["started", ATTEMPT, pid, ticks]    only of
+a command that runs for longer than a report waits ["ended", ATTEMPT, ENDING] ORDER: argv, env, folder, cpus, memory,
+grace (ns), out, err, bound (bytes per log), result; only argv is needed. ENDING: outcome, code, signal, run, cpu, peak,
+limit, note, result; zeros and empty texts are absent.
 
 The journal holds the same arrays behind a CRC-32 in hex: `["keeper", ...]`, `["starting", ATTEMPT]`,
 `["started", ...]`, `["ended", ...]`, `["forget", [ATTEMPT, ...]]`.
@@ -493,7 +489,7 @@ class Keeper:
         self._housekeeping_at = now() + HOUSEKEEPING
         self._idle_since = now()
 
-        self._logs = ""
+        self._spare = ""
         self._out = Log(1, f"{folder}/{name}.out")
         self._err = Log(2, f"{folder}/{name}.err")
         self._cgroup: dict[str, Any] | None = None
@@ -680,13 +676,13 @@ class Keeper:
     def _on_hello(self, settings: dict[str, Any]) -> None:
         self._leaving = False
         self._cgroup = settings.get("cgroup")
-        logs = settings.get("logs") or self._folder
-        if logs != self._logs and self._command is None:
-            self._logs = logs
+        spare = settings.get("spare") or f"{self._folder}/."
+        if spare != self._spare and self._command is None:
+            self._spare = spare
             self._out.drop()
             self._err.drop()
-            self._out = Log(1, f"{logs}/.{self._name}.out")
-            self._err = Log(2, f"{logs}/.{self._name}.err")
+            self._out = Log(1, f"{spare}{self._name}.out")
+            self._err = Log(2, f"{spare}{self._name}.err")
         self._events.clear()  # what they say is in the answer
         self._flush()
         answer = [b'["keeper",%d,%d]' % (VERSION, os.getpid())]

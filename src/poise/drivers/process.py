@@ -189,7 +189,8 @@ class Keepers:
         cgroup = None
         if cgroups is not None and cgroups.writable:
             cgroup = {"version": cgroups.version, "parent": cgroups.parent, "home": cgroups.home}
-        self.hello = _encode(["hello", {"logs": str(self.logs), "cgroup": cgroup}]) + b"\n"
+        self.spares = f"{self.logs}/.{_safe(node)}." if node else f"{self.logs}/."
+        self.hello = _encode(["hello", {"spare": self.spares, "cgroup": cgroup}]) + b"\n"
         self._results = f"{self.folder}/results/"
         self._logs_text = str(self.logs)
         self.cgroup_parent = cgroups.parent if cgroups is not None and cgroups.writable else ""
@@ -606,7 +607,9 @@ class _Slot(asyncio.Protocol):
 
     async def _bury(self, gone: dict[Attempt, Held]) -> None:
         """Ends what a dead keeper left running, and reports how every attempt of it ended."""
-        grave = Grave(self._keepers.folder, self._keepers.logs, self.name, self._keepers.cgroup_parent)
+        grave = Grave(
+            self._keepers.folder, self._keepers.logs, self._keepers.spares, self.name, self._keepers.cgroup_parent
+        )
         endings = await asyncio.to_thread(grave.clear, frozenset(gone))
         ended = []
         for attempt, ending in endings.items():
@@ -640,6 +643,7 @@ class Grave(NamedTuple):
 
     folder: Path
     logs: Path
+    spares: str
     name: str
     cgroups: str = ""
 
@@ -714,7 +718,7 @@ class Grave(NamedTuple):
     def _rescue_output(self, attempt: Attempt) -> None:
         """Output of the last command that had not been given its name yet."""
         for suffix, path in zip(("out", "err"), log_paths(self.logs, attempt), strict=True):
-            spare = self.logs / f".{self.name}.{suffix}"
+            spare = Path(f"{self.spares}{self.name}.{suffix}")
             with contextlib.suppress(OSError):
                 if spare.stat().st_size and not path.exists():
                     path.parent.mkdir(exist_ok=True)

@@ -890,6 +890,7 @@ class Ledger:
             critical=unit.slack == 0 and len(job.units) > 1,
             queue=unit.queue,
             expected=unit.expected,
+            declared=spec.expect,
             due=unit.due,
             recovering=recovering,
             recalled=unit.recalled,

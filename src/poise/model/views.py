@@ -14,13 +14,14 @@ from poise.model.resources import Shape
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A unit that could be placed now.
 
-    `expected` is the foreseen run time and `tail` the foreseen length of the longest path from this unit's start to the
-    end of its graph, in nanoseconds; `due` is the instant by which it must end for every deadline after it, 0 for none.
-    `queue` names the units that are alike to placement. `recovering` units are still held by a lost node; a `recalled`
-    one was queued behind its like in vain, and needs room of its own. `tasks` is how many it can use and `least` how
-    many it must have (0: all). `others` are the shapes of its further artifacts. `attained` is the run time of its
-    earlier attempts that were asked to yield, `preempted` their number. `depth` counts the units before it on its
-    longest path, `followers` those that need it, `weight` is its business weight in thousandths.
+    `expected` is the foreseen run time, `declared` what its user said of it (0: nothing) and `tail` the foreseen length
+    of the longest path from this unit's start to the end of its graph, in nanoseconds; `due` is the instant by which it
+    must end for every deadline after it, 0 for none. `queue` names the units that are alike to placement. `recovering`
+    units are still held by a lost node; a `recalled` one was queued behind its like in vain, and needs room of its own.
+    `tasks` is how many it can use and `least` how many it must have (0: all). `others` are the shapes of its further
+    artifacts. `attained` is the run time of its earlier attempts that were asked to yield, `preempted` their number.
+    `depth` counts the units before it on its longest path, `followers` those that need it, `weight` is its business
+    weight in thousandths.
     """
 
     unit: str
@@ -35,6 +36,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     tail: int
     queue: str
     expected: int = 0
+    declared: int = 0
     due: int = 0
     critical: bool = False
     recovering: bool = False

@@ -134,7 +134,7 @@ class Draft:
     def estimates(self, candidate: Candidate, shape: Shape) -> list[Estimate]:
         """The candidate's run time by device model."""
         return self.speeds.of(
-            candidate.kind, shape.wants.precision, candidate.expected, candidate.work, devices=shape.gpus > 0
+            candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=shape.gpus > 0
         )
 
     def openings(self, candidate: Candidate, shape: Shape) -> Openings:
@@ -164,12 +164,18 @@ class Draft:
             place = next(others, place)
         return rows[place], openings.scores[place]
 
-    def best_whole(self, candidate: Candidate, shape: Shape, tasks: int) -> int | None:
-        """The best node, of those in order already, that has room for all tasks of a gang."""
+    def best_whole(self, candidate: Candidate, shape: Shape, least: int, most: int) -> int | None:
+        """The best node, of those in order already, that has room for all tasks of a gang: for as many as it could
+        use, else for as many as it must have.
+        """
         openings = self.openings(candidate, shape)
         rows = openings.rows[openings.next :]
         room = self.capacity(shape)[rows]
-        return rows[int((room >= tasks).argmax())] if (room >= tasks).any() else None
+        for tasks in dict.fromkeys((most, least)):
+            enough = room >= tasks
+            if enough.any():
+                return rows[int(enough.argmax())]
+        return None
 
     def room_for(self, row: int, shape: Shape) -> int:
         """How many tasks of the shape this node could take now, by its columns; of shares and choosy shapes one."""

@@ -239,7 +239,7 @@ class _Round:
         shapes = (candidate.shape, *candidate.others) if candidate.others else (candidate.shape,)
         if candidate.tasks > 1:
             return self._place_gang(candidate, shapes)
-        best: tuple[int, int, int, Shape] | None = None
+        best: tuple[bool, int, int, int, Shape] | None = None
         for variant, shape in enumerate(shapes):
             if shape in self._full:
                 row = None
@@ -252,13 +252,14 @@ class _Round:
                 self._full.add(shape)
                 row = self._meanwhile(candidate, shape)
             if row is not None and len(shapes) == 1:
-                best = (0, variant, row, shape)
-            elif row is not None:
-                run = self._run_on(candidate, shape, row).mean
-                best = min(best, (run, variant, row, shape)) if best is not None else (run, variant, row, shape)
+                best = (False, 0, variant, row, shape)
+            elif row is not None:  # what is only guessed of comes after what is known
+                run = self._run_on(candidate, shape, row)
+                found_here = (run.source == "default", run.mean, variant, row, shape)
+                best = found_here if best is None else min(best, found_here)
         if best is None:
             return False
-        _, variant, row, shape = best
+        _, _, variant, row, shape = best
         brief = is_brief(self.view.profiles.get(candidate.kind), shape, 1)
         why = self._why(candidate, shape, row)
         spot = self.draft.take(row, candidate, shape, brief=brief)
@@ -294,7 +295,7 @@ class _Round:
         """
         if self._gang_room.get(shape, needed) < needed:
             return []
-        row = self.draft.best_whole(candidate, shape, needed)
+        row = self.draft.best_whole(candidate, shape, needed, candidate.tasks)
         if row is not None:
             return [row] * needed
         room = self.draft.capacity(shape)
@@ -323,11 +324,21 @@ class _Round:
         return [*((fleet.device_model == index).any(axis=1) for index in ordered), None]
 
     def _place_elastic(self) -> None:
-        """What is left goes to elastic units, in the order in which they were served."""
+        """What is left goes to elastic units, in the order in which they were served: beside the members that are
+        placed, then where they run no slower, since a gang is as fast as its slowest member.
+        """
+        draft = self.draft
         for candidate, shape, variant, spots in self._elastic:
-            while len(spots) < candidate.tasks and (found := self.draft.best(candidate, shape)) is not None:
-                spots.append(self.draft.take(found[0], candidate, shape))
-            why = self._why(candidate, shape, self.draft.fleet.rows[spots[0].node])
+            rows = [draft.fleet.rows[spot.node] for spot in spots]
+            for row in dict.fromkeys(rows):
+                while len(spots) < candidate.tasks and draft.room_for(row, shape):
+                    spots.append(draft.take(row, candidate, shape))
+            slowest = max(self._run_on(candidate, shape, row).mean for row in rows)
+            while len(spots) < candidate.tasks and (found := draft.best(candidate, shape)) is not None:
+                if self._run_on(candidate, shape, found[0]).mean > slowest:
+                    break
+                spots.append(draft.take(found[0], candidate, shape))
+            why = self._why(candidate, shape, rows[0])
             self.decisions.append(Place(unit=candidate.unit, spots=tuple(spots), why=why, variant=variant))
 
     def _behind(self, candidate: Candidate) -> Place | None:

@@ -1,0 +1,104 @@
+"""What the core decides, from the user's side: a fleet of the examples, files of the examples, real commands."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from system.living import Living, until
+
+EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Living]:
+    living = Living()
+    try:
+        shutil.copytree(EXAMPLES, living.work / "examples")
+        assert living.poise("up", "--port", "0", "--fleet", "examples/fleet.yaml").code == 0
+        up = lambda: sum(node["status"] == "up" for node in living.poise("nodes", "--json").value) == 6  # noqa: E731
+        until(up, "all nodes have joined", living.messages)
+        yield living
+    except BaseException:
+        living.destroy()
+        raise
+    living.close()
+
+
+def submitted(lab: Living, *arguments: str) -> str:
+    done = lab.poise("submit", *arguments)
+    assert done.code == 0, done.err
+    return done.text.strip()
+
+
+def ended(lab: Living, job: str) -> dict[str, Any]:
+    lab.poise("wait", job)
+    report: dict[str, Any] = lab.poise("show", job, "--json").value
+    assert report["status"] == "done", report
+    return report
+
+
+def test_the_artifact_that_is_done_first_is_started_on_the_device_it_was_built_for(lab: Living) -> None:
+    job = submitted(lab, "examples/artifacts.yaml")
+    [task] = ended(lab, job)["tasks"]
+    assert task["node"].startswith("hopper")
+    assert "by roofline" in task["why"]
+    assert lab.poise("logs", job).text.startswith("as CUDA on ")
+
+
+def test_work_is_cut_and_merged_in_order(lab: Living) -> None:
+    job = submitted(lab, "examples/split.yaml")
+    tasks = ended(lab, job)["tasks"]
+    assert 4 <= len([task for task in tasks if "[" in task["name"]]) <= 20
+    assert lab.poise("logs", f"{job}.main.merge").text.strip() == str(sum(range(1000)))
+
+
+def test_an_elastic_gang_takes_what_there_is_up_to_its_most(lab: Living) -> None:
+    job = submitted(lab, "examples/elastic.yaml")
+    report = ended(lab, job)
+    members = [task for task in report["tasks"] if task["started"]]
+    assert len(members) == 4
+    assert len({task["node"] for task in members}) == 1, "one node has room for all of them"
+    assert sorted(lab.poise("logs", job).text.splitlines())[0].startswith("member 0 of 4, on GPU ")
+
+
+def test_a_share_of_a_device_leaves_room_for_others(lab: Living) -> None:
+    jobs = [
+        submitted(
+            lab, "-g", "1", "--gpu-share", "0.4", "--gpu-model", "A100", "--gpu-memory", "10GiB", "--", "sleep", "8"
+        )
+        for _ in range(2)
+    ]
+    until(
+        lambda: all(lab.poise("show", job, "--json").value["status"] == "running" for job in jobs),
+        "both run", lab.messages,
+    )  # fmt: skip
+    tasks = [lab.poise("show", job, "--json").value["tasks"][0] for job in jobs]
+    assert {(task["node"], *task["devices"]) for task in tasks} == {("ampere", 0)}
+    for job in jobs:
+        ended(lab, job)
+
+
+def test_a_device_that_lacks_an_operator_is_not_taken(lab: Living) -> None:
+    lab.file("ops.yaml", "run: 'true'\nresources: {gpu: 1, ops: [attention], gpu_model: [edge-gpu]}\n")
+    refused = lab.poise("submit", "ops.yaml", "--json")
+    assert refused.code == 1
+    assert refused.error["code"] == "E110"
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_and_one_that_may_not_is_told(lab: Living) -> None:
+    refused = lab.poise("submit", "--expect", "10m", "--deadline", "5m", "--", "sleep", "1")
+    assert refused.code == 1
+    assert "E108" in refused.err
+    assert "at least 10m0s" in refused.err
+    assert "deadline: 600s" in refused.err
+    cores = sum(node["cpu"] for node in lab.poise("nodes", "--json").value) // 1000
+    busy = submitted(lab, "--workers", "6", "--cpu", str(cores // 20), "--expect", "2h", "--", "sleep", "60")
+    told = lab.poise("submit", "--expect", "10m", "--deadline", "11m", "--", "sleep", "60")
+    assert told.code == 0
+    assert "it may be late: " in told.err
+    assert "it may be late: " in lab.poise("show", told.text.strip()).text
+    for job in (busy, told.text.strip()):
+        lab.poise("cancel", job)
