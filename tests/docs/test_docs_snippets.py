@@ -25,7 +25,7 @@ DOCUMENTS = [
 ]
 COMMAND_SECONDS = 30
 AT_ONCE = 4
-FREE_COLUMNS = ("CPUS", "DEVICES", "PEAK")
+FREE_COLUMNS = ("CPUS", "DEVICES", "LOAD", "PEAK")
 
 
 class Step(NamedTuple):
