@@ -70,6 +70,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "fleet.json"
 
     @property
+    def policy(self) -> Path:
+        """What the policy file said that this home was brought up with: the file itself may change or go."""
+        return self.root / "policy.json"
+
+    @property
     def logs(self) -> Path:
         """Standard output and error of every attempt."""
         return self.root / "logs"

@@ -20,7 +20,7 @@ from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.messages import FromAgent, ToAgent
 from poise.model.views import Snapshot
-from poise.policy.suites import policy_named
+from poise.policy.suites import ClusterPolicy, policy_named
 from poise.ports import Clock, Decider, Store
 from poise.units import SECOND
 
@@ -54,8 +54,8 @@ class InlineDecider:
     A policy that loops would stop the loop: only the policies that ship with Poise are run this way.
     """
 
-    def __init__(self, policy: str) -> None:
-        self._policy = policy_named(policy)
+    def __init__(self, policy: ClusterPolicy) -> None:
+        self._policy = policy
         self._safe = policy_named(SAFE_POLICY)
 
     def decide(self, view: Snapshot, /) -> Plan:
