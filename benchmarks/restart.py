@@ -21,7 +21,8 @@ from harness import Figure, say
 
 from poise import __version__
 from poise.config import Home
-from poise.control.plane import InlineDecider, Plane
+from poise.control.decider import InlineDecider
+from poise.control.plane import Plane
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import SystemClock, boot_id
 from poise.kernel.controller import Controller, Message, Settings, Submit

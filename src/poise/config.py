@@ -103,6 +103,9 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     reprobe: int = 5 * SECOND
     sample: int = 1 * SECOND
     idle_exit: int = 3 * SECOND
+    decide: int = 1 * SECOND
+    policy_start: int = 10 * SECOND
+    policy_rest: int = 60 * SECOND
 
 
 MAX_BODY = 4 * 2**20

@@ -19,11 +19,16 @@ from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.errors import Conflict, Fault, Unreachable
 from poise.model.reports import JobReport
+from poise.model.spec import parse_or_raise
+from poise.units import MINUTE, parse_duration
 
 if TYPE_CHECKING:
     from poise.model.fleetfile import DeclaredFleet
 
 STOP_SECONDS = 15.0
+
+LONGEST = 1 * MINUTE
+"""Time that a policy may be given for a round: while it thinks, nothing is placed."""
 
 
 @click.command()
@@ -33,6 +38,11 @@ STOP_SECONDS = 15.0
     show_default=True,
     metavar="NAME|FILE",
     help="Who runs where and when: a policy that ships with Poise, one of an installed package, or a file.",
+)
+@click.option(
+    "--decide-within",
+    metavar="DURATION",
+    help="How long a policy that does not ship with Poise may take over a round. [default: 1s]",
 )
 @click.option(
     "--port", type=int, default=None, metavar="N", help="Loopback port of the API. [default: 7717, or a free one]"
@@ -47,14 +57,26 @@ STOP_SECONDS = 15.0
 @click.option("--no-fleet", is_flag=True, help="Start this machine again instead of declared nodes.")
 @click.option("--foreground", is_flag=True, help="Stay in this terminal, as a service manager wants it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def up(policy: str, port: int | None, fleet_file: Path | None, no_fleet: bool, foreground: bool, as_json: bool) -> int:
+def up(
+    policy: str,
+    decide_within: str | None,
+    port: int | None,
+    fleet_file: Path | None,
+    no_fleet: bool,
+    foreground: bool,
+    as_json: bool,
+) -> int:
     """Start the control plane and the agent of this machine, or of a declared fleet's nodes, and keep them alive."""
     if fleet_file and no_fleet:
         raise click.UsageError("`--fleet` and `--no-fleet` exclude each other")
     home = current_home()
     name, label = _settle_policy(home, policy)
     fleet = _settle_fleet(home, fleet_file, no_fleet)
-    options = ["--policy", name, *(["--port", str(port)] if port is not None else [])]
+    options = ["--policy", name]
+    if decide_within is not None:
+        options += ["--decide-within", str(parse_or_raise(parse_duration, decide_within, "--decide-within", LONGEST))]
+    if port is not None:
+        options += ["--port", str(port)]
     if foreground:
         if supervised(home) or running(home):
             raise Conflict("Poise is up already", code="E204", field=str(home.root), hint="`poise down`")

@@ -21,12 +21,13 @@ import uvicorn
 import uvloop
 
 from poise import __version__
-from poise.config import DEFAULT_PORT, Endpoint, Home
+from poise.config import DEFAULT_PORT, Endpoint, Home, Times
 from poise.control.api import make_app
+from poise.control.decider import decider_for
 from poise.control.lifetime import Lifetime
-from poise.control.plane import InlineDecider, Plane, load_ledger
+from poise.control.plane import Plane, load_ledger
 from poise.drivers.lock import take_lock
-from poise.drivers.plugins import build, choose
+from poise.drivers.plugins import choose
 from poise.drivers.security import ensure_token
 from poise.drivers.sockets import listen
 from poise.drivers.sqlite import SqliteStore
@@ -51,6 +52,9 @@ def main() -> int:
     parser.add_argument("home", type=Path)
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="loopback port; another is taken if it is busy")
     parser.add_argument("--policy", default="poise", help="name of a policy, or a policy file")
+    parser.add_argument(
+        "--decide-within", type=int, default=Times().decide, help="nanoseconds that a policy of others has for a round"
+    )
     parser.add_argument("--history", type=int, default=10_000, help="finished jobs kept in the ledger")
     parser.add_argument("--until-idle", action="store_true", help="end once no job is left")
     parser.add_argument("--fleet", type=Path, help="compiled fleet whose throughput table is used [HOME/fleet.json]")
@@ -103,7 +107,9 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
         version=__version__,
         throughputs=_throughputs(options.fleet or home.fleet),
     )
-    plane = Plane(Controller(ledger, settings), store, clock, InlineDecider(build(choice)))
+    decider = decider_for(choice, Times(decide=options.decide_within))
+    await decider.ready()
+    plane = Plane(Controller(ledger, settings), store, clock, decider)
     plane.begin(boot=boot, boottime=boottime)
     lifetime = Lifetime(plane, home, until_idle=options.until_idle)
     server = _Server(
@@ -133,6 +139,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
     leaving = asyncio.create_task(lifetime.leave_when_idle())
     await serving
     leaving.cancel()
+    decider.close()
     store.close()
     with contextlib.suppress(OSError):
         home.endpoint.unlink()
