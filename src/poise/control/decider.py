@@ -47,12 +47,12 @@ FAILED = "POLICY_FAILED"
 IN_A_ROW = 3
 """Failures one after the other until a policy rests: the first may be chance, and each costs a round its time."""
 
-MAX_FRAME = 256 * 2**20
-"""Bytes of one plan; a plan for 10,000 tasks has about 3 MB."""
+MAX_FRAME = 16 * 2**20
+"""Bytes of one plan; one for 5,000 tasks has about 1 MB."""
 
 ROOM = 2 * 2**30
 """Bytes of address space that a policy may take beyond what it had when it was loaded. A view of 10,000 nodes takes
-some tens of MB."""
+some tens of MB of it."""
 
 READY, PLAN, BROKEN = b"R", b"P", b"B"
 _HEAD = 4
