@@ -21,7 +21,8 @@ from harness import Figure, say
 
 from poise import __version__
 from poise.config import Home
-from poise.control.plane import InlineDecider, Plane
+from poise.control.decider import InlineDecider
+from poise.control.plane import Plane
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import SystemClock, boot_id
 from poise.kernel.controller import Controller, Message, Settings, Submit
@@ -31,6 +32,7 @@ from poise.model.jobs import Ending
 from poise.model.messages import Desired, Ended, Hello, Report, ToAgent
 from poise.model.resources import Node
 from poise.model.spec import Compiled, compile_spec
+from poise.policy.suites import policy_named
 
 TARGET_SECONDS = 3.0
 POLICY = "poise"
@@ -76,7 +78,7 @@ async def make_log(home: Home, events: int, kind: type[SqliteStore[Event]]) -> N
     store = kind(home.log, encode_event, decode_event, call_soon=loop.call_soon_threadsafe, written_by=__version__)
     clock = SystemClock()
     controller = Controller(Ledger(), Settings(policy=POLICY, version=__version__))
-    plane = Plane(controller, store, clock, InlineDecider(POLICY))
+    plane = Plane(controller, store, clock, InlineDecider(policy_named(POLICY)))
     plane.begin(boot=boot_id(), boottime=time.clock_gettime_ns(time.CLOCK_BOOTTIME))
     MadeUpNode(plane).join()
     compiled = compile_spec(harness.NO_OP, wall=clock.wall())

@@ -70,6 +70,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "fleet.json"
 
     @property
+    def policy(self) -> Path:
+        """What the policy file said that this home was brought up with: the file itself may change or go."""
+        return self.root / "policy.json"
+
+    @property
     def logs(self) -> Path:
         """Standard output and error of every attempt."""
         return self.root / "logs"
@@ -98,6 +103,9 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     reprobe: int = 5 * SECOND
     sample: int = 1 * SECOND
     idle_exit: int = 3 * SECOND
+    decide: int = 1 * SECOND
+    policy_start: int = 10 * SECOND
+    policy_rest: int = 60 * SECOND
 
 
 MAX_BODY = 4 * 2**20

@@ -80,6 +80,9 @@ class Executor(Protocol):
 
 
 class Decider(Protocol):
-    """Runs a policy on a snapshot. Answers with a plan always: when the policy fails, a safe one decides."""
+    """Runs a policy on a snapshot. `answer` is called once, at once or later, on the owner's thread, and always with a
+    plan: when the policy fails, a safe one decides, and the plan says so (`failed`).
+    """
 
-    def decide(self, view: "Snapshot", /) -> Plan: ...
+    def decide(self, view: "Snapshot", answer: Callable[[Plan], None], /) -> None: ...
+    def close(self) -> None: ...

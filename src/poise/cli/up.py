@@ -19,16 +19,30 @@ from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.errors import Conflict, Fault, Unreachable
 from poise.model.reports import JobReport
+from poise.model.spec import parse_or_raise
+from poise.units import MINUTE, parse_duration
 
 if TYPE_CHECKING:
     from poise.model.fleetfile import DeclaredFleet
 
 STOP_SECONDS = 15.0
 
+LONGEST = 1 * MINUTE
+"""Time that a policy may be given for a round: while it thinks, nothing is placed."""
+
 
 @click.command()
 @click.option(
-    "--policy", default="poise", show_default=True, metavar="NAME", help="poise, fifo, round-robin or static."
+    "--policy",
+    default="poise",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="Who runs where and when: a policy that ships with Poise, one of an installed package, or a file.",
+)
+@click.option(
+    "--decide-within",
+    metavar="DURATION",
+    help="How long a policy that does not ship with Poise may take over a round. [default: 1s]",
 )
 @click.option(
     "--port", type=int, default=None, metavar="N", help="Loopback port of the API. [default: 7717, or a free one]"
@@ -43,19 +57,26 @@ STOP_SECONDS = 15.0
 @click.option("--no-fleet", is_flag=True, help="Start this machine again instead of declared nodes.")
 @click.option("--foreground", is_flag=True, help="Stay in this terminal, as a service manager wants it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def up(policy: str, port: int | None, fleet_file: Path | None, no_fleet: bool, foreground: bool, as_json: bool) -> int:
+def up(
+    policy: str,
+    decide_within: str | None,
+    port: int | None,
+    fleet_file: Path | None,
+    no_fleet: bool,
+    foreground: bool,
+    as_json: bool,
+) -> int:
     """Start the control plane and the agent of this machine, or of a declared fleet's nodes, and keep them alive."""
-    from poise.policy.suites import policy_named
-
-    try:
-        policy_named(policy)
-    except KeyError as error:
-        raise click.UsageError(str(error.args[0])) from None
     if fleet_file and no_fleet:
         raise click.UsageError("`--fleet` and `--no-fleet` exclude each other")
     home = current_home()
+    name, label = _settle_policy(home, policy)
     fleet = _settle_fleet(home, fleet_file, no_fleet)
-    options = ["--policy", policy, *(["--port", str(port)] if port is not None else [])]
+    options = ["--policy", name]
+    if decide_within is not None:
+        options += ["--decide-within", str(parse_or_raise(parse_duration, decide_within, "--decide-within", LONGEST))]
+    if port is not None:
+        options += ["--port", str(port)]
     if foreground:
         if supervised(home) or running(home):
             raise Conflict("Poise is up already", code="E204", field=str(home.root), hint="`poise down`")
@@ -65,7 +86,7 @@ def up(policy: str, port: int | None, fleet_file: Path | None, no_fleet: bool, f
     client = ensure_up(home, *options)
     client.stay()
     status = client.status()
-    if already and status.policy != policy and click.get_current_context().get_parameter_source("policy"):
+    if already and status.policy != label and click.get_current_context().get_parameter_source("policy"):
         say(f"poise: up already, under policy {status.policy}; `poise down` first to change it")
     if as_json:
         print_json(status)
@@ -73,6 +94,27 @@ def up(policy: str, port: int | None, fleet_file: Path | None, no_fleet: bool, f
         nodes = f", fleet {fleet.name} of {len(fleet.nodes)} declared nodes" if fleet else ""
         say(f"poise is {'up already' if already else 'up'}: {home.root}, policy {status.policy}{nodes}")
     return 0
+
+
+def _settle_policy(home: Home, policy: str) -> tuple[str, str]:
+    """What the control plane is told, and what it will call it. A user's code is tried here, where errors are seen."""
+    import msgspec
+
+    from poise.drivers.plugins import build, choose, choose_document, is_file
+    from poise.drivers.yamlfile import load_yaml
+
+    document = load_yaml(Path(policy)) if is_file(policy) else None
+    choice = choose_document(document) if is_file(policy) else choose(policy)
+    if choice.foreign:
+        build(choice)
+    if not is_file(policy):
+        return policy, choice.label
+    if not (running(home) or supervised(home)):
+        ensure_home(home)
+        draft = home.policy.with_suffix(".new")
+        draft.write_bytes(msgspec.json.encode(document))
+        draft.replace(home.policy)
+    return str(home.policy), choice.label
 
 
 def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFleet | None":

@@ -21,11 +21,13 @@ import uvicorn
 import uvloop
 
 from poise import __version__
-from poise.config import DEFAULT_PORT, Endpoint, Home
+from poise.config import DEFAULT_PORT, Endpoint, Home, Times
 from poise.control.api import make_app
+from poise.control.decider import decider_for
 from poise.control.lifetime import Lifetime
-from poise.control.plane import InlineDecider, Plane, load_ledger
+from poise.control.plane import Plane, load_ledger
 from poise.drivers.lock import take_lock
+from poise.drivers.plugins import choose
 from poise.drivers.security import ensure_token
 from poise.drivers.sockets import listen
 from poise.drivers.sqlite import SqliteStore
@@ -34,7 +36,6 @@ from poise.errors import Conflict, PoiseError, SpecError
 from poise.kernel.controller import Controller, Settings
 from poise.model.events import Event, decode_event, encode_event
 from poise.model.fleetfile import DeclaredFleet
-from poise.policy.suites import POLICIES
 from poise.units import Instant
 
 CANNOT_START = 3
@@ -50,7 +51,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m poise.control", description="the control plane of one home")
     parser.add_argument("home", type=Path)
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="loopback port; another is taken if it is busy")
-    parser.add_argument("--policy", default="poise", choices=list(POLICIES))
+    parser.add_argument("--policy", default="poise", help="name of a policy, or a policy file")
+    parser.add_argument(
+        "--decide-within", type=int, default=Times().decide, help="nanoseconds that a policy of others has for a round"
+    )
     parser.add_argument("--history", type=int, default=10_000, help="finished jobs kept in the ledger")
     parser.add_argument("--until-idle", action="store_true", help="end once no job is left")
     parser.add_argument("--fleet", type=Path, help="compiled fleet whose throughput table is used [HOME/fleet.json]")
@@ -82,6 +86,7 @@ def _hold(home: Home, token: str, options: argparse.Namespace) -> int:
 
 async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
     """The exit code."""
+    choice = choose(options.policy)
     loop = asyncio.get_running_loop()
     store: SqliteStore[Event] = SqliteStore(
         home.log,
@@ -97,12 +102,14 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
     boot, boottime = boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     clock = SystemClock(Instant(ledger.resume_at(boot, boottime, time.time())))
     settings = Settings(
-        policy=options.policy,
+        policy=choice.label,
         history=options.history,
         version=__version__,
         throughputs=_throughputs(options.fleet or home.fleet),
     )
-    plane = Plane(Controller(ledger, settings), store, clock, InlineDecider(options.policy))
+    decider = decider_for(choice, Times(decide=options.decide_within))
+    await decider.ready()
+    plane = Plane(Controller(ledger, settings), store, clock, decider)
     plane.begin(boot=boot, boottime=boottime)
     lifetime = Lifetime(plane, home, until_idle=options.until_idle)
     server = _Server(
@@ -132,6 +139,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
     leaving = asyncio.create_task(lifetime.leave_when_idle())
     await serving
     leaving.cancel()
+    decider.close()
     store.close()
     with contextlib.suppress(OSError):
         home.endpoint.unlink()

@@ -19,15 +19,11 @@ from poise.kernel.ledger import Ledger
 from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.messages import FromAgent, ToAgent
-from poise.model.views import Snapshot
-from poise.policy.suites import policy_named
 from poise.ports import Clock, Decider, Store
 from poise.units import SECOND
 
 RECENT_EVENTS = 10_000
 """Events kept in memory for those who follow the stream; older ones are read from the log."""
-
-SAFE_POLICY = "fifo"
 
 STOOD_STILL = 1 * SECOND
 HEAR_FIRST = 0.2
@@ -46,31 +42,6 @@ class Channel(Protocol):
 
     def send(self, message: ToAgent) -> None: ...
     def close(self) -> None: ...
-
-
-class InlineDecider:
-    """Runs the policy on the loop's own thread; when it raises, the safe policy decides and the plan says so.
-
-    A policy that loops would stop the loop: only the policies that ship with Poise are run this way.
-    """
-
-    def __init__(self, policy: str) -> None:
-        self._policy = policy_named(policy)
-        self._safe = policy_named(SAFE_POLICY)
-
-    def decide(self, view: Snapshot, /) -> Plan:
-        try:
-            return self._policy.decide(view)
-        except Exception as error:  # whatever a policy does, the fleet goes on
-            _log.exception("policy %s failed", self._policy.name)
-            plan = self._safe.decide(view)
-            return Plan(
-                base=plan.base,
-                policy=plan.policy,
-                decisions=plan.decisions,
-                until=plan.until,
-                failed=f"{type(error).__name__}: {error}",
-            )
 
 
 class Plane:
@@ -206,7 +177,7 @@ class Plane:
 
     def _run(self) -> None:
         """One turn: all messages, then time, then rounds until nothing more is to be decided."""
-        with _or_die():
+        with or_die():
             self._turn()
 
     def _turn(self) -> None:
@@ -251,7 +222,7 @@ class Plane:
                     if channel is not None:
                         channel.send(effect.message)
                 case machine.Decide():
-                    self.post(machine.Decided(self._decider.decide(effect.view)))
+                    self._decider.decide(effect.view, self._on_plan)
                 case machine.Hang():
                     channel = self._channels.pop(effect.node, None)
                     if channel is not None:
@@ -266,6 +237,9 @@ class Plane:
                         self.post(machine.Recovered())
         self._append(appends, expected)
 
+    def _on_plan(self, plan: Plan) -> None:
+        self.post(machine.Decided(plan))
+
     def _append(self, events: Sequence[Event], expected: int) -> None:
         if not events:
             return
@@ -278,7 +252,7 @@ class Plane:
         self._recent.extend(enumerate(events, start=expected + 1))
 
     def _on_durable(self, revision: int) -> None:
-        with _or_die():
+        with or_die():
             self._perform(self.controller.handle(machine.Durable(revision), self.clock.now()))
             self._publish(revision)
             if self._inbox:
@@ -300,7 +274,7 @@ class Plane:
 
     def _on_failed(self, error: Exception) -> None:
         """The log cannot be written: back to what is durable."""
-        with _or_die():
+        with or_die():
             self._go_back(error)
 
     def _go_back(self, error: Exception) -> None:
@@ -315,7 +289,7 @@ class Plane:
 
 
 @contextlib.contextmanager
-def _or_die() -> Iterator[None]:
+def or_die() -> Iterator[None]:
     """An error that nobody foresaw leaves ledger and log apart: end as by kill -9, and be started from the log."""
     try:
         yield

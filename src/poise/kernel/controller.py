@@ -298,6 +298,7 @@ class Controller:
             effects += self._flush()
             self._head = self.ledger.head()
             effects.append(Decide(self.snapshot(now)))
+            self._fired.clear()  # what fires while this is decided on is told to the next round
         return effects
 
     def snapshot(self, now: int) -> Snapshot:
@@ -335,9 +336,12 @@ class Controller:
                 heard = self._seen.get(name, 0)
                 silent_at = self._watch.silent_at(name, heard)
                 times.append(heard + self.settings.dead_after + 1 if silent_at is None else silent_at)
-        if self.ledger.pending():
-            times.append(self._last_round + ROUND)
-        times += [at for at in (self.ledger.wakeup(self._last_round), self._until, self._watch.due()) if at is not None]
+        due = [self._watch.due()]
+        if not self._deciding:  # else the plan comes as a message, and the next round is not before it
+            due += [self.ledger.wakeup(self._last_round), self._until]
+            if self.ledger.pending():
+                times.append(self._last_round + ROUND)
+        times += [at for at in due if at is not None]
         return min(times, default=None)
 
     # --- requests ----------------------------------------------------------------------------------------------------
@@ -601,7 +605,6 @@ class Controller:
 
     def _decided(self, plan: Plan, now: int) -> None:
         self._deciding = False
-        self._fired.clear()
         if self._full:
             return
         self._until = plan.until

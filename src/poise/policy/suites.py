@@ -1,13 +1,12 @@
 """The named policies: small compositions of an order, weighted node scores, and rules for what a blocked unit does.
 
-A `Recipe` is data: the shipped policies are recipes, and a user's YAML file is one too. `Suite` carries a recipe out,
-in five steps: order the candidates; for each, find where it fits (feasible), take the best (score, place); what is
+A `Recipe` is data (recipe.py): the shipped policies are recipes, and a user's YAML file is one too. `Suite` carries it
+out, in five steps: order the candidates; for each, find where it fits (feasible), take the best (score, place); what is
 blocked gets room kept or makes others yield (reclaim); what still waits is held with every reason."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
 from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Spot, Why
@@ -19,6 +18,7 @@ from poise.policy.feasible import room_when_empty
 from poise.policy.place import Draft
 from poise.policy.protocol import Policy
 from poise.policy.rank import AGEING, ORDERS, PRESETS, RANK_TERMS, Order, RankTerm, by_terms, effective_class
+from poise.policy.recipe import RECIPES, Recipe
 from poise.policy.reclaim import (
     GRACE,
     MIN_RUN,
@@ -38,7 +38,6 @@ from poise.units import SECOND, format_duration
 
 ClusterPolicy = Policy[Snapshot, Plan]
 Reasons = tuple[Reason, ...]
-Weight = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
 
 PATIENCE = (0, 1 * SECOND, 10 * SECOND, 30 * SECOND)
 """By priority class: a unit that has been ready and without room this long has room kept for it."""
@@ -57,27 +56,6 @@ COOL_DOWN = 60 * SECOND
 
 GROWS_BY = 1.5
 """An elastic unit is restarted larger only for half as many tasks again: less would not pay."""
-
-
-class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A policy as data.
-
-    `order` is the name of an order or a preset, or weights of terms. `score` weighs node terms; with `spread` a node is
-    scored again after every task it takes. `turns` takes nodes in turn instead. `overtake`: what is behind a blocked
-    unit may start before it. `reserve` keeps room for what has waited; `preempt` says who may make whom yield.
-    `elastic` grows units into idle room, `reallocate` moves work off hot nodes.
-    """
-
-    name: str
-    order: str | dict[str, Weight] = "urgency"
-    score: dict[str, Weight] = msgspec.field(default_factory=lambda: {"first": 1.0})
-    spread: bool = False
-    turns: Literal["no", "equal", "weighted"] = "no"
-    overtake: bool = True
-    reserve: bool = False
-    preempt: Preemption | None = None
-    elastic: bool = False
-    reallocate: bool = False
 
 
 class Suite:
@@ -627,26 +605,6 @@ def _order_of(order: str | Mapping[str, float], terms: Mapping[str, RankTerm]) -
         return by_terms(order, terms)
     return by_terms(PRESETS[order]) if order in PRESETS else ORDERS[order]
 
-
-RECIPES = (
-    Recipe(
-        name="poise",
-        score={"fit": 0.5, "speed": 0.3, "balance": 0.1, "steadiness": 0.06, "calm": 0.04},
-        reserve=True,
-        preempt=Preemption(),
-        elastic=True,
-        reallocate=True,
-    ),
-    Recipe(name="fifo", order="arrival", overtake=False),
-    Recipe(name="random", order="arrival", score={"random": 1.0}, spread=True),
-    Recipe(name="round-robin", order="arrival", turns="equal"),
-    Recipe(name="weighted-round-robin", order="arrival", turns="weighted"),
-    Recipe(name="least-loaded", order="arrival", score={"load": 1.0}, spread=True),
-    Recipe(name="sjf", order="run"),
-    Recipe(name="srtf", order="remaining", preempt=Preemption(by="remaining", budget=100)),
-    Recipe(name="las", order="attained", preempt=Preemption(by="attained", budget=100)),
-    Recipe(name="mlfq", order="level", preempt=Preemption(by="level", budget=100)),
-)
 
 POLICIES: dict[str, ClusterPolicy] = {recipe.name: Suite(recipe) for recipe in RECIPES} | {"static": Static()}
 

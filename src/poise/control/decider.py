@@ -1,0 +1,350 @@
+"""Deciders: the policy inline, or in a worker process with a time budget.
+
+Policies made of shipped parts run on the loop's own thread: their code is bounded, and a round costs what the policy
+costs. Whatever holds code of others runs in a worker (`python -m poise.control.decider`), which is handed views and
+hands back plans over a socket. When it raises, ends, answers with no sound plan, or with none in time, it is killed and
+started anew, and `fifo` decides that round. After three failures in a row it rests for a minute. So a policy costs one
+round at most, and the loop never waits.
+
+A frame is four bytes of length, most significant first, one byte that tells what it is, and the content.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from poise.config import Times
+from poise.control.plane import or_die
+from poise.drivers.plugins import Choice, build
+from poise.drivers.views import decode_plan, decode_view, encode_plan, encode_view
+from poise.errors import PoiseError
+from poise.model.decisions import Plan
+from poise.model.fleet import Fleet
+from poise.model.resources import Node
+from poise.model.views import Snapshot
+from poise.policy.suites import ClusterPolicy, policy_named
+from poise.ports import Decider
+from poise.units import SECOND, format_duration
+
+SAFE_POLICY = "fifo"
+
+FAILED = "POLICY_FAILED"
+"""The reason for which the safe policy decided, as the log has it."""
+
+IN_A_ROW = 3
+"""Failures one after the other until a policy rests: the first may be chance, and each costs a round its time."""
+
+MAX_FRAME = 16 * 2**20
+"""Bytes of one plan; one for 5,000 tasks has about 1 MB."""
+
+ROOM = 2 * 2**30
+"""Bytes of address space that a policy may take beyond what it had when it was loaded. A view of 10,000 nodes takes
+some tens of MB of it."""
+
+READY, PLAN, BROKEN = b"R", b"P", b"B"
+_HEAD = 4
+_STDERR = 2
+
+_log = logging.getLogger("poise.control")
+Answered = Callable[[Plan], None]
+
+
+def decider_for(choice: Choice, times: Times) -> "InlineDecider | WorkerDecider":
+    """Inline for what ships with Poise, a worker for code of others."""
+    return WorkerDecider(choice, times) if choice.foreign else InlineDecider(build(choice))
+
+
+class InlineDecider:
+    """Runs the policy on the loop's own thread; when it raises, the safe policy decides and the plan says so."""
+
+    def __init__(self, policy: ClusterPolicy) -> None:
+        self._policy = policy
+
+    async def ready(self) -> None:
+        """It always is."""
+
+    def decide(self, view: Snapshot, answer: Answered, /) -> None:
+        try:
+            plan = self._policy.decide(view)
+        except Exception as error:  # whatever a policy does, the fleet goes on
+            _log.exception("policy %s failed", self._policy.name)
+            plan = _decide_safely(view, f"{FAILED}: {type(error).__name__}: {error}")
+        answer(plan)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class WorkerDecider:
+    """Runs the policy in a process of its own. One view is decided at a time, in the order in which they come."""
+
+    def __init__(self, choice: Choice, times: Times) -> None:
+        self._choice = choice
+        self._times = times
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[Snapshot, Answered]] = deque()
+        self._deciding: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._worker: _Worker | None = None
+        self._failures = 0
+        self._not_before = 0.0
+        self._untold = ""
+        self._start_if_due()
+
+    async def ready(self) -> None:
+        """Once the first start has come to its end, good or bad."""
+        if self._starting is not None:
+            await self._starting
+
+    def decide(self, view: Snapshot, answer: Answered, /) -> None:
+        self._waiting.append((view, answer))
+        if self._deciding is None:
+            self._deciding = self._loop.create_task(self._decide_all())
+
+    def close(self) -> None:
+        """End the worker."""
+        for task in (self._deciding, self._starting):
+            if task is not None:
+                task.cancel()
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+
+    async def _decide_all(self) -> None:
+        with or_die():
+            while self._waiting:
+                view, answer = self._waiting.popleft()
+                answer(await self._decide(view))
+            self._deciding = None
+
+    async def _decide(self, view: Snapshot) -> Plan:
+        worker, failed = self._worker, self._untold
+        if worker is None:
+            self._untold = ""
+            self._start_if_due()
+            return _decide_safely(view, failed)
+        try:
+            async with asyncio.timeout(self._times.decide / SECOND):
+                plan = await worker.ask(view)
+        except TimeoutError:
+            failed = f"no plan within {format_duration(self._times.decide)}"
+        except _Failed as error:
+            failed = str(error)
+        else:
+            self._failures = 0
+            return plan
+        self._worker = None
+        worker.kill()
+        failed = self._count(failed)
+        self._start_if_due()
+        return _decide_safely(view, failed)
+
+    def _start_if_due(self) -> None:
+        if self._starting is None and self._loop.time() >= self._not_before:
+            self._starting = self._loop.create_task(self._start())
+
+    async def _start(self) -> None:
+        try:
+            async with asyncio.timeout(self._times.policy_start / SECOND):
+                self._worker = await _Worker.start(self._choice)
+        except TimeoutError:
+            self._untold = self._count(f"not loaded within {format_duration(self._times.policy_start)}")
+        except _Failed as error:
+            self._untold = self._count(str(error))
+        finally:
+            self._starting = None
+
+    def _count(self, failed: str) -> str:
+        """One more failure; gives what the log is told."""
+        self._failures += 1
+        if self._failures >= IN_A_ROW:
+            self._not_before = self._loop.time() + self._times.policy_rest / SECOND
+            failed += f" ({self._failures} times in a row: it rests for {format_duration(self._times.policy_rest)})"
+        _log.error("policy %s failed: %s", self._choice.label, failed)
+        return f"{FAILED}: {failed}"
+
+
+class _Failed(Exception):
+    """What was wrong with a policy, or with its worker."""
+
+
+class _Worker:
+    """One worker process and our end of its socket."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._nodes: tuple[Node, ...] | None = None
+
+    @classmethod
+    async def start(cls, choice: Choice) -> "_Worker":
+        """A worker that has loaded the policy. Raises `_Failed`."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = _begin(theirs.fileno())
+        worker = None
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+            worker = cls(process, reader, writer)
+            await worker._send(msgspec.msgpack.encode(choice))
+            await worker._receive(READY)
+        except BaseException:
+            if worker is not None:
+                worker.kill()
+            else:
+                _end(process)
+            raise
+        return worker
+
+    async def ask(self, view: Snapshot) -> Plan:
+        """The plan for a view. Raises `_Failed`."""
+        await self._send(encode_view(view, self._nodes))
+        self._nodes = view.fleet.nodes
+        answer = await self._receive(PLAN)
+        try:
+            return decode_plan(answer, view)
+        except ValueError as error:
+            raise _Failed(str(error)) from None
+
+    def kill(self) -> None:
+        """End it, and what it has started."""
+        self._writer.transport.abort()
+        _end(self._process)
+
+    async def _send(self, content: bytes) -> None:
+        self._writer.write(len(content).to_bytes(_HEAD, "big"))
+        self._writer.write(content)
+        with contextlib.suppress(ConnectionError):  # then there is nothing to read either, and that says more
+            await self._writer.drain()
+
+    async def _receive(self, expected: bytes) -> bytes:
+        """The content of the next frame, which is to be of this kind."""
+        try:
+            size = int.from_bytes(await self._reader.readexactly(_HEAD), "big")
+            if not 1 <= size <= MAX_FRAME:
+                raise _Failed(f"it answered with {size} bytes")
+            frame = await self._reader.readexactly(size)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise _Failed(await self._how_it_ended()) from None
+        kind, content = frame[:1], frame[1:]
+        if kind != expected:
+            raise _Failed(content.decode("utf-8", "replace") if kind == BROKEN else f"it answered with {kind!r}")
+        return content
+
+    async def _how_it_ended(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = await asyncio.to_thread(self._process.wait, 1.0)
+            return f"its process was killed by signal {-code}" if code < 0 else f"its process ended with code {code}"
+        return "its process hung up"
+
+
+def _begin(descriptor: int) -> subprocess.Popen[bytes]:
+    """A worker that serves the socket of this number; what it prints goes to our messages."""
+    return subprocess.Popen(  # noqa: S603 — our own program
+        [sys.executable, "-m", "poise.control.decider", str(descriptor), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=_STDERR,
+        pass_fds=(descriptor,),
+        start_new_session=True,
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill it and all that it has started, and take its exit status without waiting for it here."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    if process.poll() is None:
+        with contextlib.suppress(RuntimeError):  # the interpreter is ending: nobody is left to take it
+            asyncio.get_running_loop().run_in_executor(None, process.wait)
+
+
+def _decide_safely(view: Snapshot, failed: str) -> Plan:
+    """What the safe policy does, who is told nothing of what the other one remembers."""
+    plan = policy_named(SAFE_POLICY).decide(msgspec.structs.replace(view, memory={}))
+    return msgspec.structs.replace(plan, failed=failed, memory=None)
+
+
+# --- the worker ------------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Decide on what comes until nobody asks any more."""
+    _die_with(int(sys.argv[2]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
+    with socket.socket(fileno=int(sys.argv[1])) as sock, sock.makefile("rwb") as stream:
+        first = _read(stream)
+        if first is None:
+            return 0
+        try:
+            policy = build(msgspec.msgpack.decode(first, type=Choice))
+        except PoiseError as error:
+            _write(stream, BROKEN, str(error).encode())
+            return error.exit_code
+        _limit_memory()
+        _write(stream, READY, b"")
+        before: Fleet | None = None
+        while (frame := _read(stream)) is not None:
+            view = decode_view(frame, before)
+            before = view.fleet
+            try:
+                kind, content = PLAN, encode_plan(policy.decide(view))
+            except Exception as error:
+                _log.exception("policy %s failed", policy.name)
+                kind, content = BROKEN, f"{type(error).__name__}: {error}".encode("utf-8", "replace")
+            _write(stream, kind, content)
+    return 0
+
+
+def _read(stream: Any) -> bytes | None:
+    head = stream.read(_HEAD)
+    if len(head) < _HEAD:
+        return None
+    content: bytes = stream.read(int.from_bytes(head, "big"))
+    return content
+
+
+def _write(stream: Any, kind: bytes, content: bytes) -> None:
+    stream.write((1 + len(content)).to_bytes(_HEAD, "big") + kind + content)
+    stream.flush()
+
+
+def _die_with(parent: int) -> None:
+    """End when the control plane ends, however that ends and whatever is done here (prctl(2), PR_SET_PDEATHSIG)."""
+    set_death_signal = 1
+    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it has ended meanwhile
+        os._exit(0)
+
+
+def _limit_memory() -> None:
+    """What a policy asks for beyond its room fails; and should memory run out, this process goes first."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + ROOM
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    with contextlib.suppress(OSError):  # where /proc cannot be written to
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+__all__ = ["Decider", "InlineDecider", "WorkerDecider", "decider_for"]

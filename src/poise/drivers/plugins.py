@@ -1,0 +1,232 @@
+"""Policies and terms that others wrote: found by name, loaded only where their code may run, tried before they count.
+
+Installed packages offer them as entry points (names in `pyproject.toml`, so that they are known without running any of
+the package's code):
+
+    poise.terms        node terms: a function of a `policy.score.Scoring` that gives one number for each row
+    poise.rank_terms   rank terms: a function of a `Candidate` and a `Snapshot` that gives a number
+    poise.policies     whole policies: an object with `name` and `decide(Snapshot) -> Plan`
+
+`choose` only reads names: the control plane does that. `build` imports, and tries each part on a small view: the worker
+does that, and the command line of whoever brings Poise up.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from math import isfinite
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+import numpy as np
+
+from poise.drivers.views import decode_plan, encode_plan
+from poise.drivers.yamlfile import load_yaml
+from poise.errors import SpecError
+from poise.model.fleet import Fleet
+from poise.model.profiles import DEFAULT_RUN, Estimate
+from poise.model.resources import Device, Node, Shape
+from poise.model.spec import _near
+from poise.model.views import Candidate, Snapshot
+from poise.policy.rank import RANK_TERMS, RankTerm
+from poise.policy.recipe import Recipe, compile_recipe, digest_of
+from poise.policy.score import TERMS, Scoring, Term
+from poise.policy.suites import POLICIES, ClusterPolicy, Suite
+from poise.units import SECOND
+
+TERM_GROUP, RANK_TERM_GROUP, POLICY_GROUP = "poise.terms", "poise.rank_terms", "poise.policies"
+_SHIPPED: dict[str, Iterable[str]] = {TERM_GROUP: TERMS, RANK_TERM_GROUP: RANK_TERMS, POLICY_GROUP: POLICIES}
+_WORDS = {TERM_GROUP: "node term", RANK_TERM_GROUP: "rank term", POLICY_GROUP: "policy"}
+
+FILE_ENDINGS = (".yaml", ".yml", ".json")
+
+T = TypeVar("T")
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A policy as it was chosen, before any of its code is loaded: a recipe, or the name of a policy in Python.
+
+    `label` is what log and status call it: a shipped policy's own name, or else a name and a digest. `foreign` tells
+    that it needs code that does not ship with Poise, and so a process of its own.
+    """
+
+    label: str
+    recipe: Recipe | None = None
+    name: str = ""
+    foreign: bool = False
+
+
+def choose(name: str) -> Choice:
+    """The policy of this name, shipped or an installed package's, or the one that the file of this name describes.
+
+    Runs nobody's code. Raises `SpecError`.
+    """
+    if name in POLICIES:
+        return Choice(label=name, name=name)
+    if is_file(name):
+        return choose_document(load_yaml(Path(name)))
+    points = _points(POLICY_GROUP)
+    if name in points:
+        return Choice(label=f"{name}@{_digest(points[name])}", name=name, foreign=True)
+    known = [*POLICIES, *points]
+    raise SpecError(
+        f"there is no policy `{name}`",
+        field="--policy",
+        have=name,
+        need=f"{', '.join(known)}, or a file",
+        hint=_near(name, known) or f"known: {', '.join(known)}; or a file such as `policy.yaml`",
+    )
+
+
+def is_file(name: str) -> bool:
+    """Whether it is the name of a file and not of a policy, by how it is spelled."""
+    return name.endswith(FILE_ENDINGS) or os.sep in name
+
+
+def choose_document(document: Any) -> Choice:
+    """The policy that a parsed file describes. Raises `SpecError`."""
+    terms, rank_terms = _points(TERM_GROUP), _points(RANK_TERM_GROUP)
+    recipe = compile_recipe(document, [*TERMS, *terms], [*RANK_TERMS, *rank_terms])
+    foreign = [
+        *(terms[name] for name in recipe.score if name not in TERMS),
+        *(rank_terms[name] for name in _rank_terms_of(recipe) if name not in RANK_TERMS),
+    ]
+    digest = digest_of(recipe, [_source(point) for point in foreign])
+    recipe = msgspec.structs.replace(recipe, name=f"{recipe.name}@{digest}")
+    return Choice(label=recipe.name, recipe=recipe, foreign=bool(foreign))
+
+
+def build(choice: Choice) -> ClusterPolicy:
+    """The policy, ready to decide. Imports what it needs and tries it; raises `SpecError` for what is not as it should
+    be, naming entry point and package.
+    """
+    recipe = choice.recipe
+    if recipe is None:
+        return _load(POLICY_GROUP, choice.name, _try_policy) if choice.foreign else POLICIES[choice.name]
+    terms: dict[str, Term] = {
+        name: TERMS[name] if name in TERMS else _load(TERM_GROUP, name, _try_term) for name in recipe.score
+    }
+    rank_terms: dict[str, RankTerm] = {
+        name: RANK_TERMS[name] if name in RANK_TERMS else _load(RANK_TERM_GROUP, name, _try_rank_term)
+        for name in _rank_terms_of(recipe)
+    }
+    return Suite(recipe, terms, rank_terms)
+
+
+def sample_view() -> Snapshot:
+    """Two nodes, one of them with a device, and a unit that waits: what every part is tried on."""
+    nodes = [
+        Node(name="sample-1", incarnation="1", cpu=8000, memory=32 * 2**30),
+        Node(name="sample-2", incarnation="1", cpu=16000, memory=64 * 2**30, devices=(Device(index=0, memory=2**34),)),
+    ]
+    waiting = Candidate(
+        unit="j1.main", job="j1", ordinal=1, priority=2, kind="sample", shape=Shape(), tasks=1, submitted=SECOND,
+        ready=SECOND, tail=DEFAULT_RUN, queue="sample", expected=DEFAULT_RUN,
+    )  # fmt: skip
+    return Snapshot(
+        revision=1, now=2 * SECOND, fleet=Fleet(nodes), candidates=(waiting,), backlog={"sample": 1}, profiles={}
+    )
+
+
+# --- inside ----------------------------------------------------------------------------------------------------------
+
+
+def _rank_terms_of(recipe: Recipe) -> Iterable[str]:
+    return () if isinstance(recipe.order, str) else recipe.order
+
+
+def _points(group: str) -> dict[str, metadata.EntryPoint]:
+    """The entry points of a group by name. Raises `SpecError` for a name that is given twice, or is a shipped one."""
+    found: dict[str, metadata.EntryPoint] = {}
+    for point in sorted(metadata.entry_points(group=group), key=_source):
+        shipped = point.name in _SHIPPED[group]
+        if shipped or point.name in found:
+            by = "Poise" if shipped else _source(found[point.name])
+            raise _refused(
+                group, point, f"{by} has one of that name already", "rename it, or remove one of the packages"
+            )
+        found[point.name] = point
+    return found
+
+
+def _load(group: str, name: str, attempt: Callable[[Any], str]) -> Any:
+    """Import what an entry point names, and try it: `attempt` gives what is wrong with it, or nothing."""
+    point = _points(group).get(name)
+    if point is None:
+        raise SpecError(
+            f"the {_WORDS[group]} `{name}` is not installed any more", field=group, have=name,
+            hint="install its package again, or choose another policy",
+        )  # fmt: skip
+    try:
+        loaded = point.load()
+    except Exception as error:  # whatever a module does when it is imported
+        problem = f"it cannot be imported: {type(error).__name__}: {error}"
+        raise _refused(group, point, problem, f"`python -c 'import {point.module}'`") from error
+    try:
+        problem = attempt(loaded)
+    except Exception as error:
+        problem = f"it raised {type(error).__name__}: {error}"
+    if problem:
+        raise _refused(group, point, problem, "`docs/how-to/write-a-policy.md` shows one that works")
+    return loaded
+
+
+def _try_term(term: Any) -> str:
+    if not callable(term):
+        return f"it is a `{type(term).__name__}`, not a function of a Scoring"
+    view = sample_view()
+    fleet, shape = view.fleet, view.candidates[0].shape
+    rows = np.arange(len(fleet))
+    estimates = [Estimate(DEFAULT_RUN, DEFAULT_RUN, "default")] * len(fleet.models)
+    given = cast(Term, term)(Scoring(fleet, rows, fleet.free, shape, estimates, view.seed))
+    if np.shape(given) != rows.shape or not np.isfinite(given).all():
+        return f"it gave {_short(given)} for 2 nodes, not one finite number for each"
+    return ""
+
+
+def _try_rank_term(term: Any) -> str:
+    if not callable(term):
+        return f"it is a `{type(term).__name__}`, not a function of a Candidate and a Snapshot"
+    view = sample_view()
+    given = term(view.candidates[0], view)
+    if isinstance(given, bool) or not isinstance(given, int | float) or not isfinite(given):
+        return f"it gave {_short(given)}, not a finite number"
+    return ""
+
+
+def _try_policy(policy: Any) -> str:
+    if isinstance(policy, type):
+        return f"it is the class `{policy.__name__}`, not an object: point at an instance"
+    if not isinstance(getattr(policy, "name", None), str) or not policy.name:
+        return "it has no `name`"
+    if not callable(getattr(policy, "decide", None)):
+        return "it has no function `decide`"
+    view = sample_view()
+    try:
+        decode_plan(encode_plan(policy.decide(view)), view)
+    except ValueError as error:
+        return f"its plan is not sound: {error}"
+    return ""
+
+
+def _refused(group: str, point: metadata.EntryPoint, problem: str, hint: str) -> SpecError:
+    return SpecError(
+        f"the {_WORDS[group]} `{point.name}` of {_source(point)} cannot be used: {problem}",
+        field=f"{group}: {point.name} = {point.value}",
+        hint=hint,
+    )
+
+
+def _source(point: metadata.EntryPoint) -> str:
+    """The package and its version."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "an unnamed package"
+
+
+def _digest(point: metadata.EntryPoint) -> str:
+    return digest_of(Recipe(name=point.name), [_source(point), point.value])
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"

@@ -1,0 +1,255 @@
+"""A policy as data: the recipes that are shipped, and those that people write.
+
+    kind: policy
+    name: ours
+    extends: poise
+    order: {urgency: 0.5, thrift: 0.3, waiting: 0.2}
+    score: {fit: 0.5, balance: 0.5}
+    preempt: {by: class, min_run: 2m, budget: 1}
+
+`compile_recipe` takes the parsed document and raises `SpecError` with the path of the field, what was expected and a
+hint. A file names terms and never code: there is no way to a function from here.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from hashlib import sha256
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from poise.errors import SpecError
+from poise.model.spec import (
+    MAX_DURATION,
+    Quantity,
+    _check_count,
+    _check_name,
+    _convert,
+    _near,
+    _shown,
+    parse_or_raise,
+)
+from poise.policy.rank import ORDERS, PRESETS, RANK_TERMS
+from poise.policy.reclaim import Preemption
+from poise.policy.score import TERMS
+from poise.units import parse_duration
+
+MAX_WEIGHT = 1e6
+Weight = Annotated[float, msgspec.Meta(ge=-MAX_WEIGHT, le=MAX_WEIGHT)]
+
+MAX_TERMS = 64
+"""Terms of one order or score: each is computed for every candidate, or every node."""
+
+Turns = Literal["no", "equal", "weighted"]
+TURNS = ("no", "equal", "weighted")
+YIELDS_BY = ("class", "remaining", "attained", "level")
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A policy as data.
+
+    `order` is the name of an order or a preset, or weights of terms. `score` weighs node terms; with `spread` a node is
+    scored again after every task it takes. `turns` takes nodes in turn instead. `overtake`: what is behind a blocked
+    unit may start before it. `reserve` keeps room for what has waited; `preempt` says who may make whom yield.
+    `elastic` grows units into idle room, `reallocate` moves work off hot nodes.
+    """
+
+    name: str
+    order: str | dict[str, Weight] = "urgency"
+    score: dict[str, Weight] = msgspec.field(default_factory=lambda: {"first": 1.0})
+    spread: bool = False
+    turns: Turns = "no"
+    overtake: bool = True
+    reserve: bool = False
+    preempt: Preemption | None = None
+    elastic: bool = False
+    reallocate: bool = False
+
+
+RECIPES = (
+    Recipe(
+        name="poise",
+        score={"fit": 0.5, "speed": 0.3, "balance": 0.1, "steadiness": 0.06, "calm": 0.04},
+        reserve=True,
+        preempt=Preemption(),
+        elastic=True,
+        reallocate=True,
+    ),
+    Recipe(name="fifo", order="arrival", overtake=False),
+    Recipe(name="random", order="arrival", score={"random": 1.0}, spread=True),
+    Recipe(name="round-robin", order="arrival", turns="equal"),
+    Recipe(name="weighted-round-robin", order="arrival", turns="weighted"),
+    Recipe(name="least-loaded", order="arrival", score={"load": 1.0}, spread=True),
+    Recipe(name="sjf", order="run"),
+    Recipe(name="srtf", order="remaining", preempt=Preemption(by="remaining", budget=100)),
+    Recipe(name="las", order="attained", preempt=Preemption(by="attained", budget=100)),
+    Recipe(name="mlfq", order="level", preempt=Preemption(by="level", budget=100)),
+)
+
+
+class PreemptSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """Who may make whom yield, as written; what is left out stays as it is in the recipe that is extended."""
+
+    by: str | msgspec.UnsetType = msgspec.UNSET
+    min_run: Quantity | msgspec.UnsetType = msgspec.UNSET
+    budget: int | msgspec.UnsetType = msgspec.UNSET
+    at_once: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class PolicySpec(msgspec.Struct, forbid_unknown_fields=True):
+    """A whole file. With `preempt: null` nobody is asked to yield; what is left out is as in the recipe extended."""
+
+    kind: str = ""
+    name: str = ""
+    extends: str = ""
+    order: str | dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    score: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    spread: bool | msgspec.UnsetType = msgspec.UNSET
+    turns: str | msgspec.UnsetType = msgspec.UNSET
+    overtake: bool | msgspec.UnsetType = msgspec.UNSET
+    reserve: bool | msgspec.UnsetType = msgspec.UNSET
+    preempt: Any = msgspec.UNSET
+    elastic: bool | msgspec.UnsetType = msgspec.UNSET
+    reallocate: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+def compile_recipe(
+    document: Any, terms: Collection[str] = tuple(TERMS), rank_terms: Collection[str] = tuple(RANK_TERMS)
+) -> Recipe:
+    """Compile a parsed file; `terms` and `rank_terms` name those that are known. Raises `SpecError`."""
+    try:
+        return _compile(document, terms, rank_terms)
+    except SpecError as error:
+        if not error.record.hint:
+            name = error.record.field.rpartition(".")[2] if error.record.field else "kind"
+            example = _EXAMPLES.get(name) or _EXAMPLES.get(error.record.field.partition(".")[0], _EXAMPLES["kind"])
+            error.record = msgspec.structs.replace(error.record, hint=example)
+        raise
+
+
+def digest_of(recipe: Recipe, sources: Iterable[str] = ()) -> str:
+    """Eight hexadecimal digits that tell recipes apart, and versions of the packages that their terms come from."""
+    told = msgspec.json.encode([recipe, *sources])
+    return sha256(told).hexdigest()[:8]
+
+
+def _compile(document: Any, terms: Collection[str], rank_terms: Collection[str]) -> Recipe:
+    spec = _convert(document, PolicySpec, PolicySpec, "")
+    if spec.kind != "policy":
+        raise SpecError("this file is no policy", field="kind", need="policy", have=spec.kind, hint="kind: policy")
+    if not spec.name:
+        raise SpecError("the policy has no name", field="name")
+    _check_name(spec.name, "name")
+    base = _base(spec.extends)
+    plain = ("spread", "overtake", "reserve", "elastic", "reallocate")
+    changes: dict[str, Any] = {field: value for field in plain if (value := getattr(spec, field)) is not msgspec.UNSET}
+    if spec.order is not msgspec.UNSET:
+        changes["order"] = _order(spec.order, rank_terms)
+    if spec.score is not msgspec.UNSET:
+        changes["score"] = _score(spec.score, terms)
+    if spec.turns is not msgspec.UNSET:
+        changes["turns"] = _one_of(spec.turns, TURNS, "turns")
+    if spec.preempt is None:
+        changes["preempt"] = None
+    elif spec.preempt is not msgspec.UNSET:
+        changes["preempt"] = _preempt(spec.preempt, base.preempt or Preemption())
+    return msgspec.structs.replace(base, name=spec.name, **changes)
+
+
+def _base(name: str) -> Recipe:
+    if not name:
+        return Recipe(name="")
+    found = next((recipe for recipe in RECIPES if recipe.name == name), None)
+    if found is None:
+        raise _unknown(f"there is no recipe `{name}` to extend", name, [recipe.name for recipe in RECIPES], "extends")
+    return found
+
+
+def _order(order: str | dict[str, Any], rank_terms: Collection[str]) -> str | dict[str, float]:
+    if isinstance(order, str):
+        known = [*ORDERS, *PRESETS]
+        if order not in known and order in rank_terms:
+            raise SpecError(
+                f"`{order}` is a term, and an order of terms has weights", field="order", have=order,
+                hint=f"order: {{{order}: 1}}",
+            )  # fmt: skip
+        return _one_of(order, known, "order")
+    return _weights(order, rank_terms, "order")
+
+
+def _score(score: dict[str, Any], terms: Collection[str]) -> dict[str, float]:
+    weights = _weights(score, terms, "score")
+    if not sum(weights.values()) > 0:
+        raise SpecError(
+            "the weights of a score must add up to more than 0", code="E103", field="score", need="more than 0",
+            have=f"{sum(weights.values()):g}",
+        )  # fmt: skip
+    return weights
+
+
+def _weights(weights: Mapping[str, Any], known: Collection[str], field: str) -> dict[str, float]:
+    """Finite weights of known terms."""
+    if not 1 <= len(weights) <= MAX_TERMS:
+        raise SpecError(
+            "the number of terms is out of range", code="E103", field=field, need=f"1 to {MAX_TERMS}",
+            have=str(len(weights)),
+        )  # fmt: skip
+    made = {}
+    for name, weight in weights.items():
+        at = f"{field}.{name}"
+        if name not in known:
+            raise _unknown(f"there is no term `{name}`", name, known, at)
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            raise SpecError("the value has the wrong type", field=at, need="a number", hint=f"{name}: 0.5")
+        if not abs(weight) <= MAX_WEIGHT:  # nor if it is no number at all (nan)
+            raise SpecError(
+                "the weight is out of range", code="E103", field=at, need=f"from {-MAX_WEIGHT:.0f} to {MAX_WEIGHT:.0f}",
+                have=_shown(weight), hint=f"{name}: 0.5",
+            )  # fmt: skip
+        made[name] = float(weight)
+    return made
+
+
+def _preempt(raw: Any, base: Preemption) -> Preemption:
+    spec = _convert(raw, PreemptSpec, PreemptSpec, "preempt")
+    changes: dict[str, Any] = {}
+    if spec.by is not msgspec.UNSET:
+        changes["by"] = _one_of(spec.by, YIELDS_BY, "preempt.by")
+    if spec.min_run is not msgspec.UNSET:
+        changes["min_run"] = parse_or_raise(parse_duration, spec.min_run, "preempt.min_run", MAX_DURATION)
+    for field, least in (("budget", 0), ("at_once", 1)):
+        value = getattr(spec, field)
+        if value is not msgspec.UNSET:
+            _check_count(value, least, f"preempt.{field}")
+            changes[field] = value
+    return msgspec.structs.replace(base, **changes)
+
+
+def _one_of(word: str, known: Collection[str], field: str) -> str:
+    if word not in known:
+        raise _unknown(f"`{word}` is not known here", word, known, field)
+    return word
+
+
+def _unknown(message: str, word: str, known: Collection[str], field: str) -> SpecError:
+    words = ", ".join(known)
+    return SpecError(message, field=field, have=word, need=words, hint=_near(word, known) or f"known: {words}")
+
+
+_EXAMPLES = {
+    "kind": "kind: policy",
+    "name": "name: ours",
+    "extends": "extends: poise",
+    "order": "order: {urgency: 0.7, waiting: 0.3}",
+    "score": "score: {fit: 0.7, balance: 0.3}",
+    "spread": "spread: true",
+    "turns": "turns: weighted",
+    "overtake": "overtake: true",
+    "reserve": "reserve: true",
+    "preempt": "preempt: {by: class, min_run: 30s, budget: 3}",
+    "by": "by: class",
+    "min_run": "min_run: 30s",
+    "budget": "budget: 3",
+    "at_once": "at_once: 16",
+    "elastic": "elastic: true",
+    "reallocate": "reallocate: true",
+}

@@ -1,0 +1,167 @@
+"""Terms and policies of installed packages: found by name, and tried before they count."""
+
+import importlib
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poise.drivers.plugins import Choice, build, choose, choose_document
+from poise.errors import SpecError
+from poise.testing import World
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "terms"
+MODULES = ("example_terms", "others")
+
+
+def install(folder: Path, points: dict[str, dict[str, str]], *, package: str = "others", version: str = "1.0") -> None:
+    """What an installer leaves of a package that has these entry points."""
+    info = folder / f"{package.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    lines = [line for group, of in points.items() for line in (f"[{group}]", *(f"{k} = {v}" for k, v in of.items()))]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+def install_example(folder: Path) -> None:
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    install(folder, project["entry-points"], package=project["name"], version=project["version"])
+    shutil.copy(EXAMPLE / "example_terms.py", folder)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where packages are installed for one test."""
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in MODULES:
+        sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+
+
+def document(**fields: Any) -> dict[str, Any]:
+    return {"kind": "policy", "name": "ours", **fields}
+
+
+def test_the_example_works(folder: Path) -> None:
+    install_example(folder)
+    choice = choose_document(document(score={"solitude": 1, "fit": 0.1}, order={"compactness": 1}))
+    assert choice.foreign
+    world = World(build(choice)).nodes(2, cpu=4).job("a").round().job("b").round()
+    assert {*world.where("a"), *world.where("b")} == {"n1", "n2"}
+
+
+def test_the_example_policy_works(folder: Path) -> None:
+    install_example(folder)
+    policy = build(choose("smallest-first"))
+    world = World(policy).nodes(2, cpu=2).job("gang", workers=2).job("large", cpu=2).job("small").round()
+    assert world.where("small") and len(world.where("gang")) == 2 and not world.where("large")
+    assert world.codes("large") == ["CPU_BUSY", "CPU_BUSY"]
+    world.finish_all()
+
+
+def test_choosing_runs_nobodys_code(folder: Path) -> None:
+    install(folder, {"poise.policies": {"mine": "others:POLICY"}, "poise.terms": {"near": "others:near"}})
+    (folder / "others.py").write_text("raise SystemExit('run')\n")
+    assert choose("mine").foreign
+    assert choose_document(document(score={"near": 1})).foreign
+
+
+def test_the_log_tells_versions_of_a_package_apart(folder: Path) -> None:
+    def label(version: str) -> str:
+        install(folder, {"poise.policies": {"mine": "others:POLICY"}}, version=version)
+        importlib.invalidate_caches()
+        choice: Choice = choose("mine")
+        shutil.rmtree(next(folder.glob("*.dist-info")))
+        return choice.label
+
+    one, other = label("1.0"), label("1.1")
+    assert one.startswith("mine@") and one != other
+
+
+def test_a_near_miss_of_an_installed_term_is_told(folder: Path) -> None:
+    install_example(folder)
+    with pytest.raises(SpecError) as raised:
+        choose_document(document(score={"solitud": 1}))
+    assert raised.value.record.hint == "did you mean `solitude`?"
+    assert "solitude" in raised.value.record.need
+
+
+@pytest.mark.parametrize(
+    ("group", "source", "says"),
+    [
+        ("poise.terms", "import nowhere_to_be_found", "cannot be imported: ModuleNotFoundError"),
+        ("poise.terms", "", "cannot be imported: AttributeError"),
+        ("poise.terms", "mine = 3", "is a `int`, not a function of a Scoring"),
+        ("poise.terms", "def mine(scoring): return 1 / 0", "raised ZeroDivisionError"),
+        ("poise.terms", "def mine(): return 1", "raised TypeError"),
+        ("poise.terms", "def mine(scoring): return 0.5", "gave 0.5 for 2 nodes"),
+        ("poise.terms", "def mine(scoring): return [1.0, float('nan')]", "not one finite number for each"),
+        ("poise.terms", "def mine(scoring): return ['a', 'b']", "raised"),
+        ("poise.rank_terms", "mine = 'fit'", "is a `str`, not a function of a Candidate"),
+        ("poise.rank_terms", "def mine(candidate, view): return None", "gave None, not a finite number"),
+        ("poise.rank_terms", "def mine(candidate, view): return float('inf')", "gave inf"),
+        ("poise.policies", "class mine: name = 'mine'", "is the class `mine`"),
+        ("poise.policies", "mine = object()", "has no `name`"),
+        ("poise.policies", "from types import SimpleNamespace as S\nmine = S(name='m')", "has no function `decide`"),
+        (
+            "poise.policies",
+            "from types import SimpleNamespace as S\nmine = S(name='m', decide=lambda view: [])",
+            "gave a `list`, not a Plan",
+        ),
+        (
+            "poise.policies",
+            "from types import SimpleNamespace as S\nfrom poise.model.decisions import *\n"
+            "mine = S(name='m', decide=lambda view: Plan(base=1, policy='m', until='soon'))",
+            "the plan is malformed",
+        ),
+        (
+            "poise.policies",
+            "from types import SimpleNamespace as S\nfrom poise.model.decisions import *\n"
+            "mine = S(name='m', decide=lambda view: Plan(base=0, policy='m'))",
+            "for revision 0",
+        ),
+    ],
+)
+def test_what_does_not_do_is_told_by_entry_point_package_and_problem(
+    folder: Path, group: str, source: str, says: str
+) -> None:
+    install(folder, {group: {"mine": "others:mine"}})
+    (folder / "others.py").write_text(source + "\n")
+    if group == "poise.policies":
+        choice = choose("mine")
+    else:
+        field = "score" if group == "poise.terms" else "order"
+        choice = choose_document(document(**{field: {"mine": 1}}))
+    with pytest.raises(SpecError) as raised:
+        build(choice)
+    assert "`mine` of others 1.0" in str(raised.value)
+    assert says in str(raised.value)
+    assert raised.value.record.field == f"{group}: mine = others:mine"
+    assert raised.value.record.hint
+
+
+def test_two_packages_with_one_name_are_told(folder: Path) -> None:
+    install(folder, {"poise.policies": {"mine": "others:POLICY"}}, package="one")
+    install(folder, {"poise.policies": {"mine": "others:POLICY"}}, package="two")
+    with pytest.raises(SpecError, match=r"`mine` of two 1.0 .* one 1.0 has one of that name already"):
+        choose("mine")
+
+
+def test_a_shipped_name_is_taken(folder: Path) -> None:
+    install(folder, {"poise.terms": {"fit": "others:fit"}})
+    with pytest.raises(SpecError, match="Poise has one of that name already"):
+        choose_document(document())
+
+
+def test_what_was_chosen_may_have_gone(folder: Path) -> None:
+    install(folder, {"poise.policies": {"mine": "others:POLICY"}})
+    choice = choose("mine")
+    shutil.rmtree(next(folder.glob("*.dist-info")))
+    importlib.invalidate_caches()
+    with pytest.raises(SpecError, match="not installed any more"):
+        build(choice)

@@ -1,0 +1,366 @@
+"""Policies of others, live: whatever they do, the fleet goes on, and the log says what they did."""
+
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from poise.config import Times
+from poise.control.decider import FAILED, IN_A_ROW, InlineDecider, WorkerDecider
+from poise.drivers.plugins import Choice, choose
+from poise.model.decisions import Plan
+from poise.model.views import Snapshot
+from poise.policy.suites import POLICIES, policy_named
+from poise.ports import Decider
+from poise.testing import World
+from poise.units import MILLISECOND, SECOND
+from system.living import PATIENCE, Living, alive, kill, until
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+POLICIES_OF_OTHERS = '''
+import ctypes, os, sys, time
+from pathlib import Path
+from types import SimpleNamespace
+
+from poise.model.decisions import Place, Plan, Spot, Why
+from poise.policy.suites import policy_named
+
+WHY = Why(policy="theirs")
+
+
+class Theirs:
+    """Well behaved on the view that it is tried on; live, it does what it is made of."""
+
+    name = "theirs"
+
+    def __init__(self, act):
+        self._act = act
+
+    def decide(self, view):
+        tried = view.fleet.names == ("sample-1", "sample-2")
+        return policy_named("fifo").decide(view) if tried or not view.candidates else self._act(view)
+
+
+def raises(view): raise LookupError("I have no idea")
+def leaves(view): sys.exit(5)
+def ends(view): os._exit(6)
+def crashes(view): ctypes.string_at(0)
+def waits(view): time.sleep(10)
+def no_plan(view): return ["place", "everything"]
+def wrong_type(view): return Plan(base=view.revision, policy="theirs", decisions="all of them")
+def unknown(view):
+    place = Place(unit="j77.main", spots=(Spot("moon"),), why=WHY)
+    return Plan(base=view.revision, policy="theirs", decisions=(place,), memory={"lie": 1})
+def spins(view):
+    while True:
+        pass
+def eats(view):
+    eaten = []
+    while True:
+        eaten.append(bytearray(2**26))
+def prints(view):
+    print("x" * 10_000)
+    return policy_named("fifo").decide(view)
+def moody(view):
+    if Path(os.environ["MOOD"]).exists():
+        raise LookupError("not now")
+    return policy_named("sjf").decide(view)
+
+
+RAISES, LEAVES, ENDS, CRASHES, WAITS, NO_PLAN, WRONG_TYPE, UNKNOWN, SPINS, EATS, PRINTS, MOODY = map(
+    Theirs, (raises, leaves, ends, crashes, waits, no_plan, wrong_type, unknown, spins, eats, prints, moody)
+)
+
+
+def bad_term(scoring):
+    if scoring.fleet.names == ("sample-1", "sample-2"):
+        return [0.5, 0.5]
+    return float("nan")
+'''
+NAMES = ("raises", "leaves", "ends", "crashes", "waits", "no-plan", "wrong-type", "unknown", "spins", "eats", "prints",
+         "moody")  # fmt: skip
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Iterator[Path]:
+    """A folder that holds an installed package of bad policies, and the example."""
+    points = [f"{name} = their_policies:{name.upper().replace('-', '_')}" for name in NAMES]
+    _install(tmp_path, "theirs", ["[poise.policies]", *points, "[poise.terms]", "bad-term = their_policies:bad_term"])
+    (tmp_path / "their_policies.py").write_text(POLICIES_OF_OTHERS)
+    example = ["[poise.policies]", "smallest-first = example_terms:SMALLEST_FIRST"]
+    example += ["[poise.terms]", "solitude = example_terms:solitude"]
+    example += ["[poise.rank_terms]", "compactness = example_terms:compactness"]
+    _install(tmp_path, "example-terms", example)
+    shutil.copy(EXAMPLES / "terms" / "example_terms.py", tmp_path)
+    yield tmp_path
+
+
+def _install(folder: Path, package: str, entry_points: list[str]) -> None:
+    info = folder / f"{package.replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("\n".join(entry_points) + "\n")
+
+
+def start(living: Living, packages: Path, policy: str | Path, *options: str, **more: str) -> None:
+    done = living.poise("up", "--port", "0", "--policy", policy, *options, PYTHONPATH=str(packages), **more)
+    assert done.code == 0, done.err
+
+
+def events(living: Living, kind: str) -> list[dict[str, Any]]:
+    lines = living.poise("events").text.splitlines()
+    found = [json.loads(line)["event"] for line in lines]
+    return [event for event in found if event["type"] == kind]
+
+
+def worker(living: Living) -> int:
+    """The process of the worker that decides; 0 if there is none."""
+    return next((pid for pid, line in living.processes().items() if "poise.control.decider" in line), 0)
+
+
+# --- live ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ("raises", "LookupError: I have no idea"),
+        ("leaves", "its process ended with code 5"),
+        ("ends", "its process ended with code 6"),
+        ("crashes", "its process was killed by signal 11"),
+        ("waits", "no plan within 300 ms"),
+        ("spins", "no plan within 300 ms"),
+        ("eats", ""),  # out of its room, or out of time
+        ("no-plan", "gave a `list`, not a Plan"),
+        ("wrong-type", "the plan is malformed: Expected `array`, got `str` - at `$.decisions`"),
+        ("unknown", "no node `moon`"),
+    ],
+)
+def test_whatever_a_policy_does_the_fleet_goes_on(living: Living, packages: Path, policy: str, says: str) -> None:
+    start(living, packages, policy, "--decide-within", "300ms")
+    control = living.pid("control")
+    began = time.monotonic()
+    for number in range(3):
+        done = living.poise("run", "--", "echo", str(number))
+        assert (done.code, done.text) == (0, f"{number}\n"), done.err
+    assert time.monotonic() - began < PATIENCE / 2
+    failures = events(living, "policy-failed")
+    assert failures and failures[0]["policy"].startswith(f"{policy}@")
+    assert all(failure["error"].startswith(f"{FAILED}: ") for failure in failures)
+    assert says in failures[0]["error"]
+    assert all(placed["why"]["policy"] == "fifo" for placed in events(living, "placed"))
+    assert events(living, "remembered") == []
+    assert living.pid("control") == control
+
+
+def test_a_bad_term_is_a_failure_of_the_policy(living: Living, packages: Path) -> None:
+    living.file("policy.yaml", "kind: policy\nname: ours\nscore: {bad-term: 1}\n")
+    start(living, packages, "policy.yaml")
+    assert living.poise("run", "--", "true").code == 0
+    assert "the term `bad-term` gave something other" in events(living, "policy-failed")[0]["error"]
+
+
+def test_three_failures_in_a_row_and_it_rests(living: Living, packages: Path) -> None:
+    start(living, packages, "raises")
+    for _ in range(IN_A_ROW):
+        before = len(events(living, "policy-failed"))
+        until(lambda: worker(living), "a worker was started again")
+        until(lambda: living.poise("run", "--", "true").code == 0
+              and len(events(living, "policy-failed")) > before, "it failed once more")  # noqa: B023  # fmt: skip
+    assert "3 times in a row: it rests for 1m0s" in events(living, "policy-failed")[-1]["error"]
+    for _ in range(3):
+        assert living.poise("run", "--", "true").code == 0
+    assert len(events(living, "policy-failed")) == IN_A_ROW
+    assert not worker(living)
+
+
+def test_good_policies_of_others_decide(living: Living, packages: Path) -> None:
+    start(living, packages, "smallest-first")
+    assert living.client().status().policy.startswith("smallest-first@")
+    assert living.poise("run", "--workers", "2", "--", "true").code == 0
+    assert {placed["why"]["policy"] for placed in events(living, "placed")} == {"smallest-first"}
+    assert living.poise("down").code == 0
+    text = "kind: policy\nname: ours\nscore: {solitude: 1, fit: 0.1}\norder: {compactness: 1}\n"
+    file = living.file("ours.yaml", text)
+    start(living, packages, "ours.yaml")
+    file.unlink()  # what it said is kept: the control plane may be started again at any time
+    kill(living.pid("control"))
+    assert living.poise("run", "--", "true").code == 0
+    assert events(living, "placed")[-1]["why"]["policy"].startswith("ours@")
+    assert events(living, "policy-failed") == []
+
+
+def test_a_policy_that_prints_is_not_misread(living: Living, packages: Path) -> None:
+    start(living, packages, "prints")
+    assert living.poise("run", "--", "true").code == 0
+    assert events(living, "policy-failed") == []
+    assert "x" * 10_000 in living.messages()
+
+
+def test_the_control_plane_answers_while_a_policy_thinks(living: Living, packages: Path) -> None:
+    start(living, packages, "spins", "--decide-within", "5s")
+    client = living.client()
+    client.status()
+    job = living.poise("submit", "--json", "--", "true").value["job"]
+    slowest, before = 0.0, _cpu(living.pid("control"))
+    for _ in range(20):
+        asked = time.monotonic()
+        client.status()
+        slowest = max(slowest, time.monotonic() - asked)
+        time.sleep(0.05)
+    assert slowest < 0.5
+    assert _cpu(living.pid("control")) - before < 0.5, "it waits for the plan, and does not spin"
+    assert living.poise("wait", job).code == 0
+
+
+def _cpu(pid: int) -> float:
+    """Seconds of CPU that a process has had."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def test_a_worker_that_is_killed_is_started_again(living: Living, packages: Path) -> None:
+    start(living, packages, "smallest-first")
+    first = worker(living)
+    kill(first)
+    until(lambda: not alive(first), "it is dead")
+    assert living.poise("run", "--", "true").code == 0
+    assert "its process was killed by signal 9" in events(living, "policy-failed")[0]["error"]
+    until(lambda: worker(living) not in (0, first), "another is there")
+    until(lambda: living.poise("run", "--", "true").code == 0
+          and events(living, "placed")[-1]["why"]["policy"] == "smallest-first", "it decides")  # fmt: skip
+    assert len(events(living, "policy-failed")) == 1
+
+
+def test_a_worker_does_not_outlive_its_control_plane(living: Living, packages: Path) -> None:
+    start(living, packages, "spins", "--decide-within", "60s")
+    first = worker(living)
+    living.poise("submit", "--", "true")
+    time.sleep(0.3)
+    kill(living.pid("control"))
+    until(lambda: not alive(first), "it has ended, busy as it was", seconds=5)
+
+
+# --- the decider by itself -------------------------------------------------------------------------------------------
+
+
+def run(living_for: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(living_for())
+
+
+async def plan_of(decider: Decider, view: Snapshot) -> Plan:
+    found: asyncio.Future[Plan] = asyncio.get_running_loop().create_future()
+    decider.decide(view, found.set_result)
+    return await asyncio.wait_for(found, PATIENCE)
+
+
+def waiting() -> Snapshot:
+    world = World().nodes(3, cpu=4, gpus=1).job("a", gpu=1).job("gang", workers=2).after("1s")
+    world.job("b", cpu=3).job("c").job("too", workers=6, cpu=2)
+    return world.ledger.snapshot(world.now)
+
+
+def test_a_worker_answers_as_the_policy_does_inline() -> None:
+    """Every shipped policy, twice: the second view comes without its nodes."""
+
+    async def compare() -> None:
+        view = waiting()
+        for name in POLICIES:
+            worker = WorkerDecider(Choice(label=name, name=name), Times())
+            await worker.ready()
+            inline = await plan_of(InlineDecider(policy_named(name)), view)
+            assert inline.decisions and not inline.failed
+            assert await plan_of(worker, view) == inline
+            assert await plan_of(worker, view) == inline
+            worker.close()
+
+    run(compare)
+
+
+def test_views_are_decided_on_in_order() -> None:
+    async def ask() -> None:
+        worker = WorkerDecider(Choice(label="poise", name="poise"), Times())
+        view = waiting()
+        answers: list[Plan] = []
+        await worker.ready()
+        for _ in range(3):
+            worker.decide(view, answers.append)
+        await plan_of(worker, view)
+        assert len(answers) == 3
+        worker.close()
+
+    run(ask)
+
+
+def test_a_policy_gets_another_chance_after_its_rest(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mood = packages / "mood"
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    monkeypatch.setenv("MOOD", str(mood))
+    monkeypatch.syspath_prepend(packages)
+    choice = choose("moody")
+    mood.touch()
+
+    async def ask() -> None:
+        decider = WorkerDecider(choice, Times(policy_rest=SECOND))
+        view = waiting()
+        for _ in range(IN_A_ROW):
+            await decider.ready()
+            plan = await plan_of(decider, view)
+            assert plan.failed.startswith(f"{FAILED}: LookupError: not now")
+            assert (plan.policy, plan.memory) == ("fifo", None)
+        resting = await plan_of(decider, view)
+        assert (resting.policy, resting.failed) == ("fifo", "")
+        mood.unlink()
+        await asyncio.sleep(1)
+        await plan_of(decider, view)  # it is time again
+        await decider.ready()
+        assert (await plan_of(decider, view)).policy == "sjf"
+        decider.close()
+
+    run(ask)
+
+
+def test_a_policy_that_is_not_there_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask() -> None:
+        decider = WorkerDecider(Choice(label="gone@1", name="gone", foreign=True), Times())
+        await decider.ready()
+        first, second = await plan_of(decider, waiting()), await plan_of(decider, waiting())
+        assert "the policy `gone` is not installed any more" in first.failed
+        assert (first.policy, second.policy, second.failed) == ("fifo", "fifo", "")
+        decider.close()
+
+    run(ask)
+
+
+def test_a_worker_that_does_not_come_up_in_time_is_a_failure() -> None:
+    async def ask() -> None:
+        decider = WorkerDecider(Choice(label="poise", name="poise"), Times(policy_start=MILLISECOND))
+        await decider.ready()
+        assert "not loaded within 1 ms" in (await plan_of(decider, waiting())).failed
+        decider.close()
+
+    run(ask)
+
+
+def test_the_safe_policy_is_told_nothing_of_what_another_remembers() -> None:
+    class Wrong:
+        name = "wrong"
+
+        def decide(self, view: Snapshot, /) -> Plan:
+            raise LookupError("inline")
+
+    async def ask() -> None:
+        view = waiting()
+        odd = {"credit": 5, "last": ["x"], "moved": "yes"}
+        plan = await plan_of(InlineDecider(Wrong()), msgspec.structs.replace(view, memory=odd))
+        assert plan.failed == f"{FAILED}: LookupError: inline"
+        assert plan.memory is None and plan.decisions
+
+    run(ask)
