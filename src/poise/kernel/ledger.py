@@ -832,6 +832,7 @@ class Ledger:
                 _keep(task, unit.epoch, lost, self._state.now)
             elif task.ending is not None:
                 _keep(task, unit.epoch, task.ending, task.ended)
+            task.status, task.ending = "idle", None  # an elastic unit may get fewer spots now
         self._recovering.pop(unit.id, None)
 
     def _index_recovering(self, unit: UnitState) -> None:
@@ -926,7 +927,9 @@ class Ledger:
             backlog={queue: len(units) for queue, units in self._queues.items()},
             profiles=dict(self._state.profiles),
             throughputs=throughputs or {},
-            elastic=tuple(self._resident(unit) for unit in self._elastic.values() if not unit.stopping),
+            elastic=tuple(
+                self._resident(unit) for unit in sorted(self._elastic.values(), key=_ordinal) if not unit.stopping
+            ),
             memory=self._state.memory,
             triggers=triggers,
             seed=seed,

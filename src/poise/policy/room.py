@@ -31,7 +31,9 @@ class Room:
         return self.pick_devices(shape, able) if shape.gpus else ()
 
     def pick_devices(self, shape: Shape, able: list[bool]) -> tuple[int, ...] | None:
-        """Whole devices: the smallest that fit, linked ones together. Shares: the fullest device that has room."""
+        """Whole devices: the smallest that fit, linked ones together. A share: the fullest device that has room; of
+        several devices at once those with most room, so that as many tasks fit as there could (`feasible.capacity`).
+        """
         least = WHOLE if shape.share == WHOLE else shape.share + WHOLE - SHARED_CAP
         memory = shape.gpu_memory
         found = [device for device in self.devices if device[3] >= least and able[device[1]] and device[2] >= memory]
@@ -42,8 +44,10 @@ class Room:
                 return _linked([device[INDEX] for device in found], shape.gpus, self.links)
             if len(found) > shape.gpus:
                 found.sort(key=_by_memory)
-        else:
+        elif shape.gpus == 1:
             found.sort(key=_by_share)
+        else:
+            found.sort(key=lambda device: (-_parts(device, shape), device[INDEX]))
         return tuple(sorted([device[INDEX] for device in found[: shape.gpus]]))
 
     def take(self, shape: Shape, devices: tuple[int, ...]) -> None:
@@ -88,6 +92,12 @@ def _by_memory(device: list[int]) -> tuple[int, int]:
 
 def _by_share(device: list[int]) -> tuple[int, int]:
     return (device[FREE_SHARE], device[INDEX])
+
+
+def _parts(device: list[int], shape: Shape) -> int:
+    """How many shares of the shape's size are free on a device."""
+    parts = (device[FREE_SHARE] - (WHOLE - SHARED_CAP)) // shape.share
+    return min(parts, device[FREE_MEMORY] // shape.gpu_memory) if shape.gpu_memory else parts
 
 
 def _linked(free: list[int], count: int, links: tuple[Link, ...]) -> tuple[int, ...]:

@@ -1,14 +1,23 @@
 """The ledger by its life stories, and what a policy is shown of it."""
 
+from contextlib import suppress
 from typing import Any
 
+import hypothesis.strategies as st
+import msgspec
 import pytest
+from hypothesis import given
 
+from poise.errors import InputError
+from poise.kernel.controller import Decided
 from poise.kernel.ledger import HEAD, MAX_PROFILES, PAST_ATTEMPTS, InvariantBroken, Ledger, deciding_ending
-from poise.model.decisions import Spot, Why
-from poise.model.events import Began, Finished, JobSubmitted, NodeJoined, Placed
+from poise.model.decisions import Plan, Preempt, Spot, Why
+from poise.model.events import Began, Finished, JobSubmitted, NodeJoined, Placed, decode_event, encode_event
+from poise.model.fleet import DEVICES
 from poise.model.jobs import Ending, Job, Retry, Task, Unit
+from poise.model.messages import Ended
 from poise.model.resources import Shape
+from poise.policy.suites import POLICIES
 from poise.testing import World, node, replay
 from poise.units import SECOND
 
@@ -171,6 +180,167 @@ def test_a_gang_whose_members_end_one_by_one_is_done() -> None:
     assert world.finish("g.main[1]").status("g") == "done"
 
 
+# --- elastic units, shares of devices, artifacts, preemption ---------------------------------------------------------
+
+
+def test_an_elastic_unit_is_as_large_as_there_was_room_for() -> None:
+    world = World().nodes(1, cpu=3).job("e", workers="2..8").round()
+    unit = world.unit("e")
+    assert (unit.size, [task.status for task in unit.tasks]) == (3, ["queued"] * 3 + ["idle"] * 5)
+    world.finish("e.main[0]", "e.main[1]", "e.main[2]")
+    assert world.status("e") == "done"
+
+
+def test_an_elastic_unit_whose_node_was_lost_starts_smaller_elsewhere() -> None:
+    world = World().join(node("n1", cpu=4)).job("e", workers="2..4").round()
+    assert world.where("e") == ["n1"] * 4
+    world.join(node("n2", cpu=2)).lose("n1")
+    assert world.where("e") == ["n2", "n2"]
+    world.join(node("n1", cpu=4)).after("1s")
+    assert world.where("e") == ["n2", "n2"]
+    assert world.finish_all().status("e") == "done"
+
+
+def test_shares_of_a_device_are_counted_by_holder() -> None:
+    world = World().nodes(1, cpu=8, gpus=1, gpu_memory="16GiB")
+    world.job("a", gpu=1, gpu_share=0.5, gpu_memory="4GiB").job("b", gpu=1, gpu_share=0.3, gpu_memory="2GiB").round()
+    shares = world.ledger.nodes["n1"].shares["0"]
+    assert [(of.holder, of.share, of.memory) for of in shares] == [
+        ("j1.main", 500, 4 * 2**30),
+        ("j2.main", 300, 2 * 2**30),
+    ]
+    fleet = world.ledger.snapshot(world.now).fleet
+    assert (fleet.device_share[0, 0], fleet.device_memory[0, 0], fleet.free[DEVICES, 0]) == (200, 10 * 2**30, 0)
+    world.finish("a", "b")
+    assert world.ledger.nodes["n1"].shares == {}
+
+
+def test_room_is_counted_by_the_artifact_that_was_chosen() -> None:
+    artifacts: dict[str, Any] = {
+        "cuda": {"run": "./cuda", "resources": {"cpu": 1, "gpu": 1, "backend": "cuda"}},
+        "cpu": {"run": "./cpu", "resources": {"cpu": 4}},
+    }
+    world = World().nodes(1, cpu=4).submit({"name": "a", "artifacts": artifacts}).round()
+    unit = world.unit("a")
+    assert (unit.variant, unit.shape.cpu, world.ledger.nodes["n1"].used_cpu) == (1, 4000, 4000)
+    [launch] = world.held["n1"].values()
+    assert launch.argv == ("/bin/sh", "-c", "./cpu")
+    world.finish("a")
+    assert world.ledger.nodes["n1"].used_cpu == 0
+
+
+def asked_to_yield(world: World, unit: str, to: str = "", cause: Any = "yield") -> World:
+    """As if a policy had decided so."""
+    preempt = Preempt(unit=unit, cause=cause, why=Why(policy="test"), to=to)
+    return world.say(Decided(Plan(base=world.ledger.revision, policy="test", decisions=(preempt,))))
+
+
+def test_preempted_work_keeps_its_place_and_its_service() -> None:
+    world = World("fifo").nodes(1, cpu=8, gpus=2).job("first", gpu=2).job("second", gpu=2).round().start("first")
+    asked_to_yield(world, "j1.main", to="j2.main")
+    unit = world.unit("first")  # a scripted node stops at once, and says that it ran for no time
+    assert (unit.status, unit.preempted, unit.tries, unit.stopping) == ("pending", 1, 0, "")
+    assert [of.unit for of in world.ledger.snapshot(world.now).candidates] == ["j1.main", "j2.main"]
+    assert isinstance(world.log[-1], Finished)
+
+
+def test_service_counts_the_run_times_the_devices_of_what_yielded_only() -> None:
+    world = World("fifo").nodes(1, cpu=8, gpus=2)
+    world.job("g", gpu=2, retry={"when": ["failed"], "backoff": "0s"}).round().start("g").disconnect("n1")
+    asked_to_yield(world, "j1.main").connected.add("n1")
+    [attempt] = world.held["n1"]
+    world.connect("n1", ended=(Ended(attempt=attempt, ending=Ending(outcome="stopped", run=7 * SECOND)),))
+    assert (world.unit("g").status, world.unit("g").attained) == ("pending", 14 * SECOND)
+    world.round().start("g").finish("g", outcome="failed", run="5s")
+    assert world.unit("g").attained == 14 * SECOND
+
+
+def test_what_moved_avoids_the_node_it_left_until_it_is_placed_again() -> None:
+    world = World().nodes(2).job("a").round().start("a")
+    asked_to_yield(world, "j1.main", cause="move")
+    assert world.unit("a").avoid == "n1"
+    assert world.round().where("a") == ["n2"]
+    assert world.unit("a").avoid == ""
+
+
+def test_elastic_units_are_seen_in_order_of_submission_whenever_they_were_placed() -> None:
+    world = World().nodes(1, cpu=1).job("late", workers="1..2", priority="low").job("soon", workers="1..2").round()
+    world.join(node("n2", cpu=1)).round()
+    assert (world.where("soon"), world.where("late")) == (["n1"], ["n2"])
+    assert [resident.unit for resident in world.ledger.snapshot(world.now).elastic] == ["j1.main", "j2.main"]
+
+
+FIELDS = st.fixed_dictionaries(
+    {"cpu": st.sampled_from(["0.5", 1, 2])},
+    optional={
+        "gpu": st.integers(0, 2),
+        "gpu_share": st.sampled_from([0.2, 0.4, 0.5, 0.8]),
+        "gpu_memory": st.sampled_from(["1GiB", "6GiB"]),
+        "network": st.sampled_from(["100Mbit", "400Mbit"]),
+        "workers": st.sampled_from([2, "1..3", "2..4"]),
+        "priority": st.sampled_from(["urgent", "low"]),
+        "preemptible": st.booleans(),
+        "checkpoint": st.just("10s"),
+        "artifacts": st.just(
+            {
+                "gpu": {"run": "./gpu", "resources": {"cpu": 1, "gpu": 1, "gpu_memory": "2GiB"}},
+                "cpu": {"run": "./cpu", "resources": {"cpu": 2}},
+            }
+        ),
+    },
+)
+
+
+@given(
+    policy=st.sampled_from(sorted(POLICIES)),
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("submit"), FIELDS),
+            st.tuples(st.sampled_from(["yield", "move", "grow", "shrink", "lose", "start", "end"]), st.integers(0, 5)),
+            st.tuples(st.sampled_from(["wait"]), st.sampled_from([1, 31])),
+        ),
+        max_size=15,
+    ),
+)
+def test_whatever_is_shared_elastic_or_preempted_adds_up_and_replays_to_the_same_bytes(
+    policy: str, steps: list[tuple[str, Any]]
+) -> None:
+    """`World` checks every invariant after every message."""
+    world = World(policy)
+    for number, gpus in enumerate((2, 0, 1)):
+        joining = node(f"n{number}", cpu=4, gpus=gpus, gpu_memory="8GiB")
+        world.join(msgspec.structs.replace(joining, network=10**9))
+    for step, of in steps:
+        held = sorted(attempt for name in sorted(world.connected) for attempt in world.held[name])
+        match step:
+            case "submit":
+                with suppress(InputError):
+                    world.job(**({**of, "run": ""} if "artifacts" in of else of))
+            case "wait":
+                world.after(of * SECOND)
+            case "lose":
+                name = f"n{of % 3}"
+                world.lose(name).connect(name)
+            case "start" if held:
+                world.start(held[of % len(held)].task)
+            case "end" if held:
+                world.finish(held[of % len(held)].task, run="20s")
+            case "yield" | "move" | "grow" | "shrink":
+                active = [
+                    unit.id for job in world.ledger.jobs.values() for unit in job.units if unit.status == "active"
+                ]
+                if active:
+                    asked_to_yield(world, active[of % len(active)], cause=step)
+    assert replay(world.log).encode() == world.ledger.encode()
+    again = replay(decode_event(encode_event(event)) for event in world.log)
+    assert again.encode() == world.ledger.encode()
+    world.restart(from_checkpoint=True).finish_all()
+    assert all(job.ended for job in world.ledger.jobs.values())
+    for state in world.ledger.nodes.values():
+        assert (state.used_cpu, state.used_memory, state.used_network) == (0, 0, 0)
+        assert (state.devices, state.shares, state.pools) == ({}, {}, {})
+
+
 # --- what a policy sees ----------------------------------------------------------------------------------------------
 
 
@@ -286,3 +456,27 @@ def test_an_event_that_cannot_follow_is_a_bug() -> None:
         world.ledger.apply(Finished(at=world.now, task="j1.main", epoch=1, ending=Ending(outcome="done")))
     with pytest.raises(InvariantBroken, match="placed while done"):
         world.ledger.apply(Placed(at=world.now, unit="j1.main", epoch=2, spots=(Spot("n1"),), why=Why(policy="")))
+
+
+def test_a_checkpoint_and_a_log_from_before_units_could_yield_still_read() -> None:
+    """What is absent is read as the default, and a policy sees the same."""
+    world = World().nodes(1, cpu=2, gpus=1).job("a", gpu=1).round().start("a").job("b", workers=2)
+    later = {"size", "variant", "attained", "preempted", "avoid", "depth", "note", "used_network", "shares", "level"}
+    later |= {"hot", "failures", "least", "variants", "work", "checkpoint", "restore", "preemptible", "weight"}
+    later |= {"share", "network", "wants", "memory_deviation", "cpu_deviation", "device", "device_deviation"}
+    checkpoint = without(msgspec.msgpack.decode(world.ledger.encode()), later)
+    events = [without(msgspec.msgpack.decode(encode_event(event)), later) for event in world.log]
+    for old in (
+        Ledger.decode(msgspec.msgpack.encode(checkpoint)),
+        replay(decode_event(msgspec.msgpack.encode(event)) for event in events),
+    ):
+        old.check()
+        assert old.snapshot(world.now) == world.ledger.snapshot(world.now)
+        assert [unit.size for job in old.jobs.values() for unit in job.units] == [1, 0]
+
+
+def without(value: Any, names: set[str]) -> Any:
+    """A decoded record without these fields, at any depth."""
+    if isinstance(value, dict):
+        return {key: without(of, names) for key, of in value.items() if key not in names}
+    return [without(of, names) for of in value] if isinstance(value, list) else value
