@@ -102,7 +102,7 @@ class World:
         self.known: dict[str, Node] = {}
         self.connected: set[str] = set()
         self.held: dict[str, dict[Attempt, Launch]] = {}
-        self.started: set[Attempt] = set()
+        self.started: dict[Attempt, int] = {}
         self._requests = 0
         self._serials = 0
         self._perform(self.controller.begin(self.now, boot="boot", boottime=self.now, wall=WALL))
@@ -151,7 +151,7 @@ class World:
 
     def plan(self) -> Plan:
         """What the policy would do now."""
-        return self._policy.decide(self.ledger.snapshot(self.now))
+        return self._policy.decide(self.controller.snapshot(self.now))
 
     def after(self, duration: str | int = 0) -> "World":
         """Time passes; nodes that are connected send their heartbeats, and the controller decides when it wants to."""
@@ -173,7 +173,7 @@ class World:
         """The nodes say that these tasks run."""
         for name in tasks:
             attempt, at = self._attempt(name)
-            self.started.add(attempt)
+            self.started.setdefault(attempt, self.now)
             self._report(at, running=(Running(attempt=attempt, pid=1),))
         return self
 
@@ -367,7 +367,8 @@ class World:
         for attempt in stops:
             if holds.pop(attempt, None) is not None:
                 outcome: Outcome = "stopped" if attempt in self.started else "returned"
-                ended.append(Ended(attempt=attempt, ending=Ending(outcome=outcome)))
+                run = self.now - self.started.get(attempt, self.now)
+                ended.append(Ended(attempt=attempt, ending=Ending(outcome=outcome, run=run)))
         holds.update((launch.attempt, launch) for launch in desired.launches)
         if not ended:
             return ()
