@@ -2,8 +2,8 @@
 
     python benchmarks/mixed.py [--policies poise,fifo,...] [--seed 1] [--jobs 200] [--json]
 
-The fleet is `examples/fleet.yaml`: six nodes, eleven GPUs of three models and two NPUs, all of it declared. The jobs come
-within a minute, by chance but the same for every policy: long training of low class that saves its state, gangs,
+The fleet is `examples/fleet.yaml`: six nodes, eleven GPUs of three models and two NPUs, all of it declared. The jobs
+come within a minute, by chance but the same for every policy: long training of low class that saves its state, gangs,
 elastic gangs, work for the CPU alone, and bursts of short urgent work with deadlines. A command takes its time and does
 nothing with it, so that a laptop can hold the fleet; each says how long it takes, to within a third.
 

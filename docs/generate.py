@@ -78,9 +78,9 @@ MEANING = {
     "resources.network": "Bandwidth of the node's network that is reserved: `10Gbit`.",
     "workers.min": "It starts with so many tasks or more.",
     "workers.max": "So many it can use.",
-    "split.items": "How many there are. Each part is told its own as `POISE_ITEMS_FROM` (included) and `POISE_ITEMS_TO`.",
-    "split.size": "Items in a part. `auto`: at most 10, fewer the busier and the less even the fleet is, and fewer still "
-    "if a deadline asks for it.",
+    "split.items": "How many there are. Each part is told its own: from `POISE_ITEMS_FROM` up to `POISE_ITEMS_TO`.",
+    "split.size": "Items in a part. `auto`: at most 10, fewer the busier and the less even the fleet is, and fewer "
+    "still if a deadline asks for it.",
     "split.min": "The least that `auto` makes of it.",
     "split.max": "The most that `auto` makes of it.",
     "artifact.run": "As of a task.",
@@ -335,8 +335,8 @@ def fleet_file() -> str:
     lines = [
         "# Fleet file",
         "",
-        "Nodes of one machine, as they are declared: `poise up --fleet FILE` starts them, `poise nodes --fleet FILE` only",
-        "shows them. The JSON Schema is in [`fleet.schema.json`](fleet.schema.json). Unknown fields are refused.",
+        "Nodes of one machine, as they are declared: `poise up --fleet FILE` starts them, `poise nodes --fleet FILE`",
+        "only shows them. The JSON Schema is in [`fleet.schema.json`](fleet.schema.json). Unknown fields are refused.",
         "",
         "A device whose model the catalogue knows needs nothing else; what is given takes the catalogue's place.",
         "",

@@ -40,18 +40,21 @@ class Openings:
     """The nodes where a shape fits, best first; those before `next` have no room left.
 
     `best` are the first ones with their scores, `fitting` counts all that fit, of which there may be `more`; `whys`
-    holds what was said of placements there already.
+    holds what was said of placements there already. They are as of the moment when so many tasks had been `taken`.
     """
 
-    __slots__ = ("best", "estimates", "fitting", "more", "next", "rows", "scores", "whys")
+    __slots__ = ("best", "estimates", "fitting", "more", "next", "rows", "scores", "taken", "whys")
 
-    def __init__(self, rows: list[int], scores: list[float], fitting: int, estimates: list[Estimate]) -> None:
+    def __init__(
+        self, rows: list[int], scores: list[float], fitting: int, estimates: list[Estimate], taken: int
+    ) -> None:
         self.rows, self.scores, self.next = rows, scores, 0
         best = zip(scores[: RUNNERS_UP + 1], rows[: RUNNERS_UP + 1], strict=True)
         self.best = [(round(value, 4), row) for value, row in best]
         self.fitting = fitting
         self.more = fitting > len(rows)
         self.estimates = estimates
+        self.taken = taken
         self.whys: dict[tuple[int, str], Why] = {}
 
     def beside(self, row: int, names: Sequence[str]) -> tuple[float, tuple[str, ...], tuple[float, ...]]:
@@ -65,16 +68,6 @@ class Openings:
                 others.append((names[other], value))
         return mine, tuple(name for name, _ in others), tuple(value for _, value in others)
 
-    def put_back(self, value: float) -> None:
-        """The first node has another score now; those of equal score go by row."""
-        row = self.rows.pop(self.next)
-        del self.scores[self.next]
-        place = self.next
-        while place < len(self.rows) and (-self.scores[place], self.rows[place]) < (-value, row):
-            place += 1
-        self.rows.insert(place, row)
-        self.scores.insert(place, value)
-
 
 class Kept(NamedTuple):
     """Room kept on a node for a unit, as it stands in the columns, and when the unit is expected to use it."""
@@ -87,7 +80,7 @@ class Kept(NamedTuple):
 
 class Draft:
     """A statement of hypothetical placements on an immutable view. `weights` say how nodes are scored; with `spread`
-    a node is scored again after each task it takes, without it a node is filled as long as it has room.
+    they are scored again after each task, without it a node is filled as long as it has room.
     """
 
     def __init__(
@@ -138,10 +131,10 @@ class Draft:
         )
 
     def openings(self, candidate: Candidate, shape: Shape) -> Openings:
-        """The nodes where one task of the shape fits, best first."""
+        """The nodes where one task of the shape fits, best first; where work is spread, as of this moment."""
         key = (shape, candidate.kind)
         found = self._openings.get(key)
-        if found is None:
+        if found is None or (self._spread and found.taken != self._taken):
             found = self._openings[key] = self._look(candidate, shape)
         return found
 
@@ -243,8 +236,6 @@ class Draft:
             self._rooms[row].take(shape, ())
         self._add(row, shape, 1)
         self._taken += 1
-        if self._spread:
-            self._score_again(row, candidate, shape)
         if brief:
             self._add_to_pool(row, shape)
         self._summary = self._now = None
@@ -311,22 +302,21 @@ class Draft:
         rows = fits(self.fleet, shape, self.able(shape), self.free, self.memory, self.share)
         estimates = self.estimates(candidate, shape)
         fitting = len(rows)
-        if fitting > SCORED:
+        if fitting > SCORED and not self._spread:
             rows = self._preselect(rows, shape, estimates)
         scores = self._scores(rows, shape, estimates)
         order = np.lexsort((rows, -scores))
-        return Openings(rows[order].tolist(), scores[order].tolist(), fitting, estimates)
+        return Openings(rows[order].tolist(), scores[order].tolist(), fitting, estimates, self._taken)
 
     def _preselect(self, rows: Ints, shape: Shape, estimates: list[Estimate]) -> Ints:
-        """Of many nodes that fit, those worth scoring in full: by how full they are (how empty, where work is spread)
-        and how fast; where scores do not look at room, the first ones by name.
+        """Of many nodes that fit, those worth scoring in full: by how full they are and how fast; where scores do not
+        look at room, the first ones by name.
         """
         if self._weights.keys() <= {"first"}:
             return rows[:SCORED]
         fleet = self.fleet
         if self._fullness is None:
-            fullness = 1 - fleet.free[CPU] / np.maximum(fleet.total[CPU], 1)
-            self._fullness = -fullness if self._spread else fullness
+            self._fullness = 1 - fleet.free[CPU] / np.maximum(fleet.total[CPU], 1)
             self._by_fullness = np.argsort(-self._fullness, kind="stable")
         if len({estimate.mean for estimate in estimates}) == 1:
             fits_there = np.zeros(len(fleet), bool)
@@ -349,11 +339,6 @@ class Draft:
             shape = kept.shape
             free += np.array((shape.cpu, shape.memory, shape.network, shape.gpus)) * kept.tasks
         return free
-
-    def _score_again(self, row: int, candidate: Candidate, shape: Shape) -> None:
-        openings = self.openings(candidate, shape)
-        if openings.next < len(openings.rows) and openings.rows[openings.next] == row:
-            openings.put_back(float(self._scores(np.array([row]), shape, openings.estimates)[0]))
 
     def _has_room(self, row: int, shape: Shape) -> bool:
         free = self.free

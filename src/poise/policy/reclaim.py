@@ -99,6 +99,18 @@ def cost_of(resident: Resident, now: int) -> float:
     return float(lost_work(resident, now) * resident.size * CLASS_WEIGHT[resident.priority])
 
 
+def price_of(resident: Resident, view: Snapshot, by: str) -> float:
+    """In which order units are asked to yield, the lowest first: by class what it costs; else the longest remaining,
+    the most attained, the last level.
+    """
+    if by == "class":
+        return cost_of(resident, view.now)
+    if by == "remaining":
+        return 1 / (1 + max(0, ends(resident, view) - view.now) / SECOND)
+    attained = service(resident, view.now)
+    return 1 / (1 + (attained / SECOND if by == "attained" else level_of(attained)))
+
+
 def reserve(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> Reservation | None:
     """Where and when the unit could start first if nothing else were placed; None where it could never."""
     now = draft.view.now
@@ -125,7 +137,7 @@ def find_yielding(candidate: Candidate, shape: Shape, draft: Draft, tasks: int, 
     for _ in range(tasks):
         best: tuple[float, int, list[Resident], Room] | None = None
         for row in near:
-            found = _cheapest_on(row, draft, rooms.get(row), shape, may, chosen, view.now)
+            found = _cheapest_on(row, draft, rooms.get(row), shape, may, chosen, rules.by)
             if found is not None and (best is None or found[0] < best[0]):
                 best = (found[0], row, found[1], found[2])
         if best is None:
@@ -260,7 +272,7 @@ def _cheapest_on(
     shape: Shape,
     may: Callable[[Resident], bool],
     chosen: dict[str, Resident],
-    now: int,
+    by: str,
 ) -> tuple[float, list[Resident], Room] | None:
     """The cheapest victims on one node found greedily: the cheapest first until there is room, then who is not needed
     after all stays.
@@ -278,7 +290,7 @@ def _cheapest_on(
             if unit in chosen:
                 _give_all(room, units[unit])
     could = sorted(
-        (cost_of(of[0], now), -of[0].since, of[0].ordinal)
+        (price_of(of[0], draft.view, by), -of[0].since, of[0].ordinal)
         for unit, of in units.items()
         if unit not in chosen and may(of[0])
     )
@@ -298,7 +310,7 @@ def _cheapest_on(
         if without.pick(shape, able) is not None:
             victims.remove(spared)
             room = without
-    return sum(cost_of(of[0], now) for of in victims), [of[0] for of in victims], room
+    return sum(price_of(of[0], draft.view, by) for of in victims), [of[0] for of in victims], room
 
 
 def _give_all(room: Room, residents: list[Resident]) -> None:
