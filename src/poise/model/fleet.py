@@ -143,7 +143,8 @@ class Fleet:
                 self.device_model[row, place] = models.setdefault(model_of(device), len(models))
                 self.device_memory[row, place] = device.memory
                 self.device_share[row, place] = WHOLE
-            offers = (node.cpu, node.memory, node.network, self.device_model[row].tobytes())
+            processor = int(self.processor[row])
+            offers = (node.cpu, node.memory, node.network, processor, self.device_model[row].tobytes())
             self.kind[row] = kinds.setdefault(offers, len(kinds))
             if len(likes) < len(kinds):
                 likes.append(row)

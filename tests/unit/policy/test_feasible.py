@@ -123,9 +123,6 @@ def test_work_on_cpus_looks_at_the_processor() -> None:
     assert [reason.code for reason in never(slow, double)] == ["NO_SUCH_DEVICE"]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="nodes of one kind may differ in their processor, of which only the first is asked"
-)
 def test_nodes_whose_processors_differ_are_told_apart() -> None:
     slow = msgspec.structs.replace(node("n1"), model="old", rates={"fp32": 10})
     assert capacity_when_empty(Fleet((slow, node("n2"))), Shape(wants=Wants(precision="fp64"))) == 2
