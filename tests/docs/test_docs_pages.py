@@ -51,7 +51,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_every_page_is_reached_from_the_index() -> None:
     targets = {(page.parent / target.partition("#")[0]).resolve() for page, target in links()}
-    assert [str(page.relative_to(ROOT)) for page in PAGES if page not in targets and page.name != "README.md"] == []
+    alone = [page for page in PAGES if page not in targets and page.name != "README.md" and page.parent.name != "news"]
+    assert [str(page.relative_to(ROOT)) for page in alone] == []
 
 
 def test_both_readmes_have_the_same_shape() -> None:
