@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test lint format bench peers docs clean
+.PHONY: help setup demo test lint format bench quality peers docs clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##|^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,6 +37,9 @@ peers: setup     ## install the peers that `make bench` compares with, each in a
 
 bench: setup     ## every figure in docs/numbers.md, interleaved with the peers that are installed
 	$(BIN)/python benchmarks/run_all.py
+
+quality: setup   ## 200 live jobs under every policy in turn: over half an hour
+	$(BIN)/python benchmarks/run_all.py --only quality
 
 docs: setup      ## the generated reference
 	$(BIN)/python docs/generate.py

@@ -1,8 +1,9 @@
 """All figures in one run, beside the peers that are installed: a table with the targets, and `.bench/results.json`.
 
-    python benchmarks/run_all.py [--quick] [--out .bench/results.json]
+    python benchmarks/run_all.py [--quick] [--only PART] [--out .bench/results.json]
 
-About seven minutes with the peers, less without; `--quick` is for trying it out, its figures mean little.
+About ten minutes with the peers, less without, and over half an hour more for `--only quality`, which is not among
+them otherwise. `--quick` is for trying it out, its figures mean little. Parts that are not measured stay as they were.
 """
 
 import argparse
@@ -15,39 +16,53 @@ from pathlib import Path
 from time import perf_counter
 
 import commands
+import decide
 import footprint
 import harness
 import latency
+import mixed
 import peers
 import restart
 from harness import Figure, say
 
+from poise.policy.suites import POLICIES
+
 OUT = Path(__file__).parent.parent / ".bench" / "results.json"
+
+
+LONG = "quality"
 
 
 def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
     """The benchmarks by what they are about, in order."""
     if quick:
         return {
-            "no-op commands on two slots": lambda: commands.measure(commands.SYSTEMS, peers.FOLDER, 100, 2, big=0),
+            "commands": lambda: commands.measure(commands.SYSTEMS, peers.FOLDER, 100, 2, big=0),
+            "decisions": lambda: decide.measure(1000, 10_000, 50, 100, 2, curves=False),
             "submissions": lambda: latency.measure(20, 20.0, held_jobs=1000, rounds=2),
             "footprint": lambda: footprint.measure(100, seconds=5.0, runs=5, starts=2),
             "restart": lambda: restart.measure(10_000, repeats=2),
+            LONG: lambda: mixed.measure(["poise", "fifo"], 20, [1]),
         }
     return {
-        "no-op commands on two slots": lambda: commands.measure(commands.SYSTEMS, peers.FOLDER, 1000, 5, big=10_000),
+        "commands": lambda: commands.measure(commands.SYSTEMS, peers.FOLDER, 1000, 5, big=10_000),
+        "decisions": lambda: decide.measure(10_000, 100_000, 200, 350, 5),
+        LONG: lambda: mixed.measure(list(POLICIES), 200, [1]),
         "submissions": lambda: latency.measure(200, 20.0, held_jobs=20_000, rounds=3),
         "footprint": lambda: footprint.measure(1000, seconds=20.0, runs=30, starts=5),
         "restart": lambda: restart.measure(100_000, repeats=5),
     }
 
 
-def measure(quick: bool, out: Path) -> list[Figure]:
-    """Everything, written down as soon as a part is done."""
-    results: dict[str, object] = {"python": platform.python_version(), "system": platform.platform()}
+def measure(quick: bool, only: str, out: Path) -> list[Figure]:
+    """All parts but the long one, or the one that is named; written down as soon as a part is done."""
+    results: dict[str, object] = json.loads(out.read_text()) if out.exists() else {}
+    results |= {"python": platform.python_version(), "system": platform.platform()}
     everything: list[Figure] = []
     begun = perf_counter()
     for title, part in parts(quick).items():
+        if title != only if only else title == LONG:
+            continue
         say(f"--- {title}")
         figures = part()
         everything += figures
@@ -66,11 +81,12 @@ def measure(quick: bool, out: Path) -> list[Figure]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="all figures in one run, beside the peers that are installed")
     parser.add_argument("--quick", action="store_true", help="small sizes, to try it out")
+    parser.add_argument("--only", default="", choices=list(parts(True)), help="measure this part alone")
     parser.add_argument("--out", type=Path, default=OUT, help="where to write the results as JSON")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     out: Path = options.out.resolve()
-    return harness.program(lambda: measure(options.quick, out), as_json=options.json)
+    return harness.program(lambda: measure(options.quick, options.only, out), as_json=options.json)
 
 
 if __name__ == "__main__":
