@@ -285,6 +285,8 @@ class Controller:
                 self._fire(self._watch.silent(name, silence), now)
         for change in self._watch.settled(now):
             self._commit(NodeLevelled(at=now, name=change.node, level=change.level, hot=change.hot))
+        if self._watch.is_long_full(now):
+            self._fire(self._watch.use(self._use(), now), now)
         if now - self._last_recall >= RECALL_AFTER:
             self._last_recall = now
             self._recall_queued(now)
@@ -294,8 +296,6 @@ class Controller:
         due = self._until is not None and self._until <= now
         if not self._deciding and (self._dirty or waited or due or (backed_off is not None and backed_off <= now)):
             self._dirty, self._deciding, self._last_round, self._until = False, True, now, None
-            self._fire(self._watch.use(self._use(), now), now)
-            effects += self._flush()
             self._head = self.ledger.head()
             effects.append(Decide(self.snapshot(now)))
             self._fired.clear()  # what fires while this is decided on is told to the next round
@@ -625,6 +625,7 @@ class Controller:
             self._commit(Remembered(at=now, memory=plan.memory))
         for node, batch in launches.items():
             self._send(node, Desired(launches=tuple(batch)))
+        self._fire(self._watch.use(self._use(), now), now)
 
     def _place(self, place: Place, now: int, launches: dict[str, list[Launch]], *, stale: bool) -> None:
         placed = verify_place(self.ledger, place, now)

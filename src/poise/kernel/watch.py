@@ -150,7 +150,13 @@ class Watch:
         self._full = True
         return Fired("use", "", f"{share / 10:g} %")
 
+    def is_long_full(self, now: int) -> bool:
+        """Whether the fleet has been in use above the threshold for long enough, as far as `use` was told."""
+        return not self._full and 0 < self._full_since <= now - self._triggers.use_for
+
     def _times(self) -> Iterator[int]:
+        if self._full_since and not self._full:
+            yield self._full_since + self._triggers.use_for
         for watched in self._nodes.values():
             if watched.level_since:
                 yield watched.level_since + self._triggers.settles
