@@ -99,8 +99,8 @@ def steadiness(scoring: Scoring) -> Floats:
 
 
 def calm(scoring: Scoring) -> Floats:
-    """1 on a node of low measured load, a half on one of medium, 0 on one of high."""
-    return np.asarray(1 - scoring.fleet.levels[scoring.rows] / HIGH)
+    """1 on a node of low measured load, a half on one of medium, 0 on one of high, for however long."""
+    return np.asarray(1 - np.minimum(scoring.fleet.levels[scoring.rows], HIGH) / HIGH)
 
 
 def nearness(scoring: Scoring) -> Floats:

@@ -60,11 +60,14 @@ class Static:
             return [], tuple(found) or (Reason(code="NO_NODES", wakes="joined"),)
         taken = list(used)
         rows: list[int] = []
-        room = draft.capacity(candidate.shape)
-        for index in range(candidate.least or candidate.tasks):
+        room, needed = draft.capacity(candidate.shape).copy(), candidate.least or candidate.tasks
+        for index in range(needed):
             place = (first + index) % len(partitions)
             row, size = partitions[place]
-            refused: list[Reason] = [] if room[row] > 0 else draft.reasons_on(row, candidate.shape)
+            refused: list[Reason] = []
+            if room[row] <= 0:  # taken before, or by the members of this gang
+                gang = Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(index), wakes="finished")
+                refused = draft.reasons_on(row, candidate.shape) or [gang]
             if not _take_partitions(taken, partitions, place, candidate.shape.cpu):
                 need, have = format_cpu(candidate.shape.cpu), format_cpu(max(0, size - used[place]))
                 subject = fleet.names[row]

@@ -1,13 +1,21 @@
 """Each policy by what it does to a small world."""
 
 import itertools
+from contextlib import suppress
 from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import given
 
-from poise.model.decisions import Hold, Place, Spot
+from poise.errors import InputError
+from poise.kernel.controller import Decided
+from poise.model.decisions import Hold, Place, Preempt, Spot
+from poise.model.events import Placed, Preempted
+from poise.model.load import Load
+from poise.model.messages import Beat
+from poise.model.resources import Device, Node
 from poise.policy.suites import PATIENCE, POLICIES, policy_named
 from poise.testing import World, node
 from poise.units import SECOND
@@ -221,6 +229,15 @@ def test_static_moves_on_where_a_partition_could_never_hold_it() -> None:
     assert world.where("a") == ["n1"]
 
 
+def test_static_counts_what_the_members_of_a_gang_take_from_each_other() -> None:
+    world = World("static").nodes(1, cpu=2, gpus=1).join(node("n2", cpu=2)).job("a", gpu=1).round().drain("n2")
+    world.join(node("n3", cpu=2, gpus=2)).job("pair", workers=2, gpu=1, cpu="0.5").round()
+    assert (world.where("a"), world.codes("pair")) == (["n1"], ["GPU_BUSY"])
+    alone = World("static").nodes(1, cpu=1, gpus=2).job("b", gpu=1, cpu="0.5").round()
+    assert alone.job("pair", workers=2, gpu=1, cpu="0.1").round().codes("pair") == ["GANG_INCOMPLETE"]
+    assert alone.finish("b").round().where("pair") == ["n1", "n1"]
+
+
 def test_static_sees_past_the_head_of_a_long_queue() -> None:
     world = World("static", check=False).nodes(1, cpu=2).job("long").round()
     for _ in range(600):
@@ -432,3 +449,251 @@ def test_no_plan_takes_more_than_there_is_and_every_unit_is_placed_or_held(
     world.round()
     assert world.ledger.pending() + world.ledger.active() == len(jobs)
     assert not any(isinstance(decision, Place) for decision in world.plan().decisions) or policy == "fifo"
+
+
+# --- devices that are shared, linked or of several models ------------------------------------------------------------
+
+
+def offering(name: str, *models: str, rack: str = "", network: int = 0, cpu: int = 8, latency: int = 0) -> Node:
+    """A node with devices of these models, of 16 GiB each."""
+    devices = tuple(Device(index=index, model=model, memory=16 * 2**30) for index, model in enumerate(models))
+    return msgspec.structs.replace(node(name, cpu=cpu), devices=devices, rack=rack, network=network, latency=latency)
+
+
+def test_a_device_is_shared_up_to_four_fifths() -> None:
+    world = World().join(offering("n1", "a"))
+    for name in "abc":
+        world.job(name, gpu=1, gpu_share=0.4)
+    world.round()
+    assert [world.status(name) for name in "abc"] == ["placed", "placed", "pending"]
+    assert world.codes("c") == ["GPU_BUSY"]
+    assert world.finish("a").round().status("c") == "placed"
+
+
+def test_a_device_is_shared_up_to_its_memory() -> None:
+    world = World().join(offering("n1", "a")).job("a", gpu=1, gpu_share=0.1, gpu_memory="9GiB")
+    world.job("b", gpu=1, gpu_share=0.1, gpu_memory="9GiB").job("c", gpu=1, gpu_share=0.1, gpu_memory="7GiB").round()
+    assert [world.status(name) for name in "abc"] == ["placed", "pending", "placed"]
+
+
+def test_work_goes_to_a_model_that_was_asked_for() -> None:
+    world = World().join(offering("n1", "old", "new")).join(offering("n2", "old", "old"))
+    world.job("a", gpu=1, gpu_model="new").job("b", gpu=1, gpu_model="new").job("c", gpu=2, gpu_model="old").round()
+    assert (world.where("a"), world.task("a")[1].devices) == (["n1"], (1,))
+    assert world.codes("b") == ["GPU_BUSY", "NO_SUCH_DEVICE"]
+    assert world.where("c") == ["n2"]
+
+
+def test_work_goes_to_the_model_where_its_class_ran_faster() -> None:
+    world = World().join(offering("n1", "slow")).join(offering("n2", "fast"))
+    for model, run in (("slow", "40s"), ("fast", "10s")):
+        world.job(f"on-{model}", gpu=1, gpu_model=model, **{"class": "k"}).round().finish(f"on-{model}", run=run)
+    why = world.job("a", gpu=1, **{"class": "k"}).round().unit("a").why
+    assert world.where("a") == ["n2"]
+    assert why is not None
+    assert why.speed == "10.0 s ± 5.0 s by history"
+
+
+def test_a_gang_runs_on_devices_of_one_model_where_it_can() -> None:
+    world = World(throughputs={"k@fast": 2.0, "k@slow": 1.0}).join(offering("n1", "slow", "slow"))
+    world.join(offering("n2", "slow")).join(offering("n3", "fast")).join(offering("n4", "fast"))
+    world.job("two", workers=2, gpu=1, expect="1m", **{"class": "k"}).round()
+    assert sorted(world.where("two")) in (["n1", "n1"], ["n3", "n4"])
+    world.finish_all().job("three", workers=3, gpu=1, expect="1m", **{"class": "k"}).round()
+    assert sorted(world.where("three")) == ["n1", "n1", "n2"]
+    world.finish_all().job("five", workers=5, gpu=1, expect="1m", **{"class": "k"}).round()
+    assert len(world.where("five")) == 5  # on both, where there is no other way
+
+
+# --- gangs close together --------------------------------------------------------------------------------------------
+
+
+def test_a_gang_stays_on_one_node_or_else_in_one_rack() -> None:
+    world = World().join(offering("a1", cpu=2, rack="a")).join(offering("b1", cpu=2, rack="b"))
+    world.join(offering("a2", cpu=2, rack="a")).join(offering("b2", cpu=2, rack="b"))
+    world.job("one", workers=2).round()
+    assert len(set(world.where("one"))) == 1
+    world.job("rack", workers=4).round()
+    other = {"a": "b", "b": "a"}[world.where("one")[0][0]]
+    assert sorted(world.where("rack")) == [f"{other}1", f"{other}1", f"{other}2", f"{other}2"]
+
+
+def test_in_a_rack_the_best_connected_nodes_come_first() -> None:
+    world = World().join(offering("n1", cpu=1, rack="a", network=10**9)).join(offering("n2", cpu=1, rack="a"))
+    world.join(offering("n3", cpu=1, rack="a", network=10**10)).job("two", workers=2).round()
+    assert sorted(world.where("two")) == ["n1", "n3"]
+
+
+def test_network_is_taken_and_given_back() -> None:
+    world = World().join(offering("n1", network=10**9)).job("a", network="700Mbit").job("b", network="400Mbit").round()
+    assert (world.status("a"), world.codes("b")) == ("placed", ["NETWORK_BUSY"])
+    assert world.reasons("b")[0].sentence() == "n1: 300 Mbit/s of network free, 400 Mbit/s needed"
+    assert world.finish("a").round().status("b") == "placed"
+
+
+# --- several artifacts -----------------------------------------------------------------------------------------------
+
+BUILDS: dict[str, Any] = {
+    "cuda": {"run": "./cuda", "resources": {"gpu": 1, "gpu_model": "fast"}},
+    "cpu": {"run": "./cpu", "resources": {"cpu": 4}},
+}
+
+
+def test_the_artifact_that_is_foreseen_to_end_first_is_chosen() -> None:
+    world = World(throughputs={"k@fast": 4.0}).join(offering("n1", "fast"))
+    document = {"artifacts": BUILDS, "class": "k", "expect": "1m"}
+    world.submit({**document, "name": "a"}).submit({**document, "name": "b"}).round()
+    assert [world.unit(name).variant for name in "ab"] == [0, 1]  # the device is taken, so the CPUs do it
+    assert world.submit({**document, "name": "c"}).round().codes("c") == ["GPU_BUSY", "CPU_BUSY"]
+    assert world.finish("a").round().status("c") == "placed"
+    assert world.unit("c").variant == 0
+
+
+def test_an_artifact_that_no_node_could_run_is_passed_over() -> None:
+    world = World().nodes(1, cpu=4).submit({"name": "a", "artifacts": BUILDS}).round()
+    assert world.unit("a").variant == 1
+
+
+# --- nodes to stay away from -----------------------------------------------------------------------------------------
+
+
+def test_a_retry_avoids_the_node_it_failed_on_if_another_will_do() -> None:
+    retry = {"when": ["failed"], "backoff": "0s"}
+    world = World().nodes(2, cpu=1).job("a", retry=retry).round().finish("a", outcome="failed").round()
+    assert world.where("a") == ["n2"]
+    alone = World().nodes(1, cpu=1).job("a", retry=retry).round().finish("a", outcome="failed").round()
+    assert alone.where("a") == ["n1"]
+
+
+def test_a_node_that_keeps_losing_work_comes_last() -> None:
+    world = World().nodes(2, cpu=1)
+    for _ in range(4):
+        world.lose("n1").connect("n1")
+    assert placed(world.job("a")) == {"j1": ["n2"]}
+
+
+# --- hot nodes -------------------------------------------------------------------------------------------------------
+
+BUSY = Load(cpu=950, load1=1500)
+IDLE = Load(cpu=10, load1=10)
+
+
+def heated(world: World, name: str, duration: int) -> World:
+    """Time passes while this node says that it is overloaded, and the others that they are not."""
+    for _ in range(duration):
+        for other in sorted(world.connected):
+            world.hear(other, Beat(load=BUSY if other == name else IDLE))
+        world.after("1s")
+    return world
+
+
+def moves(world: World) -> list[str]:
+    return [event.unit for event in world.log if isinstance(event, Preempted) and event.cause == "move"]
+
+
+def test_a_hot_node_hands_over_its_cheapest_work_and_then_cools_down() -> None:
+    world = World().nodes(1, cpu=4)
+    for name, every in (("dear", "1h"), ("cheap", "5s"), ("other", "1h")):
+        world.job(name, expect="1h", checkpoint=every)
+    world.round().start("dear", "cheap", "other").join(node("n2", cpu=4))
+    heated(world, "n1", 85)  # hot after 30 seconds, and cools for 60
+    assert moves(world) == ["j2.main"]
+    assert (world.where("cheap"), world.where("dear")) == (["n2"], ["n1"])
+    assert moves(heated(world, "n1", 10)) == ["j2.main", "j1.main"]
+
+
+def test_nothing_moves_where_there_is_no_better_place() -> None:
+    world = World().nodes(1, cpu=4).job("a", expect="1h", checkpoint="5s").round().start("a")
+    assert moves(heated(world, "n1", 90)) == []
+
+
+# --- elastic units ---------------------------------------------------------------------------------------------------
+
+
+def test_an_elastic_unit_takes_what_is_left_after_the_others() -> None:
+    world = World().nodes(1, cpu=4).job("wide", workers="1..8").job("next", cpu=2).round()
+    assert (len(world.where("wide")), len(world.where("next"))) == (2, 1)
+
+
+def test_an_elastic_unit_grows_into_idle_room_if_that_pays() -> None:
+    world = World().nodes(1, cpu=2).job("wide", workers="1..4", expect="2h", checkpoint="5s").round()
+    world.start("wide.main[0]", "wide.main[1]").after("61s").join(node("n2", cpu=2)).after("1s")
+    assert len(world.where("wide")) == 4
+    assert [event.cause for event in world.log if isinstance(event, Preempted)] == ["grow"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "wait", "cpus"),
+    [
+        ({"expect": "2h", "checkpoint": "5s"}, "40s", 2),  # it has changed too lately
+        ({"expect": "2h", "checkpoint": "5s"}, "61s", 1),  # two to three: not half as many again
+        ({"expect": "100s", "checkpoint": "10m"}, "61s", 2),  # a minute lost to save less than 20 seconds
+    ],
+)
+def test_an_elastic_unit_stays_as_it_is_where_growing_does_not_pay(
+    fields: dict[str, Any], wait: str, cpus: int
+) -> None:
+    world = World().nodes(1, cpu=2).job("wide", workers="1..4", **fields).round()
+    world.start("wide.main[0]", "wide.main[1]").after(wait).join(node("n2", cpu=cpus)).after("1s")
+    grown = len(world.where("wide"))
+    assert grown == 2 or (cpus == 1 and grown == 3)
+
+
+def test_an_elastic_unit_does_not_grow_while_others_wait() -> None:
+    world = World().nodes(1, cpu=2).job("wide", workers="1..4", expect="2h", checkpoint="5s", preemptible=False).round()
+    world.start("wide.main[0]", "wide.main[1]").after("61s").join(node("n2", cpu=2))
+    assert not any(
+        isinstance(one, Preempt) for one in world.job("large", cpu=2, memory="8GiB").job(cpu=2).plan().decisions
+    )
+
+
+# --- what a plan says holds ------------------------------------------------------------------------------------------
+
+ASKS = st.fixed_dictionaries(
+    {"cpu": st.sampled_from(["0.5", 1, 2])},
+    optional={
+        "gpu": st.integers(0, 2),
+        "gpu_share": st.sampled_from([0.2, 0.4, 0.8]),
+        "gpu_memory": st.sampled_from(["1GiB", "12GiB"]),
+        "gpu_model": st.sampled_from(["a", "b"]),
+        "network": st.sampled_from(["400Mbit"]),
+        "workers": st.sampled_from([2, 3, "1..3", "2..4"]),
+        "priority": st.sampled_from(["urgent", "low"]),
+        "preemptible": st.booleans(),
+        "checkpoint": st.just("1s"),
+        "expect": st.sampled_from(["1s", "1h"]),
+    },
+)
+
+
+@given(
+    policy=st.sampled_from(sorted(POLICIES)),
+    models=st.lists(st.lists(st.sampled_from("ab"), max_size=3), min_size=1, max_size=3),
+    rounds=st.lists(st.lists(ASKS, max_size=4), min_size=1, max_size=3),
+)
+def test_every_decision_of_a_plan_holds_on_the_view_it_was_made_on(
+    policy: str, models: list[list[str]], rounds: list[list[dict[str, Any]]]
+) -> None:
+    world = World(policy)
+    for number, of in enumerate(models):
+        world.join(offering(f"n{number}", *of, cpu=3, network=10**9 if number else 0))
+    for asks in rounds:
+        for fields in asks:
+            with suppress(InputError):
+                world.job(**fields)
+        plan = world.plan()
+        before = len(world.log)
+        world.say(Decided(plan))
+        for decision in plan.decisions:
+            if isinstance(decision, Preempt):
+                unit = world.ledger.unit(decision.unit)
+                assert unit is not None
+                assert unit.spec.preemptible
+        promised = [decision.unit for decision in plan.decisions if isinstance(decision, Place | Preempt)]
+        became = [event.unit for event in world.log[before:] if isinstance(event, Placed | Preempted)]
+        assert [unit for unit in became if unit in promised] == promised
+        for name in list(world.held):
+            world.start(*[attempt.task for attempt in list(world.held[name]) if attempt not in world.started])
+        world.now += 31 * SECOND
+        for name in sorted(world.connected):
+            world.hear(name, Beat())

@@ -1,0 +1,164 @@
+"""How long work runs on a model of device: what is known goes before what is foreseen, with its uncertainty."""
+
+from math import sqrt
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+from msgspec.structs import replace
+
+from poise.model.fleet import DeviceModel
+from poise.model.jobs import Ending, Work
+from poise.model.profiles import DEFAULT_RUN, Estimate, Profile
+from poise.model.resources import Device
+from poise.policy.predict import Speeds, bound
+from poise.testing import World, node
+from poise.units import MINUTE, SECOND
+
+TERA = 10**12
+GIGA = 10**9
+
+CPU = DeviceModel("cpu", "epyc", rates=(("fp32", 4 * TERA),), bandwidth=400 * GIGA)
+FAST = DeviceModel("gpu", "fast", rates=(("fp16", 400 * TERA), ("fp32", 100 * TERA)), bandwidth=3200 * GIGA)
+SLOW = DeviceModel("gpu", "slow", rates=(("fp16", 100 * TERA), ("fp32", 25 * TERA)), bandwidth=800 * GIGA)
+BLANK = DeviceModel("gpu", "blank")
+MODELS = (CPU, FAST, SLOW, BLANK)
+
+
+def seen(run: int, count: int = 1) -> Profile:
+    profile = Profile()
+    for _ in range(count):
+        profile = profile.observe(Ending(outcome="done", run=run))
+    return profile
+
+
+def estimates(
+    *,
+    profiles: dict[str, Profile] | None = None,
+    table: dict[str, float] | None = None,
+    declared: int = 0,
+    work: Work | None = None,
+    precision: str = "",
+    devices: bool = True,
+) -> dict[str, Estimate]:
+    """Of class `k`, by name of the model."""
+    speeds = Speeds(MODELS, profiles or {}, table or {})
+    found = speeds.of("k", precision, declared, work or Work(), devices=devices)
+    return {model.name: estimate for model, estimate in zip(MODELS, found, strict=True)}
+
+
+def test_the_device_that_is_known_to_be_faster_is_chosen() -> None:
+    """The user's view: a class that ran in 10 s on one model and in 40 s on the other goes to the first."""
+    found = estimates(profiles={"k@fast": seen(10 * SECOND), "k@slow": seen(40 * SECOND)})
+    assert found["fast"] == Estimate(10 * SECOND, 5 * SECOND, "history")
+    assert found["slow"] == Estimate(40 * SECOND, 20 * SECOND, "history")
+
+
+# --- what goes first -------------------------------------------------------------------------------------------------
+
+
+def test_where_nothing_is_known_all_are_alike() -> None:
+    assert set(estimates().values()) == {Estimate(DEFAULT_RUN, DEFAULT_RUN, "default")}
+    assert set(estimates(declared=MINUTE).values()) == {Estimate(MINUTE, MINUTE // 2, "declared")}
+    assert set(estimates(profiles={"k": seen(MINUTE)}).values()) == {Estimate(MINUTE, MINUTE // 2, "history")}
+
+
+def test_history_of_a_device_goes_before_its_table_and_its_roofline() -> None:
+    found = estimates(
+        profiles={"k@fast": seen(7 * SECOND)}, table={"k@fast": 1.0, "k@slow": 0.5}, work=Work(flops=TERA), declared=1
+    )
+    assert found["fast"].source == "history"
+    assert found["slow"] == Estimate(14 * SECOND, 14 * SECOND // 4, "throughput table")
+    assert found["blank"].source == "declared"  # it is in no table, and nothing is known of its peak
+
+
+def test_a_table_carries_a_declared_time_over_from_its_fastest() -> None:
+    found = estimates(table={"k@fast": 8.0, "k@slow": 2.0}, declared=MINUTE)
+    assert found["fast"] == Estimate(MINUTE, MINUTE // 4, "throughput table")
+    assert found["slow"] == Estimate(4 * MINUTE, MINUTE, "throughput table")
+
+
+def test_a_table_goes_before_the_roofline() -> None:
+    found = estimates(table={"k@slow": 2.0}, work=Work(flops=100 * TERA), declared=MINUTE)
+    assert (found["slow"].source, found["fast"].source) == ("throughput table", "roofline")
+
+
+# --- the roofline ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("work", "precision", "seconds"),
+    [
+        ({"flops": 400 * TERA}, "fp16", 1.0),
+        ({"flops": 400 * TERA}, "", 4.0),  # a precision that is not said is fp32
+        ({"flops": 400 * TERA}, "fp8", 1.0),  # it has none, and takes fp16
+        ({"bytes": 6400 * GIGA}, "", 2.0),
+        ({"flops": 400 * TERA, "bytes": 6400 * GIGA}, "fp16", 2.0),
+        ({"flops": 1200 * TERA, "bytes": 6400 * GIGA}, "fp16", 3.0),
+        ({}, "fp16", 0.0),
+    ],
+)
+def test_the_bound_is_compute_or_transfer_whichever_is_longer(
+    work: dict[str, Any], precision: str, seconds: float
+) -> None:
+    assert bound(FAST, precision, Work(**work)) == seconds
+    assert bound(BLANK, precision, Work(**work)) == 0
+
+
+def test_a_bound_is_reached_to_a_half_and_is_as_uncertain_as_it_is_long() -> None:
+    found = estimates(work=Work(flops=400 * TERA), precision="fp16")
+    assert found["fast"] == Estimate(2 * SECOND, 2 * SECOND, "roofline")
+    assert found["slow"] == Estimate(8 * SECOND, 8 * SECOND, "roofline")
+    assert found["fast"].most == 6 * SECOND
+
+
+def test_a_measured_run_is_carried_over_by_peak_and_bandwidth() -> None:
+    """Four times the rate and four times the bandwidth: sqrt(4 x 4) times as long."""
+    found = estimates(profiles={"k@fast": seen(10 * SECOND)})
+    assert found["slow"] == Estimate(int(10 * SECOND * sqrt(16)), 40 * SECOND, "roofline")
+    assert found["blank"].source == "default"
+
+
+def test_work_without_devices_is_foreseen_by_processor() -> None:
+    found = estimates(work=Work(flops=4 * TERA), devices=False)
+    assert found["epyc"] == Estimate(2 * SECOND, 2 * SECOND, "roofline")
+    assert {found[name].source for name in ("fast", "slow", "blank")} == {"default"}
+    assert estimates(work=Work(flops=4 * TERA))["epyc"].source == "default"
+
+
+def test_many_runs_are_more_certain_than_one() -> None:
+    once, often = (estimates(profiles={"k@fast": seen(SECOND, count)})["fast"] for count in (1, 30))
+    assert often.deviation < once.deviation / 10
+
+
+def test_a_throughput_table_of_the_settings_decides_where_work_goes() -> None:
+    world = World(throughputs={"k@slow": 1.0, "k@fast": 4.0})
+    for name, model in (("n1", "slow"), ("n2", "fast")):
+        world.join(replace(node(name), devices=(Device(index=0, model=model),)))
+    world.job("a", gpu=1, expect="1m", **{"class": "k"}).round()
+    why = world.unit("a").why
+    assert world.where("a") == ["n2"]
+    assert why is not None
+    assert why.speed == "1m0s ± 15.0 s by throughput table"
+
+
+@given(
+    st.dictionaries(st.sampled_from(["k", "k@fast", "k@slow", "k@epyc"]), st.integers(1, 10**12).map(seen)),
+    st.dictionaries(st.sampled_from(["k@fast", "k@slow", "k@blank"]), st.floats(0.01, 100)),
+    st.integers(0, 10**12),
+    st.builds(Work, flops=st.integers(0, 10**18), bytes=st.integers(0, 10**15)),
+    st.sampled_from(["", "fp16", "fp8", "fp64"]),
+    st.booleans(),
+)
+def test_whatever_is_known_every_estimate_is_a_time(
+    profiles: dict[str, Profile], table: dict[str, float], declared: int, work: Work, precision: str, devices: bool
+) -> None:
+    found = estimates(
+        profiles=profiles, table=table, declared=declared, work=work, precision=precision, devices=devices
+    )
+    for name, estimate in found.items():
+        assert estimate.mean >= 1
+        assert estimate.deviation >= 0
+        measured = (name != "epyc") == devices and f"k@{name}" in profiles
+        assert not measured or estimate.source == "history"
