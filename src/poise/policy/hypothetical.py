@@ -321,6 +321,15 @@ def draft_of(policy: ClusterPolicy, view: Snapshot) -> Draft:
     return Draft(view, {"first": 1.0}, TERMS)
 
 
+def scores(
+    policy: ClusterPolicy, view: Snapshot, candidate: Candidate, shape: Shape, nodes: Iterable[str]
+) -> list[float]:
+    """What each of these nodes scores for one task, in [0, 1], as the policy weighs it."""
+    draft = draft_of(policy, view)
+    rows = np.array([view.fleet.rows[node] for node in nodes], np.int64)
+    return [round(float(score), 4) for score in draft._scores(rows, shape, draft.estimates(candidate, shape))]
+
+
 # --- when it starts --------------------------------------------------------------------------------------------------
 
 
@@ -591,6 +600,7 @@ __all__ = [
     "expected_start",
     "order_of",
     "placed",
+    "scores",
     "starts",
     "with_candidates",
     "with_changed",
