@@ -43,16 +43,16 @@ from poise.model.resources import Shape, Wants
 from poise.model.views import Candidate, Snapshot
 from poise.policy import hypothetical
 from poise.policy.feasible import NAMED, Ability, ability, capacity, never, refusals, usable_devices
-from poise.policy.hypothetical import ClusterPolicy, Forecast
+from poise.policy.hypothetical import LOOKED_AT, ClusterPolicy, Forecast
 from poise.policy.predict import Speeds
-from poise.policy.reclaim import GRACE, cost_of, ends, foreseen, reserve
+from poise.policy.reclaim import GRACE, Reservation, cost_of, ends, foreseen, reserve
 from poise.units import HOUR, format_bytes, format_cpu, format_duration, format_rate
 
 FEW = 8
 """Names, units ahead and ends told where not all are asked for."""
 
 TRIED = 32
-"""Nodes, jobs or kinds of node on which one kind of change is tried, the most promising first."""
+"""Nodes, jobs or kinds of node on which one kind of change is tried, the likeliest first; in large fleets fewer."""
 
 CERTAINLY_HELD = ("RESERVED", "BEHIND", "GANG_INCOMPLETE", "PREEMPTING", "PARTITION_BUSY")
 """Reasons of a policy against nodes that have room."""
@@ -100,6 +100,8 @@ def _waiting(
         held = (Reason(code="BACKOFF", need=format_duration(alike.not_before - view.now)), *held)
     ahead, first = _before(policy, view, ordered, alike, everything)
     going = hypothetical.placed(plan, candidate.unit)
+    soonest = None if going else _soonest(policy, later, candidate)
+    forecast = hypothetical.expected_start(policy, view, candidate, ahead=alike.unseen)
     return Waiting(
         count=len(alike.units),
         named=_some(alike.units, everything),
@@ -109,8 +111,8 @@ def _waiting(
         ahead=ahead,
         first=first,
         refusing=() if going else tuple(_refusing(later.fleet, candidate, held, everything)),
-        frees=() if going else tuple(_frees(policy, later, candidate, everything)),
-        start=_start(hypothetical.expected_start(policy, view, candidate, ahead=alike.unseen), view, alike.not_before),
+        frees=() if going else _frees(later, soonest, everything),
+        start=_start(forecast, view, alike.not_before, soonest),
         prediction=_prediction(view, candidate),
     )
 
@@ -139,12 +141,15 @@ def _before(
     return place + alike.unseen, tuple(Ahead(other.unit, words(other, view.now)) for other in first)
 
 
-def _start(found: Forecast, view: Snapshot, not_before: int) -> Start:
+def _start(found: Forecast, view: Snapshot, not_before: int, soonest: Reservation | None) -> Start:
+    """Where nothing is foreseen: not before there is room for it if nobody else takes any."""
+
     def from_now(at: int | None) -> int | None:
         return None if at is None else max(at, not_before) - view.now
 
+    bound = soonest.at if soonest is not None and found.likely is None else found.earliest
     return Start(
-        earliest=from_now(found.earliest),
+        earliest=from_now(bound),
         likely=from_now(found.likely),
         latest=from_now(found.latest),
         why=found.why,
@@ -152,8 +157,8 @@ def _start(found: Forecast, view: Snapshot, not_before: int) -> Start:
     )
 
 
-def _frees(policy: ClusterPolicy, view: Snapshot, candidate: Candidate, everything: bool) -> list[Freeing]:
-    """What has to end where there is room first, if nobody else takes it: the soonest first."""
+def _soonest(policy: ClusterPolicy, view: Snapshot, candidate: Candidate) -> Reservation | None:
+    """Where and when there is room first, if nobody else takes it; None where there never is."""
     draft = hypothetical.draft_of(policy, view)
     needed = candidate.least or candidate.tasks
     found = [
@@ -161,9 +166,13 @@ def _frees(policy: ClusterPolicy, view: Snapshot, candidate: Candidate, everythi
         for shape in (candidate.shape, *candidate.others)
         if (reservation := reserve(candidate, shape, draft, needed)) is not None
     ]
-    if not found:
-        return []
-    soonest = min(found, key=_at)
+    return min(found, key=_at, default=None)
+
+
+def _frees(view: Snapshot, soonest: Reservation | None, everything: bool) -> tuple[Freeing, ...]:
+    """What has to end for that: the first to end first."""
+    if soonest is None:
+        return ()
     nodes: dict[str, list[str]] = {}
     first: dict[str, Resident] = {}
     for row in soonest.rows:
@@ -183,7 +192,7 @@ def _frees(policy: ClusterPolicy, view: Snapshot, candidate: Candidate, everythi
         overrun = _has_overrun(estimate, elapsed) and not resident.stopping
         freeing.append(Freeing(unit=unit, nodes=tuple(dict.fromkeys(nodes[unit])), left=left, overrun=overrun))
     freeing.sort(key=lambda of: (of.left.mean, of.unit))
-    return freeing if everything else freeing[:FEW]
+    return tuple(freeing if everything else freeing[:FEW])
 
 
 def _going(view: Snapshot, running: Active) -> Going:
@@ -613,12 +622,13 @@ class _Search:
         self._policy, self._view, self._job, self._candidate = policy, view, job, candidate
         self._shape = candidate.shape
         self._needed = candidate.least or candidate.tasks
+        self._tries = max(FEW, min(TRIED, LOOKED_AT // max(1, len(view.fleet) + len(view.candidates))))
 
     def open_nodes(self) -> Iterator[Suggestion]:
         """A drained node that is opened."""
         fleet, able = self._view.fleet, ability(self._view.fleet, self._shape)
         could = [row for row in np.flatnonzero(fleet.closed == DRAINED).tolist() if able.room[fleet.kind[row]]]
-        for row in could[:TRIED]:
+        for row in could[: self._tries]:
             name = fleet.names[row]
             command = f"poise drain --undo {name}"
             found = self._try(hypothetical.with_drain(self._view, name, on=False), "open", f"open {name}", 0.0, command)
@@ -694,7 +704,7 @@ class _Search:
             if need:
                 free = fleet.free[resource, rows]
                 gives_up += np.where(free > 0, np.maximum(0.0, 1 - free / need), np.inf)
-        for place in np.argsort(gives_up, kind="stable")[:TRIED].tolist():
+        for place in np.argsort(gives_up, kind="stable")[: self._tries].tolist():
             size, row = float(gives_up[place]), int(rows[place])
             if not np.isfinite(size):
                 return
@@ -738,7 +748,7 @@ class _Search:
             for job, units in jobs.items()
             if job != self._job
         )
-        for cost, job in costs[:TRIED]:
+        for cost, job in costs[: self._tries]:
             changed = hypothetical.without(self._view, list(jobs[job]))
             found = self._try(changed, "end", f"{job} ends", cost, f"poise cancel {job}")
             if found is not None:
@@ -749,7 +759,7 @@ class _Search:
         """One more node like one that is there: the smallest kind that helps."""
         fleet = self._view.fleet
         kinds = sorted((tuple(int(of) for of in fleet.total[:, row]), row) for row in fleet.likes)
-        for _, row in kinds[:TRIED]:
+        for _, row in kinds[: self._tries]:
             like = fleet.nodes[row]
             name = f"{like.name}+"
             changed = hypothetical.with_node(self._view, msgspec.structs.replace(like, name=name, incarnation=""))
@@ -862,9 +872,8 @@ def _some(names: Iterable[str], everything: bool) -> tuple[str, ...]:
     return tuple(names if everything else islice(names, FEW))
 
 
-def _at(reservation: Any) -> int:
-    at: int = reservation.at
-    return at
+def _at(reservation: Reservation) -> int:
+    return reservation.at
 
 
 def _size(suggestion: Suggestion) -> float:
