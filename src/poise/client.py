@@ -22,10 +22,23 @@ from poise.drivers import sockets
 from poise.drivers.lock import is_held
 from poise.drivers.security import read_token
 from poise.errors import ErrorRecord, Fault, PoiseError, SpecError, Unreachable, from_record
-from poise.model.reports import JobReport, LogEnd, LogLine, NodeReport, StatusReport
+from poise.model.reports import (
+    Explanation,
+    JobReport,
+    LogEnd,
+    LogLine,
+    NodeReport,
+    PlanReport,
+    StatusReport,
+    UnblockReport,
+    WhyNot,
+)
 
 T = TypeVar("T")
 PATIENCE = 15.0
+
+THOUGHT = 60.0
+"""Seconds that an answer may take for which the policy decides again and again."""
 
 
 class _Error(msgspec.Struct):
@@ -76,13 +89,20 @@ class Client:
     # --- calls -------------------------------------------------------------------------------------------------------
 
     def submit(
-        self, spec: dict[str, Any], *, key: str = "", user: str = "", say: Callable[[str], None] | None = None
+        self,
+        spec: dict[str, Any],
+        *,
+        key: str = "",
+        user: str = "",
+        say: Callable[[str], None] | None = None,
+        if_revision: int | None = None,
     ) -> str:
         """Submit a job; its id comes back once it is durable. `say` is told what is to be known of it: that it may be
-        late, for one.
+        late, for one. With `if_revision` it is refused (`Conflict`) once the world has moved on from that revision.
         """
         body = {"spec": spec, "key": key or secrets.token_hex(8), "user": user}
-        accepted = self._call("POST", "/v1/jobs", Receipt, body)
+        condition = "" if if_revision is None else f"?if_revision={if_revision}"
+        accepted = self._call("POST", f"/v1/jobs{condition}", Receipt, body)
         if say is not None and accepted.note:
             say(accepted.note)
         return accepted.job
@@ -93,6 +113,25 @@ class Client:
     def job(self, name: str, *, wait: float = 0.0) -> JobReport:
         """One job by id or name; with `wait`, once it is over or the seconds have passed."""
         return self._call("GET", f"/v1/jobs/{_quoted(name)}?wait={wait:g}", JobReport, timeout=wait + PATIENCE)
+
+    def explain(self, name: str, *, everything: bool = False) -> Explanation:
+        """Why a job waits and what frees it, why it is where it is, or what happened to it."""
+        path = f"/v1/jobs/{_quoted(name)}/explanation?all={str(everything).lower()}"
+        return self._call("GET", path, Explanation, timeout=THOUGHT)
+
+    def why_not(self, name: str, node: str) -> WhyNot:
+        """Every reason against a node for a job; or how it scores there."""
+        path = f"/v1/jobs/{_quoted(name)}/why-not/{_quoted(node)}"
+        return self._call("GET", path, WhyNot, timeout=THOUGHT)
+
+    def unblock(self, name: str) -> UnblockReport:
+        """The smallest changes that let a waiting job start now."""
+        return self._call("GET", f"/v1/jobs/{_quoted(name)}/unblock", UnblockReport, timeout=THOUGHT)
+
+    def plan(self, spec: dict[str, Any], *, user: str = "", everything: bool = False) -> PlanReport:
+        """What would happen if a job were submitted now. Nothing changes."""
+        path = f"/v1/plan?all={str(everything).lower()}"
+        return self._call("POST", path, PlanReport, {"spec": spec, "user": user}, timeout=THOUGHT)
 
     def wait(self, name: str, timeout: float | None = None) -> JobReport:
         """Wait until a job is over, or the time is up; the report says which."""

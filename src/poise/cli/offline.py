@@ -1,16 +1,24 @@
 """Answers without a running control plane: the same reports, made from the log as it lies on disk."""
 
+import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from poise.config import Home
 from poise.drivers.devices import probe_node
 from poise.drivers.security import ensure_home
 from poise.drivers.sqlite import LogReader
 from poise.errors import NotFound
-from poise.kernel.explain import job_report, node_report
+from poise.kernel.explain import job_report, node_report, question
 from poise.kernel.ledger import JobState, Ledger, NodeState
-from poise.model.events import Event, decode_event
-from poise.model.reports import JobReport, LogLine, NodeReport
+from poise.model.events import Event, NodeJoined, decode_event
+from poise.model.reports import Explanation, JobReport, LogLine, NodeReport, PlanReport, UnblockReport, WhyNot
+
+if TYPE_CHECKING:
+    from poise.kernel.controller import Controller
+    from poise.kernel.explain import Question
+    from poise.model.views import Snapshot
+    from poise.policy.suites import ClusterPolicy
 
 
 def load(home: Home) -> Ledger:
@@ -52,6 +60,61 @@ def nodes(home: Home) -> list[NodeReport]:
     ensure_home(home)  # an identity for this machine is kept there
     states = list(ledger.nodes.values()) or [NodeState(node=probe_node("this machine", home.node))]
     return [node_report(state) for state in states]
+
+
+def explain(home: Home, name: str, *, everything: bool) -> Explanation:
+    """What a control plane would say of a job if it began now with this log."""
+    from poise.kernel import whatif
+
+    policy, controller = _resumed(load(home))
+    view, asked = _asked(controller, name, everything=everything)
+    return whatif.explain(policy, view, asked, everything=everything)
+
+
+def why_not(home: Home, name: str, node: str) -> WhyNot:
+    from poise.kernel import whatif
+
+    policy, controller = _resumed(load(home))
+    view, asked = _asked(controller, name)
+    return whatif.why_not(policy, view, asked, node)
+
+
+def unblock(home: Home, name: str) -> UnblockReport:
+    from poise.kernel import whatif
+
+    policy, controller = _resumed(load(home))
+    view, asked = _asked(controller, name)
+    return whatif.unblock(policy, view, asked)
+
+
+def plan(home: Home, spec: dict[str, Any], *, user: str, everything: bool) -> PlanReport:
+    """On the nodes that the log knows, or else on this machine as it would join."""
+    from poise.kernel import whatif
+
+    ledger = load(home)
+    if not ledger.nodes:
+        ensure_home(home)  # an identity for this machine is kept there
+        ledger.apply(NodeJoined(at=max(1, ledger.now), node=probe_node("this machine", home.node)))
+    policy, controller = _resumed(ledger)
+    compiled = controller.prepare(spec, time.time())
+    proposal = whatif.propose(ledger, controller.would_submit(compiled, user), ledger.now)
+    view = controller.snapshot(ledger.now)
+    return whatif.plan(policy, view, proposal, note=compiled.note, everything=everything)
+
+
+def _resumed(ledger: Ledger) -> "tuple[ClusterPolicy, Controller]":
+    """The policy that was in charge last, and a control plane that has not begun."""
+    from poise.kernel.controller import Controller, Settings
+    from poise.policy.suites import policy_named
+
+    settings = Settings(policy=ledger.policy) if ledger.policy else Settings()
+    return policy_named(settings.policy), Controller(ledger, settings)
+
+
+def _asked(controller: "Controller", name: str, *, everything: bool = False) -> "tuple[Snapshot, Question]":
+    ledger = controller.ledger
+    view = controller.snapshot(ledger.now)
+    return view, question(ledger, find(ledger, name), view, everything=everything)
 
 
 def logs(home: Home, name: str, task: str) -> Iterator[LogLine]:

@@ -15,30 +15,40 @@ from poise.errors import SpecError
 
 @click.command(context_settings={"allow_interspersed_args": True})
 @asking
+@click.option(
+    "--if-revision",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Only if nothing has happened since revision N, which `poise plan` told.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("source", nargs=-1, required=True, metavar="FILE.yaml | -- COMMAND...")
-def submit(source: tuple[str, ...], as_json: bool, **flags: Any) -> int:
+def submit(source: tuple[str, ...], if_revision: int | None, as_json: bool, **flags: Any) -> int:
     """Submit a job or graph from FILE.yaml, or a command after `--`, print its id, and return.
 
     Only what is declared reaches the command: an environment variable with the value `null` is taken from here. Paths
     are relative to the file's folder. Flags override the file.
     """
-    environ = dict(os.environ)
-    own = asked(flags, environ)
-    if len(source) == 1 and source[0].endswith((".yaml", ".yml")):
-        spec = read_spec(Path(source[0]), environ)
-        spec = spec | own | {"env": spec.get("env", {}) | own.get("env", {})}
-    else:
-        if len(source) == 1 and Path(source[0]).is_file() and not os.access(source[0], os.X_OK):
-            raise SpecError("a file to submit ends in .yaml", field=source[0], hint=f"`poise submit {source[0]}.yaml`")
-        spec = own | {"run": list(source), "folder": str(Path.cwd())}
-    job = connected(current_home()).submit(spec, user=user_name(), say=tell)
+    spec = asked_for(source, flags)
+    job = connected(current_home()).submit(spec, user=user_name(), say=tell, if_revision=if_revision)
     if as_json:
         print_json({"job": job})
     else:
         click.echo(job)
         say(f"poise: `poise show {job}` tells how it goes, `poise logs -f {job}` what it writes")
     return 0
+
+
+def asked_for(source: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
+    """The job that a file or a command, and flags, ask for."""
+    environ = dict(os.environ)
+    own = asked(flags, environ)
+    if len(source) == 1 and source[0].endswith((".yaml", ".yml")):
+        spec = read_spec(Path(source[0]), environ)
+        return spec | own | {"env": spec.get("env", {}) | own.get("env", {})}
+    if len(source) == 1 and Path(source[0]).is_file() and not os.access(source[0], os.X_OK):
+        raise SpecError("a file to submit ends in .yaml", field=source[0], hint=f"`poise submit {source[0]}.yaml`")
+    return own | {"run": list(source), "folder": str(Path.cwd())}
 
 
 def read_spec(path: Path, environ: dict[str, str]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from litestar import Litestar, Request, Response, get, post
@@ -23,10 +23,21 @@ from poise.control.plane import Plane
 from poise.drivers.joblogs import follow_job
 from poise.errors import ErrorRecord, NotFound, PoiseError
 from poise.kernel import controller as machine
-from poise.kernel.explain import job_report, node_report
+from poise.kernel import whatif
+from poise.kernel.explain import Question, job_report, node_report, question
 from poise.kernel.ledger import JobState, Ledger
-from poise.model.events import Held, Placed, PolicyFailed
-from poise.model.reports import JobReport, NodeReport, StatusReport
+from poise.model.events import Held, NodeLevelled, Placed, PolicyFailed, Preempted, Triggered
+from poise.model.reports import (
+    Explanation,
+    JobReport,
+    NodeReport,
+    PlanReport,
+    StatusReport,
+    UnblockReport,
+    WhyNot,
+)
+from poise.model.views import Snapshot
+from poise.policy.suites import policy_named
 
 MAX_WAIT = 60.0
 """Seconds that one request may wait for a job; clients ask again."""
@@ -40,8 +51,12 @@ Revision = Annotated[int, Parameter(le=MAX_REVISION)]
 WHOLE = b": whole\n\n"
 """Ends a stream of events that was not to be followed; without it, it was cut off."""
 
+DECISIONS = Placed | Held | Preempted | NodeLevelled | Triggered | PolicyFailed
+"""What was decided, and what made it be: events of a stream of decisions."""
+
 EVENT_PAGE = 1000
 KEEP_ALIVE = 15.0
+Answered = TypeVar("Answered")
 
 
 _log = logging.getLogger("poise.control")
@@ -68,6 +83,19 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime) -> App:
             raise NotFound(f"there is no job `{name}`", field="job", have=name, hint="`poise ls --all` lists the jobs")
         return ledger, job
 
+    policy = policy_named(plane.controller.settings.policy)
+    deciding = asyncio.Lock()
+
+    async def thought_about(answer: Callable[[], Answered]) -> Answered:
+        """What has to be decided to be known, one at a time, beside the loop."""
+        async with deciding:
+            return await asyncio.to_thread(answer)
+
+    async def asked_about(name: str, everything: bool = False) -> tuple[Snapshot, Question]:
+        ledger, found = await settled_job(name)
+        view = plane.controller.snapshot(plane.clock.now())
+        return view, question(ledger, found, view, everything=everything)
+
     @get("/healthz", summary="Whether the control plane is ready", security=[])
     async def health() -> dict[str, bool]:
         return {"ready": True, "accepting": plane.controller.accepting}
@@ -88,9 +116,9 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime) -> App:
         )
 
     @post("/v1/jobs", summary="Submit a job (or, as application/x-ndjson, a stream of them)", status_code=201)
-    async def submit(data: Submission) -> Submitted:
+    async def submit(data: Submission, if_revision: Revision | None = None) -> Submitted:
         compiled = plane.controller.prepare(data.spec, plane.clock.wall())
-        job = await plane.request(lambda request: machine.Submit(request, compiled, data.key, data.user))
+        job = await plane.request(lambda request: machine.Submit(request, compiled, data.key, data.user, if_revision))
         return Submitted(job, compiled.note)
 
     @get("/v1/jobs", summary="Jobs: the unfinished ones and the latest finished ones, or all")
@@ -115,6 +143,32 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime) -> App:
     )
     async def cancel(name: str) -> Submitted:
         return Submitted(await plane.request(lambda request: machine.Cancel(request, name, "user")))
+
+    @get("/v1/jobs/{name:str}/explanation", summary="Why a job waits and what frees it, or why it is where it is")
+    async def explanation(name: str, everything: Annotated[bool, Parameter(query="all")] = False) -> Explanation:
+        view, asked = await asked_about(name, everything)
+        return await thought_about(lambda: whatif.explain(policy, view, asked, everything=everything))
+
+    @get("/v1/jobs/{name:str}/why-not/{node:str}", summary="Every reason against a node for a job")
+    async def why_not(name: str, node: str) -> WhyNot:
+        view, asked = await asked_about(name)
+        return await thought_about(lambda: whatif.why_not(policy, view, asked, node))
+
+    @get("/v1/jobs/{name:str}/unblock", summary="The smallest changes that let a waiting job start now")
+    async def unblock(name: str) -> UnblockReport:
+        view, asked = await asked_about(name)
+        return await thought_about(lambda: whatif.unblock(policy, view, asked))
+
+    @post("/v1/plan", summary="What would happen if a job were submitted now; nothing changes", status_code=200)
+    async def plan(data: Submission, everything: Annotated[bool, Parameter(query="all")] = False) -> PlanReport:
+        ledger = await plane.settled()
+        now = plane.clock.now()
+        compiled = plane.controller.prepare(data.spec, plane.clock.wall())
+        proposal = whatif.propose(ledger, plane.controller.would_submit(compiled, data.user), now)
+        view = plane.controller.snapshot(now)
+        return await thought_about(
+            lambda: whatif.plan(policy, view, proposal, note=compiled.note, everything=everything)
+        )
 
     @get("/v1/jobs/{name:str}/logs", summary="What a job wrote, as lines of JSON; `follow` until it is over")
     async def logs(name: str, follow: bool = False, task: str = "") -> Stream:
@@ -154,7 +208,24 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime) -> App:
     answers: dict[Any, Any] = {PoiseError: _on_poise_error, HTTPException: _on_http_error, Exception: _on_any_error}
     answers |= dict.fromkeys(UNREADABLE, _on_unreadable)
     rest = Litestar(
-        route_handlers=[health, status, submit, jobs, job, cancel, logs, nodes, drain, events, shutdown, stay],
+        route_handlers=[
+            health,
+            status,
+            submit,
+            jobs,
+            job,
+            explanation,
+            why_not,
+            unblock,
+            plan,
+            cancel,
+            logs,
+            nodes,
+            drain,
+            events,
+            shutdown,
+            stay,
+        ],
         exception_handlers=answers,
         openapi_config=OpenAPIConfig(
             title="Poise",
@@ -201,7 +272,7 @@ async def _event_stream(plane: Plane, after: int, decisions: bool, follow: bool)
             chunks = []
             for revision, event in page:
                 position = revision
-                if not decisions or isinstance(event, Placed | Held | PolicyFailed):
+                if not decisions or isinstance(event, DECISIONS):
                     chunks.append(
                         b"id: %d\ndata: %s\n\n" % (revision, msgspec.json.encode(LoggedEvent(revision, event)))
                     )

@@ -41,7 +41,7 @@ from poise.model.events import (
     Triggered,
 )
 from poise.model.fleet import CPU, DEVICES, model_of
-from poise.model.jobs import Ending, Unit
+from poise.model.jobs import Ending, Job, Unit
 from poise.model.load import Load
 from poise.model.messages import (
     Acked,
@@ -90,12 +90,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submit(msgspec.Struct, frozen=True):
-    """Answered with the job's id once it is durable. `key` makes a repeated submission harmless."""
+    """Answered with the job's id once it is durable. `key` makes a repeated submission harmless; with `if_revision` it
+    is refused unless the ledger is of that revision: as it was when somebody looked at a plan.
+    """
 
     request: int
     compiled: Compiled
     key: str = ""
     user: str = ""
+    if_revision: int | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True):
@@ -359,7 +362,20 @@ class Controller:
         existing = self.ledger.submitted_under(message.key) if message.key else None
         if existing is not None:
             return existing
-        compiled = message.compiled
+        if message.if_revision is not None and message.if_revision != self.ledger.revision:
+            raise Conflict(
+                "the world has moved on since it was planned",
+                field="if_revision",
+                need=f"revision {message.if_revision}",
+                have=f"revision {self.ledger.revision}",
+                hint="`poise plan` again, and submit with the revision that it tells",
+            )
+        job = self.would_submit(message.compiled, message.user)
+        self._commit(JobSubmitted(at=now, job=job, key=message.key))
+        return job.id
+
+    def would_submit(self, compiled: Compiled, user: str = "") -> Job:
+        """The job that a submission would make now. Raises what it would be refused with; nothing changes."""
         unfinished = self.ledger.unfinished_units()
         if unfinished + len(compiled.units) > MAX_UNFINISHED:
             raise Busy("too much is waiting already", need=f"at most {MAX_UNFINISHED} units", have=str(unfinished))
@@ -375,9 +391,7 @@ class Controller:
         after = tuple(self._job(name, "after").id for name in compiled.after)
         for unit in compiled.units:
             self._check_fits(unit)
-        job_id = self.ledger.next_job_id()
-        self._commit(JobSubmitted(at=now, job=compiled.job(job_id, after, message.user), key=message.key))
-        return job_id
+        return compiled.job(self.ledger.next_job_id(), after, user)
 
     def _check_fits(self, unit: Unit) -> None:
         """Refuse what no node here could ever run, saying which comes closest."""

@@ -1,5 +1,12 @@
 """Reports made from the ledger: what happened to a job, and every reason why it waits. Pure: the caller only draws
-them."""
+them.
+
+What has to be decided to be known (`poise explain`) is answered by `kernel/whatif.py`, from a view and a `Question`:
+all that it needs of the ledger, so that it may be answered while the ledger goes on.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,12 +21,16 @@ from poise.kernel.ledger import (
     job_status,
 )
 from poise.model import graph
-from poise.model.decisions import Reason
+from poise.model.decisions import Reason, Why
 from poise.model.jobs import Ending
 from poise.model.load import LEVELS, Load
-from poise.model.reports import AttemptReport, JobReport, NodeReport, TaskReport, report_of
+from poise.model.reports import AttemptReport, JobReport, NodeReport, TaskReport, Told, report_of
 from poise.model.resources import WHOLE
-from poise.units import format_duration
+from poise.model.views import Candidate, Snapshot
+from poise.units import format_bytes, format_duration
+
+SOME = 8
+"""Groups of units, running units and events that are told of a job when not all are asked for."""
 
 
 def job_report(ledger: Ledger, job: JobState, now: int, *, tasks: bool) -> JobReport:
@@ -156,6 +167,95 @@ def critical_path(job: JobState) -> tuple[str, ...]:
     return tuple(graph.critical_path(needs, {unit.spec.name: unit.expected for unit in job.units}))
 
 
+class Alike(NamedTuple):
+    """Units of a job that wait and ask for the same: the ids of all, and the first of them as a policy would see it.
+
+    Before `not_before` (an instant, 0: none) it is not tried again; `unseen` units of the queue come before it and are
+    not shown in the view.
+    """
+
+    units: tuple[str, ...]
+    candidate: Candidate
+    not_before: int
+    unseen: int
+
+
+class After(NamedTuple):
+    """Units that wait for others of their job, or for other jobs, and for what."""
+
+    units: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+
+
+class Active(NamedTuple):
+    """A unit that holds room."""
+
+    candidate: Candidate
+    status: str
+    nodes: tuple[str, ...]
+    elapsed: int
+    why: Why | None
+    reasons: tuple[Reason, ...]
+    variant: int
+
+
+class Question(NamedTuple):
+    """What is asked of a job, and all that the ledger knows of it."""
+
+    job: str
+    name: str
+    status: str
+    pending: tuple[Alike, ...]
+    waiting: tuple[After, ...]
+    active: tuple[Active, ...]
+    story: tuple[Told, ...]
+    left_out: int
+
+
+def question(ledger: Ledger, job: JobState, view: Snapshot, *, everything: bool = False) -> Question:
+    """All that is to be known of a job to explain it on this view of the ledger."""
+    most = len(job.units) if everything else SOME
+    alike: dict[object, list[UnitState]] = {}
+    for unit in job.units:
+        if unit.status == "pending":
+            spec = unit.spec
+            shapes = (spec.shape, *(variant.shape for variant in spec.variants))
+            alike.setdefault((spec.priority, len(spec.tasks), spec.least, *shapes), []).append(unit)
+    active = [unit for unit in job.units if unit.status == "active"]
+    happened = story(ledger, job, most)
+    told = happened if everything else happened[:1] + happened[1:][-3 * SOME :]
+    left_out = len(alike) + len(active) - min(len(alike), most) - min(len(active), most)
+    return Question(
+        job=job.id,
+        name=job.name,
+        status=job_status(job),
+        pending=tuple(_alike(ledger, job, units, view) for units in list(alike.values())[:most]),
+        waiting=tuple(_waiting(ledger, job, view.now)),
+        active=tuple(_active(ledger, job, unit, view.now) for unit in active[:most]),
+        story=tuple(told),
+        left_out=left_out + len(happened) - len(told),
+    )
+
+
+def story(ledger: Ledger, job: JobState, units: int) -> list[Told]:
+    """What has happened to a job so far, in order; of its units those that failed first, and so many in all."""
+    happened: list[tuple[int, str]] = [(job.submitted, f"submitted{f' by {job.user}' if job.user else ''}")]
+    begun = [unit for unit in job.units if unit.epoch or unit.over]
+    begun.sort(key=_failed_first)
+    for unit in begun[:units]:
+        happened += _life(ledger, job, unit)
+    if job.ended:
+        code = exit_code(job)
+        happened.append(
+            (
+                job.ended,
+                f"over: {job_status(job)}, exit code {code}, {format_duration(job.ended - job.submitted)} in all",
+            )
+        )
+    happened.sort(key=_instant)
+    return [Told(ledger.wall(at), text) for at, text in happened]
+
+
 def node_report(state: NodeState, load: Load | None = None) -> NodeReport:
     """One node with what is taken on it; `load` is what it last said of how busy it is."""
     held = {device.index: state.devices.get(device_key(device.index), "") for device in state.node.devices}
@@ -186,6 +286,105 @@ def exit_code(job: JobState) -> int | None:
     if job_status(job) == "done":
         return 0
     return 130 if job.cancelled_by else 125
+
+
+def _alike(ledger: Ledger, job: JobState, units: list[UnitState], view: Snapshot) -> Alike:
+    first = min(units, key=_place_in_queue)
+    queue = first.queue
+    mine = _place_in_queue(first)
+    shown = [candidate for candidate in view.candidates if candidate.queue == queue]
+    unseen = 0
+    if all(candidate.unit != first.id for candidate in shown):
+        others = ledger.jobs.values() if queue.endswith("/") else (job,)  # a queue of its own ends with the job's id
+        before = sum(
+            unit.status == "pending" and unit.queue == queue and _place_in_queue(unit) < mine
+            for other in others
+            if not other.ended
+            for unit in other.units
+        )
+        unseen = max(0, before - len(shown))
+    not_before = first.not_before if first.not_before > view.now else 0
+    return Alike(tuple(unit.id for unit in units), ledger._candidate(first), not_before, unseen)
+
+
+def _waiting(ledger: Ledger, job: JobState, now: int) -> list[After]:
+    """What waits for other units, as one: for those of them that could run or do; and for other jobs."""
+    waiting = [unit for unit in job.units if unit.status == "waiting"]
+    if not waiting:
+        return []
+    by_name = {unit.spec.name: unit for unit in job.units}
+    needed = dict.fromkeys(need for unit in waiting for need in unit.spec.needs)
+    found = [
+        Reason(code="NEEDS", need=need, wakes="finished")
+        for need in needed
+        if by_name[need].status in ("pending", "active")
+    ]
+    found += [reason for reason in reasons(ledger, job, waiting[0], now) if reason.code == "AFTER"]
+    return [After(tuple(unit.id for unit in waiting), tuple(found))]
+
+
+def _active(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> Active:
+    holding = [task for task in unit.tasks if task.active]
+    started = min((task.started for task in holding if task.started), default=0)
+    return Active(
+        candidate=ledger._candidate(unit),
+        status=task_status(unit, holding[0]) if holding else unit.status,
+        nodes=tuple(dict.fromkeys(task.node for task in holding)),
+        elapsed=now - started if started else 0,
+        why=unit.why,
+        reasons=tuple(reasons(ledger, job, unit, now)),
+        variant=unit.variant,
+    )
+
+
+def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int, str]]:
+    """A unit's attempts and its end; a gang's members are told apart where their attempts were."""
+    for task, spec in zip(unit.tasks, unit.spec.tasks, strict=True):
+        for past in task.past:
+            where = f"attempt {past.epoch} of {spec.name} on {past.node}"
+            yield past.at, f"{where} {_how_it_ended(past.ending)}, {format_duration(past.ending.run)} in"
+    if unit.epoch:
+        nodes = ", ".join(dict.fromkeys(task.node for task in unit.tasks if task.node))
+        times = "once" if unit.preempted == 1 else f"{unit.preempted} times"
+        yielded = f", having yielded {times}" if unit.preempted else ""
+        behind = " behind its like" if unit.queued else ""
+        why = f": {sentence}" if unit.why is not None and (sentence := unit.why.sentence()) else ""
+        yield unit.placed, f"attempt {unit.epoch} of {unit.spec.name} placed on {nodes}{behind}{yielded}{why}"
+    if unit.status in ("cancelled", "skipped"):
+        because = "; ".join(reason.sentence() for reason in reasons(ledger, job, unit, unit.ended))
+        yield unit.ended, f"{unit.spec.name} {unit.status}{f': {because}' if because else ''}"
+    elif unit.over:
+        ending = deciding_ending(unit)
+        peak = f", at most {format_bytes(ending.peak)} of memory" if ending.peak else ""
+        yield unit.ended, f"{unit.spec.name} {_how_it_ended(ending)}, {format_duration(ending.run)} in{peak}"
+
+
+def _how_it_ended(ending: Ending) -> str:
+    words = {
+        "done": "was done",
+        "failed": f"failed with exit code {ending.code}",
+        "killed": "was killed",
+        "signal": f"ended by signal {ending.signal}",
+        "oom": f"ran out of memory ({format_bytes(ending.peak)} of {format_bytes(ending.limit)})",
+        "lost": "was lost",
+        "stopped": "was stopped",
+        "returned": "was handed back unstarted",
+        "unstartable": "could not be started",
+    }[ending.outcome]
+    return f"{words} ({ending.note})" if ending.note else words
+
+
+def _failed_first(unit: UnitState) -> tuple[bool, int]:
+    return (unit.status != "failed", unit.ordinal)
+
+
+def _instant(happened: tuple[int, str]) -> int:
+    return happened[0]
+
+
+def _place_in_queue(unit: UnitState) -> tuple[int, int]:
+    """Units of a queue are shown in this order: by arrival, or a graph's longest path first."""
+    return (0 if unit.queue.endswith("/") else -unit.tail, unit.ordinal)
 
 
 def _exit_code(ending: Ending) -> int:

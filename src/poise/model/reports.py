@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from poise.model.catalogue import per_watt
+from poise.model.decisions import Reason, Spot, Why
 from poise.model.load import Load
 from poise.model.resources import Link, Node
 
@@ -200,3 +201,202 @@ class LogEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
 
 
 LogLine = LogPiece | LogEnd
+
+
+# --- explanations: durations are nanoseconds from now, `revision` is that of the view on which was decided ---------
+
+
+class Foreseen(msgspec.Struct, frozen=True, kw_only=True):
+    """A foreseen amount, its mean deviation, and where it comes from, as in `Estimate`."""
+
+    mean: int
+    deviation: int
+    source: str
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a task is foreseen to take: its run time in nanoseconds by model of device (or of processor) that could run
+    it; memory in bytes, CPU in milli-CPU and device use in thousandths where `runs` finished runs of its class told.
+    """
+
+    run: dict[str, Foreseen]
+    runs: int = 0
+    memory: Foreseen | None = None
+    cpu: Foreseen | None = None
+    device: Foreseen | None = None
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When a unit is expected to start: if runs are a mean deviation shorter than foreseen, as foreseen, or two longer.
+    None where that is not foreseeable, and `why`; `guesses` names units before it of which nothing is known.
+    """
+
+    earliest: int | None = None
+    likely: int | None = None
+    latest: int | None = None
+    why: str = ""
+    guesses: tuple[str, ...] = ()
+
+
+class Refusing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Nodes that are alike and refuse one task for the same reasons; `nodes` names some of the `count`."""
+
+    count: int
+    nodes: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+
+
+class Freeing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A running unit whose end makes room: on which nodes, expected when, known from where. `overrun`: it has taken
+    longer than foreseen, and is estimated anew.
+    """
+
+    unit: str
+    nodes: tuple[str, ...]
+    left: Foreseen
+    overrun: bool = False
+
+
+class Ahead(msgspec.Struct, frozen=True):
+    """A unit that is served before another, and why it stands where it does."""
+
+    unit: str
+    why: str
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Units of a job that are alike and wait; `named` names some of the `count`. Everything else is told of the first.
+
+    `ahead` counts the units that are served before it, `first` names the first of them.
+    """
+
+    count: int
+    named: tuple[str, ...]
+    asks: str
+    reasons: tuple[Reason, ...]
+    place: str = ""
+    ahead: int = 0
+    first: tuple[Ahead, ...] = ()
+    refusing: tuple[Refusing, ...] = ()
+    frees: tuple[Freeing, ...] = ()
+    start: Start | None = None
+    prediction: Prediction | None = None
+
+
+class Going(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A unit that holds room: where and since when, what is left of it, and why it was placed there."""
+
+    unit: str
+    status: str
+    nodes: tuple[str, ...]
+    elapsed: int
+    left: Foreseen
+    overrun: bool = False
+    why: Why | None = None
+    reasons: tuple[Reason, ...] = ()
+    prediction: Prediction | None = None
+
+
+class Told(msgspec.Struct, frozen=True):
+    """Something that has happened, and when (seconds since 1970)."""
+
+    at: float
+    text: str
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """All there is to say of a job: why it waits and what frees it, why it runs where it does, what happened to it.
+
+    `left_out` counts what was not told because it is much; asked for all, nothing is left out.
+    """
+
+    job: str
+    name: str
+    status: str
+    revision: int
+    policy: str
+    waiting: tuple[Waiting, ...] = ()
+    running: tuple[Going, ...] = ()
+    story: tuple[Told, ...] = ()
+    left_out: int = 0
+
+
+class WhyNot(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a unit is not on a node: every reason; or it fits there, and scores less than the `chosen` node, if any."""
+
+    job: str
+    unit: str
+    node: str
+    revision: int
+    fits: bool
+    reasons: tuple[Reason, ...] = ()
+    score: float | None = None
+    chosen: str = ""
+    chosen_score: float | None = None
+    text: str = ""
+
+
+class PlannedPlace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Units that would be placed alike: where, and why. `queued`: behind their like."""
+
+    count: int
+    named: tuple[str, ...]
+    spots: tuple[Spot, ...]
+    why: Why
+    queued: bool = False
+    artifact: str = ""
+
+
+class PlannedYield(msgspec.Struct, frozen=True, kw_only=True):
+    """A unit that would be asked to yield, for whom, and what is lost by that."""
+
+    unit: str
+    to: str
+    why: Why
+
+
+class PlannedLater(msgspec.Struct, frozen=True, kw_only=True):
+    """Units that wait for others: for which units of the job, or for which jobs."""
+
+    count: int
+    named: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+
+
+class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What would happen if a job were submitted now. Nothing has been done."""
+
+    revision: int
+    policy: str
+    places: tuple[PlannedPlace, ...]
+    yields: tuple[PlannedYield, ...]
+    waits: tuple[Waiting, ...]
+    later: tuple[PlannedLater, ...]
+    note: str = ""
+
+
+class Suggestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A change with which a unit starts, found by deciding on it.
+
+    `kind`: open, memory, cpu, gpus, gpu_memory, network, wishes, smaller, workers, priority, end or node. `size` is the
+    share of what was asked that is given up, `command` what can be typed, `yields` who is asked to yield then.
+    """
+
+    kind: str
+    text: str
+    size: float
+    command: str = ""
+    nodes: tuple[str, ...] = ()
+    yields: tuple[str, ...] = ()
+
+
+class UnblockReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The smallest change of each kind that lets a unit start now, the smallest first; `text` where there is none, or
+    none is needed.
+    """
+
+    job: str
+    unit: str
+    revision: int
+    suggestions: tuple[Suggestion, ...] = ()
+    text: str = ""

@@ -1,0 +1,285 @@
+"""`poise explain`, `why-not`, `plan` and `unblock`: why things are as they are, and what would change them."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from poise.cli import offline
+from poise.cli.asking import asking
+from poise.cli.home import connected, current_home, running, supervised, user_name
+from poise.cli.render import ago, print_json, say, status_text, tell
+from poise.cli.submit import asked_for
+from poise.config import Home
+from poise.model.decisions import Reason, Spot
+from poise.model.reports import (
+    Explanation,
+    Foreseen,
+    Going,
+    PlanReport,
+    Prediction,
+    Start,
+    UnblockReport,
+    Waiting,
+    WhyNot,
+)
+from poise.units import format_bytes, format_cpu, format_duration
+
+
+@click.command()
+@click.option("--all", "everything", is_flag=True, help="Name every node, unit and event, not only some.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@click.argument("job")
+def explain(job: str, everything: bool, as_json: bool) -> int:
+    """Tell all there is to say of JOB (id or name).
+
+    Of what waits: every reason by name, which nodes refuse and why, what has to end for it, who is served before it,
+    and when it is expected to start. Of what runs: why there, and what is left. Of what is over: what happened.
+    """
+    home = current_home()
+    if _is_up(home):
+        told = connected(home).explain(job, everything=everything)
+    else:
+        told = offline.explain(home, job, everything=everything)
+    if as_json:
+        print_json(told)
+        return 0
+    _draw_explanation(told)
+    return 0
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@click.argument("job")
+@click.argument("node")
+def why_not(job: str, node: str, as_json: bool) -> int:
+    """Tell every reason against NODE for JOB; where it would fit, how the node scores beside the chosen one."""
+    home = current_home()
+    told = connected(home).why_not(job, node) if _is_up(home) else offline.why_not(home, job, node)
+    if as_json:
+        print_json(told)
+        return 0
+    _draw_why_not(told)
+    return 0
+
+
+@click.command(context_settings={"allow_interspersed_args": True})
+@asking
+@click.option("--all", "everything", is_flag=True, help="Name every node and unit, not only some.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@click.argument("source", nargs=-1, required=True, metavar="FILE.yaml | -- COMMAND...")
+def plan(source: tuple[str, ...], everything: bool, as_json: bool, **flags: Any) -> int:
+    """Tell what would happen if FILE.yaml, or a command after `--`, were submitted now.
+
+    The scheduler itself decides, and nothing changes: what goes where and why, who would be asked to yield, what would
+    wait and for what. `poise submit --if-revision N` then submits it only if nothing has happened meanwhile.
+    """
+    spec = asked_for(source, flags)
+    home = current_home()
+    up = _is_up(home)
+    if up:
+        told = connected(home).plan(spec, user=user_name(), everything=everything)
+    else:
+        told = offline.plan(home, spec, user=user_name(), everything=everything)
+    if as_json:
+        print_json(told)
+        return 0
+    _draw_plan(told)
+    if up:
+        say(f"poise: nothing has changed; `--if-revision {told.revision}` submits it only while that is so")
+    return 0
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@click.argument("job")
+def unblock(job: str, as_json: bool) -> int:
+    """Find the smallest change of each kind that lets JOB start now, each tried on the scheduler itself."""
+    home = current_home()
+    told = connected(home).unblock(job) if _is_up(home) else offline.unblock(home, job)
+    if as_json:
+        print_json(told)
+        return 0
+    _draw_unblock(told)
+    return 0
+
+
+def _is_up(home: Home) -> bool:
+    """Whether to ask a control plane; if none is there, that is said."""
+    up = running(home) or supervised(home)
+    if not up:
+        say("poise: no control plane is running; this is what one would say that began now")
+    return up
+
+
+# --- drawing ---------------------------------------------------------------------------------------------------------
+
+
+def _draw_explanation(told: Explanation) -> None:
+    title = f"{told.job}{f' {told.name}' if told.name else ''}"
+    click.echo(f"{click.style(title, bold=True)}  {status_text(told.status)}")
+    for waiting in told.waiting:
+        _draw_waiting(waiting)
+    for going in told.running:
+        _draw_going(going)
+    if told.story:
+        click.echo("\nwhat happened:")
+        for event in told.story:
+            click.echo(f"  {_moment(event.at)}  {event.text}")
+    if told.left_out:
+        say(f"poise: {told.left_out} more; `poise explain --all {told.job}` tells them too")
+    say(f"poise: as of revision {told.revision}, decided by {told.policy}")
+
+
+def _draw_waiting(waiting: Waiting) -> None:
+    click.echo(f"\n{click.style(_names(waiting.named, waiting.count), bold=True)} {_waits(waiting.count)}")
+    if waiting.asks:
+        click.echo(f"  asks for        {waiting.asks}{' each' if waiting.count > 1 else ''}")
+    by_node = {reason for refusing in waiting.refusing for reason in refusing.reasons}
+    _draw_lines("because", [reason.sentence() for reason in waiting.reasons if reason not in by_node])
+    nodes = []
+    for refusing in waiting.refusing:
+        name = f"{refusing.count} nodes like " if refusing.count > len(refusing.nodes) else ""
+        what = "; ".join(_without_subject(reason, refusing.nodes, refusing.count) for reason in refusing.reasons)
+        nodes.append(f"{name}{', '.join(refusing.nodes)}: {what or 'has room'}")
+    _draw_lines("nodes", nodes)
+    if waiting.ahead:
+        first = [f"{other.unit} ({other.why})" for other in waiting.first]
+        more = waiting.ahead - len(first)
+        _draw_lines(f"{waiting.ahead} before it", [*first, *([f"and {more} more"] if more > 0 else [])])
+    if waiting.place:
+        click.echo(f"  its own place   {waiting.place}")
+    _draw_lines(
+        "room comes when",
+        [
+            f"{freeing.unit} on {', '.join(freeing.nodes)} ends, in {_foreseen_time(freeing.left)}"
+            f"{', overrun' if freeing.overrun else ''}"
+            for freeing in waiting.frees
+        ],
+    )
+    if waiting.start is not None:
+        click.echo(f"  expected start  {_start_text(waiting.start)}")
+    if waiting.prediction is not None:
+        _draw_lines("will take", _prediction_lines(waiting.prediction))
+
+
+def _draw_going(going: Going) -> None:
+    where = ", ".join(going.nodes)
+    click.echo(f"\n{click.style(going.unit, bold=True)} {status_text(going.status)} on {where}")
+    _draw_lines("because", [reason.sentence() for reason in going.reasons])
+    if going.why is not None and (why := going.why.sentence()):
+        click.echo(f"  why there       {why} (by {going.why.policy} on revision {going.why.base})")
+    overrun = "; it has run longer than foreseen, and is estimated anew" if going.overrun else ""
+    since = f"for {format_duration(going.elapsed)}, " if going.elapsed else ""
+    click.echo(f"  has run         {since}{_foreseen_time(going.left)} left{overrun}")
+    if going.prediction is not None:
+        _draw_lines("foreseen", _prediction_lines(going.prediction))
+
+
+def _draw_why_not(told: WhyNot) -> None:
+    click.echo(f"{click.style(f'{told.unit} on {told.node}', bold=True)}")
+    for reason in told.reasons:
+        click.echo(f"  {_without_subject(reason, (told.node,), 1)}")
+    if told.text:
+        click.echo(f"  {told.text}")
+
+
+def _draw_plan(told: PlanReport) -> None:
+    for place in told.places:
+        behind = ", behind its like" if place.queued else ""
+        artifact = f" as {place.artifact}" if place.artifact else ""
+        click.echo(f"{_names(place.named, place.count)}{artifact} → {_spots(place.spots)}{behind}")
+        if why := place.why.sentence():
+            click.echo(f"  {why}")
+    for yielding in told.yields:
+        gain, cost = (yielding.why.score.get(name) for name in ("gain", "cost"))
+        weighed = f" (gain {gain:g}, cost {cost:g})" if gain is not None and cost is not None else ""
+        click.echo(f"{yielding.unit} would be asked to yield to {yielding.to}{weighed}")
+    for waiting in told.waits:
+        _draw_waiting(waiting)
+    for later in told.later:
+        reasons = "; ".join(reason.sentence() for reason in later.reasons)
+        click.echo(f"{_names(later.named, later.count)}: {reasons}")
+    if told.note:
+        tell(told.note)
+
+
+def _draw_unblock(told: UnblockReport) -> None:
+    if told.text:
+        click.echo(f"{f'{told.unit}: ' if told.unit else ''}{told.text}")
+        return
+    click.echo(f"{click.style(told.unit, bold=True)} would start now if one of these were so, the smallest first:")
+    for suggestion in told.suggestions:
+        yields = f", once {', '.join(suggestion.yields)} has yielded" if suggestion.yields else ""
+        command = f"  `{suggestion.command}`" if suggestion.command else ""
+        click.echo(f"  {suggestion.text}: on {', '.join(suggestion.nodes)}{yields}{command}")
+
+
+def _draw_lines(title: str, lines: Sequence[str]) -> None:
+    for number, line in enumerate(lines):
+        click.echo(f"  {title if number == 0 else '':<15} {line}")
+
+
+def _names(named: Sequence[str], count: int) -> str:
+    return ", ".join(named) + (f" and {count - len(named)} more" if count > len(named) else "")
+
+
+def _waits(count: int) -> str:
+    return status_text("wait") if count > 1 else status_text("waits")
+
+
+def _without_subject(reason: Reason, nodes: Sequence[str], count: int) -> str:
+    """The sentence without the node's name where that has just been said."""
+    sentence = reason.sentence()
+    said = reason.subject in nodes or count > 1
+    return sentence.removeprefix(f"{reason.subject}: ") if said else sentence
+
+
+def _foreseen_time(left: Foreseen) -> str:
+    return f"{format_duration(left.mean)} ± {format_duration(left.deviation)} ({left.source})"
+
+
+def _start_text(start: Start) -> str:
+    guesses = f"; a guess, since nothing is known of how long {', '.join(start.guesses)} runs" if start.guesses else ""
+    if start.likely is None:
+        bound = f"not before {_in(start.earliest)}; beyond that " if start.earliest else ""
+        return f"{bound}not foreseeable: {start.why}{guesses}"
+    if start.likely == 0 and start.latest == 0:
+        return f"now{guesses}"
+    latest = _in(start.latest) if start.latest is not None else f"no foreseeable end ({start.why})"
+    return f"{_in(start.likely)}, between {_in(start.earliest)} and {latest}{guesses}"
+
+
+def _in(left: int | None) -> str:
+    return "now" if not left else f"in {format_duration(left)}"
+
+
+def _prediction_lines(prediction: Prediction) -> list[str]:
+    lines = [f"{_foreseen_time(run)} on {model}" for model, run in prediction.run.items()]
+    for name, amount, shown in (
+        ("memory", prediction.memory, format_bytes),
+        ("CPU", prediction.cpu, format_cpu),
+        ("of its devices", prediction.device, _per_cent),
+    ):
+        if amount is not None:
+            mean, deviation = shown(amount.mean), shown(amount.deviation)
+            lines.append(f"{mean} ± {deviation} {name} ({prediction.runs} runs)")
+    return lines
+
+
+def _per_cent(thousandths: int) -> str:
+    return f"{thousandths / 10:.0f} %"
+
+
+def _spots(spots: Sequence[Spot]) -> str:
+    """`n1`, `n1 gpu 0,1`, `n1 (2), n2`."""
+    texts: dict[str, int] = {}
+    for spot in spots:
+        devices = f" gpu {','.join(map(str, spot.devices))}" if spot.devices else ""
+        texts[f"{spot.node}{devices}"] = texts.get(f"{spot.node}{devices}", 0) + 1
+    return ", ".join(text + (f" ({count})" if count > 1 else "") for text, count in texts.items())
+
+
+def _moment(at: float) -> str:
+    return f"{time.strftime('%H:%M:%S', time.localtime(at))} ({ago(at)} ago)" if at else "-"

@@ -1,0 +1,883 @@
+"""Why does it wait, why not there, what if I submitted it, what would let it start: answered by deciding.
+
+Each answer comes from the policy that is in charge, asked on the view as it is and on views with something changed
+(`policy/hypothetical.py`), so that none can differ from what would be done. Nothing here changes a ledger: what is to
+be known of it comes as a `Question` or a `Proposal`, and the view is a copy; so it may take its time beside the loop
+that owns the ledger. What looks at all nodes does so by columns.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from poise.errors import NotFound
+from poise.kernel.explain import Active, After, Alike, Question
+from poise.kernel.ledger import Ledger, State, job_status
+from poise.model.decisions import Hold, Place, Plan, Preempt, Reason
+from poise.model.events import JobSubmitted
+from poise.model.fleet import CLOSED_CODES, CPU, DEVICES, DRAINED, LOST, MEMORY, NETWORK, Fleet, Ints, Resident
+from poise.model.jobs import Job, Priority
+from poise.model.profiles import CERTAIN, Estimate, Profile, estimate_run, remaining
+from poise.model.reports import (
+    Ahead,
+    Explanation,
+    Foreseen,
+    Freeing,
+    Going,
+    PlannedLater,
+    PlannedPlace,
+    PlannedYield,
+    PlanReport,
+    Prediction,
+    Refusing,
+    Start,
+    Suggestion,
+    UnblockReport,
+    Waiting,
+    WhyNot,
+)
+from poise.model.resources import Shape, Wants
+from poise.model.views import Candidate, Snapshot
+from poise.policy import hypothetical
+from poise.policy.feasible import NAMED, Ability, ability, capacity, never, refusals, usable_devices
+from poise.policy.hypothetical import LOOKED_AT, ClusterPolicy, Forecast
+from poise.policy.predict import Speeds
+from poise.policy.reclaim import GRACE, Reservation, cost_of, ends, foreseen, reserve
+from poise.units import HOUR, format_bytes, format_cpu, format_duration, format_rate
+
+FEW = 8
+"""Names, units ahead and ends told where not all are asked for."""
+
+TRIED = 32
+"""Nodes, jobs or kinds of node on which one kind of change is tried, the likeliest first; in large fleets fewer."""
+
+CERTAINLY_HELD = ("RESERVED", "BEHIND", "GANG_INCOMPLETE", "PREEMPTING", "PARTITION_BUSY")
+"""Reasons of a policy against nodes that have room."""
+
+
+# --- explain ---------------------------------------------------------------------------------------------------------
+
+
+def explain(policy: ClusterPolicy, view: Snapshot, asked: Question, *, everything: bool = False) -> Explanation:
+    """All there is to say of a job on this view."""
+    plan = policy.decide(view)
+    later = hypothetical.after(view, plan)
+    ordered = hypothetical.order_of(policy).sort(view) if asked.pending else []
+    waiting = [_waiting(policy, view, later, plan, ordered, alike, everything) for alike in asked.pending]
+    waiting += [
+        Waiting(count=len(of.units), named=_some(of.units, everything), asks="", reasons=of.reasons)
+        for of in asked.waiting
+    ]
+    return Explanation(
+        job=asked.job,
+        name=asked.name,
+        status=asked.status,
+        revision=view.revision,
+        policy=policy.name,
+        waiting=tuple(waiting),
+        running=tuple(_going(view, running) for running in asked.active),
+        story=asked.story,
+        left_out=asked.left_out,
+    )
+
+
+def _waiting(
+    policy: ClusterPolicy,
+    view: Snapshot,
+    later: Snapshot,
+    plan: Plan,
+    ordered: Sequence[Candidate],
+    alike: Alike,
+    everything: bool,
+) -> Waiting:
+    """`later` is the view once `plan` has been carried out, `ordered` the order in which it served."""
+    candidate = alike.candidate
+    held = _why_held(plan, candidate, alike.unseen)
+    if alike.not_before:
+        held = (Reason(code="BACKOFF", need=format_duration(alike.not_before - view.now)), *held)
+    ahead, first = _before(policy, view, ordered, alike, everything)
+    going = hypothetical.placed(plan, candidate.unit)
+    soonest = None if going else _soonest(policy, later, candidate)
+    forecast = hypothetical.expected_start(policy, view, candidate, ahead=alike.unseen)
+    return Waiting(
+        count=len(alike.units),
+        named=_some(alike.units, everything),
+        asks=_asks(candidate),
+        reasons=held,
+        place=hypothetical.order_of(policy).words(candidate, view.now),
+        ahead=ahead,
+        first=first,
+        refusing=() if going else tuple(_refusing(later.fleet, candidate, held, everything)),
+        frees=() if going else _frees(later, soonest, everything),
+        start=_start(forecast, view, alike.not_before, soonest),
+        prediction=_prediction(view, candidate),
+    )
+
+
+def _why_held(plan: Plan, candidate: Candidate, unseen: int) -> tuple[Reason, ...]:
+    """Every reason of the policy; of one that it was not shown those of its queue."""
+    if hypothetical.placed(plan, candidate.unit) is not None:
+        return (Reason(code="NEXT_ROUND", wakes="decided"),)
+    held = next((of.reasons for of in plan.decisions if isinstance(of, Hold) and of.queue == candidate.queue), ())
+    if unseen:
+        before = f"{unseen} more of its kind" if unseen > 1 else "one more of its kind"
+        return (*held, Reason(code="BEHIND", subject=before, wakes="placed"))
+    return held or (Reason(code="NEXT_ROUND", wakes="decided"),)
+
+
+def _before(
+    policy: ClusterPolicy, view: Snapshot, ordered: Sequence[Candidate], alike: Alike, everything: bool
+) -> tuple[int, tuple[Ahead, ...]]:
+    """How many are served before it, and the first of them with what put them there."""
+    candidate, words = alike.candidate, hypothetical.order_of(policy).words
+    place = next((place for place, other in enumerate(ordered) if other.unit == candidate.unit), None)
+    if place is None:  # not shown: behind the last one of its queue that is
+        same = [place for place, other in enumerate(ordered) if other.queue == candidate.queue]
+        place = same[-1] + 1 if same else 0
+    first = ordered[:place] if everything else ordered[: min(place, FEW)]
+    return place + alike.unseen, tuple(Ahead(other.unit, words(other, view.now)) for other in first)
+
+
+def _start(found: Forecast, view: Snapshot, not_before: int, soonest: Reservation | None) -> Start:
+    """Where nothing is foreseen: not before there is room for it if nobody else takes any."""
+
+    def from_now(at: int | None) -> int | None:
+        return None if at is None else max(at, not_before) - view.now
+
+    bound = soonest.at if soonest is not None and found.likely is None else found.earliest
+    return Start(
+        earliest=from_now(bound),
+        likely=from_now(found.likely),
+        latest=from_now(found.latest),
+        why=found.why,
+        guesses=found.guesses,
+    )
+
+
+def _soonest(policy: ClusterPolicy, view: Snapshot, candidate: Candidate) -> Reservation | None:
+    """Where and when there is room first, if nobody else takes it; None where there never is."""
+    draft = hypothetical.draft_of(policy, view)
+    needed = candidate.least or candidate.tasks
+    found = [
+        reservation
+        for shape in (candidate.shape, *candidate.others)
+        if (reservation := reserve(candidate, shape, draft, needed)) is not None
+    ]
+    return min(found, key=_at, default=None)
+
+
+def _frees(view: Snapshot, soonest: Reservation | None, everything: bool) -> tuple[Freeing, ...]:
+    """What has to end for that: the first to end first."""
+    if soonest is None:
+        return ()
+    nodes: dict[str, list[str]] = {}
+    first: dict[str, Resident] = {}
+    for row in soonest.rows:
+        for resident in view.fleet.residents[row]:
+            if ends(resident, view) <= soonest.at:
+                nodes.setdefault(resident.unit, []).append(view.fleet.names[row])
+                first.setdefault(resident.unit, resident)
+    freeing = []
+    for unit, resident in first.items():
+        estimate = foreseen(resident, view.profiles)
+        elapsed = max(0, view.now - resident.since) if resident.running else 0
+        left = (
+            Foreseen(mean=GRACE, deviation=0, source="is being stopped")
+            if resident.stopping
+            else _left(estimate, elapsed)
+        )
+        overrun = _has_overrun(estimate, elapsed) and not resident.stopping
+        freeing.append(Freeing(unit=unit, nodes=tuple(dict.fromkeys(nodes[unit])), left=left, overrun=overrun))
+    freeing.sort(key=lambda of: (of.left.mean, of.unit))
+    return tuple(freeing if everything else freeing[:FEW])
+
+
+def _going(view: Snapshot, running: Active) -> Going:
+    """A unit that holds room: what is left of it by what is known now."""
+    candidate = running.candidate
+    rows = [view.fleet.rows[node] for node in running.nodes if node in view.fleet.rows]
+    attempts = [of for row in rows for of in view.fleet.residents[row] if of.unit == candidate.unit]
+    if attempts:
+        estimate = foreseen(attempts[0], view.profiles)
+    else:  # too brief to be anybody's hope, or behind its like
+        estimate = estimate_run(view.profiles.get(candidate.kind), candidate.expected)
+    return Going(
+        unit=candidate.unit,
+        status=running.status,
+        nodes=running.nodes,
+        elapsed=running.elapsed,
+        left=_left(estimate, running.elapsed),
+        overrun=_has_overrun(estimate, running.elapsed),
+        why=running.why,
+        reasons=running.reasons,
+        prediction=_prediction(view, candidate),
+    )
+
+
+def _left(estimate: Estimate, elapsed: int) -> Foreseen:
+    overrun = _has_overrun(estimate, elapsed)
+    mean = remaining(elapsed, estimate.mean, estimate.deviation)
+    return Foreseen(mean=mean, deviation=mean if overrun else estimate.deviation, source=estimate.source)
+
+
+def _has_overrun(estimate: Estimate, elapsed: int) -> bool:
+    return elapsed > estimate.mean + CERTAIN * estimate.deviation
+
+
+def _prediction(view: Snapshot, candidate: Candidate) -> Prediction:
+    """What a task of the unit will take, on every model of device that could run it."""
+    fleet = view.fleet
+    speeds = Speeds(fleet.models, view.profiles, view.throughputs)
+    run: dict[str, Foreseen] = {}
+    for shape in (candidate.shape, *candidate.others):
+        on_devices = shape.gpus > 0
+        could = ability(fleet, shape)
+        of = speeds.of(candidate.kind, shape.wants.precision, candidate.expected, candidate.work, devices=on_devices)
+        for model, able, estimate in zip(fleet.models, could.models, of, strict=False):
+            if (able and on_devices) or (not on_devices and model.kind == "cpu"):
+                told = Foreseen(mean=estimate.mean, deviation=estimate.deviation, source=estimate.source)
+                run.setdefault(model.name or model.kind, told)
+    known = view.profiles.get(candidate.kind, Profile())
+    if not run:
+        anywhere = estimate_run(known, candidate.expected)
+        run["any"] = Foreseen(mean=anywhere.mean, deviation=anywhere.deviation, source=anywhere.source)
+
+    def learned(mean: int, deviation: int) -> Foreseen | None:
+        return Foreseen(mean=mean, deviation=deviation, source="history") if mean else None
+
+    return Prediction(
+        run=run,
+        runs=known.count,
+        memory=learned(known.memory, known.memory_deviation),
+        cpu=learned(known.cpu, known.cpu_deviation),
+        device=learned(known.device, known.device_deviation),
+    )
+
+
+# --- which nodes refuse ----------------------------------------------------------------------------------------------
+
+
+def _refusing(fleet: Fleet, candidate: Candidate, held: Sequence[Reason], everything: bool) -> Iterator[Refusing]:
+    """Every node, with the reasons why one task cannot start there; nodes that refuse alike are told as one, unless
+    there are few. A node that has room is refused by what the policy says of it.
+    """
+    for shape in (candidate.shape, *candidate.others):
+        if len(fleet) <= NAMED:
+            for row, name in enumerate(fleet.names):
+                reasons = tuple(refusals(fleet, row, shape)) or _held_there(held, name)
+                yield Refusing(count=1, nodes=(name,), reasons=reasons)
+        else:
+            yield from _refusing_alike(fleet, shape, held, everything)
+
+
+def _held_there(held: Sequence[Reason], node: str) -> tuple[Reason, ...]:
+    """What the policy says against a node that has room: of that node, else of all."""
+    said = [reason for reason in held if reason.code in CERTAINLY_HELD]
+    here = tuple(reason for reason in said if reason.subject == node)
+    return here or tuple(reason for reason in said if reason.code not in ("RESERVED", "PARTITION_BUSY"))
+
+
+def _refusing_alike(fleet: Fleet, shape: Shape, held: Sequence[Reason], everything: bool) -> Iterator[Refusing]:
+    able = ability(fleet, shape)
+    lacks = _lacking(fleet, shape, able)
+    key = fleet.kind * 64 + fleet.closed * 16 + lacks
+    _, first, number = np.unique(key, return_index=True, return_inverse=True)
+    order = np.argsort(number, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
+    for like, rows in sorted(zip(first.tolist(), groups, strict=True), key=lambda group: -len(group[1])):
+        names = tuple(fleet.names[row] for row in (rows if everything else rows[:FEW]).tolist())
+        subject = ", ".join(names) if len(rows) <= len(names) else f"{len(rows)} nodes like {names[0]}"
+        if fleet.closed[like]:
+            wakes = "joined" if fleet.closed[like] == LOST else "drained"
+            reasons = [Reason(code=CLOSED_CODES[int(fleet.closed[like])], subject=subject, wakes=wakes)]
+        elif not able.room[fleet.kind[like]]:
+            reasons = [msgspec.structs.replace(reason, subject=subject) for reason in never(fleet.nodes[like], shape)]
+        elif lacks[like]:
+            reasons = _busy(fleet, shape, able, rows, int(lacks[like]), subject)
+        else:
+            reasons = list(_held_there(held, ""))
+        yield Refusing(count=len(rows), nodes=names, reasons=tuple(reasons))
+
+
+def _lacking(fleet: Fleet, shape: Shape, able: Ability) -> Ints:
+    """(N,): by bits 1, 2, 4, 8 which of CPU, memory, network and devices is not free enough for one task."""
+    lacks = (fleet.free[CPU] < shape.cpu).astype(np.int64)
+    lacks += 2 * (fleet.free[MEMORY] < shape.memory) + 4 * (fleet.free[NETWORK] < shape.network)
+    if shape.gpus:
+        rows = np.arange(len(fleet))
+        usable = usable_devices(fleet, shape, able, fleet.device_memory, fleet.device_share, rows)
+        lacks += 8 * (usable.sum(axis=1) < shape.gpus)
+    return np.asarray(lacks)
+
+
+def _busy(fleet: Fleet, shape: Shape, able: Ability, rows: Ints, lacks: int, subject: str) -> list[Reason]:
+    """What is busy on nodes that are alike, with the most that any of them has free."""
+    usable = fleet.free[DEVICES, rows]
+    if shape.gpus:
+        memory, share = fleet.device_memory[rows], fleet.device_share[rows]
+        usable = usable_devices(fleet, shape, able, memory, share, rows).sum(axis=1)
+    most = "at most " if len(rows) > 1 else ""
+    told: list[tuple[str, int, Ints, Callable[[int], str]]] = [
+        ("CPU_BUSY", shape.cpu, fleet.free[CPU, rows], format_cpu),
+        ("MEMORY_BUSY", shape.memory, fleet.free[MEMORY, rows], format_bytes),
+        ("NETWORK_BUSY", shape.network, fleet.free[NETWORK, rows], format_rate),
+        ("GPU_BUSY", shape.gpus, usable, str),
+    ]
+    return [
+        Reason(code=code, subject=subject, need=shown(need), have=most + shown(int(free.max())), wakes="finished")
+        for bit, (code, need, free, shown) in enumerate(told)
+        if lacks >> bit & 1
+    ]
+
+
+# --- why not ---------------------------------------------------------------------------------------------------------
+
+
+def why_not(policy: ClusterPolicy, view: Snapshot, asked: Question, node: str) -> WhyNot:
+    """Why the job's first unit that waits (or else the first that runs) is not on this node: every reason, or how it
+    scores there. Raises NotFound for a node that is not there, and for a job of which nothing waits or runs.
+    """
+    if node not in view.fleet.rows:
+        known = ", ".join(view.fleet.names[:FEW]) or "none has joined yet"
+        raise NotFound(f"there is no node `{node}`", field="node", have=known, hint="`poise nodes`")
+    if asked.pending:
+        return _why_not_pending(policy, view, asked.job, asked.pending[0], node)
+    if asked.active:
+        return _why_not_active(policy, view, asked.job, asked.active[0], node)
+    raise NotFound(
+        f"nothing of job {asked.job} waits for a node or has one",
+        field="job",
+        have=asked.status,
+        hint=f"`poise explain {asked.job}` tells what happened to it",
+    )
+
+
+def _why_not_pending(policy: ClusterPolicy, view: Snapshot, job: str, alike: Alike, node: str) -> WhyNot:
+    candidate, row = alike.candidate, view.fleet.rows[node]
+    plan = policy.decide(view)
+    going = hypothetical.placed(plan, candidate.unit)
+    if going is not None and node in _nodes_of(going):
+        return WhyNot(
+            job=job, unit=candidate.unit, node=node, revision=view.revision, fits=True, chosen=node,
+            text="it is placed there in the next round",
+        )  # fmt: skip
+    reasons, shape = _against(view.fleet, row, candidate)
+    if not reasons:
+        others = [
+            of for of in plan.decisions if isinstance(of, Place) and of.unit != candidate.unit and node in _nodes_of(of)
+        ]
+        taken = hypothetical.with_places(view, others)
+        reasons, shape = _against(taken.fleet, row, candidate)
+        if reasons:
+            behind = [Reason(code="BEHIND", subject=of.unit, wakes="placed") for of in others[:FEW]]
+            reasons = [*behind, *reasons]
+    if not reasons:
+        held = () if going else _why_held(plan, candidate, alike.unseen)
+        in_part = _in_part(view.fleet, row, candidate, shape)
+        whole = [reason for reason in _held_there(held, node) if reason.code != "GANG_INCOMPLETE"]
+        reasons = [*whole, *in_part]
+    return _compared(policy, view, job, candidate, shape, node, going, reasons)
+
+
+def _why_not_active(policy: ClusterPolicy, view: Snapshot, job: str, running: Active, node: str) -> WhyNot:
+    """As if it were placed now: on the view without it."""
+    candidate = running.candidate
+    if node in running.nodes:
+        return WhyNot(
+            job=job, unit=candidate.unit, node=node, revision=view.revision, fits=True, chosen=node, text="it is there"
+        )
+    base = hypothetical.with_candidates(hypothetical.without(view, [candidate.unit]), [candidate])
+    shapes = (candidate.shape, *candidate.others)
+    reasons, shape = _against(base.fleet, base.fleet.rows[node], candidate)
+    if not reasons:
+        shape = shapes[running.variant]
+        reasons = refusals(base.fleet, base.fleet.rows[node], shape) or _in_part(
+            base.fleet, base.fleet.rows[node], candidate, shape
+        )
+    told = _compared(policy, base, job, candidate, shape, node, None, reasons, running.nodes)
+    then = _then(running, node)
+    return msgspec.structs.replace(told, text="; ".join(part for part in (told.text, then) if part))
+
+
+def _then(running: Active, node: str) -> str:
+    """What was said of the node when the unit was placed."""
+    why = running.why
+    if why is None or node not in why.instead_of:
+        return ""
+    place = why.instead_of.index(node)
+    behind = f" with {why.behind[place]:g}" if place < len(why.behind) else ""
+    mine = ", ".join(f"{name} {value:g}" for name, value in why.score.items())
+    return f"when it was placed (revision {why.base}), {node} came behind{behind}; {mine}"
+
+
+def _against(fleet: Fleet, row: int, candidate: Candidate) -> tuple[list[Reason], Shape]:
+    """Every reason of this node against every artifact of the unit; none, and the artifact, if one fits."""
+    reasons: list[Reason] = []
+    for shape in (candidate.shape, *candidate.others):
+        found = refusals(fleet, row, shape)
+        if not found:
+            return [], shape
+        reasons += found
+    return reasons, candidate.shape
+
+
+def _in_part(fleet: Fleet, row: int, candidate: Candidate, shape: Shape) -> list[Reason]:
+    """Whether the node has room for some tasks of a gang and not for all."""
+    needed = candidate.least or candidate.tasks
+    if needed == 1:
+        return []
+    able = ability(fleet, shape)
+    here = int(capacity(fleet, shape, able, fleet.free, fleet.device_memory, fleet.device_share)[row])
+    if here >= needed:
+        return []
+    subject = fleet.names[row]
+    return [Reason(code="GANG_INCOMPLETE", subject=subject, need=str(needed), have=str(here), wakes="finished")]
+
+
+def _compared(
+    policy: ClusterPolicy,
+    view: Snapshot,
+    job: str,
+    candidate: Candidate,
+    shape: Shape,
+    node: str,
+    going: Place | None,
+    reasons: Sequence[Reason],
+    nodes: Sequence[str] = (),
+) -> WhyNot:
+    """With the score of the node, where it fits, and of the chosen one, where one is."""
+    if candidate.avoid == node:
+        reasons = [*reasons, Reason(code="FAILED_THERE", subject=node)]
+    fits = not any(reason.code not in ("FAILED_THERE", "GANG_INCOMPLETE") for reason in reasons)
+    chosen = next(iter(nodes or (_nodes_of(going) if going else ())), "")
+    score = chosen_score = None
+    text = ""
+    if fits:
+        found = hypothetical.scores(policy, view, candidate, shape, [node, *([chosen] if chosen else [])])
+        score, chosen_score = found[0], found[1] if chosen else None
+        text = "it fits"
+        if chosen_score is not None and score < chosen_score:
+            text = f"it fits; {chosen} is better ({chosen_score:g} against {score:g})"
+        elif chosen_score is not None:
+            text = f"it fits, and is as good as {chosen} ({score:g} against {chosen_score:g})"
+    return WhyNot(
+        job=job,
+        unit=candidate.unit,
+        node=node,
+        revision=view.revision,
+        fits=fits,
+        reasons=tuple(reasons),
+        score=score,
+        chosen=chosen,
+        chosen_score=chosen_score,
+        text=text,
+    )
+
+
+def _nodes_of(place: Place) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(spot.node for spot in place.spots))
+
+
+# --- plan ------------------------------------------------------------------------------------------------------------
+
+
+class Proposal(NamedTuple):
+    """A job that is not submitted: what of it could be placed at once, and what waits, for what."""
+
+    job: Job
+    candidates: tuple[Candidate, ...]
+    later: tuple[After, ...]
+
+
+def propose(ledger: Ledger, job: Job, now: int) -> Proposal:
+    """What a job would be in this ledger, which stays as it is: a ledger of its own takes the job in, with all that was
+    learned of run times.
+    """
+    latest = next(reversed(ledger.jobs.values()), None)
+    ordinal = latest.units[-1].ordinal if latest is not None else 0
+    own = Ledger(State(now=now, units_ever=ordinal, profiles=dict(ledger.profiles)))
+    own.apply(JobSubmitted(at=max(1, now), job=job))
+    units = own.jobs[job.id].units
+    others = [ledger.jobs[name] for name in job.after]
+    reasons = [Reason(code="AFTER", need=other.id, wakes="finished") for other in others if not other.ended]
+    reasons += [
+        Reason(code="SKIPPED", need=f"job {other.id}", fixable="never")
+        for other in others
+        if other.ended and job_status(other) != "done"
+    ]
+    if reasons:
+        return Proposal(job, (), (After(tuple(unit.id for unit in units), tuple(reasons)),))
+    later: dict[tuple[str, ...], list[str]] = {}
+    for unit in units:
+        if unit.status == "waiting":
+            later.setdefault(unit.spec.needs, []).append(unit.id)
+    return Proposal(
+        job,
+        tuple(own._candidate(unit) for unit in units if unit.status == "pending"),
+        tuple(
+            After(tuple(names), tuple(Reason(code="NEEDS", need=need, wakes="finished") for need in needs))
+            for needs, names in later.items()
+        ),
+    )
+
+
+def plan(
+    policy: ClusterPolicy, view: Snapshot, proposal: Proposal, *, note: str = "", everything: bool = False
+) -> PlanReport:
+    """What would be decided if the job were submitted now: what goes where and why, who would yield, what waits, for
+    which reasons and how long.
+    """
+    with_it = hypothetical.with_candidates(view, proposal.candidates)
+    decided = policy.decide(with_it)
+    later = hypothetical.after(with_it, decided)
+    own = {candidate.unit: candidate for candidate in proposal.candidates}
+    places: dict[tuple[str, tuple[str, ...], int, bool], list[Place]] = {}
+    for decision in decided.decisions:
+        if isinstance(decision, Place) and decision.unit in own:
+            alike = (own[decision.unit].queue, _nodes_of(decision), decision.variant, decision.queued)
+            places.setdefault(alike, []).append(decision)
+    waiting: dict[str, list[str]] = {}
+    done = {place.unit for alike in places.values() for place in alike}
+    for unit, candidate in own.items():
+        if unit not in done:
+            waiting.setdefault(candidate.queue, []).append(unit)
+    ordered = hypothetical.order_of(policy).sort(with_it) if waiting else []
+    artifacts = {unit.name: ["", *(variant.name for variant in unit.variants)] for unit in proposal.job.units}
+    return PlanReport(
+        revision=view.revision,
+        policy=policy.name,
+        places=tuple(_planned(of, proposal.job.id, artifacts, everything) for of in places.values()),
+        yields=tuple(
+            PlannedYield(unit=of.unit, to=of.to, why=of.why)
+            for of in decided.decisions
+            if isinstance(of, Preempt) and of.to in own
+        ),
+        waits=tuple(
+            _waiting(policy, with_it, later, decided, ordered, Alike(tuple(units), own[units[0]], 0, 0), everything)
+            for units in waiting.values()
+        ),
+        later=tuple(
+            PlannedLater(count=len(of.units), named=_some(of.units, everything), reasons=of.reasons[:TRIED])
+            for of in (proposal.later if everything else proposal.later[:FEW])
+        ),
+        note=note,
+    )
+
+
+def _planned(places: list[Place], job: str, artifacts: dict[str, list[str]], everything: bool) -> PlannedPlace:
+    first = places[0]
+    return PlannedPlace(
+        count=len(places),
+        named=_some([place.unit for place in places], everything),
+        spots=first.spots,
+        why=first.why,
+        queued=first.queued,
+        artifact=artifacts[first.unit.removeprefix(f"{job}.")][first.variant],
+    )
+
+
+# --- unblock ---------------------------------------------------------------------------------------------------------
+
+
+def unblock(policy: ClusterPolicy, view: Snapshot, asked: Question) -> UnblockReport:
+    """The smallest change of each kind with which the job's first waiting unit starts now. Each was decided on.
+
+    Changes that give up nothing come first, then changes of what was asked, by the share that is given up; then a
+    higher priority, then what it costs others, then more hardware.
+    """
+    if not asked.pending:
+        text = "it runs" if asked.active else "it waits for other work" if asked.waiting else f"it is {asked.status}"
+        unit = next((of.candidate.unit for of in asked.active), "")
+        return UnblockReport(job=asked.job, unit=unit, revision=view.revision, text=f"nothing of it is blocked: {text}")
+    alike = asked.pending[0]
+    candidate = alike.candidate
+    said = UnblockReport(job=asked.job, unit=candidate.unit, revision=view.revision)
+    if alike.not_before:
+        left = format_duration(alike.not_before - view.now)
+        return msgspec.structs.replace(said, text=f"it is tried again in {left}; nothing brings that forward")
+    if hypothetical.placed(policy.decide(view), candidate.unit) is not None:
+        return msgspec.structs.replace(said, text="nothing blocks it: it is placed in the next round")
+    if candidate.unit not in {shown.unit for shown in view.candidates}:
+        view = hypothetical.with_candidates(view, [candidate])
+    search = _Search(policy, view, asked.job, candidate)
+    found = [
+        *search.open_nodes(),
+        *sorted([*search.amounts(), *search.wishes(), *search.workers()], key=_size),
+    ]
+    if not any(of.kind in ("cpu", "memory", "gpus", "gpu_memory", "network") for of in found):
+        found += search.smaller()
+    found += [*search.priority(), *search.ends(), *search.more_nodes()]
+    if not found:
+        return msgspec.structs.replace(said, text="no single change was found that lets it start now")
+    return msgspec.structs.replace(said, suggestions=tuple(found))
+
+
+class _Search:
+    """Changes tried, each on a view of its own."""
+
+    def __init__(self, policy: ClusterPolicy, view: Snapshot, job: str, candidate: Candidate) -> None:
+        self._policy, self._view, self._job, self._candidate = policy, view, job, candidate
+        self._shape = candidate.shape
+        self._needed = candidate.least or candidate.tasks
+        self._tries = max(FEW, min(TRIED, LOOKED_AT // max(1, len(view.fleet) + len(view.candidates))))
+
+    def open_nodes(self) -> Iterator[Suggestion]:
+        """A drained node that is opened."""
+        fleet, able = self._view.fleet, ability(self._view.fleet, self._shape)
+        could = [row for row in np.flatnonzero(fleet.closed == DRAINED).tolist() if able.room[fleet.kind[row]]]
+        for row in could[: self._tries]:
+            name = fleet.names[row]
+            command = f"poise drain --undo {name}"
+            found = self._try(hypothetical.with_drain(self._view, name, on=False), "open", f"open {name}", 0.0, command)
+            if found is not None:
+                yield found
+                return
+
+    def amounts(self) -> Iterator[Suggestion]:
+        """Less of one resource: as little less as helps, found by halving among the amounts that some node has free."""
+        fleet, shape = self._view.fleet, self._shape
+        opened = fleet.closed == 0
+        for kind, resource, need, shown, flag in (
+            ("cpu", CPU, shape.cpu, format_cpu, "--cpu"),
+            ("memory", MEMORY, shape.memory, format_bytes, "--memory"),
+            ("network", NETWORK, shape.network, format_rate, "--network"),
+        ):
+            if need:
+                free = fleet.free[resource, opened]
+                yield from self._less(kind, need, _parts(free, need, self._needed), shown, flag)
+        if shape.gpus > 1:
+            yield from self._less("gpus", shape.gpus, list(range(1, shape.gpus)), str, "--gpu")
+        if shape.gpu_memory:
+            sizes = np.unique(fleet.device_memory[opened & (fleet.total[DEVICES] > 0)])
+            less = [int(size) for size in sizes if 0 < size < shape.gpu_memory]
+            yield from self._less("gpu_memory", shape.gpu_memory, less, format_bytes, "--gpu-memory")
+
+    def wishes(self) -> Iterator[Suggestion]:
+        """Without one of the things that it wants of a device."""
+        shape, wants = self._shape, self._shape.wants
+        drops: list[tuple[str, bool, Shape]] = [
+            ("model", bool(wants.models), _wanting(shape, models=())),
+            ("precision", bool(wants.precision), _wanting(shape, precision="")),
+            ("backend", bool(wants.backend), _wanting(shape, backend="")),
+            ("operators", bool(wants.ops), _wanting(shape, ops=())),
+            ("device memory", shape.gpu_memory > 0, msgspec.structs.replace(shape, gpu_memory=0)),
+        ]
+        wished = [(name, without) for name, asked, without in drops if asked]
+        for name, without in wished:
+            found = self._try(self._with(shape=without), "wishes", f"any {name} will do", 1.0)
+            if found is not None:
+                yield found
+        if len(wished) > 1:
+            without = msgspec.structs.replace(shape, gpu_memory=0, wants=Wants(kind=wants.kind))
+            found = self._try(self._with(shape=without), "wishes", f"any {wants.kind} will do", float(len(wished)))
+            if found is not None:
+                yield found
+
+    def workers(self) -> Iterator[Suggestion]:
+        """Fewer tasks: as many as can start together now."""
+        most = self._candidate.tasks
+
+        def fewer(workers: int) -> Snapshot:
+            if self._candidate.least:
+                return self._with(least=workers)
+            return self._with(tasks=workers, least=0)
+
+        best = _largest(range(1, self._needed), lambda workers: self._starts(fewer(workers)))
+        if best is not None:
+            range_of = f"{best}..{most}" if self._candidate.least else str(best)
+            size = 1 - best / self._needed
+            command = f"--workers {range_of}"
+            found = self._try(fewer(best), "workers", f"{best} workers instead of {self._needed}", size, command)
+            if found is not None:
+                yield found
+
+    def smaller(self) -> Iterator[Suggestion]:
+        """Less of everything that is short on one node: the node where that is least."""
+        fleet, shape = self._view.fleet, self._shape
+        amounts = ((CPU, shape.cpu), (MEMORY, shape.memory), (NETWORK, shape.network), (DEVICES, shape.gpus))
+        rows = np.flatnonzero((fleet.closed == 0) & (fleet.free[CPU] > 0))
+        gives_up = np.zeros(len(rows))
+        for resource, need in amounts:
+            if need:
+                free = fleet.free[resource, rows]
+                gives_up += np.where(free > 0, np.maximum(0.0, 1 - free / need), np.inf)
+        for place in np.argsort(gives_up, kind="stable")[: self._tries].tolist():
+            size, row = float(gives_up[place]), int(rows[place])
+            if not np.isfinite(size):
+                return
+            cpu, memory, network, gpus = (min(need, int(fleet.free[of, row])) for of, need in amounts)
+            cut = msgspec.structs.replace(shape, cpu=cpu, memory=memory, network=network, gpus=gpus)
+            flags = " ".join(
+                f"{flag} {_typed(kind, value)}"
+                for kind, flag, value, need in (
+                    ("cpu", "--cpu", cpu, shape.cpu),
+                    ("memory", "--memory", memory, shape.memory),
+                    ("network", "--network", network, shape.network),
+                    ("gpus", "--gpu", gpus, shape.gpus),
+                )
+                if value < need
+            )
+            found = self._try(self._with(shape=cut), "smaller", f"ask for {cut.describe()}", size, flags)
+            if found is not None:
+                yield found
+                return
+
+    def priority(self) -> Iterator[Suggestion]:
+        """A higher class: the next one that helps."""
+        now = self._candidate.priority
+        for higher in range(now - 1, -1, -1):
+            name = Priority(higher).name.lower()
+            size = (now - higher) / len(Priority)
+            found = self._try(self._with(priority=higher), "priority", f"priority {name}", size, f"--priority {name}")
+            if found is not None:
+                yield found
+                return
+
+    def ends(self) -> Iterator[Suggestion]:
+        """A job whose end makes room: the one that loses least by it, in hours of its work."""
+        jobs: dict[str, dict[str, Resident]] = {}
+        for row in self._nearest():
+            for resident in self._view.fleet.residents[row]:
+                jobs.setdefault(resident.unit.partition(".")[0], {})[resident.unit] = resident
+        now = self._view.now
+        costs = sorted(
+            (sum(cost_of(resident, now) for resident in units.values()) / HOUR, job)
+            for job, units in jobs.items()
+            if job != self._job
+        )
+        for cost, job in costs[: self._tries]:
+            changed = hypothetical.without(self._view, list(jobs[job]))
+            found = self._try(changed, "end", f"{job} ends", cost, f"poise cancel {job}")
+            if found is not None:
+                yield found
+                return
+
+    def more_nodes(self) -> Iterator[Suggestion]:
+        """One more node like one that is there: the smallest kind that helps."""
+        fleet = self._view.fleet
+        kinds = sorted((tuple(int(of) for of in fleet.total[:, row]), row) for row in fleet.likes)
+        for _, row in kinds[: self._tries]:
+            like = fleet.nodes[row]
+            name = f"{like.name}+"
+            changed = hypothetical.with_node(self._view, msgspec.structs.replace(like, name=name, incarnation=""))
+            found = self._try(changed, "node", f"one more node like {like.name}", 1.0)
+            if found is not None:
+                yield found
+                return
+
+    # --- trying ------------------------------------------------------------------------------------------------------
+
+    def _with(self, **fields: Any) -> Snapshot:
+        return hypothetical.with_changed(self._view, self._candidate, **fields)
+
+    def _starts(self, changed: Snapshot) -> bool:
+        return hypothetical.starts(self._policy, changed, self._candidate.unit) is not None
+
+    def _try(self, changed: Snapshot, kind: str, text: str, size: float, command: str = "") -> Suggestion | None:
+        found = hypothetical.starts(self._policy, changed, self._candidate.unit)
+        if found is None:
+            return None
+        place, yields = found
+        return Suggestion(
+            kind=kind, text=text, size=round(size, 4), command=command, nodes=_nodes_of(place), yields=yields
+        )
+
+    def _less(
+        self, kind: str, need: int, amounts: Sequence[int], shown: Callable[[int], str], flag: str
+    ) -> Iterator[Suggestion]:
+        """`kind` is a field of a shape."""
+
+        def less(amount: int) -> Snapshot:
+            return self._with(shape=msgspec.structs.replace(self._shape, **{kind: amount}))
+
+        best = _largest(amounts, lambda amount: self._starts(less(amount)))
+        if best is not None:
+            best = _round_down(kind, best)
+            what = {"gpus": "devices", "gpu_memory": "device memory"}.get(kind, kind)
+            text = f"{shown(best)} {what} instead of {shown(need)}"
+            found = self._try(less(best), kind, text, 1 - best / need, f"{flag} {_typed(kind, best)}")
+            if found is not None:
+                yield found
+
+    def _nearest(self) -> list[int]:
+        """Open rows that could hold a task when empty, those that lack least first."""
+        fleet, shape = self._view.fleet, self._shape
+        able = ability(fleet, shape)
+        rows = np.flatnonzero((fleet.closed == 0) & (able.room[fleet.kind] > 0))
+        lacks = np.zeros(len(rows))
+        amounts = ((CPU, shape.cpu), (MEMORY, shape.memory), (NETWORK, shape.network), (DEVICES, shape.gpus))
+        for resource, need in amounts:
+            if need:
+                lacks += np.maximum(0.0, 1 - fleet.free[resource, rows] / need)
+        return [int(row) for row in rows[np.argsort(lacks, kind="stable")[:TRIED]]]
+
+
+def _largest(amounts: Sequence[int], helps: Callable[[int], bool]) -> int | None:
+    """The largest of rising amounts that helps, by halving: what helps with more helps with less."""
+    low, high = 0, len(amounts)
+    best: int | None = None
+    while low < high:
+        middle = (low + high) // 2
+        if helps(amounts[middle]):
+            best, low = amounts[middle], middle + 1
+        else:
+            high = middle
+    return best
+
+
+def _parts(free: Ints, need: int, tasks: int) -> list[int]:
+    """Amounts below the need that 1, 2, … tasks find on a node together, rising."""
+    found: set[int] = set()
+    for count in range(1, min(tasks, TRIED) + 1):
+        found.update(np.unique(free // count).tolist())
+    return sorted(amount for amount in found if 0 < amount < need)
+
+
+def _round_down(kind: str, amount: int) -> int:
+    """To what can be typed."""
+    step = {"memory": 2**20, "gpu_memory": 2**20, "network": 10**6}.get(kind, 1)
+    return amount // step * step or amount
+
+
+def _typed(kind: str, amount: int) -> str:
+    if kind == "cpu":
+        return format_cpu(amount)
+    if kind in ("memory", "gpu_memory"):
+        return f"{amount // 2**20}MiB" if amount >= 2**20 else str(amount)
+    if kind == "network":
+        return f"{amount // 10**6}Mbit" if amount >= 10**6 else f"{amount}bit"
+    return str(amount)
+
+
+def _wanting(shape: Shape, **fields: Any) -> Shape:
+    return msgspec.structs.replace(shape, wants=msgspec.structs.replace(shape.wants, **fields))
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def _asks(candidate: Candidate) -> str:
+    """`4 tasks of 1 CPU, 1 GPU`."""
+    shapes = " or ".join(shape.describe() for shape in (candidate.shape, *candidate.others))
+    if candidate.tasks == 1:
+        return shapes
+    tasks = f"{candidate.least} to {candidate.tasks}" if candidate.least else str(candidate.tasks)
+    return f"{tasks} tasks of {shapes}"
+
+
+def _some(names: Iterable[str], everything: bool) -> tuple[str, ...]:
+    return tuple(names if everything else islice(names, FEW))
+
+
+def _at(reservation: Reservation) -> int:
+    return reservation.at
+
+
+def _size(suggestion: Suggestion) -> float:
+    return suggestion.size
+
+
+__all__ = ["Proposal", "explain", "plan", "propose", "unblock", "why_not"]

@@ -1,0 +1,175 @@
+"""`poise explain`, `why-not`, `plan`, `unblock` and `submit --if-revision` as typed, on a living fleet of two nodes."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from poise.errors import Conflict
+from system.living import Living, until
+
+FLEET = """
+kind: fleet
+name: pair
+nodes:
+  left: {cpu: 4, memory: 8GiB, devices: [{model: H100, count: 1}]}
+  right: {cpu: 4, memory: 8GiB, devices: [{model: H100, count: 1}]}
+"""
+
+LATE = """
+name: late
+run: "true"
+resources: {cpu: 1, gpu: 1}
+"""
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Living]:
+    """Both devices are taken for an hour; `late` waits for one of them."""
+    living = Living()
+    try:
+        living.file("fleet.yaml", FLEET)
+        living.file("late.yaml", LATE)
+        done = living.poise("up", "--port", "0", "--fleet", "fleet.yaml")
+        assert done.code == 0, done.err
+        until(lambda: _up(living) == 2, "both nodes have joined", living.messages)
+        for name in ("first", "second"):
+            holder = ("--gpu", "1", "--expect", "1h", "--name", name, "--", "sleep", "600")
+            assert living.poise("submit", *holder).code == 0
+        until(lambda: _running(living) == 2, "both devices are taken", living.messages)
+        assert living.poise("submit", "late.yaml").code == 0
+        until(lambda: living.client().job("late").tasks[0].reasons, "it is told why it waits", living.messages)
+        yield living
+        living.poise("cancel", "first", "second", "late")
+        living.poise("wait", "first", "second", "late")
+    except BaseException:
+        living.destroy()
+        raise
+    living.close()
+
+
+def _up(living: Living) -> int:
+    return sum(node["status"] == "up" for node in living.poise("nodes", "--json").value)
+
+
+def _running(living: Living) -> int:
+    return sum(job.status == "running" for job in living.client().jobs())
+
+
+def test_a_waiting_job_is_explained(pair: Living) -> None:
+    done = pair.poise("explain", "late")
+    assert done.code == 0, done.err
+    for said in ("left: 0 fitting device free, 1 needed", "right: 0 fitting", "j1.main on ", "expected start  in "):
+        assert said in done.text, done.text
+    told = pair.poise("explain", "--json", "--all", "late").value
+    [waiting] = told["waiting"]
+    assert {reason["code"] for reason in waiting["reasons"]} == {"GPU_BUSY"}
+    assert {name for refusing in waiting["refusing"] for name in refusing["nodes"]} == {"left", "right"}
+    assert 0 < waiting["start"]["earliest"] < waiting["start"]["likely"] < waiting["start"]["latest"]
+    assert waiting["frees"][0]["left"]["source"] == "declared"
+
+
+def test_a_running_job_tells_why_there_and_what_is_left(pair: Living) -> None:
+    told = pair.client().explain("first")
+    [going] = told.running
+    assert going.why is not None
+    assert going.left.source == "declared"
+    assert "why there" in pair.poise("explain", "first").text
+
+
+def test_a_finished_job_is_a_story(pair: Living) -> None:
+    assert pair.poise("run", "--cpu", "1", "--", "true").code == 0
+    job = pair.client().jobs(everything=True)[-1].id
+    text = pair.poise("explain", job).text
+    assert "submitted" in text
+    assert "main was done" in text
+    assert "over: done, exit code 0" in text
+
+
+def test_why_not_names_every_reason_of_a_node(pair: Living) -> None:
+    done = pair.poise("why-not", "late", "left")
+    assert done.code == 0, done.err
+    assert "0 fitting device free, 1 needed" in done.text
+    assert pair.poise("why-not", "--json", "late", "left").value["reasons"][0]["code"] == "GPU_BUSY"
+    there = pair.client().explain("first").running[0].nodes[0]
+    assert "it is there" in pair.poise("why-not", "first", there).text
+    done = pair.poise("why-not", "--json", "late", "middle")
+    assert (done.code, done.error["code"], done.error["have"]) == (1, "E120", "left, right")
+
+
+def test_a_plan_changes_nothing_and_comes_true(pair: Living) -> None:
+    """Should a node report another load between the two, the plan is made anew."""
+    jobs = [job.id for job in pair.client().jobs(everything=True)]
+    command = ("--cpu", "2", "--", "sleep", "600")
+
+    def planned_and_submitted() -> tuple[Any, str]:
+        plan = pair.poise("plan", "--json", *command).value
+        assert [job.id for job in pair.client().jobs(everything=True)] == jobs
+        done = pair.poise("submit", "--json", "--if-revision", str(plan["revision"]), *command)
+        return plan, done.value.get("job", "")
+
+    plan, job = until(lambda: (found := planned_and_submitted())[1] and found, "it is as planned", pair.messages)
+    until(lambda: pair.client().job(job).tasks[0].node, "it is placed", pair.messages)
+    [place] = plan["places"]
+    assert pair.client().job(job).tasks[0].node == place["spots"][0][0]
+    assert place["named"] == [f"{job}.main"]
+    pair.poise("cancel", job)
+    pair.poise("wait", job)
+
+
+def test_a_plan_of_what_would_wait_says_for_what(pair: Living) -> None:
+    done = pair.poise("plan", "late.yaml", "--name", "later")
+    assert done.code == 0, done.err
+    assert "expected start" in done.text
+    assert "--if-revision" in done.err
+    done = pair.poise("plan", "--json", "--cpu", "500", "--", "true")
+    assert (done.code, done.error["code"]) == (1, "E110")
+
+
+def test_a_submission_is_refused_once_the_world_has_moved(pair: Living) -> None:
+    revision = pair.client().plan({"run": "true"}).revision
+    pair.poise("run", "--", "true")
+    done = pair.poise("submit", "--json", "--if-revision", str(revision), "--", "true")
+    assert done.code == 1
+    assert done.error["need"] == f"revision {revision}"
+    assert "poise plan" in done.error["hint"]
+    with pytest.raises(Conflict):
+        pair.client().submit({"run": "true"}, if_revision=revision)
+
+
+def test_what_unblocks_it_unblocks_it(pair: Living) -> None:
+    job = pair.poise("submit", "--json", "--cpu", "4", "--name", "large", "--", "true").value["job"]
+    until(lambda: pair.client().job(job).tasks[0].reasons, "it waits", pair.messages)
+    done = pair.poise("unblock", "large")
+    assert "`--cpu 3`" in done.text, done.text
+    suggestions = pair.poise("unblock", "--json", job).value["suggestions"]
+    cpu = next(suggestion for suggestion in suggestions if suggestion["kind"] == "cpu")
+    smaller = pair.poise("submit", "--json", *cpu["command"].split(), "--", "sleep", "600").value["job"]
+    until(lambda: pair.client().job(smaller).tasks[0].node, "it is placed", pair.messages)
+    assert pair.client().job(smaller).tasks[0].node in cpu["nodes"]
+    pair.poise("cancel", smaller, job)
+    pair.poise("wait", smaller, job)
+
+
+def test_decisions_of_every_kind_are_in_the_stream(pair: Living) -> None:
+    records: list[dict[str, Any]] = pair.poise("events", "--json", "--decisions").value
+    kinds = {record["event"]["type"] for record in records}
+    assert {"placed", "held"} <= kinds <= {"placed", "held", "preempted", "levelled", "triggered", "policy-failed"}
+    placed = next(record["event"] for record in records if record["event"]["type"] == "placed")
+    assert placed["why"]["base"] > 0
+    assert placed["why"]["policy"] == "poise"
+
+
+def test_unknown_jobs_are_told(pair: Living) -> None:
+    for command in (("explain", "nobody"), ("why-not", "nobody", "left"), ("unblock", "nobody")):
+        done = pair.poise(*command, "--json")
+        assert (done.code, done.error["code"]) == (1, "E120"), done
+
+
+def test_without_a_control_plane_this_machine_is_planned_on(living: Living) -> None:
+    done = living.poise("plan", "--json", "--", "true")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["places"][0]["spots"][0][0] == "this machine"
+    assert "no control plane is running" in done.err
+    assert not living.processes()

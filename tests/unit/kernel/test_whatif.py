@@ -1,0 +1,389 @@
+"""Explain, why not, plan and unblock, as a user asks them."""
+
+from typing import Any
+
+import pytest
+
+from poise.errors import Conflict, NotFound, SpecError
+from poise.kernel.controller import Submit
+from poise.kernel.explain import question
+from poise.kernel.whatif import explain, plan, propose, unblock, why_not
+from poise.model.reports import Explanation, PlanReport, Suggestion, UnblockReport, Waiting, WhyNot
+from poise.policy.suites import policy_named
+from poise.testing import WALL, World, node
+from poise.units import MINUTE, SECOND
+
+
+def explained(world: World, job: str, *, everything: bool = False) -> Explanation:
+    view = world.controller.snapshot(world.now)
+    asked = question(world.ledger, world.state(job), view, everything=everything)
+    return explain(policy_named(world.ledger.policy), view, asked, everything=everything)
+
+
+def waits(world: World, job: str) -> Waiting:
+    [waiting] = explained(world, job).waiting
+    return waiting
+
+
+def not_on(world: World, job: str, name: str) -> WhyNot:
+    view = world.controller.snapshot(world.now)
+    return why_not(policy_named(world.ledger.policy), view, question(world.ledger, world.state(job), view), name)
+
+
+def planned(world: World, document: dict[str, Any]) -> PlanReport:
+    compiled = world.controller.prepare(document, WALL)
+    proposal = propose(world.ledger, world.controller.would_submit(compiled), world.now)
+    view = world.controller.snapshot(world.now)
+    return plan(policy_named(world.ledger.policy), view, proposal, note=compiled.note)
+
+
+def unblocked(world: World, job: str) -> UnblockReport:
+    view = world.controller.snapshot(world.now)
+    return unblock(policy_named(world.ledger.policy), view, question(world.ledger, world.state(job), view))
+
+
+def suggested(world: World, job: str) -> dict[str, Suggestion]:
+    return {suggestion.kind: suggestion for suggestion in unblocked(world, job).suggestions}
+
+
+# --- explain ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_waiting_job_tells_who_is_in_its_way_and_until_when() -> None:
+    world = World().nodes(2, gpus=1).job("a", gpu=1, expect="10m").job("b", gpu=1, expect="20m").round().start("a", "b")
+    told = waits(world.after("1m").job("late", gpu=1).round(), "late")
+    assert [reason.code for reason in told.reasons] == ["GPU_BUSY", "GPU_BUSY"]
+    assert [(of.nodes, [reason.code for reason in of.reasons]) for of in told.refusing] == [
+        (("n1",), ["GPU_BUSY"]),
+        (("n2",), ["GPU_BUSY"]),
+    ]
+    [freeing] = told.frees
+    assert (freeing.unit, freeing.left.mean, freeing.left.source) == ("j1.main", 9 * MINUTE, "declared")
+    assert told.start is not None
+    assert told.start.likely == 9 * MINUTE
+    assert told.start.earliest == 4 * MINUTE
+    assert (told.count, told.named, told.asks) == (1, ("j3.main",), "1 CPU, 1 GPU")
+
+
+def test_who_is_served_before_it_is_told_with_the_reason() -> None:
+    world = World().nodes(1).job("a", cpu=2).round().job("b", cpu=2, priority="high").job("c", cpu=2).round()
+    told = waits(world, "c")
+    assert told.ahead == 1
+    assert [(of.unit, of.why) for of in told.first] == [("j2.main", "high")]
+
+
+def test_many_units_that_wait_alike_are_told_as_one() -> None:
+    tasks: dict[str, Any] = {f"t{number}": {"cpu": 2} for number in range(500)}
+    tasks["last"] = {"needs": list(tasks)}
+    world = World(check=False).nodes(1).job("a", cpu=2).round().graph("g", tasks=tasks).round()
+    alike, after = explained(world, "g").waiting
+    assert (alike.count, len(alike.named)) == (500, 8)
+    assert after.count == 1
+    assert {reason.code for reason in after.reasons} == {"NEEDS"}
+    assert explained(world, "g", everything=True).waiting[0].named[-1] == "j2.t499"
+
+
+def test_large_fleets_are_told_by_kind_of_node() -> None:
+    world = World(check=False)
+    for number in range(20):
+        world.join(node(f"small{number:02}", cpu=1)).join(node(f"large{number:02}", cpu=4, gpus=2))
+    world.drain("large00").job(cpu=4, workers=19).round().job("late", cpu=2).round()
+    told = waits(world, "late")
+    found = {(of.count, tuple(reason.code for reason in of.reasons)) for of in told.refusing}
+    assert found == {(20, ("CPU_TOO_SMALL",)), (19, ("CPU_BUSY",)), (1, ("NODE_DRAINED",))}
+    busy = next(of for of in told.refusing if of.count == 19)
+    assert len(busy.nodes) == 8
+    assert busy.reasons[0].sentence() == "19 nodes like large01: at most 0 CPU free, 2 needed"
+    everything = explained(world, "late", everything=True).waiting[0].refusing
+    assert sorted(len(of.nodes) for of in everything) == [1, 19, 20]
+
+
+def test_a_gang_of_which_one_is_missing() -> None:
+    world = World().nodes(2, cpu=2).job("a", expect="1m").round().job("gang", workers=4).round()
+    told = waits(world, "gang")
+    assert told.reasons[0].code == "GANG_INCOMPLETE"
+    roomy = next(of for of in told.refusing if of.nodes == ("n2",))
+    assert [reason.code for reason in roomy.reasons] == ["GANG_INCOMPLETE"]
+    assert told.asks == "4 tasks of 1 CPU"
+
+
+def test_a_back_off_is_a_reason_and_the_earliest_start() -> None:
+    retry = {"when": ["failed"], "backoff": "8s"}
+    told = waits(World().nodes(1).job("a", retry=retry).round().finish("a", outcome="failed").after("2s"), "a")
+    assert told.reasons[0].code == "BACKOFF"
+    assert told.start is not None
+    assert told.start.earliest == told.start.likely == 6 * SECOND
+
+
+def test_what_waits_for_others_says_for_whom() -> None:
+    world = World().nodes(1).job("first").round().job("next", after=["first"])
+    [waiting] = explained(world, "next").waiting
+    assert [reason.sentence() for reason in waiting.reasons] == ["waits for job j1"]
+
+
+def test_what_runs_tells_why_there_and_what_is_left() -> None:
+    world = World().nodes(2).job("a", expect="10m").round().start("a").after("4m")
+    told = explained(world, "a")
+    [going] = told.running
+    assert (going.nodes, going.elapsed, going.left.mean, going.overrun) == (("n1",), 4 * MINUTE, 6 * MINUTE, False)
+    assert going.why is not None
+    assert going.why.instead_of == ("n2",)
+    assert told.waiting == ()
+
+
+def test_what_has_overrun_says_so_and_is_estimated_anew() -> None:
+    world = World().nodes(1).job("a", expect="1m").round().start("a").after("5m")
+    [going] = explained(world, "a").running
+    assert (going.overrun, going.left.mean) == (True, 5 * MINUTE)
+
+
+def test_what_was_learned_is_told_with_its_uncertainty() -> None:
+    world = World().nodes(1)
+    for _ in range(4):
+        world.job(**{"class": "train"}).round().finish(f"j{len(world.ledger.jobs)}", run="10s", peak=2**30)
+    told = waits(world.job("full", cpu=2).round().job("next", **{"class": "train"}).round(), "next").prediction
+    assert told is not None
+    [run] = told.run.values()
+    assert (run.mean, run.source, told.runs) == (10 * SECOND, "history", 4)
+    assert told.memory is not None
+    assert told.memory.mean == 2**30
+
+
+def test_a_finished_job_is_one_story() -> None:
+    world = World().nodes(1).job("a").round().start("a").after("2s").finish("a", outcome="lost", note="gone", run="2s")
+    world.after("2s").finish("a", run="3s")
+    told = [of.text for of in explained(world, "a").story]
+    assert told[0] == "submitted"
+    assert told[1] == "attempt 1 of main on n1 was lost (gone), 2.0 s in"
+    assert told[2].startswith("attempt 2 of main placed on n1: ")
+    assert told[3] == "main was done, 3.0 s in"
+    assert told[4].startswith("over: done, exit code 0, ")
+
+
+def test_who_has_yielded_says_so() -> None:
+    world = World().nodes(1).job("a", cpu=2, priority="low", expect="1h").round().start("a").after("1m")
+    world.job("b", cpu=2, priority="urgent", expect="1m").after("2s").start("b").finish("b").after("2s")
+    told = [of.text for of in explained(world, "a").story]
+    assert any("was stopped" in text for text in told)
+    assert any("having yielded once" in text for text in told)
+
+
+def test_explaining_changes_nothing() -> None:
+    world = World().nodes(2, gpus=1).job("a", gpu=1).round().start("a").job("b", gpu=1, workers=2, priority="urgent")
+    before = world.ledger.encode()
+    explained(world, "b")
+    not_on(world, "b", "n1")
+    unblocked(world, "b")
+    planned(world, {"run": "true", "resources": {"gpu": 1}})
+    assert world.ledger.encode() == before
+
+
+# --- why not ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_reason_of_one_node() -> None:
+    world = World().join(node("n1", cpu=4, memory="8GiB", gpus=1)).join(node("n2", cpu=1))
+    world.job("a", cpu=4, memory="8GiB", gpu=1).round().job("b", cpu=4, memory="8GiB", gpu=1).round()
+    told = not_on(world, "b", "n1")
+    assert [reason.code for reason in told.reasons] == ["CPU_BUSY", "MEMORY_BUSY", "GPU_BUSY"]
+    assert (told.fits, told.score) == (False, None)
+    assert not_on(world, "b", "n2").reasons[0].code == "CPU_TOO_SMALL"
+
+
+def test_a_node_that_fits_is_compared_with_the_chosen_one() -> None:
+    world = World().join(node("n1", cpu=2)).join(node("n2", cpu=16)).job("a").round().start("a")
+    told = not_on(world, "a", "n2")
+    assert told.fits
+    assert told.chosen == "n1"
+    assert told.score is not None and told.chosen_score is not None
+    assert told.score < told.chosen_score
+    assert told.text.startswith("it fits; n1 is better (")
+    assert "when it was placed" in told.text
+    assert not_on(world, "a", "n1").text == "it is there"
+
+
+def test_a_node_that_is_taken_in_this_round_says_by_whom() -> None:
+    world = World().nodes(1).job("a", cpu=2, priority="high").job("b", cpu=2)
+    told = not_on(world, "b", "n1")
+    assert [reason.code for reason in told.reasons] == ["BEHIND", "CPU_BUSY"]
+    assert told.reasons[0].subject == "j1.main"
+    assert not_on(world, "a", "n1").text == "it is placed there in the next round"
+
+
+def test_part_of_a_gang_would_fit() -> None:
+    world = World().nodes(2, cpu=2).job("a").round().job("gang", workers=4).round()
+    told = not_on(world, "gang", "n2")
+    assert [(reason.code, reason.need, reason.have) for reason in told.reasons] == [("GANG_INCOMPLETE", "4", "2")]
+
+
+def test_a_node_that_is_not_there() -> None:
+    world = World().nodes(1).job("a")
+    with pytest.raises(NotFound) as error:
+        not_on(world, "a", "n7")
+    assert error.value.record.have == "n1"
+    world.round().finish("a")
+    with pytest.raises(NotFound):
+        not_on(world, "a", "n1")
+
+
+# --- plan ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_what_then_happens() -> None:
+    world = World().nodes(2, gpus=2).job("a", gpu=1).round()
+    document = {"run": "true", "resources": {"gpu": 2}, "workers": 1}
+    told = planned(world, document)
+    [place] = told.places
+    assert told.revision == world.ledger.revision
+    world.submit(document).round()
+    unit = world.ledger.unit("j2.main")
+    assert unit is not None
+    assert [spot.node for spot in place.spots] == [task.node for task in unit.tasks]
+    assert [spot.devices for spot in place.spots] == [task.devices for task in unit.tasks]
+    assert place.named == ("j2.main",)
+
+
+def test_a_plan_tells_who_would_yield() -> None:
+    world = World().nodes(1).job("a", cpu=2, priority="low", expect="1h").round().start("a").after("1m")
+    told = planned(world, {"run": "true", "resources": {"cpu": 2}, "priority": "urgent", "expect": "1m"})
+    assert [(of.unit, of.to) for of in told.yields] == [("j1.main", "j2.main")]
+    [waiting] = told.waits
+    assert waiting.reasons[0].code == "PREEMPTING"
+    assert waiting.start is not None
+    assert waiting.start.likely == 10 * SECOND
+
+
+def test_a_plan_of_a_graph_tells_what_comes_later() -> None:
+    world = World().nodes(1, cpu=1)
+    tasks = {"a": {"run": "true"}, "b": {"run": "true"}, "c": {"run": "true", "needs": ["a", "b"]}}
+    told = planned(world, {"kind": "graph", "tasks": tasks})
+    assert [of.named for of in told.places] == [("j1.a",)]
+    assert [(of.count, of.named) for of in told.waits] == [(1, ("j1.b",))]
+    [later] = told.later
+    assert (later.named, [reason.need for reason in later.reasons]) == (("j1.c",), ["a", "b"])
+
+
+def test_a_plan_of_what_comes_after_another_job() -> None:
+    world = World().nodes(1).job("first").round()
+    told = planned(world, {"run": "true", "after": ["first"]})
+    assert told.places == ()
+    assert [reason.sentence() for reason in told.later[0].reasons] == ["waits for job j1"]
+
+
+def test_a_plan_is_refused_with_what_the_submission_would_be_refused_with() -> None:
+    world = World().nodes(1).job("a")
+    with pytest.raises(SpecError, match="more than any node has"):
+        planned(world, {"run": "true", "resources": {"cpu": 64}})
+    with pytest.raises(Conflict, match="is taken"):
+        planned(world, {"run": "true", "name": "a"})
+    with pytest.raises(NotFound):
+        planned(world, {"run": "true", "after": ["nobody"]})
+
+
+def test_a_submission_is_refused_when_the_world_has_moved_since_its_plan() -> None:
+    world = World().nodes(1)
+    document = {"run": "true"}
+    revision = planned(world, document).revision
+    compiled = world.controller.prepare(document, WALL)
+    world.job("meanwhile").say(Submit(90, compiled, if_revision=revision))
+    refused = world.error()
+    assert isinstance(refused, Conflict)
+    assert refused.record.need == f"revision {revision}"
+    assert refused.record.have == f"revision {revision + 1}"
+    world.say(Submit(91, compiled, key="again", if_revision=revision + 1))
+    assert world.replies[-1].value == "j2"
+    world.say(Submit(92, compiled, key="again", if_revision=revision + 1))
+    assert world.replies[-1].value == "j2", "the same submission again is the same job"
+
+
+# --- unblock ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_smallest_change_of_each_kind() -> None:
+    world = World().join(node("n1", cpu=8, memory="16GiB"))
+    world.job("a", cpu=2, memory="10GiB", expect="1h").round().start("a").after("1m")
+    world.job("b", memory="8GiB").round()
+    found = suggested(world, "b")
+    assert found["memory"].command == "--memory 6144MiB"
+    assert found["memory"].size == 0.25
+    assert found["end"].command == "poise cancel j1"
+    assert found["node"].text == "one more node like n1"
+    assert "cpu" not in found
+    assert next(iter(found)) == "memory"
+
+
+def test_every_suggestion_does_what_it_says() -> None:
+    """Typed, the smaller request starts in the next round."""
+    world = World().join(node("n1", cpu=8)).join(node("n2", cpu=4)).job("a", cpu=5).job("b", cpu=4).round()
+    world.job("c", cpu=4).round()
+    found = suggested(world, "c")
+    assert found["cpu"].command == "--cpu 3"
+    world.job("smaller", cpu=3).round()
+    assert world.where("smaller") == list(found["cpu"].nodes)
+
+
+def test_a_drained_node_is_opened_first() -> None:
+    world = World().nodes(2).job("a", cpu=2).round().drain("n2").job("b", cpu=2).round()
+    first = unblocked(world, "b").suggestions[0]
+    assert (first.kind, first.command, first.nodes) == ("open", "poise drain --undo n2", ("n2",))
+    world.drain("n2", on=False).round()
+    assert world.where("b") == ["n2"]
+
+
+def test_fewer_workers() -> None:
+    world = World().nodes(3, cpu=1).job("a").round().job("gang", workers=3).round()
+    found = suggested(world, "gang")
+    assert found["workers"].command == "--workers 2"
+    assert found["workers"].nodes == ("n2", "n3")
+
+
+def test_a_wish_too_many() -> None:
+    world = World().join(node("n1", cpu=4, gpus=2, gpu_memory=("80GiB", "16GiB")))
+    world.job("a", gpu=1, gpu_memory="40GiB").round().job("b", gpu=1, gpu_memory="40GiB").round()
+    found = suggested(world, "b")
+    assert found["gpu_memory"].command == "--gpu-memory 16384MiB"
+    assert found["wishes"].text == "any device memory will do"
+
+
+def test_a_higher_priority_and_who_yields_to_it() -> None:
+    world = World().nodes(1).job("a", cpu=2, expect="10h", checkpoint="1m").round().start("a").after("90s")
+    world.job("b", cpu=2, expect="1s").round()
+    found = suggested(world, "b")
+    assert found["priority"].command == "--priority high"
+    assert found["priority"].yields == ("j1.main",)
+
+
+def test_the_job_that_loses_least_ends() -> None:
+    world = World().nodes(2).job("old", cpu=2).round().start("old").after("10m").job("new", cpu=2).round().start("new")
+    world.after("1m").job("late", cpu=2).round()
+    assert suggested(world, "late")["end"].command == "poise cancel j2"
+
+
+def test_less_of_everything_where_one_thing_is_not_enough() -> None:
+    world = World().join(node("n1", cpu=4, memory="8GiB")).job("a", cpu=2, memory="4GiB").round()
+    world.job("b", cpu=3, memory="6GiB").round()
+    found = suggested(world, "b")
+    assert found["smaller"].command == "--cpu 2 --memory 4096MiB"
+    assert "cpu" not in found and "memory" not in found
+
+
+def test_what_is_not_blocked_says_so() -> None:
+    world = World().nodes(1).job("a")
+    assert unblocked(world, "a").text == "nothing blocks it: it is placed in the next round"
+    assert unblocked(world.round(), "a").text == "nothing of it is blocked: it runs"
+    assert unblocked(world.finish("a"), "a").text == "nothing of it is blocked: it is done"
+
+
+def test_without_any_node_nothing_helps_and_it_is_said() -> None:
+    assert unblocked(World().job("a").round(), "a").text == "no single change was found that lets it start now"
+
+
+@pytest.mark.parametrize("policy", ["poise", "fifo", "sjf", "srtf", "las", "mlfq", "round-robin", "static"])
+def test_every_policy_can_be_asked(policy: str) -> None:
+    world = World(policy).nodes(2, gpus=1).job("a", gpu=1).job("b", gpu=1).round().start("a", "b")
+    world.job("c", gpu=1, workers=2).round()
+    told = waits(world, "c")
+    assert told.reasons and told.start is not None
+    assert not_on(world, "c", "n1").reasons
+    assert unblocked(world, "c").suggestions or unblocked(world, "c").text
+    planned(world, {"run": "true", "resources": {"gpu": 1}})
