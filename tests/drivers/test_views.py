@@ -1,12 +1,16 @@
 """Views and plans as bytes: what arrives is what was sent, and what is no plan for the view is told."""
 
+import contextlib
 from typing import Any
 
+import hypothesis.strategies as st
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
-from poise.drivers.views import MAX_MEMORY, decode_plan, decode_view, encode_plan, encode_view
+from poise.drivers.views import MAX_MEMORY, Unsound, check_plan, decode_plan, decode_view, encode_plan, encode_view
+from poise.errors import SpecError
 from poise.model.decisions import Hold, Place, Plan, Preempt, Reason, Spot, Why
 from poise.model.fleet import Fleet
 from poise.model.views import Snapshot
@@ -96,7 +100,11 @@ def plan(view: Snapshot, *decisions: Any, **fields: Any) -> Plan:
         ({"decisions": (Place(unit="j3.main", spots=(Spot(3),), why=WHY),)}, "malformed"),  # type: ignore[arg-type]
         ({"decisions": (Place(unit="j99.main", spots=(Spot("n1"),), why=WHY),)}, "no unit that waits named `j99.main`"),
         ({"decisions": (Place(unit="WAITS", spots=(Spot("n9"),), why=WHY),)}, "no node `n9`"),
-        ({"decisions": (Place(unit="WAITS", spots=(), why=WHY),)}, "placed nowhere"),
+        ({"decisions": (Place(unit="WAITS", spots=(), why=WHY),)}, "has 0 spots, and needs 1 to 1"),
+        ({"decisions": (Place(unit="WAITS", spots=(Spot("n1"), Spot("n1")), why=WHY),)}, "has 2 spots"),
+        ({"decisions": (Place(unit="WAITS", spots=(Spot("n2"),), why=WHY),)}, "node `n2` is closed"),
+        ({"decisions": (Place(unit="WAITS", spots=(Spot("n1"),), why=WHY, variant=1),)}, "no artifact number 1"),
+        ({"decisions": (Place(unit="WAITS", spots=(Spot("n1", (0,)),), why=WHY),)}, "gets 1 devices of n1"),
         ({"decisions": (Place(unit="WAITS", spots=(Spot("n1"),), why=WHY),) * 2}, "decided on twice"),
         ({"decisions": (Preempt(unit="WAITS", cause="yield", why=WHY),)}, "no unit that runs named"),
         ({"decisions": (Hold(queue="nothing", reasons=(Reason(code="X"),)),)}, "no queue `nothing`"),
@@ -118,13 +126,64 @@ def test_a_plan_that_is_not_sound_is_told(fields: dict[str, Any], says: str) -> 
 
     if isinstance(fields.get("decisions"), tuple):
         fields = {**fields, "decisions": tuple(map(named, fields["decisions"]))}
-    with pytest.raises(ValueError, match=says):
-        decode_plan(encode_plan(plan(view, **fields)), view)
+    with pytest.raises(Unsound, match=says):
+        check_plan(decode_plan(encode_plan(plan(view, **fields)), view), view)
+
+
+@pytest.mark.parametrize(
+    ("job", "spots", "says"),
+    [
+        ({"cpu": 3}, [Spot("n1"), Spot("n1")], "n1 has not the CPU for all"),
+        ({"memory": "5GiB"}, [Spot("n1"), Spot("n1")], "n1 has not the memory for all"),
+        ({"gpu": 1}, [Spot("n1", (0,)), Spot("n1", (0,))], "device 0 of n1 has not the room"),
+        ({"gpu": 1}, [Spot("n1", (7,)), Spot("n1", (0,))], "n1 has no device 7"),
+        ({"gpu": 1, "gpu_model": "A100"}, [Spot("n1", (1,)), Spot("n1", (0,))], "is not what `j1.main` asks for"),
+        ({"gpu": 1, "gpu_share": 0.5}, [Spot("n1", (0,)), Spot("n1", (0,))], "device 0 of n1 has not the room"),
+        ({"gpu": 1, "gpu_share": 0.4}, [Spot("n1", (0,)), Spot("n1", (0,))], ""),
+        ({"gpu": 1}, [Spot("n1", (1,)), Spot("n1", (0,))], ""),
+        ({"cpu": 2}, [Spot("n1"), Spot("n1")], ""),
+    ],
+    ids=str,
+)
+def test_a_plan_takes_no_more_than_there_is(job: dict[str, Any], spots: list[Spot], says: str) -> None:
+    world = World().job(workers=2, **job).nodes(1, cpu=4, gpus=2)  # in this order: some could never fit
+    view = world.ledger.snapshot(world.now)
+    made = plan(view, Place(unit="j1.main", spots=tuple(spots), why=WHY))
+    if says:
+        with pytest.raises(Unsound, match=says):
+            check_plan(made, view)
+    else:
+        check_plan(made, view)
+
+
+_jobs = st.fixed_dictionaries(
+    {"cpu": st.integers(1, 4)},
+    optional={
+        "memory": st.sampled_from(["1GiB", "3GiB"]), "gpu": st.integers(0, 2), "workers": st.integers(1, 5),
+        "priority": st.sampled_from(["urgent", "low"]), "class": st.sampled_from(["a", "b"]),
+    },
+)  # fmt: skip
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(st.sampled_from(sorted(POLICIES)), st.lists(_jobs, min_size=1, max_size=12), st.data())
+def test_shipped_policies_make_sound_plans(policy: str, jobs: list[dict[str, Any]], data: st.DataObject) -> None:
+    world = World(policy).nodes(2, cpu=4, gpus=2).join(node("odd", cpu=6, memory="4GiB"))
+    for job in jobs:
+        with contextlib.suppress(SpecError):  # it fits nowhere
+            world.job(**job)
+        view = world.ledger.snapshot(world.now)
+        made = POLICIES[policy].decide(view)
+        check_plan(decode_plan(encode_plan(made), view), view)
+        world.after(data.draw(st.sampled_from(["0s", "1s", "40s"])))
+        for attempt in sorted(attempt for of in world.held.values() for attempt in of):
+            if data.draw(st.booleans()):
+                world.finish(attempt.task, run=data.draw(st.sampled_from(["50ms", "1m"])))
 
 
 @pytest.mark.parametrize("answer", [None, [], {"base": 1}, "fifo", object()], ids=str)
 def test_what_is_no_plan_is_told(answer: Any) -> None:
-    with pytest.raises(ValueError, match="not a Plan"):
+    with pytest.raises(Unsound, match="not a Plan"):
         encode_plan(answer)
 
 
@@ -132,5 +191,5 @@ def test_what_is_no_plan_is_told(answer: Any) -> None:
     "data", [b"", b"\xc1", b"\x80", b"\x81\xa4base\xa1x", b"\xff" * 100, b"\x91" * 100_000], ids=len
 )
 def test_bytes_that_are_no_plan_are_told(data: bytes) -> None:
-    with pytest.raises(ValueError, match="malformed"):
+    with pytest.raises(Unsound, match="malformed"):
         decode_plan(data, view_of(busy()))

@@ -45,9 +45,13 @@ class Theirs:
 
     def decide(self, view):
         tried = view.fleet.names == ("sample-1", "sample-2")
-        return policy_named("fifo").decide(view) if tried or not view.candidates else self._act(view)
+        idle = not view.candidates or not len(view.fleet)
+        return policy_named("fifo").decide(view) if tried or idle else self._act(view)
 
 
+def lies(view):
+    place = Place(unit=view.candidates[0].unit, spots=(Spot(view.fleet.names[0], (99,)),), why=WHY)
+    return Plan(base=view.revision, policy="theirs", decisions=(place,))
 def raises(view): raise LookupError("I have no idea")
 def leaves(view): sys.exit(5)
 def ends(view): os._exit(6)
@@ -74,9 +78,24 @@ def moody(view):
     return policy_named("sjf").decide(view)
 
 
-RAISES, LEAVES, ENDS, CRASHES, WAITS, NO_PLAN, WRONG_TYPE, UNKNOWN, SPINS, EATS, PRINTS, MOODY = map(
-    Theirs, (raises, leaves, ends, crashes, waits, no_plan, wrong_type, unknown, spins, eats, prints, moody)
+RAISES, LEAVES, ENDS, CRASHES, WAITS, NO_PLAN, WRONG_TYPE, UNKNOWN, SPINS, EATS, PRINTS, MOODY, LIES = map(
+    Theirs, (raises, leaves, ends, crashes, waits, no_plan, wrong_type, unknown, spins, eats, prints, moody, lies)
 )
+
+
+class Hangs:
+    name = "hangs"
+    def decide(self, view):
+        while True:
+            pass
+
+
+class Falls(Hangs):
+    def decide(self, view):
+        ctypes.string_at(0)
+
+
+HANGS, FALLS = Hangs(), Falls()
 
 
 def bad_term(scoring):
@@ -85,13 +104,13 @@ def bad_term(scoring):
     return float("nan")
 '''
 NAMES = ("raises", "leaves", "ends", "crashes", "waits", "no-plan", "wrong-type", "unknown", "spins", "eats", "prints",
-         "moody")  # fmt: skip
+         "moody", "lies")  # fmt: skip
 
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Iterator[Path]:
     """A folder that holds an installed package of bad policies, and the example."""
-    points = [f"{name} = their_policies:{name.upper().replace('-', '_')}" for name in NAMES]
+    points = [f"{name} = their_policies:{name.upper().replace('-', '_')}" for name in (*NAMES, "hangs", "falls")]
     _install(tmp_path, "theirs", ["[poise.policies]", *points, "[poise.terms]", "bad-term = their_policies:bad_term"])
     (tmp_path / "their_policies.py").write_text(POLICIES_OF_OTHERS)
     example = ["[poise.policies]", "smallest-first = example_terms:SMALLEST_FIRST"]
@@ -140,7 +159,8 @@ def worker(living: Living) -> int:
         ("eats", ""),  # out of its room, or out of time
         ("no-plan", "gave a `list`, not a Plan"),
         ("wrong-type", "the plan is malformed: Expected `array`, got `str` - at `$.decisions`"),
-        ("unknown", "no node `moon`"),
+        ("unknown", "no unit that waits named `j77.main`"),
+        ("lies", "gets 1 devices of"),
     ],
 )
 def test_whatever_a_policy_does_the_fleet_goes_on(living: Living, packages: Path, policy: str, says: str) -> None:
@@ -158,6 +178,23 @@ def test_whatever_a_policy_does_the_fleet_goes_on(living: Living, packages: Path
     assert all(placed["why"]["policy"] == "fifo" for placed in events(living, "placed"))
     assert events(living, "remembered") == []
     assert living.pid("control") == control
+
+
+def test_what_cannot_be_loaded_is_told_before_anything_starts(living: Living, packages: Path) -> None:
+    (packages / "their_policies.py").write_text("import nothing_of_this_name\n")
+    done = living.poise("up", "--policy", "raises", "--json", PYTHONPATH=str(packages))
+    assert done.code == 1
+    assert "`raises` of theirs 1.0 cannot be used: it cannot be imported" in done.error["message"]
+    assert done.error["field"] == "poise.policies: raises = their_policies:RAISES"
+    assert not living.processes()
+
+
+def test_what_cannot_even_be_tried_is_told(living: Living, packages: Path) -> None:
+    falls = living.poise("up", "--policy", "falls", PYTHONPATH=str(packages))
+    assert (falls.code, "its process was killed by signal 11" in falls.err) == (1, True), falls.err
+    hangs = living.poise("up", "--policy", "hangs", PYTHONPATH=str(packages))
+    assert (hangs.code, "loaded and tried within 10.0 s" in hangs.err) == (1, True), hangs.err
+    assert not living.processes()
 
 
 def test_a_bad_term_is_a_failure_of_the_policy(living: Living, packages: Path) -> None:

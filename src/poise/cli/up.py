@@ -14,7 +14,7 @@ from poise.cli.home import current_home, ensure_up, running, supervised
 from poise.cli.nodes import read_fleet
 from poise.cli.render import print_json, say
 from poise.client import Client, failure_of
-from poise.config import Home
+from poise.config import Home, Times
 from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.errors import Conflict, Fault, Unreachable
@@ -100,13 +100,15 @@ def _settle_policy(home: Home, policy: str) -> tuple[str, str]:
     """What the control plane is told, and what it will call it. A user's code is tried here, where errors are seen."""
     import msgspec
 
-    from poise.drivers.plugins import build, choose, choose_document, is_file
+    from poise.drivers.plugins import choose, choose_document, is_file
     from poise.drivers.yamlfile import load_yaml
 
     document = load_yaml(Path(policy)) if is_file(policy) else None
     choice = choose_document(document) if is_file(policy) else choose(policy)
     if choice.foreign:
-        build(choice)
+        from poise.control.decider import try_out
+
+        try_out(choice, Times())
     if not is_file(policy):
         return policy, choice.label
     if not (running(home) or supervised(home)):

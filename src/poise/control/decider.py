@@ -29,8 +29,8 @@ import msgspec
 from poise.config import Times
 from poise.control.plane import or_die
 from poise.drivers.plugins import Choice, build
-from poise.drivers.views import decode_plan, decode_view, encode_plan, encode_view
-from poise.errors import PoiseError
+from poise.drivers.views import Unsound, check_plan, decode_plan, decode_view, encode_plan, encode_view
+from poise.errors import ErrorRecord, PoiseError, SpecError
 from poise.model.decisions import Plan
 from poise.model.fleet import Fleet
 from poise.model.resources import Node
@@ -54,7 +54,7 @@ ROOM = 2 * 2**30
 """Bytes of address space that a policy may take beyond what it had when it was loaded. A view of 10,000 nodes takes
 some tens of MB of it."""
 
-READY, PLAN, BROKEN = b"R", b"P", b"B"
+READY, PLAN, BROKEN, REFUSED = b"R", b"P", b"B", b"E"
 _HEAD = 4
 _STDERR = 2
 
@@ -65,6 +65,27 @@ Answered = Callable[[Plan], None]
 def decider_for(choice: Choice, times: Times) -> "InlineDecider | WorkerDecider":
     """Inline for what ships with Poise, a worker for code of others."""
     return WorkerDecider(choice, times) if choice.foreign else InlineDecider(build(choice))
+
+
+def try_out(choice: Choice, times: Times) -> None:
+    """Load the policy in a worker, where it can neither hang nor crash us, and end that. Raises `SpecError`."""
+
+    async def load() -> None:
+        async with asyncio.timeout(times.policy_start / SECOND):
+            worker = await _Worker.start(choice)
+        worker.kill()
+
+    hint = "`docs/how-to/write-a-policy.md` shows one that works"
+    try:
+        asyncio.run(load())
+    except TimeoutError:
+        need = f"loaded and tried within {format_duration(times.policy_start)}"
+        raise SpecError(f"policy `{choice.label}` does not load", field="--policy", need=need, hint=hint) from None
+    except _Failed as error:
+        refused = SpecError(f"policy `{choice.label}` does not load: {error}", field="--policy", hint=hint)
+        if error.record is not None:
+            refused.record = error.record
+        raise refused from None
 
 
 class InlineDecider:
@@ -144,7 +165,8 @@ class WorkerDecider:
         except _Failed as error:
             failed = str(error)
         else:
-            self._failures = 0
+            if view.candidates:  # to say nothing where there is nothing to say is no success
+                self._failures = 0
             return plan
         self._worker = None
         worker.kill()
@@ -178,7 +200,11 @@ class WorkerDecider:
 
 
 class _Failed(Exception):
-    """What was wrong with a policy, or with its worker."""
+    """What was wrong with a policy, or with its worker; `record` where it told that itself."""
+
+    def __init__(self, message: str, record: ErrorRecord | None = None) -> None:
+        super().__init__(message)
+        self.record = record
 
 
 class _Worker:
@@ -219,7 +245,7 @@ class _Worker:
         answer = await self._receive(PLAN)
         try:
             return decode_plan(answer, view)
-        except ValueError as error:
+        except Unsound as error:
             raise _Failed(str(error)) from None
 
     def kill(self) -> None:
@@ -243,6 +269,9 @@ class _Worker:
         except (asyncio.IncompleteReadError, ConnectionError):
             raise _Failed(await self._how_it_ended()) from None
         kind, content = frame[:1], frame[1:]
+        if kind == REFUSED:
+            record = msgspec.msgpack.decode(content, type=ErrorRecord)
+            raise _Failed(record.message, record)
         if kind != expected:
             raise _Failed(content.decode("utf-8", "replace") if kind == BROKEN else f"it answered with {kind!r}")
         return content
@@ -295,7 +324,7 @@ def main() -> int:
         try:
             policy = build(msgspec.msgpack.decode(first, type=Choice))
         except PoiseError as error:
-            _write(stream, BROKEN, str(error).encode())
+            _write(stream, REFUSED, msgspec.msgpack.encode(error.record))
             return error.exit_code
         _limit_memory()
         _write(stream, READY, b"")
@@ -305,6 +334,9 @@ def main() -> int:
             before = view.fleet
             try:
                 kind, content = PLAN, encode_plan(policy.decide(view))
+                check_plan(decode_plan(content, view), view)  # here, where it does not take the loop's time
+            except Unsound as error:
+                kind, content = BROKEN, str(error).encode("utf-8", "replace")
             except Exception as error:
                 _log.exception("policy %s failed", policy.name)
                 kind, content = BROKEN, f"{type(error).__name__}: {error}".encode("utf-8", "replace")

@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 import numpy as np
 
-from poise.drivers.views import decode_plan, encode_plan
+from poise.drivers.views import Unsound, check_plan, decode_plan, encode_plan
 from poise.drivers.yamlfile import load_yaml
 from poise.errors import SpecError
 from poise.model.fleet import Fleet
@@ -204,8 +204,8 @@ def _try_policy(policy: Any) -> str:
         return "it has no function `decide`"
     view = sample_view()
     try:
-        decode_plan(encode_plan(policy.decide(view)), view)
-    except ValueError as error:
+        check_plan(decode_plan(encode_plan(policy.decide(view)), view), view)
+    except Unsound as error:
         return f"its plan is not sound: {error}"
     return ""
 

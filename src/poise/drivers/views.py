@@ -5,7 +5,7 @@ whoever reads has them from the view before.
 
     view = decode_view(encode_view(view))
 
-A plan that comes back is not trusted: `decode_plan` checks its types, and that it speaks of what the view shows.
+A plan that comes back is not trusted: `decode_plan` checks its types, `check_plan` that it suits the view.
 """
 
 from typing import Any
@@ -13,17 +13,22 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from poise.model.decisions import Place, Plan, Preempt, Spot
-from poise.model.fleet import Fleet, PoolView, Resident
+from poise.model.decisions import Hold, Place, Plan, Preempt
+from poise.model.fleet import CPU, MEMORY, NETWORK, Fleet, PoolView, Resident
 from poise.model.profiles import Profile
-from poise.model.resources import Node
+from poise.model.resources import SHARED_CAP, WHOLE, Node, Shape, Wants
 from poise.model.views import Candidate, Snapshot
+from poise.policy.feasible import can_do
 
 COLUMNS = ("free", "closed", "levels", "failures", "device_memory", "device_share", "yielding")
 """Of a fleet, what is not given by its nodes."""
 
 MAX_MEMORY = 2**20
 """Bytes of what a policy asks to be handed back: it is written to the log each time that it changes."""
+
+
+class Unsound(ValueError):
+    """A plan that is none, or not one for the view."""
 
 
 class Column(msgspec.Struct, frozen=True, array_like=True):
@@ -112,61 +117,126 @@ def decode_view(data: bytes, before: Fleet | None = None) -> Snapshot:
 
 
 def encode_plan(plan: Plan) -> bytes:
-    """Raises ValueError for what is no plan, or holds what cannot travel."""
+    """Raises `Unsound` for what is no plan, or holds what cannot travel."""
     if not isinstance(plan, Plan):
-        raise ValueError(f"`decide` gave a `{type(plan).__name__}`, not a Plan")
+        raise Unsound(f"`decide` gave a `{type(plan).__name__}`, not a Plan")
     try:
         return _encoder.encode(plan)
     except (TypeError, OverflowError, ValueError, RecursionError) as error:
-        raise ValueError(f"the plan holds what cannot be written: {error}") from None
+        raise Unsound(f"the plan holds what cannot be written: {error}") from None
 
 
 def decode_plan(data: bytes, view: Snapshot) -> Plan:
-    """The plan, if it is one for this view. Raises ValueError with the first thing that is wrong with it."""
+    """The plan, if it is one for this view. Raises `Unsound` with the first thing that is wrong with it."""
     try:
         plan = _plans.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"the plan is malformed: {error}") from None
+        raise Unsound(f"the plan is malformed: {error}") from None
     if plan.failed:
-        raise ValueError(plan.failed)
+        raise Unsound(plan.failed)
     if plan.base != view.revision:
-        raise ValueError(f"the plan is for revision {plan.base}, and the view is of {view.revision}")
+        raise Unsound(f"the plan is for revision {plan.base}, and the view is of {view.revision}")
     if plan.until is not None and plan.until <= view.now:
-        raise ValueError("`until` is not later than now: that would be asked again without end")
+        raise Unsound("`until` is not later than now: that would be asked again without end")
     if plan.memory is not None and len(_encoder.encode(plan.memory)) > MAX_MEMORY:
-        raise ValueError(f"`memory` is larger than {MAX_MEMORY} bytes")
-    _check_named(plan, view)
+        raise Unsound(f"`memory` is larger than {MAX_MEMORY} bytes")
     return plan
 
 
-def _check_named(plan: Plan, view: Snapshot) -> None:
-    """Whether units, nodes and queues are those of the view, and each is decided on once."""
-    waiting = {candidate.unit for candidate in view.candidates}
+def check_plan(plan: Plan, view: Snapshot) -> None:
+    """Raise `Unsound` unless a decoded plan speaks of what the view shows, decides on each unit once, and asks for no
+    more room than there is in the view. The ledger would refuse the same, round after round, and nothing would start.
+    """
+    waiting = {candidate.unit: candidate for candidate in view.candidates}
     running = {resident.unit for residents in (*view.fleet.residents, view.elastic) for resident in residents}
+    taking = _Taking(view.fleet)
     decided: set[str] = set()
     for decision in plan.decisions:
-        if isinstance(decision, Place):
-            name, known, what = decision.unit, waiting, "unit that waits"
-            _check_spots(decision.unit, decision.spots, view.fleet)
-        elif isinstance(decision, Preempt):
-            name, known, what = decision.unit, running, "unit that runs"
-        else:
+        if isinstance(decision, Hold):
             if decision.queue not in view.backlog:
-                raise ValueError(f"there is no queue `{decision.queue}`")
+                raise Unsound(f"there is no queue `{decision.queue}`")
             continue
-        if name not in known:
-            raise ValueError(f"there is no {what} named `{name}`")
-        if name in decided:
-            raise ValueError(f"`{name}` is decided on twice")
-        decided.add(name)
+        if decision.unit in decided:
+            raise Unsound(f"`{decision.unit}` is decided on twice")
+        decided.add(decision.unit)
+        if isinstance(decision, Preempt):
+            if decision.unit not in running:
+                raise Unsound(f"there is no unit that runs named `{decision.unit}`")
+            continue
+        candidate = waiting.get(decision.unit)
+        if candidate is None:
+            raise Unsound(f"there is no unit that waits named `{decision.unit}`")
+        _check_place(decision, candidate, view.fleet)
+        if not decision.queued:
+            taking.take(decision, (candidate.shape, *candidate.others)[decision.variant])
+    taking.check()
 
 
-def _check_spots(unit: str, spots: tuple[Spot, ...], fleet: Fleet) -> None:
-    if not spots:
-        raise ValueError(f"`{unit}` is placed nowhere")
-    for spot in spots:
-        if spot.node not in fleet.rows:
-            raise ValueError(f"there is no node `{spot.node}`")
+def _check_place(place: Place, candidate: Candidate, fleet: Fleet) -> None:
+    if not 0 <= place.variant <= len(candidate.others):
+        raise Unsound(f"`{place.unit}` has no artifact number {place.variant}")
+    least = candidate.least or candidate.tasks
+    if not least <= len(place.spots) <= candidate.tasks:
+        raise Unsound(f"`{place.unit}` has {len(place.spots)} spots, and needs {least} to {candidate.tasks}")
+    for spot in place.spots:
+        row = fleet.rows.get(spot.node)
+        if row is None:
+            raise Unsound(f"there is no node `{spot.node}`")
+        if fleet.closed[row]:
+            raise Unsound(f"node `{spot.node}` is closed: `{place.unit}` cannot go there")
+
+
+class _Taking:
+    """What a plan takes of every node and device, added up."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._nodes: dict[int, list[int]] = {}
+        self._devices: dict[tuple[int, int], list[int]] = {}
+        self._places: dict[int, dict[int, int]] = {}
+        self._able: dict[tuple[int, Wants], bool] = {}
+
+    def take(self, place: Place, shape: Shape) -> None:
+        for spot in place.spots:
+            row = self._fleet.rows[spot.node]
+            taken = self._nodes.setdefault(row, [0, 0, 0])
+            taken[CPU] += shape.cpu
+            taken[MEMORY] += shape.memory
+            taken[NETWORK] += shape.network
+            if len(spot.devices) != shape.gpus:
+                raise Unsound(f"`{place.unit}` gets {len(spot.devices)} devices of {spot.node}, and needs {shape.gpus}")
+            for index in spot.devices:
+                self._take_device(place.unit, row, index, shape)
+
+    def _take_device(self, unit: str, row: int, index: int, shape: Shape) -> None:
+        fleet = self._fleet
+        places = self._places.get(row)
+        if places is None:
+            places = self._places[row] = {device.index: at for at, device in enumerate(fleet.nodes[row].devices)}
+        at = places.get(index)
+        if at is None:
+            raise Unsound(f"{fleet.names[row]} has no device {index}")
+        model = int(fleet.device_model[row, at])
+        able = self._able.get((model, shape.wants))
+        if able is None:
+            able = self._able[model, shape.wants] = can_do(fleet.models[model], shape.wants)
+        if not able:
+            raise Unsound(f"device {index} of {fleet.names[row]} is not what `{unit}` asks for")
+        taken = self._devices.setdefault((row, at), [0 if shape.share == WHOLE else WHOLE - SHARED_CAP, 0])
+        taken[0] += shape.share
+        taken[1] += shape.gpu_memory
+
+    def check(self) -> None:
+        fleet = self._fleet
+        for row, needs in self._nodes.items():
+            for resource, name in ((CPU, "CPU"), (MEMORY, "memory"), (NETWORK, "network")):
+                have, need = int(fleet.free[resource, row]), needs[resource]
+                if need > have and need:
+                    raise Unsound(f"{fleet.names[row]} has not the {name} for all that is placed there")
+        for (row, at), (share, memory) in self._devices.items():
+            if share > fleet.device_share[row, at] or memory > fleet.device_memory[row, at]:
+                index = fleet.nodes[row].devices[at].index
+                raise Unsound(f"device {index} of {fleet.names[row]} has not the room for all that is placed there")
 
 
 def _column(array: Any) -> Column:
