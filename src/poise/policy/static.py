@@ -1,7 +1,7 @@
 """The baseline of a fixed partition: unit number k may only use partition k modulo P, however idle the others are.
 
 With several nodes a partition is a node; on a single node it is one CPU. A unit that asks for more than a partition
-takes the ones that follow as well, and one that its partition could never hold moves on to the next that could.
+takes the ones that follow as well; what a partition could never hold moves on to the next that could.
 """
 
 from poise.model.decisions import Decision, Hold, Place, Plan, Reason, Spot, Why
@@ -34,10 +34,11 @@ class Static:
         for candidate in view.candidates:
             if candidate.shape not in able:
                 able[candidate.shape] = ability(view.fleet, candidate.shape).room[view.fleet.kind]
-            first = _first_partition(candidate, partitions, able[candidate.shape], len(view.fleet))
+            places = _places(candidate, partitions, able[candidate.shape], len(view.fleet))
+            first = places[0]
             reasons = full.get((first, candidate.shape))
             if reasons is None:
-                spots, reasons = self._place(candidate, draft, partitions, used, first)
+                spots, reasons = self._place(candidate, draft, partitions, used, places)
                 if spots:
                     why = Why(policy=self.name, base=view.revision, rank=f"partition {first + 1} of {len(partitions)}")
                     decisions.append(Place(unit=candidate.unit, spots=tuple(spots), why=why))
@@ -52,7 +53,7 @@ class Static:
         return Plan(base=view.revision, policy=self.name, decisions=tuple(decisions))
 
     def _place(
-        self, candidate: Candidate, draft: Draft, partitions: Partitions, used: list[int], first: int
+        self, candidate: Candidate, draft: Draft, partitions: Partitions, used: list[int], places: list[int]
     ) -> tuple[list[Spot], Reasons]:
         fleet = draft.fleet
         if not partitions:
@@ -60,37 +61,49 @@ class Static:
             return [], tuple(found) or (Reason(code="NO_NODES", wakes="joined"),)
         taken = list(used)
         rows: list[int] = []
-        room, needed = draft.capacity(candidate.shape).copy(), candidate.least or candidate.tasks
-        for index in range(needed):
-            place = (first + index) % len(partitions)
-            row, size = partitions[place]
-            refused: list[Reason] = []
-            if room[row] <= 0:  # taken before, or by the members of this gang
-                gang = Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(index), wakes="finished")
-                refused = draft.reasons_on(row, candidate.shape) or [gang]
-            if not _take_partitions(taken, partitions, place, candidate.shape.cpu):
-                need, have = format_cpu(candidate.shape.cpu), format_cpu(max(0, size - used[place]))
-                subject = fleet.names[row]
-                refused = [
-                    Reason(code="PARTITION_BUSY", subject=subject, need=need, have=have, wakes="finished"),
-                    *refused,
-                ]
-            if refused:
-                return [], tuple(refused)
+        room = draft.capacity(candidate.shape).copy()
+        for index, place in enumerate(places):
+            row = partitions[place][0]
+            if room[row] <= 0 or not _take_partitions(taken, partitions, place, candidate.shape.cpu):
+                return [], self._refused(candidate, draft, partitions, taken, place, index)
             room[row] -= 1
             rows.append(row)
         used[:] = taken
         return [draft.take(row, candidate, candidate.shape) for row in rows], ()
 
+    def _refused(
+        self, candidate: Candidate, draft: Draft, partitions: Partitions, taken: list[int], place: int, have: int
+    ) -> Reasons:
+        """Why the unit's own partition cannot take it, or of a gang how many found none."""
+        row, size = partitions[place]
+        subject, needed = draft.fleet.names[row], candidate.least or candidate.tasks
+        reasons = draft.reasons_on(row, candidate.shape)
+        if needed > 1:
+            gang = Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(have), wakes="finished")
+            reasons = [gang, *reasons]
+        if not _take_partitions(list(taken), partitions, place, candidate.shape.cpu):
+            need, left = format_cpu(candidate.shape.cpu), format_cpu(max(0, size - taken[place]))
+            reasons = [Reason(code="PARTITION_BUSY", subject=subject, need=need, have=left, wakes="finished"), *reasons]
+        return tuple(reasons)
 
-def _first_partition(candidate: Candidate, partitions: Partitions, able: Ints, nodes: int) -> int:
-    """The unit's own partition, or the next whose node could ever hold one of its tasks."""
-    count = len(partitions)
+
+def _places(candidate: Candidate, partitions: Partitions, able: Ints, nodes: int) -> list[int]:
+    """A partition for each task: the unit's own and those after it, in turn, each as often as its node could ever hold
+    one of the tasks; the unit's own one if that does not do.
+    """
+    count, needed = len(partitions), candidate.least or candidate.tasks
     own = candidate.ordinal % max(1, count)
+    in_turn = [(own + step) % count for step in range(count)]
     if nodes == 1:
-        return own
-    could = ((own + step) % count for step in range(count) if able[partitions[(own + step) % count][0]])
-    return next(could, own)
+        return [in_turn[index % count] for index in range(needed)] if count else [own] * needed
+    left = {place: int(able[partitions[place][0]]) for place in in_turn}
+    places: list[int] = []
+    while len(places) < needed and any(left.values()):
+        for place in in_turn:
+            if left[place] and len(places) < needed:
+                left[place] -= 1
+                places.append(place)
+    return places if len(places) == needed else [own] * needed
 
 
 def _partitions(view: Snapshot) -> Partitions:
@@ -103,14 +116,16 @@ def _partitions(view: Snapshot) -> Partitions:
 
 
 def _partition_use(view: Snapshot, partitions: Partitions) -> list[int]:
+    """What is taken of each partition: of nodes, where it is; of a single node's CPUs, those of the unit's number."""
     used = [0] * len(partitions)
-    if partitions:
-        place_in_unit: dict[str, int] = {}
-        for residents in view.fleet.residents:
-            for resident in residents:
-                index = place_in_unit.get(resident.unit, 0)
-                place_in_unit[resident.unit] = index + 1
-                _take_partitions(used, partitions, resident.ordinal + index, resident.shape.cpu, force=True)
+    rows = {row: place for place, (row, _) in enumerate(partitions)}
+    alone = len(rows) == 1
+    seen: dict[str, int] = {}
+    for row, residents in enumerate(view.fleet.residents):
+        for resident in residents if row in rows else ():
+            index = seen[resident.unit] = seen.get(resident.unit, -1) + 1
+            first = resident.ordinal + index if alone else rows[row]
+            _take_partitions(used, partitions, first, resident.shape.cpu, force=True)
     return used
 
 

@@ -232,7 +232,7 @@ def test_static_moves_on_where_a_partition_could_never_hold_it() -> None:
 def test_static_counts_what_the_members_of_a_gang_take_from_each_other() -> None:
     world = World("static").nodes(1, cpu=2, gpus=1).join(node("n2", cpu=2)).job("a", gpu=1).round().drain("n2")
     world.join(node("n3", cpu=2, gpus=2)).job("pair", workers=2, gpu=1, cpu="0.5").round()
-    assert (world.where("a"), world.codes("pair")) == (["n1"], ["GPU_BUSY"])
+    assert (world.where("a"), world.codes("pair")) == (["n1"], ["GANG_INCOMPLETE", "GPU_BUSY"])
     alone = World("static").nodes(1, cpu=1, gpus=2).job("b", gpu=1, cpu="0.5").round()
     assert alone.job("pair", workers=2, gpu=1, cpu="0.1").round().codes("pair") == ["GANG_INCOMPLETE"]
     assert alone.finish("b").round().where("pair") == ["n1", "n1"]
