@@ -24,6 +24,7 @@ from poise.policy.protocol import Policy
 from poise.policy.rank import ORDERS, Order
 from poise.policy.reclaim import GRACE, foreseen
 from poise.policy.score import TERMS
+from poise.policy.static import Static
 from poise.policy.suites import Suite
 
 STEPS = 200
@@ -50,6 +51,7 @@ class Hypothesis:
         self._base = view
         self.now = view.now
         self.memory: Mapping[str, Any] = view.memory
+        self.profiles = view.profiles
         self.fleet = view.fleet.copy()
         self.candidates = {candidate.unit: candidate for candidate in view.candidates}
         self._backlog = dict(view.backlog)
@@ -309,13 +311,15 @@ def starts(policy: ClusterPolicy, view: Snapshot, unit: str) -> tuple[Place, tup
     return None if found is None else (found, victims)
 
 
-def order_of(policy: ClusterPolicy) -> Order:
-    """The order in which a policy serves what waits."""
-    return policy._order if isinstance(policy, Suite) else ORDERS["arrival"]
+def order_of(policy: ClusterPolicy) -> Order | None:
+    """The order in which a policy serves what waits; None where only its own code knows it."""
+    if isinstance(policy, Suite):
+        return policy._order
+    return ORDERS["arrival"] if isinstance(policy, Static) else None
 
 
 def draft_of(policy: ClusterPolicy, view: Snapshot) -> Draft:
-    """A statement of placements on a view, that scores nodes as the policy does."""
+    """A statement of placements on a view, that scores nodes as the policy does; by name where only it knows how."""
     if isinstance(policy, Suite):
         return Draft(view, policy.recipe.score, policy._terms, spread=policy.recipe.spread)
     return Draft(view, {"first": 1.0}, TERMS)
@@ -324,7 +328,11 @@ def draft_of(policy: ClusterPolicy, view: Snapshot) -> Draft:
 def scores(
     policy: ClusterPolicy, view: Snapshot, candidate: Candidate, shape: Shape, nodes: Iterable[str]
 ) -> list[float]:
-    """What each of these nodes scores for one task, in [0, 1], as the policy weighs it."""
+    """What each of these nodes scores for one task, in [0, 1], as the policy weighs it; nothing where only its own code
+    knows that.
+    """
+    if order_of(policy) is None:
+        return []
     draft = draft_of(policy, view)
     rows = np.array([view.fleet.rows[node] for node in nodes], np.int64)
     return [round(float(score), 4) for score in draft._scores(rows, shape, draft.estimates(candidate, shape))]
@@ -448,7 +456,7 @@ class _Ahead:
         fleet = self._world.fleet
         row = fleet.rows[place.spots[0].node]
         estimates = self._speeds.of(
-            candidate.kind, shape.wants.precision, candidate.expected, candidate.work, devices=shape.gpus > 0
+            candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=shape.gpus > 0
         )
         if not resident.devices:
             return estimates[int(fleet.processor[row])]
@@ -490,7 +498,8 @@ class _Ahead:
             del self._end_of[unit]
             world.end(unit)
             if unit in self._returning:
-                world.add(_waiting_again(self._returning.pop(unit), world.now))
+                resident = self._returning.pop(unit)
+                world.add(_waiting_again(resident, world.now, foreseen(resident, world.profiles).mean))
 
     def _show_more(self) -> bool:
         """The next ones of long queues are shown, as they come up: like those before them. Whether there were any."""
@@ -548,7 +557,7 @@ def _resident(
         kind=candidate.kind,
         since=now,
         model=models[0] if models else node.model,
-        declared=candidate.expected,
+        declared=candidate.declared,
         devices=devices,
         preempted=candidate.preempted,
         running=True,
@@ -559,7 +568,7 @@ def _resident(
     )
 
 
-def _waiting_again(resident: Resident, now: int) -> Candidate:
+def _waiting_again(resident: Resident, now: int, expected: int) -> Candidate:
     """What has yielded waits anew, in a queue of its own, with all of its work before it."""
     return Candidate(
         unit=resident.unit,
@@ -571,9 +580,10 @@ def _waiting_again(resident: Resident, now: int) -> Candidate:
         tasks=resident.most,
         submitted=resident.since,
         ready=now,
-        tail=resident.declared,
+        tail=expected,
         queue=f"yielded/{resident.unit}",
-        expected=resident.declared,
+        expected=expected,
+        declared=resident.declared,
         least=resident.least,
         attained=resident.attained,
         preempted=resident.preempted + 1,
