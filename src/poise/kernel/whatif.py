@@ -145,12 +145,12 @@ def _before(
 
 
 def _start(found: Forecast, view: Snapshot, not_before: int, soonest: Reservation | None) -> Start:
-    """Where nothing is foreseen: not before there is room for it if nobody else takes any."""
+    """Where nothing at all is foreseen: not before there is room for it if nobody else takes any."""
 
     def from_now(at: int | None) -> int | None:
         return None if at is None else max(at, not_before) - view.now
 
-    bound = soonest.at if soonest is not None and found.likely is None else found.earliest
+    bound = soonest.at if soonest is not None and found.earliest is None else found.earliest
     return Start(
         earliest=from_now(bound),
         likely=from_now(found.likely),
