@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from poise.errors import NotFound
+from poise.errors import Conflict, NotFound
 from poise.kernel.explain import Active, After, Alike, Question
 from poise.kernel.ledger import Ledger, State, job_status
 from poise.model.decisions import Hold, Place, Plan, Preempt, Reason
@@ -341,7 +341,7 @@ def _busy(fleet: Fleet, shape: Shape, able: Ability, rows: Ints, lacks: int, sub
 
 def why_not(policy: ClusterPolicy, view: Snapshot, asked: Question, node: str) -> WhyNot:
     """Why the job's first unit that waits (or else the first that runs) is not on this node: every reason, or how it
-    scores there. Raises NotFound for a node that is not there, and for a job of which nothing waits or runs.
+    scores there. Raises NotFound for a node that is not there, Conflict for a job of which nothing waits or runs.
     """
     if node not in view.fleet.rows:
         known = ", ".join(view.fleet.names[:FEW]) or "none has joined yet"
@@ -350,7 +350,7 @@ def why_not(policy: ClusterPolicy, view: Snapshot, asked: Question, node: str) -
         return _why_not_pending(policy, view, asked.job, asked.pending[0], node)
     if asked.active:
         return _why_not_active(policy, view, asked.job, asked.active[0], node)
-    raise NotFound(
+    raise Conflict(
         f"nothing of job {asked.job} waits for a node or has one",
         field="job",
         have=asked.status,

@@ -222,7 +222,7 @@ def test_a_node_that_is_not_there() -> None:
         not_on(world, "a", "n7")
     assert error.value.record.have == "n1"
     world.round().finish("a")
-    with pytest.raises(NotFound):
+    with pytest.raises(Conflict, match="nothing of job j1 waits"):
         not_on(world, "a", "n1")
 
 
