@@ -475,7 +475,7 @@ def _type(field: dict[str, Any]) -> str:
 def routes() -> str:
     """Every route of the OpenAPI document."""
     nobody = Mock()  # routes are only listed here, none is called
-    guard: Any = make_app(nobody, Home(Path("/")), "", nobody)
+    guard: Any = make_app(nobody, Home(Path("/")), "", nobody, nobody)
     document = guard._rest.openapi_schema.to_schema()
     rows: list[tuple[str, ...]] = []
     parameters: list[tuple[str, ...]] = []

@@ -173,3 +173,54 @@ def test_without_a_control_plane_this_machine_is_planned_on(living: Living) -> N
     assert json.loads(done.out)["places"][0]["spots"][0][0] == "this machine"
     assert "no control plane is running" in done.err
     assert not living.processes()
+
+
+def test_a_policy_of_ones_own_is_asked(living: Living) -> None:
+    """One that is a file, which the control plane itself carries out, and one in Python, which it never runs."""
+    policy = living.file("ours.yaml", "kind: policy\nname: ours\norder: run\nscore: {load: 1}\n")
+    package = living.work / "theirs-1.0.dist-info"
+    package.mkdir()
+    package.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    package.joinpath("entry_points.txt").write_text("[poise.policies]\ntheirs = theirs:THEIRS\n")
+    living.file("theirs.py", THEIRS)
+    for name in (str(policy), "theirs"):
+        done = living.poise("up", "--port", "0", "--policy", name, PYTHONPATH=str(living.work))
+        assert done.code == 0, done.err
+        until(lambda: _up(living) == 1, "this machine has joined", living.messages)
+        holder = living.poise("submit", "--json", "--cpu", str(_cpus(living)), "--", "sleep", "600").value["job"]
+        until(lambda: living.client().job(holder).status == "running", "it runs", living.messages)  # noqa: B023
+        late = living.poise("submit", "--json", "--", "true").value["job"]
+        told = living.client().explain(late)
+        assert told.policy.partition("@")[0] in ("ours", "theirs")
+        [waiting] = told.waiting
+        assert {reason.code for reason in waiting.reasons} == {"CPU_BUSY"}
+        assert waiting.start is not None
+        assert waiting.start.likely is not None
+        assert bool(waiting.place) == (name != "theirs"), "only its own code knows the order in which it serves"
+        found = {suggestion.kind: suggestion.command for suggestion in living.client().unblock(late).suggestions}
+        assert found["end"] == f"poise cancel {holder}"
+        assert living.client().why_not(late, told.waiting[0].refusing[0].nodes[0]).reasons
+        living.poise("cancel", holder, late)
+        living.poise("wait", holder, late)
+        assert living.poise("events", "--json", "--decisions").code == 0
+        assert not [line for line in living.poise("events").text.splitlines() if "policy-failed" in line]
+        assert living.poise("down").code == 0
+
+
+def _cpus(living: Living) -> int:
+    return int(living.poise("nodes", "--json").value[0]["cpu"]) // 1000
+
+
+THEIRS = """
+from poise.policy.suites import policy_named
+
+
+class Theirs:
+    name = "theirs"
+
+    def decide(self, view):
+        return policy_named("fifo").decide(view)
+
+
+THEIRS = Theirs()
+"""

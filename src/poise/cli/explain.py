@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from poise.cli import offline
 from poise.cli.asking import asking
 from poise.cli.home import connected, current_home, running, supervised, user_name
 from poise.cli.render import ago, print_json, say, status_text, tell
@@ -41,6 +40,8 @@ def explain(job: str, everything: bool, as_json: bool) -> int:
     if _is_up(home):
         told = connected(home).explain(job, everything=everything)
     else:
+        from poise.cli import offline
+
         told = offline.explain(home, job, everything=everything)
     if as_json:
         print_json(told)
@@ -56,7 +57,12 @@ def explain(job: str, everything: bool, as_json: bool) -> int:
 def why_not(job: str, node: str, as_json: bool) -> int:
     """Tell every reason against NODE for JOB; where it would fit, how the node scores beside the chosen one."""
     home = current_home()
-    told = connected(home).why_not(job, node) if _is_up(home) else offline.why_not(home, job, node)
+    if _is_up(home):
+        told = connected(home).why_not(job, node)
+    else:
+        from poise.cli import offline
+
+        told = offline.why_not(home, job, node)
     if as_json:
         print_json(told)
         return 0
@@ -81,6 +87,8 @@ def plan(source: tuple[str, ...], everything: bool, as_json: bool, **flags: Any)
     if up:
         told = connected(home).plan(spec, user=user_name(), everything=everything)
     else:
+        from poise.cli import offline
+
         told = offline.plan(home, spec, user=user_name(), everything=everything)
     if as_json:
         print_json(told)
@@ -97,7 +105,12 @@ def plan(source: tuple[str, ...], everything: bool, as_json: bool, **flags: Any)
 def unblock(job: str, as_json: bool) -> int:
     """Find the smallest change of each kind that lets JOB start now, each tried on the scheduler itself."""
     home = current_home()
-    told = connected(home).unblock(job) if _is_up(home) else offline.unblock(home, job)
+    if _is_up(home):
+        told = connected(home).unblock(job)
+    else:
+        from poise.cli import offline
+
+        told = offline.unblock(home, job)
     if as_json:
         print_json(told)
         return 0

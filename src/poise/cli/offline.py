@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from poise.cli.render import say
 from poise.config import Home
 from poise.drivers.devices import probe_node
 from poise.drivers.security import ensure_home
@@ -103,11 +104,13 @@ def plan(home: Home, spec: dict[str, Any], *, user: str, everything: bool) -> Pl
 
 
 def _resumed(ledger: Ledger) -> "tuple[ClusterPolicy, Controller]":
-    """The policy that was in charge last, and a control plane that has not begun."""
+    """The policy that was in charge last, if it ships with Poise, and a control plane that has not begun."""
     from poise.kernel.controller import Controller, Settings
-    from poise.policy.suites import policy_named
+    from poise.policy.suites import POLICIES, policy_named
 
-    settings = Settings(policy=ledger.policy) if ledger.policy else Settings()
+    settings = Settings(policy=ledger.policy) if ledger.policy in POLICIES else Settings()
+    if ledger.policy not in ("", settings.policy):
+        say(f"poise: `{ledger.policy}` decides only where it runs; this is what `{settings.policy}` would do")
     return policy_named(settings.policy), Controller(ledger, settings)
 
 

@@ -114,7 +114,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
     lifetime = Lifetime(plane, home, until_idle=options.until_idle)
     server = _Server(
         uvicorn.Config(
-            make_app(plane, home, token, lifetime),
+            make_app(plane, home, token, lifetime, decider.imagined),
             loop="uvloop",
             http="httptools",
             ws="websockets-sansio",

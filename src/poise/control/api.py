@@ -37,7 +37,7 @@ from poise.model.reports import (
     WhyNot,
 )
 from poise.model.views import Snapshot
-from poise.policy.suites import policy_named
+from poise.policy.suites import ClusterPolicy
 
 MAX_WAIT = 60.0
 """Seconds that one request may wait for a job; clients ask again."""
@@ -73,8 +73,8 @@ class DrainRequest(msgspec.Struct, frozen=True):
     on: bool = True
 
 
-def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime) -> App:
-    """The whole API behind its guard."""
+def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined: Callable[[], ClusterPolicy]) -> App:
+    """The whole API behind its guard. `imagined` gives the policy in charge, to be asked what if."""
 
     async def settled_job(name: str) -> tuple[Ledger, JobState]:
         ledger = await plane.settled()
@@ -83,13 +83,12 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime) -> App:
             raise NotFound(f"there is no job `{name}`", field="job", have=name, hint="`poise ls --all` lists the jobs")
         return ledger, job
 
-    policy = policy_named(plane.controller.settings.policy)
     deciding = asyncio.Lock()
 
-    async def thought_about(answer: Callable[[], Answered]) -> Answered:
+    async def thought_about(answer: Callable[[ClusterPolicy], Answered]) -> Answered:
         """What has to be decided to be known, one at a time, beside the loop."""
         async with deciding:
-            return await asyncio.to_thread(answer)
+            return await asyncio.to_thread(answer, imagined())
 
     async def asked_about(name: str, everything: bool = False) -> tuple[Snapshot, Question]:
         ledger, found = await settled_job(name)
@@ -147,17 +146,17 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime) -> App:
     @get("/v1/jobs/{name:str}/explanation", summary="Why a job waits and what frees it, or why it is where it is")
     async def explanation(name: str, everything: Annotated[bool, Parameter(query="all")] = False) -> Explanation:
         view, asked = await asked_about(name, everything)
-        return await thought_about(lambda: whatif.explain(policy, view, asked, everything=everything))
+        return await thought_about(lambda policy: whatif.explain(policy, view, asked, everything=everything))
 
     @get("/v1/jobs/{name:str}/why-not/{node:str}", summary="Every reason against a node for a job")
     async def why_not(name: str, node: str) -> WhyNot:
         view, asked = await asked_about(name)
-        return await thought_about(lambda: whatif.why_not(policy, view, asked, node))
+        return await thought_about(lambda policy: whatif.why_not(policy, view, asked, node))
 
     @get("/v1/jobs/{name:str}/unblock", summary="The smallest changes that let a waiting job start now")
     async def unblock(name: str) -> UnblockReport:
         view, asked = await asked_about(name)
-        return await thought_about(lambda: whatif.unblock(policy, view, asked))
+        return await thought_about(lambda policy: whatif.unblock(policy, view, asked))
 
     @post("/v1/plan", summary="What would happen if a job were submitted now; nothing changes", status_code=200)
     async def plan(data: Submission, everything: Annotated[bool, Parameter(query="all")] = False) -> PlanReport:
@@ -167,7 +166,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime) -> App:
         proposal = whatif.propose(ledger, plane.controller.would_submit(compiled, data.user), now)
         view = plane.controller.snapshot(now)
         return await thought_about(
-            lambda: whatif.plan(policy, view, proposal, note=compiled.note, everything=everything)
+            lambda policy: whatif.plan(policy, view, proposal, note=compiled.note, everything=everything)
         )
 
     @get("/v1/jobs/{name:str}/logs", summary="What a job wrote, as lines of JSON; `follow` until it is over")

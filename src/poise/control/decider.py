@@ -105,6 +105,10 @@ class InlineDecider:
             plan = _decide_safely(view, f"{FAILED}: {type(error).__name__}: {error}")
         answer(plan)
 
+    def imagined(self) -> ClusterPolicy:
+        """The policy, to be asked what if on another thread: it keeps nothing between two views."""
+        return self._policy
+
     def close(self) -> None:
         """Nothing to end."""
 
@@ -123,6 +127,7 @@ class WorkerDecider:
         self._failures = 0
         self._not_before = 0.0
         self._untold = ""
+        self._imagined: _Imagined | None = None
         self._start_if_due()
 
     async def ready(self) -> None:
@@ -135,8 +140,18 @@ class WorkerDecider:
         if self._deciding is None:
             self._deciding = self._loop.create_task(self._decide_all())
 
+    def imagined(self) -> ClusterPolicy:
+        """The policy, to be asked what if on another thread, in a worker of its own: what is only imagined delays no
+        round, and a failure there is none here.
+        """
+        if self._imagined is None:
+            self._imagined = _Imagined(WorkerDecider(self._choice, self._times), self._choice.label, self._loop)
+        return self._imagined
+
     def close(self) -> None:
         """End the worker."""
+        if self._imagined is not None:
+            self._imagined.close()
         for task in (self._deciding, self._starting):
             if task is not None:
                 task.cancel()
@@ -197,6 +212,28 @@ class WorkerDecider:
             failed += f" ({self._failures} times in a row: it rests for {format_duration(self._times.policy_rest)})"
         _log.error("policy %s failed: %s", self._choice.label, failed)
         return f"{FAILED}: {failed}"
+
+
+class _Imagined:
+    """A policy that decides in a worker, as if it decided here: whoever asks waits, on a thread that may wait."""
+
+    def __init__(self, decider: WorkerDecider, name: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.name = name
+        self._decider = decider
+        self._loop = loop
+
+    def decide(self, view: Snapshot, /) -> Plan:
+        """Its plan, or that of the safe policy if it fails, as in a real round."""
+        return asyncio.run_coroutine_threadsafe(self._ask(view), self._loop).result()
+
+    async def _ask(self, view: Snapshot) -> Plan:
+        await self._decider.ready()
+        plan: asyncio.Future[Plan] = self._loop.create_future()
+        self._decider.decide(view, plan.set_result)
+        return await plan
+
+    def close(self) -> None:
+        self._decider.close()
 
 
 class _Failed(Exception):

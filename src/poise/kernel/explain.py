@@ -229,7 +229,7 @@ def question(ledger: Ledger, job: JobState, view: Snapshot, *, everything: bool 
         job=job.id,
         name=job.name,
         status=job_status(job),
-        pending=tuple(_alike(ledger, job, units, view) for units in list(alike.values())[:most]),
+        pending=tuple(_alike(ledger, units, view) for units in list(alike.values())[:most]),
         waiting=tuple(_waiting(ledger, job, view.now)),
         active=tuple(_active(ledger, job, unit, view.now) for unit in active[:most]),
         story=tuple(told),
@@ -288,20 +288,14 @@ def exit_code(job: JobState) -> int | None:
     return 130 if job.cancelled_by else 125
 
 
-def _alike(ledger: Ledger, job: JobState, units: list[UnitState], view: Snapshot) -> Alike:
+def _alike(ledger: Ledger, units: list[UnitState], view: Snapshot) -> Alike:
     first = min(units, key=_place_in_queue)
     queue = first.queue
     mine = _place_in_queue(first)
     shown = [candidate for candidate in view.candidates if candidate.queue == queue]
     unseen = 0
     if all(candidate.unit != first.id for candidate in shown):
-        others = ledger.jobs.values() if queue.endswith("/") else (job,)  # a queue of its own ends with the job's id
-        before = sum(
-            unit.status == "pending" and unit.queue == queue and _place_in_queue(unit) < mine
-            for other in others
-            if not other.ended
-            for unit in other.units
-        )
+        before = sum(_place_in_queue(candidate) < mine for candidate in ledger._queues[queue].values())
         unseen = max(0, before - len(shown))
     not_before = first.not_before if first.not_before > view.now else 0
     return Alike(tuple(unit.id for unit in units), ledger._candidate(first), not_before, unseen)
@@ -382,7 +376,7 @@ def _instant(happened: tuple[int, str]) -> int:
     return happened[0]
 
 
-def _place_in_queue(unit: UnitState) -> tuple[int, int]:
+def _place_in_queue(unit: UnitState | Candidate) -> tuple[int, int]:
     """Units of a queue are shown in this order: by arrival, or a graph's longest path first."""
     return (0 if unit.queue.endswith("/") else -unit.tail, unit.ordinal)
 

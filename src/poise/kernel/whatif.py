@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from poise.errors import NotFound
+from poise.errors import Conflict, NotFound
 from poise.kernel.explain import Active, After, Alike, Question
 from poise.kernel.ledger import Ledger, State, job_status
 from poise.model.decisions import Hold, Place, Plan, Preempt, Reason
@@ -45,6 +45,7 @@ from poise.policy import hypothetical
 from poise.policy.feasible import NAMED, Ability, ability, capacity, never, refusals, usable_devices
 from poise.policy.hypothetical import LOOKED_AT, ClusterPolicy, Forecast
 from poise.policy.predict import Speeds
+from poise.policy.rank import Order
 from poise.policy.reclaim import GRACE, Reservation, cost_of, ends, foreseen, reserve
 from poise.units import HOUR, format_bytes, format_cpu, format_duration, format_rate
 
@@ -65,7 +66,8 @@ def explain(policy: ClusterPolicy, view: Snapshot, asked: Question, *, everythin
     """All there is to say of a job on this view."""
     plan = policy.decide(view)
     later = hypothetical.after(view, plan)
-    ordered = hypothetical.order_of(policy).sort(view) if asked.pending else []
+    order = hypothetical.order_of(policy)
+    ordered = order.sort(view) if asked.pending and order is not None else []
     waiting = [_waiting(policy, view, later, plan, ordered, alike, everything) for alike in asked.pending]
     waiting += [
         Waiting(count=len(of.units), named=_some(of.units, everything), asks="", reasons=of.reasons)
@@ -98,7 +100,8 @@ def _waiting(
     held = _why_held(plan, candidate, alike.unseen)
     if alike.not_before:
         held = (Reason(code="BACKOFF", need=format_duration(alike.not_before - view.now)), *held)
-    ahead, first = _before(policy, view, ordered, alike, everything)
+    order = hypothetical.order_of(policy)
+    ahead, first = _before(order, view, ordered, alike, everything) if order is not None else (0, ())
     going = hypothetical.placed(plan, candidate.unit)
     soonest = None if going else _soonest(policy, later, candidate)
     forecast = hypothetical.expected_start(policy, view, candidate, ahead=alike.unseen)
@@ -107,7 +110,7 @@ def _waiting(
         named=_some(alike.units, everything),
         asks=_asks(candidate),
         reasons=held,
-        place=hypothetical.order_of(policy).words(candidate, view.now),
+        place=order.words(candidate, view.now) if order is not None else "",
         ahead=ahead,
         first=first,
         refusing=() if going else tuple(_refusing(later.fleet, candidate, held, everything)),
@@ -129,25 +132,25 @@ def _why_held(plan: Plan, candidate: Candidate, unseen: int) -> tuple[Reason, ..
 
 
 def _before(
-    policy: ClusterPolicy, view: Snapshot, ordered: Sequence[Candidate], alike: Alike, everything: bool
+    order: Order, view: Snapshot, ordered: Sequence[Candidate], alike: Alike, everything: bool
 ) -> tuple[int, tuple[Ahead, ...]]:
     """How many are served before it, and the first of them with what put them there."""
-    candidate, words = alike.candidate, hypothetical.order_of(policy).words
+    candidate = alike.candidate
     place = next((place for place, other in enumerate(ordered) if other.unit == candidate.unit), None)
     if place is None:  # not shown: behind the last one of its queue that is
         same = [place for place, other in enumerate(ordered) if other.queue == candidate.queue]
         place = same[-1] + 1 if same else 0
     first = ordered[:place] if everything else ordered[: min(place, FEW)]
-    return place + alike.unseen, tuple(Ahead(other.unit, words(other, view.now)) for other in first)
+    return place + alike.unseen, tuple(Ahead(other.unit, order.words(other, view.now)) for other in first)
 
 
 def _start(found: Forecast, view: Snapshot, not_before: int, soonest: Reservation | None) -> Start:
-    """Where nothing is foreseen: not before there is room for it if nobody else takes any."""
+    """Where nothing at all is foreseen: not before there is room for it if nobody else takes any."""
 
     def from_now(at: int | None) -> int | None:
         return None if at is None else max(at, not_before) - view.now
 
-    bound = soonest.at if soonest is not None and found.likely is None else found.earliest
+    bound = soonest.at if soonest is not None and found.earliest is None else found.earliest
     return Start(
         earliest=from_now(bound),
         likely=from_now(found.likely),
@@ -203,7 +206,7 @@ def _going(view: Snapshot, running: Active) -> Going:
     if attempts:
         estimate = foreseen(attempts[0], view.profiles)
     else:  # too brief to be anybody's hope, or behind its like
-        estimate = estimate_run(view.profiles.get(candidate.kind), candidate.expected)
+        estimate = estimate_run(view.profiles.get(candidate.kind), candidate.declared)
     return Going(
         unit=candidate.unit,
         status=running.status,
@@ -235,14 +238,14 @@ def _prediction(view: Snapshot, candidate: Candidate) -> Prediction:
     for shape in (candidate.shape, *candidate.others):
         on_devices = shape.gpus > 0
         could = ability(fleet, shape)
-        of = speeds.of(candidate.kind, shape.wants.precision, candidate.expected, candidate.work, devices=on_devices)
+        of = speeds.of(candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=on_devices)
         for model, able, estimate in zip(fleet.models, could.models, of, strict=False):
             if (able and on_devices) or (not on_devices and model.kind == "cpu"):
                 told = Foreseen(mean=estimate.mean, deviation=estimate.deviation, source=estimate.source)
                 run.setdefault(model.name or model.kind, told)
     known = view.profiles.get(candidate.kind, Profile())
     if not run:
-        anywhere = estimate_run(known, candidate.expected)
+        anywhere = estimate_run(known, candidate.declared)
         run["any"] = Foreseen(mean=anywhere.mean, deviation=anywhere.deviation, source=anywhere.source)
 
     def learned(mean: int, deviation: int) -> Foreseen | None:
@@ -264,13 +267,13 @@ def _refusing(fleet: Fleet, candidate: Candidate, held: Sequence[Reason], everyt
     """Every node, with the reasons why one task cannot start there; nodes that refuse alike are told as one, unless
     there are few. A node that has room is refused by what the policy says of it.
     """
+    if len(fleet) <= NAMED:
+        for row, name in enumerate(fleet.names):
+            against, _ = _against(fleet, row, candidate)
+            yield Refusing(count=1, nodes=(name,), reasons=tuple(against) or _held_there(held, name))
+        return
     for shape in (candidate.shape, *candidate.others):
-        if len(fleet) <= NAMED:
-            for row, name in enumerate(fleet.names):
-                reasons = tuple(refusals(fleet, row, shape)) or _held_there(held, name)
-                yield Refusing(count=1, nodes=(name,), reasons=reasons)
-        else:
-            yield from _refusing_alike(fleet, shape, held, everything)
+        yield from _refusing_alike(fleet, shape, held, everything)
 
 
 def _held_there(held: Sequence[Reason], node: str) -> tuple[Reason, ...]:
@@ -338,7 +341,7 @@ def _busy(fleet: Fleet, shape: Shape, able: Ability, rows: Ints, lacks: int, sub
 
 def why_not(policy: ClusterPolicy, view: Snapshot, asked: Question, node: str) -> WhyNot:
     """Why the job's first unit that waits (or else the first that runs) is not on this node: every reason, or how it
-    scores there. Raises NotFound for a node that is not there, and for a job of which nothing waits or runs.
+    scores there. Raises NotFound for a node that is not there, Conflict for a job of which nothing waits or runs.
     """
     if node not in view.fleet.rows:
         known = ", ".join(view.fleet.names[:FEW]) or "none has joined yet"
@@ -347,7 +350,7 @@ def why_not(policy: ClusterPolicy, view: Snapshot, asked: Question, node: str) -
         return _why_not_pending(policy, view, asked.job, asked.pending[0], node)
     if asked.active:
         return _why_not_active(policy, view, asked.job, asked.active[0], node)
-    raise NotFound(
+    raise Conflict(
         f"nothing of job {asked.job} waits for a node or has one",
         field="job",
         have=asked.status,
@@ -420,7 +423,7 @@ def _against(fleet: Fleet, row: int, candidate: Candidate) -> tuple[list[Reason]
         found = refusals(fleet, row, shape)
         if not found:
             return [], shape
-        reasons += found
+        reasons += [reason for reason in found if reason not in reasons]
     return reasons, candidate.shape
 
 
@@ -457,11 +460,11 @@ def _compared(
     text = ""
     if fits:
         found = hypothetical.scores(policy, view, candidate, shape, [node, *([chosen] if chosen else [])])
-        score, chosen_score = found[0], found[1] if chosen else None
+        score, chosen_score = [*found, None, None][:2]
         text = "it fits"
-        if chosen_score is not None and score < chosen_score:
+        if score is not None and chosen_score is not None and score < chosen_score:
             text = f"it fits; {chosen} is better ({chosen_score:g} against {score:g})"
-        elif chosen_score is not None:
+        elif score is not None and chosen_score is not None:
             text = f"it fits, and is as good as {chosen} ({score:g} against {chosen_score:g})"
     return WhyNot(
         job=job,
@@ -544,7 +547,8 @@ def plan(
     for unit, candidate in own.items():
         if unit not in done:
             waiting.setdefault(candidate.queue, []).append(unit)
-    ordered = hypothetical.order_of(policy).sort(with_it) if waiting else []
+    order = hypothetical.order_of(policy)
+    ordered = order.sort(with_it) if waiting and order is not None else []
     artifacts = {unit.name: ["", *(variant.name for variant in unit.variants)] for unit in proposal.job.units}
     return PlanReport(
         revision=view.revision,

@@ -228,7 +228,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When a unit is expected to start: if runs are a mean deviation shorter than foreseen, as foreseen, or two longer.
-    None where that is not foreseeable, and `why`; `guesses` names units before it of which nothing is known.
+    None where that is not foreseeable, and `why`; an `earliest` alone is a bound. `guesses` names units before it of
+    which nothing is known.
     """
 
     earliest: int | None = None

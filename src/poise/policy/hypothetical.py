@@ -24,6 +24,7 @@ from poise.policy.protocol import Policy
 from poise.policy.rank import ORDERS, Order
 from poise.policy.reclaim import GRACE, foreseen
 from poise.policy.score import TERMS
+from poise.policy.static import Static
 from poise.policy.suites import Suite
 
 STEPS = 200
@@ -50,6 +51,7 @@ class Hypothesis:
         self._base = view
         self.now = view.now
         self.memory: Mapping[str, Any] = view.memory
+        self.profiles = view.profiles
         self.fleet = view.fleet.copy()
         self.candidates = {candidate.unit: candidate for candidate in view.candidates}
         self._backlog = dict(view.backlog)
@@ -123,7 +125,8 @@ class Hypothesis:
             self._take(row, resident.shape, resident.devices, 1)
             self._count_yielding(row, resident, 1)
             fleet.residents[row] = (*fleet.residents[row], resident)
-            self._index().setdefault(candidate.unit, []).append(row)
+            if self._rows is not None:
+                self._rows.setdefault(candidate.unit, []).append(row)
             residents.append(resident)
         if candidate.least:
             self._elastic[candidate.unit] = residents[0]
@@ -309,13 +312,15 @@ def starts(policy: ClusterPolicy, view: Snapshot, unit: str) -> tuple[Place, tup
     return None if found is None else (found, victims)
 
 
-def order_of(policy: ClusterPolicy) -> Order:
-    """The order in which a policy serves what waits."""
-    return policy._order if isinstance(policy, Suite) else ORDERS["arrival"]
+def order_of(policy: ClusterPolicy) -> Order | None:
+    """The order in which a policy serves what waits; None where only its own code knows it."""
+    if isinstance(policy, Suite):
+        return policy._order
+    return ORDERS["arrival"] if isinstance(policy, Static) else None
 
 
 def draft_of(policy: ClusterPolicy, view: Snapshot) -> Draft:
-    """A statement of placements on a view, that scores nodes as the policy does."""
+    """A statement of placements on a view, that scores nodes as the policy does; by name where only it knows how."""
     if isinstance(policy, Suite):
         return Draft(view, policy.recipe.score, policy._terms, spread=policy.recipe.spread)
     return Draft(view, {"first": 1.0}, TERMS)
@@ -324,7 +329,11 @@ def draft_of(policy: ClusterPolicy, view: Snapshot) -> Draft:
 def scores(
     policy: ClusterPolicy, view: Snapshot, candidate: Candidate, shape: Shape, nodes: Iterable[str]
 ) -> list[float]:
-    """What each of these nodes scores for one task, in [0, 1], as the policy weighs it."""
+    """What each of these nodes scores for one task, in [0, 1], as the policy weighs it; nothing where only its own code
+    knows that.
+    """
+    if order_of(policy) is None:
+        return []
     draft = draft_of(policy, view)
     rows = np.array([view.fleet.rows[node] for node in nodes], np.int64)
     return [round(float(score), 4) for score in draft._scores(rows, shape, draft.estimates(candidate, shape))]
@@ -335,7 +344,7 @@ def scores(
 
 class Forecast(NamedTuple):
     """The instants at which a unit starts if all that runs takes a mean deviation less than foreseen, what is foreseen,
-    or two more; None where that is not foreseeable, and `why`.
+    or two more; None where that is not foreseeable, and `why`. An `earliest` alone is a bound: not before.
 
     `guesses` names units that have to end before it and of whose run time nothing is known.
     """
@@ -356,19 +365,18 @@ def expected_start(policy: ClusterPolicy, view: Snapshot, candidate: Candidate, 
     steps = min(STEPS, LOOKED_AT // max(1, len(view.fleet) + len(view.candidates)))
     if steps < WORTHWHILE:
         return Forecast(why="the fleet is too large, and too much waits, to decide again and again on it")
-    likely, why, guesses = _Ahead(policy, view, candidate, ahead, 0).start(steps)
+    mean = _Ahead(policy, view, candidate, ahead, 0)
+    likely = mean.start(steps)
+    if mean.stuck:
+        return Forecast(why="nothing that runs makes room for it when it ends", guesses=mean.guessed())
+    short = _Ahead(policy, view, candidate, ahead, -1)
+    earliest = short.start(steps) or short.now
     if likely is None:
-        return Forecast(why=why, guesses=guesses)
-    earliest, _, _ = _Ahead(policy, view, candidate, ahead, -1).start(steps)
-    latest, _, _ = _Ahead(policy, view, candidate, ahead, CERTAIN).start(steps)
+        return Forecast(earliest, why=f"it does not start within {steps} decisions from now", guesses=mean.guessed())
+    latest = _Ahead(policy, view, candidate, ahead, CERTAIN).start(steps)
+    why = "" if latest is not None else f"if runs take longer than foreseen, more than {steps} decisions ahead"
     # Shorter runs may lead to a later start, and longer ones to an earlier (Graham's anomalies, 1969).
-    return Forecast(
-        min(likely, earliest) if earliest is not None else likely,
-        likely,
-        max(likely, latest) if latest is not None else None,
-        "" if latest is not None else f"if runs take longer than foreseen, more than {steps} decisions ahead",
-        guesses,
-    )
+    return Forecast(min(likely, earliest), likely, None if latest is None else max(likely, latest), why, mean.guessed())
 
 
 class _Ahead:
@@ -384,6 +392,7 @@ class _Ahead:
         self._ends: list[tuple[int, int, str]] = []
         self._end_of: dict[str, int] = {}
         self._returning: dict[str, Resident] = {}
+        self.stuck = False
         self._made = 0
         self._hidden = world.hidden()
         self._like: dict[str, Candidate] = {}
@@ -403,23 +412,29 @@ class _Ahead:
                 if resident.unit not in self._end_of:
                     self._will_end(resident.unit, self._end(resident, foreseen(resident, view.profiles)))
 
-    def start(self, steps: int) -> tuple[int | None, str, tuple[str, ...]]:
-        """The instant, or why there is none; and whose run time is guessed."""
+    @property
+    def now(self) -> int:
+        """The instant at which was decided last."""
+        return self._world.now
+
+    def start(self, steps: int) -> int | None:
+        """The instant; None if it is not reached in so many decisions, or never (`stuck`)."""
         world = self._world
         for _ in range(steps):
             plan = self._policy.decide(world.view())
             found = placed(plan, self._unit)
             if found is not None:
-                return world.now + (BRIEF if found.queued else 0), "", self._guessed()
+                return world.now + (BRIEF if found.queued else 0)
             if self._carry_out(plan) and self._show_more():
                 continue
             instants = [at for at in (self._next_end(), plan.until) if at is not None]
             if self._next_end() is None and not any(isinstance(of, Place) for of in plan.decisions):
-                return None, "nothing that runs makes room for it when it ends", self._guessed()
+                self.stuck = True
+                return None
             world.now = max(world.now, min(instants))
             self._end_due()
             self._show_more()
-        return None, f"it does not start within {steps} decisions from now", self._guessed()
+        return None
 
     def _carry_out(self, plan: Plan) -> bool:
         """Whether anything was placed."""
@@ -448,7 +463,7 @@ class _Ahead:
         fleet = self._world.fleet
         row = fleet.rows[place.spots[0].node]
         estimates = self._speeds.of(
-            candidate.kind, shape.wants.precision, candidate.expected, candidate.work, devices=shape.gpus > 0
+            candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=shape.gpus > 0
         )
         if not resident.devices:
             return estimates[int(fleet.processor[row])]
@@ -490,7 +505,8 @@ class _Ahead:
             del self._end_of[unit]
             world.end(unit)
             if unit in self._returning:
-                world.add(_waiting_again(self._returning.pop(unit), world.now))
+                resident = self._returning.pop(unit)
+                world.add(_waiting_again(resident, world.now, foreseen(resident, world.profiles).mean))
 
     def _show_more(self) -> bool:
         """The next ones of long queues are shown, as they come up: like those before them. Whether there were any."""
@@ -528,7 +544,8 @@ class _Ahead:
         rows = self._world._index()[unit]
         return next(resident for resident in self._world.fleet.residents[rows[0]] if resident.unit == unit)
 
-    def _guessed(self) -> tuple[str, ...]:
+    def guessed(self) -> tuple[str, ...]:
+        """Units of whose run time nothing is known."""
         return tuple(islice(self._guesses, GUESSES))
 
 
@@ -548,7 +565,7 @@ def _resident(
         kind=candidate.kind,
         since=now,
         model=models[0] if models else node.model,
-        declared=candidate.expected,
+        declared=candidate.declared,
         devices=devices,
         preempted=candidate.preempted,
         running=True,
@@ -559,7 +576,7 @@ def _resident(
     )
 
 
-def _waiting_again(resident: Resident, now: int) -> Candidate:
+def _waiting_again(resident: Resident, now: int, expected: int) -> Candidate:
     """What has yielded waits anew, in a queue of its own, with all of its work before it."""
     return Candidate(
         unit=resident.unit,
@@ -571,9 +588,10 @@ def _waiting_again(resident: Resident, now: int) -> Candidate:
         tasks=resident.most,
         submitted=resident.since,
         ready=now,
-        tail=resident.declared,
+        tail=expected,
         queue=f"yielded/{resident.unit}",
-        expected=resident.declared,
+        expected=expected,
+        declared=resident.declared,
         least=resident.least,
         attained=resident.attained,
         preempted=resident.preempted + 1,

@@ -222,7 +222,7 @@ def test_a_node_that_is_not_there() -> None:
         not_on(world, "a", "n7")
     assert error.value.record.have == "n1"
     world.round().finish("a")
-    with pytest.raises(NotFound):
+    with pytest.raises(Conflict, match="nothing of job j1 waits"):
         not_on(world, "a", "n1")
 
 
@@ -387,3 +387,18 @@ def test_every_policy_can_be_asked(policy: str) -> None:
     assert not_on(world, "c", "n1").reasons
     assert unblocked(world, "c").suggestions or unblocked(world, "c").text
     planned(world, {"run": "true", "resources": {"gpu": 1}})
+
+
+def test_one_far_back_in_a_long_queue_is_told_how_many_come_first() -> None:
+    world = World(check=False).nodes(1, cpu=2).job("a", cpu=2, expect="10m").round().start("a")
+    for _ in range(300):
+        world.job(cpu=2, expect="10s")
+    world.round()
+    told = waits(world, "j301")
+    assert told.ahead == 299
+    assert told.reasons[-1].sentence() == "waits behind 171 more of its kind, which came first"
+    assert told.start is not None
+    assert told.start.why == "it does not start within 200 decisions from now"
+    assert told.start.likely is None
+    assert told.start.earliest is not None
+    assert told.start.earliest > 10 * MINUTE / 2

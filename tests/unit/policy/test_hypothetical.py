@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 
 from poise.errors import SpecError
+from poise.kernel.ledger import UnitState
 from poise.model.decisions import Place
 from poise.model.resources import Shape
 from poise.model.views import Candidate, Snapshot
@@ -229,6 +230,43 @@ def test_one_far_back_in_a_long_queue_starts_when_all_before_it_have() -> None:
 
 def _named(job: str) -> dict[str, Any]:
     return {"unit": f"{job}.main", "job": job, "ordinal": int(job[1:])}
+
+
+timed = st.lists(
+    st.tuples(st.integers(1, 2), st.integers(1, 9), st.integers(1, 2), st.sampled_from(["low", "medium", "high"])),
+    min_size=1,
+    max_size=12,
+)
+
+
+@pytest.mark.parametrize("policy", ["poise", "fifo", "sjf", "las", "round-robin", "least-loaded"])
+@given(timed)
+def test_where_runs_are_as_declared_the_forecast_comes_true(
+    policy: str, asked: list[tuple[int, int, int, str]]
+) -> None:
+    """The last job that was submitted starts at the instant that was foreseen when all were."""
+    world = World(policy, check=False).nodes(2, cpu=2)
+    for number, (cpu, seconds, workers, priority) in enumerate(asked):
+        fields: dict[str, Any] = {"cpu": cpu, "expect": f"{seconds}s", "workers": workers, "priority": priority}
+        world.job(**fields | {"class": f"c{number}"})
+    last = f"j{len(asked)}"
+    foreseen = forecast(world, last).likely
+    world.round()
+    while not world.where(last):
+        running = [unit for job in world.ledger.jobs.values() for unit in job.units if unit.status == "active"]
+        for unit in running:
+            world.start(*_tasks(unit))
+        next_end = min(unit.placed + unit.spec.expect for unit in running)
+        world.after(max(1, next_end - world.now))
+        for unit in running:
+            if unit.placed + unit.spec.expect <= world.now:
+                world.finish(*_tasks(unit), run=unit.spec.expect)
+        world.tick()
+    assert world.unit(last).placed == foreseen
+
+
+def _tasks(unit: UnitState) -> list[str]:
+    return [f"{unit.job}.{task.name}" for task in unit.spec.tasks]
 
 
 def test_who_yields_comes_back_later() -> None:
