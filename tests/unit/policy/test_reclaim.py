@@ -228,6 +228,15 @@ def test_rules_other_than_class(rules: Preemption, fields: dict[str, Any], yield
     assert victims(draft([holder]), rules=rules, **fields) == yields
 
 
+@pytest.mark.parametrize(("by", "first"), [("class", "u3"), ("remaining", "u2"), ("attained", "u1"), ("level", "u1")])
+def test_each_rule_asks_its_own_first(by: Any, first: str) -> None:
+    """By class who loses least, else who has longest to go, or who has had most."""
+    served = resident("u1", ran=HOUR, attained=5 * HOUR, declared=2 * HOUR)
+    longest = resident("u2", ran=50 * MINUTE, declared=9 * HOUR)
+    saved = resident("u3", ran=40 * MINUTE, checkpoint=MINUTE, declared=2 * HOUR)
+    assert victims(draft([served, longest, saved], cpu=3), rules=Preemption(by=by)) == [first]
+
+
 @given(
     st.lists(
         st.lists(
