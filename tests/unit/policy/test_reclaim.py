@@ -211,6 +211,16 @@ def test_only_so_many_yield_in_one_round() -> None:
     assert victims(trial, Shape(cpu=4000), rules=Preemption(at_once=3)) is None
 
 
+def test_nobody_is_asked_twice_in_one_round() -> None:
+    """A gang that yields for one unit gives back room on two nodes; the next unit waits for that."""
+    member = resident("u1", size=2)
+    trial = draft([member], [member, resident("u2")], cpu=1 + 1)
+    asked = find_yielding(candidate(), Shape(cpu=2000), trial, 1, Preemption(), {"u1"})
+    assert asked is None
+    assert find_yielding(candidate(), ONE, trial, 1, Preemption(at_once=1), {"u9"}) == ((), {0: 1}, 0)
+    assert find_yielding(candidate(), Shape(cpu=2000), trial, 1, Preemption(at_once=1), {"u9"}) is None
+
+
 @pytest.mark.parametrize(
     ("rules", "fields", "yields"),
     [
