@@ -32,44 +32,50 @@ class Static:
         able: dict[Shape, Ints] = {}
         full: dict[tuple[int, Shape], Reasons] = {}
         for candidate in view.candidates:
-            if candidate.shape not in able:
-                able[candidate.shape] = ability(view.fleet, candidate.shape).room[view.fleet.kind]
-            first = _first_partition(candidate, partitions, able[candidate.shape], len(view.fleet))
-            reasons = full.get((first, candidate.shape))
-            if reasons is None:
-                spots, reasons = self._place(candidate, draft, partitions, used, first)
-                if spots:
-                    why = Why(policy=self.name, base=view.revision, rank=f"partition {first + 1} of {len(partitions)}")
-                    decisions.append(Place(unit=candidate.unit, spots=tuple(spots), why=why))
-                    continue
-                if candidate.tasks == 1:
-                    full[first, candidate.shape] = reasons
-            if not candidate.recovering:
-                holds.setdefault(candidate.queue, reasons)
-            if len(view.backlog) == 1 and len(full) == len(partitions) and len(holds) == 1:
-                break  # all are of one shape, and every partition is full for it
+            reasons: Reasons = ()
+            for variant, shape in enumerate((candidate.shape, *candidate.others)):  # the first artifact that can start
+                if shape not in able:
+                    able[shape] = ability(view.fleet, shape).room[view.fleet.kind]
+                first = _first_partition(candidate, partitions, able[shape], len(view.fleet))
+                refused = full.get((first, shape))
+                if refused is None:
+                    spots, refused = self._place(candidate, shape, draft, partitions, used, first)
+                    if spots:
+                        why = Why(
+                            policy=self.name, base=view.revision, rank=f"partition {first + 1} of {len(partitions)}"
+                        )
+                        decisions.append(Place(unit=candidate.unit, spots=tuple(spots), why=why, variant=variant))
+                        break
+                    if candidate.tasks == 1:
+                        full[first, shape] = refused
+                reasons += refused
+            else:
+                if not candidate.recovering:
+                    holds.setdefault(candidate.queue, reasons)
+            if len(view.backlog) == 1 and len(full) == len(partitions) * len(able) and len(holds) == 1:
+                break  # all are alike, and every partition is full for them
         decisions.extend(Hold(queue=queue, reasons=reasons) for queue, reasons in holds.items())
         return Plan(base=view.revision, policy=self.name, decisions=tuple(decisions))
 
     def _place(
-        self, candidate: Candidate, draft: Draft, partitions: Partitions, used: list[int], first: int
+        self, candidate: Candidate, shape: Shape, draft: Draft, partitions: Partitions, used: list[int], first: int
     ) -> tuple[list[Spot], Reasons]:
         fleet = draft.fleet
         if not partitions:
-            found = [reason for row in range(len(fleet)) for reason in refusals(fleet, row, candidate.shape)]
+            found = [reason for row in range(len(fleet)) for reason in refusals(fleet, row, shape)]
             return [], tuple(found) or (Reason(code="NO_NODES", wakes="joined"),)
         taken = list(used)
         rows: list[int] = []
-        room, needed = draft.capacity(candidate.shape).copy(), candidate.least or candidate.tasks
+        room, needed = draft.capacity(shape).copy(), candidate.least or candidate.tasks
         for index in range(needed):
             place = (first + index) % len(partitions)
             row, size = partitions[place]
             refused: list[Reason] = []
             if room[row] <= 0:  # taken before, or by the members of this gang
                 gang = Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(index), wakes="finished")
-                refused = draft.reasons_on(row, candidate.shape) or [gang]
-            if not _take_partitions(taken, partitions, place, candidate.shape.cpu):
-                need, have = format_cpu(candidate.shape.cpu), format_cpu(max(0, size - used[place]))
+                refused = draft.reasons_on(row, shape) or [gang]
+            if not _take_partitions(taken, partitions, place, shape.cpu):
+                need, have = format_cpu(shape.cpu), format_cpu(max(0, size - used[place]))
                 subject = fleet.names[row]
                 refused = [
                     Reason(code="PARTITION_BUSY", subject=subject, need=need, have=have, wakes="finished"),
@@ -80,7 +86,7 @@ class Static:
             room[row] -= 1
             rows.append(row)
         used[:] = taken
-        return [draft.take(row, candidate, candidate.shape) for row in rows], ()
+        return [draft.take(row, candidate, shape) for row in rows], ()
 
 
 def _first_partition(candidate: Candidate, partitions: Partitions, able: Ints, nodes: int) -> int:
