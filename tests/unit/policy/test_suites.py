@@ -238,6 +238,15 @@ def test_static_counts_what_the_members_of_a_gang_take_from_each_other() -> None
     assert alone.finish("b").round().where("pair") == ["n1", "n1"]
 
 
+def test_static_takes_the_first_artifact_that_can_start() -> None:
+    artifacts = {"gpu": {"run": "x", "resources": {"cpu": 9}}, "cpu": {"run": "y", "resources": {"cpu": 1}}}
+    world = World("static").nodes(1, cpu=2).submit({"name": "a", "artifacts": artifacts}).round()
+    assert (world.status("a"), world.unit("a").variant) == ("placed", 1)
+    world.job("b").round().submit({"name": "c", "artifacts": artifacts}).round()
+    assert world.codes("c") == ["PARTITION_BUSY", "CPU_TOO_SMALL", "PARTITION_BUSY", "CPU_BUSY"]
+    assert world.finish("a").round().unit("c").variant == 1
+
+
 def test_static_sees_past_the_head_of_a_long_queue() -> None:
     world = World("static", check=False).nodes(1, cpu=2).job("long").round()
     for _ in range(600):
