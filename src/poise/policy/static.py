@@ -39,7 +39,7 @@ class Static:
                 first = _first_partition(candidate, partitions, able[shape], len(view.fleet))
                 refused = full.get((first, shape))
                 if refused is None:
-                    spots, refused = self._place(candidate, shape, draft, partitions, used, first)
+                    spots, refused = self._place(candidate, shape, draft, partitions, used, first, able[shape])
                     if spots:
                         why = Why(
                             policy=self.name, base=view.revision, rank=f"partition {first + 1} of {len(partitions)}"
@@ -58,7 +58,14 @@ class Static:
         return Plan(base=view.revision, policy=self.name, decisions=tuple(decisions))
 
     def _place(
-        self, candidate: Candidate, shape: Shape, draft: Draft, partitions: Partitions, used: list[int], first: int
+        self,
+        candidate: Candidate,
+        shape: Shape,
+        draft: Draft,
+        partitions: Partitions,
+        used: list[int],
+        first: int,
+        able: Ints,
     ) -> tuple[list[Spot], Reasons]:
         fleet = draft.fleet
         if not partitions:
@@ -67,8 +74,9 @@ class Static:
         taken = list(used)
         rows: list[int] = []
         room, needed = draft.capacity(shape).copy(), candidate.least or candidate.tasks
+        place = first - 1
         for index in range(needed):
-            place = (first + index) % len(partitions)
+            place = _next_partition(place + 1, partitions, able, rows)
             row, size = partitions[place]
             refused: list[Reason] = []
             if room[row] <= 0:  # taken before, or by the members of this gang
@@ -97,6 +105,15 @@ def _first_partition(candidate: Candidate, partitions: Partitions, able: Ints, n
         return own
     could = ((own + step) % count for step in range(count) if able[partitions[(own + step) % count][0]])
     return next(could, own)
+
+
+def _next_partition(start: int, partitions: Partitions, able: Ints, rows: list[int]) -> int:
+    """The first partition from `start` on whose node could ever hold one more of a gang that has members on `rows`."""
+    count = len(partitions)
+    could = ((start + step) % count for step in range(count))
+    return next(
+        (place for place in could if able[partitions[place][0]] > rows.count(partitions[place][0])), start % count
+    )
 
 
 def _partitions(view: Snapshot) -> Partitions:
