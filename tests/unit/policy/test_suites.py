@@ -238,6 +238,12 @@ def test_static_counts_what_the_members_of_a_gang_take_from_each_other() -> None
     assert alone.finish("b").round().where("pair") == ["n1", "n1"]
 
 
+def test_static_puts_no_member_of_a_gang_where_it_could_never_run() -> None:
+    world = World("static").join(node("n1", cpu=12)).join(node("n2", cpu=4)).join(node("n3", cpu=1))
+    world.job("wide", workers=5, cpu=3).round()
+    assert sorted(world.where("wide")) == ["n1"] * 4 + ["n2"]
+
+
 def test_static_takes_the_first_artifact_that_can_start() -> None:
     artifacts = {"gpu": {"run": "x", "resources": {"cpu": 9}}, "cpu": {"run": "y", "resources": {"cpu": 1}}}
     world = World("static").nodes(1, cpu=2).submit({"name": "a", "artifacts": artifacts}).round()
