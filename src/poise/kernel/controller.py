@@ -40,7 +40,7 @@ from poise.model.events import (
     Started,
     Triggered,
 )
-from poise.model.fleet import CPU, DEVICES, model_of
+from poise.model.fleet import CPU, DEVICES, PLENTY, model_of
 from poise.model.jobs import Ending, Job, Unit
 from poise.model.load import Load
 from poise.model.messages import (
@@ -592,9 +592,13 @@ class Controller:
             self._lose(unit, index, note, now)
 
     def _lose_devices(self, known: NodeState, node: Node, now: int) -> None:
-        """Devices have gone: only the work on them is touched."""
-        left = {(device.index, device.uuid) for device in node.devices}
-        gone = {device.index for device in known.node.devices if (device.index, device.uuid) not in left}
+        """Devices have gone, or have less memory than is shared of them: only the work on them is touched."""
+        left = {(device.index, device.uuid): device.memory for device in node.devices}
+        gone = {
+            device.index
+            for device in known.node.devices
+            if left.get((device.index, device.uuid), -1) < known.shared_memory(device.index)
+        }
         for unit, index in list(self.ledger.attempts_on(node.name)):
             if gone.intersection(unit.tasks[index].devices):
                 self._lose(unit, index, "its device has gone", now)
@@ -603,7 +607,8 @@ class Controller:
         """The node has shrunk: the latest placed make room until the rest fits."""
         latest = sorted(self.ledger.attempts_on(node.name), key=lambda entry: (-entry[0].placed, -entry[0].ordinal))
         for unit, index in latest:
-            if known.used_cpu <= node.cpu and known.used_memory <= node.memory:
+            fits = known.used_cpu <= node.cpu and known.used_memory <= node.memory
+            if fits and known.used_network <= (node.network or PLENTY):
                 return
             self._lose(unit, index, "its node has shrunk", now)
 

@@ -233,6 +233,10 @@ class NodeState(msgspec.Struct):
     hot: bool = False
     failures: int = 0
 
+    def shared_memory(self, device: int) -> int:
+        """Bytes of a device that its shares hold together."""
+        return sum(share.memory for share in self.shares.get(device_key(device), ()))
+
 
 class State(msgspec.Struct):
     """Everything that a checkpoint holds."""

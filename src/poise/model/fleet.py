@@ -144,7 +144,7 @@ class Fleet:
                 self.device_memory[row, place] = device.memory
                 self.device_share[row, place] = WHOLE
             processor = int(self.processor[row])
-            offers = (node.cpu, node.memory, node.network, processor, self.device_model[row].tobytes())
+            offers = (node.cpu, node.memory, node.network, processor, self.device_model[row].tobytes(), node.links)
             self.kind[row] = kinds.setdefault(offers, len(kinds))
             if len(likes) < len(kinds):
                 likes.append(row)

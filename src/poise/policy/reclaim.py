@@ -9,7 +9,7 @@ Cost: for every unit that yields, the work since its last checkpoint and what re
 weight of its class. Only a gain that is larger counts. Whoever yields has run for a minimum, and not too often.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -126,10 +126,14 @@ def reserve(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> Res
     return Reservation(rows, slots[tasks - 1][0])
 
 
-def find_yielding(candidate: Candidate, shape: Shape, draft: Draft, tasks: int, rules: Preemption) -> Yielding | None:
-    """The cheapest set of units found whose end would let this one start; None if there is none that may yield."""
+def find_yielding(
+    candidate: Candidate, shape: Shape, draft: Draft, tasks: int, rules: Preemption, asked: Collection[str] = ()
+) -> Yielding | None:
+    """The cheapest set of units found whose end would let this one start; None if there is none that may yield. Units
+    that were `asked` in this round already, for another one, are not asked twice.
+    """
     view = draft.view
-    may = _may_yield(candidate, view, rules)
+    may = _may_yield(candidate, view, rules, asked)
     chosen: dict[str, Resident] = {}
     rooms: dict[int, Room] = {}
     rows: dict[int, int] = {}
@@ -148,7 +152,7 @@ def find_yielding(candidate: Candidate, shape: Shape, draft: Draft, tasks: int, 
         rows[row] = rows.get(row, 0) + 1
         picked = room.pick(shape, draft.able(shape).models)
         room.take(shape, picked or ())
-        if len(chosen) > rules.at_once:
+        if len(chosen) + len(asked) > rules.at_once:
             return None
     yielding = tuple(sorted(chosen.values(), key=_ordinal))
     return Yielding(yielding, rows, sum(cost_of(victim, view.now) for victim in yielding))
@@ -186,11 +190,13 @@ def gain_of(candidate: Candidate, starts: int, now: int, tasks: int) -> float:
 # --- inside ----------------------------------------------------------------------------------------------------------
 
 
-def _may_yield(candidate: Candidate, view: Snapshot, rules: Preemption) -> Callable[[Resident], bool]:
+def _may_yield(
+    candidate: Candidate, view: Snapshot, rules: Preemption, asked: Collection[str]
+) -> Callable[[Resident], bool]:
     now = view.now
 
     def may(resident: Resident) -> bool:
-        if not resident.preemptible or resident.stopping or not resident.running:
+        if not resident.preemptible or resident.stopping or not resident.running or resident.unit in asked:
             return False
         if now - resident.since < rules.min_run or resident.preempted >= rules.budget:
             return False

@@ -1,7 +1,7 @@
 """The baseline of a fixed partition: unit number k may only use partition k modulo P, however idle the others are.
 
 With several nodes a partition is a node; on a single node it is one CPU. A unit that asks for more than a partition
-takes the ones that follow as well; what a partition could never hold moves on to the next that could.
+takes the ones that follow as well, and one that its partition could never hold moves on to the next that could.
 """
 
 from poise.model.decisions import Decision, Hold, Place, Plan, Reason, Spot, Why
@@ -32,78 +32,88 @@ class Static:
         able: dict[Shape, Ints] = {}
         full: dict[tuple[int, Shape], Reasons] = {}
         for candidate in view.candidates:
-            if candidate.shape not in able:
-                able[candidate.shape] = ability(view.fleet, candidate.shape).room[view.fleet.kind]
-            places = _places(candidate, partitions, able[candidate.shape], len(view.fleet))
-            first = places[0]
-            reasons = full.get((first, candidate.shape))
-            if reasons is None:
-                spots, reasons = self._place(candidate, draft, partitions, used, places)
-                if spots:
-                    why = Why(policy=self.name, base=view.revision, rank=f"partition {first + 1} of {len(partitions)}")
-                    decisions.append(Place(unit=candidate.unit, spots=tuple(spots), why=why))
-                    continue
-                if candidate.tasks == 1:
-                    full[first, candidate.shape] = reasons
-            if not candidate.recovering:
-                holds.setdefault(candidate.queue, reasons)
-            if len(view.backlog) == 1 and len(full) == len(partitions) and len(holds) == 1:
-                break  # all are of one shape, and every partition is full for it
+            reasons: Reasons = ()
+            for variant, shape in enumerate((candidate.shape, *candidate.others)):  # the first artifact that can start
+                if shape not in able:
+                    able[shape] = ability(view.fleet, shape).room[view.fleet.kind]
+                first = _first_partition(candidate, partitions, able[shape], len(view.fleet))
+                refused = full.get((first, shape))
+                if refused is None:
+                    spots, refused = self._place(candidate, shape, draft, partitions, used, first, able[shape])
+                    if spots:
+                        why = Why(
+                            policy=self.name, base=view.revision, rank=f"partition {first + 1} of {len(partitions)}"
+                        )
+                        decisions.append(Place(unit=candidate.unit, spots=tuple(spots), why=why, variant=variant))
+                        break
+                    if candidate.tasks == 1:
+                        full[first, shape] = refused
+                reasons += refused
+            else:
+                if not candidate.recovering:
+                    holds.setdefault(candidate.queue, reasons)
+            if len(view.backlog) == 1 and len(full) == len(partitions) * len(able) and len(holds) == 1:
+                break  # all are alike, and every partition is full for them
         decisions.extend(Hold(queue=queue, reasons=reasons) for queue, reasons in holds.items())
         return Plan(base=view.revision, policy=self.name, decisions=tuple(decisions))
 
     def _place(
-        self, candidate: Candidate, draft: Draft, partitions: Partitions, used: list[int], places: list[int]
+        self,
+        candidate: Candidate,
+        shape: Shape,
+        draft: Draft,
+        partitions: Partitions,
+        used: list[int],
+        first: int,
+        able: Ints,
     ) -> tuple[list[Spot], Reasons]:
         fleet = draft.fleet
         if not partitions:
-            found = [reason for row in range(len(fleet)) for reason in refusals(fleet, row, candidate.shape)]
+            found = [reason for row in range(len(fleet)) for reason in refusals(fleet, row, shape)]
             return [], tuple(found) or (Reason(code="NO_NODES", wakes="joined"),)
         taken = list(used)
         rows: list[int] = []
-        room = draft.capacity(candidate.shape).copy()
-        for index, place in enumerate(places):
-            row = partitions[place][0]
-            if room[row] <= 0 or not _take_partitions(taken, partitions, place, candidate.shape.cpu):
-                return [], self._refused(candidate, draft, partitions, taken, place, index)
+        room, needed = draft.capacity(shape).copy(), candidate.least or candidate.tasks
+        place = first - 1
+        for index in range(needed):
+            place = _next_partition(place + 1, partitions, able, rows)
+            row, size = partitions[place]
+            refused: list[Reason] = []
+            if room[row] <= 0:  # taken before, or by the members of this gang
+                gang = Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(index), wakes="finished")
+                refused = draft.reasons_on(row, shape) or [gang]
+            if not _take_partitions(taken, partitions, place, shape.cpu):
+                need, have = format_cpu(shape.cpu), format_cpu(max(0, size - used[place]))
+                subject = fleet.names[row]
+                refused = [
+                    Reason(code="PARTITION_BUSY", subject=subject, need=need, have=have, wakes="finished"),
+                    *refused,
+                ]
+            if refused:
+                return [], tuple(refused)
             room[row] -= 1
             rows.append(row)
         used[:] = taken
-        return [draft.take(row, candidate, candidate.shape) for row in rows], ()
-
-    def _refused(
-        self, candidate: Candidate, draft: Draft, partitions: Partitions, taken: list[int], place: int, have: int
-    ) -> Reasons:
-        """Why the unit's own partition cannot take it, or of a gang how many found none."""
-        row, size = partitions[place]
-        subject, needed = draft.fleet.names[row], candidate.least or candidate.tasks
-        reasons = draft.reasons_on(row, candidate.shape)
-        if needed > 1:
-            gang = Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(have), wakes="finished")
-            reasons = [gang, *reasons]
-        if not _take_partitions(list(taken), partitions, place, candidate.shape.cpu):
-            need, left = format_cpu(candidate.shape.cpu), format_cpu(max(0, size - taken[place]))
-            reasons = [Reason(code="PARTITION_BUSY", subject=subject, need=need, have=left, wakes="finished"), *reasons]
-        return tuple(reasons)
+        return [draft.take(row, candidate, shape) for row in rows], ()
 
 
-def _places(candidate: Candidate, partitions: Partitions, able: Ints, nodes: int) -> list[int]:
-    """A partition for each task: the unit's own and those after it, in turn, each as often as its node could ever hold
-    one of the tasks; the unit's own one if that does not do.
-    """
-    count, needed = len(partitions), candidate.least or candidate.tasks
+def _first_partition(candidate: Candidate, partitions: Partitions, able: Ints, nodes: int) -> int:
+    """The unit's own partition, or the next whose node could ever hold one of its tasks."""
+    count = len(partitions)
     own = candidate.ordinal % max(1, count)
-    in_turn = [(own + step) % count for step in range(count)]
     if nodes == 1:
-        return [in_turn[index % count] for index in range(needed)] if count else [own] * needed
-    left = {place: int(able[partitions[place][0]]) for place in in_turn}
-    places: list[int] = []
-    while len(places) < needed and any(left.values()):
-        for place in in_turn:
-            if left[place] and len(places) < needed:
-                left[place] -= 1
-                places.append(place)
-    return places if len(places) == needed else [own] * needed
+        return own
+    could = ((own + step) % count for step in range(count) if able[partitions[(own + step) % count][0]])
+    return next(could, own)
+
+
+def _next_partition(start: int, partitions: Partitions, able: Ints, rows: list[int]) -> int:
+    """The first partition from `start` on whose node could ever hold one more of a gang that has members on `rows`."""
+    count = len(partitions)
+    could = ((start + step) % count for step in range(count))
+    return next(
+        (place for place in could if able[partitions[place][0]] > rows.count(partitions[place][0])), start % count
+    )
 
 
 def _partitions(view: Snapshot) -> Partitions:

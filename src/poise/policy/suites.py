@@ -355,7 +355,7 @@ class _Round:
         if coming is not None:
             self._keep_rows(candidate, shape, coming, now + GRACE)
             return (Reason(code="PREEMPTING", have="work there", need=candidate.unit, wakes="finished"),)
-        found = find_yielding(candidate, shape, self.draft, needed, rules)
+        found = find_yielding(candidate, shape, self.draft, needed, rules, self._yielding)
         if found is None or not found.victims:
             return ()
         gain = 0.0

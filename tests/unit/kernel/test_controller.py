@@ -2,16 +2,18 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from poise.errors import Busy, Conflict, InputError, NotFound, SpecError, StoreFull
 from poise.kernel import controller as machine
-from poise.kernel.controller import Append, Barrier, Checkpoint, Decide, Send, Submit, TryRecover
+from poise.kernel.controller import Append, Barrier, Checkpoint, Decide, Decided, Send, Submit, TryRecover
 from poise.kernel.ledger import Ledger
-from poise.model.decisions import Plan, Spot
-from poise.model.events import Finished, JobSubmitted, NodeLost, Placed, Remembered
+from poise.model.decisions import Plan, Preempt, Spot, Why
+from poise.model.events import Finished, JobSubmitted, NodeLost, Placed, Preempted, Remembered
 from poise.model.jobs import Ending
 from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, Report
+from poise.model.resources import Device
 from poise.model.spec import compile_spec
 from poise.testing import WALL, World, node
 from poise.units import MILLISECOND, SECOND
@@ -621,3 +623,129 @@ def test_an_effect_for_a_node_that_has_gone_is_not_kept() -> None:
     world.sent.clear()
     world.job("a").round()
     assert world.sent == []
+
+
+# --- preemption ------------------------------------------------------------------------------------------------------
+
+
+def asked_to_yield(world: World, unit: str, to: str = "", base: int | None = None) -> World:
+    """As if a policy had decided so, on the view of revision `base`: the newest one if nothing else is said."""
+    preempt = Preempt(unit=unit, cause="yield", why=Why(policy="test"), to=to)
+    at = world.ledger.revision if base is None else base
+    return world.say(Decided(Plan(base=at, policy="test", decisions=(preempt,))))
+
+
+def test_what_is_asked_to_yield_is_told_to_stop_and_waits_again() -> None:
+    world = World("fifo").nodes(1, cpu=1).job("a").round().start("a").job("b")
+    asked_to_yield(world, "j1.main", to="j2.main")
+    assert Desired(stops=(Attempt("j1.main", 1),)) in [send.message for send in world.sent]
+    [preempted] = [event for event in world.log if isinstance(event, Preempted)]
+    assert (preempted.unit, preempted.epoch, preempted.cause, preempted.to) == ("j1.main", 1, "yield", "j2.main")
+    assert (world.status("a"), world.unit("a").tries) == ("pending", 0)
+    assert world.round().unit("a").epoch == 2
+
+
+def test_what_ended_before_it_was_told_to_yield_is_done() -> None:
+    world = World().nodes(1).job("a").round().start("a").disconnect("n1")
+    asked_to_yield(world, "j1.main")
+    [attempt] = world.held["n1"]
+    world.held["n1"].clear()
+    world.connect("n1", [Ended(attempt=attempt, ending=Ending(outcome="done"))])
+    assert (world.status("a"), world.unit("a").preempted) == ("done", 1)
+
+
+def test_what_yields_on_a_node_that_is_lost_waits_again() -> None:
+    world = World().nodes(1).job("a").round().start("a").disconnect("n1")
+    asked_to_yield(world, "j1.main").lose("n1")
+    assert world.status("a") == "pending"
+    assert world.codes("a") == ["NODE_LOST"]
+
+
+def test_what_yields_and_is_cancelled_is_cancelled() -> None:
+    world = World().nodes(1).job("a").round().start("a").disconnect("n1")
+    asked_to_yield(world, "j1.main").cancel("a").connect("n1")
+    assert world.status("a") == "cancelled"
+
+
+def test_every_member_of_a_gang_yields() -> None:
+    world = World().nodes(2, cpu=1).job("g", workers=2).round().start("g.main[0]", "g.main[1]")
+    asked_to_yield(world, "j1.main")
+    assert world.status("g") == "pending"
+    assert all(task.past[-1].ending.outcome == "stopped" for task in world.unit("g").tasks)
+    assert world.held == {"n1": {}, "n2": {}}
+
+
+def test_a_preemption_that_no_longer_holds_is_decided_again_if_the_view_was_old() -> None:
+    world = World().nodes(1).job("a").round().start("a")
+    old = world.ledger.revision
+    world.finish("a").job("b").tick()
+    asked_to_yield(world, "j1.main", base=old)
+    assert not any(isinstance(event, Preempted) for event in world.log)
+    assert any(isinstance(effect, Decide) for effect in world.controller.tick(world.now))
+
+
+def test_preempted_work_goes_on_after_a_restart() -> None:
+    world = World().nodes(1, cpu=1).job("a").round().start("a").disconnect("n1")
+    asked_to_yield(world, "j1.main").restart()
+    assert world.unit("a").stopping == "yield"
+    assert world.connect("n1").status("a") == "pending"
+    assert world.after("1s").unit("a").epoch == 2
+
+
+# --- elastic units, artifacts, devices in part -----------------------------------------------------------------------
+
+
+def test_an_elastic_gang_is_launched_in_the_size_it_got() -> None:
+    world = World().nodes(1, cpu=3).job("e", workers="2..8").round()
+    sent = list(world.held["n1"].values())
+    assert [(launch.rank, launch.world, launch.gang) for launch in sent] == [
+        (0, 3, "j1.main"),
+        (1, 3, "j1.main"),
+        (2, 3, "j1.main"),
+    ]
+
+
+def test_an_elastic_gang_is_accepted_for_its_least() -> None:
+    world = World().nodes(1, cpu=3).job("e", workers="2..8")
+    with pytest.raises(SpecError, match="can never start whole"):
+        world.job(workers="4..8")
+    assert world.ledger.unfinished_jobs() == 1
+
+
+def test_work_is_accepted_if_any_of_its_artifacts_could_run() -> None:
+    gpu, small, large = ({"run": "x", "resources": asked} for asked in ({"gpu": 1}, {"cpu": 1}, {"cpu": 9}))
+    world = World().nodes(1, cpu=2).submit({"artifacts": {"gpu": gpu, "cpu": small}})
+    assert world.ledger.unfinished_jobs() == 1
+    with pytest.raises(SpecError) as refused:
+        world.submit({"artifacts": {"gpu": gpu, "cpu": large}})
+    assert refused.value.record.code == "E110"
+
+
+def test_a_device_that_no_node_has_is_refused_in_words() -> None:
+    devices = (Device(index=0, model="V100", memory=2**34),)
+    world = World().join(msgspec.structs.replace(node(), devices=devices))
+    with pytest.raises(SpecError) as refused:
+        world.job(gpu=1, gpu_model="H100")
+    assert refused.value.record.have == "closest is n1: has no device that can do it: 1 H100 GPU needed, V100 there"
+
+
+def test_only_work_that_shares_a_device_that_has_gone_is_touched() -> None:
+    half = {"gpu": 1, "gpu_share": 0.4}
+    world = World().nodes(1, cpu=8, gpus=2).job("a", **half).job("b", **half).job("c", gpu=1).round()
+    assert [world.task(name)[1].devices for name in "abc"] == [(0,), (0,), (1,)]
+    known = world.known["n1"]
+    world.join(msgspec.structs.replace(known, devices=known.devices[1:]))
+    assert [world.status(name) for name in "abc"] == ["pending", "pending", "placed"]
+
+
+def test_a_node_whose_network_shrinks_keeps_what_still_fits() -> None:
+    world = World().join(msgspec.structs.replace(node(), network=10**9)).job("a", network="700Mbit").round()
+    world.join(msgspec.structs.replace(world.known["n1"], network=5 * 10**8))
+    assert world.status("a") == "pending"
+
+
+def test_a_device_whose_memory_shrinks_keeps_what_still_fits() -> None:
+    world = World().nodes(1, gpus=1, gpu_memory="16GiB").job("a", gpu=1, gpu_share=0.5, gpu_memory="10GiB").round()
+    [device] = world.known["n1"].devices
+    world.join(msgspec.structs.replace(world.known["n1"], devices=(msgspec.structs.replace(device, memory=2**33),)))
+    assert world.status("a") == "pending"

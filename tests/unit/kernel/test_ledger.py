@@ -270,25 +270,32 @@ def test_elastic_units_are_seen_in_order_of_submission_whenever_they_were_placed
     assert [resident.unit for resident in world.ledger.snapshot(world.now).elastic] == ["j1.main", "j2.main"]
 
 
-FIELDS = st.fixed_dictionaries(
+PLAIN = st.fixed_dictionaries(
     {"cpu": st.sampled_from(["0.5", 1, 2])},
     optional={
-        "gpu": st.integers(0, 2),
-        "gpu_share": st.sampled_from([0.2, 0.4, 0.5, 0.8]),
-        "gpu_memory": st.sampled_from(["1GiB", "6GiB"]),
         "network": st.sampled_from(["100Mbit", "400Mbit"]),
         "workers": st.sampled_from([2, "1..3", "2..4"]),
         "priority": st.sampled_from(["urgent", "low"]),
         "preemptible": st.booleans(),
         "checkpoint": st.just("10s"),
-        "artifacts": st.just(
-            {
-                "gpu": {"run": "./gpu", "resources": {"cpu": 1, "gpu": 1, "gpu_memory": "2GiB"}},
-                "cpu": {"run": "./cpu", "resources": {"cpu": 2}},
-            }
-        ),
     },
 )
+DEVICES_ASKED: tuple[dict[str, Any], ...] = (
+    {},
+    {"gpu": 1},
+    {"gpu": 2, "gpu_memory": "6GiB"},
+    {"gpu": 1, "gpu_share": 0.5, "gpu_memory": "6GiB"},
+    {"gpu": 1, "gpu_share": 0.2, "gpu_memory": "1GiB"},
+    {"gpu": 2, "gpu_share": 0.4},
+)
+BUILDS: dict[str, Any] = {
+    "run": "",
+    "artifacts": {
+        "gpu": {"run": "./gpu", "resources": {"cpu": 1, "gpu": 1, "gpu_memory": "2GiB"}},
+        "cpu": {"run": "./cpu", "resources": {"cpu": 2}},
+    },
+}
+FIELDS = st.tuples(PLAIN, st.sampled_from((*DEVICES_ASKED, BUILDS))).map(lambda parts: {**parts[0], **parts[1]})
 
 
 @given(
@@ -315,7 +322,7 @@ def test_whatever_is_shared_elastic_or_preempted_adds_up_and_replays_to_the_same
         match step:
             case "submit":
                 with suppress(InputError):
-                    world.job(**({**of, "run": ""} if "artifacts" in of else of))
+                    world.job(**of)
             case "wait":
                 world.after(of * SECOND)
             case "lose":

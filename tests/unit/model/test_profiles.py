@@ -1,8 +1,9 @@
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from poise.model.jobs import Ending
-from poise.model.profiles import BRIEF, DEFAULT_RUN, Profile, expected_run, is_brief
+from poise.model.profiles import BRIEF, DEFAULT_RUN, Profile, estimate_run, expected_run, is_brief, remaining
 from poise.model.resources import Shape
 from poise.units import MILLISECOND, SECOND
 
@@ -50,3 +51,56 @@ def test_the_mean_stays_within_what_was_seen(runs: list[int]) -> None:
     profile = learned(*runs)
     assert min(runs) <= profile.mean <= max(runs)
     assert profile.count == len(runs)
+
+
+# --- everything that is learned, and how certain it is ---------------------------------------------------------------
+
+
+def test_the_first_run_is_half_uncertain_and_others_follow_rfc_6298() -> None:
+    first = Profile().observe(Ending(outcome="done", run=100 * SECOND, cpu=50 * SECOND, peak=1000, device=800))
+    assert (first.mean, first.deviation) == (100 * SECOND, 50 * SECOND)
+    assert (first.cpu, first.cpu_deviation) == (500, 250)  # half a CPU, in milli-CPU
+    assert (first.memory, first.memory_deviation, first.device, first.device_deviation) == (1000, 500, 800, 400)
+    second = first.observe(Ending(outcome="done", run=200 * SECOND, cpu=200 * SECOND, peak=2000, device=300))
+    assert (second.mean, second.deviation) == (120 * SECOND, 60 * SECOND)  # a fifth of 100, and of 100 - 50
+    assert (second.cpu, second.memory, second.device) == (600, 1200, 700)
+    assert (second.count, second.peak) == (2, 2000)
+
+
+def test_device_memory_is_the_most_that_was_seen() -> None:
+    runs = [Ending(outcome="done", run=1, device_peak=peak) for peak in (5, 9, 3)]
+    assert Profile().observe(runs[0]).observe(runs[1]).observe(runs[2]).device_memory == 9
+
+
+def test_failures_are_a_share_that_follows() -> None:
+    profile = learned(SECOND)
+    shares = []
+    for _ in range(3):
+        profile = profile.failed(seen=7)
+        shares.append(profile.failures)
+    assert shares == [200, 360, 488]  # a fifth of what is left to 1000
+    assert (profile.mean, profile.count, profile.seen) == (SECOND, 1, 7)
+    assert profile.observe(Ending(outcome="done", run=SECOND)).failures == 488 - 97
+
+
+def test_an_estimate_says_how_sure_it_is_and_why() -> None:
+    assert estimate_run(None, 0) == (DEFAULT_RUN, DEFAULT_RUN, "default")
+    assert estimate_run(None, 10) == (10, 5, "declared")
+    assert estimate_run(learned(8), 10) == (8, 4, "history")
+    assert estimate_run(learned(8), 10).most == 16
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "left"),
+    [(0, 100), (60, 40), (95, 5), (99, 5), (110, 5), (120, 5), (121, 121), (500, 500)],
+)
+def test_what_has_overrun_is_expected_to_take_as_long_again(elapsed: int, left: int) -> None:
+    assert remaining(elapsed, expected=100, deviation=10) == left
+
+
+@given(st.lists(st.booleans(), max_size=50))
+def test_a_share_of_failures_stays_a_share(failures: list[bool]) -> None:
+    profile = Profile()
+    for failed in failures:
+        profile = profile.failed() if failed else profile.observe(Ending(outcome="done", run=1))
+        assert 0 <= profile.failures <= 1000

@@ -211,6 +211,16 @@ def test_only_so_many_yield_in_one_round() -> None:
     assert victims(trial, Shape(cpu=4000), rules=Preemption(at_once=3)) is None
 
 
+def test_nobody_is_asked_twice_in_one_round() -> None:
+    """A gang that yields for one unit gives back room on two nodes; the next unit waits for that."""
+    member = resident("u1", size=2)
+    trial = draft([member], [member, resident("u2")], cpu=1 + 1)
+    asked = find_yielding(candidate(), Shape(cpu=2000), trial, 1, Preemption(), {"u1"})
+    assert asked is None
+    assert find_yielding(candidate(), ONE, trial, 1, Preemption(at_once=1), {"u9"}) == ((), {0: 1}, 0)
+    assert find_yielding(candidate(), Shape(cpu=2000), trial, 1, Preemption(at_once=1), {"u9"}) is None
+
+
 @pytest.mark.parametrize(
     ("rules", "fields", "yields"),
     [
@@ -226,6 +236,15 @@ def test_only_so_many_yield_in_one_round() -> None:
 def test_rules_other_than_class(rules: Preemption, fields: dict[str, Any], yields: list[str] | None) -> None:
     holder = resident("u1", ran=HOUR, priority=0, shape=Shape(cpu=2000))
     assert victims(draft([holder]), rules=rules, **fields) == yields
+
+
+@pytest.mark.parametrize(("by", "first"), [("class", "u3"), ("remaining", "u2"), ("attained", "u1"), ("level", "u1")])
+def test_each_rule_asks_its_own_first(by: Any, first: str) -> None:
+    """By class who loses least, else who has longest to go, or who has had most."""
+    served = resident("u1", ran=HOUR, attained=5 * HOUR, declared=2 * HOUR)
+    longest = resident("u2", ran=50 * MINUTE, declared=9 * HOUR)
+    saved = resident("u3", ran=40 * MINUTE, checkpoint=MINUTE, declared=2 * HOUR)
+    assert victims(draft([served, longest, saved], cpu=3), rules=Preemption(by=by)) == [first]
 
 
 @given(

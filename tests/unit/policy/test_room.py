@@ -145,3 +145,9 @@ def test_what_a_column_says_becomes_room_and_what_ends_gives_back() -> None:
     assert (here.cpu, here.devices[0][FREE_MEMORY], here.devices[0][FREE_SHARE]) == (5000, 16 * GIB, WHOLE)
     assert (apart.cpu, apart.devices[0][FREE_SHARE]) == (4000, 500)
     assert here.pick(Shape(gpus=1), [False, True, False]) == (5,)
+
+
+def test_links_count_also_where_another_node_like_it_has_none() -> None:
+    linked = msgspec.structs.replace(node("n2", cpu=8, gpus=4), links=PAIRS)
+    world = World().join(node("n1", cpu=8, gpus=4)).join(linked).drain("n1").job("a", gpu=2).round()
+    assert world.task("a")[1].devices == (1, 2)

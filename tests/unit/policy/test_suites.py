@@ -16,7 +16,7 @@ from poise.model.events import Placed, Preempted
 from poise.model.load import Load
 from poise.model.messages import Beat
 from poise.model.resources import Device, Node
-from poise.policy.suites import PATIENCE, POLICIES, policy_named
+from poise.policy.suites import PATIENCE, POLICIES, TOGETHER, policy_named
 from poise.testing import World, node
 from poise.units import SECOND
 
@@ -236,6 +236,21 @@ def test_static_counts_what_the_members_of_a_gang_take_from_each_other() -> None
     alone = World("static").nodes(1, cpu=1, gpus=2).job("b", gpu=1, cpu="0.5").round()
     assert alone.job("pair", workers=2, gpu=1, cpu="0.1").round().codes("pair") == ["GANG_INCOMPLETE"]
     assert alone.finish("b").round().where("pair") == ["n1", "n1"]
+
+
+def test_static_puts_no_member_of_a_gang_where_it_could_never_run() -> None:
+    world = World("static").join(node("n1", cpu=12)).join(node("n2", cpu=4)).join(node("n3", cpu=1))
+    world.job("wide", workers=5, cpu=3).round()
+    assert sorted(world.where("wide")) == ["n1"] * 4 + ["n2"]
+
+
+def test_static_takes_the_first_artifact_that_can_start() -> None:
+    artifacts = {"gpu": {"run": "x", "resources": {"cpu": 9}}, "cpu": {"run": "y", "resources": {"cpu": 1}}}
+    world = World("static").nodes(1, cpu=2).submit({"name": "a", "artifacts": artifacts}).round()
+    assert (world.status("a"), world.unit("a").variant) == ("placed", 1)
+    world.job("b").round().submit({"name": "c", "artifacts": artifacts}).round()
+    assert world.codes("c") == ["PARTITION_BUSY", "CPU_TOO_SMALL", "PARTITION_BUSY", "CPU_BUSY"]
+    assert world.finish("a").round().unit("c").variant == 1
 
 
 def test_static_sees_past_the_head_of_a_long_queue() -> None:
@@ -649,13 +664,23 @@ def test_an_elastic_unit_does_not_grow_while_others_wait() -> None:
 
 # --- what a plan says holds ------------------------------------------------------------------------------------------
 
+
+def on_devices(fields: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """The same work without devices, or with some."""
+    devices = st.fixed_dictionaries(
+        {"gpu": st.integers(1, 2)},
+        optional={
+            "gpu_share": st.sampled_from([0.2, 0.4, 0.8]),
+            "gpu_memory": st.sampled_from(["1GiB", "12GiB"]),
+            "gpu_model": st.sampled_from(["a", "b"]),
+        },
+    )
+    return st.one_of(st.just(fields), devices.map(lambda asked: {**fields, **asked}))
+
+
 ASKS = st.fixed_dictionaries(
     {"cpu": st.sampled_from(["0.5", 1, 2])},
     optional={
-        "gpu": st.integers(0, 2),
-        "gpu_share": st.sampled_from([0.2, 0.4, 0.8]),
-        "gpu_memory": st.sampled_from(["1GiB", "12GiB"]),
-        "gpu_model": st.sampled_from(["a", "b"]),
         "network": st.sampled_from(["400Mbit"]),
         "workers": st.sampled_from([2, 3, "1..3", "2..4"]),
         "priority": st.sampled_from(["urgent", "low"]),
@@ -663,7 +688,7 @@ ASKS = st.fixed_dictionaries(
         "checkpoint": st.just("1s"),
         "expect": st.sampled_from(["1s", "1h"]),
     },
-)
+).flatmap(on_devices)
 
 
 @given(
@@ -697,3 +722,36 @@ def test_every_decision_of_a_plan_holds_on_the_view_it_was_made_on(
         world.now += 31 * SECOND
         for name in sorted(world.connected):
             world.hear(name, Beat())
+
+
+@given(
+    policy=st.sampled_from(["poise", "fifo", "sjf"]),
+    cpus=st.lists(st.integers(8, 40), min_size=1, max_size=4),
+    asks=st.lists(
+        st.fixed_dictionaries(
+            {"cpu": st.sampled_from(["0.5", 1]), "class": st.sampled_from("xy")},
+            optional={"workers": st.sampled_from([2, "1..3"])},
+        ).flatmap(on_devices),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_many_at_once_are_placed_as_far_as_there_is_room(
+    policy: str, cpus: list[int], asks: list[dict[str, Any]]
+) -> None:
+    """From `TOGETHER` candidates on, what is alike is placed together."""
+    world = World(policy, check=False)
+    for number, cpu in enumerate(cpus):
+        world.join(offering(f"n{number}", *"abaaaa", cpu=cpu))
+    for number in range(TOGETHER + 4):
+        with suppress(InputError):
+            world.job(**asks[number % len(asks)])
+    plan = world.plan()
+    world.say(Decided(plan))
+    world.ledger.check()
+    promised = {decision.unit for decision in plan.decisions if isinstance(decision, Place)}
+    held = {decision.queue for decision in plan.decisions if isinstance(decision, Hold)}
+    for job in world.ledger.jobs.values():
+        [unit] = job.units
+        assert (unit.status == "active") == (unit.id in promised)
+        assert unit.status == "active" or unit.queue in held
