@@ -16,7 +16,7 @@ from typing import Any
 import hypothesis.strategies as st
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from poise.errors import InputError
@@ -40,6 +40,9 @@ SPEEDS = {"x@fast": 3.0, "x@slow": 1.0}
 
 CHANCE = st.randoms(use_true_random=True)
 """Whole worlds are drawn from one seed: drawn value by value, sixty examples would be too much like one another."""
+
+AS_DRAWN = settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])
+"""A world drawn from one seed does not get smaller by shrinking."""
 
 LONGEST_BACKOFF = 60
 """Seconds (`Retry.delay`)."""
@@ -133,14 +136,14 @@ def come_to_rest(world: World) -> None:
     """Whatever runs ends, second by second, until nothing is left. Raises AssertionError with what waits and why when
     nothing has run for longer than any back-off lasts.
     """
-    idle = 0
+    idle, world.check = 0, False  # once a second is enough here
     while world.ledger.active() or world.ledger.pending():
         idle = 0 if world.ledger.active() else idle + 1
         assert idle <= LONGEST_BACKOFF, {unit.id: world.codes(unit.id) for unit in units(world) if not unit.over}
         for name in sorted(world.connected):
             for attempt in sorted(world.held[name]):
                 world.end(name, attempt, Ending(outcome="done", run=5 * SECOND))
-        leap(world, SECOND).round()
+        leap(world, SECOND).round().ledger.check()
 
 
 def launches_on(world: World, name: str) -> list[Launch]:
@@ -201,26 +204,17 @@ class Story(RuleBasedStateMachine):
                 submit(self.world, work)
         self.world.round()
 
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        jobs = [job.id for job in self.world.ledger.jobs.values() if not job.ended]
-        if jobs:
-            self.world.cancel(data.draw(st.sampled_from(jobs)))
-
-    @rule(data=st.data(), on=st.booleans())
-    def drain(self, data: st.DataObject, on: bool) -> None:
-        self.world.drain(data.draw(st.sampled_from(sorted(self.world.known))), on)
-
     # --- what nodes and time do --------------------------------------------------------------------------------------
 
-    @rule()
-    def start(self) -> None:
-        self.world.round()
+    @rule(duration=st.sampled_from(["200ms", "40s", "40s", "6m"]))
+    def go_on(self, duration: str) -> None:
+        """Whatever is held runs; time passes, and what yields then makes room."""
         start_all(self.world)
+        leap(self.world, parse_duration(duration)).round().round()
 
     @rule(
         chance=CHANCE,
-        count=st.integers(1, 3),
+        count=st.integers(1, 6),
         outcome=st.sampled_from(["done", "done", "done", "failed", "killed", "oom", "lost"]),
         run=st.sampled_from(["5s", "2m"]),
     )
@@ -229,25 +223,27 @@ class Story(RuleBasedStateMachine):
         for name, attempt in chance.sample(held, min(count, len(held))):
             if attempt in self.world.held[name]:  # the end of one member of a gang ends the others
                 self.world.end(name, attempt, Ending(outcome=outcome, run=parse_duration(run)))
+        self.world.round()
 
-    @rule(data=st.data())
-    def lose(self, data: st.DataObject) -> None:
-        if self.world.connected:
-            self.world.disconnect(data.draw(st.sampled_from(sorted(self.world.connected))))
-            leap(self.world, 4 * SECOND)
-
-    @rule(data=st.data())
-    def come_back(self, data: st.DataObject) -> None:
-        self.world.connect(data.draw(st.sampled_from(sorted(self.world.known))))
-
-    @rule(data=st.data(), boot=st.integers(2, 1000))
-    def reboot(self, data: st.DataObject, boot: int) -> None:
-        known = self.world.known[data.draw(st.sampled_from(sorted(self.world.known)))]
-        self.world.join(msgspec.structs.replace(known, incarnation=str(boot)))
-
-    @rule(duration=st.sampled_from(["200ms", "1s", "40s", "6m"]))
-    def wait(self, duration: str) -> None:
-        leap(self.world, parse_duration(duration))
+    @rule(chance=CHANCE, kind=st.sampled_from(["cancel", "drain", "lose", "come back", "reboot"]))
+    def disturb(self, chance: Random, kind: str) -> None:
+        """People and nodes do what nobody planned for."""
+        world = self.world
+        name = chance.choice(sorted(world.known))
+        jobs = [job.id for job in world.ledger.jobs.values() if not job.ended]
+        if kind == "cancel" and jobs:
+            world.cancel(chance.choice(jobs))
+        elif kind == "drain":
+            world.drain(name, not world.ledger.nodes[name].drained)
+        elif kind == "lose" and name in world.connected:
+            world.disconnect(name)
+            leap(world, world.controller.settings.dead_after + SECOND)
+        elif kind == "come back":
+            for each in sorted(world.known):
+                world.connect(each)
+        elif kind == "reboot":
+            known = world.known[name]
+            world.join(msgspec.structs.replace(known, incarnation=known.incarnation + "+"))
 
     @rule()
     def decide_twice(self) -> None:
@@ -341,7 +337,27 @@ class Story(RuleBasedStateMachine):
 @pytest.mark.parametrize("policy", ALL)
 def test_whatever_happens(policy: str) -> None:
     machine = type("Story", (Story,), {"policy": policy})
-    run_state_machine_as_test(machine, settings=settings(max_examples=8))
+    run_state_machine_as_test(machine, settings=settings(AS_DRAWN, max_examples=6))
+
+
+def test_elastic_units_come_in_the_same_order_after_a_restart() -> None:
+    """Found above: the one submitted first is placed last."""
+    World().nodes(1, cpu=4).job(workers="1..2", priority="low").job(workers="1..2", priority="high").round()
+
+
+def test_a_gang_has_room_on_parts_of_several_devices() -> None:
+    """Found above: three devices have three quarters each to give, nine in all; four tasks need two each, on different
+    devices: 01, 02, 12, 01.
+    """
+    world = World().join(node("n1", cpu=4, gpus=3)).job("gang", workers=4, gpu=2, gpu_share=0.25).round()
+    assert world.where("gang") == ["n1"] * 4
+
+
+def test_the_tasks_of_a_gang_pass_over_partitions_that_could_never_hold_them() -> None:
+    """Found above: unit 1 belongs to n2, and its second task to n3; but n3 is too small, whatever ends there."""
+    world = World("static").join(node("n1", cpu=4)).join(node("n2", cpu=4)).join(node("n3", cpu=1))
+    world.job("gang", workers=2, cpu=2).round()
+    assert sorted(world.where("gang")) == ["n1", "n2"]
 
 
 @pytest.mark.skip(reason="quotas come with tenants (issue 4)")
@@ -401,7 +417,7 @@ def seconds_of(world: World, attempt: Attempt, seconds: dict[str, int]) -> int:
 STREAMS = st.lists(st.sampled_from([5, 10, 20, 30, 60]), min_size=1, max_size=6)
 
 
-@settings(max_examples=20)
+@settings(AS_DRAWN, max_examples=20)
 @given(nodes=st.integers(1, 4), cpu=st.integers(1, 4), runs=STREAMS)
 def test_a_gang_comes_through_a_stream_of_small_work(nodes: int, cpu: int, runs: list[int]) -> None:
     """The gang is first in order, since its path is longest. After its patience room is kept: then it waits for what
@@ -413,7 +429,7 @@ def test_a_gang_comes_through_a_stream_of_small_work(nodes: int, cpu: int, runs:
     assert waited_under_a_stream(nodes, cpu, runs, step=step, bound=bound, gang=gang, small={}) <= bound
 
 
-@settings(max_examples=8)
+@settings(AS_DRAWN, max_examples=8)
 @given(nodes=st.integers(1, 3), cpu=st.integers(1, 3), runs=STREAMS, priority=st.sampled_from(["medium", "urgent"]))
 def test_a_gang_comes_through_a_stream_that_goes_before_it(
     nodes: int, cpu: int, runs: list[int], priority: str
@@ -428,6 +444,7 @@ def test_a_gang_comes_through_a_stream_that_goes_before_it(
 
 
 # --- reasons in a fleet too large to name every node -----------------------------------------------------------------
+@AS_DRAWN
 @given(policy=st.sampled_from([name for name in ALL if name not in ("fifo", "static")]), chance=CHANCE)
 def test_in_a_large_fleet_every_node_is_counted(policy: str, chance: Random) -> None:
     """Reasons are given by kind of node there: whatever is pending, and is one task, names or counts all nodes."""
@@ -512,6 +529,7 @@ def told_of(
     return told
 
 
+@AS_DRAWN
 @given(policy=st.sampled_from(ALL), chance=CHANCE, factor=st.sampled_from([2, 3, 7, 1000]))
 def test_amounts_have_no_scale(policy: str, chance: Random, factor: int) -> None:
     """Multiplying every amount of a world by a constant changes no decision. There are two nodes at least, since
