@@ -4,6 +4,7 @@ An order sorts the candidates of a view and says in words why one stands where i
 """
 
 from collections.abc import Callable, Mapping
+from heapq import nsmallest
 from math import isfinite, log2
 from typing import NamedTuple
 
@@ -17,6 +18,12 @@ Words = Callable[[Candidate, int], str]
 AGEING = 5 * MINUTE
 """Waiting this long raises a unit by one priority class; one that has waited so long as urgent goes before all others,
 in order of readiness. So nothing starves, however much keeps coming."""
+
+PATIENCE = (0, 1 * SECOND, 10 * SECOND, 30 * SECOND)
+"""By priority class: a unit that has been ready and without room this long has room kept for it."""
+
+RESERVATIONS = 4
+"""Units for which room is kept in one round; the next ones get theirs when these have started."""
 
 LEVELS = (30 * SECOND, 5 * MINUTE, 1 * HOUR)
 """Attained service at which a unit falls to the next level of `mlfq`: one quantum, then about twelve times as much each
@@ -36,16 +43,39 @@ def by_arrival(view: Snapshot) -> list[Candidate]:
 
 
 def by_urgency(view: Snapshot) -> list[Candidate]:
-    """Priority class (raised by waiting), then time left before the deadline's latest start, then longest path ahead.
+    """Priority class (raised by waiting), then time left before the deadline's latest start, then the few that have
+    waited longest, then the job that has the least left to do, and of its units the one with the longest path ahead.
 
-    Within a class, work whose latest start is near goes first (the fast lane); without deadlines the longest path to
-    the end of the graph does (the rule of Hu, 1961, and of HEFT's upward rank, Topcuoglu et al., 2002); ties go to the
-    first submitted.
+    Within a class, work whose latest start is near goes first (the fast lane). Then those whose patience is over, as
+    many as room is kept for, so that what is large comes through. Of the others the shortest remaining job does: what
+    fills the gaps best is short (EASY with shortest-job backfilling, Tsafrir et al., 2007). Within a job the longest
+    path to the end of its graph does (the rule of Hu, 1961, and of HEFT's upward rank, Topcuoglu et al., 2002). Ties go
+    to the first submitted.
     """
     if len(view.candidates) > 1 and view.candidates[0].queue.endswith("/") and len(view.backlog) == 1:
         return list(view.candidates)  # single tasks of one kind: alike, and already in order
+    now, left, first = view.now, _left(view), _waited_longest(view)
+    return sorted(view.candidates, key=lambda one: _urgency(one, now, left[one.job], one.unit in first))
+
+
+def _left(view: Snapshot) -> dict[str, int]:
+    """The foreseen length of the longest path that each job still has before it, as far as its units are shown."""
+    left: dict[str, int] = {}
+    for candidate in view.candidates:
+        if candidate.tail > left.get(candidate.job, -1):
+            left[candidate.job] = candidate.tail
+    return left
+
+
+def _waited_longest(view: Snapshot) -> set[str]:
+    """The units whose patience is over and that have waited longest, those of the higher classes first."""
     now = view.now
-    return sorted(view.candidates, key=lambda candidate: _urgency(candidate, now))
+    over = [
+        (effective_class(one, now), one.ready, one.ordinal, one.unit)
+        for one in view.candidates
+        if now - one.ready >= PATIENCE[effective_class(one, now)]
+    ]
+    return {unit for *_, unit in nsmallest(RESERVATIONS, over)}
 
 
 def by_run(view: Snapshot) -> list[Candidate]:
@@ -108,14 +138,16 @@ def in_words(candidate: Candidate, now: int) -> str:
 _CLASS_WORDS = [priority.name.lower() for priority in Priority]
 
 
-def _urgency(candidate: Candidate, now: int) -> tuple[int, int, int, int, int]:
+def _urgency(candidate: Candidate, now: int, left: int, waited: bool) -> tuple[int, int, int, int, int]:
     steps = (now - candidate.ready) // AGEING
     if steps > candidate.priority:
         return (0, 0, candidate.ready, 0, candidate.ordinal)
     own_class = candidate.priority - steps
     if candidate.due and is_pressed(candidate, now):
         return (own_class, 1, candidate.due - candidate.expected, 0, candidate.ordinal)
-    return (own_class, 2, 0, -candidate.tail, candidate.ordinal)
+    if waited:
+        return (own_class, 2, candidate.ready, 0, candidate.ordinal)
+    return (own_class, 3, left, -candidate.tail, candidate.ordinal)
 
 
 # --- terms of which a user's own order is made ---------------------------------------------------------------------

@@ -17,7 +17,18 @@ from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import room_when_empty
 from poise.policy.place import Draft
 from poise.policy.protocol import Policy
-from poise.policy.rank import AGEING, ORDERS, PRESETS, RANK_TERMS, Order, RankTerm, by_terms, effective_class
+from poise.policy.rank import (
+    AGEING,
+    ORDERS,
+    PATIENCE,
+    PRESETS,
+    RANK_TERMS,
+    RESERVATIONS,
+    Order,
+    RankTerm,
+    by_terms,
+    effective_class,
+)
 from poise.policy.recipe import RECIPES, Recipe
 from poise.policy.reclaim import (
     GRACE,
@@ -38,12 +49,6 @@ from poise.units import SECOND, format_duration
 
 ClusterPolicy = Policy[Snapshot, Plan]
 Reasons = tuple[Reason, ...]
-
-PATIENCE = (0, 1 * SECOND, 10 * SECOND, 30 * SECOND)
-"""By priority class: a unit that has been ready and without room this long has room kept for it."""
-
-RESERVATIONS = 4
-"""Units for which room is kept in one round; the next ones get theirs when these have started."""
 
 YIELD_SEARCHES = 4
 """Blocked units in one round for which victims are looked for."""

@@ -461,8 +461,8 @@ def test_static_on_one_node() -> None:
 
 
 def test_poise_order() -> None:
-    """Class, raised by one for each 5 min of waiting; in a class what its deadline presses, then the longest path
-    ahead, then arrival. One node of 1 CPU; nothing here may be asked to yield.
+    """Class, raised by one for each 5 min of waiting; in a class what its deadline presses, then those that have waited
+    longest, then the shortest job. One node of 1 CPU; nothing here may be asked to yield.
 
     At 0 arrive: hold (high, 4m); then low (low, 2m), med (2m), path (first 1m, then second 5m), due (2m, to be done by
     8m), high (high, 1m).
@@ -474,19 +474,20 @@ def test_poise_order() -> None:
     4m    hold ends        high: its class
     5m    high ends        all have waited for 5m and are raised alike. due: by 8m at the latest, 2m to run, so 1m left,
                            less than it takes
-    7m    due ends;        path.first: of medium raised to high it has 6m ahead, med 2m; low is medium now, and so is
-          fresh (30m)      fresh
+    7m    due ends;        med: of those raised to high, med and path.first have waited equally long, and it came first;
+          fresh (30m)      low is medium now, and so is fresh
           arrives
-    8m    path.first ends  med (raised to high), before path.second (ready since 8m), fresh and low (all medium)
-    10m   med ends         low: it has waited for 10m, and is high
-    12m   low ends         fresh: it has waited for 5m, and is high; path.second for 4m, and is medium
+    9m    med ends         path.first (raised to high), before low and fresh (both medium)
+    10m   path.first ends  low: it has waited for 10m, and is high
+    12m   low ends         fresh: it has waited for 5m, and is high; path.second for 2m, and is medium
     42m   fresh ends       path.second
     47m   path ends        nothing
     ====  ===============  ==========================================================================
     """
     stays = {"preemptible": False}
     world = World().nodes(1, cpu=1)
-    arrive(world, hold={"expect": "4m", "priority": "high", **stays}, low={"expect": "2m", "priority": "low", **stays})
+    assert decided(arrive(world, hold={"expect": "4m", "priority": "high", **stays})) == {"hold": "n1"}
+    arrive(world, low={"expect": "2m", "priority": "low", **stays})
     arrive(world, med={"expect": "2m", **stays})
     tasks = {
         "first": {"expect": "1m", "class": "first", **stays},
@@ -499,28 +500,53 @@ def test_poise_order() -> None:
     assert decided(until(world, "4m", "hold")) == {"high": "n1"}
     assert decided(until(world, "5m", "high")) == {"due": "n1"}
     until(world, "7m", "due")
-    assert decided(arrive(world, fresh={"expect": "30m", **stays})) == {"path.first": "n1"}
-    assert decided(until(world, "8m", "path.first")) == {"med": "n1"}
-    assert decided(until(world, "10m", "med")) == {"low": "n1"}
+    assert decided(arrive(world, fresh={"expect": "30m", **stays})) == {"med": "n1"}
+    assert decided(until(world, "9m", "med")) == {"path.first": "n1"}
+    assert decided(until(world, "10m", "path.first")) == {"low": "n1"}
     assert decided(until(world, "12m", "low")) == {"fresh": "n1"}
     assert decided(until(world, "42m", "fresh")) == {"path.second": "n1"}
     assert decided(until(world, "47m", "path.second")) == {}
 
 
 def test_poise_order_among_equals() -> None:
-    """One class, no deadlines: longest path ahead first, and of equal paths the first to arrive. One node of 1 CPU.
+    """One class, no deadlines. One node of 1 CPU; medium work is patient for 10 s.
 
-    0: hold (1m) runs; b 2m, c 3m, d 2m, e 3m wait. Then c, e (3m each), b, d (2m each).
+    ====  ==============================  =====================================================================
+    0     hold (1m) arrives               hold
+    55s   b 2m, c 3m, d 1m, e 3m arrive
+    1m    hold ends                       d: nobody has waited for longer than 10 s, and it is the shortest
+    2m    d ends                          b, c, e have waited for 65 s, longer than their patience: b came first
+    4m    b ends; f 1m arrives            c: room is kept for those who waited, and f has not
+    7m    c ends                          e: it has waited longer than f
+    10m   e ends                          f
+    ====  ==============================  =====================================================================
     """
     world = World().nodes(1, cpu=1)
     arrive(world, hold={"expect": "1m"})
     assert decided(world) == {"hold": "n1"}
-    arrive(world, b={"expect": "2m"}, c={"expect": "3m"}, d={"expect": "2m"}, e={"expect": "3m"})
+    until(world, "55s")
+    arrive(world, b={"expect": "2m"}, c={"expect": "3m"}, d={"expect": "1m"}, e={"expect": "3m"})
     assert decided(world) == {"hold": "n1"}
-    assert decided(until(world, "1m", "hold")) == {"c": "n1"}
-    assert decided(until(world, "4m", "c")) == {"e": "n1"}
-    assert decided(until(world, "4m30s", "e")) == {"b": "n1"}
-    assert decided(until(world, "4m45s", "b")) == {"d": "n1"}
+    assert decided(until(world, "1m", "hold")) == {"d": "n1"}
+    assert decided(until(world, "2m", "d")) == {"b": "n1"}
+    assert decided(arrive(until(world, "4m", "b"), f={"expect": "1m"})) == {"c": "n1"}
+    assert decided(until(world, "7m", "c")) == {"e": "n1"}
+    assert decided(until(world, "10m", "e")) == {"f": "n1"}
+
+
+def test_poise_takes_the_longest_path_of_a_job_first() -> None:
+    """One graph on one CPU: a of 1m and a2 of 3m after it, and b of 2m.
+
+    ====  =======  =====================================================
+    0              a, with 4m ahead of it, before b with 2m
+    5s    a ends   a2, with 3m, before b with 2m: nobody waited for 10 s
+    ====  =======  =====================================================
+    """
+    world = World().nodes(1, cpu=1)
+    tasks = {"a": {"expect": "1m"}, "b": {"expect": "2m"}, "a2": {"expect": "3m", "needs": ["a"]}}
+    world.graph("g", tasks={name: {"class": name, **fields} for name, fields in tasks.items()})
+    assert decided(world) == {"g.a": "n1"}
+    assert decided(until(world, "5s", "g.a")) == {"g.a2": "n1"}
 
 
 def test_poise_fits_tightly() -> None:
@@ -532,13 +558,13 @@ def test_poise_fits_tightly() -> None:
     1m    f 1 arrives                     f on n1, the only one with room
     ====  ==============================  ==========================================================
 
-    A longer path goes first, so each expects less than the one before.
+    The shortest goes first, so each expects more than the one before.
     """
     world = World().join(node("n1", cpu=8)).join(node("n2", cpu=2)).join(node("n3", cpu=4))
-    arrive(world, a={"cpu": 2, "expect": "9m"}, b={"cpu": 3, "expect": "8m"}, c={"expect": "7m"})
-    assert decided(arrive(world, d={"cpu": 4, "expect": "6m"})) == {"a": "n2", "b": "n3", "c": "n3", "d": "n1"}
+    arrive(world, a={"cpu": 2, "expect": "4m"}, b={"cpu": 3, "expect": "5m"}, c={"expect": "6m"})
+    assert decided(arrive(world, d={"cpu": 4, "expect": "7m"})) == {"a": "n2", "b": "n3", "c": "n3", "d": "n1"}
     until(world, "1m", "a")
-    arrive(world, e={"cpu": 2, "expect": "5m"}, f={"expect": "4m"})
+    arrive(world, e={"cpu": 2, "expect": "5m"}, f={"expect": "6m"})
     assert decided(world) == {"b": "n3", "c": "n3", "d": "n1", "e": "n2", "f": "n1"}
 
 
