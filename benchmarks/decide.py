@@ -1,4 +1,4 @@
-"""How fast the core decides: one round over a large fleet, in bulk, and how that grows.
+"""How fast the core decides and explains: one round over a large fleet, in bulk, and how that grows.
 
     python benchmarks/decide.py [--nodes 10000] [--pending 100000] [--shapes 200] [--rounds 5] [--json]
 
@@ -27,8 +27,10 @@ from harness import Figure
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import settle_memory
 from poise.kernel import ledger as ledgers
+from poise.kernel.explain import question
 from poise.kernel.ledger import Ledger
 from poise.kernel.verify import verify_place, verify_preempt
+from poise.kernel.whatif import explain
 from poise.model.decisions import Hold, Place, Plan, Preempt, Spot, Why
 from poise.model.events import (
     Began,
@@ -160,6 +162,20 @@ def decide_only(view: Snapshot, rounds: int) -> tuple[list[float], Plan]:
     return seconds, plan
 
 
+def explaining(world: World, rounds: int) -> list[float]:
+    """Seconds to say why a job waits and when it is expected to start, for jobs all along the backlog."""
+    policy = policy_named("poise")
+    pending = [job for job in world.ledger.jobs.values() if job.units[0].status == "pending"]
+    seconds = []
+    for number in range(rounds):
+        job = pending[number * (len(pending) - 1) // max(1, rounds - 1)]
+        begun = perf_counter()
+        view = world.ledger.snapshot(world.now)
+        explain(policy, view, question(world.ledger, job, view))
+        seconds.append(perf_counter() - begun)
+    return seconds
+
+
 def placements(plan: Plan) -> int:
     """Tasks that were given a place."""
     return sum(len(decision.spots) for decision in plan.decisions if isinstance(decision, Place))
@@ -225,6 +241,15 @@ def measure(nodes: int, pending: int, shapes: int, gaps: int, rounds: int, *, cu
             values=[each * 1e3 for each in seconds],
             limit=50 if full_size else None,
             note=note,
+        )
+    )
+    figures.append(
+        Figure(
+            name=f"explain of a pending job, {title}",
+            unit="ms",
+            values=[each * 1e3 for each in explaining(world, rounds)],
+            limit=200 if full_size else None,
+            note="the first job, the last one and some between",
         )
     )
     values = [whole(world) * 1e3]

@@ -29,6 +29,7 @@ from poise.config import Home
 from poise.control.api import make_app
 from poise.control.guard import PUBLIC
 from poise.model import fleetfile, jobs, spec
+from poise.policy import recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -163,6 +164,7 @@ def pages() -> Iterator[tuple[Path, str]]:
         "job.schema.json": job_schema,
         "fleet-file.md": fleet_file,
         "fleet.schema.json": fleet_schema,
+        "policy.schema.json": policy_schema,
         "api.md": routes,
     }
     for name, make in makers.items():
@@ -319,6 +321,20 @@ def fleet_schema() -> str:
     links = [either("LinkSpec"), {"type": "array", "items": either("LinkSpec")}, {"type": "null"}]
     node["links"] |= {"anyOf": links}
     schema["$defs"] = definitions
+    return json.dumps(_sorted_enums(schema), indent=2, ensure_ascii=False) + "\n"
+
+
+def policy_schema() -> str:
+    """With the shapes of what the record leaves open."""
+    schema = json.loads(_schema(recipe.PolicySpec, "A Poise policy file"))
+    _, shapes = msgspec.json.schema_components((recipe.PreemptSpec, recipe.TriggersSpec), ref_template="#/$defs/{name}")
+    schema["$defs"] |= shapes
+    properties = schema["$defs"]["PolicySpec"]["properties"]
+    properties["preempt"] |= {"anyOf": [{"$ref": "#/$defs/PreemptSpec"}, {"type": "null"}]}
+    properties["triggers"] |= {"$ref": "#/$defs/TriggersSpec"}
+    for name in ("order", "score"):
+        weights = {"type": "object", "additionalProperties": {"type": "number"}}
+        properties[name] = {"anyOf": [{"type": "string"}, weights]} if name == "order" else weights
     return json.dumps(_sorted_enums(schema), indent=2, ensure_ascii=False) + "\n"
 
 

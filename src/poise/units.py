@@ -151,6 +151,23 @@ def parse_flops(text: str | int | float) -> int:
     return _bounded(Decimal(match[1]) * _SCALES[(match[2] or "").lower()], text)
 
 
+def parse_share(text: str | int | float) -> int:
+    """Thousandths from `90%` or `0.9`.
+
+    >>> parse_share("90%"), parse_share(0.25)
+    (900, 250)
+    """
+    try:
+        value = Decimal(text.strip().removesuffix("%")) if isinstance(text, str) else Decimal(str(text))
+    except ArithmeticError:
+        raise ValueError(f"a share such as `90%` or `0.9`, not `{_short(str(text))}`") from None
+    if isinstance(text, str) and text.strip().endswith("%"):
+        value /= 100
+    if not 0 <= value <= 1:
+        raise ValueError(f"a share from 0 to 1 such as `90%`, not `{_short(str(text))}`")
+    return int(value * 1000)
+
+
 def format_rate(bits: int) -> str:
     """Bits per second for people: `10 Gbit/s`."""
     value, unit = Decimal(bits), ""

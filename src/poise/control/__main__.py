@@ -36,6 +36,7 @@ from poise.errors import Conflict, PoiseError, SpecError
 from poise.kernel.controller import Controller, Settings
 from poise.model.events import Event, decode_event, encode_event
 from poise.model.fleetfile import DeclaredFleet
+from poise.model.triggers import Triggers
 from poise.units import Instant
 
 CANNOT_START = 3
@@ -106,6 +107,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
         history=options.history,
         version=__version__,
         throughputs=_throughputs(options.fleet or home.fleet),
+        triggers=choice.recipe.triggers if choice.recipe else Triggers(),
     )
     decider = decider_for(choice, Times(decide=options.decide_within))
     await decider.ready()

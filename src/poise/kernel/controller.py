@@ -20,7 +20,7 @@ from poise.errors import Busy, Conflict, NotFound, PoiseError, SpecError, StoreF
 from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of
 from poise.kernel.schedulable import prepare
 from poise.kernel.verify import verify_place, verify_preempt
-from poise.kernel.watch import Fired, Triggers, Watch
+from poise.kernel.watch import Fired, Watch
 from poise.model.decisions import Hold, Place, Plan, Preempt, Reason
 from poise.model.events import (
     Began,
@@ -59,6 +59,7 @@ from poise.model.messages import (
 from poise.model.profiles import ENOUGH_RUNS
 from poise.model.resources import Device, Node
 from poise.model.spec import Compiled
+from poise.model.triggers import Triggers
 from poise.model.views import Snapshot
 from poise.policy.feasible import NAMED, can_do, capacity_when_empty, never, shortfall
 from poise.units import MILLISECOND, SECOND, format_cpu

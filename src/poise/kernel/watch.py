@@ -9,31 +9,9 @@ forces a round. Pure: times come with the calls.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import msgspec
-
-from poise.model.load import Limits, Load, level_of
-from poise.units import MILLISECOND, SECOND
-
-
-class Triggers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Thresholds. Shares in thousandths, times in nanoseconds.
-
-    A level is taken for what it is after `settles`. A node is hot from `hot_above` for `hot_for`, until it has been at
-    `cool_below` or less for as long. A round is forced by `failed_checks` heartbeats missed in a row, by a mean
-    response of short work above `response_above`, by a use of the fleet above `use_above` for `use_for`.
-    """
-
-    limits: Limits = Limits()
-    settles: int = 5 * SECOND
-    hot_above: int = 800
-    cool_below: int = 700
-    hot_for: int = 30 * SECOND
-    failed_checks: int = 3
-    heartbeat: int = 1 * SECOND
-    response_above: int = 200 * MILLISECOND
-    use_above: int = 900
-    use_for: int = 10 * SECOND
-
+from poise.model.load import Load, level_of
+from poise.model.triggers import Triggers
+from poise.units import MILLISECOND
 
 REARM = 0.9
 """A trigger may fire again once its signal has been at nine tenths of the threshold or less."""

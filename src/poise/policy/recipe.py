@@ -28,10 +28,11 @@ from poise.model.spec import (
     _shown,
     parse_or_raise,
 )
+from poise.model.triggers import Triggers
 from poise.policy.rank import ORDERS, PRESETS, RANK_TERMS
 from poise.policy.reclaim import Preemption
 from poise.policy.score import TERMS
-from poise.units import parse_duration
+from poise.units import parse_duration, parse_share
 
 MAX_WEIGHT = 1e6
 Weight = Annotated[float, msgspec.Meta(ge=-MAX_WEIGHT, le=MAX_WEIGHT)]
@@ -50,7 +51,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `order` is the name of an order or a preset, or weights of terms. `score` weighs node terms; with `spread` a node is
     scored again after every task it takes. `turns` takes nodes in turn instead. `overtake`: what is behind a blocked
     unit may start before it. `reserve` keeps room for what has waited; `preempt` says who may make whom yield.
-    `elastic` grows units into idle room, `reallocate` moves work off hot nodes.
+    `elastic` grows units into idle room, `reallocate` moves work off hot nodes. `triggers` is not the policy's own
+    business but that of who asks it: what forces a round.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     preempt: Preemption | None = None
     elastic: bool = False
     reallocate: bool = False
+    triggers: Triggers = Triggers()
 
 
 RECIPES = (
@@ -95,6 +98,19 @@ class PreemptSpec(msgspec.Struct, forbid_unknown_fields=True):
     at_once: int | msgspec.UnsetType = msgspec.UNSET
 
 
+class TriggersSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """What forces a round, as written: shares as `90%`, times as `10s`; what is left out stays as it is."""
+
+    failed_checks: int | msgspec.UnsetType = msgspec.UNSET
+    response_above: Quantity | msgspec.UnsetType = msgspec.UNSET
+    use_above: Quantity | msgspec.UnsetType = msgspec.UNSET
+    use_for: Quantity | msgspec.UnsetType = msgspec.UNSET
+    hot_above: Quantity | msgspec.UnsetType = msgspec.UNSET
+    cool_below: Quantity | msgspec.UnsetType = msgspec.UNSET
+    hot_for: Quantity | msgspec.UnsetType = msgspec.UNSET
+    settles: Quantity | msgspec.UnsetType = msgspec.UNSET
+
+
 class PolicySpec(msgspec.Struct, forbid_unknown_fields=True):
     """A whole file. With `preempt: null` nobody is asked to yield; what is left out is as in the recipe extended."""
 
@@ -110,6 +126,7 @@ class PolicySpec(msgspec.Struct, forbid_unknown_fields=True):
     preempt: Any = msgspec.UNSET
     elastic: bool | msgspec.UnsetType = msgspec.UNSET
     reallocate: bool | msgspec.UnsetType = msgspec.UNSET
+    triggers: Any = msgspec.UNSET
 
 
 def compile_recipe(
@@ -152,6 +169,8 @@ def _compile(document: Any, terms: Collection[str], rank_terms: Collection[str])
         changes["preempt"] = None
     elif spec.preempt is not msgspec.UNSET:
         changes["preempt"] = _preempt(spec.preempt, base.preempt or Preemption())
+    if spec.triggers is not msgspec.UNSET:
+        changes["triggers"] = _triggers(spec.triggers, base.triggers)
     return msgspec.structs.replace(base, name=spec.name, **changes)
 
 
@@ -209,6 +228,29 @@ def _weights(weights: Mapping[str, Any], known: Collection[str], field: str) -> 
     return made
 
 
+def _triggers(raw: Any, base: Triggers) -> Triggers:
+    spec = _convert(raw, TriggersSpec, TriggersSpec, "triggers")
+    changes: dict[str, int] = {}
+    for field in TriggersSpec.__struct_fields__:
+        value, at = getattr(spec, field), f"triggers.{field}"
+        if value is msgspec.UNSET:
+            continue
+        if field == "failed_checks":
+            _check_count(value, 1, at)
+            changes[field] = value
+        elif field in ("use_above", "hot_above", "cool_below"):
+            changes[field] = parse_or_raise(parse_share, value, at, 1000)
+        else:
+            changes[field] = parse_or_raise(parse_duration, value, at, MAX_DURATION)
+    made = msgspec.structs.replace(base, **changes)
+    if made.cool_below > made.hot_above:
+        raise SpecError(
+            "a node cools below the share above which it is hot", code="E103", field="triggers.cool_below",
+            need=f"at most {made.hot_above / 10:g}%", have=f"{made.cool_below / 10:g}%",
+        )  # fmt: skip
+    return made
+
+
 def _preempt(raw: Any, base: Preemption) -> Preemption:
     spec = _convert(raw, PreemptSpec, PreemptSpec, "preempt")
     changes: dict[str, Any] = {}
@@ -252,4 +294,13 @@ _EXAMPLES = {
     "at_once": "at_once: 16",
     "elastic": "elastic: true",
     "reallocate": "reallocate: true",
+    "triggers": "triggers: {use_above: 90%, use_for: 10s}",
+    "failed_checks": "failed_checks: 3",
+    "response_above": "response_above: 200ms",
+    "use_above": "use_above: 90%",
+    "use_for": "use_for: 10s",
+    "hot_above": "hot_above: 80%",
+    "cool_below": "cool_below: 70%",
+    "hot_for": "hot_for: 30s",
+    "settles": "settles: 5s",
 }

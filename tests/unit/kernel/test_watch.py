@@ -1,6 +1,7 @@
-from poise.kernel.watch import Change, Triggers, Watch
+from poise.kernel.watch import Change, Watch
 from poise.model.events import Triggered
 from poise.model.load import Load
+from poise.model.triggers import Triggers
 from poise.testing import World
 from poise.units import MILLISECOND, SECOND
 

@@ -11,13 +11,14 @@ from hypothesis import given
 from poise.drivers.plugins import build, choose
 from poise.drivers.yamlfile import load_yaml
 from poise.errors import SpecError
+from poise.model.triggers import Triggers
 from poise.policy.rank import PRESETS, RANK_TERMS
 from poise.policy.recipe import RECIPES, Recipe, compile_recipe, digest_of
 from poise.policy.reclaim import MIN_RUN, Preemption
 from poise.policy.score import TERMS
 from poise.policy.suites import Suite
 from poise.testing import World, node
-from poise.units import MINUTE
+from poise.units import MINUTE, SECOND
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
@@ -118,7 +119,7 @@ def test_an_order_has_a_name_or_weights(order: str) -> None:
         ({"preempt": {"at_once": 0}}, "preempt.at_once", "at_once: 16"),
         ({"preempt": {"minrun": "3s"}}, "preempt.minrun", "did you mean `min_run`?"),
         ({"preempt": "class"}, "preempt", "preempt: {by"),
-        ({"terms": {"mine": "os:system"}}, "terms", "did you mean `turns`?"),
+        ({"terms": {"mine": "os:system"}}, "terms", "did you mean `triggers`?"),
         ({"elastc": True}, "elastc", "did you mean `elastic`?"),
     ],
     ids=lambda value: str(value)[:40],
@@ -181,3 +182,33 @@ def test_a_name_that_nobody_knows_is_told_the_known_ones() -> None:
     with pytest.raises(SpecError) as raised:
         choose("pois")
     assert (raised.value.record.field, raised.value.record.hint) == ("--policy", "did you mean `poise`?")
+
+
+# --- what forces a round ---------------------------------------------------------------------------------------------
+
+
+def test_triggers_are_written_as_people_do_and_what_is_left_out_stays() -> None:
+    triggers = {"failed_checks": 5, "response_above": "1s", "use_above": "75%", "hot_above": 0.95, "hot_for": "1m"}
+    made = compile_recipe({"kind": "policy", "name": "x", "triggers": triggers}).triggers
+    expected = Triggers(
+        failed_checks=5, response_above=SECOND, use_above=750, hot_above=950, hot_for=60 * SECOND,
+    )  # fmt: skip
+    assert made == expected
+
+
+@pytest.mark.parametrize(
+    ("triggers", "code", "field"),
+    [
+        ({"use_above": "110%"}, "E103", "triggers.use_above"),
+        ({"use_above": "much"}, "E103", "triggers.use_above"),
+        ({"use_for": "-1s"}, "E103", "triggers.use_for"),
+        ({"failed_checks": 0}, "E103", "triggers.failed_checks"),
+        ({"hot_above": "60%"}, "E103", "triggers.cool_below"),
+        ({"hot_abov": "60%"}, "E102", "triggers.hot_abov"),
+        (3, "E102", "triggers"),
+    ],
+)
+def test_triggers_that_make_no_sense_are_refused(triggers: Any, code: str, field: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        compile_recipe({"kind": "policy", "name": "x", "triggers": triggers})
+    assert (caught.value.record.code, caught.value.record.field) == (code, field)

@@ -543,7 +543,11 @@ def test_poise_takes_the_longest_path_of_a_job_first() -> None:
     ====  =======  =====================================================
     """
     world = World().nodes(1, cpu=1)
-    tasks = {"a": {"expect": "1m"}, "b": {"expect": "2m"}, "a2": {"expect": "3m", "needs": ["a"]}}
+    tasks: dict[str, dict[str, Any]] = {
+        "a": {"expect": "1m"},
+        "b": {"expect": "2m"},
+        "a2": {"expect": "3m", "needs": ["a"]},
+    }
     world.graph("g", tasks={name: {"class": name, **fields} for name, fields in tasks.items()})
     assert decided(world) == {"g.a": "n1"}
     assert decided(until(world, "5s", "g.a")) == {"g.a2": "n1"}
