@@ -362,6 +362,8 @@ class _Round:
             return (Reason(code="PREEMPTING", have="work there", need=candidate.unit, wakes="finished"),)
         found = find_yielding(candidate, shape, self.draft, needed, rules, self._yielding)
         if found is None or not found.victims:
+            if rules.by != "class" or self.view.fleet.yielding[candidate.priority + 1 :].any():
+                self._ask_again(now + rules.min_run)  # somebody will have run for long enough by then
             return ()
         gain = 0.0
         if rules.by == "class":
