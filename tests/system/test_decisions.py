@@ -71,14 +71,10 @@ def test_a_share_of_a_device_leaves_room_for_others(lab: Living) -> None:
         )
         for _ in range(2)
     ]
-    until(
-        lambda: all(lab.poise("show", job, "--json").value["status"] == "running" for job in jobs),
-        "both run", lab.messages,
-    )  # fmt: skip
-    tasks = [lab.poise("show", job, "--json").value["tasks"][0] for job in jobs]
+    tasks = [ended(lab, job)["tasks"][0] for job in jobs]
     assert {(task["node"], *task["devices"]) for task in tasks} == {("ampere", 0)}
-    for job in jobs:
-        ended(lab, job)
+    first, second = ((task["started"], task["started"] + task["run"] / 1e9) for task in tasks)
+    assert second[0] < first[1], "they ran side by side"
 
 
 def test_a_device_that_lacks_an_operator_is_not_taken(lab: Living) -> None:

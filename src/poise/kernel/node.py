@@ -22,7 +22,7 @@ import msgspec
 
 from poise.model.jobs import Ending
 from poise.model.messages import Acked, Attempt, Desired, Ended, FromAgent, Hello, Launch, Report, Running
-from poise.model.resources import Node, Shape
+from poise.model.resources import SHARED_CAP, WHOLE, Node, Shape
 from poise.units import MILLISECOND, SECOND
 
 QUANTA = (100 * MILLISECOND, 10 * SECOND)
@@ -119,7 +119,7 @@ class NodeMachine:
         self._used_slots: set[int] = set()
         self._used_cpu = 0
         self._used_memory = 0
-        self._busy_devices: set[int] = set()
+        self._device_shares: dict[int, int] = {}  # thousandths that are taken
         self._tasks: dict[str, Attempt] = {}
         self._connected = False
         self._serial = 0
@@ -254,7 +254,8 @@ class NodeMachine:
         slot = self._slot_of.pop(attempt, None)
         if slot is not None:
             slot.queue.remove(attempt)
-            self._busy_devices.difference_update(launch.devices)
+            for device in launch.devices:
+                self._device_shares[device] -= launch.shape.share
             if self._tasks.get(attempt.task) == attempt:
                 del self._tasks[attempt.task]
 
@@ -326,13 +327,18 @@ class NodeMachine:
         return None
 
     def _must_wait(self, launch: Launch) -> bool:
-        return launch.attempt.task in self._tasks or not self._busy_devices.isdisjoint(launch.devices)
+        share = launch.shape.share
+        most = WHOLE if share == WHOLE else SHARED_CAP
+        return launch.attempt.task in self._tasks or any(
+            self._device_shares.get(device, 0) + share > most for device in launch.devices
+        )
 
     def _hand(self, launch: Launch, slot: Slot) -> None:
         slot.queue.append(launch.attempt)
         self._slot_of[launch.attempt] = slot
         self._tasks[launch.attempt.task] = launch.attempt
-        self._busy_devices.update(launch.devices)
+        for device in launch.devices:
+            self._device_shares[device] = self._device_shares.get(device, 0) + launch.shape.share
 
     def _slot_for(self, pool: Pool, launch: Launch) -> Slot | None:
         """An empty slot, a new one if the pool may have it, or for queued work one with little foreseen work ahead."""

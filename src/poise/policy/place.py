@@ -264,14 +264,9 @@ class Draft:
             self.free[DEVICES, row] -= shape.gpus * tasks
         self._summary = self._now = None
 
-    def place_meanwhile(self, candidate: Candidate, shape: Shape, run: int) -> int | None:
-        """A node whose kept room is not needed before this candidate will be gone (`run` nanoseconds, at the most)."""
-        for row, keeps in self.kept.items():
-            if all(kept.until >= self.view.now + run for kept in keeps) and not self.fleet.closed[row]:
-                room = self.room(row)
-                if room.pick(shape, self.able(shape).models) is not None:
-                    return row
-        return None
+    def has_room_meanwhile(self, row: int, shape: Shape) -> bool:
+        """Whether one task fits on the node while room on it is kept for somebody else."""
+        return not self.fleet.closed[row] and self.room(row).pick(shape, self.able(shape).models) is not None
 
     def place_behind(self, candidate: Candidate, run: int) -> Spot | None:
         """A place behind brief tasks of the same shape, where so little work is foreseen that waiting costs little.

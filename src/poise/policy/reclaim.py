@@ -5,8 +5,9 @@ Until then others use that room only if they will be gone in time (EASY backfill
 come through, and no two gangs wait for each other: reservations are made in the order in which units are served.
 
 *Preemption* is weighed. Gain: the time by which the unit starts sooner, times its size and the weight of its class.
-Cost: for every unit that yields, the work since its last checkpoint and what restoring takes, times its size and the
-weight of its class. Only a gain that is larger counts. Whoever yields has run for a minimum, and not too often.
+Cost: for every unit that yields, the work since its last checkpoint, what restoring takes, and the time for which it
+stands still while the other runs, times its size and the weight of its class. Only a gain that is larger counts.
+Whoever yields has run for a minimum, and not too often.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -97,6 +98,11 @@ def service(resident: Resident, now: int) -> int:
 def cost_of(resident: Resident, now: int) -> float:
     """What it costs if the whole unit yields: lost work times size times the weight of its class."""
     return float(lost_work(resident, now) * resident.size * CLASS_WEIGHT[resident.priority])
+
+
+def stands_still(victims: Iterable[Resident], run: int) -> float:
+    """What it costs the victims to wait while another runs in their room: time times size times weight of the class."""
+    return float(sum(run * victim.size * CLASS_WEIGHT[victim.priority] for victim in victims))
 
 
 def price_of(resident: Resident, view: Snapshot, by: str) -> float:

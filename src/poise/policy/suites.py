@@ -42,6 +42,7 @@ from poise.policy.reclaim import (
     is_coming,
     lost_work,
     reserve,
+    stands_still,
 )
 from poise.policy.score import TERMS, Term, turn_weight
 from poise.policy.static import Static
@@ -251,10 +252,13 @@ class _Round:
 
     def _meanwhile(self, candidate: Candidate, shape: Shape) -> int | None:
         """Room that is kept for another, if this one is known to be gone before it is needed."""
-        if not self.draft.kept:
-            return None
-        estimate = self._fastest(candidate, shape)
-        return None if estimate.source == "default" else self.draft.place_meanwhile(candidate, shape, estimate.most)
+        now = self.view.now
+        for row, keeps in self.draft.kept.items():
+            if self.draft.has_room_meanwhile(row, shape):
+                run = self._run_on(candidate, shape, row)
+                if run.source != "default" and all(kept.until >= now + run.most for kept in keeps):
+                    return row
+        return None
 
     def _place_gang(self, candidate: Candidate, shapes: tuple[Shape, ...]) -> bool:
         """All tasks or none; of an elastic unit the least now, and more at the end of the round if room is left."""
@@ -369,16 +373,17 @@ class _Round:
         if rules.by == "class":
             reservation = self._soonest(candidate)
             gain = gain_of(candidate, reservation.at if reservation else now + AGEING, now, needed)
-            if gain <= found.cost:
+            if gain <= found.cost + stands_still(found.victims, candidate.expected):
                 return ()
         for victim in found.victims:
             self._yielding.add(victim.unit)
+            cost = cost_of(victim, now) + stands_still([victim], candidate.expected)
             shrinks = victim.least and victim.size > victim.least
             why = Why(
                 policy=self.recipe.name,
                 base=self.view.revision,
                 rank=self.order.words(candidate, now),
-                score={"gain": round(gain / SECOND, 3), "cost": round(cost_of(victim, now) / SECOND, 3)},
+                score={"gain": round(gain / SECOND, 3), "cost": round(cost / SECOND, 3)},
             )
             cause: Literal["shrink", "yield"] = "shrink" if shrinks else "yield"
             self.decisions.append(Preempt(unit=victim.unit, cause=cause, why=why, to=candidate.unit))
@@ -529,9 +534,6 @@ class _Round:
         able = self.draft.able(shape)
         models: set[int] = {model for model in fleet.device_model[row].tolist() if able.models[model]}
         return min((estimates[model] for model in models), key=_mean)
-
-    def _fastest(self, candidate: Candidate, shape: Shape) -> Estimate:
-        return max(self.draft.estimates(candidate, shape), key=lambda estimate: estimate.most)
 
     def _ask_again(self, at: int) -> None:
         """The answer may change by itself at this instant."""

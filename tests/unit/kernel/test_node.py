@@ -258,6 +258,16 @@ def test_a_device_is_not_given_to_two() -> None:
     assert bench.end("old", "stopped") == ["new"]
 
 
+def test_a_device_is_shared_by_those_who_ask_for_a_part_of_it() -> None:
+    bench = Bench(cpu=8, gpus=1)
+    part, whole = Shape(cpu=1000, gpus=1, share=400), Shape(cpu=1000, gpus=1)
+    started = [bench.launch(launch(name, shape=part, devices=(0,), slots=3)) for name in ("a", "b", "c")]
+    assert [*started, bench.launch(launch("all", shape=whole, devices=(0,)))] == [["a"], ["b"], [], []]
+    assert bench.end("a", "stopped") == ["c"]
+    bench.end("b", "stopped")
+    assert bench.end("c", "stopped") == ["all"]
+
+
 def test_no_slot_is_opened_without_room_for_it() -> None:
     """The ledger does not count what it has given up; here it still runs."""
     bench = Bench(cpu=2)

@@ -14,7 +14,7 @@ from poise.policy.feasible import ability, capacity
 from poise.policy.place import LOOKAHEAD, SCORED, Draft
 from poise.policy.score import TERMS
 from poise.testing import World, node
-from poise.units import MILLISECOND, MINUTE, SECOND
+from poise.units import MILLISECOND, MINUTE
 
 ONE = Shape(cpu=1000)
 UNIT = Candidate(
@@ -170,14 +170,13 @@ def test_nothing_waits_where_room_is_kept() -> None:
     assert trial.place_behind(UNIT, 10 * MILLISECOND) is None
 
 
-def test_kept_room_is_lent_to_what_is_gone_in_time() -> None:
+def test_room_that_is_kept_is_there_meanwhile() -> None:
     world = World().nodes(2, cpu=2)
     trial = draft(world)
     trial.keep(0, "j99.main", Shape(cpu=2000), until=world.now + MINUTE)
-    assert trial.place_meanwhile(UNIT, ONE, MINUTE) == 0
-    assert trial.place_meanwhile(UNIT, ONE, MINUTE + 1) is None
-    assert trial.place_meanwhile(UNIT, Shape(cpu=3000), SECOND) is None
-    assert trial.place_meanwhile(UNIT, Shape(gpus=1), SECOND) is None
+    assert trial.has_room_meanwhile(0, ONE)
+    assert not trial.has_room_meanwhile(0, Shape(cpu=3000))
+    assert not trial.has_room_meanwhile(0, Shape(gpus=1))
 
 
 # --- counts that are kept up to date ---------------------------------------------------------------------------------
