@@ -184,9 +184,7 @@ def measure(policies: Sequence[str], jobs: int, seeds: Sequence[int]) -> list[Fi
             Figure(
                 name=f"{policy}: mean slowdown", unit="x", values=[statistics.mean(one.slowdown) for one in outcomes]
             ),
-            Figure(
-                name=f"{policy}: mean JCT with a deadline", unit="s", values=[statistics.mean(o.urgent) for o in outcomes]
-            ),
+            Figure(name=f"{policy}: mean JCT, urgent", unit="s", values=[statistics.mean(o.urgent) for o in outcomes]),
             Figure(name=f"{policy}: deadlines missed", unit="%", values=[one.missed for one in outcomes]),
             Figure(name=f"{policy}: makespan", unit="s", values=[one.makespan for one in outcomes]),
             Figure(

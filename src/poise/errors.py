@@ -32,6 +32,7 @@ CODES = {
     "E110": "no node has the resources that a task asks for",
     "E120": "there is no such job, task or node",
     "E121": "the job or node is not in a state that allows this",
+    "E122": "the world has moved on from the revision that was named",
     "E130": "the request carries no token, or a wrong one",
     "E131": "the request comes from a place that is not allowed (Host or Origin)",
     "E140": "the request is too large",

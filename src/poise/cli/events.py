@@ -9,7 +9,7 @@ from poise.cli.home import connected, current_home
 
 @click.command()
 @click.option("--after", type=int, default=0, metavar="REVISION", help="Only what came after this revision.")
-@click.option("--decisions", is_flag=True, help="Only decisions: placements, holds, failures of a policy.")
+@click.option("--decisions", is_flag=True, help="Only decisions, and what forced them.")
 @click.option("-f", "--follow", is_flag=True, help="Go on as things happen; with --json, one line each.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value: a list of records.")
 def events(after: int, decisions: bool, follow: bool, as_json: bool) -> int:

@@ -27,7 +27,7 @@ from poise.errors import SpecError
 from poise.model.fleet import Fleet
 from poise.model.profiles import DEFAULT_RUN, Estimate
 from poise.model.resources import Device, Node, Shape
-from poise.model.spec import _near
+from poise.model.spec import near
 from poise.model.views import Candidate, Snapshot
 from poise.policy.rank import RANK_TERMS, RankTerm
 from poise.policy.recipe import Recipe, compile_recipe, digest_of
@@ -75,7 +75,7 @@ def choose(name: str) -> Choice:
         field="--policy",
         have=name,
         need=f"{', '.join(known)}, or a file",
-        hint=_near(name, known) or f"known: {', '.join(known)}; or a file such as `policy.yaml`",
+        hint=near(name, known) or f"known: {', '.join(known)}; or a file such as `policy.yaml`",
     )
 
 

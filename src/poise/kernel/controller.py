@@ -366,6 +366,7 @@ class Controller:
         if message.if_revision is not None and message.if_revision != self.ledger.revision:
             raise Conflict(
                 "the world has moved on since it was planned",
+                code="E122",
                 field="if_revision",
                 need=f"revision {message.if_revision}",
                 have=f"revision {self.ledger.revision}",

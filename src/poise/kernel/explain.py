@@ -295,10 +295,10 @@ def _alike(ledger: Ledger, units: list[UnitState], view: Snapshot) -> Alike:
     shown = [candidate for candidate in view.candidates if candidate.queue == queue]
     unseen = 0
     if all(candidate.unit != first.id for candidate in shown):
-        before = sum(_place_in_queue(candidate) < mine for candidate in ledger._queues[queue].values())
+        before = sum(_place_in_queue(candidate) < mine for candidate in ledger.queued_in(queue))
         unseen = max(0, before - len(shown))
     not_before = first.not_before if first.not_before > view.now else 0
-    return Alike(tuple(unit.id for unit in units), ledger._candidate(first), not_before, unseen)
+    return Alike(tuple(unit.id for unit in units), ledger.candidate(first), not_before, unseen)
 
 
 def _waiting(ledger: Ledger, job: JobState, now: int) -> list[After]:
@@ -321,7 +321,7 @@ def _active(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> Active:
     holding = [task for task in unit.tasks if task.active]
     started = min((task.started for task in holding if task.started), default=0)
     return Active(
-        candidate=ledger._candidate(unit),
+        candidate=ledger.candidate(unit),
         status=task_status(unit, holding[0]) if holding else unit.status,
         nodes=tuple(dict.fromkeys(task.node for task in holding)),
         elapsed=now - started if started else 0,

@@ -859,7 +859,7 @@ class Ledger:
         self._pending_count += 1
         if unit.not_before:
             self._delayed[unit.id] = unit
-        candidate = self._candidate(unit)
+        candidate = self.candidate(unit)
         queue = self._queues.get(unit.queue)
         if queue is None:
             self._queues[unit.queue] = {candidate.unit: candidate}
@@ -879,7 +879,8 @@ class Ledger:
             self._unsorted.discard(unit.queue)
             self._state.held.pop(unit.queue, None)
 
-    def _candidate(self, unit: UnitState, *, recovering: bool = False) -> Candidate:
+    def candidate(self, unit: UnitState, *, recovering: bool = False) -> Candidate:
+        """A unit as a policy is shown it."""
         spec, job = unit.spec, self._state.jobs[unit.job]
         return Candidate(
             unit=unit.id,
@@ -913,7 +914,7 @@ class Ledger:
     def _refresh_candidates(self, job: JobState) -> None:
         for unit in job.units:
             if unit.status == "pending":
-                self._queues[unit.queue][unit.id] = self._candidate(unit)
+                self._queues[unit.queue][unit.id] = self.candidate(unit)
                 self._unsorted.add(unit.queue)
 
     # --- what a policy sees ------------------------------------------------------------------------------------------
@@ -939,6 +940,10 @@ class Ledger:
             seed=seed,
         )
 
+    def queued_in(self, queue: str) -> Iterable[Candidate]:
+        """All that waits in a queue, shown or not."""
+        return self._queues[queue].values()
+
     def head(self) -> int:
         """Units of each queue that a snapshot shows now."""
         return max(LEAST_SHOWN, min(HEAD, SHOWN // max(1, len(self._queues))))
@@ -955,7 +960,7 @@ class Ledger:
             if backing_off:
                 units = (candidate for candidate in units if candidate.unit not in backing_off)
             candidates.extend(islice(units, head))
-        candidates.extend(self._candidate(unit, recovering=True) for unit in self._recovering.values())
+        candidates.extend(self.candidate(unit, recovering=True) for unit in self._recovering.values())
         if len(self._queues) + len(self._recovering) != 1 or not candidates or not candidates[0].queue.endswith("/"):
             candidates.sort(key=_ordinal)
         return candidates

@@ -519,7 +519,7 @@ def propose(ledger: Ledger, job: Job, now: int) -> Proposal:
             later.setdefault(unit.spec.needs, []).append(unit.id)
     return Proposal(
         job,
-        tuple(own._candidate(unit) for unit in units if unit.status == "pending"),
+        tuple(own.candidate(unit) for unit in units if unit.status == "pending"),
         tuple(
             After(tuple(names), tuple(Reason(code="NEEDS", need=need, wakes="finished") for need in needs))
             for needs, names in later.items()

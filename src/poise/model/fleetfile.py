@@ -29,12 +29,12 @@ from poise.model.spec import (
     MAX_BYTES,
     MAX_CPU,
     Quantity,
-    _check_name,
-    _check_text,
-    _convert,
-    _near,
-    _shown,
+    check_name,
+    check_text,
+    convert,
+    near,
     parse_or_raise,
+    shown,
 )
 from poise.units import HOUR, parse_bytes, parse_cpu, parse_duration, parse_flops, parse_rate
 
@@ -154,13 +154,13 @@ def check_local(fleet: DeclaredFleet) -> None:
 
 
 def _compile(document: Any) -> DeclaredFleet:
-    top = _convert(document, FleetSpec, FleetSpec, "")
+    top = convert(document, FleetSpec, FleetSpec, "")
     if top.kind != "fleet":
         raise SpecError("this file is no fleet", field="kind", need="fleet", have=top.kind, hint="kind: fleet")
-    _check_name(top.name, "name")
+    check_name(top.name, "name")
     if not top.nodes:
         raise SpecError("the fleet has no nodes", field="nodes")
-    specs = {name: _convert(raw, NodeSpec, NodeSpec, f"nodes.{name}") for name, raw in top.nodes.items()}
+    specs = {name: convert(raw, NodeSpec, NodeSpec, f"nodes.{name}") for name, raw in top.nodes.items()}
     names = _names(specs)
     nodes: list[Node] = []
     links = 0
@@ -218,7 +218,7 @@ def _names(specs: Mapping[str, NodeSpec]) -> dict[str, list[str]]:
     """The names of the nodes that each entry stands for; counted before they are made."""
     total = 0
     for name, spec in specs.items():
-        _check_name(name, f"nodes.{name}")
+        check_name(name, f"nodes.{name}")
         if spec.count is not None:
             _check_range(spec.count, 1, MAX_NODES, f"nodes.{name}.count")
         total += 1 if spec.count is None else spec.count
@@ -231,7 +231,7 @@ def _names(specs: Mapping[str, NodeSpec]) -> dict[str, list[str]]:
         for name, spec in specs.items()
     }
     for name, made in names.items():
-        _check_name(made[-1], f"nodes.{name}")
+        check_name(made[-1], f"nodes.{name}")
     twice = next(
         (one for one, times in Counter(one for made in names.values() for one in made).items() if times > 1), ""
     )
@@ -244,10 +244,10 @@ def _names(specs: Mapping[str, NodeSpec]) -> dict[str, list[str]]:
 
 def _node(name: str, spec: NodeSpec, at: str) -> Node:
     devices = _devices(spec.devices, f"{at}.devices")
-    processor = _convert(spec.processor or {}, ProcessorSpec, ProcessorSpec, f"{at}.processor")
-    _check_text(processor.model, f"{at}.processor.model", most=MAX_TEXT)
+    processor = convert(spec.processor or {}, ProcessorSpec, ProcessorSpec, f"{at}.processor")
+    check_text(processor.model, f"{at}.processor.model", most=MAX_TEXT)
     for what, text in (("zone", spec.zone), ("rack", spec.rack)):
-        _check_text(text, f"{at}.{what}", most=MAX_TEXT)
+        check_text(text, f"{at}.{what}", most=MAX_TEXT)
     return Node(
         name=name,
         incarnation="declared",
@@ -272,8 +272,8 @@ def _labels(labels: Mapping[str, Any], at: str) -> dict[str, str]:
         if not isinstance(value, str | int | float):
             raise SpecError("the value has the wrong type", field=f"{at}.{name}", need="text or number")
         made[name] = str(value).lower() if isinstance(value, bool) else str(value)
-        _check_name(name, f"{at}.{name}")
-        _check_text(made[name], f"{at}.{name}", most=MAX_TEXT)
+        check_name(name, f"{at}.{name}")
+        check_text(made[name], f"{at}.{name}", most=MAX_TEXT)
     return made
 
 
@@ -281,7 +281,7 @@ def _devices(raws: Iterable[Any], at: str) -> tuple[Device, ...]:
     made: list[Device] = []
     for place, raw in enumerate(raws):
         field = f"{at}[{place}]"
-        spec = _convert(raw, DeviceSpec, DeviceSpec, field)
+        spec = convert(raw, DeviceSpec, DeviceSpec, field)
         _check_range(spec.count, 1, MAX_DEVICES, f"{field}.count")
         device = _device(spec, field)
         made += [msgspec.structs.replace(device, index=len(made) + more) for more in range(spec.count)]
@@ -297,11 +297,11 @@ def _device(spec: DeviceSpec, at: str) -> Device:
         raise SpecError("`kind` and `type` are two spellings of one field", field=f"{at}.type", hint="drop `type`")
     texts = {"model": spec.model, "kind": spec.kind or spec.type or "", "backend": spec.backend or ""}
     for name, text in texts.items():
-        _check_text(text, f"{at}.{name}", most=MAX_TEXT)
+        check_text(text, f"{at}.{name}", most=MAX_TEXT)
         if "@" in text:
             raise SpecError("the text may not hold an `@`", code="E107", field=f"{at}.{name}", have=text)
     for place, op in enumerate(spec.supported_ops or ()):
-        _check_text(op, f"{at}.supported_ops[{place}]", most=MAX_TEXT)
+        check_text(op, f"{at}.supported_ops[{place}]", most=MAX_TEXT)
     _check_range(spec.socket, 0, MAX_DEVICES, f"{at}.socket")
     known: dict[str, Any] = {"socket": spec.socket}
     if spec.memory is not None:
@@ -328,7 +328,7 @@ def _device(spec: DeviceSpec, at: str) -> Device:
             "the catalogue does not know how much memory this device has",
             field=f"{at}.memory",
             have=spec.model or "no model",
-            hint=_near(spec.model, [entry.name for entry in CATALOGUE if entry.memory]) or "memory: 80GB",
+            hint=near(spec.model, [entry.name for entry in CATALOGUE if entry.memory]) or "memory: 80GB",
         )
     return msgspec.structs.replace(device, rates=_rates(device.rates, spec.compute_power, spec.rates, at))
 
@@ -346,7 +346,7 @@ def _rates(
         if name not in PRECISIONS:
             raise SpecError(
                 f"`{name}` is no precision", field=f"{at}.rates.{name}", have=name, need=", ".join(PRECISIONS),
-                hint=_near(name, PRECISIONS),
+                hint=near(name, PRECISIONS),
             )  # fmt: skip
         made[name] = parse_or_raise(parse_flops, value, f"{at}.rates.{name}", _MAX_RATE)
     return {name: rate for name, rate in made.items() if rate}
@@ -356,20 +356,20 @@ def _links(raw: Any, devices: int, at: str) -> tuple[Link, ...]:
     if raw is None:
         return ()
     if not isinstance(raw, list):
-        spec = _convert(raw, LinkSpec, LinkSpec, at)
+        spec = convert(raw, LinkSpec, LinkSpec, at)
         if spec.a is not None or spec.b is not None:
             raise SpecError("one link stands in a list", field=at, hint="links: [{a: 0, b: 1}]")
         return tuple(_link(spec, a, b, at) for a, b in combinations(range(devices), 2))
     made: dict[tuple[int, int], Link] = {}
     for place, one in enumerate(raw):
         field = f"{at}[{place}]"
-        spec = _convert(one, LinkSpec, LinkSpec, field)
+        spec = convert(one, LinkSpec, LinkSpec, field)
         ends = []
         for name, end in (("a", spec.a), ("b", spec.b)):
             if end is None or not 0 <= end < devices:
                 raise SpecError(
                     "a link joins two devices of its node", field=f"{field}.{name}",
-                    need=f"0 to {devices - 1}" if devices else "a node with devices", have=_shown(end or 0),
+                    need=f"0 to {devices - 1}" if devices else "a node with devices", have=shown(end or 0),
                 )  # fmt: skip
             ends.append(end)
         pair = (min(ends), max(ends))
@@ -381,7 +381,7 @@ def _links(raw: Any, devices: int, at: str) -> tuple[Link, ...]:
 
 
 def _link(spec: LinkSpec, a: int, b: int, at: str) -> Link:
-    _check_text(spec.kind, f"{at}.kind", most=MAX_TEXT)
+    check_text(spec.kind, f"{at}.kind", most=MAX_TEXT)
     return Link(
         a=a,
         b=b,
@@ -399,17 +399,17 @@ def _throughputs(table: Mapping[str, Any], nodes: Iterable[Node]) -> dict[str, f
     made: dict[str, float] = {}
     for kind, row in table.items():
         at = f"throughputs.{kind}"
-        _check_text(kind, at, most=MAX_TEXT)
+        check_text(kind, at, most=MAX_TEXT)
         exact: dict[str, float] = {}
         family: dict[str, float] = {}
-        for model, value in _convert(row, dict[str, Any], FleetSpec, at).items():
+        for model, value in convert(row, dict[str, Any], FleetSpec, at).items():
             rate = _throughput(value, f"{at}.{model}")
             names = [model] if model in own else [entry.name for entry in models_named(model)]
             if not names:
                 known = sorted(own - {""} | {entry.name for entry in CATALOGUE})
                 raise SpecError(
                     "no device of this model is declared, and the catalogue has none", code="E105",
-                    field=f"{at}.{model}", have=model, hint=_near(model, known) or f"known: {', '.join(known)}",
+                    field=f"{at}.{model}", have=model, hint=near(model, known) or f"known: {', '.join(known)}",
                 )  # fmt: skip
             if len(names) == 1 and names[0] in exact:
                 raise SpecError("a model is named twice", code="E107", field=f"{at}.{model}", have=names[0])
@@ -422,7 +422,7 @@ def _throughput(value: Any, field: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise SpecError("the value has the wrong type", field=field, need="samples per second, such as 40.0")
     if not (0 < value < _MAX_RATE and math.isfinite(value)):
-        raise SpecError("the number is out of range", code="E103", field=field, need="more than 0", have=_shown(value))
+        raise SpecError("the number is out of range", code="E103", field=field, need="more than 0", have=shown(value))
     return float(value)
 
 
@@ -430,7 +430,7 @@ def _some(parse: Callable[[Any], int], value: Quantity, field: str, limit: int) 
     """A quantity that cannot be 0."""
     amount = parse_or_raise(parse, value, field, limit)
     if not amount:
-        raise SpecError("a node has some of it", code="E103", field=field, need="more than 0", have=_shown(value))
+        raise SpecError("a node has some of it", code="E103", field=field, need="more than 0", have=shown(value))
     return amount
 
 
@@ -443,7 +443,7 @@ def _bytes_rate(value: Quantity, field: str) -> int:
 def _check_range(value: int, least: int, most: int, field: str) -> None:
     if not least <= value <= most:
         raise SpecError(
-            "the number is out of range", code="E103", field=field, need=f"{least} to {most}", have=_shown(value)
+            "the number is out of range", code="E103", field=field, need=f"{least} to {most}", have=shown(value)
         )
 
 

@@ -219,14 +219,14 @@ def compile_spec(document: Any, *, wall: float, cut: Callable[[bool], Cut] = idl
 
 
 def _compile(document: Any, wall: float, cut: Callable[[bool], Cut]) -> Compiled:
-    top = _convert(document, _Top, JobSpec, "")
+    top = convert(document, _Top, JobSpec, "")
     if top.name:
-        _check_name(top.name, "name")
+        check_name(top.name, "name")
         if _JOB_ID.fullmatch(top.name):
             raise SpecError("this name looks like the id of a job", code="E107", field="name", have=top.name)
-    _check_text(top.folder, "folder")
+    check_text(top.folder, "folder")
     for index, other in enumerate(top.after):
-        _check_text(other, f"after[{index}]")
+        check_text(other, f"after[{index}]")
     env = _environment(top.env, "env")
     inherited = _Defaults(top.priority or "medium", _deadline(top.deadline, "deadline", wall), wall, top.name, cut)
     units = _job_units(top, inherited) if top.kind == "job" else _graph_units(top, inherited)
@@ -322,8 +322,8 @@ def _graph_units(top: _Top, inherited: _Defaults) -> list[Unit]:
             raise SpecError(f"a graph has `tasks`, not `{shown}`", field=shown, hint=f"move `{shown}` into the tasks")
     specs: dict[str, TaskSpec] = {}
     for name, raw in top.tasks.items():
-        _check_name(name, f"tasks.{name}")
-        spec = _convert(raw, TaskSpec, TaskSpec, f"tasks.{name}")
+        check_name(name, f"tasks.{name}")
+        spec = convert(raw, TaskSpec, TaskSpec, f"tasks.{name}")
         specs[name] = msgspec.structs.replace(spec, parts=_parts_of(spec, f"tasks.{name}.", inherited.cut))
     _check_needs(specs)
     _check_size(specs)
@@ -353,12 +353,12 @@ def _parts_of(spec: TaskSpec, field: str, cut: Callable[[bool], Cut]) -> int:
         raise SpecError("a task has `parts` or a `split`, not both", field=f"{field}split", hint="drop `parts`")
     for name, value in (("items", split.items), ("min", split.min), ("max", split.max)):
         if not 1 <= value <= MAX_BYTES:
-            have = _shown(value)
+            have = shown(value)
             raise SpecError(
                 "the number is out of range", code="E103", field=f"{field}split.{name}", need="1 or more", have=have
             )
     if split.size != "auto" and split.size < 1:
-        need, have = "1 or more, or auto", _shown(split.size)
+        need, have = "1 or more, or auto", shown(split.size)
         raise SpecError("the number is out of range", code="E103", field=f"{field}split.size", need=need, have=have)
     if split.min > split.max:
         raise SpecError("`min` is more than `max`", code="E103", field=f"{field}split.min", have=str(split.min))
@@ -379,8 +379,8 @@ def _workers(workers: int | str | WorkersSpec, field: str) -> tuple[int, int]:
                 "the number of workers cannot be read", code="E103", field=field, need="2 or 2..8", have=workers[:80]
             )
         least, most = int(match[1]), int(match[2])
-    _check_count(least, 1, field)
-    _check_count(most, 1, field)
+    check_count(least, 1, field)
+    check_count(most, 1, field)
     if least > most:
         raise SpecError("the least is more than the most", code="E103", field=field, have=f"{least}..{most}")
     return least, most
@@ -392,7 +392,7 @@ def _check_size(specs: Mapping[str, TaskSpec]) -> None:
     for name, spec in specs.items():
         field = f"tasks.{name}." if name else ""
         _, most = _workers(spec.workers, f"{field}workers")
-        _check_count(spec.parts, 0, f"{field}split.size" if spec.split else f"{field}parts")
+        check_count(spec.parts, 0, f"{field}split.size" if spec.split else f"{field}parts")
         made = max(most, spec.parts)
         tasks += made + (spec.merge is not None)
         size += made * (_length(spec.run) + sum(len(key) + _length(str(value)) for key, value in spec.env.items()))
@@ -459,7 +459,7 @@ def _check_needs(specs: Mapping[str, TaskSpec]) -> None:
                     code="E105",
                     field=f"tasks.{name}.needs",
                     have=need,
-                    hint=_near(need, specs) or f"the graph has: {', '.join(list(specs)[:12])}",
+                    hint=near(need, specs) or f"the graph has: {', '.join(list(specs)[:12])}",
                 )
     try:
         graph.topological_order({name: spec.needs for name, spec in specs.items()})
@@ -478,7 +478,7 @@ def _units(name: str, spec: TaskSpec, at: str, inherited: _Defaults) -> list[Uni
     first, variants = _artifacts(spec, field)
     argv = _command(first.run, f"{field}run")
     least, most = _workers(spec.workers, f"{field}workers")
-    _check_text(spec.class_, f"{field}class", most=128)
+    check_text(spec.class_, f"{field}class", most=128)
     if spec.parts and most > 1:
         raise SpecError("a task is a gang or cut by data, not both", field=f"{field}parts", hint="drop `workers`")
     if spec.parts and variants:
@@ -530,7 +530,7 @@ def _artifacts(spec: TaskSpec, field: str) -> tuple[ArtifactSpec, tuple[Variant,
     made: list[tuple[str, ArtifactSpec]] = []
     for name, artifact in spec.artifacts.items():
         at = f"{field}artifacts.{name}"
-        _check_name(name, at)
+        check_name(name, at)
         resources = artifact.resources or spec.resources
         if name == "cpu" and resources.gpu:
             raise SpecError("the artifact for the CPU asks for devices", field=f"{at}.resources.gpu", hint="gpu: 0")
@@ -617,7 +617,7 @@ _CHOICES: dict[str, list[str]] = {
 }
 
 
-def _convert(document: Any, kind: type[T], shown: type[msgspec.Struct], at: str) -> T:
+def convert(document: Any, kind: type[T], shown: type[msgspec.Struct], at: str) -> T:
     try:
         return msgspec.convert(document, kind, strict=True, str_keys=True)
     except msgspec.ValidationError as error:
@@ -633,12 +633,12 @@ def _spec_error(text: str, shown: type[msgspec.Struct], at: str) -> SpecError:
     if unknown:
         known = [item.encode_name for item in msgspec.structs.fields(_at(shown, path))]
         field = f"{field}.{unknown[1]}" if field else unknown[1]
-        hint = _near(unknown[1], known) or f"known fields: {', '.join(known)}"
+        hint = near(unknown[1], known) or f"known fields: {', '.join(known)}"
         return SpecError(f"there is no field `{unknown[1]}` here", field=field, have=unknown[1], hint=hint)
     value = re.search(r"Invalid enum value '?(.+?)'?$", message)
     if value:
         known = _CHOICES[re.sub(r"\[.*", "", field.rpartition(".")[2])]
-        hint = _near(value[1], known)
+        hint = near(value[1], known)
         return SpecError(
             f"`{value[1]}` is not known here", field=field, have=value[1], need=", ".join(known), hint=hint
         )
@@ -668,12 +668,12 @@ def _at(shown: type[msgspec.Struct], path: str) -> type[msgspec.Struct]:
     return inner[named[-1]] if named else shown
 
 
-def _near(word: str, known: Iterable[str]) -> str:
+def near(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"did you mean `{close[0]}`?" if close else ""
 
 
-def _check_name(name: str, field: str) -> None:
+def check_name(name: str, field: str) -> None:
     if not _NAME.fullmatch(name):
         raise SpecError(
             "a name has at most 63 letters, digits, `.`, `_` and `-`, and starts with a letter or digit",
@@ -683,10 +683,10 @@ def _check_name(name: str, field: str) -> None:
         )
 
 
-def _check_count(value: int, least: int, field: str) -> None:
+def check_count(value: int, least: int, field: str) -> None:
     if not least <= value <= MAX_TASKS:
         raise SpecError(
-            "the number is out of range", code="E103", field=field, need=f"{least} to {MAX_TASKS}", have=_shown(value)
+            "the number is out of range", code="E103", field=field, need=f"{least} to {MAX_TASKS}", have=shown(value)
         )
 
 
@@ -695,7 +695,7 @@ def _command(command: Command, field: str) -> tuple[str, ...]:
     if (isinstance(command, str) and not command.strip()) or not argv or not argv[0]:
         raise SpecError("there is no command to run", code="E104", field=field, hint="run: [python, train.py]")
     for word in argv:
-        _check_text(word, field, most=MAX_COMMAND_BYTES, code="E104")
+        check_text(word, field, most=MAX_COMMAND_BYTES, code="E104")
     size = sum(_length(word) for word in argv)
     if size > MAX_COMMAND_BYTES:
         raise SpecError(
@@ -732,11 +732,11 @@ def _environment(env: Mapping[str, Any], field: str) -> dict[str, str]:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise SpecError("the value has the wrong type", field=at, need="text or number", hint="put it in quotes")
         made[name] = str(value)
-        _check_text(made[name], at, most=MAX_COMMAND_BYTES)
+        check_text(made[name], at, most=MAX_COMMAND_BYTES)
     return made
 
 
-def _check_text(text: str, field: str, *, most: int = MAX_TEXT, code: str = "E102") -> None:
+def check_text(text: str, field: str, *, most: int = MAX_TEXT, code: str = "E102") -> None:
     """What goes to a process and into the log is UTF-8, without zero bytes, and bounded."""
     if "\0" in text:
         raise SpecError("a zero byte cannot be passed to a process", code=code, field=field)
@@ -749,7 +749,7 @@ def _check_text(text: str, field: str, *, most: int = MAX_TEXT, code: str = "E10
 
 
 def _length(text: str | list[str]) -> int:
-    """Bytes in UTF-8; what cannot be encoded is found by `_check_text`, which names the field."""
+    """Bytes in UTF-8; what cannot be encoded is found by `check_text`, which names the field."""
     if isinstance(text, str):
         return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
     return sum(_length(word) for word in text)
@@ -784,7 +784,7 @@ def _shape(resources: ResourcesSpec, field: str) -> Shape:
     }
     for name, given in named.items():
         for text in given:
-            _check_text(text, f"{field}.{name}", most=64)
+            check_text(text, f"{field}.{name}", most=64)
     if parse_or_raise(parse_bytes, resources.gpu_memory, f"{field}.gpu_memory", MAX_BYTES) and not resources.gpu:
         raise SpecError("`gpu_memory` needs `gpu`", field=f"{field}.gpu_memory", hint="gpu: 1")
     return Shape(
@@ -820,15 +820,15 @@ def parse_or_raise(parse: Any, value: Quantity, field: str, limit: int) -> int:
     try:
         parsed = int(parse(value))
     except ValueError as error:
-        have = _shown(value)
+        have = shown(value)
         raise SpecError("the quantity cannot be read", code="E103", field=field, need=str(error), have=have) from None
     if parsed > limit:
-        have = _shown(value)
+        have = shown(value)
         raise SpecError("the quantity is absurd", code="E103", field=field, have=have, need=f"at most {limit}")
     return parsed
 
 
-def _shown(value: Quantity) -> str:
+def shown(value: Quantity) -> str:
     """An integer of thousands of digits cannot even be written out."""
     return "a number of many digits" if isinstance(value, int) and abs(value) >= 2**63 else str(value)[:80]
 
@@ -857,7 +857,7 @@ def _deadline(value: Quantity | None, field: str, wall: float) -> int:
         left = _duration(value, field)
     if left <= 0:
         raise SpecError(
-            "the deadline has passed already", code="E108", field=field, have=_shown(value), need="a time to come"
+            "the deadline has passed already", code="E108", field=field, have=shown(value), need="a time to come"
         )
     return left
 

@@ -315,14 +315,14 @@ def starts(policy: ClusterPolicy, view: Snapshot, unit: str) -> tuple[Place, tup
 def order_of(policy: ClusterPolicy) -> Order | None:
     """The order in which a policy serves what waits; None where only its own code knows it."""
     if isinstance(policy, Suite):
-        return policy._order
+        return policy.order
     return ORDERS["arrival"] if isinstance(policy, Static) else None
 
 
 def draft_of(policy: ClusterPolicy, view: Snapshot) -> Draft:
     """A statement of placements on a view, that scores nodes as the policy does; by name where only it knows how."""
     if isinstance(policy, Suite):
-        return Draft(view, policy.recipe.score, policy._terms, spread=policy.recipe.spread)
+        return Draft(view, policy.recipe.score, policy.terms, spread=policy.recipe.spread)
     return Draft(view, {"first": 1.0}, TERMS)
 
 
@@ -336,7 +336,7 @@ def scores(
         return []
     draft = draft_of(policy, view)
     rows = np.array([view.fleet.rows[node] for node in nodes], np.int64)
-    return [round(float(score), 4) for score in draft._scores(rows, shape, draft.estimates(candidate, shape))]
+    return [round(float(score), 4) for score in draft.scores(rows, shape, draft.estimates(candidate, shape))]
 
 
 # --- when it starts --------------------------------------------------------------------------------------------------

@@ -299,7 +299,7 @@ class Draft:
         fitting = len(rows)
         if fitting > SCORED and not self._spread:
             rows = self._preselect(rows, shape, estimates)
-        scores = self._scores(rows, shape, estimates)
+        scores = self.scores(rows, shape, estimates)
         order = np.lexsort((rows, -scores))
         return Openings(rows[order].tolist(), scores[order].tolist(), fitting, estimates, self._taken)
 
@@ -321,9 +321,10 @@ class Draft:
         worth = self._fullness[rows] + by_kind[fleet.kind[rows]]
         return rows[np.argpartition(-worth, SCORED)[:SCORED]]
 
-    def _scores(
+    def scores(
         self, rows: Ints, shape: Shape, estimates: list[Estimate]
     ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """The score of each of these nodes, with what has been placed in this draft."""
         seed = self.view.seed + self.view.revision + self._taken
         return score(Scoring(self.fleet, rows, self.free, shape, estimates, seed), self._weights, self._terms)
 

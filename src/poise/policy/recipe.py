@@ -21,12 +21,12 @@ from poise.errors import SpecError
 from poise.model.spec import (
     MAX_DURATION,
     Quantity,
-    _check_count,
-    _check_name,
-    _convert,
-    _near,
-    _shown,
+    check_count,
+    check_name,
+    convert,
+    near,
     parse_or_raise,
+    shown,
 )
 from poise.model.triggers import Triggers
 from poise.policy.rank import ORDERS, PRESETS, RANK_TERMS
@@ -150,12 +150,12 @@ def digest_of(recipe: Recipe, sources: Iterable[str] = ()) -> str:
 
 
 def _compile(document: Any, terms: Collection[str], rank_terms: Collection[str]) -> Recipe:
-    spec = _convert(document, PolicySpec, PolicySpec, "")
+    spec = convert(document, PolicySpec, PolicySpec, "")
     if spec.kind != "policy":
         raise SpecError("this file is no policy", field="kind", need="policy", have=spec.kind, hint="kind: policy")
     if not spec.name:
         raise SpecError("the policy has no name", field="name")
-    _check_name(spec.name, "name")
+    check_name(spec.name, "name")
     base = _base(spec.extends)
     plain = ("spread", "overtake", "reserve", "elastic", "reallocate")
     changes: dict[str, Any] = {field: value for field in plain if (value := getattr(spec, field)) is not msgspec.UNSET}
@@ -222,21 +222,21 @@ def _weights(weights: Mapping[str, Any], known: Collection[str], field: str) -> 
         if not abs(weight) <= MAX_WEIGHT:  # nor if it is no number at all (nan)
             raise SpecError(
                 "the weight is out of range", code="E103", field=at, need=f"from {-MAX_WEIGHT:.0f} to {MAX_WEIGHT:.0f}",
-                have=_shown(weight), hint=f"{name}: 0.5",
+                have=shown(weight), hint=f"{name}: 0.5",
             )  # fmt: skip
         made[name] = float(weight)
     return made
 
 
 def _triggers(raw: Any, base: Triggers) -> Triggers:
-    spec = _convert(raw, TriggersSpec, TriggersSpec, "triggers")
+    spec = convert(raw, TriggersSpec, TriggersSpec, "triggers")
     changes: dict[str, int] = {}
     for field in TriggersSpec.__struct_fields__:
         value, at = getattr(spec, field), f"triggers.{field}"
         if value is msgspec.UNSET:
             continue
         if field == "failed_checks":
-            _check_count(value, 1, at)
+            check_count(value, 1, at)
             changes[field] = value
         elif field in ("use_above", "hot_above", "cool_below"):
             changes[field] = parse_or_raise(parse_share, value, at, 1000)
@@ -252,7 +252,7 @@ def _triggers(raw: Any, base: Triggers) -> Triggers:
 
 
 def _preempt(raw: Any, base: Preemption) -> Preemption:
-    spec = _convert(raw, PreemptSpec, PreemptSpec, "preempt")
+    spec = convert(raw, PreemptSpec, PreemptSpec, "preempt")
     changes: dict[str, Any] = {}
     if spec.by is not msgspec.UNSET:
         changes["by"] = _one_of(spec.by, YIELDS_BY, "preempt.by")
@@ -261,7 +261,7 @@ def _preempt(raw: Any, base: Preemption) -> Preemption:
     for field, least in (("budget", 0), ("at_once", 1)):
         value = getattr(spec, field)
         if value is not msgspec.UNSET:
-            _check_count(value, least, f"preempt.{field}")
+            check_count(value, least, f"preempt.{field}")
             changes[field] = value
     return msgspec.structs.replace(base, **changes)
 
@@ -274,7 +274,7 @@ def _one_of(word: str, known: Collection[str], field: str) -> str:
 
 def _unknown(message: str, word: str, known: Collection[str], field: str) -> SpecError:
     words = ", ".join(known)
-    return SpecError(message, field=field, have=word, need=words, hint=_near(word, known) or f"known: {words}")
+    return SpecError(message, field=field, have=word, need=words, hint=near(word, known) or f"known: {words}")
 
 
 _EXAMPLES = {

@@ -74,8 +74,8 @@ class Suite:
     ) -> None:
         self.recipe = recipe
         self.name = recipe.name
-        self._order = _order_of(recipe.order, rank_terms)
-        self._terms = terms
+        self.order = _order_of(recipe.order, rank_terms)
+        self.terms = terms
         for name in recipe.score:
             terms[name]
         if not sum(recipe.score.values()) > 0:
@@ -88,12 +88,12 @@ class Suite:
         Where there is room for all that is shown, the order does not matter, and what is alike is placed together;
         should that not work out after all (room is in pieces), the units are served one by one.
         """
-        ordered = self._order.sort(view)
+        ordered = self.order.sort(view)
         if not self.recipe.spread and self.recipe.turns == "no" and len(ordered) >= TOGETHER:
-            plan = _Round(self.recipe, self._order, self._terms, self._why_behind, view).place_all(ordered)
+            plan = _Round(self.recipe, self.order, self.terms, self._why_behind, view).place_all(ordered)
             if plan is not None:
                 return plan
-        return _Round(self.recipe, self._order, self._terms, self._why_behind, view).decide(ordered)
+        return _Round(self.recipe, self.order, self.terms, self._why_behind, view).decide(ordered)
 
 
 class _Round:
