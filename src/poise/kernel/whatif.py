@@ -19,7 +19,7 @@ from poise.kernel.ledger import Ledger, State, job_status
 from poise.model.decisions import Hold, Place, Plan, Preempt, Reason
 from poise.model.events import JobSubmitted
 from poise.model.fleet import CLOSED_CODES, CPU, DEVICES, DRAINED, LOST, MEMORY, NETWORK, Fleet, Ints, Resident
-from poise.model.jobs import Job, Priority
+from poise.model.jobs import GRACE, Job, Priority
 from poise.model.profiles import CERTAIN, Estimate, Profile, estimate_run, remaining
 from poise.model.reports import (
     Ahead,
@@ -46,7 +46,7 @@ from poise.policy.feasible import NAMED, Ability, ability, capacity, never, refu
 from poise.policy.hypothetical import LOOKED_AT, ClusterPolicy, Forecast
 from poise.policy.predict import Speeds
 from poise.policy.rank import Order
-from poise.policy.reclaim import GRACE, Reservation, cost_of, ends, foreseen, reserve
+from poise.policy.reclaim import Reservation, cost_of, ends, foreseen, reserve
 from poise.units import HOUR, format_bytes, format_cpu, format_duration, format_rate
 
 FEW = 8

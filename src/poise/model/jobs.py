@@ -69,6 +69,17 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: int = 0
 
 
+RETRY = Retry()
+
+GRACE = 10 * SECOND
+"""Time between SIGTERM and SIGKILL, unless a task says otherwise."""
+
+NO_WORK = Work()
+
+WEIGHT = 1000
+"""The business weight of what was given none, in thousandths."""
+
+
 class Variant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One more artifact of the same work, for other devices: another command, in another shape."""
 
@@ -93,16 +104,16 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: Priority = Priority.MEDIUM
     deadline: int = 0
     expect: int = 0
-    retry: Retry = Retry()
+    retry: Retry = RETRY
     kind: str = ""
-    grace: int = 10 * SECOND
+    grace: int = GRACE
     least: int = 0
     variants: tuple[Variant, ...] = ()
-    work: Work = Work()
+    work: Work = NO_WORK
     checkpoint: int = 0
     restore: int = 0
     preemptible: bool = True
-    weight: int = 1000
+    weight: int = WEIGHT
 
     def shape_of(self, variant: int) -> Shape:
         """The shape of its artifact number `variant`; 0 is the unit's own."""

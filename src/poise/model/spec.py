@@ -20,8 +20,22 @@ import msgspec
 from poise.errors import SpecError
 from poise.model import graph
 from poise.model.catalogue import models_named
-from poise.model.jobs import RETRYABLE, Job, Outcome, Priority, Retry, Task, Unit, Variant, Work
-from poise.model.resources import SHARED_CAP, WHOLE, Shape, Wants
+from poise.model.jobs import (
+    GRACE,
+    NO_WORK,
+    RETRY,
+    RETRYABLE,
+    WEIGHT,
+    Job,
+    Outcome,
+    Priority,
+    Retry,
+    Task,
+    Unit,
+    Variant,
+    Work,
+)
+from poise.model.resources import ANY_GPU, SHARED_CAP, WHOLE, Shape, Wants
 from poise.units import DAY, SECOND, parse_bytes, parse_cpu, parse_duration, parse_flops, parse_rate
 
 Quantity = str | int | float
@@ -498,13 +512,16 @@ def _units(name: str, spec: TaskSpec, at: str, inherited: _Defaults) -> list[Uni
         priority=Priority[(spec.priority or inherited.priority).upper()],
         deadline=_deadline(spec.deadline, f"{field}deadline", inherited.wall),
         expect=_duration(spec.expect, f"{field}expect") if spec.expect is not None else 0,
-        retry=Retry(
-            limit=retry.limit,
-            backoff=_duration(retry.backoff, f"{field}retry.backoff"),
-            when=_outcomes(retry.when),
+        retry=_or(
+            RETRY,
+            Retry(
+                limit=retry.limit,
+                backoff=_duration(retry.backoff, f"{field}retry.backoff"),
+                when=_outcomes(retry.when),
+            ),
         ),
         kind=kind,
-        grace=_duration(spec.grace, f"{field}grace"),
+        grace=_or(GRACE, _duration(spec.grace, f"{field}grace")),
         least=least if least < most else 0,
         variants=variants,
         work=_work(spec.work, f"{field}work"),
@@ -550,7 +567,7 @@ def _artifacts(spec: TaskSpec, field: str) -> tuple[ArtifactSpec, tuple[Variant,
 
 def _work(spec: WorkSpec | None, field: str) -> Work:
     if spec is None:
-        return Work()
+        return NO_WORK
     return Work(
         flops=parse_or_raise(parse_flops, spec.flops, f"{field}.flops", MAX_FLOPS),
         bytes=parse_or_raise(parse_bytes, spec.bytes, f"{field}.bytes", MAX_BYTES),
@@ -572,7 +589,7 @@ def _weight(weight: float, field: str) -> int:
     """A business weight in thousandths."""
     if not 0.001 <= weight <= 1000:
         raise SpecError("the weight is out of range", code="E103", field=field, need="0.001 to 1000", have=str(weight))
-    return round(weight * 1000)
+    return _or(WEIGHT, round(weight * 1000))
 
 
 def _parts(base: Unit, spec: TaskSpec, argv: tuple[str, ...], env: dict[str, str], field: str) -> list[Unit]:
@@ -757,7 +774,7 @@ def _length(text: str | list[str]) -> int:
 
 def _shape(resources: ResourcesSpec, field: str) -> Shape:
     _check_gpus(resources.gpu, f"{field}.gpu")
-    share = round(resources.gpu_share * WHOLE)
+    share = _or(WHOLE, round(resources.gpu_share * WHOLE))
     if not 1 <= share <= SHARED_CAP and share != WHOLE:
         need = f"up to {SHARED_CAP / WHOLE:g}, or 1 for whole devices"
         raise SpecError(
@@ -794,14 +811,22 @@ def _shape(resources: ResourcesSpec, field: str) -> Shape:
         gpu_memory=parse_or_raise(parse_bytes, resources.gpu_memory, f"{field}.gpu_memory", MAX_BYTES),
         share=share,
         network=parse_or_raise(parse_rate, resources.network, f"{field}.network", MAX_BYTES),
-        wants=Wants(
-            kind=resources.gpu_kind,
-            models=_models(models),
-            backend=resources.backend,
-            precision=resources.precision,
-            ops=tuple(resources.ops),
+        wants=_or(
+            ANY_GPU,
+            Wants(
+                kind=resources.gpu_kind,
+                models=_models(models),
+                backend=resources.backend,
+                precision=resources.precision,
+                ops=tuple(resources.ops),
+            ),
         ),
     )
+
+
+def _or(default: T, value: T) -> T:
+    """The default itself where the value equals it: only what is the very same object is left out of a record."""
+    return default if value == default else value
 
 
 def _models(names: list[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from poise.model.fleet import Fleet, PoolView, Resident
-from poise.model.jobs import Work
+from poise.model.jobs import NO_WORK, WEIGHT, Work
 from poise.model.profiles import Profile
 from poise.model.resources import Shape
 
@@ -47,8 +47,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     preempted: int = 0
     depth: int = 0
     followers: int = 0
-    weight: int = 1000
-    work: Work = Work()
+    weight: int = WEIGHT
+    work: Work = NO_WORK
     avoid: str = ""
 
 

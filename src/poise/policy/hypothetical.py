@@ -15,6 +15,7 @@ import numpy as np
 
 from poise.model.decisions import Place, Plan, Preempt
 from poise.model.fleet import CPU, DEVICES, DRAINED, MEMORY, NETWORK, Fleet, PoolView, Resident
+from poise.model.jobs import GRACE
 from poise.model.profiles import BRIEF, CERTAIN, Estimate, remaining
 from poise.model.resources import WHOLE, Node, Shape
 from poise.model.views import Candidate, Snapshot
@@ -22,7 +23,7 @@ from poise.policy.place import Draft
 from poise.policy.predict import Speeds
 from poise.policy.protocol import Policy
 from poise.policy.rank import ORDERS, Order
-from poise.policy.reclaim import GRACE, foreseen
+from poise.policy.reclaim import foreseen
 from poise.policy.score import TERMS
 from poise.policy.static import Static
 from poise.policy.suites import Suite

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from poise.model.fleet import CLASSES, CPU, DEVICES, MEMORY, NETWORK, Bools, Fleet, Resident
+from poise.model.jobs import GRACE
 from poise.model.profiles import BRIEF, Estimate, Profile, estimate_run, remaining
 from poise.model.resources import Shape
 from poise.model.views import Candidate, Snapshot
@@ -33,9 +34,6 @@ LOOKED_AT = 32
 
 MIN_RUN = 30 * SECOND
 """What has run for less is not asked to yield: starting and saving would be most of what it did."""
-
-GRACE = 10 * SECOND
-"""The default time in which an attempt that was asked to yield ends."""
 
 
 class Preemption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ import numpy as np
 
 from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Spot, Why
 from poise.model.fleet import CPU, HOT, Fleet, Ints, Resident
+from poise.model.jobs import GRACE
 from poise.model.profiles import Estimate, expected_run, is_brief
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
@@ -31,7 +32,6 @@ from poise.policy.rank import (
 )
 from poise.policy.recipe import RECIPES, Recipe
 from poise.policy.reclaim import (
-    GRACE,
     MIN_RUN,
     Preemption,
     Reservation,

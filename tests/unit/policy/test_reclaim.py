@@ -9,12 +9,12 @@ from hypothesis import given
 
 from poise.model.decisions import Place, Preempt
 from poise.model.fleet import Fleet, Resident
+from poise.model.jobs import GRACE
 from poise.model.profiles import Profile
 from poise.model.resources import Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.place import Draft
 from poise.policy.reclaim import (
-    GRACE,
     MIN_RUN,
     Preemption,
     cost_of,
