@@ -242,7 +242,14 @@ def test_decisions_alone_say_why(caller: Caller) -> None:
     caller.living.poise("run", "--", "true")
     answer = caller.call("GET", "/v1/events?after=0&decisions=true&follow=false")
     found = [json.loads(line[6:]) for line in answer.body.splitlines() if line.startswith(b"data: ")]
-    assert {record["event"]["type"] for record in found} <= {"placed", "held", "policy-failed"}
+    assert {record["event"]["type"] for record in found} <= {
+        "placed",
+        "held",
+        "preempted",
+        "levelled",
+        "triggered",
+        "policy-failed",
+    }
     assert all(record["event"]["why"] for record in found if record["event"]["type"] == "placed")
 
 
