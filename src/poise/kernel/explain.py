@@ -22,6 +22,7 @@ from poise.kernel.ledger import (
 )
 from poise.model import graph
 from poise.model.decisions import Reason, Why
+from poise.model.events import Preempted
 from poise.model.jobs import Ending
 from poise.model.load import LEVELS, Load
 from poise.model.reports import AttemptReport, JobReport, NodeReport, TaskReport, Told, report_of
@@ -337,13 +338,15 @@ def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int,
         for past in task.past:
             where = f"attempt {past.epoch} of {spec.name} on {past.node}"
             yield past.at, f"{where} {_how_it_ended(past.ending)}, {format_duration(past.ending.run)} in"
+    for order in unit.yielded:
+        yield order.at, f"{unit.spec.name} asked to {_what_for(order)}"
+    for order in unit.gained:
+        yield order.at, f"{order.unit} asked to {_what_for(order)}"
     if unit.epoch:
         nodes = ", ".join(dict.fromkeys(task.node for task in unit.tasks if task.node))
-        times = "once" if unit.preempted == 1 else f"{unit.preempted} times"
-        yielded = f", having yielded {times}" if unit.preempted else ""
         behind = " behind its like" if unit.queued else ""
         why = f": {sentence}" if unit.why is not None and (sentence := unit.why.sentence()) else ""
-        yield unit.placed, f"attempt {unit.epoch} of {unit.spec.name} placed on {nodes}{behind}{yielded}{why}"
+        yield unit.placed, f"attempt {unit.epoch} of {unit.spec.name} placed on {nodes}{behind}{why}"
     if unit.status in ("cancelled", "skipped"):
         because = "; ".join(reason.sentence() for reason in reasons(ledger, job, unit, unit.ended))
         yield unit.ended, f"{unit.spec.name} {unit.status}{f': {because}' if because else ''}"
@@ -351,6 +354,19 @@ def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int,
         ending = deciding_ending(unit)
         peak = f", at most {format_bytes(ending.peak)} of memory" if ending.peak else ""
         yield unit.ended, f"{unit.spec.name} {_how_it_ended(ending)}, {format_duration(ending.run)} in{peak}"
+
+
+def _what_for(order: Preempted) -> str:
+    """`yield to j2.main: gain 540, cost 120`."""
+    weighed = ", ".join(f"{name} {value:g} s" for name, value in order.why.score.items())
+    words = {
+        "yield": f"yield to {order.to}",
+        "shrink": f"go on smaller, for {order.to}",
+        "grow": "go on larger",
+        "move": "move",
+    }[order.cause]
+    because = weighed or order.why.rank
+    return f"{words}: {because}" if because else words
 
 
 def _how_it_ended(ending: Ending) -> str:

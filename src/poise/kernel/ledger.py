@@ -71,6 +71,9 @@ NodeStatus = Literal["up", "lost"]
 PAST_ATTEMPTS = 8
 """Endings kept per task beside the latest one; the log has them all."""
 
+PAST_ORDERS = 8
+"""Orders to yield that are kept per unit; the log has them all."""
+
 HEAD = 128
 """Units of one queue that a snapshot shows; the rest follow as these are placed. `static` is shown all: there a unit's
 number says where it may run, so that the head may be stuck while one behind it is not."""
@@ -124,7 +127,8 @@ class TaskState(msgspec.Struct):
 class UnitState(msgspec.Struct):
     """A unit's life. `stopping` says why its attempts are being stopped: `cancel`, `gang`, the cause of a preemption,
     or not at all. `size` tasks were placed, in the artifact `variant`. `attained` is the service (run time times
-    devices) of attempts that yielded, `preempted` their number; `avoid` is a node to stay away from if another will do.
+    devices) of attempts that yielded, `preempted` their number; `yielded` are the latest orders to it, and `gained`
+    those to others for its sake; `avoid` is a node to stay away from if another will do.
 
     `queued` and `brief` are as it was placed; `recalled`: it was queued once, came back unstarted, and is queued no
     more. `queue` names the units that are alike to placement. `expected`, `tail` and `slack` are nanoseconds of the
@@ -158,6 +162,8 @@ class UnitState(msgspec.Struct):
     variant: int = 0
     attained: int = 0
     preempted: int = 0
+    yielded: tuple[Preempted, ...] = ()
+    gained: tuple[Preempted, ...] = ()
     avoid: str = ""
     depth: int = 0
 
@@ -527,6 +533,10 @@ class Ledger:
                 f"{event.unit}#{event.epoch} was to yield, but is {unit.status} in epoch {unit.epoch}"
             )
         unit.stopping, unit.preempted = event.cause, unit.preempted + 1
+        unit.yielded = (*unit.yielded[1 - PAST_ORDERS :], event)
+        gaining = self._units.get(event.to)
+        if gaining is not None:
+            gaining.gained = (*gaining.gained[1 - PAST_ORDERS :], event)
         self._recovering.pop(unit.id, None)
         self._mark(unit)
 

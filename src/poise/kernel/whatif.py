@@ -55,7 +55,7 @@ FEW = 8
 TRIED = 32
 """Nodes, jobs or kinds of node on which one kind of change is tried, the likeliest first; in large fleets fewer."""
 
-CERTAINLY_HELD = ("RESERVED", "BEHIND", "GANG_INCOMPLETE", "PREEMPTING", "PARTITION_BUSY")
+CERTAINLY_HELD = ("KEPT", "RESERVED", "BEHIND", "GANG_INCOMPLETE", "PREEMPTING", "PARTITION_BUSY")
 """Reasons of a policy against nodes that have room."""
 
 
@@ -280,7 +280,7 @@ def _held_there(held: Sequence[Reason], node: str) -> tuple[Reason, ...]:
     """What the policy says against a node that has room: of that node, else of all."""
     said = [reason for reason in held if reason.code in CERTAINLY_HELD]
     here = tuple(reason for reason in said if reason.subject == node)
-    return here or tuple(reason for reason in said if reason.code not in ("RESERVED", "PARTITION_BUSY"))
+    return here or tuple(reason for reason in said if reason.code not in ("KEPT", "RESERVED", "PARTITION_BUSY"))
 
 
 def _refusing_alike(fleet: Fleet, shape: Shape, held: Sequence[Reason], everything: bool) -> Iterator[Refusing]:
@@ -367,19 +367,20 @@ def _why_not_pending(policy: ClusterPolicy, view: Snapshot, job: str, alike: Ali
             job=job, unit=candidate.unit, node=node, revision=view.revision, fits=True, chosen=node,
             text="it is placed there in the next round",
         )  # fmt: skip
-    reasons, shape = _against(view.fleet, row, candidate)
+    fleet = view.fleet
+    reasons, shape = _against(fleet, row, candidate)
     if not reasons:
         others = [
             of for of in plan.decisions if isinstance(of, Place) and of.unit != candidate.unit and node in _nodes_of(of)
         ]
-        taken = hypothetical.with_places(view, others)
-        reasons, shape = _against(taken.fleet, row, candidate)
+        fleet = hypothetical.with_places(view, others).fleet
+        reasons, shape = _against(fleet, row, candidate)
         if reasons:
             behind = [Reason(code="BEHIND", subject=of.unit, wakes="placed") for of in others[:FEW]]
             reasons = [*behind, *reasons]
     if not reasons:
         held = () if going else _why_held(plan, candidate, alike.unseen)
-        in_part = _in_part(view.fleet, row, candidate, shape)
+        in_part = _in_part(fleet, row, candidate, shape)
         whole = [reason for reason in _held_there(held, node) if reason.code != "GANG_INCOMPLETE"]
         reasons = [*whole, *in_part]
     return _compared(policy, view, job, candidate, shape, node, going, reasons)

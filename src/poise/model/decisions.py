@@ -46,7 +46,8 @@ REASONS = {
     "AFTER": "waits for job {need}",
     "BACKOFF": "is tried again in {need}",
     "BEHIND": "waits behind {subject}, which came first",
-    "RESERVED": "room is kept for {need}, which has waited long",
+    "KEPT": "room there is kept for it",
+    "RESERVED": "room is kept for {need}, which comes first",
     "NETWORK_BUSY": "{have} of network free, {need} needed",
     "NETWORK_TOO_SMALL": "has {have} of network in all, {need} needed",
     "NO_SUCH_DEVICE": "has no device that can do it: {need} needed, {have} there",
@@ -98,15 +99,14 @@ class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     speed: str = ""
 
     def sentence(self) -> str:
-        """For people: `high, critical path, 12.0 s to go; fit 0.8; not n2 (0.61)`; one node needs no score."""
-        if not self.instead_of:
-            return "; ".join(part for part in (self.rank, self.speed) if part)
+        """For people: `high, critical path, 12.0 s to go; fit 0.8; not n2 (0.61)`."""
         terms = ", ".join(f"{name} {value:g}" for name, value in self.score.items())
         others = ", ".join(
             f"{name} ({value:g})" if value is not None else name
             for name, value in zip_longest(self.instead_of, self.behind)
         )
-        return "; ".join(part for part in (self.rank, self.speed, terms, f"not {others}") if part)
+        beside = f"not {others}" if others else "no other node has room" if self.fitting == 1 else ""
+        return "; ".join(part for part in (self.rank, self.speed, terms, beside) if part)
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, tag="place"):

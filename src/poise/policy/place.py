@@ -264,6 +264,22 @@ class Draft:
             self.free[DEVICES, row] -= shape.gpus * tasks
         self._summary = self._now = None
 
+    def kept_now(self, unit: str) -> int:
+        """For how many tasks of a unit there is room already where room is kept for it."""
+        tasks = 0
+        for row, keeps in self.kept.items():
+            room = self.room(row).copy()
+            for kept in keeps:
+                if kept.unit == unit:
+                    able = self.able(kept.shape).models
+                    for _ in range(kept.tasks):
+                        picked = room.pick(kept.shape, able)
+                        if picked is None:
+                            break
+                        room.take(kept.shape, picked)
+                        tasks += 1
+        return tasks
+
     def has_room_meanwhile(self, row: int, shape: Shape) -> bool:
         """Whether one task fits on the node while room on it is kept for somebody else."""
         return not self.fleet.closed[row] and self.room(row).pick(shape, self.able(shape).models) is not None

@@ -121,7 +121,7 @@ class _Round:
         self._searches = 0
         self._until: int | None = None
         self._waiting: list[Candidate] = []
-        self._elastic: list[tuple[Candidate, Shape, int, list[Spot]]] = []
+        self._elastic: list[tuple[Candidate, Shape, int, list[Spot], Why]] = []
         self._yielding: set[str] = set()
 
     def place_all(self, ordered: list[Candidate]) -> Plan | None:
@@ -267,10 +267,10 @@ class _Round:
             rows = self._gang_rows(candidate, shape, needed)
             if not rows:
                 continue
-            why = self._why(candidate, shape, rows[0])
+            why = self._why(candidate, shape, rows[0], tasks=needed, whole=rows[0] == rows[-1])
             spots = [self.draft.take(row, candidate, shape) for row in rows]
             if needed < candidate.tasks:
-                self._elastic.append((candidate, shape, variant, spots))
+                self._elastic.append((candidate, shape, variant, spots, why))
             else:
                 self.decisions.append(Place(unit=candidate.unit, spots=tuple(spots), why=why, variant=variant))
             return True
@@ -315,7 +315,7 @@ class _Round:
         placed, then where they run no slower, since a gang is as fast as its slowest member.
         """
         draft = self.draft
-        for candidate, shape, variant, spots in self._elastic:
+        for candidate, shape, variant, spots, why in self._elastic:
             rows = [draft.fleet.rows[spot.node] for spot in spots]
             for row in dict.fromkeys(rows):
                 while len(spots) < candidate.tasks and draft.room_for(row, shape):
@@ -325,7 +325,6 @@ class _Round:
                 if self._run_on(candidate, shape, found[0]).mean > slowest:
                     break
                 spots.append(draft.take(found[0], candidate, shape))
-            why = self._why(candidate, shape, rows[0])
             self.decisions.append(Place(unit=candidate.unit, spots=tuple(spots), why=why, variant=variant))
 
     def _behind(self, candidate: Candidate) -> Place | None:
@@ -416,13 +415,19 @@ class _Round:
         reasons: list[Reason] = []
         needed = candidate.least or candidate.tasks
         if needed > 1:
-            have = min(needed - 1, self._room_at_end(candidate.shape))
+            room = self._room_at_end(candidate.shape) + self.draft.kept_now(candidate.unit)
+            have = min(needed - 1, room)
             reasons.append(Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(have), wakes="finished"))
         for shape in (candidate.shape, *candidate.others):
             known = self._told.get(shape)
             if known is None:
                 known = self._told[shape] = tuple(self.draft.reasons(shape))
-            reasons += known
+            reasons += [
+                Reason(code="KEPT", subject=reason.subject, wakes="finished")
+                if reason.code == "RESERVED" and reason.need == candidate.unit
+                else reason
+                for reason in known
+            ]
         return tuple(reasons) or (Reason(code="NEXT_ROUND", wakes="decided"),)
 
     def _room_at_end(self, shape: Shape) -> int:
@@ -451,7 +456,11 @@ class _Round:
         now = self.view.now
         best: tuple[float, Resident] | None = None
         for resident in self.view.elastic:
-            if resident.size >= resident.most or resident.stopping or now - resident.since < max(MIN_RUN, COOL_DOWN):
+            if resident.size >= resident.most or resident.stopping:
+                continue
+            settled = resident.since + max(MIN_RUN, COOL_DOWN)
+            if now < settled:
+                self._ask_again(settled)
                 continue
             room = int(self.draft.capacity(resident.shape).sum())
             size = min(resident.most, resident.size + room)
@@ -461,6 +470,8 @@ class _Round:
             worth = (left * (1 - resident.size / size) - lost_work(resident, now)) * resident.size
             if worth > 0 and (best is None or worth > best[0]):
                 best = (worth, resident)
+            elif worth <= 0 and resident.checkpoint:  # least is lost just after a checkpoint
+                self._ask_again(now + resident.checkpoint - (now - resident.since) % resident.checkpoint)
         if best is not None:
             why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"room for more than {best[1].size} tasks")
             self.decisions.append(Preempt(unit=best[1].unit, cause="grow", why=why))
@@ -495,7 +506,8 @@ class _Round:
 
     # --- words -------------------------------------------------------------------------------------------------------
 
-    def _why(self, candidate: Candidate, shape: Shape, row: int) -> Why:
+    def _why(self, candidate: Candidate, shape: Shape, row: int, *, tasks: int = 1, whole: bool = True) -> Why:
+        """Beside the best other nodes where it fits: those that hold all tasks, unless none does (not `whole`)."""
         fleet = self.draft.fleet
         rank = self.order.words(candidate, self.view.now)
         if len(fleet) == 1 or self.recipe.turns != "no":
@@ -504,19 +516,27 @@ class _Round:
             )
         openings = self.draft.openings(candidate, shape)
         known = openings.whys.get((row, rank))
-        if known is not None:
+        if known is not None and tasks == 1:
             return known
         mine, names, scores = openings.beside(row, fleet.names)
-        why = openings.whys[row, rank] = Why(
+        fitting = openings.fitting
+        if tasks > 1:
+            enough = self.draft.capacity(shape) >= (tasks if whole else 1)
+            holding = [(name, value) for name, value in zip(names, scores, strict=True) if enough[fleet.rows[name]]]
+            names, scores = tuple(name for name, _ in holding), tuple(value for _, value in holding)
+            fitting = int(enough.sum())
+        why = Why(
             policy=self.recipe.name,
             base=self.view.revision,
             rank=rank,
             score={f"score on {fleet.names[row]}": mine},
             instead_of=names,
             behind=scores,
-            fitting=openings.fitting,
+            fitting=fitting,
             speed=self._speed(candidate, shape, row),
         )
+        if tasks == 1:
+            openings.whys[row, rank] = why
         return why
 
     def _speed(self, candidate: Candidate, shape: Shape, row: int) -> str:

@@ -165,7 +165,11 @@ def test_who_has_yielded_says_so() -> None:
     world.job("b", cpu=2, priority="urgent", expect="1m").after("2s").start("b").finish("b").after("2s")
     told = [of.text for of in explained(world, "a").story]
     assert any("was stopped" in text for text in told)
-    assert any("having yielded once" in text for text in told)
+    assert any(text.startswith("main asked to yield to j2.main: gain ") for text in told)
+    assert any(
+        text.startswith("j1.main asked to yield to j2.main: gain ")
+        for text in [of.text for of in explained(world, "b").story]
+    )
 
 
 def test_explaining_changes_nothing() -> None:

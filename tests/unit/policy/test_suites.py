@@ -327,6 +327,27 @@ def test_small_work_fills_the_gap_until_then() -> None:
     assert (world.status("large"), world.status("small")) == ("pending", "placed")
 
 
+def test_what_keeps_room_for_itself_is_told_so_and_counts_it() -> None:
+    world = World().nodes(2, cpu=2).job("first", cpu=2).job("second", cpu=1).round()
+    world.job("gang", workers=3, cpu=1, priority="urgent").after("1s")
+    incomplete, *others = world.reasons("gang")
+    assert (incomplete.code, incomplete.have, incomplete.need) == ("GANG_INCOMPLETE", "1", "3")
+    assert not any(reason.code == "RESERVED" for reason in others)
+    kept = next(reason for reason in others if reason.code == "KEPT")
+    assert kept.sentence() == "n2: room there is kept for it"
+
+
+def test_a_gang_names_as_alternatives_only_nodes_that_hold_it() -> None:
+    world = World().join(node("tight", cpu=1)).join(node("wide", cpu=4)).join(node("wider", cpu=6))
+    why = world.job("gang", workers=4, cpu=1).round().unit("gang").why
+    assert why is not None
+    assert (why.instead_of, why.fitting) == (("wider",), 2)
+    alone = World().join(node("tight", cpu=1)).join(node("wide", cpu=4)).job("gang", workers=4, cpu=1).round()
+    told = alone.unit("gang").why
+    assert told is not None
+    assert told.sentence().endswith("no other node has room")
+
+
 def test_patience_is_shorter_the_higher_the_class() -> None:
     assert list(PATIENCE) == sorted(PATIENCE)
     world = World().nodes(1, cpu=2).job().round().job("large", cpu=2, priority="urgent").after("1s").job("small")
@@ -636,6 +657,13 @@ def test_an_elastic_unit_grows_into_idle_room_if_that_pays() -> None:
     world.start("wide.main[0]", "wide.main[1]").after("61s").join(node("n2", cpu=2)).after("1s")
     assert len(world.where("wide")) == 4
     assert [event.cause for event in world.log if isinstance(event, Preempted)] == ["grow"]
+
+
+def test_an_idle_fleet_grows_a_unit_once_it_has_run_for_long_enough() -> None:
+    world = World().nodes(1, cpu=2).job("wide", workers="1..4", expect="2h", checkpoint="5s").round()
+    world.start("wide.main[0]", "wide.main[1]").after("20s").join(node("n2", cpu=2)).after("39s")
+    assert len(world.where("wide")) == 2
+    assert len(world.after("2s").where("wide")) == 4  # nothing else has happened
 
 
 @pytest.mark.parametrize(
