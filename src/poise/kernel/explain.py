@@ -14,6 +14,7 @@ from poise.kernel.ledger import (
     JobState,
     Ledger,
     NodeState,
+    PastAttempt,
     TaskState,
     UnitState,
     deciding_ending,
@@ -333,11 +334,16 @@ def _active(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> Active:
 
 
 def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int, str]]:
-    """A unit's attempts and its end; a gang's members are told apart where their attempts were."""
+    """A unit's attempts and its end; what members of a gang did alike is told once."""
+    alike: dict[tuple[int, str], list[tuple[str, PastAttempt]]] = {}
     for task, spec in zip(unit.tasks, unit.spec.tasks, strict=True):
         for past in task.past:
-            where = f"attempt {past.epoch} of {spec.name} on {past.node}"
-            yield past.at, f"{where} {_how_it_ended(past.ending)}, {format_duration(past.ending.run)} in"
+            alike.setdefault((past.epoch, _how_it_ended(past.ending)), []).append((spec.name, past))
+    for (epoch, how), members in alike.items():
+        name, last = max(members, key=_when_it_ended)
+        nodes = ", ".join(dict.fromkeys(past.node for _, past in members))
+        what = name if len(members) == 1 else f"{len(members)} tasks of {unit.spec.name}"
+        yield last.at, f"attempt {epoch} of {what} on {nodes} {how}, {format_duration(last.ending.run)} in"
     for order in unit.yielded:
         yield order.at, f"{unit.spec.name} asked to {_what_for(order)}"
     for order in unit.gained:
@@ -382,6 +388,10 @@ def _how_it_ended(ending: Ending) -> str:
         "unstartable": "could not be started",
     }[ending.outcome]
     return f"{words} ({ending.note})" if ending.note else words
+
+
+def _when_it_ended(member: tuple[str, PastAttempt]) -> int:
+    return member[1].at
 
 
 def _failed_first(unit: UnitState) -> tuple[bool, int]:

@@ -55,7 +55,7 @@ FEW = 8
 TRIED = 32
 """Nodes, jobs or kinds of node on which one kind of change is tried, the likeliest first; in large fleets fewer."""
 
-CERTAINLY_HELD = ("KEPT", "RESERVED", "BEHIND", "GANG_INCOMPLETE", "PREEMPTING", "PARTITION_BUSY")
+CERTAINLY_HELD = ("KEPT", "RESERVED", "BEHIND", "PREEMPTING", "PARTITION_BUSY")
 """Reasons of a policy against nodes that have room."""
 
 
@@ -269,8 +269,10 @@ def _refusing(fleet: Fleet, candidate: Candidate, held: Sequence[Reason], everyt
     """
     if len(fleet) <= NAMED:
         for row, name in enumerate(fleet.names):
-            against, _ = _against(fleet, row, candidate)
-            yield Refusing(count=1, nodes=(name,), reasons=tuple(against) or _held_there(held, name))
+            against, shape = _against(fleet, row, candidate)
+            if not against:
+                against = [*_held_there(held, name), *_in_part(fleet, row, candidate, shape)]
+            yield Refusing(count=1, nodes=(name,), reasons=tuple(against))
         return
     for shape in (candidate.shape, *candidate.others):
         yield from _refusing_alike(fleet, shape, held, everything)
@@ -280,7 +282,7 @@ def _held_there(held: Sequence[Reason], node: str) -> tuple[Reason, ...]:
     """What the policy says against a node that has room: of that node, else of all."""
     said = [reason for reason in held if reason.code in CERTAINLY_HELD]
     here = tuple(reason for reason in said if reason.subject == node)
-    return here or tuple(reason for reason in said if reason.code not in ("KEPT", "RESERVED", "PARTITION_BUSY"))
+    return here or tuple(reason for reason in said if reason.code in ("BEHIND", "PREEMPTING"))
 
 
 def _refusing_alike(fleet: Fleet, shape: Shape, held: Sequence[Reason], everything: bool) -> Iterator[Refusing]:
@@ -301,7 +303,7 @@ def _refusing_alike(fleet: Fleet, shape: Shape, held: Sequence[Reason], everythi
         elif lacks[like]:
             reasons = _busy(fleet, shape, able, rows, int(lacks[like]), subject)
         else:
-            reasons = list(_held_there(held, ""))
+            reasons = list(_held_there(held, "")) or [reason for reason in held if reason.code == "GANG_INCOMPLETE"]
         yield Refusing(count=len(rows), nodes=names, reasons=tuple(reasons))
 
 
@@ -381,8 +383,7 @@ def _why_not_pending(policy: ClusterPolicy, view: Snapshot, job: str, alike: Ali
     if not reasons:
         held = () if going else _why_held(plan, candidate, alike.unseen)
         in_part = _in_part(fleet, row, candidate, shape)
-        whole = [reason for reason in _held_there(held, node) if reason.code != "GANG_INCOMPLETE"]
-        reasons = [*whole, *in_part]
+        reasons = [*_held_there(held, node), *in_part]
     return _compared(policy, view, job, candidate, shape, node, going, reasons)
 
 

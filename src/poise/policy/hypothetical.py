@@ -388,6 +388,7 @@ class _Ahead:
         self._world = world = Hypothesis(view)
         self._unit = candidate.unit
         self._leaning = leaning
+        self._grace = GRACE if leaning > 0 else 0 if leaning < 0 else GRACE // 2  # within it, one cannot know when
         self._speeds = Speeds(view.fleet.models, view.profiles, view.throughputs)
         self._guesses: dict[str, None] = {}
         self._ends: list[tuple[int, int, str]] = []
@@ -455,7 +456,7 @@ class _Ahead:
             elif isinstance(decision, Preempt):
                 self._returning[decision.unit] = self._first(decision.unit)
                 world.stop(decision.unit)
-                self._will_end(decision.unit, world.now + GRACE)
+                self._will_end(decision.unit, world.now + self._grace)
         if plan.memory is not None:
             world.memory = plan.memory
         return any_placed
@@ -478,7 +479,7 @@ class _Ahead:
         """
         now = self._world.now
         if resident.stopping:
-            return now + GRACE
+            return now + self._grace
         if estimate.source == "default":
             self._guesses.setdefault(resident.unit)
         elapsed = max(0, now - resident.since) if resident.running else 0

@@ -162,6 +162,17 @@ def find_yielding(
     return Yielding(yielding, rows, sum(cost_of(victim, view.now) for victim in yielding))
 
 
+def may_yield_at(candidate: Candidate, shape: Shape, draft: Draft, rules: Preemption) -> int | None:
+    """The next instant at which one of a lower class will have run for long enough to be asked; None if none will."""
+    instants = (
+        resident.since + rules.min_run
+        for row in _nearest(draft, shape, yielding_to=candidate)
+        for resident in draft.fleet.residents[row]
+        if resident.preemptible and not resident.stopping and resident.priority > candidate.priority
+    )
+    return min((at for at in instants if at > draft.view.now), default=None)
+
+
 def is_coming(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> dict[int, int] | None:
     """The rows where the unit fits as soon as those have ended who were asked to already; None if it does not."""
     rows: dict[int, int] = {}

@@ -4,7 +4,7 @@ A `Recipe` is data (recipe.py): the shipped policies are recipes, and a user's Y
 out, in five steps: order the candidates; for each, find where it fits (feasible), take the best (score, place); what is
 blocked gets room kept or makes others yield (reclaim); what still waits is held with every reason."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -41,6 +41,7 @@ from poise.policy.reclaim import (
     gain_of,
     is_coming,
     lost_work,
+    may_yield_at,
     reserve,
     stands_still,
 )
@@ -267,7 +268,7 @@ class _Round:
             rows = self._gang_rows(candidate, shape, needed)
             if not rows:
                 continue
-            why = self._why(candidate, shape, rows[0], tasks=needed, whole=rows[0] == rows[-1])
+            why = self._why(candidate, shape, rows[0], rows)
             spots = [self.draft.take(row, candidate, shape) for row in rows]
             if needed < candidate.tasks:
                 self._elastic.append((candidate, shape, variant, spots, why))
@@ -365,8 +366,10 @@ class _Round:
             return (Reason(code="PREEMPTING", have="work there", need=candidate.unit, wakes="finished"),)
         found = find_yielding(candidate, shape, self.draft, needed, rules, self._yielding)
         if found is None or not found.victims:
-            if rules.by != "class" or self.view.fleet.yielding[candidate.priority + 1 :].any():
-                self._ask_again(now + rules.min_run)  # somebody will have run for long enough by then
+            if rules.by != "class":
+                self._ask_again(now + rules.min_run)  # service grows by itself
+            elif (at := may_yield_at(candidate, shape, self.draft, rules)) is not None:
+                self._ask_again(at)
             return ()
         gain = 0.0
         if rules.by == "class":
@@ -506,8 +509,8 @@ class _Round:
 
     # --- words -------------------------------------------------------------------------------------------------------
 
-    def _why(self, candidate: Candidate, shape: Shape, row: int, *, tasks: int = 1, whole: bool = True) -> Why:
-        """Beside the best other nodes where it fits: those that hold all tasks, unless none does (not `whole`)."""
+    def _why(self, candidate: Candidate, shape: Shape, row: int, gang: Sequence[int] = ()) -> Why:
+        """Beside the best other nodes where it fits; the rows of a `gang` beside those that hold all of it, if any."""
         fleet = self.draft.fleet
         rank = self.order.words(candidate, self.view.now)
         if len(fleet) == 1 or self.recipe.turns != "no":
@@ -516,15 +519,17 @@ class _Round:
             )
         openings = self.draft.openings(candidate, shape)
         known = openings.whys.get((row, rank))
-        if known is not None and tasks == 1:
+        if known is not None and not gang:
             return known
         mine, names, scores = openings.beside(row, fleet.names)
         fitting = openings.fitting
-        if tasks > 1:
-            enough = self.draft.capacity(shape) >= (tasks if whole else 1)
+        if gang:
+            enough = self.draft.capacity(shape) >= len(gang)
             holding = [(name, value) for name, value in zip(names, scores, strict=True) if enough[fleet.rows[name]]]
             names, scores = tuple(name for name, _ in holding), tuple(value for _, value in holding)
             fitting = int(enough.sum())
+            if gang[0] != gang[-1]:
+                rank = f"{rank}; no node holds all {len(gang)} tasks"
         why = Why(
             policy=self.recipe.name,
             base=self.view.revision,
@@ -535,7 +540,7 @@ class _Round:
             fitting=fitting,
             speed=self._speed(candidate, shape, row),
         )
-        if tasks == 1:
+        if not gang:
             openings.whys[row, rank] = why
         return why
 

@@ -254,7 +254,7 @@ def test_a_plan_tells_who_would_yield() -> None:
     [waiting] = told.waits
     assert waiting.reasons[0].code == "PREEMPTING"
     assert waiting.start is not None
-    assert waiting.start.likely == 10 * SECOND
+    assert (waiting.start.earliest, waiting.start.likely, waiting.start.latest) == (0, 5 * SECOND, 10 * SECOND)
 
 
 def test_a_plan_of_a_graph_tells_what_comes_later() -> None:

@@ -346,6 +346,9 @@ def test_a_gang_names_as_alternatives_only_nodes_that_hold_it() -> None:
     told = alone.unit("gang").why
     assert told is not None
     assert told.sentence().endswith("no other node has room")
+    spread = World().nodes(2, cpu=2).join(node("best", cpu=1)).job("gang", workers=4, cpu=1).round().unit("gang").why
+    assert spread is not None
+    assert (spread.rank, spread.instead_of) == ("medium; no node holds all 4 tasks", ())
 
 
 def test_patience_is_shorter_the_higher_the_class() -> None:
