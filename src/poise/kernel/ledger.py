@@ -1050,6 +1050,7 @@ class Ledger:
             least=spec.least,
             most=len(spec.tasks),
             attained=unit.attained,
+            work=spec.work,
         )
 
     # --- derived indexes ---------------------------------------------------------------------------------------------

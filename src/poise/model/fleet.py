@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from poise.model.jobs import NO_WORK, Work
 from poise.model.resources import WHOLE, Device, Node, Shape
 
 Ints = NDArray[np.int64]
@@ -52,7 +53,8 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     by which run times are learned, `declared` the run time its user said (0: none). `checkpoint` is the declared
     interval of its checkpoints (0: none) and `restore` what coming back costs; `preempted` is how often it has yielded;
     `size` and `least` are the tasks of its unit, now and at the least (0: all), `most` how many it could use;
-    `attained` is the service of its earlier attempts. `stopping`: its room is about to be free.
+    `attained` is the service of its earlier attempts, `work` what one task has to do. `stopping`: its room is about to
+    be free.
     """
 
     unit: str
@@ -74,6 +76,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     least: int = 0
     most: int = 1
     attained: int = 0
+    work: Work = NO_WORK
 
 
 class Fleet:

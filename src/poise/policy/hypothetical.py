@@ -575,6 +575,7 @@ def _resident(
         least=candidate.least,
         most=candidate.tasks,
         attained=candidate.attained,
+        work=candidate.work,
     )
 
 
@@ -597,6 +598,7 @@ def _waiting_again(resident: Resident, now: int, expected: int) -> Candidate:
         least=resident.least,
         attained=resident.attained,
         preempted=resident.preempted + 1,
+        work=resident.work,
     )
 
 

@@ -30,7 +30,7 @@ CLASS_WEIGHT = (8, 4, 2, 1)
 """By priority class: how many of the class below a second of it is worth, doubled each time."""
 
 LOOKED_AT = 32
-"""Nodes that are looked at closely for room to come, the nearest to having it first."""
+"""Nodes that are looked at closely for room to come, the nearest to having it first; for a gang one more per task."""
 
 MIN_RUN = 30 * SECOND
 """What has run for less is not asked to yield: starting and saving would be most of what it did."""
@@ -119,7 +119,7 @@ def reserve(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> Res
     """Where and when the unit could start first if nothing else were placed; None where it could never."""
     now = draft.view.now
     slots: list[tuple[int, int]] = []
-    for row in _nearest(draft, shape, yielding_to=None):
+    for row in _nearest(draft, shape, tasks):
         slots += [(at, row) for at in _openings(draft, row, shape, tasks, now)]
     slots.sort()
     if len(slots) < tasks:
@@ -128,6 +128,22 @@ def reserve(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> Res
     for _, row in slots[:tasks]:
         rows[row] = rows.get(row, 0) + 1
     return Reservation(rows, slots[tasks - 1][0])
+
+
+def drain(shape: Shape, draft: Draft, tasks: int) -> dict[int, int] | None:
+    """Tasks by row where the unit gets its room for certain if nobody else is let in: where least is lacking of it now,
+    whatever is foreseen of what runs there. What lacks least lacks ever less while room is kept, so this comes to an
+    end. None where it could never start.
+    """
+    able, kind = draft.able(shape), draft.fleet.kind
+    rows: dict[int, int] = {}
+    left = tasks
+    for row in _nearest(draft, shape, tasks):
+        rows[row] = min(left, int(able.room[kind[row]]))
+        left -= rows[row]
+        if not left:
+            return rows
+    return None
 
 
 def find_yielding(
@@ -141,17 +157,26 @@ def find_yielding(
     chosen: dict[str, Resident] = {}
     rooms: dict[int, Room] = {}
     rows: dict[int, int] = {}
-    near = _nearest(draft, shape, yielding_to=candidate if rules.by == "class" else None)
+    near = _nearest(draft, shape, tasks, yielding_to=candidate if rules.by == "class" else None)
+    on: dict[str, list[int]] = {}
+    for row in near:
+        for unit in {resident.unit for resident in draft.fleet.residents[row]}:
+            on.setdefault(unit, []).append(row)
+    offers: dict[int, tuple[float, list[Resident], Room]] = {}
+    place = {row: place for place, row in enumerate(near)}
+    looked_at = set(near)
     for _ in range(tasks):
-        best: tuple[float, int, list[Resident], Room] | None = None
-        for row in near:
-            found = _cheapest_on(row, draft, rooms.get(row), shape, may, chosen, rules.by)
-            if found is not None and (best is None or found[0] < best[0]):
-                best = (found[0], row, found[1], found[2])
-        if best is None:
+        for row in looked_at:
+            offers.pop(row, None)
+            offer = _cheapest_on(row, draft, rooms.get(row), shape, may, chosen, rules.by)
+            if offer is not None:
+                offers[row] = offer
+        if not offers:
             return None
-        _, row, victims, room = best
+        row = min(offers, key=lambda row: (offers[row][0], place[row]))
+        _, victims, room = offers[row]
         chosen.update((victim.unit, victim) for victim in victims)
+        looked_at = {row, *(other for victim in victims for other in on[victim.unit])}
         rooms[row] = room
         rows[row] = rows.get(row, 0) + 1
         picked = room.pick(shape, draft.able(shape).models)
@@ -166,7 +191,7 @@ def may_yield_at(candidate: Candidate, shape: Shape, draft: Draft, rules: Preemp
     """The next instant at which one of a lower class will have run for long enough to be asked; None if none will."""
     instants = (
         resident.since + rules.min_run
-        for row in _nearest(draft, shape, yielding_to=candidate)
+        for row in _nearest(draft, shape, candidate.least or candidate.tasks, yielding_to=candidate)
         for resident in draft.fleet.residents[row]
         if resident.preemptible and not resident.stopping and resident.priority > candidate.priority
     )
@@ -177,9 +202,9 @@ def is_coming(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> d
     """The rows where the unit fits as soon as those have ended who were asked to already; None if it does not."""
     rows: dict[int, int] = {}
     left = tasks
-    for row in _nearest(draft, shape, yielding_to=None):
+    for row in _nearest(draft, shape, tasks):
         room = draft.room(row).copy()
-        if row in draft.kept or not any(resident.stopping for resident in draft.fleet.residents[row]):
+        if not any(resident.stopping for resident in draft.fleet.residents[row]):
             continue
         for resident in draft.fleet.residents[row]:
             if resident.stopping:
@@ -227,31 +252,31 @@ def _may_yield(
     return may
 
 
-def _nearest(draft: Draft, shape: Shape, yielding_to: Candidate | None) -> list[int]:
-    """Rows that could hold one task when empty, those that lack least first; with what may yield counted as free."""
-    fleet = draft.fleet
+def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | None = None) -> list[int]:
+    """Rows that could hold one task when empty and where no room is kept, at least one for every task; those first that
+    lack least of what they could hold; with what may yield to a unit counted as free, only those that lack nothing.
+    """
+    fleet, able = draft.fleet, draft.able(shape)
     free = np.maximum(draft.free, 0)
     if yielding_to is not None:
         for lower in range(yielding_to.priority + 1, CLASSES):
             free += fleet.yielding[lower]
-    mask: Bools = np.take(draft.able(shape).room > 0, fleet.kind)
+    mask: Bools = np.take(able.room > 0, fleet.kind)
     mask &= fleet.closed == 0
+    mask[list(draft.kept)] = False  # as if those had started for whom it is kept, and did not end
     rows = np.flatnonzero(mask)
+    most = 1 if yielding_to is not None else np.minimum(able.room[fleet.kind[rows]], tasks)
     lacks = np.zeros(len(rows))
     for resource, need in ((CPU, shape.cpu), (MEMORY, shape.memory), (NETWORK, shape.network), (DEVICES, shape.gpus)):
         if need:
-            lacks += np.maximum(0.0, 1 - free[resource, rows] / need)
+            lacks += np.maximum(0.0, 1 - free[resource, rows] / (need * most))
     if yielding_to is not None:
         rows, lacks = rows[lacks <= 0], lacks[lacks <= 0]
-    if len(rows) > LOOKED_AT:
-        rows = rows[np.argsort(lacks, kind="stable")[:LOOKED_AT]]
-    return [int(row) for row in rows]
+    return [int(row) for row in rows[np.argsort(lacks, kind="stable")[: LOOKED_AT + tasks - 1]]]
 
 
 def _openings(draft: Draft, row: int, shape: Shape, most: int, now: int) -> list[int]:
     """The instants at which this node has room for one more task, up to `most` of them."""
-    if row in draft.kept:  # as if those had started for whom room is kept, and did not end
-        return []
     room, able = draft.room(row).copy(), draft.able(shape).models
     instants: list[int] = []
     _fill(room, shape, able, now, most, instants)
@@ -298,8 +323,6 @@ def _cheapest_on(
     """The cheapest victims on one node found greedily: the cheapest first until there is room, then who is not needed
     after all stays.
     """
-    if row in draft.kept:
-        return None
     able = draft.able(shape).models
     units: dict[str, list[Resident]] = {}
     for resident in draft.fleet.residents[row]:

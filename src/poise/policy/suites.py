@@ -20,6 +20,7 @@ from poise.policy.place import Draft
 from poise.policy.protocol import Policy
 from poise.policy.rank import (
     AGEING,
+    LENDING,
     ORDERS,
     PATIENCE,
     PRESETS,
@@ -36,6 +37,7 @@ from poise.policy.reclaim import (
     Preemption,
     Reservation,
     cost_of,
+    drain,
     ends,
     find_yielding,
     gain_of,
@@ -59,7 +61,13 @@ TOGETHER = 64
 """Candidates from which on it pays to see first whether all of them have room."""
 
 COOL_DOWN = 60 * SECOND
-"""Time between two reallocations off one node, and between two changes of one elastic unit's size."""
+"""Time between two reallocations off one node, and before an elastic unit is restarted larger."""
+
+DOUBLINGS = 10
+"""Each time that a unit has been stopped it is left alone for twice as long before it is moved or restarted larger (so
+often at most: for 17 hours in the end), so that what does not help is not done for ever."""
+
+_NEVER = np.iinfo(np.int64).max
 
 GROWS_BY = 1.5
 """An elastic unit is restarted larger only for half as many tasks again: less would not pay."""
@@ -346,7 +354,7 @@ class _Round:
         if not more and could and self.recipe.reserve and self._reservations < RESERVATIONS:
             waits_until = candidate.ready + PATIENCE[effective_class(candidate, self.view.now)]
             if self.view.now >= waits_until:
-                more = self._keep(candidate)
+                self._keep(candidate, waits_until + LENDING)
             else:
                 self._ask_again(waits_until)
         self._ask_again(candidate.ready + AGEING * (1 + (self.view.now - candidate.ready) // AGEING))
@@ -400,12 +408,19 @@ class _Round:
             self._soonest_of = {candidate.unit: reserve(candidate, candidate.shape, self.draft, needed)}
         return self._soonest_of[candidate.unit]
 
-    def _keep(self, candidate: Candidate) -> Reasons:
-        reservation = self._soonest(candidate)
-        if reservation is not None:
+    def _keep(self, candidate: Candidate, lent_until: int) -> None:
+        """Keep the room where it could start first, lent to what says that it will be gone by then; after `lent_until`
+        (an instant) to nobody.
+        """
+        now = self.view.now
+        if now < lent_until:
+            self._ask_again(lent_until)
+            rows, until = self._soonest(candidate) or (None, 0)
+        else:
+            rows, until = drain(candidate.shape, self.draft, candidate.least or candidate.tasks), now
+        if rows is not None:
             self._reservations += 1
-            self._keep_rows(candidate, candidate.shape, reservation.rows, reservation.at)
-        return ()
+            self._keep_rows(candidate, candidate.shape, rows, until)
 
     def _keep_rows(self, candidate: Candidate, shape: Shape, rows: Mapping[int, int], until: int) -> None:
         for row, tasks in rows.items():
@@ -461,16 +476,15 @@ class _Round:
         for resident in self.view.elastic:
             if resident.size >= resident.most or resident.stopping:
                 continue
-            settled = resident.since + max(MIN_RUN, COOL_DOWN)
+            settled = _settled(resident, COOL_DOWN)
             if now < settled:
                 self._ask_again(settled)
                 continue
-            room = int(self.draft.capacity(resident.shape).sum())
-            size = min(resident.most, resident.size + room)
+            size, slower = self._anew(resident)
             if size < GROWS_BY * resident.size:
                 continue
             left = ends(resident, self.view) - now
-            worth = (left * (1 - resident.size / size) - lost_work(resident, now)) * resident.size
+            worth = (left * (1 - slower * resident.size / size) - lost_work(resident, now)) * resident.size
             if worth > 0 and (best is None or worth > best[0]):
                 best = (worth, resident)
             elif worth <= 0 and resident.checkpoint:  # least is lost just after a checkpoint
@@ -478,6 +492,37 @@ class _Round:
         if best is not None:
             why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"room for more than {best[1].size} tasks")
             self.decisions.append(Preempt(unit=best[1].unit, cause="grow", why=why))
+
+    def _anew(self, resident: Resident) -> tuple[int, float]:
+        """With how many tasks an elastic unit would be placed now, were it not there, and how long a run would take for
+        one where it is: on the fastest devices that hold its least, and beside them where it runs no slower.
+        """
+        draft, fleet, shape = self.draft, self.draft.fleet, resident.shape
+        devices = shape.gpus > 0
+        estimates = draft.speeds.of(
+            resident.kind, shape.wants.precision, resident.declared, resident.work, devices=devices
+        )
+        able = draft.able(shape).models
+        runs = np.array([of.mean if can or not devices else _NEVER for of, can in zip(estimates, able, strict=False)])
+        there = (
+            np.append(runs, _NEVER)[fleet.device_model].min(axis=1, initial=_NEVER)
+            if devices
+            else runs[fleet.processor]
+        )
+        here = next(
+            (
+                int(run)
+                for model, run in zip(fleet.models, runs, strict=True)
+                if model.name == resident.model and (model.kind != "cpu") == devices
+            ),
+            int(runs.min()),
+        )
+        room = draft.capacity(shape)
+        for run in np.unique([*there[room > 0].tolist(), here]).tolist():
+            size = int(room[there <= run].sum()) + resident.size * (here <= run)
+            if size >= resident.least:
+                return min(resident.most, size), run / max(1, here)
+        return 0, 1.0
 
     def _reallocate(self) -> None:
         """A node that has been hot for long hands its cheapest work to one with room; then it has time to cool."""
@@ -489,12 +534,18 @@ class _Round:
             if now - moved.get(name, -COOL_DOWN) < COOL_DOWN:
                 self._ask_again(moved[name] + COOL_DOWN)
                 continue
+            residents = fleet.residents[row]
+            if len(residents) < 2:
+                continue  # the heat would move with it
             movable = [
                 resident
-                for resident in fleet.residents[row]
+                for resident in residents
                 if resident.preemptible and resident.running and not resident.stopping and resident.size == 1
-                and resident.unit not in self._yielding and now - resident.since >= MIN_RUN
+                and resident.unit not in self._yielding
             ]  # fmt: skip
+            for resident in movable:
+                self._ask_again(_settled(resident, MIN_RUN))
+            movable = [resident for resident in movable if now >= _settled(resident, MIN_RUN)]
             for resident in sorted(movable, key=lambda resident: (cost_of(resident, now), resident.ordinal)):
                 room = np.where(fleet.levels > 0, 0, self.draft.capacity(resident.shape))
                 if room.max(initial=0) > 0 and ends(resident, self.view) - now > lost_work(resident, now):
@@ -608,6 +659,11 @@ class _Turns:
 
 def _mean(estimate: Estimate) -> int:
     return estimate.mean
+
+
+def _settled(resident: Resident, first: int) -> int:
+    """The instant from which on a unit may be stopped for its own good: for the first time, after so long."""
+    return resident.since + first * (1 << min(resident.preempted, DOUBLINGS))
 
 
 def _close_together(fleet: Fleet, room: Ints, needed: int) -> list[int]:

@@ -27,7 +27,8 @@ from poise.model.jobs import Ending, Outcome
 from poise.model.messages import Attempt, Beat, Launch
 from poise.model.resources import SHARED_CAP, WHOLE, Link, Node, Shape
 from poise.policy.feasible import NAMED
-from poise.policy.rank import AGEING, PATIENCE
+from poise.policy.rank import AGEING, LENDING, PATIENCE
+from poise.policy.reclaim import LOOKED_AT
 from poise.policy.suites import POLICIES
 from poise.testing import World, node
 from poise.units import SECOND, parse_duration
@@ -367,11 +368,20 @@ def test_s6_no_tenant_holds_more_than_its_quota() -> None:
 
 # --- no starvation while work keeps coming ---------------------------------------------------------------------------
 def waited_under_a_stream(
-    nodes: int, cpu: int, runs: Sequence[int], *, step: int, bound: int, gang: dict[str, Any], small: dict[str, Any]
+    nodes: int,
+    cpu: int,
+    runs: Sequence[int],
+    *,
+    step: int,
+    bound: int,
+    gang: dict[str, Any],
+    small: dict[str, Any],
+    honest: bool = True,
 ) -> int:
     """Seconds until a gang that needs every CPU of the fleet starts, while there is always more small work waiting than
-    fits; `runs` are the seconds that it takes in turn, as its user said. Every `step` seconds what is due ends, new
-    work arrives and a round is decided. More than `bound` if it does not start by then.
+    fits; `runs` are the seconds that it takes in turn, as its user said if `honest`, else each is a class of its own
+    and said to take a second. Every `step` seconds what is due ends, new work arrives and a round is decided. More
+    than `bound` if it does not start by then.
     """
     world = World(check=False).nodes(nodes, cpu=cpu)
     ends: dict[Attempt, int] = {}
@@ -382,7 +392,8 @@ def waited_under_a_stream(
             run = runs[len(seconds) % len(runs)]
             name = f"s{len(seconds)}"
             seconds[name] = run
-            world.job(name, expect=f"{run}s", **{"class": f"small-{run}", **small})
+            said = {"expect": f"{run}s", "class": f"small-{run}"} if honest else {"expect": "1s", "class": name}
+            world.job(name, **said, **small)
 
     def decide() -> None:
         world.round()
@@ -441,6 +452,25 @@ def test_a_gang_comes_through_a_stream_that_goes_before_it(
     bound = (MEDIUM + 1) * AGEING // SECOND + max(runs) + 2 * step
     gang, small = {"expect": "1s"}, {"priority": priority}
     assert waited_under_a_stream(nodes, cpu, runs, step=step, bound=bound, gang=gang, small=small) <= bound
+
+
+@settings(AS_DRAWN, max_examples=8)
+@given(nodes=st.integers(1, 3), cpu=st.integers(1, 3), runs=STREAMS)
+def test_a_gang_comes_through_a_stream_that_never_ends_when_it_was_said_to(
+    nodes: int, cpu: int, runs: list[int]
+) -> None:
+    """Its room is lent to what is said to be gone in time; after a while it is lent no more."""
+    step = 10
+    bound = (PATIENCE[MEDIUM] + LENDING) // SECOND + 2 * max(runs) + 2 * step
+    waited = waited_under_a_stream(
+        nodes, cpu, runs, step=step, bound=bound, gang={"expect": "1h"}, small={}, honest=False
+    )
+    assert waited <= bound
+
+
+def test_a_gang_gets_more_nodes_than_are_looked_at_for_one_task() -> None:
+    waited = waited_under_a_stream(LOOKED_AT + 8, 1, [30, 40, 50], step=10, bound=200, gang={"expect": "1h"}, small={})
+    assert waited <= 200
 
 
 # --- reasons in a fleet too large to name every node -----------------------------------------------------------------

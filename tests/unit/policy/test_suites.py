@@ -642,6 +642,24 @@ def test_a_hot_node_hands_over_its_cheapest_work_and_then_cools_down() -> None:
     assert moves(heated(world, "n1", 10)) == ["j2.main", "j1.main"]
 
 
+def test_heat_that_would_move_along_is_left_where_it_is() -> None:
+    world = World().nodes(2, cpu=4).job("alone", cpu=4, expect="1h").round().start("alone")
+    assert moves(heated(world, "n1", 90)) == []
+
+
+def test_what_is_moved_in_vain_is_left_alone_for_ever_longer() -> None:
+    """Wherever `mover` goes, the node becomes hot."""
+    world = World().nodes(2, cpu=4)
+    for fixed in ("one", "other"):
+        world.job(fixed, cpu=3, expect="9h", preemptible=False)
+    world.job("mover", expect="9h").round().start("one", "other", "mover")
+    for _ in range(60):
+        heated(world, (world.where("mover") or [""])[0], 30)
+        if world.status("mover") == "placed":
+            world.start("mover")
+    assert 3 <= len(moves(world)) <= 5  # after 30 s, one, two, four and eight minutes
+
+
 def test_nothing_moves_where_there_is_no_better_place() -> None:
     world = World().nodes(1, cpu=4).job("a", expect="1h", checkpoint="5s").round().start("a")
     assert moves(heated(world, "n1", 90)) == []
@@ -684,6 +702,18 @@ def test_an_elastic_unit_stays_as_it_is_where_growing_does_not_pay(
     world.start("wide.main[0]", "wide.main[1]").after(wait).join(node("n2", cpu=cpus)).after("1s")
     grown = len(world.where("wide"))
     assert grown == 2 or (cpus == 1 and grown == 3)
+
+
+def test_an_elastic_unit_is_not_restarted_for_room_that_it_would_not_take() -> None:
+    """On two fast devices; beside eight slow ones it would be as slow as these."""
+    world = World().join(offering("fast", "new", "new"))
+    world.join(offering("slow", *["old"] * 4)).join(offering("slower", *["old"] * 4))
+    for model, run in (("new", "10m"), ("old", "1h")):
+        world.job(f"on-{model}", gpu=1, gpu_model=model, **{"class": "k"}).round().finish(f"on-{model}", run=run)
+    world.job("wide", gpu=1, workers="2..8", checkpoint="5s", **{"class": "k"}).round()
+    assert len(world.where("wide")) == 2
+    world.start("wide.main[0]", "wide.main[1]").after("3m")
+    assert not any(isinstance(event, Preempted) for event in world.log)
 
 
 def test_an_elastic_unit_does_not_grow_while_others_wait() -> None:
