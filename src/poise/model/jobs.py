@@ -93,9 +93,10 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `needs` names units of the same job. `kind` is the class by which run times are learned. `deadline` in nanoseconds
     after submission, `expect` in nanoseconds (0: not said). An elastic unit starts with `least` tasks or more (0: all).
-    `artifact` names its own artifact where it has several, `variants` the others; the placer chooses one. `checkpoint` is how often the work saves itself
-    (0: never, so that all it did is lost when it ends) and `restore` what coming back costs, in nanoseconds;
-    `preemptible` whether it may be asked to yield. `weight` is its business weight in thousandths."""
+    `artifact` names its own artifact where it has several, `variants` the others; the placer chooses one. `checkpoint`
+    is how often the work saves itself (0: never, so that all it did is lost when it ends) and `restore` what coming
+    back costs, in nanoseconds; `preemptible` whether it may be asked to yield. `weight` is its business weight in
+    thousandths."""
 
     name: str
     tasks: tuple[Task, ...]

@@ -739,8 +739,8 @@ def _command(command: Command, field: str) -> tuple[str, ...]:
 
 
 def _class_of(argv: tuple[str, ...], command: Command) -> str:
-    """A class for commands that name none: the program, and what it is given first that is no flag. So each script of an
-    interpreter has one of its own, and each `-c` text by its first words, however it is written.
+    """A class for commands that name none: the program, and what it is given first that is no flag. So each script of
+    an interpreter has a class of its own, and a text after `-c` one by its first words.
     """
     if isinstance(command, str):
         return "sh " + " ".join(command.split()[:2])[:48]

@@ -457,7 +457,7 @@ class _Round:
             size = min(resident.most, resident.size + room)
             if size < GROWS_BY * resident.size:
                 continue
-            left = ends(resident, self.view) - now
+            left = ends(resident, now, self.draft.speeds) - now
             worth = (left * (1 - resident.size / size) - lost_work(resident, now)) * resident.size
             if worth > 0 and (best is None or worth > best[0]):
                 best = (worth, resident)
@@ -483,7 +483,8 @@ class _Round:
             ]  # fmt: skip
             for resident in sorted(movable, key=lambda resident: (cost_of(resident, now), resident.ordinal)):
                 room = np.where(fleet.levels > 0, 0, self.draft.capacity(resident.shape))
-                if room.max(initial=0) > 0 and ends(resident, self.view) - now > lost_work(resident, now):
+                left = ends(resident, now, self.draft.speeds) - now
+                if room.max(initial=0) > 0 and left > lost_work(resident, now):
                     target = fleet.names[int(room.argmax())]
                     rank = f"{name} is hot, {target} has room and is not"
                     why = Why(policy=self.recipe.name, base=self.view.revision, rank=rank)
