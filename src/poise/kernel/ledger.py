@@ -57,6 +57,7 @@ from poise.model.fleet import (
     Fleet,
     PoolView,
     Resident,
+    model_under,
 )
 from poise.model.jobs import RETRYABLE, Ending, Job, Unit, Work
 from poise.model.messages import Attempt
@@ -127,8 +128,9 @@ class TaskState(msgspec.Struct):
 class UnitState(msgspec.Struct):
     """A unit's life. `stopping` says why its attempts are being stopped: `cancel`, `gang`, the cause of a preemption,
     or not at all. `size` tasks were placed, in the artifact `variant`. `attained` is the service (run time times
-    devices) of attempts that yielded, `preempted` their number; `yielded` are the latest orders to it, and `gained`
-    those to others for its sake; `avoid` is a node to stay away from if another will do.
+    devices) of attempts that yielded, `preempted` their number, `saved` the run time of their tasks up to the last
+    checkpoint, which need not be done again; `yielded` are the latest orders to it, and `gained` those to others for
+    its sake; `avoid` is a node to stay away from if another will do.
 
     `queued` and `brief` are as it was placed; `recalled`: it was queued once, came back unstarted, and is queued no
     more. `queue` names the units that are alike to placement. `expected`, `tail` and `slack` are nanoseconds of the
@@ -166,6 +168,7 @@ class UnitState(msgspec.Struct):
     gained: tuple[Preempted, ...] = ()
     avoid: str = ""
     depth: int = 0
+    saved: int = 0
 
     @property
     def shape(self) -> Shape:
@@ -564,6 +567,8 @@ class Ledger:
             profiles[kind] = profiles[kind].failed(self._state.revision)
         if ending.outcome == "stopped" and unit.stopping in CAUSES:
             unit.attained += ending.run * max(1, unit.shape.gpus)
+            if unit.spec.checkpoint:
+                unit.saved += ending.run - ending.run % unit.spec.checkpoint
         if ending.outcome != "done" and not unit.stopping and len(unit.tasks) > 1:
             unit.stopping = "gang"
             self._mark(unit)
@@ -765,13 +770,16 @@ class Ledger:
         return expected_run(self._state.profiles.get(unit.spec.kind), unit.spec.expect)
 
     def _learn(self, unit: UnitState, task: TaskState, ending: Ending) -> None:
-        """What a run tells of its class, and of its class on this model of device."""
-        profiles, kind = self._state.profiles, unit.spec.kind
-        profiles[kind] = profiles.get(kind, _UNKNOWN).observe(ending, self._state.revision)
-        model = _model_under(self._state.nodes[task.node].node, task.devices)
-        if model:
-            kind = f"{kind}@{model}"
-            profiles[kind] = profiles.get(kind, _UNKNOWN).observe(ending, self._state.revision)
+        """What a run tells of its class, and of its class on this model of device. What earlier attempts saved is part
+        of it; an elastic unit's is what its least tasks would have taken.
+        """
+        profiles, kind, spec = self._state.profiles, unit.spec.kind, unit.spec
+        run = ending.run
+        if spec.least or unit.saved:
+            run = (unit.saved + run * unit.size) // (spec.least or unit.size)
+        model = model_under(self._state.nodes[task.node].node, task.devices)
+        for name in (kind, f"{kind}@{model}"):
+            profiles[name] = profiles.get(name, _UNKNOWN).observe(ending, self._state.revision, run)
         if len(profiles) > MAX_PROFILES:
             by_age = sorted(profiles, key=lambda name: (profiles[name].seen, name))
             for name in by_age[: MAX_PROFILES // 4]:  # in batches, since this sorts
@@ -919,6 +927,7 @@ class Ledger:
             weight=spec.weight,
             work=spec.work,
             avoid=unit.avoid,
+            saved=unit.saved,
         )
 
     def _refresh_candidates(self, job: JobState) -> None:
@@ -1029,7 +1038,7 @@ class Ledger:
 
     def _resident(self, unit: UnitState, index: int = 0) -> Resident:
         spec, task = unit.spec, unit.tasks[index]
-        model = _model_under(self._state.nodes[task.node].node, task.devices) if task.node else ""
+        model = model_under(self._state.nodes[task.node].node, task.devices) if task.node else ""
         return Resident(
             unit=unit.id,
             ordinal=unit.ordinal,
@@ -1051,6 +1060,7 @@ class Ledger:
             most=len(spec.tasks),
             attained=unit.attained,
             work=spec.work,
+            saved=unit.saved,
         )
 
     # --- derived indexes ---------------------------------------------------------------------------------------------
@@ -1278,13 +1288,6 @@ def _holder(share: Share) -> tuple[str, int, int]:
 
 def _names(units: list[UnitState]) -> list[str]:
     return [unit.spec.name for unit in units]
-
-
-def _model_under(node: Node, devices: tuple[int, ...]) -> str:
-    """What an attempt ran on, by which runs of a class are told apart: its device's model, or that of the CPUs."""
-    if not devices:
-        return node.model
-    return next((device.model for device in node.devices if device.index == devices[0]), "")
 
 
 def _hold(condition: bool, otherwise: str) -> None:

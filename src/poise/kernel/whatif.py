@@ -46,7 +46,7 @@ from poise.policy.feasible import NAMED, Ability, ability, capacity, never, refu
 from poise.policy.hypothetical import LOOKED_AT, ClusterPolicy, Forecast
 from poise.policy.predict import Speeds
 from poise.policy.rank import Order
-from poise.policy.reclaim import Reservation, cost_of, ends, foreseen, reserve
+from poise.policy.reclaim import Reservation, cost_of, ends, reserve
 from poise.units import HOUR, format_bytes, format_cpu, format_duration, format_rate
 
 FEW = 8
@@ -176,16 +176,17 @@ def _frees(view: Snapshot, soonest: Reservation | None, everything: bool) -> tup
     """What has to end for that: the first to end first."""
     if soonest is None:
         return ()
+    speeds = Speeds(view.fleet.models, view.profiles, view.throughputs)
     nodes: dict[str, list[str]] = {}
     first: dict[str, Resident] = {}
     for row in soonest.rows:
         for resident in view.fleet.residents[row]:
-            if ends(resident, view) <= soonest.at:
+            if ends(resident, view.now, speeds) <= soonest.at:
                 nodes.setdefault(resident.unit, []).append(view.fleet.names[row])
                 first.setdefault(resident.unit, resident)
     freeing = []
     for unit, resident in first.items():
-        estimate = foreseen(resident, view.profiles)
+        estimate = speeds.of_attempt(resident)
         elapsed = max(0, view.now - resident.since) if resident.running else 0
         left = (
             Foreseen(mean=GRACE, deviation=0, source="is being stopped")
@@ -204,7 +205,7 @@ def _going(view: Snapshot, running: Active) -> Going:
     rows = [view.fleet.rows[node] for node in running.nodes if node in view.fleet.rows]
     attempts = [of for row in rows for of in view.fleet.residents[row] if of.unit == candidate.unit]
     if attempts:
-        estimate = foreseen(attempts[0], view.profiles)
+        estimate = Speeds(view.fleet.models, view.profiles, view.throughputs).of_attempt(attempts[0])
     else:  # too brief to be anybody's hope, or behind its like
         estimate = estimate_run(view.profiles.get(candidate.kind), candidate.declared)
     return Going(

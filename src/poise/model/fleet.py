@@ -50,11 +50,11 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An attempt that holds room and is not known to be brief: what could be waited for, or asked to yield.
 
     `since` is the instant at which it started (or was placed). `kind` and `model` are the class and the model of device
-    by which run times are learned, `declared` the run time its user said (0: none). `checkpoint` is the declared
-    interval of its checkpoints (0: none) and `restore` what coming back costs; `preempted` is how often it has yielded;
-    `size` and `least` are the tasks of its unit, now and at the least (0: all), `most` how many it could use;
-    `attained` is the service of its earlier attempts, `work` what one task has to do. `stopping`: its room is about to
-    be free.
+    by which run times are learned, `declared` the run time its user said (0: none) and `work` what there is to do.
+    `checkpoint` is the declared interval of its checkpoints (0: none) and `restore` what coming back costs; `preempted`
+    is how often it has yielded, `saved` what of its earlier attempts need not be done again, in nanoseconds of one
+    task; `size` and `least` are the tasks of its unit, now and at the least (0: all), `most` how many it could use;
+    `attained` is the service of its earlier attempts. `stopping`: its room is about to be free.
     """
 
     unit: str
@@ -77,6 +77,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     most: int = 1
     attained: int = 0
     work: Work = NO_WORK
+    saved: int = 0
 
 
 class Fleet:
@@ -203,6 +204,11 @@ class DeviceModel(msgspec.Struct, frozen=True, array_like=True):
     ops: tuple[str, ...] = ()
     memory: int = 0
 
+    @property
+    def called(self) -> str:
+        """The name by which runs on it are told apart from others, as `model_under` has it."""
+        return self.name or self.kind
+
 
 def model_of(device: Device) -> DeviceModel:
     """What a device has in common with others of its model."""
@@ -213,6 +219,15 @@ def model_of(device: Device) -> DeviceModel:
 def processor_of(node: Node) -> DeviceModel:
     """A node's CPUs as a device model: work without devices runs on them."""
     return DeviceModel("cpu", node.model or "cpu", "cpu", tuple(sorted(node.rates.items())), node.bandwidth)
+
+
+def model_under(node: Node, devices: tuple[int, ...]) -> str:
+    """What an attempt with these devices of a node runs on, by which runs of a class are told apart: its first device's
+    model, or that of the CPUs.
+    """
+    if not devices:
+        return processor_of(node).called
+    return next((model_of(device).called for device in node.devices if device.index == devices[0]), "")
 
 
 def _numbered(names: Sequence[object]) -> Ints:

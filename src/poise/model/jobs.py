@@ -93,9 +93,10 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `needs` names units of the same job. `kind` is the class by which run times are learned. `deadline` in nanoseconds
     after submission, `expect` in nanoseconds (0: not said). An elastic unit starts with `least` tasks or more (0: all).
-    `variants` are further artifacts, of which the placer chooses one. `checkpoint` is how often the work saves itself
-    (0: never, so that all it did is lost when it ends) and `restore` what coming back costs, in nanoseconds;
-    `preemptible` whether it may be asked to yield. `weight` is its business weight in thousandths."""
+    `artifact` names its own artifact where it has several, `variants` the others; the placer chooses one. `checkpoint`
+    is how often the work saves itself (0: never, so that all it did is lost when it ends) and `restore` what coming
+    back costs, in nanoseconds; `preemptible` whether it may be asked to yield. `weight` is its business weight in
+    thousandths."""
 
     name: str
     tasks: tuple[Task, ...]
@@ -108,6 +109,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: str = ""
     grace: int = GRACE
     least: int = 0
+    artifact: str = ""
     variants: tuple[Variant, ...] = ()
     work: Work = NO_WORK
     checkpoint: int = 0
@@ -118,6 +120,10 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def shape_of(self, variant: int) -> Shape:
         """The shape of its artifact number `variant`; 0 is the unit's own."""
         return self.variants[variant - 1].shape if variant else self.shape
+
+    def artifact_of(self, variant: int) -> str:
+        """The name of its artifact number `variant`; empty where it has none to choose from."""
+        return self.variants[variant - 1].name if variant else self.artifact
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

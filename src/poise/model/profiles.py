@@ -47,10 +47,12 @@ class Profile(msgspec.Struct, frozen=True):
     device_memory: int = 0
     failures: int = 0
 
-    def observe(self, ending: Ending, seen: int = 0) -> "Profile":
-        """With one more finished run (the update of RFC 6298, section 2)."""
-        run, peak = ending.run, ending.peak
-        cpu = ending.cpu * 1000 // run if run else 0
+    def observe(self, ending: Ending, seen: int = 0, run: int | None = None) -> "Profile":
+        """With one more finished run (the update of RFC 6298, section 2); `run` is what all of its work took, where
+        that is not what its last attempt took.
+        """
+        cpu = ending.cpu * 1000 // ending.run if ending.run else 0
+        run, peak = ending.run if run is None else run, ending.peak
         failures = self.failures - int(ALPHA * self.failures)
         if self.count == 0:
             return Profile(
@@ -76,9 +78,7 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 class Estimate(NamedTuple):
-    """A foreseen amount, its mean deviation, and where it comes from: history, throughput table, roofline, declared,
-    or default.
-    """
+    """A foreseen amount, its mean deviation, and where it comes from, as `policy/predict.py` lists it."""
 
     mean: int
     deviation: int

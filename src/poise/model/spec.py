@@ -174,7 +174,9 @@ class _Top(TaskSpec, forbid_unknown_fields=True):
 
 
 class Compiled(NamedTuple):
-    """A job without its id, the jobs it comes after as the user named them, and what the user is to be told of it."""
+    """A job without its id, the jobs it comes after as the user named them, and what the user is to be told of it.
+    `due_by` names, by unit, the field in which its deadline was written.
+    """
 
     name: str
     folder: str
@@ -182,6 +184,7 @@ class Compiled(NamedTuple):
     units: tuple[Unit, ...]
     after: tuple[str, ...] = ()
     note: str = ""
+    due_by: Mapping[str, str] = {}
 
     def job(self, job_id: str, after: tuple[str, ...], user: str = "") -> Job:
         return Job(
@@ -243,8 +246,10 @@ def _compile(document: Any, wall: float, cut: Callable[[bool], Cut]) -> Compiled
         check_text(other, f"after[{index}]")
     env = _environment(top.env, "env")
     inherited = _Defaults(top.priority or "medium", _deadline(top.deadline, "deadline", wall), wall, top.name, cut)
-    units = _job_units(top, inherited) if top.kind == "job" else _graph_units(top, inherited)
-    return Compiled(top.name, top.folder, env, tuple(units), tuple(dict.fromkeys(top.after)))
+    due_by: dict[str, str] = {}
+    units = _job_units(top, inherited) if top.kind == "job" else _graph_units(top, inherited, due_by)
+    due_by |= {unit.name: "deadline" for unit in units if unit.deadline and unit.name not in due_by}
+    return Compiled(top.name, top.folder, env, tuple(units), tuple(dict.fromkeys(top.after)), due_by=due_by)
 
 
 _EXAMPLES = {
@@ -327,7 +332,8 @@ def _job_units(top: _Top, inherited: _Defaults) -> list[Unit]:
     return [msgspec.structs.replace(unit, deadline=inherited.deadline) for unit in _units("main", own, "", inherited)]
 
 
-def _graph_units(top: _Top, inherited: _Defaults) -> list[Unit]:
+def _graph_units(top: _Top, inherited: _Defaults, due_by: dict[str, str]) -> list[Unit]:
+    """Its units; those of tasks that have a deadline of their own are named in `due_by`."""
     if not top.tasks:
         raise SpecError("a graph has no tasks", field="tasks", code="E104", hint="tasks: {hello: {run: echo hello}}")
     for field, default in _OF_A_TASK.items():
@@ -346,6 +352,7 @@ def _graph_units(top: _Top, inherited: _Defaults) -> list[Unit]:
     for name, spec in specs.items():
         made = _units(name, spec, f"tasks.{name}", inherited)
         stands_for[name] = (f"{name}.merge",) if spec.merge is not None else tuple(unit.name for unit in made)
+        due_by |= {unit.name: f"tasks.{name}.deadline" for unit in made if unit.deadline}
         units.extend(made)
     _check_unique(units)
     resolved = _resolve(units, specs, stands_for)
@@ -489,7 +496,7 @@ def _check_needs(specs: Mapping[str, TaskSpec]) -> None:
 def _units(name: str, spec: TaskSpec, at: str, inherited: _Defaults) -> list[Unit]:
     """The units of one task of the file: one, a gang, or parts and their merge."""
     field = f"{at}." if at else ""
-    first, variants = _artifacts(spec, field)
+    artifact, first, variants = _artifacts(spec, field)
     argv = _command(first.run, f"{field}run")
     least, most = _workers(spec.workers, f"{field}workers")
     check_text(spec.class_, f"{field}class", most=128)
@@ -523,6 +530,7 @@ def _units(name: str, spec: TaskSpec, at: str, inherited: _Defaults) -> list[Uni
         kind=kind,
         grace=_or(GRACE, _duration(spec.grace, f"{field}grace")),
         least=least if least < most else 0,
+        artifact=artifact,
         variants=variants,
         work=_work(spec.work, f"{field}work"),
         checkpoint=_checkpoint(spec.checkpoint, f"{field}checkpoint")[0],
@@ -538,10 +546,10 @@ def _units(name: str, spec: TaskSpec, at: str, inherited: _Defaults) -> list[Uni
     return [base]
 
 
-def _artifacts(spec: TaskSpec, field: str) -> tuple[ArtifactSpec, tuple[Variant, ...]]:
-    """The unit's own artifact and the others; their names are the backends they were built for."""
+def _artifacts(spec: TaskSpec, field: str) -> tuple[str, ArtifactSpec, tuple[Variant, ...]]:
+    """The unit's own artifact, by its name, and the others; their names are the backends they were built for."""
     if not spec.artifacts:
-        return ArtifactSpec(run=spec.run, resources=spec.resources), ()
+        return "", ArtifactSpec(run=spec.run, resources=spec.resources), ()
     if spec.run:
         raise SpecError("a task has `run` or `artifacts`, not both", field=f"{field}run", hint="drop `run`")
     made: list[tuple[str, ArtifactSpec]] = []
@@ -562,7 +570,7 @@ def _artifacts(spec: TaskSpec, field: str) -> tuple[ArtifactSpec, tuple[Variant,
         )
         for name, artifact in made[1:]
     )
-    return made[0][1], variants
+    return *made[0], variants
 
 
 def _work(spec: WorkSpec | None, field: str) -> Work:
@@ -594,7 +602,8 @@ def _weight(weight: float, field: str) -> int:
 
 def _parts(base: Unit, spec: TaskSpec, argv: tuple[str, ...], env: dict[str, str], field: str) -> list[Unit]:
     """Each part of a `split` gets its items, and its share of the work and of the run time that is expected; its class
-    names how many items it has, since that is what its run time is learned by.
+    names how many items it has, since that is what its run time is learned by. What was said of the parts says nothing
+    of the merge: of that is known what its runs tell.
     """
     units = []
     for part in range(spec.parts):
@@ -619,6 +628,10 @@ def _parts(base: Unit, spec: TaskSpec, argv: tuple[str, ...], env: dict[str, str
                 tasks=(merge,),
                 needs=tuple(unit.name for unit in units),
                 kind=f"{base.kind}.merge",
+                expect=0,
+                work=NO_WORK,
+                checkpoint=0,
+                restore=0,
             )
         )
     return units
@@ -726,12 +739,15 @@ def _command(command: Command, field: str) -> tuple[str, ...]:
 
 
 def _class_of(argv: tuple[str, ...], command: Command) -> str:
-    """A class for commands that name none: the program, and its script where the program is an interpreter."""
+    """A class for commands that name none: the program, and what it is given first that is no flag. So each script of
+    an interpreter has a class of its own, and a text after `-c` one by its first words.
+    """
     if isinstance(command, str):
         return "sh " + " ".join(command.split()[:2])[:48]
-    words = [argv[0].rsplit("/", 1)[-1]]
-    words += [word.rsplit("/", 1)[-1] for word in argv[1:2] if not word.startswith("-")]
-    return " ".join(words)[:64]
+    program = argv[0].rsplit("/", 1)[-1]
+    given = next((word for word in argv[1:] if not word.startswith("-")), "")
+    words = given.split()[:2] if " " in given else [given.rsplit("/", 1)[-1]]
+    return " ".join((program, *words)).strip()[:64]
 
 
 def _environment(env: Mapping[str, Any], field: str) -> dict[str, str]:

@@ -19,7 +19,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     must end for every deadline after it, 0 for none. `queue` names the units that are alike to placement. `recovering`
     units are still held by a lost node; a `recalled` one was queued behind its like in vain, and needs room of its own.
     `tasks` is how many it can use and `least` how many it must have (0: all). `others` are the shapes of its further
-    artifacts. `attained` is the run time of its earlier attempts that were asked to yield, `preempted` their number.
+    artifacts. `attained` is the run time of its earlier attempts that were asked to yield, `preempted` their number,
+    and `saved` what of their work need not be done again, in nanoseconds of one task.
     `depth` counts the units before it on its longest path, `followers` those that need it, `weight` is its business
     weight in thousandths.
     """
@@ -50,6 +51,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     weight: int = WEIGHT
     work: Work = NO_WORK
     avoid: str = ""
+    saved: int = 0
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

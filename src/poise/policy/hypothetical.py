@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from poise.model.decisions import Place, Plan, Preempt
-from poise.model.fleet import CPU, DEVICES, DRAINED, MEMORY, NETWORK, Fleet, PoolView, Resident
+from poise.model.fleet import CPU, DEVICES, DRAINED, MEMORY, NETWORK, Fleet, PoolView, Resident, model_under
 from poise.model.jobs import GRACE
 from poise.model.profiles import BRIEF, CERTAIN, Estimate, remaining
 from poise.model.resources import WHOLE, Node, Shape
@@ -23,7 +23,6 @@ from poise.policy.place import Draft
 from poise.policy.predict import Speeds
 from poise.policy.protocol import Policy
 from poise.policy.rank import ORDERS, Order
-from poise.policy.reclaim import foreseen
 from poise.policy.score import TERMS
 from poise.policy.static import Static
 from poise.policy.suites import Suite
@@ -52,7 +51,6 @@ class Hypothesis:
         self._base = view
         self.now = view.now
         self.memory: Mapping[str, Any] = view.memory
-        self.profiles = view.profiles
         self.fleet = view.fleet.copy()
         self.candidates = {candidate.unit: candidate for candidate in view.candidates}
         self._backlog = dict(view.backlog)
@@ -412,7 +410,7 @@ class _Ahead:
         for residents in view.fleet.residents:
             for resident in residents:
                 if resident.unit not in self._end_of:
-                    self._will_end(resident.unit, self._end(resident, foreseen(resident, view.profiles)))
+                    self._will_end(resident.unit, self._end(resident, self._speeds.of_attempt(resident)))
 
     @property
     def now(self) -> int:
@@ -444,11 +442,9 @@ class _Ahead:
         for decision in plan.decisions:
             if isinstance(decision, Place):
                 any_placed = True
-                candidate = world.candidates[decision.unit]
-                shape = (candidate.shape, *candidate.others)[decision.variant]
                 residents = world.place(decision)
                 if residents:
-                    estimate = self._run(candidate, shape, residents[0], decision)
+                    estimate = max((self._speeds.of_attempt(resident) for resident in residents), key=_mean)
                     if estimate.source == "default":
                         self._guesses.setdefault(decision.unit)
                     run = max(0, estimate.mean + self._leaning * estimate.deviation)
@@ -460,18 +456,6 @@ class _Ahead:
         if plan.memory is not None:
             world.memory = plan.memory
         return any_placed
-
-    def _run(self, candidate: Candidate, shape: Shape, resident: Resident, place: Place) -> Estimate:
-        fleet = self._world.fleet
-        row = fleet.rows[place.spots[0].node]
-        estimates = self._speeds.of(
-            candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=shape.gpus > 0
-        )
-        if not resident.devices:
-            return estimates[int(fleet.processor[row])]
-        positions = {device.index: place for place, device in enumerate(fleet.nodes[row].devices)}
-        models = [int(fleet.device_model[row, positions[index]]) for index in resident.devices]
-        return max((estimates[model] for model in models), key=_mean)
 
     def _end(self, resident: Resident, estimate: Estimate) -> int:
         """The instant at which what runs now ends. What has overrun may end at once or take much longer: how much it
@@ -508,7 +492,7 @@ class _Ahead:
             world.end(unit)
             if unit in self._returning:
                 resident = self._returning.pop(unit)
-                world.add(_waiting_again(resident, world.now, foreseen(resident, world.profiles).mean))
+                world.add(_waiting_again(resident, world.now, self._speeds.of_attempt(resident).mean))
 
     def _show_more(self) -> bool:
         """The next ones of long queues are shown, as they come up: like those before them. Whether there were any."""
@@ -558,7 +542,6 @@ def _resident(
     candidate: Candidate, shape: Shape, node: Node, devices: tuple[int, ...], size: int, now: int
 ) -> Resident:
     """An attempt of a candidate that starts now. What a candidate does not tell (its checkpoints) is left out."""
-    models = [device.model for device in node.devices if device.index in devices[:1]]
     return Resident(
         unit=candidate.unit,
         ordinal=candidate.ordinal,
@@ -566,7 +549,7 @@ def _resident(
         shape=shape,
         kind=candidate.kind,
         since=now,
-        model=models[0] if models else node.model,
+        model=model_under(node, devices),
         declared=candidate.declared,
         devices=devices,
         preempted=candidate.preempted,
@@ -576,6 +559,7 @@ def _resident(
         most=candidate.tasks,
         attained=candidate.attained,
         work=candidate.work,
+        saved=candidate.saved,
     )
 
 
@@ -599,6 +583,7 @@ def _waiting_again(resident: Resident, now: int, expected: int) -> Candidate:
         attained=resident.attained,
         preempted=resident.preempted + 1,
         work=resident.work,
+        saved=resident.saved,
     )
 
 

@@ -1,14 +1,19 @@
 """How long a class of work runs on a model of device, with the uncertainty and the source of that estimate.
 
-In this order: what was measured there (history); what was measured elsewhere, or declared, carried over by a throughput
-table; a roofline of what the work says it does and what the device can do; what was measured elsewhere, carried over
-by the devices' peaks. Where none of these knows anything, every device is as good as another.
+In this order: what was measured of the class there (`history`); what was measured elsewhere, or declared, carried over
+by a `throughput table`; a `roofline` of what the work says it does and what the device can do; what its user
+`declared`; what was measured on another model, carried over by the devices' peaks (`history on A100-80, scaled`) or,
+where these are not known, as it is (`history elsewhere`). Where none of these knows anything, every device is as good
+as another (`default`).
+
+What is said of an elastic unit is said of its least tasks; with more of them it is foreseen to be done proportionally
+sooner.
 """
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
 
-from poise.model.fleet import DeviceModel
+from poise.model.fleet import DeviceModel, Resident
 from poise.model.jobs import Work
 from poise.model.profiles import Estimate, Profile, estimate_run
 from poise.policy.feasible import precision_on
@@ -25,10 +30,13 @@ class Speeds:
         self._profiles = profiles
         self._throughputs = throughputs
         self._known: dict[tuple[str, str, int, Work, bool], list[Estimate]] = {}
+        self._places: dict[tuple[str, bool], int] = {}
+        for index, model in enumerate(models):
+            self._places.setdefault((model.called, model.kind != "cpu"), index)
 
     def of(self, kind: str, precision: str, declared: int, work: Work, *, devices: bool) -> list[Estimate]:
-        """By device model of the fleet: the run time in nanoseconds; `devices` or processors alone are looked at, the
-        others are estimated as if nothing were known of them.
+        """By device model of the fleet: the run time in nanoseconds; `devices` or processors alone are looked at, what
+        is said of the others means nothing.
 
         `declared` is what the user expects on the fastest device that the throughput table names, or anywhere.
         """
@@ -38,35 +46,54 @@ class Speeds:
             found = self._known[key] = self._estimate(kind, precision, declared, work, devices)
         return found
 
+    def of_attempt(self, resident: Resident) -> Estimate:
+        """The run time in nanoseconds of an attempt, from its start: on the device it has, in the artifact and in the
+        size it runs in, without what earlier attempts have saved.
+        """
+        shape, devices = resident.shape, resident.shape.gpus > 0
+        place = self._places.get((resident.model, devices))
+        if place is None:  # its node has gone
+            known = self._profiles.get(f"{resident.kind}@{resident.model}") or self._profiles.get(resident.kind)
+            estimate = estimate_run(known, resident.declared)
+        else:
+            of = self.of(resident.kind, shape.wants.precision, resident.declared, resident.work, devices=devices)
+            estimate = of[place]
+        if not (resident.least or resident.saved):
+            return estimate
+        tasks = resident.least or resident.size
+        left = (estimate.mean * tasks - resident.saved) // resident.size + (resident.restore if resident.saved else 0)
+        return Estimate(max(1, left), estimate.deviation * tasks // resident.size, estimate.source)
+
     def _estimate(self, kind: str, precision: str, declared: int, work: Work, devices: bool) -> list[Estimate]:
-        anywhere = estimate_run(self._profiles.get(kind), declared)
+        looked_at = {index: model for index, model in enumerate(self._models) if (model.kind != "cpu") == devices}
         tabled = {
-            index: rate
-            for index, model in enumerate(self._models)
-            if (rate := self._throughputs.get(f"{kind}@{model.name}")) and (model.kind != "cpu") == devices
+            index: rate for index, model in looked_at.items() if (rate := self._throughputs.get(f"{kind}@{model.name}"))
         }
         measured = {
             index: profile
-            for index, model in enumerate(self._models)
-            if (profile := self._profiles.get(f"{kind}@{model.name}"))
-            and profile.count
-            and (model.kind != "cpu") == devices
+            for index, model in looked_at.items()
+            if (profile := self._profiles.get(f"{kind}@{model.called}")) and profile.count
         }
-        estimates = []
-        for index, model in enumerate(self._models):
-            if (model.kind != "cpu") != devices:
-                estimates.append(anywhere)
-            elif index in measured:
-                estimates.append(estimate_run(measured[index], declared))
+        anywhere = estimate_run(self._profiles.get(kind), declared)
+        if anywhere.source == "history":
+            anywhere = anywhere._replace(source="history elsewhere")
+        said = estimate_run(None, declared) if declared else None
+        estimates = {}
+        for index, model in looked_at.items():
+            if index in measured:
+                estimates[index] = estimate_run(measured[index], declared)
             elif index in tabled:
-                estimates.append(_by_table(index, tabled, measured, declared or anywhere.mean))
+                estimates[index] = _by_table(index, tabled, measured, declared or anywhere.mean)
             else:
-                estimates.append(
+                estimates[index] = (
                     _by_roofline(model, precision, work)
+                    or said
                     or _carried_over(model, precision, {self._models[of]: measured[of] for of in measured})
                     or anywhere
                 )
-        return estimates
+        if len(set(estimates.values())) == 1:  # they are not told apart
+            return [*estimates.values()][:1] * len(self._models)
+        return [estimates.get(index, anywhere) for index in range(len(self._models))]
 
 
 def _by_table(index: int, tabled: Mapping[int, float], measured: Mapping[int, Profile], declared: int) -> Estimate:
@@ -111,7 +138,7 @@ def _carried_over(model: DeviceModel, precision: str, measured: Mapping[DeviceMo
         ratio = _ratio(_rate(other, precision), _rate(model, precision)) * _ratio(other.bandwidth, model.bandwidth)
         if ratio != 1.0:
             mean = max(1, int(profile.mean * sqrt(ratio)))
-            return Estimate(mean, mean, "roofline")
+            return Estimate(mean, mean, f"history on {other.called}, scaled")
     return None
 
 

@@ -10,7 +10,7 @@ stands still while the other runs, times its size and the weight of its class. O
 Whoever yields has run for a minimum, and not too often.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -18,10 +18,11 @@ import numpy as np
 
 from poise.model.fleet import CLASSES, CPU, DEVICES, MEMORY, NETWORK, Bools, Fleet, Resident
 from poise.model.jobs import GRACE
-from poise.model.profiles import BRIEF, Estimate, Profile, estimate_run, remaining
+from poise.model.profiles import BRIEF, remaining
 from poise.model.resources import Shape
-from poise.model.views import Candidate, Snapshot
+from poise.model.views import Candidate
 from poise.policy.place import Draft
+from poise.policy.predict import Speeds
 from poise.policy.rank import candidate_level, level_of
 from poise.policy.room import Room, give_back
 from poise.units import SECOND
@@ -64,18 +65,11 @@ class Yielding(NamedTuple):
     cost: float
 
 
-def foreseen(resident: Resident, profiles: Mapping[str, Profile]) -> Estimate:
-    """The run time of an attempt on the device it has: as measured there, else anywhere, else as declared."""
-    profile = profiles.get(f"{resident.kind}@{resident.model}") or profiles.get(resident.kind)
-    return estimate_run(profile, resident.declared)
-
-
-def ends(resident: Resident, view: Snapshot) -> int:
+def ends(resident: Resident, now: int, speeds: Speeds) -> int:
     """The instant at which an attempt is expected to end; what has overrun is estimated anew."""
-    now = view.now
     if resident.stopping:
         return now + GRACE
-    estimate = foreseen(resident, view.profiles)
+    estimate = speeds.of_attempt(resident)
     elapsed = max(0, now - resident.since) if resident.running else 0
     return now + remaining(elapsed, estimate.mean, estimate.deviation)
 
@@ -103,15 +97,16 @@ def stands_still(victims: Iterable[Resident], run: int) -> float:
     return float(sum(run * victim.size * CLASS_WEIGHT[victim.priority] for victim in victims))
 
 
-def price_of(resident: Resident, view: Snapshot, by: str) -> float:
+def price_of(resident: Resident, draft: Draft, by: str) -> float:
     """In which order units are asked to yield, the lowest first: by class what it costs; else the longest remaining,
     the most attained, the last level.
     """
+    now = draft.view.now
     if by == "class":
-        return cost_of(resident, view.now)
+        return cost_of(resident, now)
     if by == "remaining":
-        return 1 / (1 + max(0, ends(resident, view) - view.now) / SECOND)
-    attained = service(resident, view.now)
+        return 1 / (1 + max(0, ends(resident, now, draft.speeds) - now) / SECOND)
+    attained = service(resident, now)
     return 1 / (1 + (attained / SECOND if by == "attained" else level_of(attained)))
 
 
@@ -153,7 +148,7 @@ def find_yielding(
     that were `asked` in this round already, for another one, are not asked twice.
     """
     view = draft.view
-    may = _may_yield(candidate, view, rules, asked)
+    may = _may_yield(candidate, draft, rules, asked)
     chosen: dict[str, Resident] = {}
     rooms: dict[int, Room] = {}
     rows: dict[int, int] = {}
@@ -231,9 +226,9 @@ def gain_of(candidate: Candidate, starts: int, now: int, tasks: int) -> float:
 
 
 def _may_yield(
-    candidate: Candidate, view: Snapshot, rules: Preemption, asked: Collection[str]
+    candidate: Candidate, draft: Draft, rules: Preemption, asked: Collection[str]
 ) -> Callable[[Resident], bool]:
-    now = view.now
+    now = draft.view.now
 
     def may(resident: Resident) -> bool:
         if not resident.preemptible or resident.stopping or not resident.running or resident.unit in asked:
@@ -243,7 +238,7 @@ def _may_yield(
         if rules.by == "class":
             return resident.priority > candidate.priority
         if rules.by == "remaining":
-            return ends(resident, view) - now > candidate.expected
+            return ends(resident, now, draft.speeds) - now > candidate.expected
         if rules.by == "attained":
             quantum = rules.min_run * max(1, resident.shape.gpus) * resident.size
             return service(resident, now) > candidate.attained + quantum
@@ -285,7 +280,7 @@ def _openings(draft: Draft, row: int, shape: Shape, most: int, now: int) -> list
     if brief is not None and len(instants) < most:
         room.cpu, room.memory, room.network = room.cpu + brief[0], room.memory + brief[1], room.network + brief[2]
         _fill(room, shape, able, now + BRIEF, most, instants)
-    endings = sorted((ends(resident, draft.view), number) for number, resident in enumerate(residents))
+    endings = sorted((ends(resident, now, draft.speeds), number) for number, resident in enumerate(residents))
     for at, number in endings:
         if len(instants) >= most:
             break
@@ -334,7 +329,7 @@ def _cheapest_on(
             if unit in chosen:
                 _give_all(room, units[unit])
     could = sorted(
-        (price_of(of[0], draft.view, by), -of[0].since, of[0].ordinal)
+        (price_of(of[0], draft, by), -of[0].since, of[0].ordinal)
         for unit, of in units.items()
         if unit not in chosen and may(of[0])
     )
@@ -354,7 +349,7 @@ def _cheapest_on(
         if without.pick(shape, able) is not None:
             victims.remove(spared)
             room = without
-    return sum(price_of(of[0], draft.view, by) for of in victims), [of[0] for of in victims], room
+    return sum(price_of(of[0], draft, by) for of in victims), [of[0] for of in victims], room
 
 
 def _give_all(room: Room, residents: list[Resident]) -> None:

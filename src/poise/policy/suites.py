@@ -483,7 +483,7 @@ class _Round:
             size, slower = self._anew(resident)
             if size < GROWS_BY * resident.size:
                 continue
-            left = ends(resident, self.view) - now
+            left = ends(resident, now, self.draft.speeds) - now
             worth = (left * (1 - slower * resident.size / size) - lost_work(resident, now)) * resident.size
             if worth > 0 and (best is None or worth > best[0]):
                 best = (worth, resident)
@@ -513,7 +513,7 @@ class _Round:
             (
                 int(run)
                 for model, run in zip(fleet.models, runs, strict=True)
-                if model.name == resident.model and (model.kind != "cpu") == devices
+                if model.called == resident.model and (model.kind != "cpu") == devices
             ),
             int(runs.min()),
         )
@@ -548,7 +548,8 @@ class _Round:
             movable = [resident for resident in movable if now >= _settled(resident, MIN_RUN)]
             for resident in sorted(movable, key=lambda resident: (cost_of(resident, now), resident.ordinal)):
                 room = np.where(fleet.levels > 0, 0, self.draft.capacity(resident.shape))
-                if room.max(initial=0) > 0 and ends(resident, self.view) - now > lost_work(resident, now):
+                left = ends(resident, now, self.draft.speeds) - now
+                if room.max(initial=0) > 0 and left > lost_work(resident, now):
                     target = fleet.names[int(room.argmax())]
                     rank = f"{name} is hot, {target} has room and is not"
                     why = Why(policy=self.recipe.name, base=self.view.revision, rank=rank)

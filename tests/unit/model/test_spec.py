@@ -95,6 +95,10 @@ def test_an_absolute_deadline_counts_from_submission() -> None:
 def test_classes_name_what_is_learned_together() -> None:
     assert compiled(run=["/usr/bin/python", "/w/train.py", "--lr", "3"]).units[0].kind == "python train.py"
     assert compiled(run="python train.py --lr 3").units[0].kind == "sh python train.py"
+    assert compiled(run=["python", "-u", "/w/train.py"]).units[0].kind == "python train.py"
+    assert compiled(run=["/bin/sh", "-c", "sleep 5; echo done"]).units[0].kind == "sh sleep 5;"
+    assert compiled(run=["python", "-m", "http.server"]).units[0].kind == "python http.server"
+    assert compiled(run=["sh"]).units[0].kind == "sh"
     assert compiled(run="x", **{"class": "mine"}).units[0].kind == "mine"
     made = compile_spec({"kind": "graph", "name": "nightly", "tasks": {"a": {"run": "x"}}}, wall=WALL)
     assert made.units[0].kind == "nightly/a"
@@ -147,6 +151,7 @@ def test_several_artifacts_are_variants_of_one_unit() -> None:
     }
     [unit] = compiled(artifacts=artifacts).units
     assert (unit.tasks[0].argv, unit.shape.wants) == (("/bin/sh", "-c", "train-cuda"), Wants(backend="cuda"))
+    assert [unit.artifact_of(number) for number in range(3)] == ["cuda", "cann", "cpu"]
     assert unit.variants == (
         Variant(
             name="cann",
@@ -167,6 +172,23 @@ def test_a_split_gives_each_part_its_items_and_its_share_of_the_work() -> None:
     ]
     assert {(unit.expect, unit.work, unit.kind) for unit in made[:3]} == {(3 * MINUTE, Work(flops=10**12), "c*4")}
     assert made[3].needs == ("main[0]", "main[1]", "main[2]")
+
+
+def test_what_is_said_of_the_parts_says_nothing_of_their_merge() -> None:
+    for cut in ({"parts": 3}, {"split": {"items": 9, "size": 3}}):
+        made = compiled(run="x", merge="y", expect="9m", work={"flops": "3 TFLOP"}, checkpoint="1m", **cut).units
+        merge = made[-1]
+        assert (merge.expect, merge.work, merge.checkpoint, merge.kind) == (0, Work(), 0, "sh x.merge")
+
+
+def test_a_deadline_is_known_by_the_field_it_was_written_in() -> None:
+    tasks: dict[str, Any] = {
+        "a": {"run": "x", "deadline": "1m", "parts": 2},
+        "b": {"run": "x", "needs": ["a"]},
+    }
+    made = compile_spec({"kind": "graph", "tasks": tasks, "deadline": "1h"}, wall=WALL)
+    assert made.due_by == {"a[0]": "tasks.a.deadline", "a[1]": "tasks.a.deadline", "b": "deadline"}
+    assert compiled(run="x", deadline="1h").due_by == {"main": "deadline"}
 
 
 @pytest.mark.parametrize(

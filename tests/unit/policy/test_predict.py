@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from poise.model.fleet import DeviceModel
+from poise.model.fleet import DeviceModel, Resident
 from poise.model.jobs import Ending, Work
 from poise.model.profiles import DEFAULT_RUN, Estimate, Profile
-from poise.model.resources import Device
+from poise.model.resources import Device, Shape
 from poise.policy.predict import Speeds, bound
 from poise.testing import World, node
 from poise.units import MINUTE, SECOND
@@ -61,7 +61,7 @@ def test_the_device_that_is_known_to_be_faster_is_chosen() -> None:
 def test_where_nothing_is_known_all_are_alike() -> None:
     assert set(estimates().values()) == {Estimate(DEFAULT_RUN, DEFAULT_RUN, "default")}
     assert set(estimates(declared=MINUTE).values()) == {Estimate(MINUTE, MINUTE // 2, "declared")}
-    assert set(estimates(profiles={"k": seen(MINUTE)}).values()) == {Estimate(MINUTE, MINUTE // 2, "history")}
+    assert set(estimates(profiles={"k": seen(MINUTE)}).values()) == {Estimate(MINUTE, MINUTE // 2, "history elsewhere")}
 
 
 def test_history_of_a_device_goes_before_its_table_and_its_roofline() -> None:
@@ -116,15 +116,44 @@ def test_a_bound_is_reached_to_a_half_and_is_as_uncertain_as_it_is_long() -> Non
 def test_a_measured_run_is_carried_over_by_peak_and_bandwidth() -> None:
     """Four times the rate and four times the bandwidth: sqrt(4 x 4) times as long."""
     found = estimates(profiles={"k@fast": seen(10 * SECOND)})
-    assert found["slow"] == Estimate(int(10 * SECOND * sqrt(16)), 40 * SECOND, "roofline")
+    assert found["slow"] == Estimate(int(10 * SECOND * sqrt(16)), 40 * SECOND, "history on fast, scaled")
     assert found["blank"].source == "default"
+
+
+def test_what_was_declared_goes_before_what_was_measured_on_another_model() -> None:
+    found = estimates(profiles={"k": seen(SECOND), "k@fast": seen(SECOND)}, declared=MINUTE)
+    assert found["fast"].source == "history"
+    assert found["slow"] == found["blank"] == Estimate(MINUTE, MINUTE // 2, "declared")
+
+
+def running(**fields: Any) -> Resident:
+    shape = Shape(gpus=1)
+    return Resident(unit="u", ordinal=1, priority=2, shape=shape, kind="k", since=0, model="fast", **fields)
+
+
+def test_an_elastic_unit_takes_proportionally_less_in_more_tasks() -> None:
+    """Its user says 60 s: with the two that it must have. With four, of which nothing is done yet, it is 30 s."""
+    speeds = Speeds(MODELS, {}, {})
+    assert speeds.of_attempt(running(declared=MINUTE, least=2, size=2, most=4)).mean == MINUTE
+    assert speeds.of_attempt(running(declared=MINUTE, least=2, size=4, most=4)) == (
+        30 * SECOND,
+        15 * SECOND,
+        "declared",
+    )
+
+
+def test_what_earlier_attempts_saved_is_not_done_again() -> None:
+    """Ten seconds of two tasks leave 100 of 120 seconds of work: 25 for four, and coming back takes a second."""
+    speeds = Speeds(MODELS, {}, {})
+    grown = running(declared=MINUTE, least=2, size=4, most=4, saved=20 * SECOND, restore=SECOND)
+    assert speeds.of_attempt(grown).mean == 26 * SECOND
+    assert speeds.of_attempt(running(declared=MINUTE, saved=20 * SECOND)).mean == 40 * SECOND
 
 
 def test_work_without_devices_is_foreseen_by_processor() -> None:
     found = estimates(work=Work(flops=4 * TERA), devices=False)
     assert found["epyc"] == Estimate(2 * SECOND, 2 * SECOND, "roofline")
-    assert {found[name].source for name in ("fast", "slow", "blank")} == {"default"}
-    assert estimates(work=Work(flops=4 * TERA))["epyc"].source == "default"
+    assert estimates(work=Work(flops=4 * TERA))["fast"].source == "roofline"
 
 
 def test_many_runs_are_more_certain_than_one() -> None:

@@ -3,7 +3,6 @@
 from typing import Any
 
 import hypothesis.strategies as st
-import msgspec
 import pytest
 from hypothesis import given
 
@@ -14,6 +13,7 @@ from poise.model.profiles import Profile
 from poise.model.resources import Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.place import Draft
+from poise.policy.predict import Speeds
 from poise.policy.reclaim import (
     MIN_RUN,
     Preemption,
@@ -98,20 +98,17 @@ def test_room_that_is_kept_is_as_good_as_taken() -> None:
 
 
 def test_a_run_that_lasts_longer_than_foreseen_is_foreseen_anew() -> None:
-    view = draft([]).view
-    sure = {"": Profile(count=9, mean=MINUTE, deviation=0)}
-    known = msgspec.structs.replace(view, profiles=sure)
-    assert ends(resident("u1", ran=20 * SECOND), known) == NOW + 40 * SECOND
-    assert ends(resident("u1", ran=2 * MINUTE), known) == NOW + 2 * MINUTE
-    assert ends(resident("u1", ran=2 * MINUTE, stopping=True), known) == NOW + GRACE
-    assert ends(resident("u1", ran=5 * SECOND, running=False), known) == NOW + MINUTE
+    speeds = Speeds((), {"": Profile(count=9, mean=MINUTE, deviation=0)}, {})
+    assert ends(resident("u1", ran=20 * SECOND), NOW, speeds) == NOW + 40 * SECOND
+    assert ends(resident("u1", ran=2 * MINUTE), NOW, speeds) == NOW + 2 * MINUTE
+    assert ends(resident("u1", ran=2 * MINUTE, stopping=True), NOW, speeds) == NOW + GRACE
+    assert ends(resident("u1", ran=5 * SECOND, running=False), NOW, speeds) == NOW + MINUTE
 
 
 def test_what_was_learned_on_its_device_goes_before_what_was_learned_anywhere() -> None:
-    profiles = {"k": Profile(count=9, mean=HOUR), "k@fast": Profile(count=9, mean=MINUTE)}
-    view = msgspec.structs.replace(draft([]).view, profiles=profiles)
-    assert ends(resident("u1", ran=0, kind="k", model="fast"), view) == NOW + MINUTE
-    assert ends(resident("u1", ran=0, kind="k", model="other"), view) == NOW + HOUR
+    speeds = Speeds((), {"k": Profile(count=9, mean=HOUR), "k@fast": Profile(count=9, mean=MINUTE)}, {})
+    assert ends(resident("u1", ran=0, kind="k", model="fast"), NOW, speeds) == NOW + MINUTE
+    assert ends(resident("u1", ran=0, kind="k", model="other"), NOW, speeds) == NOW + HOUR
 
 
 # --- what yielding costs ---------------------------------------------------------------------------------------------
