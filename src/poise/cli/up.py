@@ -110,7 +110,7 @@ def _was_given(option: str) -> bool:
 def _check_policy(current: str, label: str, given: str) -> None:
     if current != label:
         raise Conflict(
-            "Poise is up under another policy",
+            "it is up under another policy",
             field="--policy",
             need=label,
             have=current,
@@ -184,7 +184,7 @@ def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFle
         return wanted
     if running(home) or supervised(home):
         raise Conflict(
-            "Poise is up with other nodes",
+            "it is up with other nodes",
             field="--fleet" if file else "--no-fleet",
             have=f"fleet {kept.name}" if kept else "this machine",
             hint=f"`poise down --leave`, then `poise up {f'--fleet {file}' if file else '--no-fleet'}`; "

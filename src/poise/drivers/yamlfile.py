@@ -12,6 +12,7 @@ import yaml
 
 from poise.config import MAX_BODY
 from poise.errors import SpecError
+from poise.units import format_bytes
 
 MAX_DEPTH = 32
 MAX_NODES = 200_000
@@ -68,8 +69,8 @@ def load_yaml(path: Path) -> Any:
                 "the file is too large",
                 code="E101",
                 field=str(path),
-                need=f"at most {MAX_BODY} bytes",
-                have=f"{max(path.stat().st_size, len(content))} bytes",
+                need=f"at most {format_bytes(MAX_BODY)}",
+                have=format_bytes(max(path.stat().st_size, len(content))),
                 hint="a task cut by data: `parts: 100` instead of 100 tasks",
             )
         text = content.decode()

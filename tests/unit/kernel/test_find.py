@@ -1,12 +1,18 @@
 """Jobs and tasks by the names that people type."""
 
+from typing import Any
+
 import pytest
 
 from poise.errors import NotFound
 from poise.kernel.find import find, found_report
 from poise.testing import World
 
-TASKS = {"fetch": {"run": "true"}, "shard": {"run": "true", "parts": 2, "merge": "true"}, "gang": {"workers": 2}}
+TASKS: dict[str, dict[str, Any]] = {
+    "fetch": {"run": "true"},
+    "shard": {"run": "true", "parts": 2, "merge": "true"},
+    "gang": {"workers": 2},
+}
 
 
 def world() -> World:
