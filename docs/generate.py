@@ -30,6 +30,7 @@ from poise.control.api import make_app
 from poise.control.guard import PUBLIC
 from poise.model import fleetfile, jobs, spec
 from poise.policy import recipe
+from poise.policy.feasible import FALLBACKS
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -68,13 +69,14 @@ MEANING = {
     "resources.cpu": "CPUs: `2`, `0.5` or `500m`. Whole CPUs are bound to cores of their own.",
     "resources.memory": "Reserved and limited: `8GiB`. 0 reserves nothing and limits nothing.",
     "resources.gpu": "Devices.",
-    "resources.gpu_memory": "Memory that each of these devices must have; of a share, what it takes.",
+    "resources.gpu_memory": "Memory that each of these devices must have; of a share, what it takes. A device of 80 GB "
+    "has `80GB`, and not `80GiB`.",
     "resources.gpu_share": "The part of each device's compute, up to 0.8, so that others can share it; 1 is a device "
     "of its own.",
     "resources.gpu_kind": "`gpu`, `npu`, or as the fleet calls it.",
     "resources.gpu_model": "Any of these models will do; `A100` is every A100.",
     "resources.backend": "What the command was built for: `cuda`, `rocm`, `cann`. Only such devices will do.",
-    "resources.precision": "What it would compute in. Devices that lack it do with the next wider one.",
+    "resources.precision": "What it would compute in. Devices that lack it do with the next wider one, as below.",
     "resources.ops": "Operators that the device must support.",
     "resources.network": "Bandwidth of the node's network that is reserved: `10Gbit`.",
     "workers.min": "It starts with so many tasks or more.",
@@ -190,7 +192,8 @@ def commands() -> str:
         "# Commands",
         "",
         "Every command works on the home named by `POISE_HOME`, or `~/.poise`. Data goes to stdout, talk to stderr.",
-        "With `--json` a command prints exactly one JSON value. See also [exit codes](exit-codes.md).",
+        "With `--json` a command prints exactly one JSON value, in [these units](api.md#units). See also",
+        "[exit codes](exit-codes.md).",
         "",
         *_table(
             ("command", "does"), [(f"[`poise {name}`](#poise-{name})", text) for name, (_, text) in COMMANDS.items()]
@@ -263,6 +266,9 @@ def exit_codes() -> str:
                 ("130", "Interrupted with Ctrl-C."),
             ],
         ),
+        "",
+        "`poise up --policy`, `--fleet` or `--no-fleet` ends with 1 (`E121`) while it is up under another policy or",
+        "with other nodes; nothing has changed then. With what it is up under already, it ends with 0.",
         "",
         f"{own} end with the command's own code instead:",
         "",
@@ -385,8 +391,9 @@ def job_file() -> str:
     lines = [
         "# Job file",
         "",
-        "A file, a request to the API and the flags of `run` and `submit` have one shape. The JSON Schema is in",
-        "[`job.schema.json`](job.schema.json); an editor can check a file against it. Unknown fields are refused.",
+        "What a file holds, what a [request to the API](api.md#submitting) holds under `spec`, and what the flags of",
+        "`run` and `submit` say have one shape. The JSON Schema is in [`job.schema.json`](job.schema.json); an editor",
+        "can check a file against it. Unknown fields are refused.",
         "",
         "Files are YAML: `.yaml` or `.yml`, UTF-8, at most 4 MiB. `true` and `false` are the only truth values (`yes`,",
         "`on` and `12:30` are texts), no key may be given twice, and tags are refused.",
@@ -405,6 +412,13 @@ def job_file() -> str:
         "## `resources`",
         "",
         *_fields(definitions["ResourcesSpec"]["properties"], "resources."),
+        "",
+        "A device does work of a `precision` that it lacks in the first of these that it has; one that has none of",
+        "them is not chosen. A device of which no rates are known is taken to have all.",
+        "",
+        *_table(
+            ("precision", "else"), [(f"`{of}`", ", ".join(f"`{to}`" for to in tos)) for of, tos in FALLBACKS.items()]
+        ),
         "",
         "## `retry`",
         "",
@@ -434,6 +448,9 @@ def job_file() -> str:
                 ("compute", "`2 PFLOP`, `312 TFLOPS`, `1e15`", "operations"),
             ],
         ),
+        "",
+        "GB and GiB differ: 80 GB are 74.5 GiB. Makers, the catalogue and most fleet files count the memory of devices",
+        "in GB; messages, and the memory of nodes, are in GiB.",
         "",
         "## What a command finds in its environment",
         "",
@@ -468,8 +485,8 @@ def _fields(properties: dict[str, Any], prefix: str) -> list[str]:
 
 def _type(field: dict[str, Any]) -> str:
     """A JSON Schema type in words."""
-    if "anyOf" in field:
-        words = [_type(one) for one in field["anyOf"] if one.get("type") != "null"]
+    if "anyOf" in field or "oneOf" in field:
+        words = [_type(one) for one in field.get("anyOf") or field["oneOf"] if one.get("type") != "null"]
         if {"text", "whole number", "number"} == set(words):
             return "quantity"
         return " or ".join(dict.fromkeys(words))
@@ -517,11 +534,64 @@ def routes() -> str:
         "",
         'A request with a foreign `Host` or `Origin` is refused. [Errors](errors.md) are `{"error": {…}}`.',
         "",
+        "## Submitting",
+        "",
+        "The body holds the job under `spec`, as [a file would](job-file.md), here in JSON. `POST /v1/plan` takes the",
+        "same.",
+        "",
+        "```sh",
+        "curl --unix-socket ~/.poise/poise.sock \\",
+        '  -H "Authorization: Bearer $(cat ~/.poise/token)" -H "Content-Type: application/json" \\',
+        """  -d '{"spec": {"name": "hello", "run": ["echo", "hello"]}}' http://poise/v1/jobs""",
+        "```",
+        "",
+        'The answer is `{"job":"j1","note":""}` once the job is durable. Beside `spec`, `user` is a name to show, and',
+        "`key` makes it harmless to send the same again: the second answer names the first job.",
+        "",
+        "## Routes",
+        "",
         *_table(("route", "does", "answers", "token"), rows),
         "",
         "## Parameters",
         "",
         *_table(("route", "parameter", "in", "type", "default"), parameters),
+        "",
+        "`{name}` is a job's id or name; where a job is looked at and not changed, also `JOB.TASK`.",
+        "",
+        "## Units",
+        "",
+        "Numbers in answers, in `--json` and in the log are plain, mostly whole, and in the same unit everywhere:",
+        "",
+        *_table(
+            ("what", "unit", "fields"),
+            [
+                ("time of day", "seconds since 1970; 0: not yet", "`submitted`, `started`, `ended`, `at` of a `story`"),
+                (
+                    "duration",
+                    "nanoseconds",
+                    "`elapsed`, `wait`, `run`, `cpu` of a task, `expected`, `slack`, `remaining`, `latency`; `start`, "
+                    "`left` and `prediction.run` of an explanation, from now",
+                ),
+                ("moment in the log", "nanoseconds since the log was born", "`at` of an event"),
+                ("CPUs", "thousandths of a CPU", "`cpu`, `cpu_used` of a node, `prediction.cpu`"),
+                (
+                    "memory",
+                    "bytes",
+                    "`memory`, `memory_used`, `peak`, `limit`, `gpu_memory`, `device_peak`, `prediction.memory`",
+                ),
+                ("network and links", "bits per second", "`network`, `network_used`, `bandwidth` of a link"),
+                ("memory bandwidth", "bytes per second", "`bandwidth` of a device or a node"),
+                ("compute", "operations per second, and per joule", "`rates`; `per_watt`"),
+                ("power", "milliwatts", "`power`"),
+                ("price", "millionths of the currency, for an hour", "`price`"),
+                (
+                    "share",
+                    "thousandths",
+                    "`load`, `failures`, `share`, `device` of an ending, `prediction.device`; but `size` of a "
+                    "suggestion is a fraction",
+                ),
+            ],
+        ),
         "",
         "## Streams",
         "",

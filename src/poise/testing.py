@@ -256,14 +256,15 @@ class World:
         del self.log[self.durable :]
         return self.say(AppendFailed(replay(self.log), StoreFull("the disk of the log is full")))
 
-    def restart(self, *, from_checkpoint: bool = False) -> "World":
+    def restart(self, *, from_checkpoint: bool = False, **settings: Any) -> "World":
         """The control plane is killed and begins anew from what is durable; every node connects again.
 
-        `from_checkpoint`: from the state as it is, which has to be durable, and not from the whole log.
+        `from_checkpoint`: from the state as it is, which has to be durable, and not from the whole log. `settings`
+        are those that differ from before.
         """
         del self.log[self.durable :]
         ledger = Ledger.decode(self.ledger.encode()) if from_checkpoint else replay(self.log)
-        self.controller = Controller(ledger, self.controller.settings)
+        self.controller = Controller(ledger, msgspec.structs.replace(self.controller.settings, **settings))
         self._perform(self.controller.begin(self.now, boot="boot", boottime=self.now, wall=WALL))
         for name in sorted(self.connected):
             self.connect(name)

@@ -178,6 +178,34 @@ def format_rate(bits: int) -> str:
     return f"{value:.4g} {unit}bit/s"
 
 
+def type_bytes(amount: int) -> str:
+    """An amount of memory as it can be typed, rounded down to hundredths of its unit.
+
+    >>> type_bytes(80 * 10**9), type_bytes(6 * 2**30)
+    ('74.5GiB', '6GiB')
+    """
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if amount >= (scale := _BYTES[unit.lower()]):
+            return _hundredths(amount, scale) + unit
+    return str(amount)
+
+
+def type_rate(bits: int) -> str:
+    """A bandwidth as it can be typed, rounded down to hundredths of its unit.
+
+    >>> type_rate(400 * 10**9)
+    '400Gbit'
+    """
+    for unit in ("P", "T", "G", "M", "k"):
+        if bits >= (scale := _SCALES[unit.lower()]):
+            return f"{_hundredths(bits, scale)}{unit}bit"
+    return f"{bits}bit"
+
+
+def _hundredths(amount: int, scale: int) -> str:
+    return f"{Decimal(amount * 100 // scale) / 100:f}"
+
+
 def format_cpu(milli: int) -> str:
     """Milli-CPU for people: `2`, `0.5`."""
     return f"{Decimal(milli) / 1000:f}".rstrip("0").rstrip(".") if milli % 1000 else str(milli // 1000)

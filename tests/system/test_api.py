@@ -7,9 +7,11 @@ import os
 import re
 import socket
 import stat
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -139,6 +141,23 @@ def test_many_first_commands_at_once_make_one_home(living: Living) -> None:
 
 
 # --- the document ----------------------------------------------------------------------------------------------------
+
+
+def test_what_the_reference_says_to_type_works(living: Living) -> None:
+    """Every `curl` of docs/reference/api.md, with a home that lies at `~/.poise`."""
+    living.up()
+    (living.work / ".poise").symlink_to(living.home.root)
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text()
+    typed = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    answers = []
+    for command in typed:
+        done = subprocess.run(
+            ["sh", "-c", command], capture_output=True, env=living.environment(HOME=str(living.work)), check=True
+        )
+        answers.append(json.loads(done.stdout))
+    assert answers[0]["policy"] == "poise"
+    assert answers[1] == {"job": "j1", "note": ""}
+    assert living.poise("wait", "hello").code == 0
 
 
 def test_the_document_describes_every_route_in_full(document: Any) -> None:

@@ -62,6 +62,10 @@ def test_run_streams_while_the_command_runs(shared: Living) -> None:
         (("wait",), 125),
         (("show", "no-such-job"), 1),
         (("logs", "no-such-job"), 1),
+        (("explain", "no-such-job.main"), 1),
+        (("why-not", "no-such-job", "n"), 1),
+        (("unblock", "no-such-job"), 1),
+        (("up", "--policy", "fifo"), 1),
         (("cancel", "no-such-job"), 1),
         (("drain", "no-such-node"), 1),
         (("submit", "no-such-file.yaml"), 1),
@@ -96,6 +100,8 @@ def test_documented_exit_codes(shared: Living, arguments: tuple[str, ...], code:
         ("submit", "--json", "--", "true"),
         ("submit", "--json", "no-such-file.yaml"),
         ("up", "--json"),
+        ("up", "--json", "--policy", "fifo"),
+        ("status", "--json"),
         ("ls", "--json"),
         ("ls", "--json", "--all"),
         ("show", "--json", "no-such-job"),
@@ -193,6 +199,52 @@ def test_a_job_from_submission_to_its_logs(shared: Living) -> None:
     assert job in shared.poise("ls").text
     logged = shared.poise("logs", "hello", "--json").value
     assert {(piece["stream"], piece["text"]) for piece in logged} == {("out", "out\n"), ("err", "err\n")}
+
+
+def test_a_task_that_is_not_there_is_an_error_and_not_silence(shared: Living) -> None:
+    job = shared.poise("submit", "--name", "exp.1", "--", "echo", "hello").text.strip()
+    assert shared.poise("wait", job).code == 0
+    assert shared.poise("logs", "exp.1").out == shared.poise("logs", "exp.1.main").out == b"hello\n"
+    for arguments in (("logs", f"{job}.mian"), ("logs", job, "--task", "mian"), ("explain", f"{job}.mian")):
+        done = shared.poise(*arguments, "--json")
+        assert (done.code, done.error["code"], done.error["have"]) == (1, "E120", "main")
+        assert done.error["hint"] == "did you mean `main`?"
+    assert shared.poise("explain", f"{job}.main").text.startswith(f"{job} exp.1  done")
+    assert [task["name"] for task in shared.poise("show", f"{job}.main", "--json").value["tasks"]] == ["main"]
+
+
+def test_another_policy_is_refused_while_one_decides(shared: Living) -> None:
+    for _ in range(2):
+        done = shared.poise("up", "--policy", "fifo", "--json")
+        assert (done.code, done.error["code"]) == (1, "E121")
+        assert (done.error["need"], done.error["have"]) == ("fifo", "poise")
+        assert "poise up --policy fifo" in done.error["hint"]
+    assert shared.poise("up", "--policy", "poise").code == 0
+    assert "policy poise" in shared.poise("up").err
+
+
+def test_status_tells_who_decides(shared: Living) -> None:
+    value = shared.poise("status", "--json").value
+    assert (value["up"], value["policy"], value["fleet"], value["nodes"], value["lost"]) == (True, "poise", "", 1, 0)
+    assert "\npolicy  poise\nfleet   this machine\nnodes   1\n" in shared.poise("status").text
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "kind", "hint"),
+    [
+        ("submit", "kind: fleet\nnodes: {a: {cpu: 1, memory: 1GiB}}", "fleet", "`poise up --fleet wrong.yaml`"),
+        ("plan", "nodes: {a: {cpu: 1, memory: 1GiB}}", "fleet", "`poise up --fleet wrong.yaml`"),
+        ("submit", "kind: policy\nname: mine", "policy", "`poise up --policy wrong.yaml`"),
+        ("up --fleet", "run: echo hello", "job", "`poise submit wrong.yaml`"),
+        ("nodes --fleet", "kind: policy\nextends: fifo", "policy", "`poise up --policy wrong.yaml`"),
+        ("up --policy", "kind: graph\ntasks: {a: {run: echo}}", "job", "`poise submit wrong.yaml`"),
+    ],
+)
+def test_a_file_of_another_kind_is_told_apart(shared: Living, command: str, text: str, kind: str, hint: str) -> None:
+    shared.file("wrong.yaml", text + "\n")
+    done = shared.poise(*command.split(), "wrong.yaml", "--json")
+    assert (done.code, done.error["code"], done.error["hint"]) == (1, "E102", hint)
+    assert done.error["message"].startswith(f"this looks like a {kind} file")
 
 
 def test_flags_reach_the_job(shared: Living) -> None:
@@ -364,6 +416,8 @@ def test_much_works_without_a_control_plane(living: Living) -> None:
         assert "hint: `poise up`" in done.err
     assert living.poise("wait", job).code == 125
     assert living.poise("down", "--json").value == {"stopped": False}
+    assert living.poise("status", "--json").value["up"] is False
+    assert "not up" in living.poise("status").text
 
 
 def test_down_refuses_leaves_or_cancels(living: Living) -> None:
@@ -371,7 +425,7 @@ def test_down_refuses_leaves_or_cancels(living: Living) -> None:
     diary = Diary(living.work / "diary")
     living.file("long.yaml", f"run: '{diary.command(4)}'\n")
     job = living.poise("submit", "long.yaml").text.strip()
-    task = until(living.tasks, "it runs")
+    task = until(lambda: len(tasks := living.tasks()) == 2 and tasks, "it runs: a shell and its `sleep`")
     refused = living.poise("down", "--json")
     assert refused.code == 1
     assert (refused.error["code"], refused.error["have"]) == ("E121", job)

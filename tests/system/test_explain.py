@@ -78,6 +78,22 @@ def test_a_running_job_tells_why_there_and_what_is_left(pair: Living) -> None:
     assert "why there" in pair.poise("explain", "first").text
 
 
+def test_a_task_may_be_named_where_a_job_is(pair: Living) -> None:
+    [task], [job] = (pair.client().explain(name).waiting for name in ("late.main", "late"))
+    assert (task.named, task.reasons) == (job.named, job.reasons)
+    assert pair.poise("why-not", "late.main", "left").text == pair.poise("why-not", "late", "left").text
+    assert pair.client().unblock("late.main").unit.endswith(".main")
+    assert pair.poise("unblock", "late.nope", "--json").error["code"] == "E120"
+
+
+def test_a_device_that_nobody_has_is_told_with_what_was_meant(pair: Living) -> None:
+    done = pair.poise("submit", "-g", "1", "--gpu-model", "H1000", "--json", "--", "true")
+    assert (done.code, done.error["field"]) == (1, "resources.gpu_model")
+    assert "did you mean `H100`?" in done.error["hint"]
+    done = pair.poise("run", "-g", "1", "--gpu-kind", "npu", "--", "true")
+    assert (done.code, "no node has a device of kind `npu`" in done.err) == (125, True)
+
+
 def test_a_finished_job_is_a_story(pair: Living) -> None:
     assert pair.poise("run", "--cpu", "1", "--", "true").code == 0
     job = pair.client().jobs(everything=True)[-1].id

@@ -24,7 +24,7 @@ from poise.model.fleetfile import compile_fleet
 from poise.model.load import NOTICEABLE
 from poise.model.messages import Attempt, Beat, Desired, FromAgent, Hello, Launch
 from poise.model.resources import Shape
-from system.living import Living, kill, until
+from system.living import Diary, Living, kill, until
 
 FLEET = """
 kind: fleet
@@ -150,7 +150,8 @@ def test_up_again_says_the_same_and_changes_nothing(lab: Living) -> None:
     assert "up already" in done.err
     lab.file("other.yaml", FLEET.replace("cpu: 32", "cpu: 16"))
     refused = lab.poise("up", "--fleet", "other.yaml", "--json")
-    assert (refused.code, refused.error["hint"]) == (1, "`poise down` first")
+    assert refused.code == 1
+    assert refused.error["hint"].startswith("`poise down --leave`, then `poise up --fleet other.yaml`")
     assert lab.poise("up", "--no-fleet", "--json").code == 1
     assert agents(lab) == before
 
@@ -181,6 +182,43 @@ def test_down_ends_every_agent_and_the_fleet_stays_until_told_otherwise() -> Non
         until(lambda: living.pid("agent"), "this machine's own agent is there", living.messages)
     finally:
         living.close()
+
+
+@pytest.mark.parametrize("options", [("--no-fleet",), ("--fleet", "other.yaml")], ids=("none", "another"))
+def test_nodes_of_an_earlier_fleet_are_forgotten_and_what_ran_there_runs_elsewhere(
+    living: Living, options: tuple[str, ...]
+) -> None:
+    start(living)
+    diary = Diary(living.work / "diary")
+    living.file("long.yaml", f"run: '{diary.command(3)}'\n")
+    job = living.poise("submit", "long.yaml").text.strip()
+    before = until(living.tasks, "it runs", living.messages)
+    assert living.poise("down", "--leave").code == 0
+    assert set(before) <= set(living.tasks())
+    living.file("other.yaml", "kind: fleet\nname: other\nnodes: {left: {cpu: 2, memory: 2GiB}}\n")
+    done = living.poise("up", "--port", "0", *options)
+    assert done.code == 0, done.err
+    names = ["left"] if len(options) > 1 else [os.uname().nodename]
+    until(lambda: sorted(nodes(living)) == names, "the others are forgotten", living.messages)
+    assert living.client().status().fleet == ("other" if len(options) > 1 else "")
+    assert living.poise("wait", job).code == 0
+    [task] = living.client().job(job).tasks
+    assert (task.epoch, task.node, [attempt.outcome for attempt in task.attempts]) == (2, names[0], ["lost"])
+    assert diary.endings() == [f"{job}.main"], "the first attempt was ended"
+    until(lambda: not any((living.home.nodes / name).exists() for name in NODES), "its nodes are gone", living.messages)
+    assert not set(before) & set(living.processes())
+
+
+def test_this_machine_is_forgotten_when_a_fleet_takes_its_place(living: Living) -> None:
+    living.up()
+    until(lambda: nodes(living), "it has joined", living.messages)
+    assert living.poise("submit", "--name", "long", "--", "sleep", "600").code == 0
+    before = until(living.tasks, "it runs", living.messages)
+    assert living.poise("down", "--leave").code == 0
+    start(living)
+    until(lambda: not set(before) & set(living.processes()), "it is ended there", living.messages)
+    until(lambda: living.client().job("long").status == "running", "it runs elsewhere", living.messages)
+    assert living.client().job("long").tasks[0].node in NODES
 
 
 def test_a_fleet_that_cannot_be_is_refused_before_anything_starts(living: Living) -> None:

@@ -5,6 +5,8 @@ control plane is away it goes on with what it was given and tries again; when it
 
 With `--declared` it offers what a fleet file says of its node instead of what is found here. Its commands run on what
 there is: declared cores are not bound, and nothing is measured of declared devices.
+
+With `--retire` it ends what a node of an earlier fleet still runs, removes the node's folder, and is done.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections import deque
@@ -270,16 +273,47 @@ async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> N
     await keepers.close(quit=True)
 
 
+async def _retire(home: Home, folder: Path) -> None:
+    """Stops what the keepers of a folder run, as a cancelled job is stopped. Its outcome is history to everybody."""
+    incarnation = incarnation_of(boot_id(), await asyncio.to_thread(identity, folder))
+    cgroups = await asyncio.to_thread(probe_cgroups, incarnation[-12:])
+    keepers = Keepers(folder / "keepers", home.logs, node=folder.name, gangs=home.gangs, cgroups=cgroups)
+    left: set[Attempt] = set()
+    over = asyncio.Event()
+
+    def on_change(_: Sequence[Running], ended: Sequence[Ended]) -> None:
+        left.difference_update(one.attempt for one in ended)
+        if not left:
+            over.set()
+
+    keepers.on_change = on_change
+    observed = await keepers.open()
+    left.update(one.launch.attempt for one in observed.held)
+    _log.info("node %s: %d attempts to end", folder.name, len(left))
+    for one in observed.held:
+        keepers.stop(one.launch.attempt)
+    if left:
+        await over.wait()
+    keepers.forget([*(one.launch.attempt for one in observed.held), *(one.attempt for one in observed.ended)])
+    await keepers.close(quit=True)
+    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m poise.agent", description="the agent of one node")
     parser.add_argument("home", type=Path)
     parser.add_argument("--name", default=os.uname().nodename)
     parser.add_argument("--declared", type=Path, help="compiled fleet that says what this node offers")
+    parser.add_argument("--retire", type=Path, help="folder of a node that is no longer part of the fleet")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
     home = Home(options.home.resolve())
     try:
         ensure_home(home)
+        if options.retire is not None:
+            with take_lock(options.retire / "lock", "agent"):
+                uvloop.run(_retire(home, options.retire.resolve()))
+            return 0
         folder = home.node if options.declared is None else home.nodes / options.name
         with take_lock(folder / "lock", "agent"):
             uvloop.run(_main(home, folder, options.name, options.declared))

@@ -11,6 +11,7 @@ _FLAGS = [
     click.option("-g", "--gpu", metavar="N", help="Whole devices for each task."),
     click.option("--gpu-memory", metavar="BYTES", help="Memory that each device must have, e.g. 12GiB."),
     click.option("--gpu-share", metavar="PART", help="The part of each device's compute, e.g. 0.5."),
+    click.option("--gpu-kind", metavar="KIND", help="Devices of this kind: gpu, npu, or as the fleet calls it."),
     click.option("--gpu-model", metavar="MODEL", multiple=True, help="Only devices of this model. Repeatable."),
     click.option(
         "--precision", metavar="NAME", help="What it computes in, e.g. fp16, or wider where a device lacks it."
@@ -51,6 +52,8 @@ def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
         for field in ("gpu", "gpu_memory", "gpu_share", "precision", "network", "cpu", "memory")
         if flags[field] is not None
     }
+    if flags["gpu_kind"] is not None:
+        resources["gpu_kind"] = flags["gpu_kind"]
     if flags["gpu_model"]:
         resources["gpu_model"] = list(flags["gpu_model"])
     if resources:

@@ -31,7 +31,7 @@ from poise.units import format_bytes, format_cpu, format_duration
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("job")
 def explain(job: str, everything: bool, as_json: bool) -> int:
-    """Tell all there is to say of JOB (id or name).
+    """Tell all there is to say of JOB (id, name, or JOB.TASK).
 
     Of what waits: every reason by name, which nodes refuse and why, what has to end for it, who is served before it,
     and when it is expected to start. Of what runs: why there, and what is left. Of what is over: what happened.
@@ -55,7 +55,10 @@ def explain(job: str, everything: bool, as_json: bool) -> int:
 @click.argument("job")
 @click.argument("node")
 def why_not(job: str, node: str, as_json: bool) -> int:
-    """Tell every reason against NODE for JOB; where it would fit, how the node scores beside the chosen one."""
+    """Tell every reason against NODE for JOB (id, name, or JOB.TASK).
+
+    Where it would fit: how the node scores beside the chosen one.
+    """
     home = current_home()
     if _is_up(home):
         told = connected(home).why_not(job, node)
@@ -103,7 +106,10 @@ def plan(source: tuple[str, ...], everything: bool, as_json: bool, **flags: Any)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("job")
 def unblock(job: str, as_json: bool) -> int:
-    """Find the smallest change of each kind that lets JOB start now, each tried on the scheduler itself."""
+    """Find the smallest change of each kind that lets JOB (id, name, or JOB.TASK) start now.
+
+    Each is tried on the scheduler itself. Smaller requests come first, then what it costs others, then more hardware.
+    """
     home = current_home()
     if _is_up(home):
         told = connected(home).unblock(job)
@@ -221,6 +227,7 @@ def _draw_plan(told: PlanReport) -> None:
 def _draw_unblock(told: UnblockReport) -> None:
     if told.text:
         click.echo(f"{f'{told.unit}: ' if told.unit else ''}{told.text}")
+    if not told.suggestions:
         return
     click.echo(f"{click.style(told.unit, bold=True)} would start now if one of these were so, the smallest first:")
     for suggestion in told.suggestions:

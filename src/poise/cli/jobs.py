@@ -52,7 +52,7 @@ def ls(everything: bool, as_json: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("job")
 def show(job: str, as_json: bool) -> int:
-    """Show JOB (id or name): what ran where and when, why it was placed there, and every reason why something waits."""
+    """Show JOB (id, name, or JOB.TASK): what ran where and when, why there, and every reason why something waits."""
     from poise.cli import offline
 
     home = current_home()

@@ -11,7 +11,7 @@ from poise.model.reports import LogPiece
 
 @click.command()
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job is over.")
-@click.option("--task", default="", metavar="NAME", help="Only this task of the job.")
+@click.option("--task", default="", metavar="NAME", help="Only this task of the job, as JOB.NAME does.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value: what each attempt wrote, by stream.")
 @click.argument("job")
 def logs(job: str, follow: bool, task: str, as_json: bool) -> int:
@@ -19,8 +19,6 @@ def logs(job: str, follow: bool, task: str, as_json: bool) -> int:
     from poise.cli import offline
 
     home = current_home()
-    if "." in job and not task:
-        job, _, task = job.partition(".")
     up = running(home) or supervised(home)
     lines = connected(home).logs(job, task=task, follow=follow) if up else offline.logs(home, job, task)
     written: dict[tuple[str, int, str], bytes] = {}

@@ -15,6 +15,7 @@ COMMANDS = {
     "run": ("poise.cli.run", "Run a command here, now or when there is room, and stream what it writes"),
     "up": ("poise.cli.up", "Start the control plane and the agent of this machine"),
     "down": ("poise.cli.up", "Stop them"),
+    "status": ("poise.cli.up", "Tell what runs here: which policy decides, on which fleet, how much there is to do"),
     "submit": ("poise.cli.submit", "Submit a job or a graph from a file, or a command, and return"),
     "ls": ("poise.cli.jobs", "List jobs"),
     "show": ("poise.cli.jobs", "Show a job: its tasks, where they ran, why they wait"),

@@ -1,5 +1,6 @@
 """`poise nodes` and `poise drain`."""
 
+import contextlib
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +9,7 @@ import click
 
 from poise.cli.home import connected, current_home, running, supervised
 from poise.cli.render import print_json, print_table, say, status_text
+from poise.config import Home
 from poise.model.reports import DeviceReport, NodeReport, report_of
 from poise.units import format_bytes, format_cpu, format_rate
 
@@ -42,10 +44,21 @@ def nodes(fleet_file: Path | None, as_json: bool) -> int:
 
 def read_fleet(path: Path) -> "DeclaredFleet":
     """Compile a fleet file. Raises `SpecError`."""
-    from poise.drivers.yamlfile import load_yaml
+    from poise.drivers.yamlfile import load_kind
     from poise.model.fleetfile import compile_fleet
 
-    return compile_fleet(load_yaml(path))
+    return compile_fleet(load_kind(path, "fleet"))
+
+
+def declared_fleet(home: Home) -> "DeclaredFleet | None":
+    """The fleet that a home has instead of this machine; none where it is damaged, too."""
+    import msgspec
+
+    from poise.model.fleetfile import DeclaredFleet
+
+    with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):  # what is damaged can be replaced
+        return msgspec.json.decode(home.fleet.read_bytes(), type=DeclaredFleet)
+    return None
 
 
 def _show(found: list[NodeReport], as_json: bool) -> None:
@@ -78,7 +91,9 @@ def _devices_text(node: NodeReport) -> str:
 
 def _device_text(device: DeviceReport) -> str:
     held = f" ({device.held_by})" if device.held_by else ""
-    return f"{device.model or device.kind} {format_bytes(device.memory)}{held}"
+    whole, rest = divmod(device.memory, 10**9)  # data sheets and fleet files count in GB, drivers in bytes
+    memory = f"{whole} GB" if not rest else format_bytes(device.memory)
+    return f"{device.model or device.kind} {memory}{held}"
 
 
 @click.command()

@@ -4,16 +4,27 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from poise import __version__
+from poise.cli.nodes import declared_fleet
 from poise.cli.render import say
 from poise.config import Home
 from poise.drivers.devices import probe_node
 from poise.drivers.security import ensure_home
 from poise.drivers.sqlite import LogReader
-from poise.errors import NotFound
-from poise.kernel.explain import job_report, node_report, question
-from poise.kernel.ledger import JobState, Ledger, NodeState
+from poise.kernel.explain import job_report, node_report, question, status_report
+from poise.kernel.find import find, found_report
+from poise.kernel.ledger import Ledger, NodeState
 from poise.model.events import Event, NodeJoined, decode_event
-from poise.model.reports import Explanation, JobReport, LogLine, NodeReport, PlanReport, UnblockReport, WhyNot
+from poise.model.reports import (
+    Explanation,
+    JobReport,
+    LogLine,
+    NodeReport,
+    PlanReport,
+    StatusReport,
+    UnblockReport,
+    WhyNot,
+)
 
 if TYPE_CHECKING:
     from poise.kernel.controller import Controller
@@ -37,11 +48,10 @@ def load(home: Home) -> Ledger:
         reader.close()
 
 
-def find(ledger: Ledger, name: str) -> JobState:
-    job = ledger.find_job(name)
-    if job is None:
-        raise NotFound(f"there is no job `{name}` in the log", field="job", have=name, hint="`poise ls --all`")
-    return job
+def status(home: Home) -> StatusReport:
+    """What the log says, and the fleet that is declared."""
+    fleet = declared_fleet(home)
+    return status_report(load(home), __version__, fleet=fleet.name if fleet else "", up=False)
 
 
 def jobs(home: Home, *, everything: bool) -> list[JobReport]:
@@ -52,7 +62,7 @@ def jobs(home: Home, *, everything: bool) -> list[JobReport]:
 
 def job(home: Home, name: str) -> JobReport:
     ledger = load(home)
-    return job_report(ledger, find(ledger, name), ledger.now, tasks=True)
+    return found_report(ledger, find(ledger, name), ledger.now)
 
 
 def nodes(home: Home) -> list[NodeReport]:
@@ -117,7 +127,8 @@ def _resumed(ledger: Ledger) -> "tuple[ClusterPolicy, Controller]":
 def _asked(controller: "Controller", name: str, *, everything: bool = False) -> "tuple[Snapshot, Question]":
     ledger = controller.ledger
     view = controller.snapshot(ledger.now)
-    return view, question(ledger, find(ledger, name), view, everything=everything)
+    found = find(ledger, name)
+    return view, question(ledger, found.job, view, units=found.units, everything=everything)
 
 
 def logs(home: Home, name: str, task: str) -> Iterator[LogLine]:
@@ -127,9 +138,9 @@ def logs(home: Home, name: str, task: str) -> Iterator[LogLine]:
     from poise.drivers.joblogs import follow_job
 
     ledger = load(home)
-    found = find(ledger, name)
+    found = find(ledger, name, task)
 
     async def gather() -> list[LogLine]:
-        return [line async for line in follow_job(home.logs, lambda: ledger, found.id, task, follow=False)]
+        return [line async for line in follow_job(home.logs, lambda: ledger, found.job.id, found.tasks, follow=False)]
 
     yield from asyncio.run(gather())

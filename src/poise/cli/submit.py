@@ -9,7 +9,7 @@ import click
 from poise.cli.asking import asked, asking
 from poise.cli.home import connected, current_home, user_name
 from poise.cli.render import print_json, say, tell
-from poise.drivers.yamlfile import load_yaml
+from poise.drivers.yamlfile import load_kind
 from poise.errors import SpecError
 
 
@@ -53,7 +53,7 @@ def asked_for(source: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
 
 def read_spec(path: Path, environ: dict[str, str]) -> dict[str, Any]:
     """A file's job, with its folder made absolute and declared variables taken from the environment."""
-    spec = load_yaml(path)
+    spec = load_kind(path, "job")
     if not isinstance(spec, dict):
         raise SpecError("the file holds no job", code="E101", field=str(path), need="a mapping", hint="run: echo hello")
     folder = spec.get("folder")

@@ -1,6 +1,5 @@
 """`poise up` and `poise down`."""
 
-import contextlib
 import os
 import signal
 import sys
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from poise.cli.home import current_home, ensure_up, running, supervised
-from poise.cli.nodes import read_fleet
+from poise.cli.nodes import declared_fleet, read_fleet
 from poise.cli.render import print_json, say
 from poise.client import Client, failure_of
 from poise.config import Home, Times
@@ -66,7 +65,12 @@ def up(
     foreground: bool,
     as_json: bool,
 ) -> int:
-    """Start the control plane and the agent of this machine, or of a declared fleet's nodes, and keep them alive."""
+    """Start the control plane and the agent of this machine, or of a declared fleet's nodes, and keep them alive.
+
+    A fleet is kept for this home until another is given, or --no-fleet; a policy decides until `poise down`. While
+    Poise is up, another fleet or policy is refused with exit code 1: `poise down --leave` first, and running work goes
+    on.
+    """
     if fleet_file and no_fleet:
         raise click.UsageError("`--fleet` and `--no-fleet` exclude each other")
     home = current_home()
@@ -82,12 +86,14 @@ def up(
             raise Conflict("Poise is up already", code="E204", field=str(home.root), hint="`poise down`")
         program = str(Path(__file__).parent.parent / "control" / "supervisor.py")
         os.execv(sys.executable, [sys.executable, "-S", program, str(home.root), *options])  # noqa: S606 — our own program
-    already = running(home)
+    already = running(home) or supervised(home)
+    if already and _was_given("policy"):
+        _check_policy(Client(home).status().policy, label, policy)
     client = ensure_up(home, *options)
     client.stay()
     status = client.status()
-    if already and status.policy != label and click.get_current_context().get_parameter_source("policy"):
-        say(f"poise: up already, under policy {status.policy}; `poise down` first to change it")
+    if already and (_was_given("port") or _was_given("decide_within")):
+        say("poise: it was up already; `--port` and `--decide-within` count when it starts")
     if as_json:
         print_json(status)
     else:
@@ -96,14 +102,59 @@ def up(
     return 0
 
 
+def _was_given(option: str) -> bool:
+    """Whether it was typed, and is not the default."""
+    return click.get_current_context().get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE
+
+
+def _check_policy(current: str, label: str, given: str) -> None:
+    if current != label:
+        raise Conflict(
+            "it is up under another policy",
+            field="--policy",
+            need=label,
+            have=current,
+            hint=f"`poise down --leave`, then `poise up --policy {given}`; running work goes on",
+        )
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def status(as_json: bool) -> int:
+    """Tell what runs here: whether Poise is up, which policy decides, on which fleet, and how much there is to do."""
+    home = current_home()
+    if running(home) or supervised(home):
+        report = Client(home).status()
+    else:
+        from poise.cli import offline
+
+        report = offline.status(home)
+        say("poise: no control plane is running; this is what the log says")
+    if as_json:
+        print_json(report)
+        return 0
+    lost = f", {report.lost} of them lost" if report.lost else ""
+    refused = "" if report.accepting or not report.up else ", which cannot be written: nothing new is accepted"
+    for name, text in (
+        ("home", f"{home.root}, {'up' if report.up else 'not up'}"),
+        ("policy", report.policy or "-"),
+        ("fleet", f"{report.fleet}, declared" if report.fleet else "this machine"),
+        ("nodes", f"{report.nodes}{lost}"),
+        ("jobs", f"{report.unfinished} unfinished; {report.active} units placed, {report.pending} pending"),
+        ("log", f"revision {report.revision}, term {report.term}{refused}"),
+    ):
+        click.echo(f"{name:<8}{text}")
+    return 0
+
+
 def _settle_policy(home: Home, policy: str) -> tuple[str, str]:
     """What the control plane is told, and what it will call it. A user's code is tried here, where errors are seen."""
     import msgspec
 
     from poise.drivers.plugins import choose, choose_document, is_file
-    from poise.drivers.yamlfile import load_yaml
+    from poise.drivers.yamlfile import load_kind
 
-    document = load_yaml(Path(policy)) if is_file(policy) else None
+    document = load_kind(Path(policy), "policy") if is_file(policy) else None
     choice = choose_document(document) if is_file(policy) else choose(policy)
     if choice.foreign:
         from poise.control.decider import try_out
@@ -123,12 +174,9 @@ def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFle
     """The fleet that this home has from now on: as given, or as it was left. It changes only while nothing runs."""
     import msgspec
 
-    from poise.model.fleetfile import DeclaredFleet, check_local
+    from poise.model.fleetfile import check_local
 
-    kept = None
-    if home.fleet.exists():
-        with contextlib.suppress(msgspec.MsgspecError):  # what is damaged can be replaced
-            kept = msgspec.json.decode(home.fleet.read_bytes(), type=DeclaredFleet)
+    kept = declared_fleet(home)
     if file is None and not no_fleet:
         return kept
     wanted = read_fleet(file) if file else None
@@ -136,11 +184,13 @@ def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFle
         return wanted
     if running(home) or supervised(home):
         raise Conflict(
-            "Poise is up with other nodes",
+            "it is up with other nodes",
             field="--fleet" if file else "--no-fleet",
             have=f"fleet {kept.name}" if kept else "this machine",
-            hint="`poise down` first",
+            hint=f"`poise down --leave`, then `poise up {f'--fleet {file}' if file else '--no-fleet'}`; "
+            "work of nodes that are gone starts anew on others",
         )
+    _stop(home.node / "lock", *sorted(home.nodes.glob("*/lock")))  # agents whose supervisor was killed
     if wanted is None:
         home.fleet.unlink()
         return None

@@ -58,7 +58,7 @@ def main() -> int:
     )
     parser.add_argument("--history", type=int, default=10_000, help="finished jobs kept in the ledger")
     parser.add_argument("--until-idle", action="store_true", help="end once no job is left")
-    parser.add_argument("--fleet", type=Path, help="compiled fleet whose throughput table is used [HOME/fleet.json]")
+    parser.add_argument("--fleet", type=Path, help="compiled fleet that is declared here [HOME/fleet.json]")
     parser.add_argument("--log-limit", type=int, default=0, help="bytes that the log may take; 0: the disk's room")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
@@ -102,11 +102,14 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
     settle_memory()
     boot, boottime = boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     clock = SystemClock(Instant(ledger.resume_at(boot, boottime, time.time())))
+    fleet = _declared(options.fleet or home.fleet)
     settings = Settings(
         policy=choice.label,
         history=options.history,
         version=__version__,
-        throughputs=_throughputs(options.fleet or home.fleet),
+        throughputs=fleet.throughputs if fleet else {},
+        fleet=fleet.name if fleet else "",
+        declared=tuple(node.name for node in fleet.nodes) if fleet else (),
         triggers=choice.recipe.triggers if choice.recipe else Triggers(),
     )
     decider = decider_for(choice, Times(decide=options.decide_within))
@@ -148,12 +151,12 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
     return WANTED_AGAIN if lifetime.wanted_again else 0
 
 
-def _throughputs(path: Path) -> dict[str, float]:
-    """The throughput table of a declared fleet; empty where none is declared."""
+def _declared(path: Path) -> DeclaredFleet | None:
+    """The declared fleet, where there is one."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=DeclaredFleet).throughputs
+        return msgspec.json.decode(path.read_bytes(), type=DeclaredFleet)
     except FileNotFoundError:
-        return {}
+        return None
     except msgspec.MsgspecError as error:
         raise SpecError(
             f"the declared fleet cannot be read: {error}", code="E101", field=str(path), hint="`poise up --fleet FILE`"

@@ -21,11 +21,12 @@ from poise.control.lifetime import Lifetime
 from poise.control.openapi import CompleteDocument, LoggedEvent
 from poise.control.plane import Plane
 from poise.drivers.joblogs import follow_job
-from poise.errors import ErrorRecord, NotFound, PoiseError
+from poise.errors import ErrorRecord, PoiseError
 from poise.kernel import controller as machine
 from poise.kernel import whatif
-from poise.kernel.explain import Question, job_report, node_report, question
-from poise.kernel.ledger import JobState, Ledger
+from poise.kernel.explain import Question, job_report, node_report, question, status_report
+from poise.kernel.find import Found, find, found_report
+from poise.kernel.ledger import Ledger
 from poise.model.events import Held, NodeLevelled, Placed, PolicyFailed, Preempted, Triggered
 from poise.model.reports import (
     Explanation,
@@ -76,12 +77,9 @@ class DrainRequest(msgspec.Struct, frozen=True):
 def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined: Callable[[], ClusterPolicy]) -> App:
     """The whole API behind its guard. `imagined` gives the policy in charge, to be asked what if."""
 
-    async def settled_job(name: str) -> tuple[Ledger, JobState]:
+    async def settled_job(name: str, task: str = "") -> tuple[Ledger, Found]:
         ledger = await plane.settled()
-        job = ledger.find_job(name)
-        if job is None:
-            raise NotFound(f"there is no job `{name}`", field="job", have=name, hint="`poise ls --all` lists the jobs")
-        return ledger, job
+        return ledger, find(ledger, name, task)
 
     deciding = asyncio.Lock()
 
@@ -93,7 +91,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
     async def asked_about(name: str, everything: bool = False) -> tuple[Snapshot, Question]:
         ledger, found = await settled_job(name)
         view = plane.controller.snapshot(plane.clock.now())
-        return view, question(ledger, found, view, everything=everything)
+        return view, question(ledger, found.job, view, units=found.units, everything=everything)
 
     @get("/healthz", summary="Whether the control plane is ready", security=[])
     async def health() -> dict[str, bool]:
@@ -102,17 +100,8 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
     @get("/v1/status", summary="The control plane at a glance")
     async def status() -> StatusReport:
         ledger = await plane.settled()
-        return StatusReport(
-            version=__version__,
-            policy=ledger.policy,
-            term=ledger.term,
-            revision=ledger.revision,
-            accepting=plane.controller.accepting,
-            unfinished=ledger.unfinished_jobs(),
-            pending=ledger.pending(),
-            active=ledger.active(),
-            nodes=len(ledger.nodes),
-        )
+        controller = plane.controller
+        return status_report(ledger, __version__, fleet=controller.settings.fleet, accepting=controller.accepting)
 
     @post("/v1/jobs", summary="Submit a job (or, as application/x-ndjson, a stream of them)", status_code=201)
     async def submit(data: Submission, if_revision: Revision | None = None) -> Submitted:
@@ -127,13 +116,13 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
         shown = ledger.jobs.values() if all_jobs else ledger.recent_jobs(RECENT)
         return [job_report(ledger, job, now, tasks=False) for job in shown]
 
-    @get("/v1/jobs/{name:str}", summary="One job with its tasks; `wait` seconds for it to be over")
+    @get("/v1/jobs/{name:str}", summary="One job with its tasks, or some of them; `wait` seconds for it to be over")
     async def job(name: str, wait: float = 0.0) -> JobReport:
         ledger, found = await settled_job(name)
-        if wait > 0 and not found.ended:
-            await plane.job_over(found.id, min(wait, MAX_WAIT))
-            ledger, found = await settled_job(found.id)
-        return job_report(ledger, found, plane.clock.now(), tasks=True)
+        if wait > 0 and not found.job.ended:
+            await plane.job_over(found.job.id, min(wait, MAX_WAIT))
+            ledger = await plane.settled()
+        return found_report(ledger, found, plane.clock.now())
 
     @post(
         "/v1/jobs/{name:str}/cancel",
@@ -171,8 +160,8 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
 
     @get("/v1/jobs/{name:str}/logs", summary="What a job wrote, as lines of JSON; `follow` until it is over")
     async def logs(name: str, follow: bool = False, task: str = "") -> Stream:
-        _, found = await settled_job(name)
-        pieces = follow_job(home.logs, lambda: plane.ledger, found.id, task, follow=follow)
+        _, found = await settled_job(name, task)
+        pieces = follow_job(home.logs, lambda: plane.ledger, found.job.id, found.tasks, follow=follow)
         return Stream(_lines(pieces), media_type="application/x-ndjson")
 
     @get("/v1/nodes", summary="Nodes, what they have and what is taken")

@@ -3,12 +3,16 @@
     python -S supervisor.py HOME [--until-idle] [options of the control plane …]
 
 There is one agent, of this machine; or, where the home has a declared fleet (`fleet.json`), one for each of its nodes.
+What nodes of an earlier fleet left running is ended once, by an agent that retires them: their work has been given up.
 
 A child that ends is started again, at once the first time and after a pause that doubles to five seconds when it keeps
 ending. A control plane that ends with code 0 was told to, with code 3 cannot start until a person acts: then the agents
 are ended too, and so is this process. Whoever holds the locks already (children of a supervisor that was killed) is
 left alone, and replaced only when it is gone.
 """
+
+# pathlib would be the dearest import here:
+# ruff: noqa: PTH103, PTH108, PTH112, PTH118, PTH123, PTH208
 
 import contextlib
 import fcntl
@@ -70,7 +74,7 @@ class Child:
 
 def held_by_other(path: str) -> bool:
     try:
-        with open(path, "r+") as file:  # noqa: PTH123 — pathlib would be the dearest import here
+        with open(path, "r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return False
     except FileNotFoundError:
@@ -95,27 +99,34 @@ def take(path: str) -> bool:
     return False
 
 
-def agents(home: str) -> list[Child]:
-    """The agents to keep: of the declared fleet's nodes, or of this machine."""
+def agents(home: str) -> tuple[list[Child], list[Child]]:
+    """The agents to keep, of the declared fleet's nodes or of this machine; and those that retire other nodes."""
     program = [sys.executable, "-m", "poise.agent", home]
-    declared = os.path.join(home, "fleet.json")  # noqa: PTH118
+    declared = os.path.join(home, "fleet.json")
+    node, nodes = os.path.join(home, "node"), os.path.join(home, "nodes")
     try:
-        with open(declared) as file:  # noqa: PTH123
+        with open(declared) as file:
             names = [node["name"] for node in json.load(file)["nodes"]]
     except FileNotFoundError:
-        return [Child(program, os.path.join(home, "node", "lock"))]  # noqa: PTH118
+        kept = {node: Child(program, os.path.join(node, "lock"))}
     except (ValueError, KeyError, TypeError):
-        return []  # it is damaged, and the control plane says so
-    return [
-        Child([*program, "--declared", declared, "--name", name], os.path.join(home, "nodes", name, "lock"))  # noqa: PTH118
-        for name in names
-    ]
+        return [], []  # it is damaged, and the control plane says so
+    else:
+        folders = {os.path.join(nodes, name): name for name in names}
+        kept = {
+            folder: Child([*program, "--declared", declared, "--name", name], os.path.join(folder, "lock"))
+            for folder, name in folders.items()
+        }
+    there = [node] if os.path.isdir(node) else []
+    there += [os.path.join(nodes, name) for name in sorted(os.listdir(nodes))] if os.path.isdir(nodes) else []
+    left = [folder for folder in there if folder not in kept]
+    return list(kept.values()), [Child([*program, "--retire", folder], os.path.join(folder, "lock")) for folder in left]
 
 
 def run(home: str, options: list[str]) -> int:
     """Supervise until told to stop. Returns the exit code."""
-    control = Child([sys.executable, "-m", "poise.control", home, *options], os.path.join(home, "lock"))  # noqa: PTH118
-    nodes = agents(home)
+    control = Child([sys.executable, "-m", "poise.control", home, *options], os.path.join(home, "lock"))
+    nodes, retiring = agents(home)
     stopping = False
 
     def stop(*_: object) -> None:
@@ -131,7 +142,7 @@ def run(home: str, options: list[str]) -> int:
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     while not stopping:
-        for child in (control, *nodes):
+        for child in (control, *nodes, *retiring):
             child.start_if_due()
         _sleep(wakeup)
         code = control.ended()
@@ -139,8 +150,9 @@ def run(home: str, options: list[str]) -> int:
             break
         for node in nodes:
             node.ended()
+        retiring = [node for node in retiring if node.ended() != 0]
     stop_all([control])  # first, so that the nodes' end is no loss to it
-    stop_all(nodes)
+    stop_all([*nodes, *retiring])
     return 0
 
 
@@ -164,12 +176,12 @@ def _sleep(wakeup: int) -> None:
 
 def main() -> int:
     home, options = sys.argv[1], sys.argv[2:]
-    os.makedirs(home, mode=0o700, exist_ok=True)  # noqa: PTH103
-    if not take(os.path.join(home, "supervisor")):  # noqa: PTH118
+    os.makedirs(home, mode=0o700, exist_ok=True)
+    if not take(os.path.join(home, "supervisor")):
         return 0  # somebody keeps this home already
-    if not held_by_other(os.path.join(home, "lock")):  # noqa: PTH118
+    if not held_by_other(os.path.join(home, "lock")):
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(home, "stay"))  # noqa: PTH108, PTH118 — the wish was for the run before this one
+            os.unlink(os.path.join(home, "stay"))  # the wish was for the run before this one
     return run(home, options)
 
 

@@ -1,7 +1,7 @@
 """What a whole job wrote: the streams of all its tasks' attempts, in order, followed until the job is over."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 
 from poise.drivers.logs import piece
@@ -17,16 +17,16 @@ LATER = 0.25
 
 
 async def follow_job(
-    logs: Path, ledger: Callable[[], Ledger], job_id: str, task: str, *, follow: bool
+    logs: Path, ledger: Callable[[], Ledger], job_id: str, tasks: Collection[str], *, follow: bool
 ) -> AsyncIterator[LogLine]:
-    """Pieces as they are written. `task` names one task, or all when empty."""
+    """Pieces of what these tasks of a job write, as they are written."""
     offsets: dict[tuple[Attempt, str], int] = {}
     pause = SOON
     while True:
         job = ledger().jobs.get(job_id)
         over = job is None or bool(job.ended) or not follow
         found = False
-        for attempt in _attempts(job, task) if job is not None else ():
+        for attempt in _attempts(job, tasks) if job is not None else ():
             out, err = log_paths(logs, attempt)
             for stream, path in (("out", out), ("err", err)):
                 while True:
@@ -43,11 +43,11 @@ async def follow_job(
         await asyncio.sleep(pause)
 
 
-def _attempts(job: JobState, task: str) -> list[Attempt]:
+def _attempts(job: JobState, tasks: Collection[str]) -> list[Attempt]:
     attempts = []
     for unit in job.units:
         for spec, state in zip(unit.spec.tasks, unit.tasks, strict=True):
-            if task in ("", spec.name, f"{job.id}.{spec.name}"):
+            if spec.name in tasks:
                 name = f"{job.id}.{spec.name}"
                 attempts += [Attempt(name, past.epoch) for past in state.past]
                 if unit.epoch and (state.status != "idle"):

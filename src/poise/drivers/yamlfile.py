@@ -6,12 +6,13 @@ catches aliases that multiply), a key given twice. `yes`, `no`, `on`, `off` and 
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from poise.config import MAX_BODY
 from poise.errors import SpecError
+from poise.units import format_bytes
 
 MAX_DEPTH = 32
 MAX_NODES = 200_000
@@ -68,8 +69,8 @@ def load_yaml(path: Path) -> Any:
                 "the file is too large",
                 code="E101",
                 field=str(path),
-                need=f"at most {MAX_BODY} bytes",
-                have=f"{max(path.stat().st_size, len(content))} bytes",
+                need=f"at most {format_bytes(MAX_BODY)}",
+                have=format_bytes(max(path.stat().st_size, len(content))),
                 hint="a task cut by data: `parts: 100` instead of 100 tasks",
             )
         text = content.decode()
@@ -82,6 +83,38 @@ def load_yaml(path: Path) -> Any:
             "the file is not UTF-8 text", code="E101", field=str(path), have=str(error), hint=f"`file {path}`"
         ) from None
     return parse_yaml(text, str(path))
+
+
+def load_kind(path: Path, wanted: Literal["job", "fleet", "policy"]) -> Any:
+    """The one document of a file of this kind. Raises `SpecError` for one that looks like a file of another."""
+    document = load_yaml(path)
+    found = _kind_of(document)
+    if found not in ("", wanted):
+        raise SpecError(
+            f"this looks like a {found} file, not a {wanted} file",
+            field=str(path),
+            need=f"a {wanted} file",
+            have=f"a {found} file",
+            hint=f"`{_USED_BY[found]} {path}`",
+        )
+    return document
+
+
+_USED_BY = {"job": "poise submit", "fleet": "poise up --fleet", "policy": "poise up --policy"}
+_TELLING = {"job": ("run", "tasks", "artifacts"), "fleet": ("nodes",), "policy": ("extends", "score", "order")}
+"""Fields that files of one kind have only."""
+
+
+def _kind_of(document: Any) -> str:
+    """What a document says that it is, or what its fields tell; empty if neither does."""
+    if not isinstance(document, dict):
+        return ""
+    said = document.get("kind")
+    if said in ("job", "graph"):
+        return "job"
+    if said in ("fleet", "policy"):
+        return str(said)
+    return next((kind for kind, fields in _TELLING.items() if any(field in document for field in fields)), "")
 
 
 def parse_yaml(text: str, name: str) -> Any:

@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from poise.errors import Busy, Conflict, NotFound, PoiseError, SpecError, StoreFull
+from poise.errors import Busy, Conflict, NotFound, PoiseError, StoreFull
+from poise.kernel.fitting import check_fits
 from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of
 from poise.kernel.schedulable import prepare
 from poise.kernel.verify import verify_place, verify_preempt
@@ -30,6 +31,7 @@ from poise.model.events import (
     JobCancelled,
     JobSubmitted,
     NodeDrained,
+    NodeForgotten,
     NodeJoined,
     NodeLevelled,
     NodeLost,
@@ -40,8 +42,8 @@ from poise.model.events import (
     Started,
     Triggered,
 )
-from poise.model.fleet import CPU, DEVICES, PLENTY, model_of
-from poise.model.jobs import Ending, Job, Unit
+from poise.model.fleet import CPU, DEVICES, PLENTY
+from poise.model.jobs import Ending, Job
 from poise.model.load import Load
 from poise.model.messages import (
     Acked,
@@ -57,12 +59,12 @@ from poise.model.messages import (
     ToAgent,
 )
 from poise.model.profiles import ENOUGH_RUNS
-from poise.model.resources import Device, Node
+from poise.model.resources import Node, is_declared
 from poise.model.spec import Compiled
 from poise.model.triggers import Triggers
 from poise.model.views import Snapshot
-from poise.policy.feasible import NAMED, can_do, capacity_when_empty, never, shortfall
-from poise.units import MILLISECOND, SECOND, format_cpu
+from poise.policy.feasible import NAMED
+from poise.units import MILLISECOND, SECOND
 
 ROUND = 200 * MILLISECOND
 """While anything waits, a round is decided at least this often, events or not."""
@@ -76,7 +78,9 @@ RECALL_AFTER = 2 * SECOND
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in nanoseconds. `dead_after`: silence after which a node is lost."""
+    """Times in nanoseconds. `dead_after`: silence after which a node is lost. `fleet` is the name of the declared
+    fleet and `declared` its nodes, where there is one.
+    """
 
     policy: str = "poise"
     history: int = 10_000
@@ -85,6 +89,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     throughputs: dict[str, float] = {}
     triggers: Triggers = Triggers()
+    fleet: str = ""
+    declared: tuple[str, ...] = ()
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -232,7 +238,9 @@ class Controller:
         return self._durable
 
     def begin(self, now: int, *, boot: str, boottime: int, wall: float) -> Sequence[Effect]:
-        """Take the log: a new term. Nodes that were up have the usual time to connect before they are lost."""
+        """Take the log: a new term. Nodes that were up have the usual time to connect before they are lost; those of
+        another fleet than the one declared now are forgotten.
+        """
         began = Began(
             at=now,
             term=self.ledger.term + 1,
@@ -244,6 +252,10 @@ class Controller:
             wall=wall,
         )
         self._commit(began)
+        for name, node in list(self.ledger.nodes.items()):
+            if name not in self.settings.declared and (self.settings.declared or is_declared(node.node)):
+                self._lose_attempts(name, now, f"node {name} is no longer part of the fleet")
+                self._commit(NodeForgotten(at=now, name=name))
         for name, node in self.ledger.nodes.items():
             if node.status == "up":
                 self._seen[name] = now
@@ -392,38 +404,8 @@ class Controller:
             )
         after = tuple(self._job(name, "after").id for name in compiled.after)
         for unit in compiled.units:
-            self._check_fits(unit)
+            check_fits(self.ledger.fleet(), unit)
         return compiled.job(self.ledger.next_job_id(), after, user)
-
-    def _check_fits(self, unit: Unit) -> None:
-        """Refuse what no node here could ever run, saying which comes closest."""
-        fleet = self.ledger.fleet()
-        if not len(fleet):
-            return
-        wanted = unit.least or len(unit.tasks)
-        room = max(capacity_when_empty(fleet, unit.shape_of(of)) for of in range(len(unit.variants) + 1))
-        if room >= wanted:
-            return
-        if room:
-            raise SpecError(
-                f"gang `{unit.name}` can never start whole",
-                code="E110",
-                field="workers",
-                need=f"{wanted} tasks of {unit.shape.describe()} at once",
-                have=f"room for {room} on all nodes together",
-                hint=f"workers: {room}",
-            )
-        kinds = [fleet.nodes[row] for row in fleet.likes]  # one node of each kind: the others lack the same
-        node = min(kinds, key=lambda node: shortfall(node, unit.shape))
-        lacks = "; ".join(reason.sentence() for reason in never(node, unit.shape))
-        raise SpecError(
-            f"`{unit.name}` asks for more than any node has",
-            code="E110",
-            field="resources",
-            need=unit.shape.describe(),
-            have=f"closest is {lacks}",
-            hint=f"`poise nodes` shows what there is; {_fitting_hint(node, unit)}",
-        )
 
     def _cancel(self, message: Cancel, now: int) -> str:
         job = self._job(message.job, "job")
@@ -760,23 +742,3 @@ class Controller:
 
 def _gist(reason: Reason) -> tuple[str, str, str]:
     return (reason.code, reason.subject, reason.need)
-
-
-def _memory(device: Device) -> int:
-    return device.memory
-
-
-def _fitting_hint(node: Node, unit: Unit) -> str:
-    """The same request, cut down to what the node has."""
-    shape = unit.shape
-    asks = [f"--cpu {format_cpu(min(shape.cpu, node.cpu))}"]
-    if shape.memory:
-        asks.append(f"--memory {min(shape.memory, node.memory) // 2**20}MiB")
-    if shape.gpus and node.devices:
-        right = [device for device in node.devices if can_do(model_of(device), shape.wants)] or list(node.devices)
-        fits = [device for device in right if device.memory >= shape.gpu_memory] or [max(right, key=_memory)]
-        asks.append(f"--gpu {min(shape.gpus, len(fits))}")
-        if shape.gpu_memory:
-            least = min(device.memory for device in fits)
-            asks.append(f"--gpu-memory {min(shape.gpu_memory, least) // 2**20}MiB")
-    return f"`{' '.join(asks)}` would fit on {node.name}"

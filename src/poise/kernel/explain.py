@@ -5,7 +5,7 @@ What has to be decided to be known (`poise explain`) is answered by `kernel/what
 all that it needs of the ledger, so that it may be answered while the ledger goes on.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -26,7 +26,7 @@ from poise.model.decisions import Reason, Why
 from poise.model.events import Preempted
 from poise.model.jobs import Ending
 from poise.model.load import LEVELS, Load
-from poise.model.reports import AttemptReport, JobReport, NodeReport, TaskReport, Told, report_of
+from poise.model.reports import AttemptReport, JobReport, NodeReport, StatusReport, TaskReport, Told, report_of
 from poise.model.resources import WHOLE
 from poise.model.views import Candidate, Snapshot
 from poise.units import format_bytes, format_duration
@@ -72,6 +72,7 @@ def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now:
     ending = task.ending or Ending(outcome="returned")
     has_ended = task.ending is not None
     started = task.started or (task.ended if has_ended else 0)
+    placed = unit.status not in ("waiting", "pending")  # else where it was is told by its attempts
     return TaskReport(
         task=f"{job.id}.{spec.name}",
         name=spec.name,
@@ -79,9 +80,9 @@ def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now:
         priority=unit.spec.priority.name.lower(),
         command=spec.argv,
         needs=unit.spec.needs,
-        node=task.node,
-        devices=task.devices,
-        cpus=task.cpus,
+        node=task.node if placed else "",
+        devices=task.devices if placed else (),
+        cpus=task.cpus if placed else (),
         pid=task.pid,
         epoch=unit.epoch,
         wait=max(0, (started or unit.ended or now) - unit.ready) if unit.ready else 0,
@@ -97,7 +98,7 @@ def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now:
         peak=ending.peak,
         limit=ending.limit,
         note=ending.note,
-        why=unit.why.sentence() if unit.why else "",
+        why=unit.why.sentence() if unit.why and placed else "",
         reasons=tuple(reason.sentence() for reason in reasons(ledger, job, unit, now)),
         attempts=tuple(
             AttemptReport(
@@ -214,37 +215,45 @@ class Question(NamedTuple):
     left_out: int
 
 
-def question(ledger: Ledger, job: JobState, view: Snapshot, *, everything: bool = False) -> Question:
-    """All that is to be known of a job to explain it on this view of the ledger."""
-    most = len(job.units) if everything else SOME
+def question(
+    ledger: Ledger,
+    job: JobState,
+    view: Snapshot,
+    *,
+    units: Sequence[UnitState] | None = None,
+    everything: bool = False,
+) -> Question:
+    """All that is to be known of a job, or of some of its units, to explain it on this view of the ledger."""
+    units = job.units if units is None else units
+    most = len(units) if everything else SOME
     alike: dict[object, list[UnitState]] = {}
-    for unit in job.units:
+    for unit in units:
         if unit.status == "pending":
             spec = unit.spec
             shapes = (spec.shape, *(variant.shape for variant in spec.variants))
             alike.setdefault((spec.priority, len(spec.tasks), spec.least, *shapes), []).append(unit)
-    active = [unit for unit in job.units if unit.status == "active"]
-    happened = story(ledger, job, most)
+    active = [unit for unit in units if unit.status == "active"]
+    happened = story(ledger, job, units, most)
     told = happened if everything else happened[:1] + happened[1:][-3 * SOME :]
     left_out = len(alike) + len(active) - min(len(alike), most) - min(len(active), most)
     return Question(
         job=job.id,
         name=job.name,
         status=job_status(job),
-        pending=tuple(_alike(ledger, units, view) for units in list(alike.values())[:most]),
-        waiting=tuple(_waiting(ledger, job, view.now)),
+        pending=tuple(_alike(ledger, of, view) for of in list(alike.values())[:most]),
+        waiting=tuple(_waiting(ledger, job, units, view.now)),
         active=tuple(_active(ledger, job, unit, view.now) for unit in active[:most]),
         story=tuple(told),
         left_out=left_out + len(happened) - len(told),
     )
 
 
-def story(ledger: Ledger, job: JobState, units: int) -> list[Told]:
-    """What has happened to a job so far, in order; of its units those that failed first, and so many in all."""
+def story(ledger: Ledger, job: JobState, units: Sequence[UnitState], most: int) -> list[Told]:
+    """What has happened to a job so far, in order; of these units those that failed first, and so many in all."""
     happened: list[tuple[int, str]] = [(job.submitted, f"submitted{f' by {job.user}' if job.user else ''}")]
-    begun = [unit for unit in job.units if unit.epoch or unit.over]
+    begun = [unit for unit in units if unit.epoch or unit.over]
     begun.sort(key=_failed_first)
-    for unit in begun[:units]:
+    for unit in begun[:most]:
         happened += _life(ledger, job, unit)
     if job.ended:
         code = exit_code(job)
@@ -278,6 +287,26 @@ def node_report(state: NodeState, load: Load | None = None) -> NodeReport:
     )
 
 
+def status_report(
+    ledger: Ledger, version: str, *, fleet: str = "", accepting: bool = False, up: bool = True
+) -> StatusReport:
+    """What there is at a glance."""
+    return StatusReport(
+        version=version,
+        policy=ledger.policy,
+        term=ledger.term,
+        revision=ledger.revision,
+        accepting=accepting,
+        unfinished=ledger.unfinished_jobs(),
+        pending=ledger.pending(),
+        active=ledger.active(),
+        nodes=len(ledger.nodes),
+        lost=sum(node.status == "lost" for node in ledger.nodes.values()),
+        fleet=fleet,
+        up=up,
+    )
+
+
 def exit_code(job: JobState) -> int | None:
     """0 when all is done, the first failed task's code, 125 when Poise could not run it, 130 when cancelled."""
     if not job.ended:
@@ -303,9 +332,9 @@ def _alike(ledger: Ledger, units: list[UnitState], view: Snapshot) -> Alike:
     return Alike(tuple(unit.id for unit in units), ledger.candidate(first), not_before, unseen)
 
 
-def _waiting(ledger: Ledger, job: JobState, now: int) -> list[After]:
+def _waiting(ledger: Ledger, job: JobState, units: Sequence[UnitState], now: int) -> list[After]:
     """What waits for other units, as one: for those of them that could run or do; and for other jobs."""
-    waiting = [unit for unit in job.units if unit.status == "waiting"]
+    waiting = [unit for unit in units if unit.status == "waiting"]
     if not waiting:
         return []
     by_name = {unit.spec.name: unit for unit in job.units}

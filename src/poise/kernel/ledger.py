@@ -35,6 +35,7 @@ from poise.model.events import (
     JobCancelled,
     JobSubmitted,
     NodeDrained,
+    NodeForgotten,
     NodeJoined,
     NodeLevelled,
     NodeLost,
@@ -607,6 +608,13 @@ class Ledger:
         node.level, node.hot = 0, False
         self._stale.add(event.name)
 
+    def _node_forgotten(self, event: NodeForgotten) -> None:
+        if self._on.pop(event.name, None):
+            raise InvariantBroken(f"node {event.name} was forgotten with attempts on it")
+        del self._state.nodes[event.name]
+        self._stale.discard(event.name)
+        self._fleet = None
+
     def _node_drained(self, event: NodeDrained) -> None:
         self._state.nodes[event.name].drained = event.on
         self._stale.add(event.name)
@@ -1038,7 +1046,8 @@ class Ledger:
 
     def _resident(self, unit: UnitState, index: int = 0) -> Resident:
         spec, task = unit.spec, unit.tasks[index]
-        model = model_under(self._state.nodes[task.node].node, task.devices) if task.node else ""
+        known = self._state.nodes.get(task.node)  # it may have ended on a node that was forgotten since
+        model = model_under(known.node, task.devices) if known is not None else ""
         return Resident(
             unit=unit.id,
             ordinal=unit.ordinal,
@@ -1079,6 +1088,7 @@ class Ledger:
             Held: self._held,
             NodeJoined: self._node_joined,
             NodeLost: self._node_lost,
+            NodeForgotten: self._node_forgotten,
             NodeDrained: self._node_drained,
             PolicyFailed: self._policy_failed,
             Remembered: self._remembered,

@@ -47,13 +47,26 @@ from poise.policy.hypothetical import LOOKED_AT, ClusterPolicy, Forecast
 from poise.policy.predict import Speeds
 from poise.policy.rank import Order
 from poise.policy.reclaim import Reservation, cost_of, ends, reserve
-from poise.units import HOUR, format_bytes, format_cpu, format_duration, format_rate
+from poise.units import (
+    HOUR,
+    format_bytes,
+    format_cpu,
+    format_duration,
+    format_rate,
+    parse_bytes,
+    parse_rate,
+    type_bytes,
+    type_rate,
+)
 
 FEW = 8
 """Names, units ahead and ends told where not all are asked for."""
 
 TRIED = 32
 """Nodes, jobs or kinds of node on which one kind of change is tried, the likeliest first; in large fleets fewer."""
+
+NEW = "the new one"
+"""What a node that is not there yet is called."""
 
 CERTAINLY_HELD = ("KEPT", "RESERVED", "BEHIND", "PREEMPTING", "PARTITION_BUSY")
 """Reasons of a policy against nodes that have room."""
@@ -592,13 +605,12 @@ def _planned(places: list[Place], job: str, artifacts: dict[str, list[str]], eve
 def unblock(policy: ClusterPolicy, view: Snapshot, asked: Question) -> UnblockReport:
     """The smallest change of each kind with which the job's first waiting unit starts now. Each was decided on.
 
-    Changes that give up nothing come first, then changes of what was asked, by the share that is given up; then a
-    higher priority, then what it costs others, then more hardware.
+    Changes of the job and of what is closed come first, by size: the share of what was asked that is given up, the
+    classes that its priority is raised as a share of all; nothing for a node that is opened. Then comes what it costs
+    others, then more hardware.
     """
     if not asked.pending:
-        text = "it runs" if asked.active else "it waits for other work" if asked.waiting else f"it is {asked.status}"
-        unit = next((of.candidate.unit for of in asked.active), "")
-        return UnblockReport(job=asked.job, unit=unit, revision=view.revision, text=f"nothing of it is blocked: {text}")
+        return _unblock_active(policy, view, asked)
     alike = asked.pending[0]
     candidate = alike.candidate
     said = UnblockReport(job=asked.job, unit=candidate.unit, revision=view.revision)
@@ -609,17 +621,43 @@ def unblock(policy: ClusterPolicy, view: Snapshot, asked: Question) -> UnblockRe
         return msgspec.structs.replace(said, text="nothing blocks it: it is placed in the next round")
     if candidate.unit not in {shown.unit for shown in view.candidates}:
         view = hypothetical.with_candidates(view, [candidate])
-    search = _Search(policy, view, asked.job, candidate)
-    found = [
-        *search.open_nodes(),
-        *sorted([*search.amounts(), *search.wishes(), *search.workers()], key=_size),
-    ]
+    found = _smallest(_Search(policy, view, asked.job, candidate))
+    text = "" if found else "no single change was found that lets it start now"
+    return msgspec.structs.replace(said, suggestions=tuple(found), text=text)
+
+
+def _unblock_active(policy: ClusterPolicy, view: Snapshot, asked: Question) -> UnblockReport:
+    """Of a job of which nothing is pending: what a unit on a lost node waits for, and what lets it start elsewhere."""
+    lost = next((of for of in asked.active if any(reason.code == "NODE_LOST" for reason in of.reasons)), None)
+    if lost is None:
+        unit = next((of.candidate.unit for of in asked.active), "")
+        text = f"nothing of it is blocked: {_goes_on(asked)}"
+        return UnblockReport(job=asked.job, unit=unit, revision=view.revision, text=text)
+    said = UnblockReport(job=asked.job, unit=lost.candidate.unit, revision=view.revision)
+    waits = "; ".join(reason.sentence() for reason in lost.reasons)
+    candidate = next((shown for shown in view.candidates if shown.unit == said.unit), None)
+    if candidate is None:
+        return msgspec.structs.replace(said, text=f"{waits}; it goes on if the node comes back")
+    if hypothetical.placed(policy.decide(view), candidate.unit) is not None:
+        return msgspec.structs.replace(said, text=f"{waits}; it is placed elsewhere in the next round")
+    found = _smallest(_Search(policy, view, asked.job, candidate))
+    text = f"{waits}; it goes on if the node comes back, and starts elsewhere as soon as there is room"
+    return msgspec.structs.replace(said, suggestions=tuple(found), text=text)
+
+
+def _goes_on(asked: Question) -> str:
+    if asked.active:
+        return "it is being stopped" if asked.active[0].status == "stopping" else "it runs"
+    if asked.waiting:
+        return "it " + "; ".join(reason.sentence() for reason in asked.waiting[0].reasons[:FEW])
+    return f"it is {asked.status}"
+
+
+def _smallest(search: "_Search") -> list[Suggestion]:
+    found = [*search.open_nodes(), *search.amounts(), *search.wishes(), *search.workers()]
     if not any(of.kind in ("cpu", "memory", "gpus", "gpu_memory", "network") for of in found):
         found += search.smaller()
-    found += [*search.priority(), *search.ends(), *search.more_nodes()]
-    if not found:
-        return msgspec.structs.replace(said, text="no single change was found that lets it start now")
-    return msgspec.structs.replace(said, suggestions=tuple(found))
+    return [*sorted([*found, *search.priority()], key=_size), *search.ends(), *search.more_nodes()]
 
 
 class _Search:
@@ -715,7 +753,10 @@ class _Search:
             size, row = float(gives_up[place]), int(rows[place])
             if not np.isfinite(size):
                 return
-            cpu, memory, network, gpus = (min(need, int(fleet.free[of, row])) for of, need in amounts)
+            cpu, memory, network, gpus = (
+                _round_down(kind, min(need, int(fleet.free[of, row])))
+                for kind, (of, need) in zip(("cpu", "memory", "network", "gpus"), amounts, strict=True)
+            )
             cut = msgspec.structs.replace(shape, cpu=cpu, memory=memory, network=network, gpus=gpus)
             flags = " ".join(
                 f"{flag} {_typed(kind, value)}"
@@ -768,8 +809,7 @@ class _Search:
         kinds = sorted((tuple(int(of) for of in fleet.total[:, row]), row) for row in fleet.likes)
         for _, row in kinds[: self._tries]:
             like = fleet.nodes[row]
-            name = f"{like.name}+"
-            changed = hypothetical.with_node(self._view, msgspec.structs.replace(like, name=name, incarnation=""))
+            changed = hypothetical.with_node(self._view, msgspec.structs.replace(like, name=NEW, incarnation=""))
             found = self._try(changed, "node", f"one more node like {like.name}", 1.0)
             if found is not None:
                 yield found
@@ -844,19 +884,18 @@ def _parts(free: Ints, need: int, tasks: int) -> list[int]:
 
 
 def _round_down(kind: str, amount: int) -> int:
-    """To what can be typed."""
-    step = {"memory": 2**20, "gpu_memory": 2**20, "network": 10**6}.get(kind, 1)
-    return amount // step * step or amount
+    """To what is typed."""
+    if kind in ("memory", "gpu_memory"):
+        return parse_bytes(type_bytes(amount))
+    return parse_rate(type_rate(amount)) if kind == "network" else amount
 
 
 def _typed(kind: str, amount: int) -> str:
     if kind == "cpu":
         return format_cpu(amount)
     if kind in ("memory", "gpu_memory"):
-        return f"{amount // 2**20}MiB" if amount >= 2**20 else str(amount)
-    if kind == "network":
-        return f"{amount // 10**6}Mbit" if amount >= 10**6 else f"{amount}bit"
-    return str(amount)
+        return type_bytes(amount)
+    return type_rate(amount) if kind == "network" else str(amount)
 
 
 def _wanting(shape: Shape, **fields: Any) -> Shape:

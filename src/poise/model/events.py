@@ -104,6 +104,13 @@ class NodeLost(msgspec.Struct, frozen=True, tag="lost", kw_only=True):
     name: str
 
 
+class NodeForgotten(msgspec.Struct, frozen=True, tag="forgotten", kw_only=True):
+    """A node is no longer part of the fleet, and holds nothing any more."""
+
+    at: int
+    name: str
+
+
 class NodeLevelled(msgspec.Struct, frozen=True, tag="levelled", kw_only=True, omit_defaults=True):
     """A node's load has changed its level and stayed there. `hot` since: above the threshold for a sustained window."""
 
@@ -154,6 +161,7 @@ Event = (
     | Held
     | NodeJoined
     | NodeLost
+    | NodeForgotten
     | NodeDrained
     | NodeLevelled
     | Triggered

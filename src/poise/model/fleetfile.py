@@ -24,7 +24,7 @@ import msgspec
 
 from poise.errors import SpecError
 from poise.model.catalogue import CATALOGUE, device_of, models_named
-from poise.model.resources import Device, Link, Node
+from poise.model.resources import DECLARED, Device, Link, Node
 from poise.model.spec import (
     MAX_BYTES,
     MAX_CPU,
@@ -52,9 +52,6 @@ MAX_LINKS = 1_000_000
 
 MAX_TEXT = 128
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
-DECLARED = {"declared": "true"}
-"""The label of a node that offers what a file says, and not what was found."""
-
 _MAX_RATE = 2**62
 _POWER = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(m|k|)W?\s*")
 _PRICE = re.compile(r"\s*\$?\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(?:\$?(?:/h)?)\s*")

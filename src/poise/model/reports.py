@@ -172,7 +172,10 @@ def report_of(node: Node, *, held_by: Mapping[int, str] | None = None) -> NodeRe
 
 
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The control plane at a glance. `unfinished` counts jobs, `pending` units that could be placed."""
+    """The control plane at a glance. `unfinished` counts jobs, `pending` units that could be placed, `active` units
+    that hold room. `policy` decides; `fleet` is the declared one, empty for this machine. Without `up` no control plane
+    runs, and it is what the log says.
+    """
 
     version: str
     policy: str
@@ -183,6 +186,9 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     pending: int
     active: int
     nodes: int
+    lost: int = 0
+    fleet: str = ""
+    up: bool = True
 
 
 class LogPiece(msgspec.Struct, frozen=True, tag="piece", tag_field="kind"):
@@ -380,7 +386,8 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A change with which a unit starts, found by deciding on it.
 
     `kind`: open, memory, cpu, gpus, gpu_memory, network, wishes, smaller, workers, priority, end or node. `size` is the
-    share of what was asked that is given up, `command` what can be typed, `yields` who is asked to yield then.
+    share of what was asked that is given up (of `priority`: classes, as a share of all; of `end`: hours of work that
+    are lost), `command` what can be typed, `yields` who is asked to yield then.
     """
 
     kind: str
@@ -393,7 +400,7 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class UnblockReport(msgspec.Struct, frozen=True, kw_only=True):
     """The smallest change of each kind that lets a unit start now, the smallest first; `text` where there is none, or
-    none is needed.
+    none is needed, and for a unit on a lost node what it waits for.
     """
 
     job: str

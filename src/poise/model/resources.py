@@ -14,6 +14,10 @@ SHARED_CAP = 800
 """Thousandths of a device's compute that shares may take together; the rest absorbs what sharing itself costs."""
 
 
+DECLARED = {"declared": "true"}
+"""The label of a node that offers what a file says, and not what was found."""
+
+
 class Wants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
     """What a device must be. Empty fields ask for nothing.
 
@@ -131,3 +135,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str = ""
     rates: dict[str, int] = {}
     bandwidth: int = 0
+
+
+def is_declared(node: Node) -> bool:
+    """Whether it offers what a file says, and not what was found."""
+    return "declared" in node.labels

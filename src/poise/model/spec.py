@@ -36,7 +36,19 @@ from poise.model.jobs import (
     Work,
 )
 from poise.model.resources import ANY_GPU, SHARED_CAP, WHOLE, Shape, Wants
-from poise.units import DAY, SECOND, parse_bytes, parse_cpu, parse_duration, parse_flops, parse_rate
+from poise.units import (
+    DAY,
+    SECOND,
+    format_bytes,
+    format_cpu,
+    format_duration,
+    format_rate,
+    parse_bytes,
+    parse_cpu,
+    parse_duration,
+    parse_flops,
+    parse_rate,
+)
 
 Quantity = str | int | float
 Command = str | list[str]
@@ -865,8 +877,17 @@ def parse_or_raise(parse: Any, value: Quantity, field: str, limit: int) -> int:
         raise SpecError("the quantity cannot be read", code="E103", field=field, need=str(error), have=have) from None
     if parsed > limit:
         have = shown(value)
-        raise SpecError("the quantity is absurd", code="E103", field=field, have=have, need=f"at most {limit}")
+        need = f"at most {_WRITTEN.get(parse, str)(limit)}"
+        raise SpecError("the quantity is absurd", code="E103", field=field, have=have, need=need)
     return parsed
+
+
+_WRITTEN: dict[Any, Callable[[int], str]] = {
+    parse_bytes: format_bytes,
+    parse_cpu: format_cpu,
+    parse_duration: format_duration,
+    parse_rate: format_rate,
+}
 
 
 def shown(value: Quantity) -> str:

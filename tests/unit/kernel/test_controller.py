@@ -13,9 +13,9 @@ from poise.model.decisions import Plan, Preempt, Spot, Why
 from poise.model.events import Finished, JobSubmitted, NodeLost, Placed, Preempted, Remembered
 from poise.model.jobs import Ending
 from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, Report
-from poise.model.resources import Device
+from poise.model.resources import DECLARED, Device, Node
 from poise.model.spec import compile_spec
-from poise.testing import WALL, World, node
+from poise.testing import WALL, World, node, replay
 from poise.units import MILLISECOND, SECOND
 
 AGAIN: dict[str, Any] = {"limit": 3, "when": ["failed", "lost", "killed"], "backoff": "0s"}
@@ -206,11 +206,11 @@ def test_after_names_jobs_that_there_are() -> None:
     [
         ({"cpu": 64}, "closest is n2: has 8 CPU in all, 64 needed", "`--cpu 8` would fit on n2"),
         ({"cpu": 8, "gpu": 1}, "closest is n1: has 4 CPU in all, 8 needed", "`--cpu 4 --gpu 1` would fit on n1"),
-        ({"memory": "1TiB"}, "closest is n1: has 8 GiB of memory in all, 1 TiB needed", "`--cpu 1 --memory 8192MiB`"),
+        ({"memory": "1TiB"}, "closest is n1: has 8 GiB of memory in all, 1 TiB needed", "`--cpu 1 --memory 8GiB`"),
         (
             {"gpu": 1, "gpu_memory": "80GiB"},
             "closest is n1: has 0 fitting device",
-            "--gpu 1 --gpu-memory 16384MiB` would",
+            "--gpu 1 --gpu-memory 16GiB` would",
         ),
     ],
 )
@@ -726,7 +726,7 @@ def test_a_device_that_no_node_has_is_refused_in_words() -> None:
     world = World().join(msgspec.structs.replace(node(), devices=devices))
     with pytest.raises(SpecError) as refused:
         world.job(gpu=1, gpu_model="H100")
-    assert refused.value.record.have == "closest is n1: has no device that can do it: 1 H100 GPU needed, V100 there"
+    assert refused.value.record.have == "V100"
 
 
 def test_only_work_that_shares_a_device_that_has_gone_is_touched() -> None:
@@ -749,3 +749,57 @@ def test_a_device_whose_memory_shrinks_keeps_what_still_fits() -> None:
     [device] = world.known["n1"].devices
     world.join(msgspec.structs.replace(world.known["n1"], devices=(msgspec.structs.replace(device, memory=2**33),)))
     assert world.status("a") == "pending"
+
+
+# --- another fleet ---------------------------------------------------------------------------------------------------
+
+
+def declared(name: str, **offers: Any) -> Node:
+    return msgspec.structs.replace(node(name, **offers), labels=DECLARED)
+
+
+def test_nodes_of_an_earlier_fleet_are_forgotten_and_their_work_runs_elsewhere() -> None:
+    world = World(declared=("a1", "a2")).join(declared("a1")).join(declared("a2")).job("j", cpu=2).job("k", cpu=2)
+    world.round().start("j", "k").disconnect("a1").disconnect("a2")
+    world.restart(declared=("b1",)).join(declared("b1", cpu=4)).round()
+    assert list(world.ledger.nodes) == ["b1"]
+    assert (world.where("j"), world.where("k")) == (["b1"], ["b1"])
+    assert [past.ending.outcome for past in world.unit("j").tasks[0].past] == ["lost"]
+    assert world.start("j", "k").finish("j", "k").status("j") == "done"
+    assert replay(world.log).encode() == world.ledger.encode()
+
+
+def test_without_a_declared_fleet_only_this_machine_is_left() -> None:
+    world = World(declared=("a1",)).join(declared("a1")).disconnect("a1").restart(declared=()).join(node("vm"))
+    assert list(world.ledger.nodes) == ["vm"]
+    assert list(world.restart(declared=()).ledger.nodes) == ["vm"]
+    assert list(world.disconnect("vm").restart(declared=("a1",)).ledger.nodes) == []
+
+
+def test_a_restart_with_the_same_fleet_forgets_nothing() -> None:
+    world = World(declared=("a1",)).join(declared("a1")).job("j").round().start("j").restart()
+    assert world.where("j") == ["a1"]
+    assert world.unit("j").epoch == 1
+
+
+def test_a_gang_with_one_task_on_a_forgotten_node_starts_anew_as_a_whole() -> None:
+    world = World(declared=("a1", "a2")).join(declared("a1", cpu=1)).join(declared("a2", cpu=1)).job("g", workers=2)
+    world.round().start("g.main[0]", "g.main[1]").disconnect("a1")
+    world.restart(declared=("a2", "b1")).join(declared("b1", cpu=1)).settle()
+    assert sorted(world.where("g")) == ["a2", "b1"]
+    assert world.unit("g").epoch == 2
+
+
+def test_an_elastic_gang_goes_on_where_a_finished_task_ran_on_a_forgotten_node() -> None:
+    world = World(declared=("a1", "a2")).join(declared("a1", cpu=1)).join(declared("a2", cpu=1))
+    world.job("g", workers="1..2").round().start("g.main[0]", "g.main[1]")
+    first = world.task("g.main[0]")[1].node
+    world.finish("g.main[0]").disconnect(first).restart(declared=tuple({"a1", "a2"} - {first})).settle()
+    assert world.status("g") == "running"
+
+
+def test_work_that_is_not_tried_again_fails_with_its_node() -> None:
+    world = World(declared=("a1",)).join(declared("a1")).job("j", retry={"when": ["failed"]}).round().start("j")
+    world.disconnect("a1").restart(declared=("b1",)).join(declared("b1"))
+    assert world.status("j") == "failed"
+    assert world.task("j")[1].ending.note == "node a1 is no longer part of the fleet"  # type: ignore[union-attr]

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from poise.errors import Conflict, NotFound, SpecError
 from poise.kernel.controller import Submit
 from poise.kernel.explain import question
+from poise.kernel.find import find
 from poise.kernel.whatif import explain, plan, propose, unblock, why_not
 from poise.model.reports import Explanation, PlanReport, Suggestion, UnblockReport, Waiting, WhyNot
 from poise.policy.suites import policy_named
@@ -308,7 +310,7 @@ def test_the_smallest_change_of_each_kind() -> None:
     world.job("a", cpu=2, memory="10GiB", expect="1h").round().start("a").after("1m")
     world.job("b", memory="8GiB").round()
     found = suggested(world, "b")
-    assert found["memory"].command == "--memory 6144MiB"
+    assert found["memory"].command == "--memory 6GiB"
     assert found["memory"].size == 0.25
     assert found["end"].command == "poise cancel j1"
     assert found["node"].text == "one more node like n1"
@@ -345,7 +347,7 @@ def test_a_wish_too_many() -> None:
     world = World().join(node("n1", cpu=4, gpus=2, gpu_memory=("80GiB", "16GiB")))
     world.job("a", gpu=1, gpu_memory="40GiB").round().job("b", gpu=1, gpu_memory="40GiB").round()
     found = suggested(world, "b")
-    assert found["gpu_memory"].command == "--gpu-memory 16384MiB"
+    assert found["gpu_memory"].command == "--gpu-memory 16GiB"
     assert found["wishes"].text == "any device memory will do"
 
 
@@ -367,8 +369,59 @@ def test_less_of_everything_where_one_thing_is_not_enough() -> None:
     world = World().join(node("n1", cpu=4, memory="8GiB")).job("a", cpu=2, memory="4GiB").round()
     world.job("b", cpu=3, memory="6GiB").round()
     found = suggested(world, "b")
-    assert found["smaller"].command == "--cpu 2 --memory 4096MiB"
+    assert found["smaller"].command == "--cpu 2 --memory 4GiB"
     assert "cpu" not in found and "memory" not in found
+
+
+def test_amounts_to_type_are_readable() -> None:
+    world = World().join(msgspec.structs.replace(node("n1", cpu=8, gpus=2, gpu_memory=80 * 10**9), network=400 * 10**9))
+    world.job("a", network="100Gbit").job("b", network="350Gbit", gpu=1, gpu_memory="70GiB").round()
+    assert suggested(world, "b")["network"].command == "--network 300Gbit"
+    world.job("c", gpu=2, gpu_memory="70GiB").round().job("d", gpu=1, gpu_memory="70GiB").round()
+    with pytest.raises(SpecError) as refused:
+        world.job("e", gpu=1, gpu_memory="79GiB", network="1Tbit")
+    assert "`--cpu 1 --network 400Gbit --gpu 1 --gpu-memory 74.5GiB`" in refused.value.record.hint
+
+
+def test_a_node_that_is_not_there_yet_has_no_name() -> None:
+    world = World().nodes(1, cpu=4).job("a", cpu=4).round().job("b", cpu=4).round()
+    more = suggested(world, "b")["node"]
+    assert (more.text, more.nodes) == ("one more node like n1", ("the new one",))
+
+
+def test_the_smallest_change_is_told_first() -> None:
+    """One class of four is a smaller change than half of the CPUs; what costs others, and hardware, come last."""
+    world = World().nodes(1, cpu=4).job("a", cpu=2, expect="10h", checkpoint="1m").round().start("a").after("90s")
+    world.job("b", cpu=4, expect="1s").round()
+    found = unblocked(world, "b").suggestions
+    assert [(of.kind, of.size) for of in found[:2]] == [("priority", 0.25), ("cpu", 0.5)]
+    assert [of.kind for of in found[2:]] == ["end", "node"]
+
+
+def test_work_on_a_lost_node_is_told_what_it_waits_for() -> None:
+    world = World().nodes(2).job("a", cpu=2).job("b", cpu=2).round().start("a", "b").lose("n1")
+    told = unblocked(world, "a")
+    assert told.text == "n1: is lost; it goes on if the node comes back, and starts elsewhere as soon as there is room"
+    assert "poise cancel j2" in [of.command for of in told.suggestions]
+    world.finish("b")
+    assert unblocked(world, "a").text == "n1: is lost; it is placed elsewhere in the next round"
+
+
+def test_work_that_may_not_start_elsewhere_waits_for_its_node() -> None:
+    world = World().nodes(2).job("a", cpu=2, retry={"when": ["failed"]}).round().start("a").lose("n1")
+    told = unblocked(world, "a")
+    assert told.text.startswith("n1: is lost; ") and told.text.endswith("; it goes on if the node comes back")
+    assert not told.suggestions
+
+
+def test_what_waits_for_others_is_told_for_whom() -> None:
+    world = World().nodes(1).graph("g", tasks={"a": {"run": "true"}, "b": {"run": "true", "needs": ["a"]}}).round()
+    found = find(world.ledger, "g.b")
+    view = world.controller.snapshot(world.now)
+    asked = question(world.ledger, found.job, view, units=found.units)
+    assert unblock(policy_named("poise"), view, asked).text == "nothing of it is blocked: it waits for a"
+    told = explain(policy_named("poise"), view, asked)
+    assert [of.named for of in told.waiting] == [("j1.b",)] and not told.running
 
 
 def test_what_is_not_blocked_says_so() -> None:

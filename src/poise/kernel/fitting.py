@@ -1,0 +1,117 @@
+"""Whether any node of the fleet could ever hold a unit; if none could, what comes closest, and what to ask for."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+from poise.errors import SpecError
+from poise.model.fleet import DeviceModel, Fleet, model_of
+from poise.model.jobs import Unit
+from poise.model.resources import Device, Node, Shape
+from poise.policy.feasible import can_do, capacity_when_empty, never, shortfall
+from poise.units import format_cpu, type_bytes, type_rate
+
+FEW = 12
+"""Models that are told where the right one is not known."""
+
+
+def check_fits(fleet: Fleet, unit: Unit) -> None:
+    """Raise SpecError for what no node here could ever run, saying which comes closest. A fleet without nodes may get
+    any.
+    """
+    if not len(fleet):
+        return
+    wanted = unit.least or len(unit.tasks)
+    room = max(capacity_when_empty(fleet, unit.shape_of(of)) for of in range(len(unit.variants) + 1))
+    if room >= wanted:
+        return
+    if room:
+        raise SpecError(
+            f"gang `{unit.name}` can never start whole",
+            code="E110",
+            field="workers",
+            need=f"{wanted} tasks of {unit.shape.describe()} at once",
+            have=f"room for {room} on all nodes together",
+            hint=f"workers: {room}",
+        )
+    if unit.shape.gpus:
+        _check_known(fleet.models, unit)
+    kinds = [fleet.nodes[row] for row in fleet.likes]  # one node of each kind: the others lack the same
+    node = min(kinds, key=lambda node: shortfall(node, unit.shape))
+    lacks = "; ".join(reason.sentence() for reason in never(node, unit.shape))
+    raise SpecError(
+        f"`{unit.name}` asks for more than any node has",
+        code="E110",
+        field="resources",
+        need=unit.shape.describe(),
+        have=f"closest is {lacks}",
+        hint=f"`poise nodes` shows what there is; {_fitting_hint(node, unit.shape)}",
+    )
+
+
+def _check_known(models: Iterable[DeviceModel], unit: Unit) -> None:
+    """Raise SpecError for a kind or a model of device that no node has, with what was meant, if that can be told."""
+    wants = unit.shape.wants
+    kinds: dict[str, dict[str, None]] = {}
+    for model in models:
+        if model.kind != "cpu":
+            kinds.setdefault(model.kind, {}).update({model.name: None} if model.name else {})
+    if not kinds:
+        return
+    elsewhere = {name: kind for kind, names in kinds.items() for name in names if name in wants.models}
+    if elsewhere and wants.kind not in elsewhere.values():
+        name, kind = next(iter(elsewhere.items()))
+        raise _unknown(
+            unit, "gpu_kind", f"no {name} here is a device of kind `{wants.kind}`", kind,
+            f"`gpu_kind: {kind}`, or `--gpu-kind {kind}`",
+        )  # fmt: skip
+    if wants.kind not in kinds:
+        message = f"no node has a device of kind `{wants.kind}`"
+        raise _unknown(unit, "gpu_kind", message, ", ".join(kinds), _meant("gpu_kind", [wants.kind], kinds))
+    here = kinds[wants.kind]
+    if wants.models and here and not here.keys() & set(wants.models):
+        names = " or ".join(f"`{name}`" for name in wants.models)
+        more = ", …" if len(here) > FEW else ""
+        raise _unknown(
+            unit, "gpu_model", f"no node has a device of model {names}", ", ".join(list(here)[:FEW]) + more,
+            _meant("gpu_model", wants.models, here),
+        )  # fmt: skip
+
+
+def _unknown(unit: Unit, field: str, message: str, have: str, hint: str) -> SpecError:
+    need = unit.shape.describe()
+    return SpecError(
+        f"`{unit.name}`: {message}", code="E110", field=f"resources.{field}", need=need, have=have, hint=hint
+    )
+
+
+def _meant(field: str, given: Iterable[str], known: Mapping[str, object]) -> str:
+    """A near miss, else one that there is."""
+    spelled = {name.lower(): name for name in known}
+    close = [spelled[one] for name in given for one in difflib.get_close_matches(name.lower(), spelled, n=1)]
+    one = close[0] if close else next(iter(known))
+    said = f"did you mean `{one}`?" if close else "`poise nodes` shows what there is:"
+    return f"{said} `{field}: {one}`, or `--{field.replace('_', '-')} {one}`"
+
+
+def _fitting_hint(node: Node, shape: Shape) -> str:
+    """The same request, cut down to what the node has."""
+    asks = [f"--cpu {format_cpu(min(shape.cpu, node.cpu))}"]
+    if shape.memory:
+        asks.append(f"--memory {type_bytes(min(shape.memory, node.memory))}")
+    if shape.network:
+        asks.append(f"--network {type_rate(min(shape.network, node.network or shape.network))}")
+    if shape.gpus and node.devices:
+        right = [device for device in node.devices if can_do(model_of(device), shape.wants)] or list(node.devices)
+        fits = [device for device in right if device.memory >= shape.gpu_memory] or [max(right, key=_memory)]
+        asks.append(f"--gpu {min(shape.gpus, len(fits))}")
+        if shape.gpu_memory:
+            least = min(device.memory for device in fits)
+            asks.append(f"--gpu-memory {type_bytes(min(shape.gpu_memory, least))}")
+    return f"`{' '.join(asks)}` would fit on {node.name}"
+
+
+def _memory(device: Device) -> int:
+    return device.memory
+
+
+__all__ = ["check_fits"]

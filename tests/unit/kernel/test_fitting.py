@@ -1,0 +1,64 @@
+"""What no node could ever run is refused with what was meant."""
+
+import msgspec
+import pytest
+
+from poise.errors import SpecError
+from poise.model.catalogue import device_of
+from poise.model.resources import Node
+from poise.testing import World, node
+
+
+def offering(name: str, *models: str) -> Node:
+    devices = tuple(device_of(model, index) for index, model in enumerate(models))
+    return msgspec.structs.replace(node(name, cpu=8), devices=devices)
+
+
+def lab() -> World:
+    return World().join(offering("hopper", "H100", "H100")).join(offering("ascend", "Ascend910"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "message", "hint"),
+    [
+        (
+            {"gpu_model": "h1000"},
+            "resources.gpu_model",
+            "`main`: no node has a device of model `h1000`",
+            "did you mean `H100`? `gpu_model: H100`, or `--gpu-model H100`",
+        ),
+        (
+            {"gpu_model": "T4"},
+            "resources.gpu_model",
+            "`main`: no node has a device of model `T4`",
+            "`poise nodes` shows what there is: `gpu_model: H100`, or `--gpu-model H100`",
+        ),
+        (
+            {"gpu_kind": "npus"},
+            "resources.gpu_kind",
+            "`main`: no node has a device of kind `npus`",
+            "did you mean `npu`? `gpu_kind: npu`, or `--gpu-kind npu`",
+        ),
+        (
+            {"gpu_model": "Ascend910"},
+            "resources.gpu_kind",
+            "`main`: no Ascend910 here is a device of kind `gpu`",
+            "`gpu_kind: npu`, or `--gpu-kind npu`",
+        ),
+    ],
+)
+def test_a_device_that_nobody_has(asked: dict[str, str], field: str, message: str, hint: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        lab().job("a", gpu=1, **asked)
+    record = refused.value.record
+    assert (record.code, record.field, record.message, record.hint) == ("E110", field, message, hint)
+
+
+def test_too_many_of_a_device_that_there_is_names_the_closest_node() -> None:
+    with pytest.raises(SpecError, match="asks for more than any node has") as refused:
+        lab().job("a", gpu=4, gpu_model="H100")
+    assert "`--cpu 1 --gpu 2` would fit on hopper" in refused.value.record.hint
+
+
+def test_what_there_is_is_placed() -> None:
+    assert lab().job("a", gpu=1, gpu_kind="npu").round().where("a") == ["ascend"]
