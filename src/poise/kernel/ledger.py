@@ -62,7 +62,7 @@ from poise.model.fleet import (
 )
 from poise.model.jobs import RETRYABLE, Ending, Job, Unit, Work
 from poise.model.messages import Attempt
-from poise.model.profiles import Profile, expected_run, is_brief
+from poise.model.profiles import Profile, estimate_run, is_brief, outlasting
 from poise.model.resources import SHARED_CAP, WHOLE, Node, Shape
 from poise.model.views import Candidate, Snapshot
 
@@ -170,6 +170,7 @@ class UnitState(msgspec.Struct):
     avoid: str = ""
     depth: int = 0
     saved: int = 0
+    outlived: int = 0
 
     @property
     def shape(self) -> Shape:
@@ -249,7 +250,7 @@ class NodeState(msgspec.Struct):
 
 
 class State(msgspec.Struct):
-    """Everything that a checkpoint holds."""
+    """Everything that a checkpoint holds. `yielded` says which units have yielded to which that still wait."""
 
     revision: int = 0
     now: int = 0
@@ -269,6 +270,7 @@ class State(msgspec.Struct):
     held: dict[str, tuple[Reason, ...]] = {}
     memory: dict[str, Any] = {}
     keys: dict[str, str] = {}
+    yielded: dict[str, str] = {}
 
 
 CAUSES: tuple[str, ...] = get_args(Cause)
@@ -515,6 +517,7 @@ class Ledger:
         else:
             raise InvariantBroken(f"{event.unit} was placed while {unit.status}")
         unit.status, unit.epoch, unit.placed = "active", event.epoch, event.at
+        self._forget_yields(unit)
         unit.queued, unit.brief, unit.why = event.queued, event.brief, event.why
         unit.stopping, unit.not_before, unit.avoid = "", 0, ""
         unit.size, unit.variant = len(event.spots), event.variant
@@ -540,6 +543,7 @@ class Ledger:
         unit.yielded = (*unit.yielded[1 - PAST_ORDERS :], event)
         gaining = self._units.get(event.to)
         if gaining is not None:
+            self._state.yielded[unit.id] = event.to
             gaining.gained = (*gaining.gained[1 - PAST_ORDERS :], event)
         self._recovering.pop(unit.id, None)
         self._mark(unit)
@@ -568,8 +572,6 @@ class Ledger:
             profiles[kind] = profiles[kind].failed(self._state.revision)
         if ending.outcome == "stopped" and unit.stopping in CAUSES:
             unit.attained += ending.run * max(1, unit.shape.gpus)
-            if unit.spec.checkpoint:
-                unit.saved += ending.run - ending.run % unit.spec.checkpoint
         if ending.outcome != "done" and not unit.stopping and len(unit.tasks) > 1:
             unit.stopping = "gang"
             self._mark(unit)
@@ -645,6 +647,7 @@ class Ledger:
         elif unit.stopping == "cancel":
             self._conclude(unit, "cancelled", at)
         elif outcome in ("returned", "stopped"):
+            self._keep_what_was_done(unit)
             unit.recalled = unit.recalled or (unit.queued and outcome == "returned")
             unit.avoid = unit.tasks[0].node if unit.stopping == "move" else ""
             self._again(unit, at, delay=0)
@@ -667,6 +670,17 @@ class Ledger:
         unit.not_before = at + delay if delay else 0
         self._make_pending(unit, at)
 
+    def _keep_what_was_done(self, unit: UnitState) -> None:
+        """Of an attempt that was stopped: how long the work takes at least, and what of it need not be done again."""
+        run = max(task.ending.run for task in unit.tasks if task.ending is not None)
+        tasks = unit.spec.least or unit.size
+        unit.outlived = max(unit.outlived, (unit.saved + run * unit.size) // tasks)
+        if unit.spec.checkpoint and unit.stopping in CAUSES:
+            unit.saved += (run - run % unit.spec.checkpoint) * unit.size
+        expected = self._expected(unit)
+        unit.tail += expected - unit.expected
+        unit.expected = expected
+
     def _conclude(self, unit: UnitState, status: UnitStatus, at: int) -> None:
         self._close(unit, status, at)
         job = self._state.jobs[unit.job]
@@ -687,8 +701,15 @@ class Ledger:
         if unit.status == "pending":
             self._remove_pending(unit)
         unit.status, unit.ended = status, at
+        self._forget_yields(unit)
         self._state.jobs[unit.job].unfinished -= 1
         self._unfinished_count -= 1
+
+    def _forget_yields(self, unit: UnitState) -> None:
+        """It waits no longer: not for whom it yielded to, and nobody for it."""
+        if self._state.yielded:
+            kept = {who: to for who, to in self._state.yielded.items() if unit.id not in (who, to)}
+            self._state.yielded = kept
 
     def _skip(self, units: Iterable[UnitState], at: int) -> None:
         """What needs a unit that will never be done is never run. Iterative: graphs may be deep."""
@@ -775,7 +796,11 @@ class Ledger:
     def _expected(self, unit: UnitState) -> int:
         if unit.status == "done":
             return max((task.ended - task.started for task in unit.tasks), default=0)
-        return expected_run(self._state.profiles.get(unit.spec.kind), unit.spec.expect)
+        spec = unit.spec
+        estimate = outlasting(estimate_run(self._state.profiles.get(spec.kind), spec.expect), unit.outlived)
+        if not unit.saved:
+            return estimate.mean
+        return max(1, estimate.mean - unit.saved // (spec.least or unit.size)) + spec.restore
 
     def _learn(self, unit: UnitState, task: TaskState, ending: Ending) -> None:
         """What a run tells of its class, and of its class on this model of device. What earlier attempts saved is part
@@ -936,6 +961,7 @@ class Ledger:
             work=spec.work,
             avoid=unit.avoid,
             saved=unit.saved,
+            outlived=unit.outlived,
         )
 
     def _refresh_candidates(self, job: JobState) -> None:
@@ -962,6 +988,7 @@ class Ledger:
             elastic=tuple(
                 self._resident(unit) for unit in sorted(self._elastic.values(), key=_ordinal) if not unit.stopping
             ),
+            yielded=dict(self._state.yielded),
             memory=self._state.memory,
             triggers=triggers,
             seed=seed,
@@ -1070,6 +1097,7 @@ class Ledger:
             attained=unit.attained,
             work=spec.work,
             saved=unit.saved,
+            outlived=unit.outlived,
         )
 
     # --- derived indexes ---------------------------------------------------------------------------------------------

@@ -78,6 +78,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attained: int = 0
     work: Work = NO_WORK
     saved: int = 0
+    outlived: int = 0
 
 
 class Fleet:

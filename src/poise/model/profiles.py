@@ -119,6 +119,14 @@ def remaining(elapsed: int, expected: int, deviation: int) -> int:
     return elapsed
 
 
+def outlasting(estimate: Estimate, outlived: int) -> Estimate:
+    """The estimate for work of which an earlier attempt was stopped, and had not ended after `outlived` nanoseconds."""
+    if outlived <= 0:
+        return estimate
+    longer = outlived + remaining(outlived, estimate.mean, estimate.deviation)
+    return estimate._replace(mean=max(estimate.mean, longer))
+
+
 def is_brief(profile: Profile | None, shape: Shape, tasks: int) -> bool:
     """Whether a unit is known to end so soon that others of its shape may wait right behind it, and it behind them.
 

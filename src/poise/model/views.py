@@ -20,7 +20,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     units are still held by a lost node; a `recalled` one was queued behind its like in vain, and needs room of its own.
     `tasks` is how many it can use and `least` how many it must have (0: all). `others` are the shapes of its further
     artifacts. `attained` is the run time of its earlier attempts that were asked to yield, `preempted` their number,
-    and `saved` what of their work need not be done again, in nanoseconds of one task.
+    `saved` what of their work need not be done again, in nanoseconds of one task, and `outlived` how long its work is
+    known to take at least.
     `depth` counts the units before it on its longest path, `followers` those that need it, `weight` is its business
     weight in thousandths.
     """
@@ -52,13 +53,15 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     work: Work = NO_WORK
     avoid: str = ""
     saved: int = 0
+    outlived: int = 0
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All a cluster policy may read. Candidates come in order of submission; of a long queue only the head is shown.
 
     `profiles` holds what was learned, by class and by `class@device model`; `throughputs` declared
-    speeds, by the same keys. `elastic` has one entry for each running unit that could use more tasks or fewer.
+    speeds, by the same keys. `elastic` has one entry for each running unit that could use more tasks or fewer;
+    `yielded` says which units have yielded to which that still wait.
     `triggers` names what forced this round."""
 
     revision: int
@@ -70,6 +73,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     throughputs: Mapping[str, float] = {}
     memory: Mapping[str, Any] = {}
     elastic: tuple[Resident, ...] = ()
+    yielded: Mapping[str, str] = {}
     triggers: tuple[str, ...] = ()
     seed: int = 0
 

@@ -560,6 +560,7 @@ def _resident(
         attained=candidate.attained,
         work=candidate.work,
         saved=candidate.saved,
+        outlived=candidate.outlived,
     )
 
 
@@ -584,6 +585,7 @@ def _waiting_again(resident: Resident, now: int, expected: int) -> Candidate:
         preempted=resident.preempted + 1,
         work=resident.work,
         saved=resident.saved,
+        outlived=resident.outlived,
     )
 
 

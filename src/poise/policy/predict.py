@@ -15,7 +15,7 @@ from math import sqrt
 
 from poise.model.fleet import DeviceModel, Resident
 from poise.model.jobs import Work
-from poise.model.profiles import Estimate, Profile, estimate_run
+from poise.model.profiles import Estimate, Profile, estimate_run, outlasting
 from poise.policy.feasible import precision_on
 from poise.units import SECOND
 
@@ -58,6 +58,7 @@ class Speeds:
         else:
             of = self.of(resident.kind, shape.wants.precision, resident.declared, resident.work, devices=devices)
             estimate = of[place]
+        estimate = outlasting(estimate, resident.outlived)
         if not (resident.least or resident.saved):
             return estimate
         tasks = resident.least or resident.size

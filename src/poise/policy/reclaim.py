@@ -34,7 +34,11 @@ LOOKED_AT = 32
 """Nodes that are looked at closely for room to come, the nearest to having it first; for a gang one more per task."""
 
 MIN_RUN = 30 * SECOND
-"""What has run for less is not asked to yield: starting and saving would be most of what it did."""
+"""What has run for less is not stopped: starting and saving would be most of what it did."""
+
+DOUBLINGS = 10
+"""Each time that a unit has been stopped, it is left alone for twice as long (so often at most: 8.5 hours after a first
+30 s), so that units do not stop each other for ever, and what does not help is not done again and again."""
 
 
 class Preemption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,6 +83,14 @@ def lost_work(resident: Resident, now: int) -> int:
     elapsed = max(0, now - resident.since) if resident.running else 0
     lost = elapsed % resident.checkpoint if resident.checkpoint else elapsed
     return lost + resident.restore
+
+
+def settled(resident: Resident, first: int) -> int:
+    """The instant from which on a unit may be stopped: after so long for the first time, and then twice as long each
+    time; always after so long if it has a checkpoint by then, and so loses little.
+    """
+    often = 0 if 0 < resident.checkpoint <= first else min(resident.preempted, DOUBLINGS)
+    return resident.since + (first << often)
 
 
 def service(resident: Resident, now: int) -> int:
@@ -185,7 +197,7 @@ def find_yielding(
 def may_yield_at(candidate: Candidate, shape: Shape, draft: Draft, rules: Preemption) -> int | None:
     """The next instant at which one of a lower class will have run for long enough to be asked; None if none will."""
     instants = (
-        resident.since + rules.min_run
+        _may_be_asked(resident, rules)
         for row in _nearest(draft, shape, candidate.least or candidate.tasks, yielding_to=candidate)
         for resident in draft.fleet.residents[row]
         if resident.preemptible and not resident.stopping and resident.priority > candidate.priority
@@ -225,6 +237,11 @@ def gain_of(candidate: Candidate, starts: int, now: int, tasks: int) -> float:
 # --- inside ----------------------------------------------------------------------------------------------------------
 
 
+def _may_be_asked(resident: Resident, rules: Preemption) -> int:
+    """The instant from which on it may; classes cannot stop each other for ever, and the budget bounds them."""
+    return resident.since + rules.min_run if rules.by == "class" else settled(resident, rules.min_run)
+
+
 def _may_yield(
     candidate: Candidate, draft: Draft, rules: Preemption, asked: Collection[str]
 ) -> Callable[[Resident], bool]:
@@ -233,7 +250,7 @@ def _may_yield(
     def may(resident: Resident) -> bool:
         if not resident.preemptible or resident.stopping or not resident.running or resident.unit in asked:
             return False
-        if now - resident.since < rules.min_run or resident.preempted >= rules.budget:
+        if now < _may_be_asked(resident, rules) or resident.preempted >= rules.budget:
             return False
         if rules.by == "class":
             return resident.priority > candidate.priority

@@ -45,6 +45,7 @@ from poise.policy.reclaim import (
     lost_work,
     may_yield_at,
     reserve,
+    settled,
     stands_still,
 )
 from poise.policy.score import TERMS, Term, turn_weight
@@ -62,10 +63,6 @@ TOGETHER = 64
 
 COOL_DOWN = 60 * SECOND
 """Time between two reallocations off one node, and before an elastic unit is restarted larger."""
-
-DOUBLINGS = 10
-"""Each time that a unit has been stopped it is left alone for twice as long before it is moved or restarted larger (so
-often at most: for 17 hours in the end), so that what does not help is not done for ever."""
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -98,6 +95,8 @@ class Suite:
         should that not work out after all (room is in pieces), the units are served one by one.
         """
         ordered = self.order.sort(view)
+        if view.yielded:
+            ordered = _behind_whom_they_yielded_to(ordered, view.yielded)
         if not self.recipe.spread and self.recipe.turns == "no" and len(ordered) >= TOGETHER:
             plan = _Round(self.recipe, self.order, self.terms, self._why_behind, view).place_all(ordered)
             if plan is not None:
@@ -476,9 +475,8 @@ class _Round:
         for resident in self.view.elastic:
             if resident.size >= resident.most or resident.stopping:
                 continue
-            settled = _settled(resident, COOL_DOWN)
-            if now < settled:
-                self._ask_again(settled)
+            if now < (at := settled(resident, COOL_DOWN)):
+                self._ask_again(at)
                 continue
             size, slower = self._anew(resident)
             if size < GROWS_BY * resident.size:
@@ -544,8 +542,8 @@ class _Round:
                 and resident.unit not in self._yielding
             ]  # fmt: skip
             for resident in movable:
-                self._ask_again(_settled(resident, MIN_RUN))
-            movable = [resident for resident in movable if now >= _settled(resident, MIN_RUN)]
+                self._ask_again(settled(resident, MIN_RUN))
+            movable = [resident for resident in movable if now >= settled(resident, MIN_RUN)]
             for resident in sorted(movable, key=lambda resident: (cost_of(resident, now), resident.ordinal)):
                 room = np.where(fleet.levels > 0, 0, self.draft.capacity(resident.shape))
                 left = ends(resident, now, self.draft.speeds) - now
@@ -662,9 +660,23 @@ def _mean(estimate: Estimate) -> int:
     return estimate.mean
 
 
-def _settled(resident: Resident, first: int) -> int:
-    """The instant from which on a unit may be stopped for its own good: for the first time, after so long."""
-    return resident.since + first * (1 << min(resident.preempted, DOUBLINGS))
+def _behind_whom_they_yielded_to(ordered: list[Candidate], yielded: Mapping[str, str]) -> list[Candidate]:
+    """Nobody goes before the unit for which it was stopped, whatever the order says of them now: room was made for that
+    one. Who yielded comes right behind it.
+    """
+    place = {candidate.unit: place for place, candidate in enumerate(ordered)}
+    behind: dict[str, list[Candidate]] = {}
+    for unit, to in yielded.items():
+        if place.get(unit, 0) < place.get(to, 0):
+            behind.setdefault(to, []).append(ordered[place[unit]])
+    moved = {candidate.unit for of in behind.values() for candidate in of}
+    result: list[Candidate] = []
+    stack = [candidate for candidate in reversed(ordered) if candidate.unit not in moved]
+    while stack:
+        candidate = stack.pop()
+        result.append(candidate)
+        stack += reversed(behind.pop(candidate.unit, []))
+    return result
 
 
 def _close_together(fleet: Fleet, room: Ints, needed: int) -> list[int]:

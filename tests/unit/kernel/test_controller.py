@@ -642,7 +642,8 @@ def test_what_is_asked_to_yield_is_told_to_stop_and_waits_again() -> None:
     [preempted] = [event for event in world.log if isinstance(event, Preempted)]
     assert (preempted.unit, preempted.epoch, preempted.cause, preempted.to) == ("j1.main", 1, "yield", "j2.main")
     assert (world.status("a"), world.unit("a").tries) == ("pending", 0)
-    assert world.round().unit("a").epoch == 2
+    assert world.round().where("b") == ["n1"]  # the room was made for it, though `a` came first
+    assert world.start("b").finish("b").round().unit("a").epoch == 2
 
 
 def test_what_ended_before_it_was_told_to_yield_is_done() -> None:

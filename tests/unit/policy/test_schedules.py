@@ -17,6 +17,9 @@ from poise.testing import World, node
 from poise.units import MILLISECOND, SECOND, parse_duration
 
 
+SAVING = {"checkpoint": "10s"}
+
+
 def arrive(world: World, **jobs: dict[str, Any]) -> World:
     """Jobs by name, with the fields of `World.job`."""
     for name, fields in jobs.items():
@@ -375,7 +378,8 @@ def test_las_counts_devices() -> None:
 
 def test_mlfq() -> None:
     """Levels of attained service, from 30 s, 5 min and 1 h on; the lower level first, then arrival; who is on a later
-    level and has run for 30 s yields; waiting for 5 min raises to level 0. One node of 1 CPU.
+    level and has run for 30 s yields; waiting for 5 min raises to level 0. One node of 1 CPU; all save
+    themselves every 10 s.
 
     ======  ===========  ==============================================================================
     at      event        then
@@ -398,11 +402,11 @@ def test_mlfq() -> None:
     ======  ===========  ==============================================================================
     """
     world = World("mlfq").nodes(1, cpu=1)
-    assert decided(arrive(world, a={})) == {"a": "n1"}
-    assert decided(arrive(until(world, "10s"), b={})) == {"a": "n1"}
+    assert decided(arrive(world, a=SAVING)) == {"a": "n1"}
+    assert decided(arrive(until(world, "10s"), b=SAVING)) == {"a": "n1"}
     assert decided(until(world, "40s")) == {}
     assert decided(world) == {"b": "n1"}
-    assert decided(arrive(until(world, "1m"), c={})) == {"b": "n1"}
+    assert decided(arrive(until(world, "1m"), c=SAVING)) == {"b": "n1"}
     assert decided(until(world, "1m15s")) == {}
     assert decided(world) == {"c": "n1"}
     assert decided(until(world, "1m50s")) == {"c": "n1"}
@@ -410,7 +414,7 @@ def test_mlfq() -> None:
     assert decided(until(world, "6m10s")) == {"a": "n1"}
     assert decided(until(world, "6m16s")) == {}
     assert decided(world) == {"b": "n1"}
-    assert decided(arrive(until(world, "6m30s"), d={})) == {"b": "n1"}
+    assert decided(arrive(until(world, "6m30s"), d=SAVING)) == {"b": "n1"}
     assert decided(until(world, "6m50s")) == {}
     assert decided(world) == {"d": "n1"}
     assert decided(until(world, "7m", "d")) == {"a": "n1"}
