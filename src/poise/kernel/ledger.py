@@ -129,9 +129,10 @@ class TaskState(msgspec.Struct):
 class UnitState(msgspec.Struct):
     """A unit's life. `stopping` says why its attempts are being stopped: `cancel`, `gang`, the cause of a preemption,
     or not at all. `size` tasks were placed, in the artifact `variant`. `attained` is the service (run time times
-    devices) of attempts that yielded, `preempted` their number, `saved` the run time of their tasks up to the last
-    checkpoint, which need not be done again; `yielded` are the latest orders to it, and `gained` those to others for
-    its sake; `avoid` is a node to stay away from if another will do.
+    devices) of attempts that yielded, `preempted` their number (and `moved` that of the stops for its own good),
+    `saved` the run time of their tasks up to the last checkpoint, which need not be done again; `yielded` are the
+    latest orders to it, and `gained` those to others for its sake; `avoid` is a node to stay away from if another will
+    do.
 
     `queued` and `brief` are as it was placed; `recalled`: it was queued once, came back unstarted, and is queued no
     more. `queue` names the units that are alike to placement. `expected`, `tail` and `slack` are nanoseconds of the
@@ -165,6 +166,7 @@ class UnitState(msgspec.Struct):
     variant: int = 0
     attained: int = 0
     preempted: int = 0
+    moved: int = 0
     yielded: tuple[Preempted, ...] = ()
     gained: tuple[Preempted, ...] = ()
     avoid: str = ""
@@ -539,7 +541,11 @@ class Ledger:
             raise InvariantBroken(
                 f"{event.unit}#{event.epoch} was to yield, but is {unit.status} in epoch {unit.epoch}"
             )
-        unit.stopping, unit.preempted = event.cause, unit.preempted + 1
+        unit.stopping = event.cause
+        if event.cause in ("yield", "shrink"):
+            unit.preempted += 1
+        else:
+            unit.moved += 1
         unit.yielded = (*unit.yielded[1 - PAST_ORDERS :], event)
         gaining = self._units.get(event.to)
         if gaining is not None:
@@ -976,7 +982,7 @@ class Ledger:
         self, now: int, seed: int = 0, throughputs: Mapping[str, float] | None = None, triggers: tuple[str, ...] = ()
     ) -> Snapshot:
         """An immutable view; costs in proportion to what changed and what is shown, not to what there is."""
-        candidates = self._shown(now, None if self._state.policy == "static" else self.head())
+        candidates = self._shown(now, everything=self._state.policy == "static")
         return Snapshot(
             revision=self._state.revision,
             now=now,
@@ -999,21 +1005,36 @@ class Ledger:
         return self._queues[queue].values()
 
     def head(self) -> int:
-        """Units of each queue that a snapshot shows now."""
+        """Units of each queue that a snapshot shows at least, as long as there are so many."""
         return max(LEAST_SHOWN, min(HEAD, SHOWN // max(1, len(self._queues))))
 
-    def _shown(self, now: int, head: int | None) -> list[Candidate]:
+    def _heads(self) -> dict[str, int]:
+        """How many of each queue are shown. Of the lowest class that waits, its share; what is left of all that may be
+        shown goes to the higher ones, in order, since they are to be placed before."""
+        head = self.head()
+        left = SHOWN - head * len(self._queues)
+        first = {name: next(iter(units.values())).priority for name, units in self._queues.items()}
+        lowest = max(first.values(), default=0)
+        heads: dict[str, int] = {}
+        for name in sorted(first, key=first.__getitem__):
+            more = 0 if first[name] == lowest else max(0, min(left, len(self._queues[name]) - head))
+            left -= more
+            heads[name] = head + more
+        return heads
+
+    def _shown(self, now: int, *, everything: bool) -> list[Candidate]:
         """The head of every queue, and what a lost node still holds, in order of submission."""
         for name in self._unsorted:
             self._queues[name] = dict(sorted(self._queues[name].items(), key=lambda item: _rank(item[1])))
         self._unsorted.clear()
         backing_off = {unit_id for unit_id, unit in self._delayed.items() if unit.not_before > now}
         candidates: list[Candidate] = []
-        for queue in self._queues.values():
+        heads = {} if everything else self._heads()
+        for name, queue in self._queues.items():
             units: Iterable[Candidate] = queue.values()
             if backing_off:
                 units = (candidate for candidate in units if candidate.unit not in backing_off)
-            candidates.extend(islice(units, head))
+            candidates.extend(islice(units, heads.get(name)))
         candidates.extend(self.candidate(unit, recovering=True) for unit in self._recovering.values())
         if len(self._queues) + len(self._recovering) != 1 or not candidates or not candidates[0].queue.endswith("/"):
             candidates.sort(key=_ordinal)
@@ -1088,6 +1109,7 @@ class Ledger:
             checkpoint=spec.checkpoint,
             restore=spec.restore,
             preempted=unit.preempted,
+            moved=unit.moved,
             preemptible=spec.preemptible,
             stopping=bool(unit.stopping),
             running=task.status == "running",

@@ -52,9 +52,10 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `since` is the instant at which it started (or was placed). `kind` and `model` are the class and the model of device
     by which run times are learned, `declared` the run time its user said (0: none) and `work` what there is to do.
     `checkpoint` is the declared interval of its checkpoints (0: none) and `restore` what coming back costs; `preempted`
-    is how often it has yielded, `saved` what of its earlier attempts need not be done again, in nanoseconds of one
-    task; `size` and `least` are the tasks of its unit, now and at the least (0: all), `most` how many it could use;
-    `attained` is the service of its earlier attempts. `stopping`: its room is about to be free.
+    is how often it has yielded, `moved` how often it was stopped for its own good, `saved` what of its earlier
+    attempts need not be done again, in nanoseconds of one task; `size` and `least` are the tasks of its unit, now and
+    at the least (0: all), `most` how many it could use; `attained` is the service of its earlier attempts. `stopping`:
+    its room is about to be free.
     """
 
     unit: str
@@ -69,6 +70,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint: int = 0
     restore: int = 0
     preempted: int = 0
+    moved: int = 0
     preemptible: bool = True
     stopping: bool = False
     running: bool = False

@@ -14,6 +14,7 @@ from poise.model.views import Candidate, Snapshot
 from poise.units import HOUR, MINUTE, SECOND, format_duration
 
 Words = Callable[[Candidate, int], str]
+Lane = Callable[[Candidate, int], int]
 
 AGEING = 5 * MINUTE
 """Waiting this long raises a unit by one priority class; one that has waited so long as urgent goes before all others,
@@ -35,10 +36,15 @@ time, since run times of jobs spread over orders of magnitude (Tiresias, Gu et a
 
 
 class Order(NamedTuple):
-    """`sort` gives the candidates in order; `words` tells what put one where it is."""
+    """`sort` gives the candidates in order; `words` tells what put one where it is.
+
+    `lane` is a number of a candidate at an instant. A view shows the heads of long queues only; while more of an
+    earlier lane is there than it shows, a round serves no later lane.
+    """
 
     sort: Callable[[Snapshot], list[Candidate]]
     words: Words
+    lane: Lane
 
 
 def by_arrival(view: Snapshot) -> list[Candidate]:
@@ -273,14 +279,31 @@ def by_terms(weights: Mapping[str, float], terms: Mapping[str, RankTerm] = RANK_
         return sorted(view.candidates, key=key)
 
     named = " + ".join(f"{factor:g} {name}" for name, factor in weights.items())
-    return Order(sort, lambda candidate, now: f"{in_words(candidate, now)}, by {named}")
+    return Order(sort, lambda candidate, now: f"{in_words(candidate, now)}, by {named}", _class_lane)
+
+
+def _class_lane(candidate: Candidate, now: int) -> int:
+    """Who has waited so long as urgent goes before all others."""
+    return -1 if now - candidate.ready >= AGEING * (candidate.priority + 1) else effective_class(candidate, now)
+
+
+def _expected(candidate: Candidate, now: int) -> int:
+    return candidate.expected
+
+
+def _in(duration: int, what: str) -> str:
+    return f"{format_duration(duration)} {what}"
+
+
+def _attained(candidate: Candidate, now: int) -> int:
+    return candidate.attained
 
 
 ORDERS: dict[str, Order] = {
-    "arrival": Order(by_arrival, lambda candidate, now: "first come"),
-    "urgency": Order(by_urgency, in_words),
-    "run": Order(by_run, lambda candidate, now: f"{format_duration(candidate.expected)} to run"),
-    "remaining": Order(by_remaining, lambda candidate, now: f"{format_duration(candidate.expected)} remaining"),
-    "attained": Order(by_attained, lambda candidate, now: f"{format_duration(candidate.attained)} of service so far"),
-    "level": Order(by_level, lambda candidate, now: f"level {candidate_level(candidate, now)}"),
+    "arrival": Order(by_arrival, lambda candidate, now: "first come", lambda candidate, now: candidate.ordinal),
+    "urgency": Order(by_urgency, in_words, _class_lane),
+    "run": Order(by_run, lambda candidate, now: _in(candidate.expected, "to run"), _expected),
+    "remaining": Order(by_remaining, lambda candidate, now: _in(candidate.expected, "remaining"), _expected),
+    "attained": Order(by_attained, lambda candidate, now: _in(candidate.attained, "of service so far"), _attained),
+    "level": Order(by_level, lambda candidate, now: f"level {candidate_level(candidate, now)}", candidate_level),
 }

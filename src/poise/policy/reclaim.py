@@ -25,7 +25,7 @@ from poise.policy.place import Draft
 from poise.policy.predict import Speeds
 from poise.policy.rank import candidate_level, level_of
 from poise.policy.room import Room, give_back
-from poise.units import SECOND
+from poise.units import MINUTE, SECOND
 
 CLASS_WEIGHT = (8, 4, 2, 1)
 """By priority class: how many of the class below a second of it is worth, doubled each time."""
@@ -41,11 +41,16 @@ DOUBLINGS = 10
 30 s), so that units do not stop each other for ever, and what does not help is not done again and again."""
 
 
+RENEWED = 30 * MINUTE
+"""What has yielded as often as its budget allows may be asked again once it has run for so long at a stretch."""
+
+
 class Preemption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who may make whom yield: `class` a lower priority class, if the gain is larger than the cost; `remaining` who has
     longer to run; `attained` who has had more service by a quantum; `level` who is on a later level of feedback.
 
-    `min_run` nanoseconds must have been run, a unit yields `budget` times at most, and `at_once` units in one round.
+    `min_run` nanoseconds must have been run. A unit yields `budget` times, and then only after it has run for long; and
+    `at_once` units in one round, or as many as the one they yield to has tasks.
     """
 
     by: Literal["class", "remaining", "attained", "level"] = "class"
@@ -89,7 +94,7 @@ def settled(resident: Resident, first: int) -> int:
     """The instant from which on a unit may be stopped: after so long for the first time, and then twice as long each
     time; always after so long if it has a checkpoint by then, and so loses little.
     """
-    often = 0 if 0 < resident.checkpoint <= first else min(resident.preempted, DOUBLINGS)
+    often = 0 if 0 < resident.checkpoint <= first else min(resident.preempted + resident.moved, DOUBLINGS)
     return resident.since + (first << often)
 
 
@@ -188,7 +193,7 @@ def find_yielding(
         rows[row] = rows.get(row, 0) + 1
         picked = room.pick(shape, draft.able(shape).models)
         room.take(shape, picked or ())
-        if len(chosen) + len(asked) > rules.at_once:
+        if len(chosen) + len(asked) > max(rules.at_once, tasks):
             return None
     yielding = tuple(sorted(chosen.values(), key=_ordinal))
     return Yielding(yielding, rows, sum(cost_of(victim, view.now) for victim in yielding))
@@ -239,6 +244,8 @@ def gain_of(candidate: Candidate, starts: int, now: int, tasks: int) -> float:
 
 def _may_be_asked(resident: Resident, rules: Preemption) -> int:
     """The instant from which on it may; classes cannot stop each other for ever, and the budget bounds them."""
+    if resident.preempted >= rules.budget:
+        return resident.since + max(RENEWED, rules.min_run)
     return resident.since + rules.min_run if rules.by == "class" else settled(resident, rules.min_run)
 
 
@@ -250,7 +257,7 @@ def _may_yield(
     def may(resident: Resident) -> bool:
         if not resident.preemptible or resident.stopping or not resident.running or resident.unit in asked:
             return False
-        if now < _may_be_asked(resident, rules) or resident.preempted >= rules.budget:
+        if now < _may_be_asked(resident, rules):
             return False
         if rules.by == "class":
             return resident.priority > candidate.priority

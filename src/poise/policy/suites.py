@@ -4,6 +4,7 @@ A `Recipe` is data (recipe.py): the shipped policies are recipes, and a user's Y
 out, in five steps: order the candidates; for each, find where it fits (feasible), take the best (score, place); what is
 blocked gets room kept or makes others yield (reclaim); what still waits is held with every reason."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -95,8 +96,8 @@ class Suite:
         should that not work out after all (room is in pieces), the units are served one by one.
         """
         ordered = self.order.sort(view)
-        if view.yielded:
-            ordered = _behind_whom_they_yielded_to(ordered, view.yielded)
+        if view.yielded:  # room was made for them, whatever the order says now
+            ordered.sort(key=lambda candidate: candidate.unit not in view.yielded.values())
         if not self.recipe.spread and self.recipe.turns == "no" and len(ordered) >= TOGETHER:
             plan = _Round(self.recipe, self.order, self.terms, self._why_behind, view).place_all(ordered)
             if plan is not None:
@@ -130,10 +131,19 @@ class _Round:
         self._until: int | None = None
         self._waiting: list[Candidate] = []
         self._elastic: list[tuple[Candidate, Shape, int, list[Spot], Why]] = []
+        self._unseen = _unseen(view)
         self._yielding: set[str] = set()
 
     def place_all(self, ordered: list[Candidate]) -> Plan | None:
-        """A place for every candidate; None if there is none for some."""
+        """A place for every candidate; None if there is none for some, or if some that are not shown go before."""
+        if self._unseen:
+            lane, now = self.order.lane, self.view.now
+            lanes: dict[str, int] = {}
+            for candidate in ordered:
+                mine = lane(candidate, now)
+                lanes[candidate.queue] = max(mine, lanes.get(candidate.queue, mine))
+            if min(lanes[queue] for queue in self._unseen) < max(lanes.values()):
+                return None
         groups: dict[str, list[Candidate]] = {}
         for candidate in ordered:
             if candidate.others or candidate.avoid or candidate.recovering:
@@ -185,8 +195,12 @@ class _Round:
         recipe = self.recipe
         first = ""  # the unit that nobody may overtake, where overtaking is not allowed
         only_behind = False  # it waits on a node already, and others may follow it there
+        last_lane: int | None = None  # more of it is there than was shown, all of which was placed
         for candidate in ordered:
             if candidate.queue in self.holds and not candidate.recovering:
+                continue
+            if last_lane is not None and self.order.lane(candidate, self.view.now) > last_lane:
+                self._until = self.view.now  # at once, with more of that lane
                 continue
             if first:
                 full = candidate.shape in self._full
@@ -196,6 +210,9 @@ class _Round:
                     only_behind = only_behind and not self._could_run(candidate)
                     continue
             elif self._place(candidate):
+                if self._unseen and self._was_last_shown(candidate):
+                    lane = self.order.lane(candidate, self.view.now)
+                    last_lane = lane if last_lane is None else min(lane, last_lane)
                 continue
             behind = self._behind(candidate)
             if not recipe.overtake and self._could_run(candidate):
@@ -205,6 +222,14 @@ class _Round:
                 continue
             self._blocked(candidate)
         return self._finish()
+
+    def _was_last_shown(self, candidate: Candidate) -> bool:
+        """Whether a queue goes on, and nothing more of it is shown."""
+        left = self._unseen.get(candidate.queue)
+        if left is None or candidate.recovering:
+            return False
+        self._unseen[candidate.queue] = left - 1
+        return left == 1
 
     def _finish(self) -> Plan:
         """What is left goes to elastic units, hot nodes hand over work, what waits is held with every reason."""
@@ -660,23 +685,12 @@ def _mean(estimate: Estimate) -> int:
     return estimate.mean
 
 
-def _behind_whom_they_yielded_to(ordered: list[Candidate], yielded: Mapping[str, str]) -> list[Candidate]:
-    """Nobody goes before the unit for which it was stopped, whatever the order says of them now: room was made for that
-    one. Who yielded comes right behind it.
-    """
-    place = {candidate.unit: place for place, candidate in enumerate(ordered)}
-    behind: dict[str, list[Candidate]] = {}
-    for unit, to in yielded.items():
-        if place.get(unit, 0) < place.get(to, 0):
-            behind.setdefault(to, []).append(ordered[place[unit]])
-    moved = {candidate.unit for of in behind.values() for candidate in of}
-    result: list[Candidate] = []
-    stack = [candidate for candidate in reversed(ordered) if candidate.unit not in moved]
-    while stack:
-        candidate = stack.pop()
-        result.append(candidate)
-        stack += reversed(behind.pop(candidate.unit, []))
-    return result
+def _unseen(view: Snapshot) -> dict[str, int]:
+    """How many are shown of each queue that is longer than that."""
+    shown = Counter(candidate.queue for candidate in view.candidates if not candidate.recovering)
+    if sum(view.backlog.values()) <= shown.total():
+        return {}
+    return {queue: count for queue, count in shown.items() if view.backlog.get(queue, 0) > count}
 
 
 def _close_together(fleet: Fleet, room: Ints, needed: int) -> list[int]:

@@ -16,6 +16,7 @@ from poise.policy.place import Draft
 from poise.policy.predict import Speeds
 from poise.policy.reclaim import (
     MIN_RUN,
+    RENEWED,
     Preemption,
     cost_of,
     ends,
@@ -193,7 +194,7 @@ def test_a_gang_that_yields_gives_back_all_its_nodes() -> None:
         {"stopping": True},
         {"running": False},
         {"ran": MIN_RUN - 1},
-        {"preempted": 3},
+        {"preempted": 3, "ran": RENEWED - 1},
         {"priority": 2},
         {"priority": 1},
     ],

@@ -16,7 +16,6 @@ from poise.policy.suites import policy_named
 from poise.testing import World, node
 from poise.units import MILLISECOND, SECOND, parse_duration
 
-
 SAVING = {"checkpoint": "10s"}
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 
 from poise.errors import InputError
 from poise.kernel.controller import Decided
+from poise.kernel.ledger import HEAD
 from poise.model.decisions import Hold, Place, Preempt, Spot
 from poise.model.events import Placed, Preempted
 from poise.model.load import Load
@@ -610,6 +611,66 @@ def test_a_node_that_keeps_losing_work_comes_last() -> None:
     for _ in range(4):
         world.lose("n1").connect("n1")
     assert placed(world.job("a")) == {"j1": ["n2"]}
+
+
+# --- who yields, and for whom ----------------------------------------------------------------------------------------
+
+
+def test_an_urgent_gang_may_ask_as_many_as_it_has_tasks() -> None:
+    world = World(check=False).nodes(20, cpu=1)
+    for number in range(20):
+        world.job(f"low{number}", priority="low", expect="2h", checkpoint="1s")
+    world.round().start(*[f"low{number}" for number in range(20)]).after("1m")
+    assert len(world.job("gang", workers=18, priority="urgent", expect="5m").after("1s").where("gang")) == 18
+
+
+def test_room_that_was_made_for_one_goes_to_that_one() -> None:
+    """Though `waiting` has waited longer, and its patience is over."""
+    world = World().nodes(1, cpu=2).job("low", cpu=2, priority="low", expect="2h").round().start("low").after("40s")
+    world.job("waiting", cpu=2, priority="low").job("urgent", cpu=2, priority="urgent", expect="1m").after("1s")
+    assert (world.status("urgent"), world.status("low"), world.status("waiting")) == ("placed", "pending", "pending")
+
+
+def test_what_has_used_up_its_budget_may_be_asked_again_after_a_long_run() -> None:
+    world = World().nodes(1, cpu=1).job("low", priority="low", expect="9h", checkpoint="1s", run="l").round()
+    for number in range(3):
+        world.start("low").after("31s").job(f"u{number}", priority="urgent", expect="10s").after("1s")
+        world.start(f"u{number}").finish(f"u{number}").after("1s")
+    assert (world.unit("low").preempted, world.status("low")) == (3, "placed")
+    world.start("low").after("31s").job("last", priority="urgent", expect="10s").after("29m")
+    assert world.status("last") == "pending"
+    assert world.after("1m").status("last") == "placed"
+
+
+def test_growing_does_not_use_up_the_budget_for_yielding() -> None:
+    world = World().nodes(1, cpu=2).job("wide", workers="1..4", expect="9h", checkpoint="5s", priority="low").round()
+    world.start("wide.main[0]", "wide.main[1]").after("61s").join(node("n2", cpu=2)).after("1s")
+    unit = world.unit("wide")
+    assert (len(world.where("wide")), unit.preempted, unit.moved) == (4, 0, 1)
+
+
+# --- long queues, of which a view shows the head ---------------------------------------------------------------------
+
+
+def test_a_lower_class_does_not_take_room_from_what_is_not_shown_of_a_higher_one() -> None:
+    world = World(check=False).nodes(1, cpu=HEAD + 72)
+    for number in range(HEAD + 172):
+        world.job(f"high{number}", priority="high", run="h")
+    for number in range(HEAD):
+        world.job(f"low{number}", priority="low", run="l")
+    world.after("2s")
+    states = [world.status(f"low{number}") for number in range(HEAD)]
+    assert states == ["pending"] * HEAD
+
+
+def test_first_come_first_served_holds_beyond_what_is_shown() -> None:
+    world = World("fifo", check=False).nodes(1, cpu=HEAD + 72)
+    for number in range(HEAD + 50):
+        world.job(f"a{number}", run="a")
+    for number in range(HEAD):
+        world.job(f"b{number}", run="b")
+    world.after("2s")
+    assert [world.status(f"b{number}") for number in range(HEAD)] == ["placed"] * 22 + ["pending"] * (HEAD - 22)
 
 
 # --- hot nodes -------------------------------------------------------------------------------------------------------
