@@ -44,7 +44,7 @@ from poise.model.views import Candidate, Snapshot
 from poise.policy import hypothetical
 from poise.policy.feasible import NAMED, Ability, ability, capacity, never, refusals, usable_devices
 from poise.policy.hypothetical import LOOKED_AT, ClusterPolicy, Forecast
-from poise.policy.predict import Speeds
+from poise.policy.predict import Speeds, in_size
 from poise.policy.rank import Order
 from poise.policy.reclaim import Reservation, cost_of, ends, reserve
 from poise.units import (
@@ -230,7 +230,7 @@ def _going(view: Snapshot, running: Active) -> Going:
         overrun=_has_overrun(estimate, running.elapsed),
         why=running.why,
         reasons=running.reasons,
-        prediction=_prediction(view, candidate),
+        prediction=_prediction(view, candidate, len(attempts)),
     )
 
 
@@ -244,8 +244,10 @@ def _has_overrun(estimate: Estimate, elapsed: int) -> bool:
     return elapsed > estimate.mean + CERTAIN * estimate.deviation
 
 
-def _prediction(view: Snapshot, candidate: Candidate) -> Prediction:
-    """What a task of the unit will take, on every model of device that could run it."""
+def _prediction(view: Snapshot, candidate: Candidate, size: int = 0) -> Prediction:
+    """What a task of the unit will take, on every model of device that could run it; in the artifact that is done first
+    there, and of an elastic unit in the least size, unless it has one.
+    """
     fleet = view.fleet
     speeds = Speeds(fleet.models, view.profiles, view.throughputs)
     run: dict[str, Foreseen] = {}
@@ -254,13 +256,14 @@ def _prediction(view: Snapshot, candidate: Candidate) -> Prediction:
         could = ability(fleet, shape)
         of = speeds.of(candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=on_devices)
         for model, able, estimate in zip(fleet.models, could.models, of, strict=False):
-            if (able and on_devices) or (not on_devices and model.kind == "cpu"):
-                told = Foreseen(mean=estimate.mean, deviation=estimate.deviation, source=estimate.source)
-                run.setdefault(model.name or model.kind, told)
+            if not ((able and on_devices) or (not on_devices and model.kind == "cpu")):
+                continue
+            told = _foreseen(in_size(estimate, candidate.least, size or candidate.least))
+            if model.called not in run or told.mean < run[model.called].mean:
+                run[model.called] = told
     known = view.profiles.get(candidate.kind, Profile())
     if not run:
-        anywhere = estimate_run(known, candidate.declared)
-        run["any"] = Foreseen(mean=anywhere.mean, deviation=anywhere.deviation, source=anywhere.source)
+        run["any"] = _foreseen(estimate_run(known, candidate.declared))
 
     def learned(mean: int, deviation: int) -> Foreseen | None:
         return Foreseen(mean=mean, deviation=deviation, source="history") if mean else None
@@ -272,6 +275,10 @@ def _prediction(view: Snapshot, candidate: Candidate) -> Prediction:
         cpu=learned(known.cpu, known.cpu_deviation),
         device=learned(known.device, known.device_deviation),
     )
+
+
+def _foreseen(estimate: Estimate) -> Foreseen:
+    return Foreseen(mean=estimate.mean, deviation=estimate.deviation, source=estimate.source)
 
 
 # --- which nodes refuse ----------------------------------------------------------------------------------------------

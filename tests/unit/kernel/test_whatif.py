@@ -10,7 +10,9 @@ from poise.kernel.controller import Submit
 from poise.kernel.explain import question
 from poise.kernel.find import find
 from poise.kernel.whatif import explain, plan, propose, unblock, why_not
+from poise.model.events import Preempted
 from poise.model.reports import Explanation, PlanReport, Suggestion, UnblockReport, Waiting, WhyNot
+from poise.model.resources import Device, Node
 from poise.policy.suites import policy_named
 from poise.testing import WALL, World, node
 from poise.units import MINUTE, SECOND
@@ -33,7 +35,7 @@ def not_on(world: World, job: str, name: str) -> WhyNot:
 
 
 def planned(world: World, document: dict[str, Any]) -> PlanReport:
-    compiled = world.controller.prepare(document, WALL)
+    compiled = world.controller.prepare(document, WALL, world.now)
     proposal = propose(world.ledger, world.controller.would_submit(compiled), world.now)
     view = world.controller.snapshot(world.now)
     return plan(policy_named(world.ledger.policy), view, proposal, note=compiled.note)
@@ -149,6 +151,51 @@ def test_what_was_learned_is_told_with_its_uncertainty() -> None:
     assert (run.mean, run.source, told.runs) == (10 * SECOND, "history", 4)
     assert told.memory is not None
     assert told.memory.mean == 2**30
+
+
+def offering(name: str, model: str) -> Node:
+    device = Device(index=0, kind="gpu", model=model, memory=80 * 2**30)
+    return msgspec.structs.replace(node(name, cpu=8), devices=(device,))
+
+
+def test_what_is_declared_holds_where_its_class_was_not_measured() -> None:
+    world = World().join(offering("n1", "fast")).join(offering("n2", "slow"))
+    world.job("a", gpu=1, gpu_model="fast", **{"class": "k"}).round().start("a").finish("a", run="5s")
+    world.job("full", gpu=1, workers=2, priority="high").round()
+    told = waits(world.job("b", gpu=1, expect="10m", **{"class": "k"}).round(), "b").prediction
+    assert told is not None
+    assert {model: (run.mean, run.source) for model, run in told.run.items()} == {
+        "fast": (5 * SECOND, "history"),
+        "slow": (10 * MINUTE, "declared"),
+    }
+
+
+def grown() -> World:
+    """An elastic gang that has run for 80 s in two tasks, of ten minutes, and begins again in four."""
+    world = World().nodes(1, cpu=4).job("a", cpu=2).round().start("a")
+    world.job("wide", workers="2..4", expect="10m", checkpoint={"every": "30s", "restore": "5s"}, **{"class": "k"})
+    world.round().start("wide.main[0]", "wide.main[1]").after("70s").finish("a").after("10s")
+    assert [of.cause for of in world.log if isinstance(of, Preempted)] == ["grow"]
+    assert len(world.where("wide")) == 4
+    for number in range(4):
+        world.start(f"wide.main[{number}]")
+    return world
+
+
+def test_what_has_grown_has_less_left_and_does_not_begin_anew() -> None:
+    """A minute of two tasks was saved, and is not done again: 18 of 20 minutes of work are left for four tasks."""
+    [going] = explained(grown(), "wide").running
+    assert going.left.mean == 4 * MINUTE + 30 * SECOND + 5 * SECOND
+    assert going.left.source == "declared"
+    assert going.prediction is not None
+    assert {run.mean for run in going.prediction.run.values()} == {5 * MINUTE}
+
+
+def test_what_has_grown_tells_of_its_class_what_its_least_tasks_would_have_taken() -> None:
+    world = grown()
+    for number in range(4):
+        world.finish(f"wide.main[{number}]", run="4m")
+    assert world.ledger.profiles["k"].mean == (2 * MINUTE + 16 * MINUTE) // 2
 
 
 def test_a_finished_job_is_one_story() -> None:
@@ -290,7 +337,7 @@ def test_a_submission_is_refused_when_the_world_has_moved_since_its_plan() -> No
     world = World().nodes(1)
     document = {"run": "true"}
     revision = planned(world, document).revision
-    compiled = world.controller.prepare(document, WALL)
+    compiled = world.controller.prepare(document, WALL, world.now)
     world.job("meanwhile").say(Submit(90, compiled, if_revision=revision))
     refused = world.error()
     assert isinstance(refused, Conflict)
