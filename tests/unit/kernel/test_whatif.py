@@ -7,7 +7,7 @@ import pytest
 
 from poise.errors import Conflict, NotFound, SpecError
 from poise.kernel.controller import Submit
-from poise.kernel.explain import question
+from poise.kernel.explain import job_report, question
 from poise.kernel.find import find
 from poise.kernel.whatif import explain, plan, propose, unblock, why_not
 from poise.model.events import Preempted
@@ -506,3 +506,69 @@ def test_one_far_back_in_a_long_queue_is_told_how_many_come_first() -> None:
     assert told.start.likely is None
     assert told.start.earliest is not None
     assert told.start.earliest > 10 * MINUTE / 2
+
+
+# --- several artifacts -----------------------------------------------------------------------------------------------
+
+ARTIFACTS: dict[str, Any] = {
+    "cuda": {"run": "./cuda", "resources": {"gpu": 1, "gpu_model": "fast"}},
+    "cpu": {"run": "./cpu", "resources": {"cpu": 4}},
+}
+
+
+def built(name: str = "a", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "artifacts": ARTIFACTS, "class": "k", **fields}
+
+
+def measured() -> World:
+    """A device and plain nodes; the class took five seconds on the device and a minute on CPUs."""
+    world = World().join(offering("n1", "fast")).join(node("n2", cpu=4)).join(node("n3", cpu=2))
+    runs: dict[str, dict[str, Any]] = {"5s": {"gpu": 1, "gpu_model": "fast"}, "1m": {"cpu": 1}}
+    for run, resources in runs.items():
+        world.job(run, **resources, **{"class": "k"}).round().start(run).finish(run, run=run)
+    return world
+
+
+def test_the_artifact_that_runs_is_named_and_its_own_time_is_what_is_left() -> None:
+    world = measured().submit(built("a")).submit(built("b")).submit(built("c")).round().start("a", "b")
+    [first], [second] = (explained(world, name).running for name in "ab")
+    assert [(of.nodes, of.artifact, of.left.mean) for of in (first, second)] == [
+        (("n1",), "cuda", 5 * SECOND),
+        (("n2",), "cpu", MINUTE),
+    ]
+    assert any("placed on n1 as cuda" in of.text for of in explained(world, "a").story)
+    report = job_report(world.ledger, world.state("b"), world.now, tasks=True)
+    assert [task.artifact for task in report.tasks] == ["cpu"]
+    [place] = planned(measured(), built("next")).places
+    assert (place.artifact, place.spots[0].node) == ("cuda", "n1")
+
+
+def test_a_node_refuses_every_artifact_with_its_own_reason_or_none() -> None:
+    world = measured().job("full", cpu=4).round().submit(built("a")).submit(built("b")).round()
+    told = waits(world.submit(built("c")).round(), "c")
+    found = {of.nodes: [(reason.code, reason.need) for reason in of.reasons] for of in told.refusing}
+    assert ("n3",) in found
+    assert found["n3",] == [("GPU_TOO_FEW", "1"), ("CPU_TOO_SMALL", "4")]
+    assert [(reason.code) for reason in not_on(world, "c", "n3").reasons] == ["GPU_TOO_FEW", "CPU_TOO_SMALL"]
+
+
+def test_of_many_nodes_only_those_refuse_on_which_no_artifact_has_room() -> None:
+    world = World(check=False)
+    for number in range(10):
+        world.join(offering(f"gpu{number}", "fast")).join(node(f"small{number}", cpu=2))
+    for name in ("gang", "more"):
+        world.submit(built(name, workers=10)).round()
+    told = waits(world.submit(built("late")).round(), "late")
+    assert {(of.count, tuple(reason.code for reason in of.reasons)) for of in told.refusing} == {
+        (10, ("GPU_BUSY", "CPU_BUSY")),
+        (10, ("GPU_TOO_FEW", "CPU_TOO_SMALL")),
+    }
+
+
+def test_a_node_for_another_artifact_is_compared_by_what_is_foreseen() -> None:
+    world = measured().submit(built("a")).round().start("a")
+    told = not_on(world, "a", "n2")
+    assert (told.fits, told.artifact, told.chosen, told.chosen_artifact) == (True, "cpu", "n1", "cuda")
+    assert told.text.startswith("it fits as cpu, in 1m0s by history; cuda on n1 in 5.0 s by history")
+    refused = not_on(world, "a", "n3")
+    assert [reason.code for reason in refused.reasons] == ["GPU_TOO_FEW", "CPU_TOO_SMALL"]
