@@ -56,8 +56,8 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     reasons: tuple[str, ...]
     attempts: tuple[AttemptReport, ...]
+    artifact: str
     result: Any
-    artifact: str = ""
 
 
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
