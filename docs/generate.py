@@ -51,12 +51,14 @@ MEANING = {
     "env": "Environment variables. `null` takes the value from whoever submits.",
     "priority": "Class of the task. In a graph, the job's class holds where a task names none. `medium` by default.",
     "deadline": "A time from submission (`30m`) or a moment with its zone (`2026-12-01T12:00:00Z`).",
-    "expect": "How long it should run, until finished runs of its class say more.",
+    "expect": "How long it should run, until finished runs of its class say more. Of an elastic gang: with its least "
+    "workers. It says nothing of the `merge`.",
     "workers": "A gang: this many tasks, started together or not at all. `2..8` or `{min: 2, max: 8}` is elastic: it "
     "starts with the least or more, and is made larger or smaller at a checkpoint.",
     "parts": "Cut by data: this many tasks, each told its `POISE_PART` of `POISE_PARTS`.",
     "split": "Cut by data: as many tasks as the items make parts. See below.",
-    "merge": "A command that runs once every part is done. What needs this task waits for the merge.",
+    "merge": "A command that runs once every part is done, with the same resources. What needs this task waits for the "
+    "merge, and a deadline holds for both. How long it runs is learned; to say more of it, make it a task of a graph.",
     "retry": "When to try again. See below.",
     "grace": "Time between SIGTERM and SIGKILL when the task is stopped.",
     "class": "Tasks of one class share what is learned of their run times.",

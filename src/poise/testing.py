@@ -138,7 +138,7 @@ class World:
 
     def submit(self, document: Any, key: str = "") -> "World":
         """Submit a parsed file as it is. Raises what it is refused with; what is accepted is in `replies`."""
-        compiled = self.controller.prepare(document, WALL)
+        compiled = self.controller.prepare(document, WALL, self.now)
         return self._ask(Submit(self._request(), compiled, key))
 
     # --- letting it run ----------------------------------------------------------------------------------------------

@@ -45,14 +45,24 @@ def test_the_artifact_that_is_done_first_is_started_on_the_device_it_was_built_f
     [task] = ended(lab, job)["tasks"]
     assert task["node"].startswith("hopper")
     assert "by roofline" in task["why"]
+    assert task["artifact"] == "cuda"
+    assert "as cuda; " in lab.poise("show", job).text
     assert lab.poise("logs", job).text.startswith("as CUDA on ")
 
 
 def test_work_is_cut_and_merged_in_order(lab: Living) -> None:
-    job = submitted(lab, "examples/split.yaml")
-    tasks = ended(lab, job)["tasks"]
-    assert 4 <= len([task for task in tasks if "[" in task["name"]]) <= 20
-    assert lab.poise("logs", f"{job}.main.merge").text.strip() == str(sum(range(1000)))
+    def parts(job: str) -> int:
+        tasks = ended(lab, job)["tasks"]
+        assert lab.poise("logs", f"{job}.main.merge").text.strip() == str(sum(range(100)))
+        return len([task for task in tasks if "[" in task["name"]])
+
+    assert parts(submitted(lab, "examples/split.yaml")) == 10
+    busy = submitted(lab, "--workers", "7", "--cpu", "8", "--", "sleep", "60")
+    until(lambda: lab.poise("show", busy, "--json").value["status"] == "running", "half is taken", lab.messages)
+    assert parts(submitted(lab, "examples/split.yaml")) == 20
+    assert sorted(path.name for path in (lab.work / "examples").glob("split.*")) == ["split.yaml"]
+    lab.poise("cancel", busy)
+    lab.poise("wait", busy)
 
 
 def test_an_elastic_gang_takes_what_there_is_up_to_its_most(lab: Living) -> None:
@@ -90,8 +100,10 @@ def test_a_deadline_that_cannot_be_met_is_refused_and_one_that_may_not_is_told(l
     assert "E108" in refused.err
     assert "at least 10m0s" in refused.err
     assert "deadline: 600s" in refused.err
+    fits = lab.poise("submit", "--expect", "10m", "--deadline", "11m", "--", "true")
+    assert "may be late" not in fits.err
     cores = sum(node["cpu"] for node in lab.poise("nodes", "--json").value) // 1000
-    busy = submitted(lab, "--workers", "6", "--cpu", str(cores // 20), "--expect", "2h", "--", "sleep", "60")
+    busy = submitted(lab, "--workers", str(cores // 8), "--cpu", "8", "--expect", "2h", "--", "sleep", "60")
     told = lab.poise("submit", "--expect", "10m", "--deadline", "11m", "--", "sleep", "60")
     assert told.code == 0
     assert "it may be late: " in told.err

@@ -184,7 +184,7 @@ def _draw_waiting(waiting: Waiting) -> None:
 
 
 def _draw_going(going: Going) -> None:
-    where = ", ".join(going.nodes)
+    where = ", ".join(going.nodes) + (f" as {going.artifact}" if going.artifact else "")
     click.echo(f"\n{click.style(going.unit, bold=True)} {status_text(going.status)} on {where}")
     _draw_lines("because", [reason.sentence() for reason in going.reasons])
     if going.why is not None and (why := going.why.sentence()):

@@ -93,7 +93,8 @@ def print_job(report: JobReport) -> None:
 
 
 def _task_row(task: TaskReport, *, graph: bool) -> tuple[str, ...]:
-    why = "; ".join(task.reasons) or task.why
+    artifact = f"as {task.artifact}" if task.artifact else ""
+    why = "; ".join(task.reasons) or "; ".join(part for part in (artifact, task.why) if part)
     if task.outcome == "oom":
         why = f"out of memory: peak {format_bytes(task.peak)}, limit {format_bytes(task.limit)}"
     slack = "critical" if task.critical else format_duration(task.slack)

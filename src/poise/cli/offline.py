@@ -107,7 +107,7 @@ def plan(home: Home, spec: dict[str, Any], *, user: str, everything: bool) -> Pl
         ensure_home(home)  # an identity for this machine is kept there
         ledger.apply(NodeJoined(at=max(1, ledger.now), node=probe_node("this machine", home.node)))
     policy, controller = _resumed(ledger)
-    compiled = controller.prepare(spec, time.time())
+    compiled = controller.prepare(spec, time.time(), ledger.now)
     proposal = whatif.propose(ledger, controller.would_submit(compiled, user), ledger.now)
     view = controller.snapshot(ledger.now)
     return whatif.plan(policy, view, proposal, note=compiled.note, everything=everything)

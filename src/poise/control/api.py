@@ -105,7 +105,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
 
     @post("/v1/jobs", summary="Submit a job (or, as application/x-ndjson, a stream of them)", status_code=201)
     async def submit(data: Submission, if_revision: Revision | None = None) -> Submitted:
-        compiled = plane.controller.prepare(data.spec, plane.clock.wall())
+        compiled = plane.controller.prepare(data.spec, plane.clock.wall(), plane.clock.now())
         job = await plane.request(lambda request: machine.Submit(request, compiled, data.key, data.user, if_revision))
         return Submitted(job, compiled.note)
 
@@ -151,7 +151,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
     async def plan(data: Submission, everything: Annotated[bool, Parameter(query="all")] = False) -> PlanReport:
         ledger = await plane.settled()
         now = plane.clock.now()
-        compiled = plane.controller.prepare(data.spec, plane.clock.wall())
+        compiled = plane.controller.prepare(data.spec, plane.clock.wall(), now)
         proposal = whatif.propose(ledger, plane.controller.would_submit(compiled, data.user), now)
         view = plane.controller.snapshot(now)
         return await thought_about(

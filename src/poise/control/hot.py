@@ -64,7 +64,7 @@ def submit(plane: Plane, line: bytes, wall: float, done: "Done") -> None:
         submission = _submission.decode(line)
     except UNREADABLE as error:
         raise not_json(error) from None
-    compiled = plane.controller.prepare(submission.spec, wall)
+    compiled = plane.controller.prepare(submission.spec, wall, plane.clock.now())
     answer = _answering(done, compiled.note)
     plane.ask(lambda request: machine.Submit(request, compiled, submission.key, submission.user), answer)
 

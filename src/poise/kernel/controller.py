@@ -321,9 +321,9 @@ class Controller:
         """What the policy is shown now."""
         return self.ledger.snapshot(now, self.settings.seed, self.settings.throughputs, tuple(self._fired))
 
-    def prepare(self, document: Any, wall: float) -> Compiled:
-        """A request compiled for the fleet as it is now; raises SpecError. `wall` is in seconds since 1970."""
-        return prepare(self.ledger, self._use() / 1000, document, wall)
+    def prepare(self, document: Any, wall: float, now: int) -> Compiled:
+        """A request compiled for the fleet as it is `now`; raises SpecError. `wall` is in seconds since 1970."""
+        return prepare(lambda: self.snapshot(now), self._use() / 1000, document, wall)
 
     def load_of(self, node: str) -> Load | None:
         """What the node last said of how busy it is."""

@@ -24,7 +24,7 @@ from poise.kernel.ledger import (
 from poise.model import graph
 from poise.model.decisions import Reason, Why
 from poise.model.events import Preempted
-from poise.model.jobs import Ending
+from poise.model.jobs import Ending, Unit
 from poise.model.load import LEVELS, Load
 from poise.model.reports import AttemptReport, JobReport, NodeReport, StatusReport, TaskReport, Told, report_of
 from poise.model.resources import WHOLE
@@ -111,6 +111,7 @@ def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now:
             for past in task.past
         ),
         result=_result(ending.result),
+        artifact=unit.spec.artifact_of(unit.variant) if unit.epoch else "",
     )
 
 
@@ -174,13 +175,14 @@ class Alike(NamedTuple):
     """Units of a job that wait and ask for the same: the ids of all, and the first of them as a policy would see it.
 
     Before `not_before` (an instant, 0: none) it is not tried again; `unseen` units of the queue come before it and are
-    not shown in the view.
+    not shown in the view. `artifacts` names what it has to choose from, by number.
     """
 
     units: tuple[str, ...]
     candidate: Candidate
     not_before: int
     unseen: int
+    artifacts: tuple[str, ...]
 
 
 class After(NamedTuple):
@@ -191,7 +193,7 @@ class After(NamedTuple):
 
 
 class Active(NamedTuple):
-    """A unit that holds room."""
+    """A unit that holds room, in the artifact number `variant` of its `artifacts`."""
 
     candidate: Candidate
     status: str
@@ -199,6 +201,7 @@ class Active(NamedTuple):
     elapsed: int
     why: Why | None
     reasons: tuple[Reason, ...]
+    artifacts: tuple[str, ...]
     variant: int
 
 
@@ -329,7 +332,9 @@ def _alike(ledger: Ledger, units: list[UnitState], view: Snapshot) -> Alike:
         before = sum(_place_in_queue(candidate) < mine for candidate in ledger.queued_in(queue))
         unseen = max(0, before - len(shown))
     not_before = first.not_before if first.not_before > view.now else 0
-    return Alike(tuple(unit.id for unit in units), ledger.candidate(first), not_before, unseen)
+    return Alike(
+        tuple(unit.id for unit in units), ledger.candidate(first), not_before, unseen, artifacts_of(first.spec)
+    )
 
 
 def _waiting(ledger: Ledger, job: JobState, units: Sequence[UnitState], now: int) -> list[After]:
@@ -358,8 +363,14 @@ def _active(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> Active:
         elapsed=now - started if started else 0,
         why=unit.why,
         reasons=tuple(reasons(ledger, job, unit, now)),
+        artifacts=artifacts_of(unit.spec),
         variant=unit.variant,
     )
+
+
+def artifacts_of(unit: Unit) -> tuple[str, ...]:
+    """The names of its artifacts, by number; one without a name where there is nothing to choose from."""
+    return tuple(unit.artifact_of(number) for number in range(len(unit.variants) + 1))
 
 
 def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int, str]]:
@@ -379,7 +390,8 @@ def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int,
         yield order.at, f"{order.unit} asked to {_what_for(order)}"
     if unit.epoch:
         nodes = ", ".join(dict.fromkeys(task.node for task in unit.tasks if task.node))
-        behind = " behind its like" if unit.queued else ""
+        artifact = unit.spec.artifact_of(unit.variant)
+        behind = f"{f' as {artifact}' if artifact else ''}{' behind its like' if unit.queued else ''}"
         why = f": {sentence}" if unit.why is not None and (sentence := unit.why.sentence()) else ""
         yield unit.placed, f"attempt {unit.epoch} of {unit.spec.name} placed on {nodes}{behind}{why}"
     if unit.status in ("cancelled", "skipped"):

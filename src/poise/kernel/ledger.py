@@ -410,14 +410,6 @@ class Ledger:
         """Units that could be placed, or will be when their back-off ends."""
         return self._pending_count
 
-    def ahead_of(self, priority: int) -> Iterator[UnitState]:
-        """Units that run, and the heads of the queues of this priority class or a higher one."""
-        yield from self._active.values()
-        for queue in self._queues.values():
-            for candidate in islice(queue.values(), HEAD):
-                if candidate.priority <= priority:
-                    yield self._units[candidate.unit]
-
     def unfinished_units(self) -> int:
         """Units that are not over, whatever they wait for."""
         return self._unfinished_count

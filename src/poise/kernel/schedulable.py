@@ -1,51 +1,85 @@
 """Can it be done, and in time? Asked once, when a job is submitted, of what is known then.
 
 What can never be done is refused with the reason and what would make it fit: resources that no node has, or a deadline
-below the *lower bound*, the least time that the work takes however the fleet is shared out. What could be in time on an
-empty fleet, but not behind what is there already, is accepted and told so. The lower bound is the larger of the
-critical path and of all work over all capacity (Graham, 1969). Only what was measured or declared counts: a guess
-refuses nobody.
+below the *lower bound*, the least time that the work takes however the fleet is shared out. The bound of a deadline is
+the larger of the longest path to what it is for, and of all work that must be done by then over all capacity (Graham,
+1969). Only what was measured or declared counts: a guess refuses nobody.
+
+What could be in time on an empty fleet, but not behind what is there already, is accepted and told so. What is there
+holds a job up only where they ask for the same: what runs on nodes it could use, and what waits for such nodes in its
+class or a higher one.
 """
 
-from collections.abc import Iterable
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from poise.errors import SpecError
-from poise.kernel.ledger import Ledger
 from poise.model import graph
-from poise.model.fleet import CPU, DEVICES, Fleet
+from poise.model.fleet import CPU, DEVICES, Fleet, Ints
 from poise.model.jobs import Unit
-from poise.model.profiles import CERTAIN, Profile, expected_run
+from poise.model.profiles import CERTAIN, expected_run
+from poise.model.resources import WHOLE, Shape
 from poise.model.spec import Compiled, Cut, compile_spec
+from poise.model.views import Candidate, Snapshot
+from poise.policy.feasible import MOST_TASKS, ability
+from poise.policy.place import Draft
 from poise.policy.predict import Speeds
+from poise.policy.reclaim import openings_on
+from poise.policy.score import TERMS
 from poise.units import format_duration
 
 FINER = (1, 2, 4, 8)
 """How many times finer work is cut, in turn, before its deadline is refused."""
 
+LOOKED_AT = 256
+"""Nodes on which it is foreseen when there is room; where a job could use more of them nothing is told."""
 
-class Outlook(NamedTuple):
-    """Nanoseconds from now: the `least` that the job takes, and how long what is `ahead` of it keeps the fleet busy."""
+TIGHTEST = 4
+"""Deadlines of one job that are looked at for whether they may be missed: those with the least slack."""
 
-    least: int
-    ahead: int
+TURNS = 256
+"""Units that wait ahead of a job, and units of the job, that are looked at: the first ones."""
+
+NEVER = 2**62
 
 
-def prepare(ledger: Ledger, use: float, document: Any, wall: float) -> Compiled:
-    """Compile a request for the fleet as it is: `use` in [0, 1] is how much of it is taken. What is to be cut is cut
-    finer before its deadline is refused. Raises SpecError.
+class Bound(NamedTuple):
+    """A deadline in nanoseconds after submission, the field it was written in, the `least` time that what is due by
+    then takes, and how many of the units that are due first that is.
     """
-    fleet = ledger.fleet()
+
+    deadline: int
+    field: str
+    least: int
+    due: int
+
+    @property
+    def slack(self) -> int:
+        return self.deadline - self.least
+
+
+def prepare(view: Callable[[], Snapshot], use: float, document: Any, wall: float) -> Compiled:
+    """Compile a request for the fleet as it is: `use` in [0, 1] is how much of it is taken; the `view` is looked at
+    where something depends on it. What is to be cut is cut finer before its deadline is refused. Raises SpecError.
+    """
+    view = cache(view)
     for finer in FINER:
         cuts: list[Cut] = []
 
         def cut(devices: bool, finer: int = finer, cuts: list[Cut] = cuts) -> Cut:
-            cuts.append(Cut(use, spread(fleet, devices), finer))
+            cuts.append(Cut(use, spread(view().fleet, devices), finer))
             return cuts[-1]
 
         compiled = compile_spec(document, wall=wall, cut=cut)
+        if not compiled.due_by:
+            return compiled
         try:
-            return compiled._replace(note=check_deadlines(ledger, compiled.units))
+            return compiled._replace(note=check_deadlines(view(), compiled))
         except SpecError:
             if not cuts or finer == FINER[-1]:
                 raise
@@ -64,81 +98,196 @@ def spread(fleet: Fleet, devices: bool) -> float:
     return max(peaks) / min(peaks) - 1 if peaks else 0.0
 
 
-def outlook(ledger: Ledger, units: tuple[Unit, ...]) -> Outlook:
-    """What is known of a job that is not submitted yet."""
-    fleet = ledger.fleet()
-    speeds = Speeds(fleet.models, ledger.profiles, {})
-    runs = {unit.name: shortest_run(unit, speeds, fleet, ledger.profiles.get(unit.kind)) for unit in units}
-    if not len(fleet):
-        return Outlook(0, 0)
-    path = max(times.tail for times in graph.times({unit.name: unit.needs for unit in units}, runs).values())
-    work = max(_over_all(((unit, runs[unit.name]) for unit in units), fleet))
-    first = min(int(unit.priority) for unit in units)
-    return Outlook(max(path, work), _ahead(ledger, fleet, first))
-
-
-def shortest_run(unit: Unit, speeds: Speeds, fleet: Fleet, profile: Profile | None) -> int:
-    """The least time one task takes on the device that suits it best: measured, less its uncertainty; else as declared;
-    else by its roofline; 0 where nothing is known.
+def check_deadlines(view: Snapshot, compiled: Compiled) -> str:
+    """Raises SpecError (E108) when a deadline is below its lower bound. Returns what is to be told of a job that may
+    be late behind what is there already, or an empty text.
     """
-    if not (unit.expect or unit.work.flops or unit.work.bytes or (profile is not None and profile.count)):
-        return 0
+    if not len(view.fleet):
+        return ""
+    found, due = bounds(view, compiled)
+    for bound in found:
+        if bound.slack < 0:
+            raise SpecError(
+                "the deadline cannot be met, whatever else waits",
+                code="E108",
+                field=bound.field,
+                need=f"at least {format_duration(bound.least)}",
+                have=format_duration(bound.deadline),
+                hint=f"deadline: {-(-bound.least // 10**9)}s",
+            )
+    draft = Draft(view, {"first": 1.0}, TERMS)
+    for bound in sorted(found, key=_slack)[:TIGHTEST]:
+        held_up = hold_up(draft, [unit for unit in due[: bound.due] if not unit.needs])
+        if held_up > bound.slack:
+            task = bound.field.removeprefix("tasks.").removesuffix("deadline").rstrip(".")
+            return (
+                f"{f'`{task}`' if task else 'it'} may be late: what is ahead of it holds it up for "
+                f"{format_duration(held_up)}, and it takes at least {format_duration(bound.least)}; "
+                f"due in {format_duration(bound.deadline)}"
+            )
+    return ""
+
+
+def bounds(view: Snapshot, compiled: Compiled) -> tuple[list[Bound], list[Unit]]:
+    """Of each deadline, the earliest first; and the units in the order in which they are due: what is due by an earlier
+    deadline is due by all later ones.
+    """
+    fleet, speeds = view.fleet, Speeds(view.fleet.models, view.profiles, view.throughputs)
+    units = {unit.name: unit for unit in compiled.units}
+    needs = {name: unit.needs for name, unit in units.items()}
+    runs = {name: shortest_run(unit, speeds, fleet) for name, unit in units.items()}
+    planned = graph.times(needs, runs)
+    total = [int(fleet.total[of].sum()) for of in (CPU, DEVICES)]
+    due: dict[str, Unit] = {}
+    amounts = [0, 0]
+    found: list[Bound] = []
+    by_deadline: dict[int, list[str]] = {}
+    for name in compiled.due_by:
+        by_deadline.setdefault(units[name].deadline, []).append(name)
+    for deadline, mine in sorted(by_deadline.items()):
+        path, last = max((planned[name].earliest + runs[name], name) for name in mine)
+        for name in graph.with_needs(needs, mine, due):
+            due[name] = units[name]
+            for of, amount in enumerate(_work_of(units[name], runs[name])):
+                amounts[of] += amount
+        work = max(amount // of if of else 0 for amount, of in zip(amounts, total, strict=True))
+        found.append(Bound(deadline, compiled.due_by[last], max(path, work), len(due)))
+    return found, list(due.values())
+
+
+def shortest_run(unit: Unit, speeds: Speeds, fleet: Fleet) -> int:
+    """The least time a unit takes on the devices that suit it best, with all the tasks that it can use: measured, less
+    its uncertainty; else as declared; else by its roofline; 0 where nothing is known.
+    """
     shortest = []
     for number in range(len(unit.variants) + 1):
         shape = unit.shape_of(number)
-        found = speeds.of(unit.kind, shape.wants.precision, unit.expect, unit.work, devices=shape.gpus > 0)
-        for estimate in found:
+        devices = shape.gpus > 0
+        found = speeds.of(unit.kind, shape.wants.precision, unit.expect, unit.work, devices=devices)
+        able = ability(fleet, shape).models if devices else [model.kind == "cpu" for model in fleet.models]
+        for could, estimate in zip(able, found, strict=False):
+            if not could:
+                continue
             if estimate.source in ("history", "throughput table"):
                 shortest.append(max(0, estimate.mean - CERTAIN * estimate.deviation))
             elif estimate.source == "declared":
                 shortest.append(estimate.mean)
-            elif estimate.source == "roofline" and (unit.work.flops or unit.work.bytes):
+            elif estimate.source == "roofline":
                 shortest.append(estimate.mean // 2)  # the bound itself, which an estimate counts twice
-    return min(shortest, default=0)
+            else:  # how long it takes there is anybody's guess
+                return 0
+    return min(shortest, default=0) * (unit.least or len(unit.tasks)) // len(unit.tasks)
 
 
-def check_deadlines(ledger: Ledger, units: tuple[Unit, ...]) -> str:
-    """Raises SpecError (E108) when a deadline is below the lower bound. Returns what is to be told of a job that may
-    be late behind what is there already, or an empty text.
+def hold_up(draft: Draft, roots: Sequence[Unit]) -> int:
+    """Nanoseconds by which the last of these units starts later than it would on an empty fleet: behind what runs
+    where they could, and what waits for the same, in the order in which they came.
     """
-    deadlines = [unit for unit in units if unit.deadline]
-    if not deadlines:
-        return ""
-    found = outlook(ledger, units)
-    unit = min(deadlines, key=lambda unit: unit.deadline)
-    if found.least > unit.deadline:
-        raise SpecError(
-            "the deadline cannot be met, whatever else waits",
-            code="E108",
-            field="deadline",
-            need=f"at least {format_duration(found.least)}",
-            have=format_duration(unit.deadline),
-            hint=f"deadline: {-(-found.least // 10**9)}s",
-        )
-    if found.ahead + found.least > unit.deadline:
-        return (
-            f"it may be late: {format_duration(found.ahead)} of work is ahead of it, and it takes at least "
-            f"{format_duration(found.least)}; due in {format_duration(unit.deadline)}"
-        )
-    return ""
+    alike: dict[tuple[Shape, ...], list[Unit]] = {}
+    for unit in roots:
+        alike.setdefault(tuple(unit.shape_of(of) for of in range(len(unit.variants) + 1)), []).append(unit)
+    return max((min(_hold_up(draft, shape, units) for shape in shapes) for shapes, units in alike.items()), default=0)
 
 
-def _over_all(work: Iterable[tuple[Unit, int]], fleet: Fleet) -> tuple[int, int]:
-    """Nanoseconds for which the work keeps all CPUs, and all devices, busy."""
-    cpu = devices = 0
-    for unit, run in work:
-        tasks = unit.least or len(unit.tasks)
-        if not unit.variants:  # what has a choice of devices binds neither
-            cpu += run * unit.shape.cpu * tasks
-            devices += run * unit.shape.gpus * unit.shape.share * tasks // 1000
-    total = [int(fleet.total[of].sum()) for of in (CPU, DEVICES)]
-    return cpu // total[0] if total[0] else 0, devices // total[1] if total[1] else 0
-
-
-def _ahead(ledger: Ledger, fleet: Fleet, first: int) -> int:
-    """Foreseen work of what waits in the same or a higher class and of what runs, over the fleet's capacity."""
-    work = [
-        (unit.spec, expected_run(ledger.profiles.get(unit.spec.kind), unit.spec.expect))
-        for unit in ledger.ahead_of(first)
+def _hold_up(draft: Draft, shape: Shape, units: list[Unit]) -> int:
+    """Rooms for one task of the shape are taken in turn, each as soon as it is free."""
+    view, fleet, able = draft.view, draft.fleet, draft.able(shape)
+    opened = fleet.closed == 0
+    rows = np.flatnonzero((able.room[fleet.kind] > 0) & opened)
+    if not 0 < len(rows) <= LOOKED_AT:
+        return 0
+    anywhere = (able.room > 0).tolist()
+    own = [
+        _Turn(unit.least or len(unit.tasks), expected_run(view.profiles.get(unit.kind), unit.expect), anywhere)
+        for unit in units[:TURNS]
     ]
-    return max(_over_all(work, fleet))
+    first = min(unit.priority for unit in units)
+    nodes = np.bincount(fleet.kind[opened], minlength=len(fleet.likes))
+    ahead = [candidate for candidate in view.candidates if candidate.priority <= first]
+    rivals = list(islice(_rivals(draft, ahead, shape, nodes), TURNS))
+    wanted = sum(turn.rooms for turn in (*rivals, *own))
+    if int(draft.capacity(shape)[rows].sum()) >= wanted:
+        return 0
+    empty: list[_Room] = []
+    taken: list[_Room] = []
+    for row in rows.tolist():
+        kind = int(fleet.kind[row])
+        rooms = min(int(able.room[kind]), wanted)
+        empty += [_Room(view.now, kind)] * rooms
+        taken += [_Room(at, kind) for at in openings_on(draft, row, shape, rooms, view.now)]
+    _take_turns(taken, rivals)
+    return max(0, _take_turns(taken, own) - _take_turns(empty, own))
+
+
+class _Turn(NamedTuple):
+    """Work that takes so many rooms at once for so many nanoseconds, on those kinds of nodes."""
+
+    rooms: int
+    run: int
+    on: list[bool]
+
+
+class _Room(NamedTuple):
+    """Room for one task on a kind of node, from one instant until another: it is kept for somebody from then on."""
+
+    at: int
+    kind: int
+    until: int = NEVER
+
+
+def _take_turns(free: list[_Room], work: Iterable[_Turn]) -> int:
+    """Each takes the first rooms that do; returns the instant at which the last one starts. Room that is kept for many
+    together is used meanwhile by what takes one room and is gone in time.
+    """
+    free.sort()
+    latest = 0
+    for rooms, run, on in work:
+        could = (
+            room
+            for room in free
+            if on[room.kind] and (room.until == NEVER or (rooms == 1 and room.at + run <= room.until))
+        )
+        mine = list(islice(could, rooms))
+        start = max((room.at for room in mine), default=0)
+        latest = max(latest, start)
+        for room in mine:
+            free.remove(room)
+            insort(free, room._replace(at=start + run))
+            if room.at < start:
+                insort(free, room._replace(until=start))
+    return latest
+
+
+def _rivals(draft: Draft, ahead: Iterable[Candidate], shape: Shape, nodes: Ints) -> Iterator[_Turn]:
+    """What waits for the same as a task of the shape. Work on devices waits for these, and work on CPUs for those; of
+    work that could as well run elsewhere a part is counted, by how many of the `nodes` of each kind are not elsewhere.
+    """
+    able, carried = draft.able(shape), 0.0
+    mine = np.minimum(able.room, MOST_TASKS) * nodes
+    for candidate in ahead:
+        other = candidate.shape
+        theirs = draft.able(other)
+        alike = zip(able.models, theirs.models, strict=True)
+        if bool(other.gpus) != bool(shape.gpus) or (shape.gpus and not any(my and their for my, their in alike)):
+            continue
+        room = np.minimum(theirs.room, MOST_TASKS) * nodes
+        both = (room > 0) & (mine > 0)
+        if not both.any():
+            continue
+        carried += float(nodes[both].sum() / nodes[room > 0].sum())
+        if carried >= 1:
+            carried -= 1
+            rooms = max(1, round(mine[both].sum() / room[both].sum()))  # that a task of it takes
+            yield _Turn(rooms * (candidate.least or candidate.tasks), candidate.expected, (room > 0).tolist())
+
+
+def _work_of(unit: Unit, run: int) -> tuple[int, int]:
+    """CPU time in milli-CPU-nanoseconds, and device time in device-nanoseconds; of what has a choice neither."""
+    if unit.variants:
+        return 0, 0
+    tasks, shape = len(unit.tasks), unit.shape
+    return run * shape.cpu * tasks, run * shape.gpus * shape.share * tasks // WHOLE
+
+
+def _slack(bound: Bound) -> int:
+    return bound.slack

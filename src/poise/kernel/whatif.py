@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from poise.errors import Conflict, NotFound
-from poise.kernel.explain import Active, After, Alike, Question
+from poise.kernel.explain import Active, After, Alike, Question, artifacts_of
 from poise.kernel.ledger import Ledger, State, job_status
 from poise.model.decisions import Hold, Place, Plan, Preempt, Reason
 from poise.model.events import JobSubmitted
@@ -44,7 +44,7 @@ from poise.model.views import Candidate, Snapshot
 from poise.policy import hypothetical
 from poise.policy.feasible import NAMED, Ability, ability, capacity, never, refusals, usable_devices
 from poise.policy.hypothetical import LOOKED_AT, ClusterPolicy, Forecast
-from poise.policy.predict import Speeds
+from poise.policy.predict import Speeds, in_size
 from poise.policy.rank import Order
 from poise.policy.reclaim import Reservation, cost_of, ends, reserve
 from poise.units import (
@@ -126,7 +126,7 @@ def _waiting(
         place=order.words(candidate, view.now) if order is not None else "",
         ahead=ahead,
         first=first,
-        refusing=() if going else tuple(_refusing(later.fleet, candidate, held, everything)),
+        refusing=() if going else tuple(_refusing(later, candidate, held, everything)),
         frees=() if going else _frees(later, soonest, everything),
         start=_start(forecast, view, alike.not_before, soonest),
         prediction=_prediction(view, candidate),
@@ -230,7 +230,8 @@ def _going(view: Snapshot, running: Active) -> Going:
         overrun=_has_overrun(estimate, running.elapsed),
         why=running.why,
         reasons=running.reasons,
-        prediction=_prediction(view, candidate),
+        prediction=_prediction(view, candidate, len(attempts)),
+        artifact=running.artifacts[running.variant],
     )
 
 
@@ -244,8 +245,10 @@ def _has_overrun(estimate: Estimate, elapsed: int) -> bool:
     return elapsed > estimate.mean + CERTAIN * estimate.deviation
 
 
-def _prediction(view: Snapshot, candidate: Candidate) -> Prediction:
-    """What a task of the unit will take, on every model of device that could run it."""
+def _prediction(view: Snapshot, candidate: Candidate, size: int = 0) -> Prediction:
+    """What a task of the unit will take, on every model of device that could run it; in the artifact that is done first
+    there, and of an elastic unit in the least size, unless it has one.
+    """
     fleet = view.fleet
     speeds = Speeds(fleet.models, view.profiles, view.throughputs)
     run: dict[str, Foreseen] = {}
@@ -254,13 +257,14 @@ def _prediction(view: Snapshot, candidate: Candidate) -> Prediction:
         could = ability(fleet, shape)
         of = speeds.of(candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=on_devices)
         for model, able, estimate in zip(fleet.models, could.models, of, strict=False):
-            if (able and on_devices) or (not on_devices and model.kind == "cpu"):
-                told = Foreseen(mean=estimate.mean, deviation=estimate.deviation, source=estimate.source)
-                run.setdefault(model.name or model.kind, told)
+            if not ((able and on_devices) or (not on_devices and model.kind == "cpu")):
+                continue
+            told = _foreseen(in_size(estimate, candidate.least, size or candidate.least))
+            if model.called not in run or told.mean < run[model.called].mean:
+                run[model.called] = told
     known = view.profiles.get(candidate.kind, Profile())
     if not run:
-        anywhere = estimate_run(known, candidate.declared)
-        run["any"] = Foreseen(mean=anywhere.mean, deviation=anywhere.deviation, source=anywhere.source)
+        run["any"] = _foreseen(estimate_run(known, candidate.declared))
 
     def learned(mean: int, deviation: int) -> Foreseen | None:
         return Foreseen(mean=mean, deviation=deviation, source="history") if mean else None
@@ -274,22 +278,29 @@ def _prediction(view: Snapshot, candidate: Candidate) -> Prediction:
     )
 
 
+def _foreseen(estimate: Estimate) -> Foreseen:
+    return Foreseen(mean=estimate.mean, deviation=estimate.deviation, source=estimate.source)
+
+
 # --- which nodes refuse ----------------------------------------------------------------------------------------------
 
 
-def _refusing(fleet: Fleet, candidate: Candidate, held: Sequence[Reason], everything: bool) -> Iterator[Refusing]:
-    """Every node, with the reasons why one task cannot start there; nodes that refuse alike are told as one, unless
-    there are few. A node that has room is refused by what the policy says of it.
+def _refusing(view: Snapshot, candidate: Candidate, held: Sequence[Reason], everything: bool) -> Iterator[Refusing]:
+    """Every node, with the reasons why no artifact of one task can start there; nodes that refuse alike are told as
+    one, unless there are few. A node that has room is refused by what the policy says of it.
     """
-    if len(fleet) <= NAMED:
-        for row, name in enumerate(fleet.names):
-            against, shape = _against(fleet, row, candidate)
-            if not against:
-                against = [*_held_there(held, name), *_in_part(fleet, row, candidate, shape)]
-            yield Refusing(count=1, nodes=(name,), reasons=tuple(against))
+    fleet, shapes = view.fleet, _shapes_of(candidate)
+    if len(fleet) > NAMED:
+        yield from _refusing_alike(fleet, shapes, held, everything)
         return
-    for shape in (candidate.shape, *candidate.others):
-        yield from _refusing_alike(fleet, shape, held, everything)
+    for row, name in enumerate(fleet.names):
+        against = [refusals(fleet, row, shape) for shape in shapes]
+        fitting = next((shape for shape, reasons in zip(shapes, against, strict=True) if not reasons), None)
+        if fitting is None:
+            reasons = _each_once(against)
+        else:
+            reasons = (*_held_there(held, name), *_in_part(fleet, row, candidate, fitting))
+        yield Refusing(count=1, nodes=(name,), reasons=reasons)
 
 
 def _held_there(held: Sequence[Reason], node: str) -> tuple[Reason, ...]:
@@ -299,11 +310,14 @@ def _held_there(held: Sequence[Reason], node: str) -> tuple[Reason, ...]:
     return here or tuple(reason for reason in said if reason.code in ("BEHIND", "PREEMPTING"))
 
 
-def _refusing_alike(fleet: Fleet, shape: Shape, held: Sequence[Reason], everything: bool) -> Iterator[Refusing]:
-    able = ability(fleet, shape)
-    lacks = _lacking(fleet, shape, able)
-    key = fleet.kind * 64 + fleet.closed * 16 + lacks
-    _, first, number = np.unique(key, return_index=True, return_inverse=True)
+def _refusing_alike(
+    fleet: Fleet, shapes: Sequence[Shape], held: Sequence[Reason], everything: bool
+) -> Iterator[Refusing]:
+    ables = [ability(fleet, shape) for shape in shapes]
+    lacking = [_lacking(fleet, shape, able) for shape, able in zip(shapes, ables, strict=True)]
+    number: Ints = fleet.kind * 4 + fleet.closed
+    for lacks in lacking:
+        _, first, number = np.unique(number * 16 + lacks, return_index=True, return_inverse=True)
     order = np.argsort(number, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
     for like, rows in sorted(zip(first.tolist(), groups, strict=True), key=lambda group: -len(group[1])):
@@ -311,25 +325,36 @@ def _refusing_alike(fleet: Fleet, shape: Shape, held: Sequence[Reason], everythi
         subject = ", ".join(names) if len(rows) <= len(names) else f"{len(rows)} nodes like {names[0]}"
         if fleet.closed[like]:
             wakes = "joined" if fleet.closed[like] == LOST else "drained"
-            reasons = [Reason(code=CLOSED_CODES[int(fleet.closed[like])], subject=subject, wakes=wakes)]
-        elif not able.room[fleet.kind[like]]:
-            reasons = [msgspec.structs.replace(reason, subject=subject) for reason in never(fleet.nodes[like], shape)]
-        elif lacks[like]:
-            reasons = _busy(fleet, shape, able, rows, int(lacks[like]), subject)
+            reasons: tuple[Reason, ...] = (
+                Reason(code=CLOSED_CODES[int(fleet.closed[like])], subject=subject, wakes=wakes),
+            )
         else:
-            reasons = list(_held_there(held, "")) or [reason for reason in held if reason.code == "GANG_INCOMPLETE"]
-        yield Refusing(count=len(rows), nodes=names, reasons=tuple(reasons))
+            against = [
+                [msgspec.structs.replace(reason, subject=subject) for reason in never(fleet.nodes[like], shape)]
+                if not able.room[fleet.kind[like]]
+                else _busy(fleet, shape, able, rows, int(lacks[like]), subject)
+                for shape, able, lacks in zip(shapes, ables, lacking, strict=True)
+            ]
+            reasons = _each_once(against) if all(against) else _held_there(held, "")
+            reasons = reasons or tuple(reason for reason in held if reason.code == "GANG_INCOMPLETE")
+        yield Refusing(count=len(rows), nodes=names, reasons=reasons)
+
+
+def _each_once(against: Iterable[list[Reason]]) -> tuple[Reason, ...]:
+    return tuple(dict.fromkeys(reason for reasons in against for reason in reasons))
 
 
 def _lacking(fleet: Fleet, shape: Shape, able: Ability) -> Ints:
-    """(N,): by bits 1, 2, 4, 8 which of CPU, memory, network and devices is not free enough for one task."""
+    """(N,): by bits 1, 2, 4, 8 which of CPU, memory, network and devices is not free enough for one task; 0 where it
+    could never run.
+    """
     lacks = (fleet.free[CPU] < shape.cpu).astype(np.int64)
     lacks += 2 * (fleet.free[MEMORY] < shape.memory) + 4 * (fleet.free[NETWORK] < shape.network)
     if shape.gpus:
         rows = np.arange(len(fleet))
         usable = usable_devices(fleet, shape, able, fleet.device_memory, fleet.device_share, rows)
         lacks += 8 * (usable.sum(axis=1) < shape.gpus)
-    return np.asarray(lacks)
+    return np.where(able.room[fleet.kind] > 0, lacks, 0)
 
 
 def _busy(fleet: Fleet, shape: Shape, able: Ability, rows: Ints, lacks: int, subject: str) -> list[Reason]:
@@ -378,45 +403,46 @@ def _why_not_pending(policy: ClusterPolicy, view: Snapshot, job: str, alike: Ali
     candidate, row = alike.candidate, view.fleet.rows[node]
     plan = policy.decide(view)
     going = hypothetical.placed(plan, candidate.unit)
+    chosen = _Chosen(_nodes_of(going)[0], going.variant) if going is not None else None
     if going is not None and node in _nodes_of(going):
         return WhyNot(
             job=job, unit=candidate.unit, node=node, revision=view.revision, fits=True, chosen=node,
-            text="it is placed there in the next round",
+            text="it is placed there in the next round", artifact=alike.artifacts[going.variant],
+            chosen_artifact=alike.artifacts[going.variant],
         )  # fmt: skip
-    fleet = view.fleet
-    reasons, shape = _against(fleet, row, candidate)
+    then = view
+    reasons, variant = _against(policy, then, row, candidate)
     if not reasons:
         others = [
             of for of in plan.decisions if isinstance(of, Place) and of.unit != candidate.unit and node in _nodes_of(of)
         ]
-        fleet = hypothetical.with_places(view, others).fleet
-        reasons, shape = _against(fleet, row, candidate)
+        then = hypothetical.with_places(view, others)
+        reasons, variant = _against(policy, then, row, candidate)
         if reasons:
             behind = [Reason(code="BEHIND", subject=of.unit, wakes="placed") for of in others[:FEW]]
             reasons = [*behind, *reasons]
     if not reasons:
         held = () if going else _why_held(plan, candidate, alike.unseen)
-        in_part = _in_part(fleet, row, candidate, shape)
+        in_part = _in_part(then.fleet, row, candidate, _shapes_of(candidate)[variant])
         reasons = [*_held_there(held, node), *in_part]
-    return _compared(policy, view, job, candidate, shape, node, going, reasons)
+    return _compared(policy, view, job, candidate, alike.artifacts, _Chosen(node, variant), chosen, reasons)
 
 
 def _why_not_active(policy: ClusterPolicy, view: Snapshot, job: str, running: Active, node: str) -> WhyNot:
     """As if it were placed now: on the view without it."""
-    candidate = running.candidate
+    candidate, artifact = running.candidate, running.artifacts[running.variant]
     if node in running.nodes:
         return WhyNot(
-            job=job, unit=candidate.unit, node=node, revision=view.revision, fits=True, chosen=node, text="it is there"
-        )
+            job=job, unit=candidate.unit, node=node, revision=view.revision, fits=True, chosen=node, text="it is there",
+            artifact=artifact, chosen_artifact=artifact,
+        )  # fmt: skip
     base = hypothetical.with_candidates(hypothetical.without(view, [candidate.unit]), [candidate])
-    shapes = (candidate.shape, *candidate.others)
-    reasons, shape = _against(base.fleet, base.fleet.rows[node], candidate)
+    row = base.fleet.rows[node]
+    reasons, variant = _against(policy, base, row, candidate)
     if not reasons:
-        shape = shapes[running.variant]
-        reasons = refusals(base.fleet, base.fleet.rows[node], shape) or _in_part(
-            base.fleet, base.fleet.rows[node], candidate, shape
-        )
-    told = _compared(policy, base, job, candidate, shape, node, None, reasons, running.nodes)
+        reasons = _in_part(base.fleet, row, candidate, _shapes_of(candidate)[variant])
+    chosen = _Chosen(running.nodes[0], running.variant) if running.nodes else None
+    told = _compared(policy, base, job, candidate, running.artifacts, _Chosen(node, variant), chosen, reasons)
     then = _then(running, node)
     return msgspec.structs.replace(told, text="; ".join(part for part in (told.text, then) if part))
 
@@ -432,15 +458,30 @@ def _then(running: Active, node: str) -> str:
     return f"when it was placed (revision {why.base}), {node} came behind{behind}; {mine}"
 
 
-def _against(fleet: Fleet, row: int, candidate: Candidate) -> tuple[list[Reason], Shape]:
-    """Every reason of this node against every artifact of the unit; none, and the artifact, if one fits."""
-    reasons: list[Reason] = []
-    for shape in (candidate.shape, *candidate.others):
-        found = refusals(fleet, row, shape)
-        if not found:
-            return [], shape
-        reasons += [reason for reason in found if reason not in reasons]
-    return reasons, candidate.shape
+class _Chosen(NamedTuple):
+    """A node, and the artifact that would be started there, by its number."""
+
+    node: str
+    variant: int
+
+
+def _shapes_of(candidate: Candidate) -> tuple[Shape, ...]:
+    """Of its artifacts, by number."""
+    return (candidate.shape, *candidate.others)
+
+
+def _against(policy: ClusterPolicy, view: Snapshot, row: int, candidate: Candidate) -> tuple[list[Reason], int]:
+    """Every reason of this node against every artifact of the unit; none, and the artifact, if one fits: the one that
+    would be done first, or of a gang the first one, as these are placed.
+    """
+    against = [refusals(view.fleet, row, shape) for shape in _shapes_of(candidate)]
+    fitting = [variant for variant, reasons in enumerate(against) if not reasons]
+    if not fitting:
+        return list(_each_once(against)), 0
+    if len(fitting) == 1 or candidate.tasks > 1:
+        return [], fitting[0]
+    draft = hypothetical.draft_of(policy, view)
+    return [], min(fitting, key=lambda variant: draft.run_on(candidate, _shapes_of(candidate)[variant], row).mean)
 
 
 def _in_part(fleet: Fleet, row: int, candidate: Candidate, shape: Shape) -> list[Reason]:
@@ -461,39 +502,58 @@ def _compared(
     view: Snapshot,
     job: str,
     candidate: Candidate,
-    shape: Shape,
-    node: str,
-    going: Place | None,
+    artifacts: Sequence[str],
+    there: _Chosen,
+    chosen: _Chosen | None,
     reasons: Sequence[Reason],
-    nodes: Sequence[str] = (),
 ) -> WhyNot:
-    """With the score of the node, where it fits, and of the chosen one, where one is."""
-    if candidate.avoid == node:
-        reasons = [*reasons, Reason(code="FAILED_THERE", subject=node)]
+    """With the score of the node, where it fits, and of the chosen one, where one is; of two artifacts that is started
+    which is foreseen to be done first.
+    """
+    if candidate.avoid == there.node:
+        reasons = [*reasons, Reason(code="FAILED_THERE", subject=there.node)]
     fits = not any(reason.code not in ("FAILED_THERE", "GANG_INCOMPLETE") for reason in reasons)
-    chosen = next(iter(nodes or (_nodes_of(going) if going else ())), "")
     score = chosen_score = None
     text = ""
     if fits:
-        found = hypothetical.scores(policy, view, candidate, shape, [node, *([chosen] if chosen else [])])
-        score, chosen_score = [*found, None, None][:2]
-        text = "it fits"
-        if score is not None and chosen_score is not None and score < chosen_score:
-            text = f"it fits; {chosen} is better ({chosen_score:g} against {score:g})"
-        elif score is not None and chosen_score is not None:
-            text = f"it fits, and is as good as {chosen} ({score:g} against {chosen_score:g})"
+        score = _score(policy, view, candidate, there)
+        chosen_score = _score(policy, view, candidate, chosen) if chosen is not None else None
+        name = artifacts[there.variant]
+        text = f"it fits as {name}" if name else "it fits"
+        if chosen is not None and chosen.variant != there.variant:
+            other = f"{artifacts[chosen.variant]} on {chosen.node}"
+            text += (
+                f", in {_takes(policy, view, candidate, there)}; {other} in {_takes(policy, view, candidate, chosen)}"
+            )
+        elif chosen is not None and score is not None and chosen_score is not None:
+            better = "is better" if score < chosen_score else "is as good" if score == chosen_score else "was chosen"
+            text += f"; {chosen.node} {better} ({chosen_score:g} against {score:g})"
     return WhyNot(
         job=job,
         unit=candidate.unit,
-        node=node,
+        node=there.node,
         revision=view.revision,
         fits=fits,
         reasons=tuple(reasons),
         score=score,
-        chosen=chosen,
+        chosen=chosen.node if chosen is not None else "",
         chosen_score=chosen_score,
         text=text,
+        artifact=artifacts[there.variant] if fits else "",
+        chosen_artifact=artifacts[chosen.variant] if chosen is not None else "",
     )
+
+
+def _score(policy: ClusterPolicy, view: Snapshot, candidate: Candidate, of: _Chosen) -> float | None:
+    found = hypothetical.scores(policy, view, candidate, _shapes_of(candidate)[of.variant], [of.node])
+    return found[0] if found else None
+
+
+def _takes(policy: ClusterPolicy, view: Snapshot, candidate: Candidate, of: _Chosen) -> str:
+    """What is foreseen of an artifact on a node, for people."""
+    draft = hypothetical.draft_of(policy, view)
+    run = draft.run_on(candidate, _shapes_of(candidate)[of.variant], view.fleet.rows[of.node])
+    return f"{format_duration(run.mean)} by {run.source}"
 
 
 def _nodes_of(place: Place) -> tuple[str, ...]:
@@ -565,18 +625,26 @@ def plan(
             waiting.setdefault(candidate.queue, []).append(unit)
     order = hypothetical.order_of(policy)
     ordered = order.sort(with_it) if waiting and order is not None else []
-    artifacts = {unit.name: ["", *(variant.name for variant in unit.variants)] for unit in proposal.job.units}
+    artifacts = {f"{proposal.job.id}.{unit.name}": artifacts_of(unit) for unit in proposal.job.units}
     return PlanReport(
         revision=view.revision,
         policy=policy.name,
-        places=tuple(_planned(of, proposal.job.id, artifacts, everything) for of in places.values()),
+        places=tuple(_planned(of, artifacts, everything) for of in places.values()),
         yields=tuple(
             PlannedYield(unit=of.unit, to=of.to, why=of.why)
             for of in decided.decisions
             if isinstance(of, Preempt) and of.to in own
         ),
         waits=tuple(
-            _waiting(policy, with_it, later, decided, ordered, Alike(tuple(units), own[units[0]], 0, 0), everything)
+            _waiting(
+                policy,
+                with_it,
+                later,
+                decided,
+                ordered,
+                Alike(tuple(units), own[units[0]], 0, 0, artifacts[units[0]]),
+                everything,
+            )
             for units in waiting.values()
         ),
         later=tuple(
@@ -587,7 +655,7 @@ def plan(
     )
 
 
-def _planned(places: list[Place], job: str, artifacts: dict[str, list[str]], everything: bool) -> PlannedPlace:
+def _planned(places: list[Place], artifacts: dict[str, tuple[str, ...]], everything: bool) -> PlannedPlace:
     first = places[0]
     return PlannedPlace(
         count=len(places),
@@ -595,7 +663,7 @@ def _planned(places: list[Place], job: str, artifacts: dict[str, list[str]], eve
         spots=first.spots,
         why=first.why,
         queued=first.queued,
-        artifact=artifacts[first.unit.removeprefix(f"{job}.")][first.variant],
+        artifact=artifacts[first.unit][first.variant],
     )
 
 

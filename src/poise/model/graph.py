@@ -4,7 +4,7 @@ A graph is a mapping from a name to the names it needs. All functions are pure a
 edges.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 Needs = Mapping[str, Sequence[str]]
@@ -56,6 +56,20 @@ def dependents_of(needs: Needs) -> dict[str, list[str]]:
         for need in dict.fromkeys(of):
             dependents[need].append(name)
     return dependents
+
+
+def with_needs(needs: Needs, steps: Iterable[str], known: Container[str]) -> list[str]:
+    """These steps and all that they need, directly or not; without those that are `known`, of which all that they need
+    has to be known too.
+    """
+    found: dict[str, None] = {}
+    ahead = list(steps)
+    while ahead:
+        step = ahead.pop()
+        if step not in found and step not in known:
+            found[step] = None
+            ahead += needs[step]
+    return list(found)
 
 
 def times(needs: Needs, durations: Mapping[str, int]) -> dict[str, Times]:

@@ -25,7 +25,9 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One task: what ran where and when, and why it was placed there or still waits."""
+    """One task: what ran where and when, and why it was placed there or still waits. `artifact` is the one of several
+    that was started.
+    """
 
     task: str
     name: str
@@ -54,6 +56,7 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     reasons: tuple[str, ...]
     attempts: tuple[AttemptReport, ...]
+    artifact: str
     result: Any
 
 
@@ -291,7 +294,9 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Going(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A unit that holds room: where and since when, what is left of it, and why it was placed there."""
+    """A unit that holds room: where, in which `artifact` of several, and since when, what is left of it, and why it was
+    placed there.
+    """
 
     unit: str
     status: str
@@ -302,6 +307,7 @@ class Going(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     why: Why | None = None
     reasons: tuple[Reason, ...] = ()
     prediction: Prediction | None = None
+    artifact: str = ""
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -329,7 +335,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhyNot(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a unit is not on a node: every reason; or it fits there, and scores less than the `chosen` node, if any."""
+    """Why a unit is not on a node: every reason; or it fits there, and scores less than the `chosen` node, if any. Of
+    work that has several artifacts, `artifact` would be started there, `chosen_artifact` is on the chosen one.
+    """
 
     job: str
     unit: str
@@ -341,6 +349,8 @@ class WhyNot(msgspec.Struct, frozen=True, kw_only=True):
     chosen: str = ""
     chosen_score: float | None = None
     text: str = ""
+    artifact: str = ""
+    chosen_artifact: str = ""
 
 
 class PlannedPlace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -130,6 +130,15 @@ class Draft:
             candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=shape.gpus > 0
         )
 
+    def run_on(self, candidate: Candidate, shape: Shape, row: int) -> Estimate:
+        """The candidate's run time on this node, on the fastest device of it that will do."""
+        fleet, estimates = self.fleet, self.estimates(candidate, shape)
+        if not shape.gpus:
+            return estimates[int(fleet.processor[row])]
+        able = self.able(shape).models
+        models: set[int] = {model for model in fleet.device_model[row].tolist() if able[model]}
+        return min((estimates[model] for model in models), key=_mean)
+
     def openings(self, candidate: Candidate, shape: Shape) -> Openings:
         """The nodes where one task of the shape fits, best first; where work is spread, as of this moment."""
         key = (shape, candidate.kind)
@@ -435,3 +444,7 @@ class Draft:
     def _reserved(self, row: int) -> Reason:
         kept = self.kept[row][0]
         return Reason(code="RESERVED", subject=self.fleet.names[row], need=kept.unit, wakes="placed")
+
+
+def _mean(estimate: Estimate) -> int:
+    return estimate.mean

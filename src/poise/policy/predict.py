@@ -58,12 +58,10 @@ class Speeds:
         else:
             of = self.of(resident.kind, shape.wants.precision, resident.declared, resident.work, devices=devices)
             estimate = of[place]
-        estimate = outlasting(estimate, resident.outlived)
-        if not (resident.least or resident.saved):
+        estimate = in_size(outlasting(estimate, resident.outlived), resident.least, resident.size)
+        if not resident.saved:
             return estimate
-        tasks = resident.least or resident.size
-        left = (estimate.mean * tasks - resident.saved) // resident.size + (resident.restore if resident.saved else 0)
-        return Estimate(max(1, left), estimate.deviation * tasks // resident.size, estimate.source)
+        return estimate._replace(mean=max(1, estimate.mean - resident.saved // resident.size + resident.restore))
 
     def _estimate(self, kind: str, precision: str, declared: int, work: Work, devices: bool) -> list[Estimate]:
         looked_at = {index: model for index, model in enumerate(self._models) if (model.kind != "cpu") == devices}
@@ -95,6 +93,13 @@ class Speeds:
         if len(set(estimates.values())) == 1:  # they are not told apart
             return [*estimates.values()][:1] * len(self._models)
         return [estimates.get(index, anywhere) for index in range(len(self._models))]
+
+
+def in_size(estimate: Estimate, least: int, size: int) -> Estimate:
+    """What is foreseen of the `least` tasks of an elastic unit (0: it is not elastic), for as many as it has."""
+    if not least or size == least:
+        return estimate
+    return estimate._replace(mean=max(1, estimate.mean * least // size), deviation=estimate.deviation * least // size)
 
 
 def _by_table(index: int, tabled: Mapping[int, float], measured: Mapping[int, Profile], declared: int) -> Estimate:

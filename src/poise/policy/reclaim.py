@@ -132,7 +132,7 @@ def reserve(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> Res
     now = draft.view.now
     slots: list[tuple[int, int]] = []
     for row in _nearest(draft, shape, tasks):
-        slots += [(at, row) for at in _openings(draft, row, shape, tasks, now)]
+        slots += [(at, row) for at in openings_on(draft, row, shape, tasks, now)]
     slots.sort()
     if len(slots) < tasks:
         return None
@@ -294,7 +294,7 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
     return [int(row) for row in rows[np.argsort(lacks, kind="stable")[: LOOKED_AT + tasks - 1]]]
 
 
-def _openings(draft: Draft, row: int, shape: Shape, most: int, now: int) -> list[int]:
+def openings_on(draft: Draft, row: int, shape: Shape, most: int, now: int) -> list[int]:
     """The instants at which this node has room for one more task, up to `most` of them."""
     room, able = draft.room(row).copy(), draft.able(shape).models
     instants: list[int] = []

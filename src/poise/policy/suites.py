@@ -13,7 +13,7 @@ import numpy as np
 from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Spot, Why
 from poise.model.fleet import CPU, HOT, Fleet, Ints, Resident
 from poise.model.jobs import GRACE
-from poise.model.profiles import Estimate, expected_run, is_brief
+from poise.model.profiles import expected_run, is_brief
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import room_when_empty
@@ -271,7 +271,7 @@ class _Round:
             if row is not None and len(shapes) == 1:
                 best = (False, 0, variant, row, shape)
             elif row is not None:  # what is only guessed of comes after what is known
-                run = self._run_on(candidate, shape, row)
+                run = self.draft.run_on(candidate, shape, row)
                 found_here = (run.source == "default", run.mean, variant, row, shape)
                 best = found_here if best is None else min(best, found_here)
         if best is None:
@@ -288,7 +288,7 @@ class _Round:
         now = self.view.now
         for row, keeps in self.draft.kept.items():
             if self.draft.has_room_meanwhile(row, shape):
-                run = self._run_on(candidate, shape, row)
+                run = self.draft.run_on(candidate, shape, row)
                 if run.source != "default" and all(kept.until >= now + run.most for kept in keeps):
                     return row
         return None
@@ -353,9 +353,9 @@ class _Round:
             for row in dict.fromkeys(rows):
                 while len(spots) < candidate.tasks and draft.room_for(row, shape):
                     spots.append(draft.take(row, candidate, shape))
-            slowest = max(self._run_on(candidate, shape, row).mean for row in rows)
+            slowest = max(self.draft.run_on(candidate, shape, row).mean for row in rows)
             while len(spots) < candidate.tasks and (found := draft.best(candidate, shape)) is not None:
-                if self._run_on(candidate, shape, found[0]).mean > slowest:
+                if self.draft.run_on(candidate, shape, found[0]).mean > slowest:
                     break
                 spots.append(draft.take(found[0], candidate, shape))
             self.decisions.append(Place(unit=candidate.unit, spots=tuple(spots), why=why, variant=variant))
@@ -624,16 +624,8 @@ class _Round:
         estimates = self.draft.estimates(candidate, shape)
         if len(estimates) < 2 or all(estimate is estimates[0] for estimate in estimates):
             return ""
-        estimate = self._run_on(candidate, shape, row)
+        estimate = self.draft.run_on(candidate, shape, row)
         return f"{format_duration(estimate.mean)} ± {format_duration(estimate.deviation)} by {estimate.source}"
-
-    def _run_on(self, candidate: Candidate, shape: Shape, row: int) -> Estimate:
-        fleet, estimates = self.draft.fleet, self.draft.estimates(candidate, shape)
-        if not shape.gpus:
-            return estimates[int(fleet.processor[row])]
-        able = self.draft.able(shape)
-        models: set[int] = {model for model in fleet.device_model[row].tolist() if able.models[model]}
-        return min((estimates[model] for model in models), key=_mean)
 
     def _ask_again(self, at: int) -> None:
         """The answer may change by itself at this instant."""
@@ -679,10 +671,6 @@ class _Turns:
         total = int(draft.fleet.total[CPU, row])
         used = 1 - int(draft.free[CPU, row]) / total if total else 0.0
         return turn_weight(used, draft.fleet.nodes[row].latency)
-
-
-def _mean(estimate: Estimate) -> int:
-    return estimate.mean
 
 
 def _unseen(view: Snapshot) -> dict[str, int]:

@@ -35,12 +35,134 @@ def test_a_deadline_below_all_work_over_all_capacity_is_refused() -> None:
     world.job(parts=8, cpu=1, expect="10m", deadline="20m")
 
 
+def test_a_task_is_bound_by_what_it_needs_and_by_nothing_else() -> None:
+    """Its own path takes fifteen minutes; what comes after it, or has nothing to do with it, may take hours."""
+    world = World().nodes(1, cpu=1)
+    tasks: dict[str, dict[str, Any]] = {
+        "fetch": {"expect": "5m"},
+        "first": {"needs": ["fetch"], "expect": "10m", "deadline": "15m"},
+        "after": {"needs": ["first"], "expect": "3h"},
+        "other": {"expect": "2h"},
+    }
+    world.graph("fits", tasks=tasks)
+    tasks["first"]["deadline"] = "14m"
+    with pytest.raises(SpecError) as caught:
+        world.graph("late", tasks=tasks)
+    record = caught.value.record
+    assert (record.code, record.field, record.need) == ("E108", "tasks.first.deadline", "at least 15m0s")
+    assert (record.have, record.hint) == ("14m0s", "deadline: 900s")
+
+
+def test_a_later_deadline_is_bound_by_what_is_due_before_it_too() -> None:
+    """On one CPU: ten minutes of work are due in ten, and ten more in fifteen."""
+    tasks: dict[str, dict[str, Any]] = {
+        "a": {"expect": "10m", "deadline": "10m"},
+        "b": {"expect": "10m", "deadline": "15m"},
+    }
+    with pytest.raises(SpecError) as caught:
+        World().nodes(1, cpu=1).graph(tasks=tasks)
+    assert (caught.value.record.field, caught.value.record.need) == ("tasks.b.deadline", "at least 20m0s")
+    World().nodes(1, cpu=2).graph(tasks=tasks)
+
+
+def test_the_parts_of_a_task_are_due_together_and_their_merge_takes_what_it_takes() -> None:
+    tasks: dict[str, dict[str, Any]] = {"cut": {"parts": 4, "merge": "true", "expect": "10m", "deadline": "20m"}}
+    World().nodes(1, cpu=2).graph(tasks=tasks)
+    with pytest.raises(SpecError) as caught:
+        World().nodes(1, cpu=1).graph(tasks=tasks)
+    assert (caught.value.record.field, caught.value.record.need) == ("tasks.cut.deadline", "at least 40m0s")
+
+
+def test_an_elastic_gang_is_bound_by_all_the_tasks_that_it_can_use() -> None:
+    World().nodes(1, cpu=4).job(workers="2..4", expect="10m", deadline="5m")
+    assert refused(World().nodes(1, cpu=4), workers="2..4", expect="10m", deadline="4m").record.need == "at least 5m0s"
+
+
+# --- what may be late ------------------------------------------------------------------------------------------------
+
+
+def note(world: World, job: str) -> str:
+    return world.state(job).note
+
+
 def test_what_may_be_late_behind_what_waits_is_told_so_and_queued() -> None:
     world = World().nodes(1, cpu=1)
     world.job("first", cpu=1, expect="10m").job("late", cpu=1, expect="10m", deadline="15m")
-    assert world.ledger.find_job("first").note == ""  # type: ignore[union-attr]
-    note = world.ledger.find_job("late").note  # type: ignore[union-attr]
-    assert note == "it may be late: 10m0s of work is ahead of it, and it takes at least 10m0s; due in 15m0s"
+    assert note(world, "first") == ""
+    said = "what is ahead of it holds it up for 10m0s, and it takes at least 10m0s; due in 15m0s"
+    assert note(world, "late") == f"it may be late: {said}"
+    tasks: dict[str, dict[str, Any]] = {"a": {"expect": "10m", "deadline": "15m"}, "b": {"needs": ["a"]}}
+    assert note(world.graph("graph", tasks=tasks), "graph").startswith("`a` may be late: ")
+
+
+def test_what_fits_now_is_not_late() -> None:
+    world = World().nodes(2, cpu=2).job("busy", cpu=2, expect="2h").round().start("busy")
+    assert note(world.job("soon", cpu=1, expect="10m", deadline="11m"), "soon") == ""
+    assert note(world.job("whole", cpu=2, expect="10m", deadline="11m"), "whole") != "", "soon is to go first"
+
+
+@pytest.mark.parametrize(("deadline", "late"), [("13m", False), ("12m", True)])
+def test_what_has_run_already_is_not_ahead_any_more(deadline: str, late: bool) -> None:
+    """Of ten declared minutes eight have passed: two are left, or as many as half of its uncertainty, 2.5."""
+    world = World().nodes(1, cpu=1).job("first", cpu=1, expect="10m").round().start("first").after("8m")
+    world.job("next", cpu=1, expect="10m", deadline=deadline)
+    assert ("holds it up for 2m30s" in note(world, "next")) == late
+
+
+def test_work_on_devices_does_not_hold_up_work_on_cpus() -> None:
+    world = World().nodes(1, cpu=8, gpus=1).job("train", gpu=1, expect="2h").round().start("train")
+    world.job("more", gpu=1, expect="2h")
+    assert note(world.job("cpu", cpu=4, expect="10m", deadline="11m"), "cpu") == ""
+    assert "holds it up for 4h0m" in note(world.job("gpu", gpu=1, expect="10m", deadline="1h"), "gpu")
+
+
+def test_work_that_runs_on_cpus_holds_up_work_on_devices_that_needs_these_too() -> None:
+    world = World().nodes(1, cpu=4, gpus=1).job("cpu", cpu=4, expect="2h").round().start("cpu")
+    assert "holds it up for 2h0m" in note(world.job("gpu", gpu=1, expect="10m", deadline="1h"), "gpu")
+
+
+def test_what_is_large_in_something_that_is_not_short_takes_no_more_room() -> None:
+    """The node holds four of either, since it has four devices."""
+    world = World().nodes(1, cpu=32, gpus=4).job("fat", gpu=1, cpu=8, expect="2h", workers=3)
+    assert note(world.job("thin", gpu=1, expect="10m", deadline="11m"), "thin") == ""
+
+
+def test_work_that_could_as_well_run_elsewhere_is_counted_in_part() -> None:
+    """Of four jobs of an hour that could run on either node, two are in the way of what only one of them could do."""
+    world = World().nodes(1, cpu=2).join(node("n2", cpu=2, memory="64GiB"))
+    for number in range(4):
+        world.job(f"busy-{number}", cpu=2, expect="1h")
+    world.job("large", cpu=2, memory="32GiB", expect="10m", deadline="1h")
+    assert "holds it up for 2h0m" in note(world, "large")
+
+
+def test_room_that_is_kept_for_a_gang_is_used_by_what_is_gone_in_time() -> None:
+    world = World().nodes(2, cpu=1).job("busy", cpu=1, expect="2h").round().start("busy")
+    world.job("gang", cpu=1, workers=2, expect="1h").round()
+    assert note(world.job("short", cpu=1, expect="10m", deadline="11m"), "short") == ""
+    assert "holds it up for 3h0m" in note(world.job("long", cpu=1, expect="2h", deadline="3h"), "long")
+
+
+def test_work_of_a_lower_class_that_waits_is_not_ahead() -> None:
+    world = World().nodes(1, cpu=1).job("low", cpu=1, expect="1h", priority="low")
+    assert note(world.job("soon", cpu=1, expect="10m", deadline="11m"), "soon") == ""
+    assert note(world.job("late", cpu=1, expect="10m", deadline="11m", priority="low"), "late") != ""
+
+
+def test_work_that_could_not_run_there_is_not_ahead() -> None:
+    world = World().nodes(1, cpu=2).join(node("n2", cpu=8)).job("large", cpu=8, expect="2h").round().start("large")
+    world.job("next", cpu=8, expect="2h")
+    assert note(world.job("small", cpu=2, expect="10m", deadline="11m"), "small") == ""
+
+
+def test_parts_are_held_up_as_far_as_the_last_of_them_is() -> None:
+    """Of two CPUs one is taken for ten minutes more: three parts of ten start at 0, 10 and 10 instead of 0, 0, 10."""
+
+    def busy() -> World:
+        return World().nodes(1, cpu=2).job("busy", cpu=1, expect="10m").round().start("busy")
+
+    assert note(busy().job("three", cpu=1, parts=3, expect="10m", deadline="20m"), "three") == ""
+    assert "holds it up for 10m0s" in note(busy().job("four", cpu=1, parts=4, expect="10m", deadline="25m"), "four")
 
 
 def test_a_guess_refuses_nobody() -> None:

@@ -7,10 +7,12 @@ import pytest
 
 from poise.errors import Conflict, NotFound, SpecError
 from poise.kernel.controller import Submit
-from poise.kernel.explain import question
+from poise.kernel.explain import job_report, question
 from poise.kernel.find import find
 from poise.kernel.whatif import explain, plan, propose, unblock, why_not
+from poise.model.events import Preempted
 from poise.model.reports import Explanation, PlanReport, Suggestion, UnblockReport, Waiting, WhyNot
+from poise.model.resources import Device, Node
 from poise.policy.suites import policy_named
 from poise.testing import WALL, World, node
 from poise.units import MINUTE, SECOND
@@ -33,7 +35,7 @@ def not_on(world: World, job: str, name: str) -> WhyNot:
 
 
 def planned(world: World, document: dict[str, Any]) -> PlanReport:
-    compiled = world.controller.prepare(document, WALL)
+    compiled = world.controller.prepare(document, WALL, world.now)
     proposal = propose(world.ledger, world.controller.would_submit(compiled), world.now)
     view = world.controller.snapshot(world.now)
     return plan(policy_named(world.ledger.policy), view, proposal, note=compiled.note)
@@ -149,6 +151,51 @@ def test_what_was_learned_is_told_with_its_uncertainty() -> None:
     assert (run.mean, run.source, told.runs) == (10 * SECOND, "history", 4)
     assert told.memory is not None
     assert told.memory.mean == 2**30
+
+
+def offering(name: str, model: str) -> Node:
+    device = Device(index=0, kind="gpu", model=model, memory=80 * 2**30)
+    return msgspec.structs.replace(node(name, cpu=8), devices=(device,))
+
+
+def test_what_is_declared_holds_where_its_class_was_not_measured() -> None:
+    world = World().join(offering("n1", "fast")).join(offering("n2", "slow"))
+    world.job("a", gpu=1, gpu_model="fast", **{"class": "k"}).round().start("a").finish("a", run="5s")
+    world.job("full", gpu=1, workers=2, priority="high").round()
+    told = waits(world.job("b", gpu=1, expect="10m", **{"class": "k"}).round(), "b").prediction
+    assert told is not None
+    assert {model: (run.mean, run.source) for model, run in told.run.items()} == {
+        "fast": (5 * SECOND, "history"),
+        "slow": (10 * MINUTE, "declared"),
+    }
+
+
+def grown() -> World:
+    """An elastic gang that has run for 80 s in two tasks, of ten minutes, and begins again in four."""
+    world = World().nodes(1, cpu=4).job("a", cpu=2).round().start("a")
+    world.job("wide", workers="2..4", expect="10m", checkpoint={"every": "30s", "restore": "5s"}, **{"class": "k"})
+    world.round().start("wide.main[0]", "wide.main[1]").after("70s").finish("a").after("10s")
+    assert [of.cause for of in world.log if isinstance(of, Preempted)] == ["grow"]
+    assert len(world.where("wide")) == 4
+    for number in range(4):
+        world.start(f"wide.main[{number}]")
+    return world
+
+
+def test_what_has_grown_has_less_left_and_does_not_begin_anew() -> None:
+    """A minute of two tasks was saved, and is not done again: 18 of 20 minutes of work are left for four tasks."""
+    [going] = explained(grown(), "wide").running
+    assert going.left.mean == 4 * MINUTE + 30 * SECOND + 5 * SECOND
+    assert going.left.source == "declared"
+    assert going.prediction is not None
+    assert {run.mean for run in going.prediction.run.values()} == {5 * MINUTE}
+
+
+def test_what_has_grown_tells_of_its_class_what_its_least_tasks_would_have_taken() -> None:
+    world = grown()
+    for number in range(4):
+        world.finish(f"wide.main[{number}]", run="4m")
+    assert world.ledger.profiles["k"].mean == (2 * MINUTE + 16 * MINUTE) // 2
 
 
 def test_a_finished_job_is_one_story() -> None:
@@ -290,7 +337,7 @@ def test_a_submission_is_refused_when_the_world_has_moved_since_its_plan() -> No
     world = World().nodes(1)
     document = {"run": "true"}
     revision = planned(world, document).revision
-    compiled = world.controller.prepare(document, WALL)
+    compiled = world.controller.prepare(document, WALL, world.now)
     world.job("meanwhile").say(Submit(90, compiled, if_revision=revision))
     refused = world.error()
     assert isinstance(refused, Conflict)
@@ -459,3 +506,69 @@ def test_one_far_back_in_a_long_queue_is_told_how_many_come_first() -> None:
     assert told.start.likely is None
     assert told.start.earliest is not None
     assert told.start.earliest > 10 * MINUTE / 2
+
+
+# --- several artifacts -----------------------------------------------------------------------------------------------
+
+ARTIFACTS: dict[str, Any] = {
+    "cuda": {"run": "./cuda", "resources": {"gpu": 1, "gpu_model": "fast"}},
+    "cpu": {"run": "./cpu", "resources": {"cpu": 4}},
+}
+
+
+def built(name: str = "a", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "artifacts": ARTIFACTS, "class": "k", **fields}
+
+
+def measured() -> World:
+    """A device and plain nodes; the class took five seconds on the device and a minute on CPUs."""
+    world = World().join(offering("n1", "fast")).join(node("n2", cpu=4)).join(node("n3", cpu=2))
+    runs: dict[str, dict[str, Any]] = {"5s": {"gpu": 1, "gpu_model": "fast"}, "1m": {"cpu": 1}}
+    for run, resources in runs.items():
+        world.job(run, **resources, **{"class": "k"}).round().start(run).finish(run, run=run)
+    return world
+
+
+def test_the_artifact_that_runs_is_named_and_its_own_time_is_what_is_left() -> None:
+    world = measured().submit(built("a")).submit(built("b")).submit(built("c")).round().start("a", "b")
+    [first], [second] = (explained(world, name).running for name in "ab")
+    assert [(of.nodes, of.artifact, of.left.mean) for of in (first, second)] == [
+        (("n1",), "cuda", 5 * SECOND),
+        (("n2",), "cpu", MINUTE),
+    ]
+    assert any("placed on n1 as cuda" in of.text for of in explained(world, "a").story)
+    report = job_report(world.ledger, world.state("b"), world.now, tasks=True)
+    assert [task.artifact for task in report.tasks] == ["cpu"]
+    [place] = planned(measured(), built("next")).places
+    assert (place.artifact, place.spots[0].node) == ("cuda", "n1")
+
+
+def test_a_node_refuses_every_artifact_with_its_own_reason_or_none() -> None:
+    world = measured().job("full", cpu=4).round().submit(built("a")).submit(built("b")).round()
+    told = waits(world.submit(built("c")).round(), "c")
+    found = {of.nodes: [(reason.code, reason.need) for reason in of.reasons] for of in told.refusing}
+    assert ("n3",) in found
+    assert found["n3",] == [("GPU_TOO_FEW", "1"), ("CPU_TOO_SMALL", "4")]
+    assert [(reason.code) for reason in not_on(world, "c", "n3").reasons] == ["GPU_TOO_FEW", "CPU_TOO_SMALL"]
+
+
+def test_of_many_nodes_only_those_refuse_on_which_no_artifact_has_room() -> None:
+    world = World(check=False)
+    for number in range(10):
+        world.join(offering(f"gpu{number}", "fast")).join(node(f"small{number}", cpu=2))
+    for name in ("gang", "more"):
+        world.submit(built(name, workers=10)).round()
+    told = waits(world.submit(built("late")).round(), "late")
+    assert {(of.count, tuple(reason.code for reason in of.reasons)) for of in told.refusing} == {
+        (10, ("GPU_BUSY", "CPU_BUSY")),
+        (10, ("GPU_TOO_FEW", "CPU_TOO_SMALL")),
+    }
+
+
+def test_a_node_for_another_artifact_is_compared_by_what_is_foreseen() -> None:
+    world = measured().submit(built("a")).round().start("a")
+    told = not_on(world, "a", "n2")
+    assert (told.fits, told.artifact, told.chosen, told.chosen_artifact) == (True, "cpu", "n1", "cuda")
+    assert told.text.startswith("it fits as cpu, in 1m0s by history; cuda on n1 in 5.0 s by history")
+    refused = not_on(world, "a", "n3")
+    assert [reason.code for reason in refused.reasons] == ["GPU_TOO_FEW", "CPU_TOO_SMALL"]

@@ -5,7 +5,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from poise.model.graph import CycleError, critical_path, dependents_of, due_times, times, topological_order
+from poise.model.graph import CycleError, critical_path, dependents_of, due_times, times, topological_order, with_needs
 
 DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
 SPANS = {"a": 1, "b": 5, "c": 2, "d": 1}
@@ -131,3 +131,9 @@ def test_any_graph_has_an_order_or_a_cycle(needs: dict[str, list[str]]) -> None:
         assert all(before in needs[after] for before, after in itertools.pairwise(error.path))
     else:
         assert all(order.index(need) < order.index(name) for name, of in needs.items() for need in of)
+
+
+def test_steps_come_with_all_that_they_need() -> None:
+    needs: dict[str, list[str]] = {"a": [], "b": ["a"], "c": ["b"], "d": ["a"]}
+    assert set(with_needs(needs, ["c"], set())) == {"a", "b", "c"}
+    assert set(with_needs(needs, ["c", "d"], {"a", "b"})) == {"c", "d"}
