@@ -79,6 +79,15 @@ def test_earlier_attempts_are_told() -> None:
     assert only(world, "a").epoch == 2
 
 
+def test_what_has_yielded_is_not_shown_where_it_was() -> None:
+    world = World().join(node("n1", cpu=2, gpus=1)).job("a", cpu=2, gpu=1, priority="low", expect="1h").round()
+    world.start("a").after("1m").job("b", cpu=2, priority="urgent", expect="1m").after("2s").start("b").after("1s")
+    shown = report(world, "a").tasks[0]
+    assert (shown.status, shown.node, shown.devices, shown.cpus, shown.why) == ("pending", "", (), (), "")
+    assert [(of.node, of.outcome) for of in shown.attempts] == [("n1", "stopped")]
+    assert shown.reasons
+
+
 def test_a_graph_shows_its_critical_path_and_what_remains() -> None:
     tasks: dict[str, Any] = {"a": {"expect": "1s"}, "b": {"needs": ["a"], "expect": "5s"}, "c": {"expect": "2s"}}
     world = World().nodes(1).graph("g", tasks=tasks)

@@ -89,7 +89,8 @@ class Story(RuleBasedStateMachine):
 
     @rule(data=st.data(), on=st.booleans())
     def drain(self, data: st.DataObject, on: bool) -> None:
-        self.world.drain(data.draw(st.sampled_from(sorted(self.world.known))), on)
+        if self.world.ledger.nodes:
+            self.world.drain(data.draw(st.sampled_from(sorted(self.world.ledger.nodes))), on)
 
     # --- what nodes do -----------------------------------------------------------------------------------------------
 
@@ -165,6 +166,15 @@ class Story(RuleBasedStateMachine):
     def restart(self, from_checkpoint: bool) -> None:
         self.world.restart(from_checkpoint=from_checkpoint)
 
+    @precondition(lambda self: len(self.world.ledger.nodes) > 1)
+    @rule(data=st.data())
+    def come_up_with_another_fleet(self, data: st.DataObject) -> None:
+        """One node is no longer part of it, and may yet come back. Not the last: without any, all work is accepted."""
+        gone = data.draw(st.sampled_from(sorted(self.world.ledger.nodes)))
+        self.world.disconnect(gone)
+        self.world.restart(declared=(*sorted({*self.world.known} - {gone}), "another"))
+        assert gone not in self.world.ledger.nodes
+
     @precondition(lambda self: self.world.log)
     @rule()
     def remember_everything(self) -> None:
@@ -199,9 +209,9 @@ class Story(RuleBasedStateMachine):
             return
         world = self.world
         for name in sorted(world.known):
-            world.drain(name, False)
             offers = OFFERS[int(name[1:])]
             world.join(node(name, incarnation=world.known[name].incarnation, **offers))
+            world.drain(name, False)
         world.after("1s")
         for job in world.ledger.jobs.values():
             for unit in job.units:
