@@ -998,20 +998,24 @@ class Ledger:
 
     def head(self) -> int:
         """Units of each queue that a snapshot shows at least, as long as there are so many."""
-        return max(LEAST_SHOWN, min(HEAD, SHOWN // max(1, len(self._queues))))
+        return max(LEAST_SHOWN, min(HEAD, SHOWN // 2 // max(1, len(self._queues))))
 
     def _heads(self) -> dict[str, int]:
-        """How many of each queue are shown. Of the lowest class that waits, its share; what is left of all that may be
-        shown goes to the higher ones, in order, since they are to be placed before."""
+        """How many of each queue are shown. What is left of all that may be shown goes to the classes above the lowest,
+        in order: as long as more of them is there than is shown, nothing lower is placed.
+        """
         head = self.head()
         left = SHOWN - head * len(self._queues)
-        first = {name: next(iter(units.values())).priority for name, units in self._queues.items()}
-        lowest = max(first.values(), default=0)
-        heads: dict[str, int] = {}
-        for name in sorted(first, key=first.__getitem__):
-            more = 0 if first[name] == lowest else max(0, min(left, len(self._queues[name]) - head))
-            left -= more
-            heads[name] = head + more
+        heads = dict.fromkeys(self._queues, head)
+        classes: dict[int, list[str]] = {}
+        for name, units in self._queues.items():
+            classes.setdefault(next(iter(units.values())).priority, []).append(name)
+        for priority in sorted(classes)[:-1]:
+            names = classes[priority]
+            for number, name in enumerate(names):
+                more = max(0, min(len(self._queues[name]) - head, left // (len(names) - number)))
+                heads[name] += more
+                left -= more
         return heads
 
     def _shown(self, now: int, *, everything: bool) -> list[Candidate]:

@@ -135,15 +135,11 @@ class _Round:
         self._yielding: set[str] = set()
 
     def place_all(self, ordered: list[Candidate]) -> Plan | None:
-        """A place for every candidate; None if there is none for some, or if some that are not shown go before."""
+        """A place for every candidate, but for those of later lanes than some that are not shown; None if there is none
+        for some.
+        """
         if self._unseen:
-            lane, now = self.order.lane, self.view.now
-            lanes: dict[str, int] = {}
-            for candidate in ordered:
-                mine = lane(candidate, now)
-                lanes[candidate.queue] = max(mine, lanes.get(candidate.queue, mine))
-            if min(lanes[queue] for queue in self._unseen) < max(lanes.values()):
-                return None
+            ordered = self._before_unseen(ordered)
         groups: dict[str, list[Candidate]] = {}
         for candidate in ordered:
             if candidate.others or candidate.avoid or candidate.recovering:
@@ -223,6 +219,19 @@ class _Round:
             self._blocked(candidate)
         return self._finish()
 
+    def _before_unseen(self, ordered: list[Candidate]) -> list[Candidate]:
+        """Without those of later lanes than what is not shown; these come at once after that."""
+        lanes = [self.order.lane(candidate, self.view.now) for candidate in ordered]
+        last: dict[str, int] = {}
+        for candidate, lane in zip(ordered, lanes, strict=True):
+            if candidate.queue in self._unseen:
+                last[candidate.queue] = max(lane, last.get(candidate.queue, lane))
+        limit = min(last.values())
+        before = [candidate for candidate, lane in zip(ordered, lanes, strict=True) if lane <= limit]
+        if len(before) < len(ordered):
+            self._until = self.view.now
+        return before
+
     def _was_last_shown(self, candidate: Candidate) -> bool:
         """Whether a queue goes on, and nothing more of it is shown."""
         left = self._unseen.get(candidate.queue)
@@ -236,7 +245,7 @@ class _Round:
         self._place_elastic()
         if self.recipe.reallocate:
             self._reallocate()
-        if self.recipe.elastic and not self.holds:
+        if self.recipe.elastic and not self.holds and self._until != self.view.now:
             self._grow()
         for candidate in self._waiting:  # with what is free now that all is placed
             self.holds[candidate.queue] += self._reasons(candidate)
