@@ -4,7 +4,7 @@
 
 The world is a real ledger: nodes of 8 devices in racks of 32, of two models; running work of a medium class that may be
 asked to yield; pending jobs of all four classes, one in five hundred a gang of four. *Round*: nearly all is taken, and
-`--gaps` devices are free, with which some 1,100 tasks are placed. *Bulk*: nothing is taken, and all that is shown has
+`--gaps` devices are free, with which some 1,000 tasks are placed. *Bulk*: nothing is taken, and all that is shown has
 room. "Decide" is the policy alone, on one core; "whole" is the view, the decision, its verification, its durable append
 and its application.
 The floor of "bulk" is the bare loop that any such answer takes: a record with a name and a place for each task.
@@ -314,7 +314,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=10_000)
     parser.add_argument("--pending", type=int, default=100_000)
     parser.add_argument("--shapes", type=int, default=200)
-    parser.add_argument("--gaps", type=int, default=350, help="devices that are free; as many tasks again need none")
+    parser.add_argument("--gaps", type=int, default=480, help="devices that are free; as many tasks again need none")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-curves", action="store_true", help="without the growth curves")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

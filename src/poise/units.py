@@ -163,7 +163,7 @@ def parse_share(text: str | int | float) -> int:
         raise ValueError(f"a share such as `90%` or `0.9`, not `{_short(str(text))}`") from None
     if isinstance(text, str) and text.strip().endswith("%"):
         value /= 100
-    if not 0 <= value <= 1:
+    if value.is_nan() or not 0 <= value <= 1:
         raise ValueError(f"a share from 0 to 1 such as `90%`, not `{_short(str(text))}`")
     return int(value * 1000)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from poise.cli.home import current_home, ensure_up, running, supervised
+from poise.cli.home import START_SECONDS, current_home, ensure_up, running, supervised
 from poise.cli.nodes import declared_fleet, read_fleet
 from poise.cli.render import print_json, say
 from poise.client import Client, failure_of
@@ -91,6 +91,8 @@ def up(
         _check_policy(Client(home).status().policy, label, policy)
     client = ensure_up(home, *options)
     client.stay()
+    if fleet:
+        _wait_for_nodes(client, fleet)
     status = client.status()
     if already and (_was_given("port") or _was_given("decide_within")):
         say("poise: it was up already; `--port` and `--decide-within` count when it starts")
@@ -100,6 +102,18 @@ def up(
         nodes = f", fleet {fleet.name} of {len(fleet.nodes)} declared nodes" if fleet else ""
         say(f"poise is {'up already' if already else 'up'}: {home.root}, policy {status.policy}{nodes}")
     return 0
+
+
+def _wait_for_nodes(client: Client, fleet: "DeclaredFleet") -> None:
+    """Until all declared nodes have joined: what needs one of them would be refused before."""
+    missing = {node.name for node in fleet.nodes}
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        missing -= {node.name for node in client.nodes() if node.status != "lost"}
+        if not missing:
+            return
+        time.sleep(0.05)
+    say(f"poise: {len(missing)} of {len(fleet.nodes)} nodes have not joined yet: {', '.join(sorted(missing)[:8])}")
 
 
 def _was_given(option: str) -> bool:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from poise.kernel.ledger import (
+    CAUSES,
     JobState,
     Ledger,
     NodeState,
@@ -157,6 +158,8 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
             for other in job.after
             if not unit.spec.needs and other in ledger.jobs and job_status(ledger.jobs[other]) != "done"
         ]
+    elif unit.status == "active" and unit.stopping in CAUSES and unit.yielded:
+        found.append(Reason(code="STOPPING", have=_what_for(unit.yielded[-1]), wakes="finished"))
     elif unit.status == "active" and any(task.status == "recovering" for task in unit.tasks):
         lost = sorted({task.node for task in unit.tasks if task.status == "recovering"})
         found += [Reason(code="NODE_LOST", subject=node, wakes="joined") for node in lost]

@@ -91,7 +91,7 @@ def explain(policy: ClusterPolicy, view: Snapshot, asked: Question, *, everythin
         name=asked.name,
         status=asked.status,
         revision=view.revision,
-        policy=policy.name,
+        policy=plan.policy,
         waiting=tuple(waiting),
         running=tuple(_going(view, running) for running in asked.active),
         story=asked.story,
@@ -201,11 +201,7 @@ def _frees(view: Snapshot, soonest: Reservation | None, everything: bool) -> tup
     for unit, resident in first.items():
         estimate = speeds.of_attempt(resident)
         elapsed = max(0, view.now - resident.since) if resident.running else 0
-        left = (
-            Foreseen(mean=GRACE, deviation=0, source="is being stopped")
-            if resident.stopping
-            else _left(estimate, elapsed)
-        )
+        left = _STOPPING if resident.stopping else _left(estimate, elapsed)
         overrun = _has_overrun(estimate, elapsed) and not resident.stopping
         freeing.append(Freeing(unit=unit, nodes=tuple(dict.fromkeys(nodes[unit])), left=left, overrun=overrun))
     freeing.sort(key=lambda of: (of.left.mean, of.unit))
@@ -226,13 +222,16 @@ def _going(view: Snapshot, running: Active) -> Going:
         status=running.status,
         nodes=running.nodes,
         elapsed=running.elapsed,
-        left=_left(estimate, running.elapsed),
-        overrun=_has_overrun(estimate, running.elapsed),
+        left=_STOPPING if running.status == "stopping" else _left(estimate, running.elapsed),
+        overrun=_has_overrun(estimate, running.elapsed) and running.status != "stopping",
         why=running.why,
         reasons=running.reasons,
         prediction=_prediction(view, candidate, len(attempts)),
         artifact=running.artifacts[running.variant],
     )
+
+
+_STOPPING = Foreseen(mean=GRACE, deviation=0, source="is being stopped")
 
 
 def _left(estimate: Estimate, elapsed: int) -> Foreseen:
@@ -628,7 +627,7 @@ def plan(
     artifacts = {f"{proposal.job.id}.{unit.name}": artifacts_of(unit) for unit in proposal.job.units}
     return PlanReport(
         revision=view.revision,
-        policy=policy.name,
+        policy=decided.policy,
         places=tuple(_planned(of, artifacts, everything) for of in places.values()),
         yields=tuple(
             PlannedYield(unit=of.unit, to=of.to, why=of.why)
@@ -865,7 +864,8 @@ class _Search:
             if job != self._job
         )
         for cost, job in costs[: self._tries]:
-            changed = hypothetical.without(self._view, list(jobs[job]))
+            waiting = [candidate.unit for candidate in self._view.candidates if candidate.job == job]
+            changed = hypothetical.without(self._view, [*jobs[job], *waiting])
             found = self._try(changed, "end", f"{job} ends", cost, f"poise cancel {job}")
             if found is not None:
                 yield found
@@ -886,7 +886,12 @@ class _Search:
     # --- trying ------------------------------------------------------------------------------------------------------
 
     def _with(self, **fields: Any) -> Snapshot:
-        return hypothetical.with_changed(self._view, self._candidate, **fields)
+        """It asks for something else: it is submitted anew then, behind all that waits."""
+        last = max(other.ordinal for other in self._view.candidates) + 1
+        now = self._view.now
+        return hypothetical.with_changed(
+            self._view, self._candidate, **{"ordinal": last, "submitted": now, "ready": now, **fields}
+        )
 
     def _starts(self, changed: Snapshot) -> bool:
         return hypothetical.starts(self._policy, changed, self._candidate.unit) is not None

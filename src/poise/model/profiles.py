@@ -51,7 +51,7 @@ class Profile(msgspec.Struct, frozen=True):
         """With one more finished run (the update of RFC 6298, section 2); `run` is what all of its work took, where
         that is not what its last attempt took.
         """
-        cpu = ending.cpu * 1000 // ending.run if ending.run else 0
+        cpu = ending.cpu * 1000 // ending.run if ending.run >= BRIEF else self.cpu  # starting is most of a brief run
         run, peak = ending.run if run is None else run, ending.peak
         failures = self.failures - int(ALPHA * self.failures)
         if self.count == 0:

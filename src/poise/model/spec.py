@@ -24,7 +24,6 @@ from poise.model.jobs import (
     GRACE,
     NO_WORK,
     RETRY,
-    RETRYABLE,
     WEIGHT,
     Job,
     Outcome,
@@ -406,12 +405,12 @@ def _workers(workers: int | str | WorkersSpec, field: str) -> tuple[int, int]:
     elif isinstance(workers, int):
         least = most = workers
     else:
-        match = re.fullmatch(r"\s*(\d{1,6})\s*\.\.\s*(\d{1,6})\s*", workers)
+        match = re.fullmatch(r"\s*(\d{1,6})(?:\s*\.\.\s*(\d{1,6}))?\s*", workers)
         if match is None:
             raise SpecError(
                 "the number of workers cannot be read", code="E103", field=field, need="2 or 2..8", have=workers[:80]
             )
-        least, most = int(match[1]), int(match[2])
+        least, most = int(match[1]), int(match[2] or match[1])
     check_count(least, 1, field)
     check_count(most, 1, field)
     if least > most:
@@ -651,13 +650,6 @@ def _parts(base: Unit, spec: TaskSpec, argv: tuple[str, ...], env: dict[str, str
 
 T = TypeVar("T")
 
-_CHOICES: dict[str, list[str]] = {
-    "kind": list(get_args(get_type_hints(JobSpec)["kind"])),
-    "priority": list(get_args(PriorityName)),
-    "when": list(RETRYABLE),
-    "precision": list(get_args(get_type_hints(ResourcesSpec)["precision"]))[1:],
-}
-
 
 def convert(document: Any, kind: type[T], shown: type[msgspec.Struct], at: str) -> T:
     try:
@@ -679,7 +671,7 @@ def _spec_error(text: str, shown: type[msgspec.Struct], at: str) -> SpecError:
         return SpecError(f"there is no field `{unknown[1]}` here", field=field, have=unknown[1], hint=hint)
     value = re.search(r"Invalid enum value '?(.+?)'?$", message)
     if value:
-        known = _CHOICES[re.sub(r"\[.*", "", field.rpartition(".")[2])]
+        known = _words(get_type_hints(_at(shown, path)).get(re.sub(r"\[.*", "", path).rpartition(".")[2]))
         hint = near(value[1], known)
         return SpecError(
             f"`{value[1]}` is not known here", field=field, have=value[1], need=", ".join(known), hint=hint
@@ -694,6 +686,13 @@ def _spec_error(text: str, shown: type[msgspec.Struct], at: str) -> SpecError:
             have=missing[2] or "",
         )
     return SpecError(message[:1].lower() + message[1:], field=field)
+
+
+def _words(hint: Any) -> list[str]:
+    """The words that a field takes."""
+    if isinstance(hint, str):
+        return [hint] if hint else []
+    return [word for inner in get_args(hint) for word in _words(inner)]
 
 
 def _at(shown: type[msgspec.Struct], path: str) -> type[msgspec.Struct]:
@@ -802,7 +801,7 @@ def _length(text: str | list[str]) -> int:
 
 def _shape(resources: ResourcesSpec, field: str) -> Shape:
     _check_gpus(resources.gpu, f"{field}.gpu")
-    share = _or(WHOLE, round(resources.gpu_share * WHOLE))
+    share = round(resources.gpu_share * WHOLE) if 0 < resources.gpu_share <= 1 else 0
     if not 1 <= share <= SHARED_CAP and share != WHOLE:
         need = f"up to {SHARED_CAP / WHOLE:g}, or 1 for whole devices"
         raise SpecError(

@@ -365,6 +365,28 @@ def test_the_smallest_change_of_each_kind() -> None:
     assert next(iter(found)) == "memory"
 
 
+def test_a_job_that_ends_takes_with_it_what_of_it_waits() -> None:
+    both = {"runs": {"cpu": 2, "preemptible": False}, "waits": {"cpu": 2, "priority": "urgent"}}
+    world = World().nodes(1, cpu=2).graph("both", tasks=both).round().job("mine", cpu=2).after("1s")
+    assert "poise cancel j1" in [of.command for of in unblocked(world, "j2").suggestions]
+
+
+def test_what_asks_for_something_else_is_submitted_anew() -> None:
+    """Behind `other`, which came after it and takes the CPU that is free for one second."""
+    world = World("fifo").nodes(1, cpu=2).job("running", cpu=1, expect="1h").round()
+    world.job("mine", cpu=2).job("other", cpu=1, expect="1h").after("1s")
+    assert not [of for of in unblocked(world, "j2").suggestions if of.kind == "cpu"]
+
+
+def test_what_is_asked_to_yield_says_for_whom() -> None:
+    world = World().nodes(1).job("a", cpu=2, priority="low", expect="1h").round().start("a").after("1m")
+    world.connected.clear()  # it is told to stop, and takes its time
+    world.job("b", cpu=2, priority="urgent", expect="1m").round()
+    [going] = explained(world, "a").running
+    assert (going.status, going.left.source) == ("stopping", "is being stopped")
+    assert [reason.sentence() for reason in going.reasons][0].startswith("is asked to yield to j2.main: gain ")
+
+
 def test_every_suggestion_does_what_it_says() -> None:
     """Typed, the smaller request starts in the next round."""
     world = World().join(node("n1", cpu=8)).join(node("n2", cpu=4)).job("a", cpu=5).job("b", cpu=4).round()

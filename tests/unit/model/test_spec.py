@@ -474,3 +474,23 @@ def test_a_compiled_graph_is_whole(tasks: dict[str, Any]) -> None:
     tasks_made = [task.name for unit in made.units for task in unit.tasks]
     assert len(set(tasks_made)) == len(tasks_made)
     assert isinstance(msgspec.to_builtins(Job(id="j1", units=made.units)), dict)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"split": {"items": 5, "size": "x"}}, "split.size"),
+        ({"resources": {"gpu": 1, "gpu_share": 1e308}}, "resources.gpu_share"),
+        ({"resources": {"gpu": 1, "gpu_share": float("nan")}}, "resources.gpu_share"),
+        ({"resources": {"gpu": 1, "gpu_share": 0}}, "resources.gpu_share"),
+        ({"retry": {"when": ["failed", "x"]}}, "retry.when[1]"),
+    ],
+)
+def test_what_is_no_number_or_no_known_word_is_refused_by_its_field(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        compile_spec({"run": "true", **fields}, wall=WALL)
+    assert refused.value.record.field == field
+
+
+def test_a_number_of_workers_may_be_text() -> None:
+    assert len(compile_spec({"run": "true", "workers": "3"}, wall=WALL).units[0].tasks) == 3
