@@ -366,7 +366,10 @@ def test_the_smallest_change_of_each_kind() -> None:
 
 
 def test_a_job_that_ends_takes_with_it_what_of_it_waits() -> None:
-    both = {"runs": {"cpu": 2, "preemptible": False}, "waits": {"cpu": 2, "priority": "urgent"}}
+    both: dict[str, dict[str, Any]] = {
+        "runs": {"cpu": 2, "preemptible": False},
+        "waits": {"cpu": 2, "priority": "urgent"},
+    }
     world = World().nodes(1, cpu=2).graph("both", tasks=both).round().job("mine", cpu=2).after("1s")
     assert "poise cancel j1" in [of.command for of in unblocked(world, "j2").suggestions]
 
@@ -384,7 +387,7 @@ def test_what_is_asked_to_yield_says_for_whom() -> None:
     world.job("b", cpu=2, priority="urgent", expect="1m").round()
     [going] = explained(world, "a").running
     assert (going.status, going.left.source) == ("stopping", "is being stopped")
-    assert [reason.sentence() for reason in going.reasons][0].startswith("is asked to yield to j2.main: gain ")
+    assert next(reason.sentence() for reason in going.reasons).startswith("is asked to yield to j2.main: gain ")
 
 
 def test_every_suggestion_does_what_it_says() -> None:
