@@ -37,6 +37,7 @@ from poise.policy.reclaim import (
     MIN_RUN,
     Preemption,
     Reservation,
+    Yielding,
     cost_of,
     drain,
     ends,
@@ -122,7 +123,7 @@ class _Round:
         self._empty_room: dict[Shape, int] = {}
         self._gang_room: dict[Shape, int] = {}  # at most: room only shrinks in a round
         self._reservations = 0
-        self._soonest_of: dict[str, Reservation | None] = {}
+        self._soonest_of: dict[str, tuple[Reservation, Shape] | None] = {}
         self._occupied = any(view.fleet.residents)
         self._open_kinds = np.bincount(
             view.fleet.kind[view.fleet.closed == 0], minlength=len(view.fleet.likes)
@@ -305,18 +306,26 @@ class _Round:
     def _place_gang(self, candidate: Candidate, shapes: tuple[Shape, ...]) -> bool:
         """All tasks or none; of an elastic unit the least now, and more at the end of the round if room is left."""
         needed = candidate.least or candidate.tasks
+        best: tuple[bool, int, int, list[int]] | None = None
         for variant, shape in enumerate(shapes):
             rows = self._gang_rows(candidate, shape, needed)
-            if not rows:
-                continue
-            why = self._why(candidate, shape, rows[0], rows)
-            spots = [self.draft.take(row, candidate, shape) for row in rows]
-            if needed < candidate.tasks:
-                self._elastic.append((candidate, shape, variant, spots, why))
-            else:
-                self.decisions.append(Place(unit=candidate.unit, spots=tuple(spots), why=why, variant=variant))
-            return True
-        return False
+            if rows and len(shapes) == 1:
+                best = (False, 0, variant, rows)
+            elif rows:  # as fast as its slowest member; what is only guessed of comes after what is known
+                run = max(self.draft.run_on(candidate, shape, row) for row in dict.fromkeys(rows))
+                found = (run.source == "default", run.mean, variant, rows)
+                best = found if best is None else min(best, found)
+        if best is None:
+            return False
+        _, _, variant, rows = best
+        shape = shapes[variant]
+        why = self._why(candidate, shape, rows[0], rows)
+        spots = [self.draft.take(row, candidate, shape) for row in rows]
+        if needed < candidate.tasks:
+            self._elastic.append((candidate, shape, variant, spots, why))
+        else:
+            self.decisions.append(Place(unit=candidate.unit, spots=tuple(spots), why=why, variant=variant))
+        return True
 
     def _gang_rows(self, candidate: Candidate, shape: Shape, needed: int) -> list[int]:
         """A row for every task, close together: on one node, else in one rack, else in one zone, else anywhere; on
@@ -400,22 +409,30 @@ class _Round:
         if not self._occupied or self._searches >= YIELD_SEARCHES:
             return ()
         self._searches += 1
-        needed, shape, now = candidate.least or candidate.tasks, candidate.shape, self.view.now
-        coming = is_coming(candidate, shape, self.draft, needed)
-        if coming is not None:
-            self._keep_rows(candidate, shape, coming, now + GRACE)
-            return (Reason(code="PREEMPTING", have="work there", need=candidate.unit, wakes="finished"),)
-        found = find_yielding(candidate, shape, self.draft, needed, rules, self._yielding)
-        if found is None or not found.victims:
+        needed, now = candidate.least or candidate.tasks, self.view.now
+        shapes = (candidate.shape, *candidate.others)
+        for shape in shapes:
+            coming = is_coming(candidate, shape, self.draft, needed)
+            if coming is not None:
+                self._keep_rows(candidate, shape, coming, now + GRACE)
+                return (Reason(code="PREEMPTING", have="work there", need=candidate.unit, wakes="finished"),)
+        could = [
+            (found, shape)
+            for shape in shapes
+            if (found := find_yielding(candidate, shape, self.draft, needed, rules, self._yielding)) and found.victims
+        ]
+        if not could:
             if rules.by != "class":
                 self._ask_again(now + rules.min_run)  # service grows by itself
-            elif (at := may_yield_at(candidate, shape, self.draft, rules)) is not None:
-                self._ask_again(at)
+            for shape in shapes if rules.by == "class" else ():
+                if (at := may_yield_at(candidate, shape, self.draft, rules)) is not None:
+                    self._ask_again(at)
             return ()
+        found, shape = min(could, key=_cost)
         gain = 0.0
         if rules.by == "class":
-            reservation = self._soonest(candidate)
-            gain = gain_of(candidate, reservation.at if reservation else now + AGEING, now, needed)
+            soonest = self._soonest(candidate)
+            gain = gain_of(candidate, soonest[0].at if soonest else now + AGEING, now, needed)
             if gain <= found.cost + stands_still(found.victims, candidate.expected):
                 return ()
         for victim in found.victims:
@@ -434,11 +451,16 @@ class _Round:
         names = ", ".join(victim.unit for victim in found.victims)
         return (Reason(code="PREEMPTING", have=names, need=candidate.unit, wakes="finished"),)
 
-    def _soonest(self, candidate: Candidate) -> Reservation | None:
-        """Where and when a blocked unit could start first; asked up to twice while it is dealt with."""
+    def _soonest(self, candidate: Candidate) -> tuple[Reservation, Shape] | None:
+        """Where, when and in which artifact a blocked unit could start first; asked twice while it is dealt with."""
         if candidate.unit not in self._soonest_of:
             needed = candidate.least or candidate.tasks
-            self._soonest_of = {candidate.unit: reserve(candidate, candidate.shape, self.draft, needed)}
+            could = [
+                (found, shape)
+                for shape in (candidate.shape, *candidate.others)
+                if (found := reserve(candidate, shape, self.draft, needed)) is not None
+            ]
+            self._soonest_of = {candidate.unit: min(could, key=_instant, default=None)}
         return self._soonest_of[candidate.unit]
 
     def _keep(self, candidate: Candidate, lent_until: int) -> None:
@@ -448,12 +470,17 @@ class _Round:
         now = self.view.now
         if now < lent_until:
             self._ask_again(lent_until)
-            rows, until = self._soonest(candidate) or (None, 0)
-        else:
-            rows, until = drain(candidate.shape, self.draft, candidate.least or candidate.tasks), now
-        if rows is not None:
-            self._reservations += 1
-            self._keep_rows(candidate, candidate.shape, rows, until)
+            soonest = self._soonest(candidate)
+            if soonest is not None:
+                self._reservations += 1
+                self._keep_rows(candidate, soonest[1], soonest[0].rows, soonest[0].at)
+            return
+        for shape in (candidate.shape, *candidate.others):
+            rows = drain(shape, self.draft, candidate.least or candidate.tasks)
+            if rows is not None:
+                self._reservations += 1
+                self._keep_rows(candidate, shape, rows, now)
+                return
 
     def _keep_rows(self, candidate: Candidate, shape: Shape, rows: Mapping[int, int], until: int) -> None:
         for row, tasks in rows.items():
@@ -680,6 +707,14 @@ class _Turns:
         total = int(draft.fleet.total[CPU, row])
         used = 1 - int(draft.free[CPU, row]) / total if total else 0.0
         return turn_weight(used, draft.fleet.nodes[row].latency)
+
+
+def _cost(found: tuple[Yielding, Shape]) -> float:
+    return found[0].cost
+
+
+def _instant(found: tuple[Reservation, Shape]) -> int:
+    return found[0].at
 
 
 def _unseen(view: Snapshot) -> dict[str, int]:

@@ -590,6 +590,26 @@ def test_the_artifact_that_is_foreseen_to_end_first_is_chosen() -> None:
     assert world.unit("c").variant == 0
 
 
+def test_a_gang_is_placed_in_the_artifact_that_is_foreseen_to_end_first() -> None:
+    slow_first = {"cpu": BUILDS["cpu"], "cuda": BUILDS["cuda"]}
+    world = World().join(offering("n1", "fast", "fast"))
+    for name, run, resources in (("quick", "10s", {"gpu": 1}), ("slow", "100s", {"cpu": 4})):
+        world.job(name, **{"class": "k", **resources}).round().finish(name, run=run)
+    world.submit({"name": "a", "artifacts": slow_first, "class": "k", "workers": 2}).round()
+    assert world.unit("a").variant == 1
+
+
+def test_room_is_kept_for_the_artifact_that_could_start_first() -> None:
+    """The CPUs are busy for an hour, the device for a minute."""
+    world = (
+        World().join(offering("n1", "fast")).job("long", cpu=7, expect="1h").job("short", gpu=1, expect="1m").round()
+    )
+    slow_first = {"cpu": BUILDS["cpu"], "cuda": BUILDS["cuda"]}
+    world.submit({"name": "a", "artifacts": slow_first, "priority": "urgent"}).job("later", gpu=1).after("1s")
+    assert world.finish("short").after("1s").unit("a").variant == 1
+    assert world.status("later") == "pending"
+
+
 def test_an_artifact_that_no_node_could_run_is_passed_over() -> None:
     world = World().nodes(1, cpu=4).submit({"name": "a", "artifacts": BUILDS}).round()
     assert world.unit("a").variant == 1
