@@ -3,7 +3,8 @@
     python benchmarks/decide.py [--nodes 10000] [--pending 100000] [--shapes 200] [--rounds 5] [--json]
 
 The world is a real ledger: nodes of 8 devices in racks of 32, of two models; running work of a medium class that may be
-asked to yield; pending jobs of all four classes, one in five hundred a gang of four. *Round*: nearly all is taken, and
+asked to yield; pending jobs of all four classes and of eight users with quotas, two of which are tight; one in five
+hundred is a gang of four. *Round*: nearly all is taken, and
 `--gaps` devices are free, with which some 1,000 tasks are placed. *Bulk*: nothing is taken, and all that is shown has
 room. "Decide" is the policy alone, on one core; "whole" is the view, the decision, its verification, its durable append
 and its application.
@@ -40,12 +41,14 @@ from poise.model.events import (
     NodeJoined,
     Placed,
     Preempted,
+    QuotaSet,
     Started,
     decode_event,
     encode_event,
 )
 from poise.model.jobs import Job, Priority, Task, Unit
-from poise.model.resources import Device, Node, Shape
+from poise.model.quotas import Quota
+from poise.model.resources import WHOLE, Device, Node, Shape
 from poise.model.views import Snapshot
 from poise.policy.suites import policy_named
 from poise.units import MINUTE, SECOND
@@ -56,6 +59,7 @@ MODELS = ("A100-80", "H100")
 GANG_ONE_IN = 500
 GANG_OF = 4
 BULK_SHOWN = 40_000
+USERS = 8
 
 
 class World:
@@ -71,6 +75,10 @@ class World:
         if gaps is not None:
             self._fill(nodes, gaps)
         self.now += 10 * MINUTE  # what runs has run long enough to be asked to yield
+        for user in range(USERS):
+            tight = user >= USERS - 2  # and is used up in the bulk
+            quota = Quota(cpu=10**9, gpus=(200 if tight else 20_000) * WHOLE)
+            self._apply(QuotaSet(at=self.now, user=f"user-{user}", quota=quota))
         asked = [self._shape() for _ in range(shapes)]
         for number in range(pending):
             self._submit(number, asked[number % shapes], number % shapes)
@@ -123,7 +131,8 @@ class World:
             kind=f"class-{kind}",
             expect=5 * MINUTE,
         )
-        self._apply(JobSubmitted(at=self.now, job=Job(id=self.ledger.next_job_id(), units=(unit,))))
+        job = Job(id=self.ledger.next_job_id(), units=(unit,), user=f"user-{kind % USERS}")
+        self._apply(JobSubmitted(at=self.now, job=job))
 
     def _fill(self, nodes: int, gaps: int) -> None:
         """Work of all devices of a node on most of them; on every node that is left half of the devices."""

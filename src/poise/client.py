@@ -11,7 +11,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ from poise.model.reports import (
     LogLine,
     NodeReport,
     PlanReport,
+    QuotaReport,
     StatusReport,
     UnblockReport,
     WhyNot,
@@ -147,6 +148,14 @@ class Client:
 
     def nodes(self) -> list[NodeReport]:
         return self._call("GET", "/v1/nodes", list[NodeReport])
+
+    def quotas(self) -> list[QuotaReport]:
+        return self._call("GET", "/v1/quotas", list[QuotaReport])
+
+    def set_quota(self, user: str, bounds: Mapping[str, str | float] | None) -> None:
+        """What the work of a user may hold at once from now on: `cpu`, `memory`, `gpu`; None: anything."""
+        method = "DELETE" if bounds is None else "PUT"
+        self._call(method, f"/v1/quotas/{_quoted(user)}", dict[str, str], bounds)
 
     def drain(self, node: str, *, on: bool = True) -> None:
         self._call("POST", f"/v1/nodes/{_quoted(node)}/drain", dict[str, str], {"on": on})

@@ -33,6 +33,7 @@ from poise.kernel.controller import (
     Recovered,
     Reply,
     Send,
+    SetQuota,
     Settings,
     Submit,
     TryRecover,
@@ -44,7 +45,7 @@ from poise.model.events import Event
 from poise.model.jobs import Ending, Outcome
 from poise.model.messages import Attempt, Beat, Desired, Ended, FromAgent, Hello, Launch, Report, Running
 from poise.model.resources import Device, Node
-from poise.model.spec import ResourcesSpec
+from poise.model.spec import QuotaSpec, ResourcesSpec, compile_quota
 from poise.policy.suites import ClusterPolicy, policy_named
 from poise.units import MILLISECOND, SECOND, parse_bytes, parse_cpu, parse_duration
 
@@ -128,18 +129,21 @@ class World:
         return self.connect(joining.name)
 
     def job(self, name: str = "", **fields: Any) -> "World":
-        """Submit a job. `cpu`, `memory`, `gpu`, `gpu_memory` are its resources, anything else a field of the file."""
-        return self.submit(_spec(name, fields))
+        """Submit a job, as `user`. `cpu`, `memory`, `gpu`, `gpu_memory` … are its resources, anything else a field of
+        the file.
+        """
+        user = fields.pop("user", "")
+        return self.submit(_spec(name, fields), user=user)
 
     def graph(self, name: str = "", *, tasks: Mapping[str, Mapping[str, Any]], **fields: Any) -> "World":
         """Submit a graph of tasks, each with the fields that `job` takes."""
         made = {task: _spec("", dict(of)) for task, of in tasks.items()}
         return self.submit({"kind": "graph", "tasks": made, **_spec(name, fields, run=False)})
 
-    def submit(self, document: Any, key: str = "") -> "World":
+    def submit(self, document: Any, key: str = "", user: str = "") -> "World":
         """Submit a parsed file as it is. Raises what it is refused with; what is accepted is in `replies`."""
         compiled = self.controller.prepare(document, WALL, self.now)
-        return self._ask(Submit(self._request(), compiled, key))
+        return self._ask(Submit(self._request(), compiled, key, user))
 
     # --- letting it run ----------------------------------------------------------------------------------------------
 
@@ -213,6 +217,11 @@ class World:
 
     def drain(self, name: str, on: bool = True) -> "World":
         return self._ask(Drain(self._request(), name, on))
+
+    def quota(self, user: str, *, none: bool = False, **bounds: Any) -> "World":
+        """Bound what the work of a user may hold: `cpu`, `memory`, `gpu`; or with `none`, no more."""
+        quota = None if none else compile_quota(QuotaSpec(**bounds))
+        return self._ask(SetQuota(self._request(), user, quota))
 
     def disconnect(self, name: str) -> "World":
         self.connected.discard(name)
@@ -387,7 +396,7 @@ class World:
     def _holder(self, attempt: Attempt) -> dict[Attempt, Launch]:
         return next((of_node for of_node in self.held.values() if attempt in of_node), {})
 
-    def _ask(self, message: Submit | Cancel | Drain) -> "World":
+    def _ask(self, message: Submit | Cancel | Drain | SetQuota) -> "World":
         self.say(message)
         for reply in self.replies:
             if reply.request == message.request and reply.error is not None:

@@ -774,11 +774,10 @@ def test_every_acknowledged_revision_survives_kill_9(path: Path) -> None:
     for turn in range(6):
         child = subprocess.Popen([sys.executable, "-c", _CHILD, path], stdout=subprocess.PIPE)
         assert child.stdout is not None
-        if turn:
-            child.stdout.readline()
-        time.sleep(choose.uniform(0.0, 0.25))
+        lines = [child.stdout.readline().strip() for _ in range(30 * turn)]
+        time.sleep(choose.uniform(0.0, 0.1))
         child.send_signal(signal.SIGKILL)
-        lines = child.communicate()[0].split(b"\n")[:-1]
+        lines += child.communicate()[0].split(b"\n")[:-1]
         acknowledged = max([acknowledged, *map(int, lines)])
         with contextlib.closing(open_store(path, warn=pytest.fail)) as store:
             assert store.durable() >= acknowledged

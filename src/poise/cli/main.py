@@ -28,6 +28,7 @@ COMMANDS = {
     "cancel": ("poise.cli.jobs", "Cancel jobs"),
     "nodes": ("poise.cli.nodes", "List nodes and what is taken on them"),
     "drain": ("poise.cli.nodes", "Close a node to new work, or open it again"),
+    "quota": ("poise.cli.quota", "Bound what the work of one user may hold at once"),
     "events": ("poise.cli.events", "Print the log: what happened, and every decision with its reason"),
     "demo": ("poise.cli.demo", "Run a graph of real work, kill things, and compare the results"),
 }

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from litestar import Litestar, Request, Response, get, post
+from litestar import Litestar, Request, Response, delete, get, post, put
 from litestar.exceptions import HTTPException, ValidationException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.spec import Components, SecurityScheme
@@ -24,7 +24,7 @@ from poise.drivers.joblogs import follow_job
 from poise.errors import ErrorRecord, PoiseError
 from poise.kernel import controller as machine
 from poise.kernel import whatif
-from poise.kernel.explain import Question, job_report, node_report, question, status_report
+from poise.kernel.explain import Question, job_report, node_report, question, quota_report, status_report
 from poise.kernel.find import Found, find, found_report
 from poise.kernel.ledger import Ledger
 from poise.model.events import Held, NodeLevelled, Placed, PolicyFailed, Preempted, Triggered
@@ -33,10 +33,12 @@ from poise.model.reports import (
     JobReport,
     NodeReport,
     PlanReport,
+    QuotaReport,
     StatusReport,
     UnblockReport,
     WhyNot,
 )
+from poise.model.spec import QuotaSpec, check_name, compile_quota
 from poise.model.views import Snapshot
 from poise.policy.suites import ClusterPolicy
 
@@ -173,6 +175,21 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
     async def drain(name: str, data: DrainRequest) -> dict[str, str]:
         return {"node": await plane.request(lambda request: machine.Drain(request, name, data.on))}
 
+    @get("/v1/quotas", summary="What users may hold at once, and what they hold")
+    async def quotas() -> list[QuotaReport]:
+        ledger = await plane.settled()
+        return [quota_report(user, quota, held) for user, (quota, held) in ledger.quotas().items()]
+
+    @put("/v1/quotas/{user:str}", summary="Bound what the work of a user may hold at once", status_code=202)
+    async def set_quota(user: str, data: QuotaSpec) -> dict[str, str]:
+        check_name(user, "user")
+        quota = compile_quota(data)
+        return {"user": await plane.request(lambda request: machine.SetQuota(request, user, quota))}
+
+    @delete("/v1/quotas/{user:str}", summary="Let the work of a user hold what there is", status_code=202)
+    async def lift_quota(user: str) -> dict[str, str]:
+        return {"user": await plane.request(lambda request: machine.SetQuota(request, user, None))}
+
     @get("/v1/events", summary="The log as server-sent events, from `after` on; `decisions` only, or all")
     async def events(
         request: Request[Any, Any, Any], after: Revision = -1, decisions: bool = False, follow: bool = True
@@ -210,6 +227,9 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
             logs,
             nodes,
             drain,
+            quotas,
+            set_quota,
+            lift_quota,
             events,
             shutdown,
             stay,

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from poise.errors import Busy, Conflict, NotFound, PoiseError, StoreFull
-from poise.kernel.fitting import check_fits
+from poise.kernel.fitting import check_fits, check_quota
 from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of
 from poise.kernel.schedulable import prepare
 from poise.kernel.verify import verify_place, verify_preempt
@@ -38,6 +38,7 @@ from poise.model.events import (
     Placed,
     PolicyFailed,
     Preempted,
+    QuotaSet,
     Remembered,
     Started,
     Triggered,
@@ -59,6 +60,7 @@ from poise.model.messages import (
     ToAgent,
 )
 from poise.model.profiles import ENOUGH_RUNS
+from poise.model.quotas import Quota
 from poise.model.resources import Node, is_declared
 from poise.model.spec import Compiled
 from poise.model.triggers import Triggers
@@ -120,6 +122,12 @@ class Drain(msgspec.Struct, frozen=True):
     on: bool
 
 
+class SetQuota(msgspec.Struct, frozen=True):
+    request: int
+    user: str
+    quota: Quota | None
+
+
 class Barrier(msgspec.Struct, frozen=True):
     """Answered when all that is applied now is durable: what is read before it may then be shown."""
 
@@ -156,7 +164,7 @@ class Decided(msgspec.Struct, frozen=True):
     plan: Plan
 
 
-Message = Submit | Cancel | Drain | Barrier | FromNode | Gone | Durable | AppendFailed | Recovered | Decided
+Message = Submit | Cancel | Drain | SetQuota | Barrier | FromNode | Gone | Durable | AppendFailed | Recovered | Decided
 
 
 # --- effects ---------------------------------------------------------------------------------------------------------
@@ -278,6 +286,8 @@ class Controller:
                 self._answer(message.request, lambda: self._cancel(message, now))
             case Drain():
                 self._answer(message.request, lambda: self._drain(message, now))
+            case SetQuota():
+                self._answer(message.request, lambda: self._set_quota(message, now))
             case Gone():
                 self._disconnect(message.node)
             case AppendFailed():
@@ -403,8 +413,11 @@ class Controller:
                 hint=f"`poise cancel {compiled.name}`, or another name",
             )
         after = tuple(self._job(name, "after").id for name in compiled.after)
+        quotas = self.ledger.quotas()
         for unit in compiled.units:
             check_fits(self.ledger.fleet(), unit)
+            if user in quotas:
+                check_quota(user, quotas[user][0], unit)
         return compiled.job(self.ledger.next_job_id(), after, user)
 
     def _cancel(self, message: Cancel, now: int) -> str:
@@ -416,6 +429,13 @@ class Controller:
             if unit.status == "active":
                 self._stop(unit, now)
         return job.id
+
+    def _set_quota(self, message: SetQuota, now: int) -> str:
+        known = self.ledger.quotas().get(message.user)
+        if (known[0] if known else None) != message.quota:
+            self._commit(QuotaSet(at=now, user=message.user, quota=message.quota))
+            self._dirty = True
+        return message.user
 
     def _drain(self, message: Drain, now: int) -> str:
         node = self.ledger.nodes.get(message.node)

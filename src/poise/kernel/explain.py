@@ -25,9 +25,20 @@ from poise.kernel.ledger import (
 from poise.model import graph
 from poise.model.decisions import Reason, Why
 from poise.model.events import Preempted
+from poise.model.fleet import PLENTY
 from poise.model.jobs import Ending, Unit
 from poise.model.load import LEVELS, Load
-from poise.model.reports import AttemptReport, JobReport, NodeReport, StatusReport, TaskReport, Told, report_of
+from poise.model.quotas import Amounts, Quota
+from poise.model.reports import (
+    AttemptReport,
+    JobReport,
+    NodeReport,
+    QuotaReport,
+    StatusReport,
+    TaskReport,
+    Told,
+    report_of,
+)
 from poise.model.resources import WHOLE
 from poise.model.views import Candidate, Snapshot
 from poise.units import format_bytes, format_duration
@@ -310,6 +321,24 @@ def status_report(
         lost=sum(node.status == "lost" for node in ledger.nodes.values()),
         fleet=fleet,
         up=up,
+    )
+
+
+def quota_report(user: str, quota: Quota, held: Amounts) -> QuotaReport:
+    """A user's quota and what is held of it."""
+
+    def bound(amount: int) -> int | None:
+        return amount if amount < PLENTY else None
+
+    gpus = bound(quota.gpus)
+    return QuotaReport(
+        user=user,
+        cpu=bound(quota.cpu),
+        memory=bound(quota.memory),
+        gpu=None if gpus is None else gpus / WHOLE,
+        cpu_held=held.cpu,
+        memory_held=held.memory,
+        gpu_held=held.gpus / WHOLE,
     )
 
 

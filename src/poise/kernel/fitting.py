@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from poise.errors import SpecError
 from poise.model.fleet import DeviceModel, Fleet, model_of
 from poise.model.jobs import Unit
+from poise.model.quotas import Quota, asked
 from poise.model.resources import Device, Node, Shape
 from poise.policy.feasible import can_do, capacity_when_empty, never, shortfall
 from poise.units import format_cpu, type_bytes, type_rate
@@ -46,6 +47,22 @@ def check_fits(fleet: Fleet, unit: Unit) -> None:
         have=f"closest is {lacks}",
         hint=f"`poise nodes` shows what there is; {_fitting_hint(node, unit.shape)}",
     )
+
+
+def check_quota(user: str, quota: Quota, unit: Unit) -> None:
+    """Raise SpecError for what is more than the whole quota of its user, whatever else of theirs runs."""
+    wanted = unit.least or len(unit.tasks)
+    needs = [asked(unit.shape_of(of), wanted) for of in range(len(unit.variants) + 1)]
+    if not any(quota.amounts.holds(need) for need in needs):
+        reason = quota.amounts.refusal(user, needs[0])
+        raise SpecError(
+            f"`{unit.name}` asks for more than {user} may hold at once",
+            code="E110",
+            field="resources",
+            need=reason.need,
+            have=f"a quota of {reason.have}",
+            hint="ask for less, or have the quota raised: `poise quota` lists all",
+        )
 
 
 def _check_known(models: Iterable[DeviceModel], unit: Unit) -> None:
@@ -114,4 +131,4 @@ def _memory(device: Device) -> int:
     return device.memory
 
 
-__all__ = ["check_fits"]
+__all__ = ["check_fits", "check_quota"]

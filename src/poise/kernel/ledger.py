@@ -42,6 +42,7 @@ from poise.model.events import (
     Placed,
     PolicyFailed,
     Preempted,
+    QuotaSet,
     Remembered,
     Started,
     Triggered,
@@ -60,9 +61,10 @@ from poise.model.fleet import (
     Resident,
     model_under,
 )
-from poise.model.jobs import RETRYABLE, Ending, Job, Unit, Work
+from poise.model.jobs import RETRYABLE, Ending, Unit, Work
 from poise.model.messages import Attempt
 from poise.model.profiles import Profile, estimate_run, is_brief, outlasting
+from poise.model.quotas import Amounts, Quota, asked
 from poise.model.resources import SHARED_CAP, WHOLE, Node, Shape
 from poise.model.views import Candidate, Snapshot
 
@@ -252,7 +254,9 @@ class NodeState(msgspec.Struct):
 
 
 class State(msgspec.Struct):
-    """Everything that a checkpoint holds. `yielded` says which units have yielded to which that still wait."""
+    """Everything that a checkpoint holds. `yielded` says which units have yielded to which that still wait.
+    `quotas` are by user: the user of a job.
+    """
 
     revision: int = 0
     now: int = 0
@@ -273,6 +277,7 @@ class State(msgspec.Struct):
     memory: dict[str, Any] = {}
     keys: dict[str, str] = {}
     yielded: dict[str, str] = {}
+    quotas: dict[str, Quota] = {}
 
 
 CAUSES: tuple[str, ...] = get_args(Cause)
@@ -458,7 +463,7 @@ class Ledger:
                     spec=unit,
                     job=job.id,
                     ordinal=state.units_ever,
-                    queue=_queue_of(job, unit),
+                    queue=self._queue_of(job.id, job.user, len(job.units), unit),
                     missing=len(set(unit.needs)),
                     tasks=[TaskState() for _ in unit.tasks],
                 )
@@ -820,6 +825,8 @@ class Ledger:
 
     def _take(self, node: NodeState, unit: UnitState, devices: tuple[int, ...], *, queued: bool) -> None:
         shape = unit.shape
+        if self._held_by:
+            self._count(unit, 1)
         key = shape.key()
         pool = node.pools.get(key)
         if pool is None:
@@ -846,6 +853,8 @@ class Ledger:
     def _give_back(self, unit: UnitState, index: int) -> None:
         task = unit.tasks[index]
         node, shape = self._state.nodes[task.node], unit.shape
+        if self._held_by:
+            self._count(unit, -1)
         del self._on[task.node][unit.id, index]
         key = shape.key()
         pool = node.pools[key]
@@ -898,7 +907,64 @@ class Ledger:
         else:
             self._recovering.pop(unit.id, None)
 
+    # --- quotas ------------------------------------------------------------------------------------------------------
+
+    def _quota_set(self, event: QuotaSet) -> None:
+        state = self._state
+        if event.quota is None:
+            state.quotas.pop(event.user, None)
+        else:
+            state.quotas[event.user] = event.quota
+        self._count_held()
+        for job in state.jobs.values():
+            for unit in job.units if job.user == event.user and not job.ended else ():
+                if unit.status == "pending":
+                    self._remove_pending(unit)
+                unit.queue = self._queue_of(job.id, job.user, len(job.units), unit.spec)
+                if unit.status == "pending":
+                    self._index_pending(unit)
+                self._mark(unit)
+
+    def _count_held(self) -> None:
+        """What the work of each user with a quota holds."""
+        self._held_by = dict.fromkeys(self._state.quotas, Amounts())
+        for unit in self._active.values() if self._held_by else ():
+            for task in unit.tasks:
+                if task.active:
+                    self._count(unit, 1)
+
+    def _count(self, unit: UnitState, sign: int) -> None:
+        user = self._state.jobs[unit.job].user
+        held = self._held_by.get(user)
+        if held is not None:
+            self._held_by[user] = held.plus(asked(unit.shape), sign)
+
+    def over_quota(self, unit: UnitState, shape: Shape, tasks: int) -> list[Reason]:
+        """Why so many tasks would be more than the quota of the unit's user, without what it still holds itself."""
+        user = self._state.jobs[unit.job].user
+        if user not in self._held_by:
+            return []
+        own = asked(unit.shape, sum(task.active for task in unit.tasks))
+        left = self._state.quotas[user].amounts.plus(self._held_by[user], -1).plus(own)
+        need = asked(shape, tasks)
+        return [] if left.holds(need) else [left.refusal(user, need)]
+
+    def limited_user(self, job: JobState) -> str:
+        """Whose quota its work counts against; nobody's where there is none."""
+        return job.user if job.user in self._held_by else ""
+
+    def quotas(self) -> dict[str, tuple[Quota, Amounts]]:
+        """By user: the quota, and what is held of it."""
+        return {user: (quota, self._held_by[user]) for user, quota in sorted(self._state.quotas.items())}
+
     # --- pending -----------------------------------------------------------------------------------------------------
+
+    def _queue_of(self, job: str, user: str, units: int, unit: Unit) -> str:
+        """Units alike to placement, served in order; a graph, a deadline, a gang or a quota sets units apart."""
+        apart = units > 1 or unit.deadline or len(unit.tasks) > 1 or unit.variants or unit.weight != 1000
+        own = job if apart or unit.work != NO_WORK else ""
+        whose = f"{user}:" if user in self._state.quotas else ""
+        return f"{whose}{int(unit.priority)}/{unit.shape.key()}/{unit.kind}/{own}"
 
     def _make_pending(self, unit: UnitState, at: int) -> None:
         unit.status, unit.ready = "pending", at
@@ -960,6 +1026,7 @@ class Ledger:
             avoid=unit.avoid,
             saved=unit.saved,
             outlived=unit.outlived,
+            user=self.limited_user(job),
         )
 
     def _refresh_candidates(self, job: JobState) -> None:
@@ -987,6 +1054,7 @@ class Ledger:
                 self._resident(unit) for unit in sorted(self._elastic.values(), key=_ordinal) if not unit.stopping
             ),
             yielded=dict(self._state.yielded),
+            quotas={user: quota.amounts.plus(held, -1) for user, (quota, held) in self.quotas().items()},
             memory=self._state.memory,
             triggers=triggers,
             seed=seed,
@@ -1116,6 +1184,7 @@ class Ledger:
             work=spec.work,
             saved=unit.saved,
             outlived=unit.outlived,
+            user=self.limited_user(self._state.jobs[unit.job]),
         )
 
     # --- derived indexes ---------------------------------------------------------------------------------------------
@@ -1128,6 +1197,7 @@ class Ledger:
             Placed: self._placed,
             Preempted: self._preempted,
             NodeLevelled: self._node_levelled,
+            QuotaSet: self._quota_set,
             Triggered: self._triggered,
             Started: self._started,
             Finished: self._finished,
@@ -1155,6 +1225,7 @@ class Ledger:
         self._unsorted: set[str] = set()
         self._pending_count = 0
         self._unfinished_count = 0
+        self._held_by = dict.fromkeys(self._state.quotas, Amounts())
         for job in self._state.jobs.values():
             self._index_job(job)
             for unit in job.units:
@@ -1165,6 +1236,7 @@ class Ledger:
                     unit.size = unit.size or len(unit.tasks)  # as it was before there were elastic units
                     self._index_active(unit)
                     self._index_recovering(unit)
+        self._count_held()
 
     def _mark(self, unit: UnitState) -> None:
         """Something of its attempts shows in the columns."""
@@ -1210,7 +1282,7 @@ class Ledger:
         for index in ("_units", "_tasks", "_dependents", "_delayed", "_active", "_elastic", "_recovering"):
             mine, theirs = getattr(self, index), getattr(again, index)
             _hold(mine.keys() == theirs.keys(), f"index {index} differs from one made anew")
-        for index in ("_names", "_awaited_by", "_queues", "_pending_count", "_unfinished_count"):
+        for index in ("_names", "_awaited_by", "_queues", "_pending_count", "_unfinished_count", "_held_by"):
             mine, theirs = getattr(self, index), getattr(again, index)
             _hold(mine == theirs, f"index {index} differs from one made anew: {mine} is not {theirs}")
         _hold(self.snapshot(self.now) == again.snapshot(self.now), "a policy would see something else after a restart")
@@ -1295,13 +1367,6 @@ def device_key(index: int) -> str:
 
 def attempt_of(unit: UnitState, index: int) -> Attempt:
     return Attempt(f"{unit.job}.{unit.spec.tasks[index].name}", unit.epoch)
-
-
-def _queue_of(job: Job, unit: Unit) -> str:
-    """Units alike to placement, served in order; a graph, a deadline or a gang sets a job's units apart."""
-    apart = len(job.units) > 1 or unit.deadline or len(unit.tasks) > 1 or unit.variants or unit.weight != 1000
-    own = job.id if apart or unit.work != NO_WORK else ""
-    return f"{int(unit.priority)}/{unit.shape.key()}/{unit.kind}/{own}"
 
 
 def deciding_ending(unit: UnitState) -> Ending:

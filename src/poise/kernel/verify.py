@@ -31,6 +31,7 @@ def verify_place(ledger: Ledger, place: Place, now: int) -> Placed | Rejection:
         return _refuse(place, reasons)
     shape = unit.spec.shape_of(place.variant)
     brief = ledger.is_brief(unit) and not unit.spec.variants
+    reasons += ledger.over_quota(unit, shape, len(place.spots))
     if place.queued:
         reasons += _against_waiting(ledger, shape, place.spots, brief)
     else:

@@ -68,7 +68,7 @@ TRIED = 32
 NEW = "the new one"
 """What a node that is not there yet is called."""
 
-CERTAINLY_HELD = ("KEPT", "RESERVED", "BEHIND", "PREEMPTING", "PARTITION_BUSY")
+CERTAINLY_HELD = ("QUOTA", "KEPT", "RESERVED", "BEHIND", "PREEMPTING", "PARTITION_BUSY")
 """Reasons of a policy against nodes that have room."""
 
 
@@ -306,7 +306,7 @@ def _held_there(held: Sequence[Reason], node: str) -> tuple[Reason, ...]:
     """What the policy says against a node that has room: of that node, else of all."""
     said = [reason for reason in held if reason.code in CERTAINLY_HELD]
     here = tuple(reason for reason in said if reason.subject == node)
-    return here or tuple(reason for reason in said if reason.code in ("BEHIND", "PREEMPTING"))
+    return here or tuple(reason for reason in said if reason.code in ("QUOTA", "BEHIND", "PREEMPTING"))
 
 
 def _refusing_alike(

@@ -42,6 +42,7 @@ REASONS = {
     "NODE_DRAINED": "is drained",
     "NODE_LOST": "is lost",
     "NO_NODES": "no node has joined yet",
+    "QUOTA": "the quota of {subject} has {have} left, {need} needed",
     "NEEDS": "waits for {need}",
     "AFTER": "waits for job {need}",
     "BACKOFF": "is tried again in {need}",

@@ -9,6 +9,7 @@ import msgspec
 
 from poise.model.decisions import Cause, Reason, Spot, Why
 from poise.model.jobs import Ending, Job
+from poise.model.quotas import Quota
 from poise.model.resources import Node
 
 
@@ -137,6 +138,14 @@ class NodeDrained(msgspec.Struct, frozen=True, tag="drained", kw_only=True):
     on: bool
 
 
+class QuotaSet(msgspec.Struct, frozen=True, tag="quota", kw_only=True, omit_defaults=True):
+    """What a user's work may hold at once from now on; None: anything."""
+
+    at: int
+    user: str
+    quota: Quota | None = None
+
+
 class PolicyFailed(msgspec.Struct, frozen=True, tag="policy-failed", kw_only=True):
     at: int
     policy: str
@@ -163,6 +172,7 @@ Event = (
     | NodeLost
     | NodeForgotten
     | NodeDrained
+    | QuotaSet
     | NodeLevelled
     | Triggered
     | PolicyFailed

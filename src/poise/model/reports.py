@@ -101,6 +101,20 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
     per_watt: dict[str, int] = {}
 
 
+class QuotaReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the work of a user may hold at once (none: without bound), and what it holds. CPU in milli-CPU, memory in
+    bytes, devices as a number, of which shares are parts.
+    """
+
+    user: str
+    cpu: int | None
+    memory: int | None
+    gpu: float | None
+    cpu_held: int
+    memory_held: int
+    gpu_held: float
+
+
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """One node: what it has, what is taken. CPU in milli-CPU, memory in bytes; the rest as in `Node`.
 

@@ -20,6 +20,7 @@ import msgspec
 from poise.errors import SpecError
 from poise.model import graph
 from poise.model.catalogue import models_named
+from poise.model.fleet import PLENTY
 from poise.model.jobs import (
     GRACE,
     NO_WORK,
@@ -34,6 +35,7 @@ from poise.model.jobs import (
     Variant,
     Work,
 )
+from poise.model.quotas import Quota
 from poise.model.resources import ANY_GPU, SHARED_CAP, WHOLE, Shape, Wants
 from poise.units import (
     DAY,
@@ -89,6 +91,14 @@ class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
     precision: Literal["", "fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"] = ""
     ops: list[str] = []
     network: Quantity = 0
+
+
+class QuotaSpec(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What the work of a user may hold at once; what is not named has no bound."""
+
+    cpu: Quantity | None = None
+    memory: Quantity | None = None
+    gpu: Quantity | None = None
 
 
 class RetrySpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -892,6 +902,15 @@ _WRITTEN: dict[Any, Callable[[int], str]] = {
 def shown(value: Quantity) -> str:
     """An integer of thousands of digits cannot even be written out."""
     return "a number of many digits" if isinstance(value, int) and abs(value) >= 2**63 else str(value)[:80]
+
+
+def compile_quota(spec: QuotaSpec) -> Quota:
+    """Raises SpecError for what is no amount."""
+    return Quota(
+        cpu=PLENTY if spec.cpu is None else parse_or_raise(parse_cpu, spec.cpu, "cpu", MAX_CPU),
+        memory=PLENTY if spec.memory is None else parse_or_raise(parse_bytes, spec.memory, "memory", MAX_BYTES),
+        gpus=PLENTY if spec.gpu is None else parse_or_raise(parse_cpu, spec.gpu, "gpu", MAX_CPU),  # in thousandths too
+    )
 
 
 def _duration(value: Quantity, field: str) -> int:

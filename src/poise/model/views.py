@@ -8,6 +8,7 @@ import msgspec
 from poise.model.fleet import Fleet, PoolView, Resident
 from poise.model.jobs import NO_WORK, WEIGHT, Work
 from poise.model.profiles import Profile
+from poise.model.quotas import Amounts
 from poise.model.resources import Shape
 
 
@@ -21,7 +22,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     `tasks` is how many it can use and `least` how many it must have (0: all). `others` are the shapes of its further
     artifacts. `attained` is the run time of its earlier attempts that were asked to yield, `preempted` their number,
     `saved` what of their work need not be done again, in nanoseconds of one task, and `outlived` how long its work is
-    known to take at least.
+    known to take at least. `user` is whose quota it counts against, where there is one.
     `depth` counts the units before it on its longest path, `followers` those that need it, `weight` is its business
     weight in thousandths.
     """
@@ -54,6 +55,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     avoid: str = ""
     saved: int = 0
     outlived: int = 0
+    user: str = ""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +63,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     `profiles` holds what was learned, by class and by `class@device model`; `throughputs` declared
     speeds, by the same keys. `elastic` has one entry for each running unit that could use more tasks or fewer;
-    `yielded` says which units have yielded to which that still wait.
+    `yielded` says which units have yielded to which that still wait, `quotas` how much more the work
+    of a user with a quota may take.
     `triggers` names what forced this round."""
 
     revision: int
@@ -74,6 +77,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     memory: Mapping[str, Any] = {}
     elastic: tuple[Resident, ...] = ()
     yielded: Mapping[str, str] = {}
+    quotas: Mapping[str, Amounts] = {}
     triggers: tuple[str, ...] = ()
     seed: int = 0
 

@@ -17,6 +17,7 @@ from poise.model.decisions import Place, Plan, Preempt
 from poise.model.fleet import CPU, DEVICES, DRAINED, MEMORY, NETWORK, Fleet, PoolView, Resident, model_under
 from poise.model.jobs import GRACE
 from poise.model.profiles import BRIEF, CERTAIN, Estimate, remaining
+from poise.model.quotas import asked
 from poise.model.resources import WHOLE, Node, Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.place import Draft
@@ -56,6 +57,7 @@ class Hypothesis:
         self._backlog = dict(view.backlog)
         self._elastic = {resident.unit: resident for resident in view.elastic}
         self._rows: dict[str, list[int]] | None = None
+        self._quotas = dict(view.quotas)
 
     def view(self) -> Snapshot:
         """The candidates are in order of submission, as a ledger would show them."""
@@ -67,6 +69,7 @@ class Hypothesis:
             backlog=self._backlog,
             memory=self.memory,
             elastic=tuple(self._elastic.values()),
+            quotas=self._quotas,
         )
 
     # --- what waits --------------------------------------------------------------------------------------------------
@@ -122,6 +125,7 @@ class Hypothesis:
             row = fleet.rows[spot.node]
             resident = _resident(candidate, shape, fleet.nodes[row], spot.devices, len(place.spots), self.now)
             self._take(row, resident.shape, resident.devices, 1)
+            self._count(resident, -1)
             self._count_yielding(row, resident, 1)
             fleet.residents[row] = (*fleet.residents[row], resident)
             if self._rows is not None:
@@ -142,6 +146,7 @@ class Hypothesis:
                     continue
                 ended.append(resident)
                 self._take(row, resident.shape, resident.devices, -1)
+                self._count(resident, 1)
                 self._count_yielding(row, resident, -1)
             self.fleet.residents[row] = tuple(stays)
         self._elastic.pop(unit, None)
@@ -191,6 +196,11 @@ class Hypothesis:
                 for resident in residents:
                     self._rows.setdefault(resident.unit, []).append(row)
         return self._rows
+
+    def _count(self, resident: Resident, sign: int) -> None:
+        left = self._quotas.get(resident.user)
+        if left is not None:
+            self._quotas[resident.user] = left.plus(asked(resident.shape), sign)
 
     def _take(self, row: int, shape: Shape, devices: tuple[int, ...], sign: int) -> None:
         fleet = self.fleet
@@ -561,6 +571,7 @@ def _resident(
         work=candidate.work,
         saved=candidate.saved,
         outlived=candidate.outlived,
+        user=candidate.user,
     )
 
 
@@ -586,6 +597,7 @@ def _waiting_again(resident: Resident, now: int, expected: int) -> Candidate:
         work=resident.work,
         saved=resident.saved,
         outlived=resident.outlived,
+        user=resident.user,
     )
 
 

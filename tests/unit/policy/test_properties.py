@@ -25,6 +25,7 @@ from poise.kernel.ledger import UnitState
 from poise.model.decisions import Hold, Place, Plan, Preempt
 from poise.model.jobs import Ending, Outcome
 from poise.model.messages import Attempt, Beat, Launch
+from poise.model.quotas import Amounts, asked
 from poise.model.resources import SHARED_CAP, WHOLE, Link, Node, Shape
 from poise.policy.feasible import NAMED
 from poise.policy.rank import AGEING, LENDING, PATIENCE
@@ -116,10 +117,10 @@ def document_of(work: dict[str, Any], factor: int = 1) -> dict[str, Any]:
     return {"run": "true", "resources": resources, **rest}
 
 
-def submit(world: World, work: dict[str, Any], factor: int = 1) -> bool:
-    """Whether it was accepted: what no node could ever run is refused at once."""
+def submit(world: World, work: dict[str, Any], factor: int = 1, user: str = "") -> bool:
+    """Whether it was accepted: what no node could ever run, or no quota hold, is refused at once."""
     try:
-        world.submit(document_of(work, factor))
+        world.submit(document_of(work, factor), user=user)
     except InputError:
         return False
     return True
@@ -182,7 +183,7 @@ def room_left(world: World, name: str, shape: Shape) -> bool:
     return could >= shape.gpus
 
 
-# --- S1, S2, reasons, same view same verdict, no starvation ----------------------------------------------------------
+# --- S1, S2, S6, reasons, same view same verdict, no starvation -----------------------------------------------------
 class Story(RuleBasedStateMachine):
     """Work comes and goes, nodes fail and come back; whatever the policy, nothing wrong happens, and all gets done."""
 
@@ -191,6 +192,7 @@ class Story(RuleBasedStateMachine):
     @initialize(chance=CHANCE)
     def begin(self, chance: Random) -> None:
         self.world = World(self.policy, seed=chance.randrange(4), throughputs=SPEEDS)
+        self.bounds: dict[str, Amounts] = {}
         for number in range(1, chance.randint(1, 6) + 1):
             self.world.join(node_of(f"n{number}", any_offer(chance)))
         self.submit_work(chance)
@@ -202,7 +204,23 @@ class Story(RuleBasedStateMachine):
         for _ in range(chance.randint(1, 5)):
             work = any_work(chance)
             for _ in range(chance.choice([1, 1, 3])):
-                submit(self.world, work)
+                submit(self.world, work, user=chance.choice(["", "ann", "bob"]))
+        self.world.round()
+
+    @rule(chance=CHANCE, user=st.sampled_from(["ann", "bob"]))
+    def set_quota(self, chance: Random, user: str) -> None:
+        """What is held already may be more than a new quota, and is not taken away."""
+        bounds = {
+            "cpu": chance.choice([1, 2, 4]),
+            "gpu": chance.choice([0.5, 1, 2]),
+            "memory": chance.choice(["2GiB", "9GiB"]),
+        }
+        some = dict(chance.sample(sorted(bounds.items()), chance.randint(0, 3)))
+        self.world.quota(user, none=not some, **some)
+        self.bounds.pop(user, None)
+        if some:
+            quota, held = self.world.ledger.quotas()[user]
+            self.bounds[user] = Amounts(*map(max, quota.amounts, held))
         self.world.round()
 
     # --- what nodes and time do --------------------------------------------------------------------------------------
@@ -265,7 +283,7 @@ class Story(RuleBasedStateMachine):
         codes = [reason.code for reason in found]
         assert codes, unit.id
         assert "NEXT_ROUND" not in codes, (unit.id, codes)
-        if self.policy == "static" or {"BACKOFF", "NO_NODES", "BEHIND"}.intersection(codes):
+        if self.policy == "static" or {"BACKOFF", "NO_NODES", "BEHIND", "QUOTA"}.intersection(codes):
             return  # a unit of `static` has one place only; others have a reason beside which nodes do not matter
         named = {reason.subject for reason in found}
         silent = [name for name in sorted(self.world.known) if name not in named]
@@ -321,6 +339,18 @@ class Story(RuleBasedStateMachine):
                 assert held[unit.id] + ended == unit.size
                 assert (unit.spec.least or len(unit.spec.tasks)) <= unit.size <= len(unit.spec.tasks)
 
+    @invariant()
+    def s6_nobody_holds_more_than_the_quota(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        for user, bound in self.bounds.items():
+            held = Amounts()
+            for name in self.world.known:
+                for launch in launches_on(self.world, name):
+                    job = self.world.ledger.jobs[launch.attempt.task.partition(".")[0]]
+                    held = held.plus(asked(launch.shape), job.user == user)
+            assert bound.holds(held), (user, bound, held)
+
     def teardown(self) -> None:
         """No starvation: faults and arrivals stop, whatever runs comes to its end, and every job is done."""
         if not hasattr(self, "world"):
@@ -328,6 +358,8 @@ class Story(RuleBasedStateMachine):
         world = self.world
         for name in sorted(world.known):
             world.drain(name, False).connect(name)
+        for user in self.bounds:  # lowered, it may be less than what was accepted before
+            world.quota(user, none=True)
         given_up = {unit.job for unit in units(world) if unit.stopping}
         left = [job for job in world.ledger.jobs.values() if not job.ended and job.id not in given_up]
         come_to_rest(world)
@@ -359,11 +391,6 @@ def test_the_tasks_of_a_gang_pass_over_partitions_that_could_never_hold_them() -
     world = World("static").join(node("n1", cpu=4)).join(node("n2", cpu=4)).join(node("n3", cpu=1))
     world.job("gang", workers=2, cpu=2).round()
     assert sorted(world.where("gang")) == ["n1", "n2"]
-
-
-@pytest.mark.skip(reason="quotas come with tenants (issue 4)")
-def test_s6_no_tenant_holds_more_than_its_quota() -> None:
-    """There are no tenants yet."""
 
 
 # --- no starvation while work keeps coming ---------------------------------------------------------------------------

@@ -1,0 +1,53 @@
+"""`poise quota`."""
+
+import click
+
+from poise.cli.home import connected, current_home
+from poise.cli.render import print_json, print_table, say
+from poise.model.reports import QuotaReport
+from poise.units import format_bytes, format_cpu
+
+
+@click.command()
+@click.option("--cpu", metavar="N", help="CPUs that its work may hold at once.")
+@click.option("--memory", metavar="SIZE", help="Memory that its work may have asked for at once.")
+@click.option("-g", "--gpu", metavar="N", help="Devices that its work may hold at once; a share counts as its share.")
+@click.option("--none", "lifted", is_flag=True, help="Without bound from now on.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@click.argument("user", required=False)
+def quota(cpu: str | None, memory: str | None, gpu: str | None, lifted: bool, as_json: bool, user: str | None) -> int:
+    """Bound what the work of USER may hold at once, on all nodes together; without USER, list the quotas.
+
+    What is not named has no bound. What runs already goes on, even where it is more than that.
+    """
+    bounds = {name: text for name, text in (("cpu", cpu), ("memory", memory), ("gpu", gpu)) if text is not None}
+    if user is None and (bounds or lifted):
+        raise click.UsageError("whose quota? `poise quota USER --cpu 4`")
+    if user is not None and bool(bounds) == lifted:
+        raise click.UsageError(f"`poise quota {user} --cpu 4`, or `--none`")
+    client = connected(current_home())
+    if user is not None:
+        client.set_quota(user, None if lifted else bounds)
+    quotas = client.quotas()
+    if as_json:
+        print_json(quotas)
+    elif user is None:
+        print_table(
+            ["USER", "CPU", "MEMORY", "GPU"],
+            [[of.user, _cpu(of), _memory(of), _gpu(of)] for of in quotas],
+        )
+    else:
+        say(f"the work of {user} has no bound any more" if lifted else f"the work of {user} is bounded from now on")
+    return 0
+
+
+def _cpu(of: QuotaReport) -> str:
+    return f"{format_cpu(of.cpu_held)}/{format_cpu(of.cpu) if of.cpu is not None else '-'}"
+
+
+def _memory(of: QuotaReport) -> str:
+    return f"{format_bytes(of.memory_held)}/{format_bytes(of.memory) if of.memory is not None else '-'}"
+
+
+def _gpu(of: QuotaReport) -> str:
+    return f"{of.gpu_held:g}/{f'{of.gpu:g}' if of.gpu is not None else '-'}"

@@ -1,0 +1,58 @@
+"""Quotas: how much the work of one user may hold at once, on all nodes together."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from poise.model.decisions import Reason
+from poise.model.fleet import PLENTY
+from poise.model.resources import WHOLE, Shape
+from poise.units import format_bytes, format_cpu
+
+
+class Amounts(NamedTuple):
+    """milli-CPU, bytes of memory that were asked for, and thousandths of devices."""
+
+    cpu: int = 0
+    memory: int = 0
+    gpus: int = 0
+
+    def plus(self, other: "Amounts", times: int = 1) -> "Amounts":
+        (cpu, memory, gpus), (more_cpu, more_memory, more_gpus) = self, other
+        return Amounts(cpu + times * more_cpu, memory + times * more_memory, gpus + times * more_gpus)
+
+    def holds(self, other: "Amounts") -> bool:
+        (cpu, memory, gpus), (need_cpu, need_memory, need_gpus) = self, other
+        return need_cpu <= cpu and need_memory <= memory and need_gpus <= gpus
+
+    def room_for(self, each: "Amounts") -> int:
+        """How many times it holds another."""
+        return max(0, min((have // need for have, need in zip(self, each, strict=True) if need), default=PLENTY))
+
+    def refusal(self, user: str, other: "Amounts") -> Reason:
+        """Why it does not hold another: of what there is too little in the quota, and how much is left of that."""
+        short = [place for place, (have, need) in enumerate(zip(self, other, strict=True)) if need > have]
+        have = ", ".join(_words(place, self[place]) for place in short)
+        need = ", ".join(_words(place, other[place]) for place in short)
+        return Reason(code="QUOTA", subject=user, need=need, have=have, wakes="finished")
+
+
+def _words(place: int, amount: int) -> str:
+    return (f"{format_cpu(amount)} CPU", format_bytes(amount), f"{amount / WHOLE:g} GPU")[place]
+
+
+class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The most that a user's running work may have taken: milli-CPU, bytes, thousandths of devices."""
+
+    cpu: int = PLENTY
+    memory: int = PLENTY
+    gpus: int = PLENTY
+
+    @property
+    def amounts(self) -> Amounts:
+        return Amounts(self.cpu, self.memory, self.gpus)
+
+
+def asked(shape: Shape, tasks: int = 1) -> Amounts:
+    """What so many tasks of a shape count for; a share of a device counts as its share."""
+    return Amounts(shape.cpu * tasks, shape.memory * tasks, shape.gpus * shape.share * tasks)
