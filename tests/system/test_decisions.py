@@ -110,3 +110,24 @@ def test_a_deadline_that_cannot_be_met_is_refused_and_one_that_may_not_is_told(l
     assert "it may be late: " in lab.poise("show", told.text.strip()).text
     for job in (busy, told.text.strip()):
         lab.poise("cancel", job)
+
+
+def test_a_quota_holds_back_the_work_of_one_user_alone(living: Living) -> None:
+    living.up()
+    me = living.client().job(living.poise("submit", "--json", "--", "true").value["job"]).user
+    assert living.poise("quota", me, "--cpu", "1").code == 0
+    first = living.poise("submit", "--json", "--", "sleep", "600").value["job"]
+    until(lambda: living.client().job(first).status == "running", "it runs")
+    second = living.poise("submit", "--json", "--", "echo", "ran").value["job"]
+    until(lambda: "quota" in living.poise("show", second).text, "it says why it waits")
+    [told] = living.poise("quota", "--json").value
+    assert (told["user"], told["cpu"], told["cpu_held"], told["gpu"]) == (me, 1000, 1000, None)
+    refused = living.poise("submit", "--json", "--cpu", "2", "--", "true")
+    assert (refused.error["code"], refused.error["have"]) == ("E110", "a quota of 1 CPU")
+    for words in (("quota",), ("quota", me), ("quota", me, "--none", "--cpu", "1"), ("quota", "--cpu", "1")):
+        assert living.poise(*words).code == (0 if words == ("quota",) else 1)
+    wrong = living.poise("quota", me, "--cpu", "many", "--json")
+    assert (wrong.code, wrong.error["field"]) == (1, "cpu")
+    assert living.poise("quota", me, "--none", "--json").value == []
+    assert living.poise("wait", second).code == 0
+    living.poise("cancel", first)
