@@ -576,7 +576,8 @@ def propose(ledger: Ledger, job: Job, now: int) -> Proposal:
     """
     latest = next(reversed(ledger.jobs.values()), None)
     ordinal = latest.units[-1].ordinal if latest is not None else 0
-    own = Ledger(State(now=now, units_ever=ordinal, profiles=dict(ledger.profiles)))
+    quotas = {user: quota for user, (quota, _) in ledger.quotas().items()}
+    own = Ledger(State(now=now, units_ever=ordinal, profiles=dict(ledger.profiles), quotas=quotas))
     own.apply(JobSubmitted(at=max(1, now), job=job))
     units = own.jobs[job.id].units
     others = [ledger.jobs[name] for name in job.after]

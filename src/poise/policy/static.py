@@ -6,9 +6,9 @@ takes the ones that follow as well, and one that its partition could never hold 
 
 from poise.model.decisions import Decision, Hold, Place, Plan, Reason, Spot, Why
 from poise.model.fleet import CPU, Ints
-from poise.model.quotas import asked
 from poise.model.resources import Shape
 from poise.model.views import Candidate, Snapshot
+from poise.policy.allowance import Allowance
 from poise.policy.feasible import ability, refusals
 from poise.policy.place import Draft
 from poise.policy.score import TERMS
@@ -32,14 +32,13 @@ class Static:
         used = _partition_use(view, partitions)
         able: dict[Shape, Ints] = {}
         full: dict[tuple[int, Shape], Reasons] = {}
-        quotas = dict(view.quotas)
+        allowance = Allowance(view.quotas)
         for candidate in view.candidates:
             reasons: Reasons = ()
             for variant, shape in enumerate((candidate.shape, *candidate.others)):  # the first artifact that can start
-                need = asked(shape, candidate.least or candidate.tasks)
-                left = None if candidate.recovering else quotas.get(candidate.user)
-                if left is not None and not left.holds(need):
-                    reasons += (left.refusal(candidate.user, need),)
+                over = allowance.against_artifact(candidate, shape)
+                if over:
+                    reasons += over
                     continue
                 if shape not in able:
                     able[shape] = ability(view.fleet, shape).room[view.fleet.kind]
@@ -48,8 +47,7 @@ class Static:
                 if refused is None:
                     spots, refused = self._place(candidate, shape, draft, partitions, used, first, able[shape])
                     if spots:
-                        if left is not None:
-                            quotas[candidate.user] = left.plus(need, -1)
+                        allowance.take(candidate, shape, len(spots))
                         why = Why(
                             policy=self.name, base=view.revision, rank=f"partition {first + 1} of {len(partitions)}"
                         )

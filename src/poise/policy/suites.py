@@ -15,9 +15,9 @@ from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, 
 from poise.model.fleet import CPU, HOT, Fleet, Ints, Resident
 from poise.model.jobs import GRACE
 from poise.model.profiles import expected_run, is_brief
-from poise.model.quotas import Amounts, asked
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
+from poise.policy.allowance import Allowance
 from poise.policy.feasible import room_when_empty
 from poise.policy.place import Draft
 from poise.policy.protocol import Policy
@@ -135,8 +135,7 @@ class _Round:
         self._waiting: list[Candidate] = []
         self._elastic: list[tuple[Candidate, Shape, int, list[Spot], Why]] = []
         self._unseen = _unseen(view)
-        self._quotas = dict(view.quotas)
-        self._needs: dict[str, Amounts] = {}
+        self.allowance = Allowance(view.quotas)
         self._yielding: set[str] = set()
 
     def place_all(self, ordered: list[Candidate]) -> Plan | None:
@@ -145,8 +144,9 @@ class _Round:
         """
         if self._unseen:
             ordered = self._before_unseen(ordered)
-        if self._quotas:
-            ordered = self._within_quotas(ordered)
+        if self.view.quotas:
+            ordered, over = self.allowance.share_out(ordered)
+            self.holds |= over
         groups: dict[str, list[Candidate]] = {}
         for candidate in ordered:
             if candidate.others or candidate.avoid or candidate.recovering:
@@ -186,7 +186,7 @@ class _Round:
             count = min(draft.room_for(row, shape), len(group) - placed)
             why = self._why(group[placed], shape, row)
             spots = draft.take_many(row, first, shape, count, brief=brief)
-            self._count(first, shape, count)
+            self.allowance.take(first, shape, count)
             self.decisions += [
                 Place(unit=candidate.unit, spots=(spot,), why=why)
                 for candidate, spot in zip(group[placed:], spots, strict=False)
@@ -203,7 +203,7 @@ class _Round:
         for candidate in ordered:
             if candidate.queue in self.holds and not candidate.recovering:
                 continue
-            if candidate.user and (over := self._over_quota(candidate)):
+            if candidate.user and (over := self.allowance.against(candidate)):
                 self.holds[candidate.queue] = over
                 continue
             if last_lane is not None and self.order.lane(candidate, self.view.now) > last_lane:
@@ -281,7 +281,7 @@ class _Round:
             return self._place_gang(candidate, shapes)
         best: tuple[bool, int, int, int, Shape] | None = None
         for variant, shape in enumerate(shapes):
-            if candidate.user and candidate.others and not self._within_quota(candidate, shape):
+            if candidate.user and candidate.others and not self.allowance.room_of(candidate, shape):
                 continue
             if shape in self._full:
                 row = None
@@ -305,7 +305,7 @@ class _Round:
         brief = is_brief(self.view.profiles.get(candidate.kind), shape, 1)
         why = self._why(candidate, shape, row)
         spot = self.draft.take(row, candidate, shape, brief=brief)
-        self._count(candidate, shape, 1)
+        self.allowance.take(candidate, shape, 1)
         self.decisions.append(Place(unit=candidate.unit, spots=(spot,), why=why, variant=variant))
         return True
 
@@ -324,7 +324,7 @@ class _Round:
         needed = candidate.least or candidate.tasks
         best: tuple[bool, int, int, list[int]] | None = None
         for variant, shape in enumerate(shapes):
-            within = not candidate.user or self._within_quota(candidate, shape) >= needed
+            within = self.allowance.room_of(candidate, shape) >= needed
             rows = self._gang_rows(candidate, shape, needed) if within else []
             if rows and len(shapes) == 1:
                 best = (False, 0, variant, rows)
@@ -338,60 +338,12 @@ class _Round:
         shape = shapes[variant]
         why = self._why(candidate, shape, rows[0], rows)
         spots = [self.draft.take(row, candidate, shape) for row in rows]
-        self._count(candidate, shape, needed)
+        self.allowance.take(candidate, shape, needed)
         if needed < candidate.tasks:
             self._elastic.append((candidate, shape, variant, spots, why))
         else:
             self.decisions.append(Place(unit=candidate.unit, spots=tuple(spots), why=why, variant=variant))
         return True
-
-    def _within_quota(self, candidate: Candidate, shape: Shape) -> int:
-        """For how many tasks the quota of its user has room; what a lost node still holds of it counts already."""
-        left = self._quotas.get(candidate.user)
-        if left is None or candidate.recovering:
-            return candidate.tasks
-        return left.room_for(asked(shape))
-
-    def _over_quota(self, candidate: Candidate) -> Reasons:
-        """Why none of its artifacts is within the quota."""
-        if self._quotas[candidate.user].holds(self._need(candidate)):
-            return ()
-        needed = candidate.least or candidate.tasks
-        shapes = (candidate.shape, *candidate.others)
-        if any(self._within_quota(candidate, shape) >= needed for shape in shapes):
-            return ()
-        left = self._quotas[candidate.user]
-        return tuple(left.refusal(candidate.user, asked(shape, needed)) for shape in shapes)
-
-    def _need(self, candidate: Candidate) -> Amounts:
-        """What it counts for in its first artifact, in the least size; the same for all of its queue."""
-        need = self._needs.get(candidate.queue)
-        if need is None:
-            need = self._needs[candidate.queue] = asked(candidate.shape, candidate.least or candidate.tasks)
-        return need
-
-    def _within_quotas(self, ordered: list[Candidate]) -> list[Candidate]:
-        """Those that quotas have room for, the first in order before others; the rest is held."""
-        left = {user: list(amounts) for user, amounts in self._quotas.items()}
-        within: list[Candidate] = []
-        needs = self._needs
-        for candidate in ordered:
-            if candidate.user and not candidate.others:
-                cpu, memory, gpus = need = needs.get(candidate.queue) or self._need(candidate)
-                have = left[candidate.user]
-                if cpu > have[0] or memory > have[1] or gpus > have[2]:
-                    if candidate.queue not in self.holds:
-                        self.holds[candidate.queue] = (Amounts(*have).refusal(candidate.user, need),)
-                    continue
-                have[0] -= cpu
-                have[1] -= memory
-                have[2] -= gpus
-            within.append(candidate)
-        return within
-
-    def _count(self, candidate: Candidate, shape: Shape, tasks: int) -> None:
-        if candidate.user and not candidate.recovering:
-            self._quotas[candidate.user] = self._quotas[candidate.user].plus(asked(shape, tasks), -1)
 
     def _gang_rows(self, candidate: Candidate, shape: Shape, needed: int) -> list[int]:
         """A row for every task, close together: on one node, else in one rack, else in one zone, else anywhere; on
@@ -434,7 +386,7 @@ class _Round:
         draft = self.draft
         for candidate, shape, variant, spots, why in self._elastic:
             least = len(spots)
-            most = min(candidate.tasks, least + self._within_quota(candidate, shape))
+            most = min(candidate.tasks, least + self.allowance.room_of(candidate, shape))
             rows = [draft.fleet.rows[spot.node] for spot in spots]
             for row in dict.fromkeys(rows):
                 while len(spots) < most and draft.room_for(row, shape):
@@ -444,7 +396,7 @@ class _Round:
                 if self.draft.run_on(candidate, shape, found[0]).mean > slowest:
                     break
                 spots.append(draft.take(found[0], candidate, shape))
-            self._count(candidate, shape, len(spots) - least)
+            self.allowance.take(candidate, shape, len(spots) - least)
             self.decisions.append(Place(unit=candidate.unit, spots=tuple(spots), why=why, variant=variant))
 
     def _behind(self, candidate: Candidate) -> Place | None:
@@ -649,9 +601,8 @@ class _Round:
         for run in np.unique([*there[room > 0].tolist(), here]).tolist():
             size = int(room[there <= run].sum()) + resident.size * (here <= run)
             if size >= resident.least:
-                quota = self._quotas.get(resident.user)
-                bound = resident.most if quota is None else resident.size + quota.room_for(asked(shape))
-                return min(resident.most, size, bound), run / max(1, here)
+                more = self.allowance.room_for(resident.user, shape, resident.most)
+                return min(resident.most, size, resident.size + more), run / max(1, here)
         return 0, 1.0
 
     def _reallocate(self) -> None:

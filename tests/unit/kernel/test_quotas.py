@@ -4,9 +4,9 @@ import pytest
 
 from poise.errors import SpecError
 from poise.kernel.explain import question
-from poise.kernel.whatif import explain, unblock
+from poise.kernel.whatif import explain, plan, propose, unblock
 from poise.policy.suites import policy_named
-from poise.testing import World, node, replay
+from poise.testing import WALL, World, node, replay
 
 
 def test_work_beyond_the_quota_waits_and_says_so() -> None:
@@ -68,6 +68,15 @@ def test_unblock_says_whose_end_helps() -> None:
     assert waiting.start is not None
     assert waiting.start.likely is not None
     assert [of.command for of in unblock(policy, view, asked).suggestions] == ["poise cancel j1"]
+
+
+def test_a_plan_knows_of_it() -> None:
+    world = World().nodes(1, cpu=4).quota("ann", cpu=1).job("a", user="ann").round()
+    compiled = world.controller.prepare({"run": "true"}, WALL, world.now)
+    for user, codes in (("ann", ["QUOTA"]), ("bob", [])):
+        proposal = propose(world.ledger, world.controller.would_submit(compiled, user), world.now)
+        told = plan(policy_named(world.ledger.policy), world.controller.snapshot(world.now), proposal)
+        assert [reason.code for waiting in told.waits for reason in waiting.reasons] == codes
 
 
 def test_it_is_in_the_log() -> None:
