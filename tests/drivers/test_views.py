@@ -25,6 +25,7 @@ def busy() -> World:
     world = World().nodes(3, cpu=4, gpus=2).join(node("other", cpu=1)).job("short", **{"class": "s"}).after("1s")
     world.finish("short", run="10ms").job("gang", workers=2, gpu=1).job("long", cpu=2, memory="1GiB")
     world.job("share", gpu=1, gpu_share=0.3, gpu_memory="1GiB").job("stretch", workers={"min": 1, "max": 3})
+    world.quota("ann", cpu=1, gpu=0.5).job("hers", user="ann", cpu=0.5).job("hers-too", user="ann", cpu=1)
     world.after("1s").drain("n2").lose("other").job("after", after=["long"]).job("waits", cpu=4)
     return world.graph("graph", tasks={"a": {"cpu": 3}, "b": {"needs": ["a"]}})
 
@@ -48,8 +49,29 @@ def assert_same(one: Snapshot, other: Snapshot) -> None:
 
 def test_a_view_arrives_as_it_was_sent() -> None:
     view = view_of(busy(), last="n1", deep={"a": [1, 2.5, None]})
-    assert len(view.candidates) and len(view.fleet) == 4 and any(view.fleet.residents) and view.elastic
+    assert len(view.candidates) and len(view.fleet) == 4 and any(view.fleet.residents) and view.elastic and view.quotas
     assert_same(view, decode_view(encode_view(view)))
+
+
+def test_who_has_yielded_to_whom_arrives() -> None:
+    world = World().nodes(1).job("a", cpu=2, priority="low", expect="1h").round().start("a").after("1m")
+    world.job("b", cpu=2, priority="urgent", expect="1m").round()
+    view = view_of(world)
+    assert view.yielded == {"j1.main": "j2.main"}
+    assert_same(view, decode_view(encode_view(view)))
+
+
+def test_a_plan_beyond_a_quota_is_none() -> None:
+    world = World().nodes(1, cpu=4).quota("ann", cpu=1).job("a", user="ann").job("b", user="ann")
+    view = view_of(world)
+    both = Plan(
+        base=view.revision,
+        policy="mine",
+        decisions=tuple(Place(unit=of.unit, spots=(Spot("n1"),), why=WHY) for of in view.candidates),
+    )
+    with pytest.raises(Unsound, match="the quota of ann"):
+        check_plan(both, view)
+    check_plan(msgspec.structs.replace(both, decisions=both.decisions[:1]), view)
 
 
 def test_an_empty_view_arrives() -> None:

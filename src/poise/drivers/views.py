@@ -16,6 +16,7 @@ import numpy as np
 from poise.model.decisions import Hold, Place, Plan, Preempt
 from poise.model.fleet import CPU, MEMORY, NETWORK, Fleet, PoolView, Resident
 from poise.model.profiles import Profile
+from poise.model.quotas import Amounts, asked
 from poise.model.resources import SHARED_CAP, WHOLE, Node, Shape, Wants
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import can_do
@@ -54,6 +55,8 @@ class _View(msgspec.Struct, frozen=True, array_like=True):
     throughputs: dict[str, float]
     memory: dict[str, Any]
     elastic: tuple[Resident, ...]
+    yielded: dict[str, str]
+    quotas: dict[str, Amounts]
     triggers: tuple[str, ...]
     seed: int
 
@@ -80,6 +83,8 @@ def encode_view(view: Snapshot, known: tuple[Node, ...] | None = None) -> bytes:
             throughputs=dict(view.throughputs),
             memory=dict(view.memory),
             elastic=view.elastic,
+            yielded=dict(view.yielded),
+            quotas=dict(view.quotas),
             triggers=view.triggers,
             seed=view.seed,
         )
@@ -111,6 +116,8 @@ def decode_view(data: bytes, before: Fleet | None = None) -> Snapshot:
         throughputs=read.throughputs,
         memory=read.memory,
         elastic=read.elastic,
+        yielded=read.yielded,
+        quotas=read.quotas,
         triggers=read.triggers,
         seed=read.seed,
     )
@@ -150,6 +157,7 @@ def check_plan(plan: Plan, view: Snapshot) -> None:
     waiting = {candidate.unit: candidate for candidate in view.candidates}
     running = {resident.unit for residents in (*view.fleet.residents, view.elastic) for resident in residents}
     taking = _Taking(view.fleet)
+    quotas = dict(view.quotas)
     decided: set[str] = set()
     for decision in plan.decisions:
         if isinstance(decision, Hold):
@@ -167,9 +175,15 @@ def check_plan(plan: Plan, view: Snapshot) -> None:
         if candidate is None:
             raise Unsound(f"there is no unit that waits named `{decision.unit}`")
         _check_place(decision, candidate, view.fleet)
+        shape = (candidate.shape, *candidate.others)[decision.variant]
         if not decision.queued:
-            taking.take(decision, (candidate.shape, *candidate.others)[decision.variant])
+            taking.take(decision, shape)
+        if candidate.user in quotas and not candidate.recovering:
+            quotas[candidate.user] = quotas[candidate.user].plus(asked(shape, len(decision.spots)), -1)
     taking.check()
+    for user, left in quotas.items():
+        if any(now < min(0, before) for now, before in zip(left, view.quotas[user], strict=True)):
+            raise Unsound(f"the quota of {user} has not the room for all that is placed")
 
 
 def _check_place(place: Place, candidate: Candidate, fleet: Fleet) -> None:

@@ -132,6 +132,7 @@ class _Round:
         ).tolist()
         self._searches = 0
         self._until: int | None = None
+        self._postponed = False  # what was not looked at comes at once, with more of what goes before it
         self._waiting: list[Candidate] = []
         self._elastic: list[tuple[Candidate, Shape, int, list[Spot], Why]] = []
         self._unseen = _unseen(view)
@@ -207,7 +208,7 @@ class _Round:
                 self.holds[candidate.queue] = over
                 continue
             if last_lane is not None and self.order.lane(candidate, self.view.now) > last_lane:
-                self._until = self.view.now  # at once, with more of that lane
+                self._postponed = True
                 continue
             if first:
                 full = candidate.shape in self._full
@@ -243,7 +244,7 @@ class _Round:
         else:
             before = ordered[: bisect_right(ordered, limit, key=lane)]
         if len(before) < len(ordered):
-            self._until = self.view.now
+            self._postponed = True
         return before
 
     def _was_last_shown(self, candidate: Candidate) -> bool:
@@ -259,7 +260,9 @@ class _Round:
         self._place_elastic()
         if self.recipe.reallocate:
             self._reallocate()
-        if self.recipe.elastic and not self.holds and self._until != self.view.now:
+        if self._postponed:
+            self._ask_again(self.view.now + 1)
+        elif self.recipe.elastic and not self.holds:
             self._grow()
         for candidate in self._waiting:  # with what is free now that all is placed
             self.holds[candidate.queue] += self._reasons(candidate)
