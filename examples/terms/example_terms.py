@@ -8,6 +8,7 @@ import numpy as np
 from poise.model.decisions import Decision, Hold, Place, Plan, Reason, Why
 from poise.model.fleet import Floats
 from poise.model.views import Candidate, Snapshot
+from poise.policy.allowance import Allowance
 from poise.policy.place import Draft
 from poise.policy.score import TERMS, Scoring
 
@@ -29,14 +30,17 @@ class SmallestFirst:
     name = "smallest-first"
 
     def decide(self, view: Snapshot, /) -> Plan:
-        draft = Draft(view, {"load": 1.0}, TERMS)
+        draft, allowance = Draft(view, {"load": 1.0}, TERMS), Allowance(view.quotas)
         decisions: list[Decision] = []
         waiting: dict[str, tuple[Reason, ...]] = {}
         for candidate in sorted(view.candidates, key=lambda one: (one.shape.cpu * one.tasks, one.ordinal)):
-            if draft.capacity(candidate.shape).sum() < candidate.tasks:
+            over = allowance.against(candidate)
+            if over or draft.capacity(candidate.shape).sum() < candidate.tasks:
                 if not candidate.recovering:  # that one is held by its lost node
-                    waiting[candidate.queue] = tuple(draft.reasons(candidate.shape)) or (Reason(code="NEXT_ROUND"),)
+                    reasons = over or tuple(draft.reasons(candidate.shape))
+                    waiting[candidate.queue] = reasons or (Reason(code="NEXT_ROUND"),)
                 continue
+            allowance.take(candidate, candidate.shape, candidate.tasks)
             spots = []
             for _ in range(candidate.tasks):
                 row, _ = draft.best(candidate, candidate.shape) or (0, 0.0)
