@@ -46,7 +46,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
         }
     return {
         "commands": lambda: commands.measure(commands.SYSTEMS, peers.FOLDER, 1000, 5, big=10_000),
-        "decisions": lambda: decide.measure(10_000, 100_000, 200, 350, 5),
+        "decisions": lambda: decide.measure(10_000, 100_000, 200, 480, 5),
         LONG: lambda: mixed.measure(list(POLICIES), 200, [1]),
         "submissions": lambda: latency.measure(200, 20.0, held_jobs=20_000, rounds=3),
         "footprint": lambda: footprint.measure(1000, seconds=20.0, runs=30, starts=5),

@@ -43,7 +43,7 @@ from poise.model.events import (
     Started,
     Triggered,
 )
-from poise.model.fleet import CPU, DEVICES, PLENTY
+from poise.model.fleet import CPU, DEVICES
 from poise.model.jobs import Ending, Job
 from poise.model.load import Load
 from poise.model.messages import (
@@ -61,7 +61,7 @@ from poise.model.messages import (
 )
 from poise.model.profiles import ENOUGH_RUNS
 from poise.model.quotas import Quota
-from poise.model.resources import Node, is_declared
+from poise.model.resources import PLENTY, Node, is_declared
 from poise.model.spec import Compiled
 from poise.model.triggers import Triggers
 from poise.model.views import Snapshot

@@ -25,7 +25,6 @@ from poise.kernel.ledger import (
 from poise.model import graph
 from poise.model.decisions import Reason, Why
 from poise.model.events import Preempted
-from poise.model.fleet import PLENTY
 from poise.model.jobs import Ending, Unit
 from poise.model.load import LEVELS, Load
 from poise.model.quotas import Amounts, Quota
@@ -39,7 +38,7 @@ from poise.model.reports import (
     Told,
     report_of,
 )
-from poise.model.resources import WHOLE
+from poise.model.resources import PLENTY, WHOLE
 from poise.model.views import Candidate, Snapshot
 from poise.units import format_bytes, format_duration
 

@@ -55,7 +55,6 @@ from poise.model.fleet import (
     LOST,
     MEMORY,
     NETWORK,
-    PLENTY,
     Fleet,
     PoolView,
     Resident,
@@ -65,7 +64,7 @@ from poise.model.jobs import RETRYABLE, Ending, Unit, Work
 from poise.model.messages import Attempt
 from poise.model.profiles import Profile, estimate_run, is_brief, outlasting
 from poise.model.quotas import Amounts, Quota, asked
-from poise.model.resources import SHARED_CAP, WHOLE, Node, Shape
+from poise.model.resources import PLENTY, SHARED_CAP, WHOLE, Node, Shape
 from poise.model.views import Candidate, Snapshot
 
 UnitStatus = Literal["waiting", "pending", "active", "done", "failed", "cancelled", "skipped"]

@@ -7,8 +7,8 @@ What holds becomes an event; what does not is refused by name, and the next roun
 from poise.kernel.ledger import Ledger, NodeState, device_key
 from poise.model.decisions import Place, Preempt, Reason, Rejection, Spot
 from poise.model.events import Placed, Preempted
-from poise.model.fleet import PLENTY, model_of
-from poise.model.resources import SHARED_CAP, WHOLE, Shape
+from poise.model.fleet import model_of
+from poise.model.resources import PLENTY, SHARED_CAP, WHOLE, Shape
 from poise.policy.feasible import can_do
 from poise.units import format_bytes, format_cpu, format_rate
 

@@ -91,7 +91,7 @@ def explain(policy: ClusterPolicy, view: Snapshot, asked: Question, *, everythin
         name=asked.name,
         status=asked.status,
         revision=view.revision,
-        policy=plan.policy,
+        policy=_decided_by(policy, plan),
         waiting=tuple(waiting),
         running=tuple(_going(view, running) for running in asked.active),
         story=asked.story,
@@ -628,7 +628,7 @@ def plan(
     artifacts = {f"{proposal.job.id}.{unit.name}": artifacts_of(unit) for unit in proposal.job.units}
     return PlanReport(
         revision=view.revision,
-        policy=decided.policy,
+        policy=_decided_by(policy, decided),
         places=tuple(_planned(of, artifacts, everything) for of in places.values()),
         yields=tuple(
             PlannedYield(unit=of.unit, to=of.to, why=of.why)
@@ -977,6 +977,11 @@ def _wanting(shape: Shape, **fields: Any) -> Shape:
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
+
+
+def _decided_by(policy: ClusterPolicy, plan: Plan) -> str:
+    """The policy in charge; where that one failed, whose plan stands in for it."""
+    return plan.policy if plan.failed else policy.name
 
 
 def _asks(candidate: Candidate) -> str:

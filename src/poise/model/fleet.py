@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poise.model.jobs import NO_WORK, Work
-from poise.model.resources import WHOLE, Device, Node, Shape
+from poise.model.resources import PLENTY, WHOLE, Device, Node, Shape
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -27,9 +27,6 @@ CLOSED_CODES = ("", "NODE_LOST", "NODE_DRAINED")
 
 LOW, MEDIUM, HIGH, HOT = range(4)
 """Load levels (`levels`); a hot node's has been high for a sustained window."""
-
-PLENTY = 2**62
-"""Network of a node that did not say how much it has: never the reason to refuse."""
 
 CLASSES = 4
 """Priority classes."""

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import msgspec
 
 from poise.model.decisions import Reason
-from poise.model.fleet import PLENTY
-from poise.model.resources import WHOLE, Shape
+from poise.model.resources import PLENTY, WHOLE, Shape
 from poise.units import format_bytes, format_cpu
 
 

@@ -7,6 +7,9 @@ import msgspec
 
 from poise.units import format_bytes, format_cpu, format_rate
 
+PLENTY = 2**62
+"""An amount without bound, such as the network of a node that did not say: never the reason to refuse."""
+
 WHOLE = 1000
 """Thousandths of a device's compute: all of it."""
 

@@ -20,7 +20,6 @@ import msgspec
 from poise.errors import SpecError
 from poise.model import graph
 from poise.model.catalogue import models_named
-from poise.model.fleet import PLENTY
 from poise.model.jobs import (
     GRACE,
     NO_WORK,
@@ -36,7 +35,7 @@ from poise.model.jobs import (
     Work,
 )
 from poise.model.quotas import Quota
-from poise.model.resources import ANY_GPU, SHARED_CAP, WHOLE, Shape, Wants
+from poise.model.resources import ANY_GPU, PLENTY, SHARED_CAP, WHOLE, Shape, Wants
 from poise.units import (
     DAY,
     SECOND,

@@ -13,14 +13,13 @@ from poise.model.fleet import (
     LOST,
     MEMORY,
     NETWORK,
-    PLENTY,
     Bools,
     DeviceModel,
     Fleet,
     Ints,
     model_of,
 )
-from poise.model.resources import SHARED_CAP, WHOLE, Node, Shape, Wants
+from poise.model.resources import PLENTY, SHARED_CAP, WHOLE, Node, Shape, Wants
 from poise.units import format_bytes, format_cpu, format_rate
 
 FALLBACKS: Mapping[str, tuple[str, ...]] = {

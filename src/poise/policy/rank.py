@@ -8,8 +8,9 @@ from heapq import nsmallest
 from math import isfinite, log2
 from typing import NamedTuple
 
-from poise.model.fleet import CPU, DEVICES, MEMORY, PLENTY
+from poise.model.fleet import CPU, DEVICES, MEMORY
 from poise.model.jobs import Priority
+from poise.model.resources import PLENTY
 from poise.model.views import Candidate, Snapshot
 from poise.units import HOUR, MINUTE, SECOND, format_duration
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from poise.model.fleet import CPU, DEVICES, HIGH, MEMORY, NETWORK, PLENTY, Fleet, Floats, Ints
+from poise.model.fleet import CPU, DEVICES, HIGH, MEMORY, NETWORK, Fleet, Floats, Ints
 from poise.model.profiles import Estimate
-from poise.model.resources import Shape
+from poise.model.resources import PLENTY, Shape
 from poise.units import MILLISECOND
 
 

@@ -13,7 +13,6 @@ from poise.model.fleet import (
     LOST,
     MEMORY,
     NETWORK,
-    PLENTY,
     Fleet,
     PoolView,
     model_of,
@@ -21,7 +20,7 @@ from poise.model.fleet import (
 )
 from poise.model.load import Load
 from poise.model.messages import Beat
-from poise.model.resources import WHOLE, Device, Link, Node
+from poise.model.resources import PLENTY, WHOLE, Device, Link, Node
 from poise.testing import World, node
 
 GIB = 2**30
