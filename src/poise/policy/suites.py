@@ -233,6 +233,8 @@ class _Round:
 
     def _before_unseen(self, ordered: list[Candidate]) -> list[Candidate]:
         """Without those of later lanes than what is not shown; these come at once after that."""
+        if len(self.view.backlog) == 1:
+            return ordered
 
         def lane(candidate: Candidate) -> int:
             return self.order.lane(candidate, self.view.now)
@@ -744,9 +746,13 @@ def _instant(found: tuple[Reservation, Shape]) -> int:
 
 def _unseen(view: Snapshot) -> dict[str, int]:
     """How many are shown of each queue that is longer than that."""
-    shown = Counter(candidate.queue for candidate in view.candidates if not candidate.recovering)
-    if sum(view.backlog.values()) <= shown.total():
+    if sum(view.backlog.values()) <= len(view.candidates) and not any(one.recovering for one in view.candidates):
         return {}
+    if len(view.backlog) == 1:
+        [(queue, count)] = view.backlog.items()
+        shown_of_it = sum(not one.recovering for one in view.candidates)
+        return {queue: shown_of_it} if count > shown_of_it else {}
+    shown = Counter(candidate.queue for candidate in view.candidates if not candidate.recovering)
     return {queue: count for queue, count in shown.items() if view.backlog.get(queue, 0) > count}
 
 
