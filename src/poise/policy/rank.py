@@ -82,9 +82,9 @@ def _waited_longest(view: Snapshot) -> set[str]:
     """The units whose patience is over and that have waited longest, those of the higher classes first."""
     now = view.now
     over = [
-        (effective_class(one, now), one.ready, one.ordinal, one.unit)
+        (of_class, one.ready, one.ordinal, one.unit)
         for one in view.candidates
-        if now - one.ready >= PATIENCE[effective_class(one, now)]
+        if now - one.ready >= PATIENCE[of_class := effective_class(one, now)]
     ]
     return {unit for *_, unit in nsmallest(RESERVATIONS, over)}
 
@@ -122,7 +122,8 @@ def candidate_level(candidate: Candidate, now: int) -> int:
 
 def effective_class(candidate: Candidate, now: int) -> int:
     """The priority class with ageing; never above urgent."""
-    return max(0, candidate.priority - (now - candidate.ready) // AGEING)
+    waited = now - candidate.ready
+    return candidate.priority if waited < AGEING else max(0, candidate.priority - waited // AGEING)
 
 
 def is_pressed(candidate: Candidate, now: int) -> bool:
