@@ -22,9 +22,9 @@ from typing import Literal
 import msgspec
 import psutil
 
-from poise.cli.home import ensure_up
 from poise.client import Client
 from poise.config import Endpoint, Home
+from poise.control.start import ensure_up
 from poise.drivers.lock import holder
 
 SLOTS = 2

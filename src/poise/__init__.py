@@ -1,3 +1,54 @@
 """Poise: an open scheduler for mixed fleets of AI accelerators."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from poise.client import AsyncClient, Client
+    from poise.errors import CallFailed, CallLost, PoiseError
+    from poise.sdk import Future, Mapped, Task, close, gather, rank, task, world_size
+
+_HOMES = {
+    "AsyncClient": "client",
+    "CallFailed": "errors",
+    "CallLost": "errors",
+    "Client": "client",
+    "Future": "sdk",
+    "Mapped": "sdk",
+    "PoiseError": "errors",
+    "Task": "sdk",
+    "close": "sdk",
+    "gather": "sdk",
+    "rank": "sdk",
+    "task": "sdk",
+    "world_size": "sdk",
+}
+"""Public names and the modules they are in, which are imported when they are first used: commands start faster."""
+
+__all__ = [
+    "AsyncClient",
+    "CallFailed",
+    "CallLost",
+    "Client",
+    "Future",
+    "Mapped",
+    "PoiseError",
+    "Task",
+    "close",
+    "gather",
+    "rank",
+    "task",
+    "world_size",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module `poise` has no attribute `{name}`")
+    return getattr(import_module(f"poise.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted((*__all__, "__version__"))

@@ -5,13 +5,15 @@ connection is tried again for `patience` seconds before `Unreachable` is raised,
 one.
 """
 
+import asyncio
 import contextlib
 import http.client
+import os
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +42,11 @@ PATIENCE = 15.0
 
 THOUGHT = 60.0
 """Seconds that an answer may take for which the policy decides again and again."""
+
+
+def current_home(path: Path | str | None = None) -> Home:
+    """The home at this path, or at `POISE_HOME`, or `~/.poise`."""
+    return Home(Path(path or os.environ.get("POISE_HOME") or "~/.poise").expanduser().resolve())
 
 
 class _Error(msgspec.Struct):
@@ -72,13 +79,14 @@ class _Connection(http.client.HTTPConnection):
 class Client:
     """Talk to the control plane of a home.
 
-    >>> client = Client(Home(Path("~/.poise").expanduser()))        # doctest: +SKIP
+    >>> client = Client()        # doctest: +SKIP
     >>> client.wait(client.submit({"run": ["echo", "hello"]})).exit_code       # doctest: +SKIP
     0
     """
 
-    def __init__(self, home: Home, *, patience: float = PATIENCE) -> None:
-        self.home = home
+    def __init__(self, home: Home | Path | str | None = None, *, patience: float = PATIENCE) -> None:
+        """`home` is `POISE_HOME`, or `~/.poise`, where nothing else is said."""
+        self.home = home if isinstance(home, Home) else current_home(home)
         self._patience = patience
         self._connection: _Connection | None = None
 
@@ -346,3 +354,69 @@ def _quoted(text: str) -> str:
     from urllib.parse import quote
 
     return quote(text, safe="")
+
+
+class AsyncClient:
+    """`Client` for programs that run an event loop: the same calls, to be awaited."""
+
+    def __init__(self, home: Home | Path | str | None = None, *, patience: float = PATIENCE) -> None:
+        self.home = home if isinstance(home, Home) else current_home(home)
+        self._patience = patience
+
+    async def _ask(self, question: Callable[[Client], T]) -> T:
+        """In a thread, on a connection of its own: several may be under way."""
+
+        def ask() -> T:
+            client = Client(self.home, patience=self._patience)
+            try:
+                return question(client)
+            finally:
+                client.close()
+
+        return await asyncio.to_thread(ask)
+
+    async def submit(
+        self, spec: dict[str, Any], *, key: str = "", user: str = "", if_revision: int | None = None
+    ) -> str:
+        """Submit a job; its id comes back once it is durable."""
+        key = key or secrets.token_hex(8)
+        return await self._ask(lambda client: client.submit(spec, key=key, user=user, if_revision=if_revision))
+
+    async def jobs(self, *, everything: bool = False) -> list[JobReport]:
+        return await self._ask(lambda client: client.jobs(everything=everything))
+
+    async def job(self, name: str) -> JobReport:
+        return await self._ask(lambda client: client.job(name))
+
+    async def wait(self, name: str, timeout: float | None = None) -> JobReport:  # noqa: ASYNC109 — as `Client.wait`
+        """Wait until a job is over, or the time is up; the report says which."""
+        return await self._ask(lambda client: client.wait(name, timeout))
+
+    async def cancel(self, name: str) -> str:
+        return await self._ask(lambda client: client.cancel(name))
+
+    async def explain(self, name: str, *, everything: bool = False) -> Explanation:
+        return await self._ask(lambda client: client.explain(name, everything=everything))
+
+    async def why_not(self, name: str, node: str) -> WhyNot:
+        return await self._ask(lambda client: client.why_not(name, node))
+
+    async def unblock(self, name: str) -> UnblockReport:
+        return await self._ask(lambda client: client.unblock(name))
+
+    async def plan(self, spec: dict[str, Any], *, user: str = "", everything: bool = False) -> PlanReport:
+        """What would happen if a job were submitted now. Nothing changes."""
+        return await self._ask(lambda client: client.plan(spec, user=user, everything=everything))
+
+    async def nodes(self) -> list[NodeReport]:
+        return await self._ask(lambda client: client.nodes())
+
+    async def status(self) -> StatusReport:
+        return await self._ask(lambda client: client.status())
+
+    async def logs(self, name: str, *, task: str = "", follow: bool = False) -> AsyncIterator[LogLine]:
+        """Pieces of output, and an end."""
+        client = Client(self.home, patience=self._patience)
+        pieces = client.logs(name, task=task, follow=follow)
+        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            yield piece

@@ -65,6 +65,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "gangs"
 
     @property
+    def values(self) -> Path:
+        """Arguments and results of calls that are too large for a record, in a folder for each job."""
+        return self.root / "values"
+
+    @property
     def fleet(self) -> Path:
         """The declared fleet, compiled, where this home has one: its nodes are started instead of this machine."""
         return self.root / "fleet.json"

@@ -5,11 +5,13 @@
     │   ├── SpecError         a file or a flag is wrong; `field` names the place
     │   ├── NotFound          no such job, node, task
     │   ├── Conflict          the name is taken, or the state does not allow it
-    │   └── Denied            no token, or the wrong one
+    │   ├── Denied            no token, or the wrong one
+    │   └── CallFailed        a function could not be called, or failed in a way that has no exception here
     └── Fault                 exit 2: Poise or its machine failed
         ├── Unreachable       no control plane answers
         ├── StoreFull         the disk is full: nothing new is accepted, reads go on
         ├── StoreDamaged      the log does not read back as it was written
+        ├── CallLost          a call was lost with its workers
         └── Busy              a bounded queue is full; try again
 
 An error carries a stable `code`, one sentence without a final period, the field, what was needed and what there is, and
@@ -36,12 +38,14 @@ CODES = {
     "E130": "the request carries no token, or a wrong one",
     "E131": "the request comes from a place that is not allowed (Host or Origin)",
     "E140": "the request is too large",
+    "E150": "a function cannot be called, or its exception cannot be brought here",
     "E201": "no control plane answers",
     "E202": "the disk of the log is full",
     "E203": "the log is damaged",
     "E204": "another control plane holds this home",
     "E205": "a queue is full",
     "E206": "the log was written by a newer version",
+    "E207": "a call was lost with its workers",
     "E299": "an internal error",
 }
 
@@ -98,8 +102,16 @@ class Denied(InputError):
     default_code = "E130"
 
 
+class CallFailed(InputError):
+    default_code = "E150"
+
+
 class Fault(PoiseError):
     pass
+
+
+class CallLost(Fault):
+    default_code = "E207"
 
 
 class Unreachable(Fault):

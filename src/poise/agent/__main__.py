@@ -33,7 +33,7 @@ from poise.drivers.devices import DeviceMeter, identity, incarnation_of, probe_n
 from poise.drivers.lock import take_lock
 from poise.drivers.logs import prune
 from poise.drivers.process import Keepers
-from poise.drivers.security import ensure_home, read_token
+from poise.drivers.security import ensure_home, ensure_token, read_token, worker_key
 from poise.drivers.system import HostMeter, ProcessMeter, SystemClock, boot_id, probe_cgroups, settle_memory
 from poise.errors import NotFound, PoiseError
 from poise.kernel import node as machine
@@ -249,8 +249,19 @@ async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> N
     cgroups = await asyncio.to_thread(probe_cgroups, found.incarnation[-12:])
     if not cgroups.writable:
         _log.info("memory is watched, not limited by cgroups: %s", cgroups.why_not)
+    token = ensure_token(home)
+
+    def serving(attempt: Attempt) -> dict[str, str]:
+        return {"POISE_HOME": str(home.root), "POISE_WORKER_KEY": worker_key(token, attempt)}
+
     keepers = Keepers(
-        folder / "keepers", home.logs, node=name, gangs=home.gangs, devices=found.devices, cgroups=cgroups
+        folder / "keepers",
+        home.logs,
+        node=name,
+        gangs=home.gangs,
+        devices=found.devices,
+        cgroups=cgroups,
+        serving=serving,
     )
     observed = await keepers.open()
     node = NodeMachine(found, sorted(os.sched_getaffinity(0)) if declared is None else [])

@@ -21,12 +21,12 @@ from rich.table import Table
 from rich.text import Text
 
 from poise import demo as workload
-from poise.cli.home import ensure_up
 from poise.cli.render import print_json
 from poise.cli.submit import read_spec
 from poise.cli.up import _stop
 from poise.client import Client
 from poise.config import Home
+from poise.control.start import ensure_up
 from poise.drivers.lock import holder
 from poise.errors import InputError
 from poise.model.reports import JobReport, TaskReport

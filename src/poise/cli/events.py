@@ -4,7 +4,8 @@ import sys
 
 import click
 
-from poise.cli.home import connected, current_home
+from poise.client import current_home
+from poise.control.start import connected
 
 
 @click.command()

@@ -7,10 +7,11 @@ from typing import Any
 import click
 
 from poise.cli.asking import asking
-from poise.cli.home import connected, current_home, running, supervised, user_name
 from poise.cli.render import ago, print_json, say, status_text, tell
 from poise.cli.submit import asked_for
+from poise.client import current_home
 from poise.config import Home
+from poise.control.start import connected, running, supervised, user_name
 from poise.model.decisions import Reason, Spot
 from poise.model.reports import (
     Explanation,

@@ -5,8 +5,9 @@ from typing import Any
 
 import click
 
-from poise.cli.home import connected, current_home, running, supervised
 from poise.cli.render import ago, counts_text, print_json, print_table, say, shorten, status_text
+from poise.client import current_home
+from poise.control.start import connected, running, supervised
 from poise.errors import SpecError
 from poise.model.reports import JobReport, TaskReport
 from poise.units import SECOND, format_bytes, format_duration, parse_duration

@@ -4,8 +4,9 @@ import sys
 
 import click
 
-from poise.cli.home import connected, current_home, running, supervised
 from poise.cli.render import print_json
+from poise.client import current_home
+from poise.control.start import connected, running, supervised
 from poise.model.reports import LogPiece
 
 

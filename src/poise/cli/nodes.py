@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from poise.cli.home import connected, current_home, running, supervised
 from poise.cli.render import print_json, print_table, say, status_text
+from poise.client import current_home
 from poise.config import Home
+from poise.control.start import connected, running, supervised
 from poise.model.reports import DeviceReport, NodeReport, report_of
 from poise.units import format_bytes, format_cpu, format_rate
 

@@ -2,8 +2,9 @@
 
 import click
 
-from poise.cli.home import connected, current_home
 from poise.cli.render import print_json, print_table, say
+from poise.client import current_home
+from poise.control.start import connected
 from poise.model.reports import QuotaReport
 from poise.units import format_bytes, format_cpu
 

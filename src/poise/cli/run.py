@@ -12,14 +12,13 @@ from typing import Any
 import click
 
 from poise.cli.asking import asked, asking
-from poise.cli.home import current_home, ensure_up, user_name
 from poise.cli.render import print_json, say, tell
-from poise.client import Client
+from poise.client import Client, current_home
 from poise.config import Home
+from poise.control.start import ensure_up, kept_environment, user_name
 from poise.errors import PoiseError, Unreachable
 from poise.model.reports import LogEnd, LogPiece
 
-KEPT = ("PATH", "HOME", "VIRTUAL_ENV", "LANG")
 SAY_WHY_AFTER = 1.5
 SUBMIT_ATTEMPTS = 3
 
@@ -38,8 +37,7 @@ def run(command: tuple[str, ...], as_json: bool, **flags: Any) -> int:
     spec = asked(flags, environ)
     spec["run"] = list(command)
     spec["folder"] = str(Path.cwd())
-    kept = {name: value for name, value in environ.items() if name in KEPT or name.startswith("CONDA_")}
-    spec["env"] = kept | spec.get("env", {})
+    spec["env"] = kept_environment() | spec.get("env", {})
     spec.setdefault("retry", {"limit": 3, "when": ["lost"]})
     home = current_home()
     with _Interrupts(home) as interrupts:

@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from poise.cli.asking import asked, asking
-from poise.cli.home import connected, current_home, user_name
 from poise.cli.render import print_json, say, tell
+from poise.client import current_home
+from poise.control.start import connected, user_name
 from poise.drivers.yamlfile import load_kind
 from poise.errors import SpecError
 

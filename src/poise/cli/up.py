@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from poise.cli.home import START_SECONDS, current_home, ensure_up, running, supervised
 from poise.cli.nodes import declared_fleet, read_fleet
 from poise.cli.render import print_json, say
-from poise.client import Client, failure_of
+from poise.client import Client, current_home, failure_of
 from poise.config import Home, Times
+from poise.control.start import START_SECONDS, ensure_up, running, supervised
 from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.errors import Conflict, Fault, Unreachable

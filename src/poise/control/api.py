@@ -16,11 +16,20 @@ from litestar.response import Stream
 from poise import __version__
 from poise.config import Home
 from poise.control.guard import App, ErrorBody, Guard
-from poise.control.hot import UNREADABLE, NodeChannel, Submission, Submissions, not_json
+from poise.control.hot import (
+    UNREADABLE,
+    CallerChannel,
+    NodeChannel,
+    Submission,
+    Submissions,
+    WorkerChannel,
+    not_json,
+)
 from poise.control.lifetime import Lifetime
 from poise.control.openapi import CompleteDocument, LoggedEvent
 from poise.control.plane import Plane
 from poise.drivers.joblogs import follow_job
+from poise.drivers.security import worker_key
 from poise.errors import ErrorRecord, PoiseError
 from poise.kernel import controller as machine
 from poise.kernel import whatif
@@ -245,7 +254,13 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
         ),
         logging_config=None,
     )
-    return Guard(token, rest, {"submissions": Submissions(plane), "channel": NodeChannel(plane)}, lifetime.request)  # type: ignore[arg-type]
+    hot: dict[str, App] = {
+        "submissions": Submissions(plane),
+        "channel": NodeChannel(plane),
+        "calls": CallerChannel(plane),
+        "workers": WorkerChannel(plane, lambda attempt: worker_key(token, attempt)),
+    }
+    return Guard(token, rest, hot, lifetime.request)  # type: ignore[arg-type]
 
 
 async def _lines(pieces: AsyncIterator[Any]) -> AsyncIterator[bytes]:

@@ -6,7 +6,7 @@ Bodies are bounded before they are buffered.
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 import msgspec
@@ -21,7 +21,13 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PUBLIC = frozenset({"/healthz"})
+KEYED = frozenset({"/v1/workers"})
+"""Routes that take the key of an attempt in place of the home's token, and check it themselves."""
+
 HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]", "poise"})
+
+
+WEBSOCKETS = {"/v1/channel": "channel", "/v1/calls": "calls", "/v1/workers": "workers"}
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -46,7 +52,7 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._rest(scope, receive, send)
             return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = text_headers(scope)
         error = self._refusal(scope["path"], headers)
         if error is not None:
             await refuse(scope, send, error)
@@ -71,10 +77,9 @@ class Guard:
             return _ForbiddenError(
                 "requests from other sites are refused", code="E131", field="Origin", have=origin[:80]
             )
-        if path in PUBLIC:
+        if path in PUBLIC or path in KEYED:
             return None
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not same_token(given, self._token):
+        if not same_token(bearer(headers), self._token):
             return Denied(
                 "the request carries no token, or a wrong one",
                 field="Authorization",
@@ -132,9 +137,19 @@ async def refuse(scope: Scope, send: Send, error: PoiseError) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+def bearer(headers: Mapping[str, str]) -> str:
+    """The token that a request carries; empty where there is none."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    return given if scheme.lower() == "bearer" else ""
+
+
+def text_headers(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
 def _hot_key(scope: Scope, headers: dict[str, str]) -> str:
     if scope["type"] == "websocket":
-        return "channel" if scope["path"] == "/v1/channel" else ""
+        return WEBSOCKETS.get(scope["path"], "")
     if scope["method"] == "POST" and scope["path"] == "/v1/jobs" and is_stream(headers):
         return "submissions"
     return ""

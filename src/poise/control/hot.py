@@ -14,11 +14,13 @@ from typing import Annotated, Any
 import msgspec
 
 from poise.config import MAX_BODY
-from poise.control.guard import Receive, Scope, Send
+from poise.control.guard import Receive, Scope, Send, bearer, text_headers
 from poise.control.plane import Answer, Plane
+from poise.drivers.security import same_token
 from poise.errors import ErrorRecord, InputError, PoiseError, SpecError
 from poise.kernel import controller as machine
-from poise.model.messages import FromAgent, Hello, ToAgent
+from poise.model.calls import FromCaller, FromWorker, Ready, Resume, ToCaller, ToWorker
+from poise.model.messages import Attempt, FromAgent, Hello, ToAgent
 
 MAX_UNANSWERED = 4096
 """Submissions of one stream that wait for the log; reading pauses beyond."""
@@ -28,6 +30,8 @@ MAX_UNSENT = 100_000
 
 _log = logging.getLogger("poise.control")
 _from_agent: msgspec.msgpack.Decoder[FromAgent] = msgspec.msgpack.Decoder(FromAgent)
+_from_caller: msgspec.msgpack.Decoder[FromCaller] = msgspec.msgpack.Decoder(FromCaller)
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -164,7 +168,7 @@ class NodeChannel:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
-        channel = _Channel(send)
+        channel = Channel(send)
         node = ""
         try:
             while True:
@@ -185,7 +189,72 @@ class NodeChannel:
                 self._plane.disconnect(node, channel)
 
 
-class _Channel:
+class CallerChannel:
+    """The WebSocket of one caller: its first frame names the job, then calls come in and results go out."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()  # websocket.connect
+        await send({"type": "websocket.accept"})
+        channel = Channel(send)
+        job = ""
+        try:
+            while True:
+                event = await receive()
+                if event["type"] == "websocket.disconnect":
+                    return
+                message = _from_caller.decode(event.get("bytes") or b"")
+                if isinstance(message, Resume):
+                    job = message.job
+                    self._plane.connect_caller(job, channel)
+                if job:
+                    self._plane.hear_caller(job, channel, message)
+        except UNREADABLE as error:
+            _log.warning("the caller of %s sent what is no message: %s", job or "(unnamed)", error)
+        finally:
+            channel.close()
+            if job:
+                self._plane.disconnect_caller(job, channel)
+
+
+class WorkerChannel:
+    """The WebSocket of one worker of calls; `key_of` tells what its attempt's key is."""
+
+    def __init__(self, plane: Plane, key_of: Callable[[Attempt], str]) -> None:
+        self._plane = plane
+        self._key_of = key_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()  # websocket.connect
+        await send({"type": "websocket.accept"})
+        given = bearer(text_headers(scope))
+        channel = Channel(send)
+        attempt: Attempt | None = None
+        try:
+            while True:
+                event = await receive()
+                if event["type"] == "websocket.disconnect":
+                    return
+                message = _from_worker.decode(event.get("bytes") or b"")
+                if isinstance(message, Ready) and attempt is None:
+                    if not same_token(given, self._key_of(message.attempt)):
+                        _log.warning("a worker that says it is %s has not its key", message.attempt)
+                        return
+                    attempt = message.attempt
+                    self._plane.connect_worker(attempt, channel)
+                if attempt is not None:
+                    self._plane.hear_worker(attempt, channel, message)
+        except UNREADABLE as error:
+            _log.warning("worker %s sent what is no message: %s", attempt or "(unnamed)", error)
+        finally:
+            channel.close()
+            if attempt is not None:
+                self._plane.disconnect_worker(attempt, channel)
+
+
+class Channel:
     """Sends in order from a task of its own, so that the plane never waits for a slow agent."""
 
     def __init__(self, send: Send) -> None:
@@ -195,8 +264,8 @@ class _Channel:
         self._closed = False
         self._task = asyncio.create_task(self._write())
 
-    def send(self, message: ToAgent) -> None:
-        """An agent that does not read is hung up on; when it comes back it is told everything anew."""
+    def send(self, message: ToAgent | ToCaller | ToWorker) -> None:
+        """Who does not read is hung up on; when it comes back it is told everything anew."""
         if len(self._queue) >= MAX_UNSENT:
             self._closed = True
         if not self._closed:

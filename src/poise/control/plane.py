@@ -16,9 +16,10 @@ from poise.errors import PoiseError, StoreFull
 from poise.kernel import controller as machine
 from poise.kernel.controller import Controller
 from poise.kernel.ledger import Ledger
+from poise.model.calls import FromCaller, FromWorker
 from poise.model.decisions import Plan
 from poise.model.events import Event
-from poise.model.messages import FromAgent, ToAgent
+from poise.model.messages import Attempt, FromAgent
 from poise.ports import Clock, Decider, Store
 from poise.units import SECOND
 
@@ -38,9 +39,9 @@ Answer = Callable[[machine.Reply], None]
 
 
 class Channel(Protocol):
-    """A connected agent."""
+    """A connected agent, caller or worker."""
 
-    def send(self, message: ToAgent) -> None: ...
+    def send(self, message: Any) -> None: ...
     def close(self) -> None: ...
 
 
@@ -60,6 +61,8 @@ class Plane:
         self._requests: dict[int, Answer] = {}
         self._next_request = 0
         self._channels: dict[str, Channel] = {}
+        self._callers: dict[str, Channel] = {}
+        self._workers: dict[Attempt, Channel] = {}
         self._recent: deque[tuple[int, Event]] = deque(maxlen=RECENT_EVENTS)
         self._published = store.durable()
         self._followers: set[asyncio.Event] = set()
@@ -129,6 +132,43 @@ class Plane:
         """A message from a node; only its newest connection is heard."""
         if self._channels.get(node) is channel:
             self.post(machine.FromNode(node, message))
+
+    # --- callers and workers -----------------------------------------------------------------------------------------
+
+    def connect_caller(self, job: str, channel: Channel) -> None:
+        """The newest connection of a job's caller wins, as it does of a node and of a worker."""
+        old = self._callers.get(job)
+        if old is not None and old is not channel:
+            old.close()
+        self._callers[job] = channel
+
+    def hear_caller(self, job: str, channel: Channel, message: FromCaller) -> None:
+        if self._callers.get(job) is channel:
+            self.post(machine.FromJobCaller(job, message))
+
+    def disconnect_caller(self, job: str, channel: Channel) -> None:
+        if self._callers.get(job) is channel:
+            del self._callers[job]
+            self.post(machine.CallerGone(job))
+
+    def connect_worker(self, attempt: Attempt, channel: Channel) -> None:
+        old = self._workers.get(attempt)
+        if old is not None and old is not channel:
+            old.close()
+        self._workers[attempt] = channel
+
+    def hear_worker(self, attempt: Attempt, channel: Channel, message: FromWorker) -> None:
+        if self._workers.get(attempt) is channel:
+            self.post(machine.FromCallWorker(attempt, message))
+
+    def disconnect_worker(self, attempt: Attempt, channel: Channel) -> None:
+        if self._workers.get(attempt) is channel:
+            del self._workers[attempt]
+
+    def _hang_up(self, channels: dict[Any, Channel]) -> None:
+        for channel in channels.values():
+            channel.close()
+        channels.clear()
 
     # --- following ---------------------------------------------------------------------------------------------------
 
@@ -221,6 +261,22 @@ class Plane:
                     channel = self._channels.get(effect.node)
                     if channel is not None:
                         channel.send(effect.message)
+                case machine.SayCaller():
+                    channel = self._callers.get(effect.job)
+                    if channel is not None:
+                        channel.send(effect.message)
+                case machine.SayWorker():
+                    channel = self._workers.get(effect.attempt)
+                    if channel is not None:
+                        channel.send(effect.message)
+                case machine.HangCaller():
+                    _log.warning("the caller of %s is hung up on: %s", effect.job, effect.error)
+                    channel = self._callers.pop(effect.job, None)
+                    if channel is not None:
+                        channel.close()
+                case machine.HangCalls():
+                    self._hang_up(self._callers)
+                    self._hang_up(self._workers)
                 case machine.Decide():
                     self._decider.decide(effect.view, self._on_plan)
                 case machine.Hang():

@@ -179,13 +179,16 @@ class Keepers:
         log_bound: int = 64 << 20,
         spare: int = 2,
         idle_seconds: float = 60.0,
+        serving: Callable[[Attempt], Mapping[str, str]] = lambda attempt: {},
     ) -> None:
+        """`serving` gives the variables by which an attempt that serves calls finds the control plane."""
         self.on_change = lambda running, ended: None
         self.folder = folder.absolute()
         self.logs = logs.absolute()
         self.devices = {device.index: device for device in devices}
         self.log_bound = log_bound
         self.closing = False
+        self._serving = serving
         cgroup = None
         if cgroups is not None and cgroups.writable:
             cgroup = {"version": cgroups.version, "parent": cgroups.parent, "home": cgroups.home}
@@ -272,9 +275,12 @@ class Keepers:
         stem = _log_stem(self._logs_text, attempt)
         result = f"{self._results}{attempt.task}.{attempt.epoch}.json"
         gang_folder = self._gangs.join(launch) if launch.gang else ""
+        env = environment(launch, result=result, gang_folder=gang_folder, devices=self.devices)
+        if launch.serves:
+            env.update(self._serving(launch.attempt))
         order = Order(
             argv=launch.argv,
-            env=environment(launch, result=result, gang_folder=gang_folder, devices=self.devices),
+            env=env,
             folder=launch.folder,
             cpus=held.cpus,
             memory=launch.shape.memory,

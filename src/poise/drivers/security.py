@@ -7,6 +7,7 @@ import secrets
 
 from poise.config import Home
 from poise.errors import Denied, InputError
+from poise.model.messages import Attempt
 
 TOKEN_BYTES = 32
 
@@ -59,6 +60,11 @@ def read_token(home: Home) -> str:
     if not token:
         raise Denied("the token file is empty", field=str(home.token), hint=f"rm {home.token}, then `poise up`")
     return token
+
+
+def worker_key(token: str, attempt: Attempt) -> str:
+    """What lets one attempt that serves calls speak for itself, and for nobody else, until it is over."""
+    return hmac.new(token.encode(), f"worker {attempt}".encode(), "sha256").hexdigest()
 
 
 def same_token(given: str, token: str) -> bool:

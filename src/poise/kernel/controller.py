@@ -17,16 +17,22 @@ from typing import Any
 import msgspec
 
 from poise.errors import Busy, Conflict, NotFound, PoiseError, StoreFull
+from poise.kernel.dispatch import Dispatch
 from poise.kernel.fitting import check_fits, check_quota
 from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of
 from poise.kernel.schedulable import prepare
 from poise.kernel.verify import verify_place, verify_preempt
 from poise.kernel.watch import Fired, Watch
+from poise.model.calls import FromCaller, FromWorker, ToCaller, ToWorker
 from poise.model.decisions import Hold, Place, Plan, Preempt, Reason
 from poise.model.events import (
     Began,
+    Called,
+    CallsClosed,
+    CallTried,
     Event,
     Finished,
+    FunctionTold,
     Held,
     JobCancelled,
     JobSubmitted,
@@ -40,6 +46,7 @@ from poise.model.events import (
     Preempted,
     QuotaSet,
     Remembered,
+    Returned,
     Started,
     Triggered,
 )
@@ -139,6 +146,28 @@ class FromNode(msgspec.Struct, frozen=True):
     message: FromAgent
 
 
+class FromJobCaller(msgspec.Struct, frozen=True):
+    """The caller of a job that serves calls has said something."""
+
+    job: str
+    message: FromCaller
+
+
+class CallerGone(msgspec.Struct, frozen=True):
+    """Its connection has closed; it may come back."""
+
+    job: str
+
+
+class FromCallWorker(msgspec.Struct, frozen=True):
+    """A worker of such a job has said something. When its connection closes nothing follows: it may come back, and
+    holds what it holds until its attempt is over.
+    """
+
+    attempt: Attempt
+    message: FromWorker
+
+
 class Gone(msgspec.Struct, frozen=True):
     """A node's connection has closed; it is lost only if it stays away."""
 
@@ -164,7 +193,22 @@ class Decided(msgspec.Struct, frozen=True):
     plan: Plan
 
 
-Message = Submit | Cancel | Drain | SetQuota | Barrier | FromNode | Gone | Durable | AppendFailed | Recovered | Decided
+Message = (
+    Submit
+    | Cancel
+    | Drain
+    | SetQuota
+    | Barrier
+    | FromNode
+    | Gone
+    | FromJobCaller
+    | CallerGone
+    | FromCallWorker
+    | Durable
+    | AppendFailed
+    | Recovered
+    | Decided
+)
 
 
 # --- effects ---------------------------------------------------------------------------------------------------------
@@ -191,6 +235,27 @@ class Send(msgspec.Struct, frozen=True):
     message: ToAgent
 
 
+class SayCaller(msgspec.Struct, frozen=True):
+    job: str
+    message: ToCaller
+
+
+class SayWorker(msgspec.Struct, frozen=True):
+    attempt: Attempt
+    message: ToWorker
+
+
+class HangCaller(msgspec.Struct, frozen=True):
+    """Close the connection of a job's caller, for what it said."""
+
+    job: str
+    error: PoiseError
+
+
+class HangCalls(msgspec.Struct, frozen=True):
+    """Close the connections of all callers and workers, so that they say anew what they have."""
+
+
 class Hang(msgspec.Struct, frozen=True):
     """Close the node's connection, so that it says anew what it holds."""
 
@@ -210,7 +275,12 @@ class TryRecover(msgspec.Struct, frozen=True):
     """See whether the log can be written again; `Recovered` follows if so."""
 
 
-Effect = Append | Reply | Send | Hang | Decide | Checkpoint | TryRecover
+Effect = (
+    Append | Reply | Send | Hang | SayCaller | SayWorker | HangCaller | HangCalls | Decide | Checkpoint | TryRecover
+)
+
+QUIET = (Held, Placed, Preempted, Remembered, Started, FunctionTold, Called, CallTried, Returned, CallsClosed)
+"""Events that change nothing for the policy, unless more waits to be placed after them."""
 
 
 class Controller:
@@ -235,6 +305,7 @@ class Controller:
         self._last_recall = 0
         self._full = False
         self._last_recovery = 0
+        self._dispatch = self._make_dispatch(ledger.now)
 
     @property
     def accepting(self) -> bool:
@@ -260,6 +331,7 @@ class Controller:
             wall=wall,
         )
         self._commit(began)
+        self._dispatch = self._make_dispatch(now)
         for name, node in list(self.ledger.nodes.items()):
             if name not in self.settings.declared and (self.settings.declared or is_declared(node.node)):
                 self._lose_attempts(name, now, f"node {name} is no longer part of the fleet")
@@ -288,6 +360,19 @@ class Controller:
                 self._answer(message.request, lambda: self._drain(message, now))
             case SetQuota():
                 self._answer(message.request, lambda: self._set_quota(message, now))
+            case FromCallWorker():
+                if self._full:
+                    return (HangCalls(),)
+                self._dispatch.from_worker(message.attempt, message.message, now)
+            case FromJobCaller():
+                if self._full:
+                    return (HangCalls(),)
+                try:
+                    self._dispatch.from_caller(message.job, message.message, now)
+                except PoiseError as error:
+                    self._outbox.appendleft((0, HangCaller(message.job, error)))
+            case CallerGone():
+                self._dispatch.caller_gone(message.job, now)
             case Gone():
                 self._disconnect(message.node)
             case AppendFailed():
@@ -316,6 +401,7 @@ class Controller:
         if now - self._last_recall >= RECALL_AFTER:
             self._last_recall = now
             self._recall_queued(now)
+        self._dispatch.tick(now)
         effects = list(self._flush())
         waited = self.ledger.pending() and now - self._last_round >= ROUND
         backed_off = self.ledger.wakeup(self._last_round)
@@ -362,7 +448,7 @@ class Controller:
                 heard = self._seen.get(name, 0)
                 silent_at = self._watch.silent_at(name, heard)
                 times.append(heard + self.settings.dead_after + 1 if silent_at is None else silent_at)
-        due = [self._watch.due()]
+        due = [self._watch.due(), self._dispatch.wakeup()]
         if not self._deciding:  # else the plan comes as a message, and the next round is not before it
             due += [self.ledger.wakeup(self._last_round), self._until]
             if self.ledger.pending():
@@ -428,6 +514,7 @@ class Controller:
         for unit in job.units:
             if unit.status == "active":
                 self._stop(unit, now)
+        self._dispatch.cancelled(job, now)
         return job.id
 
     def _set_quota(self, message: SetQuota, now: int) -> str:
@@ -561,6 +648,7 @@ class Controller:
         was_stopping = bool(found and found[0].stopping)
         self._commit(Finished(at=now, task=attempt.task, epoch=attempt.epoch, ending=ending))
         self._dirty = True
+        self._dispatch.ended(attempt, now, blame=ending.outcome not in ("stopped", "returned"))
         if found and found[0].brief and ending.outcome == "done":
             self._fire(self._watch.response(now - found[0].ready), now)
         if found and found[0].stopping and not was_stopping:
@@ -705,19 +793,30 @@ class Controller:
             part=task.part,
             parts=task.parts,
             queued=unit.queued,
+            serves=job.calls is not None,
         )
 
     # --- log and outbox ----------------------------------------------------------------------------------------------
 
     def _commit(self, event: Event) -> None:
+        waited = self.ledger.pending()
         self.ledger.apply(event)
         self._events.append(event)
-        if not isinstance(event, Held | Placed | Preempted | Remembered | Started):
+        if not isinstance(event, QUIET) or self.ledger.pending() > waited:
             self._dirty = True
 
     def _later(self, effect: Effect) -> None:
         """Leaves when all that is applied by now is durable."""
         self._outbox.append((self.ledger.revision, effect))
+
+    def _make_dispatch(self, now: int) -> Dispatch:
+        return Dispatch(
+            self.ledger,
+            now,
+            commit=self._commit,
+            say_caller=lambda job, message: self._later(SayCaller(job, message)),
+            say_worker=lambda attempt, message: self._later(SayWorker(attempt, message)),
+        )
 
     def _send(self, node: str, message: ToAgent) -> None:
         if node in self._connected:
@@ -757,7 +856,8 @@ class Controller:
         self._outbox.clear()
         hung = [Hang(node) for node in sorted(self._connected)]
         self._connected.clear()
-        return (*refused, *hung)
+        self._dispatch = self._make_dispatch(self.ledger.now)
+        return (*refused, *hung, HangCalls())
 
 
 def _gist(reason: Reason) -> tuple[str, str, str]:

@@ -14,8 +14,9 @@ Rules it keeps:
 * What is looped over has an order that survives encoding: jobs as submitted, nodes by name, queues by rank.
 
 Life of a unit: waiting (for `needs`) → pending → active → done | failed | cancelled, or skipped when something it needs
-failed. A lost attempt brings it back to pending, under its retry policy. While its node is silent an attempt is
-`recovering`: it goes on if the node comes back, and is placed again elsewhere if its retry policy allows that.
+failed. A unit that serves calls rests as *waiting* while there is nothing for it to do. A lost attempt brings it back
+to pending, under its retry policy. While its node is silent an attempt is `recovering`: it goes on if the node comes
+back, and is placed again elsewhere if its retry policy allows that.
 """
 
 from collections import deque
@@ -25,12 +26,17 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from poise.kernel.book import CallBook
 from poise.model import graph
 from poise.model.decisions import Cause, Reason, Why
 from poise.model.events import (
     Began,
+    Called,
+    CallsClosed,
+    CallTried,
     Event,
     Finished,
+    FunctionTold,
     Held,
     JobCancelled,
     JobSubmitted,
@@ -44,6 +50,7 @@ from poise.model.events import (
     Preempted,
     QuotaSet,
     Remembered,
+    Returned,
     Started,
     Triggered,
 )
@@ -190,7 +197,9 @@ class UnitState(msgspec.Struct):
 
 
 class JobState(msgspec.Struct):
-    """A job and its units. `unfinished` counts units that are not over; `awaited` the jobs it still comes after."""
+    """A job and its units. `unfinished` counts units that are not over; `awaited` the jobs it still comes after. Of one
+    that serves calls, `calls` is the book of them and the units are its workers.
+    """
 
     id: str
     name: str
@@ -206,6 +215,7 @@ class JobState(msgspec.Struct):
     ended: int = 0
     cancelled_by: str = ""
     note: str = ""
+    calls: CallBook | None = None
 
 
 class Pool(msgspec.Struct):
@@ -482,6 +492,7 @@ class Ledger:
             unfinished=len(units),
             awaited=sum(1 for other in after if not other.ended),
             note=job.note,
+            calls=CallBook() if job.calls else None,
         )
         state.jobs[job.id] = made
         if event.key:
@@ -497,8 +508,12 @@ class Ledger:
     def _job_cancelled(self, event: JobCancelled) -> None:
         job = self._state.jobs[event.job]
         job.cancelled_by = event.by or "user"
+        if job.calls is not None:
+            job.calls.closed = job.calls.closed or "cancelled"
         for unit in job.units:
             if unit.status in ("waiting", "pending"):
+                if job.calls is not None:
+                    job.calls.called_up -= unit.status == "pending"
                 self._close(unit, "cancelled", event.at)
             elif unit.status == "active":
                 unit.stopping = "cancel"
@@ -549,6 +564,99 @@ class Ledger:
             gaining.gained = (*gaining.gained[1 - PAST_ORDERS :], event)
         self._recovering.pop(unit.id, None)
         self._mark(unit)
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def _function_told(self, event: FunctionTold) -> None:
+        self._book(event.job).functions.append(event.function)
+
+    def _called(self, event: Called) -> None:
+        job = self._state.jobs[event.job]
+        book = self._book(event.job)
+        if event.call.number <= book.last or book.closed:
+            raise InvariantBroken(f"call {event.call.number} of {event.job} after {book.last}, closed: {book.closed!r}")
+        book.accept(event.call)
+        if book.called_up < len(job.units) and not job.awaited:
+            self._call_up(job, event.at)
+
+    def _call_tried(self, event: CallTried) -> None:
+        tries = self._book(event.job).tries
+        tries[str(event.number)] = tries.get(str(event.number), 0) + 1
+        self._credit(event.worker)
+
+    def _returned(self, event: Returned) -> None:
+        job = self._state.jobs[event.job]
+        book = self._book(event.job)
+        book.close(event.result)
+        self._credit(event.worker)
+        if len(book.open) < book.called_up and not job.ended:
+            self._call_up(job, event.at)
+
+    def _credit(self, worker: str) -> None:
+        """A worker that got as far as a call can be started: what ends it from now on is not counted against it."""
+        found = self._tasks.get(worker)
+        if found is not None:
+            found[0].tries = 0
+
+    def _calls_closed(self, event: CallsClosed) -> None:
+        job = self._state.jobs[event.job]
+        self._book(event.job).closed = event.why or "closed"
+        if not job.ended:
+            self._call_up(job, event.at)
+
+    def _book(self, job: str) -> CallBook:
+        book = self._state.jobs[job].calls
+        if book is None:
+            raise InvariantBroken(f"{job} serves no calls")
+        return book
+
+    def _call_up(self, job: JobState, at: int) -> None:
+        """As many workers wait to be placed or run as there are open calls; the others rest. Those that run are left
+        to: they may be told to end. When nothing is open and nothing will come, those that do not run are done.
+        """
+        book = self._book(job.id)
+        if book.over:
+            for unit in job.units:
+                if unit.status in ("waiting", "pending"):
+                    book.called_up -= unit.status == "pending"
+                    self._close(unit, "done", at)
+            self._end_if_over(job, at)
+            return
+        wanted = min(len(job.units), len(book.open))
+        for unit in job.units if book.called_up < wanted else ():
+            if unit.status == "waiting" and book.called_up < wanted:
+                book.called_up += 1
+                self._make_pending(unit, at)
+        for unit in reversed(job.units) if book.called_up > wanted else ():
+            if unit.status == "pending" and book.called_up > wanted:
+                book.called_up -= 1
+                self._remove_pending(unit)
+                unit.status, unit.not_before = "waiting", 0
+
+    def _rest(self, unit: UnitState, job: JobState, book: CallBook, outcome: str, at: int) -> None:
+        """A worker has ended. One that cannot be kept running fails its job, and with it what is open."""
+        book.called_up -= 1
+        retry = unit.spec.retry
+        failed = outcome not in ("done", "stopped", "returned")
+        unit.tries += failed
+        if book.over and not unit.stopping:
+            self._conclude(unit, "done", at)
+        elif failed and (outcome not in RETRYABLE or outcome not in retry.when or unit.tries > retry.limit):
+            self._conclude(unit, "failed", at)
+            for other in job.units:
+                if other.status in ("waiting", "pending"):
+                    book.called_up -= other.status == "pending"
+                    self._close(other, "skipped", at)
+            book.closed = book.closed or f"{unit.spec.name} failed"
+            self._end_if_over(job, at)
+        else:
+            self._clear(unit)
+            unit.status, unit.not_before = "waiting", 0
+            if failed and outcome != "lost":
+                unit.not_before = at + retry.delay(unit.tries)
+            self._call_up(job, at)
+
+    # --- attempts ----------------------------------------------------------------------------------------------------
 
     def _started(self, event: Started) -> None:
         unit, index = self._tasks[event.task]
@@ -644,10 +752,15 @@ class Ledger:
         outcome = deciding_ending(unit).outcome
         self._active.pop(unit.id, None)
         self._elastic.pop(unit.id, None)
-        if outcome == "done":
+        job = self._state.jobs[unit.job]
+        if unit.stopping == "cancel" and (outcome != "done" or job.calls is not None):
+            if job.calls is not None:
+                job.calls.called_up -= 1
+            self._conclude(unit, "done" if outcome == "done" else "cancelled", at)
+        elif job.calls is not None:
+            self._rest(unit, job, job.calls, outcome, at)
+        elif outcome == "done":
             self._conclude(unit, "done", at)
-        elif unit.stopping == "cancel":
-            self._conclude(unit, "cancelled", at)
         elif outcome in ("returned", "stopped"):
             self._keep_what_was_done(unit)
             unit.recalled = unit.recalled or (unit.queued and outcome == "returned")
@@ -662,13 +775,17 @@ class Ledger:
             else:
                 self._conclude(unit, "failed", at)
 
-    def _again(self, unit: UnitState, at: int, *, delay: int) -> None:
+    def _clear(self, unit: UnitState) -> None:
+        """Make it ready for another attempt, and keep what is known of the last one."""
         for task in unit.tasks:
             if task.ending is not None:
                 _keep(task, unit.epoch, task.ending, task.ended)
             task.status, task.pid, task.started, task.ended = "idle", 0, 0, 0
             task.ending = None
         unit.stopping = ""
+
+    def _again(self, unit: UnitState, at: int, *, delay: int) -> None:
+        self._clear(unit)
         unit.not_before = at + delay if delay else 0
         self._make_pending(unit, at)
 
@@ -770,6 +887,9 @@ class Ledger:
         self._state.finished = self._state.finished[surplus:]
 
     def _release_roots(self, job: JobState, at: int) -> None:
+        if job.calls is not None:
+            self._call_up(job, at)
+            return
         for unit in job.units:
             if unit.missing == 0 and unit.status == "waiting":
                 self._make_pending(unit, at)
@@ -808,6 +928,8 @@ class Ledger:
         """What a run tells of its class, and of its class on this model of device. What earlier attempts saved is part
         of it; an elastic unit's is what its least tasks would have taken.
         """
+        if self._state.jobs[unit.job].calls is not None:
+            return  # how long a worker is kept says nothing of what it does
         profiles, kind, spec = self._state.profiles, unit.spec.kind, unit.spec
         run = ending.run
         if spec.least or unit.saved:
@@ -1198,6 +1320,11 @@ class Ledger:
             NodeLevelled: self._node_levelled,
             QuotaSet: self._quota_set,
             Triggered: self._triggered,
+            FunctionTold: self._function_told,
+            Called: self._called,
+            CallTried: self._call_tried,
+            Returned: self._returned,
+            CallsClosed: self._calls_closed,
             Started: self._started,
             Finished: self._finished,
             Held: self._held,
@@ -1227,6 +1354,8 @@ class Ledger:
         self._held_by = dict.fromkeys(self._state.quotas, Amounts())
         for job in self._state.jobs.values():
             self._index_job(job)
+            if job.calls is not None:
+                job.calls.restore_order()
             for unit in job.units:
                 self._unfinished_count += not unit.over
                 if unit.status == "pending":
@@ -1276,6 +1405,8 @@ class Ledger:
             _hold(bool(job.ended) == (left == 0), f"{job.id} ended={job.ended} with {left} units left")
             for unit in job.units:
                 self._check_unit(unit)
+            if job.calls is not None:
+                self._check_calls(job, job.calls)
         again = Ledger.decode(self.encode())
         _hold(again.encode() == self.encode(), "the state does not survive encoding")
         for index in ("_units", "_tasks", "_dependents", "_delayed", "_active", "_elastic", "_recovering"):
@@ -1341,13 +1472,24 @@ class Ledger:
             known = unit.id in self._delayed or unit.id in self._queues.get(unit.queue, {})
             _hold(known, f"{unit.id} is pending and in no queue")
         if unit.status == "waiting":
-            awaited = self._state.jobs[unit.job].awaited
-            _hold(unit.missing > 0 or awaited > 0, f"{unit.id} waits for nothing")
+            job = self._state.jobs[unit.job]
+            _hold(unit.missing > 0 or job.awaited > 0 or job.calls is not None, f"{unit.id} waits for nothing")
+
+    def _check_calls(self, job: JobState, book: CallBook) -> None:
+        up = sum(unit.status in ("pending", "active") for unit in job.units)
+        _hold(book.called_up == up, f"{job.id} counts {book.called_up} workers called up, has {up}")
+        resting = sum(unit.status == "waiting" for unit in job.units)
+        idle = job.awaited or not resting or up >= len(book.open)
+        _hold(bool(idle), f"{job.id} has {len(book.open)} open calls, {up} workers called up and {resting} at rest")
+        _hold(book.tries.keys() <= book.open.keys(), f"{job.id} counts tries of calls that have returned")
+        _hold(all(call.number <= book.last for call in book.open.values()), f"{job.id} has calls of the future")
 
 
 def job_status(job: JobState) -> str:
     """done, failed, cancelled, running, pending or waiting: the most telling of its units'."""
     statuses = [unit.status for unit in job.units]
+    if job.calls is not None and not job.ended and not job.calls.open and "pending" not in statuses:
+        return "idle"
     if job.ended:
         if all(status == "done" for status in statuses):
             return "done"

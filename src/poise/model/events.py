@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from poise.model.calls import Call, Function, Result
 from poise.model.decisions import Cause, Reason, Spot, Why
 from poise.model.jobs import Ending, Job
 from poise.model.quotas import Quota
@@ -146,6 +147,49 @@ class QuotaSet(msgspec.Struct, frozen=True, tag="quota", kw_only=True, omit_defa
     quota: Quota | None = None
 
 
+class FunctionTold(msgspec.Struct, frozen=True, tag="function", kw_only=True):
+    """A job that serves calls was told of a function; calls name it by its number, counted from 0."""
+
+    at: int
+    job: str
+    function: Function
+
+
+class Called(msgspec.Struct, frozen=True, tag="called", kw_only=True, gc=False):
+    """A call was accepted by its job."""
+
+    at: int
+    job: str
+    call: Call
+
+
+class CallTried(msgspec.Struct, frozen=True, tag="tried", kw_only=True):
+    """A call began for nothing, and has to be made once more: it raised and may be tried again, or its worker ended."""
+
+    at: int
+    job: str
+    number: int
+    worker: str = ""
+    note: str = ""
+
+
+class Returned(msgspec.Struct, frozen=True, tag="returned", kw_only=True, gc=False):
+    """A call has returned, from the task of `worker`."""
+
+    at: int
+    job: str
+    result: Result
+    worker: str = ""
+
+
+class CallsClosed(msgspec.Struct, frozen=True, tag="closed", kw_only=True):
+    """No more calls will come to this job."""
+
+    at: int
+    job: str
+    why: str = ""
+
+
 class PolicyFailed(msgspec.Struct, frozen=True, tag="policy-failed", kw_only=True):
     at: int
     policy: str
@@ -175,6 +219,11 @@ Event = (
     | QuotaSet
     | NodeLevelled
     | Triggered
+    | FunctionTold
+    | Called
+    | CallTried
+    | Returned
+    | CallsClosed
     | PolicyFailed
     | Remembered
 )

@@ -128,7 +128,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A compiled job. `name` is empty unless the user gave one. `after` holds ids of jobs that must be done first;
-    `note` is what the user was told when it was submitted.
+    `note` is what the user was told when it was submitted. With `calls` its units are workers that serve calls of
+    functions.
     """
 
     id: str
@@ -139,6 +140,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     after: tuple[str, ...] = ()
     user: str = ""
     note: str = ""
+    calls: bool = False
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

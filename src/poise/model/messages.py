@@ -25,7 +25,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All a node needs to run one attempt. `env` is complete but for the POISE_ names and devices, which the node adds.
 
     `slots` is how many attempts of `shape` may run at once on this node, as of this launch; one that is `queued` waits
-    for another of them to end, any other has room of its own. `expect` is the run time that the control plane foresees
+    for another of them to end, any other has room of its own. One that `serves` calls gets a key to the control plane.
+    `expect` is the run time that the control plane foresees
     in nanoseconds; 0 is unknown.
     """
 
@@ -46,6 +47,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     part: int = 0
     parts: int = 0
     queued: bool = False
+    serves: bool = False
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -180,6 +180,7 @@ class JobSpec(TaskSpec, forbid_unknown_fields=True):
     name: str = ""
     folder: str = ""
     after: list[str] = []
+    calls: bool = False
     tasks: dict[str, TaskSpec] = {}
 
 
@@ -190,6 +191,7 @@ class _Top(TaskSpec, forbid_unknown_fields=True):
     name: str = ""
     folder: str = ""
     after: list[str] = []
+    calls: bool = False
     tasks: dict[str, Any] = {}
 
 
@@ -205,6 +207,7 @@ class Compiled(NamedTuple):
     after: tuple[str, ...] = ()
     note: str = ""
     due_by: Mapping[str, str] = {}
+    calls: bool = False
 
     def job(self, job_id: str, after: tuple[str, ...], user: str = "") -> Job:
         return Job(
@@ -216,6 +219,7 @@ class Compiled(NamedTuple):
             after=after,
             user=user,
             note=self.note,
+            calls=self.calls,
         )
 
 
@@ -269,7 +273,23 @@ def _compile(document: Any, wall: float, cut: Callable[[bool], Cut]) -> Compiled
     due_by: dict[str, str] = {}
     units = _job_units(top, inherited) if top.kind == "job" else _graph_units(top, inherited, due_by)
     due_by |= {unit.name: "deadline" for unit in units if unit.deadline and unit.name not in due_by}
-    return Compiled(top.name, top.folder, env, tuple(units), tuple(dict.fromkeys(top.after)), due_by=due_by)
+    after = tuple(dict.fromkeys(top.after))
+    return Compiled(top.name, top.folder, env, tuple(units), after, due_by=due_by, calls=_serves(top))
+
+
+def _serves(top: _Top) -> bool:
+    """Workers that serve calls are parts of one command: each is placed by itself, and takes what calls there are."""
+    given = {"workers": top.workers != 1, "merge": top.merge is not None, "split": top.split is not None}
+    wrong = next((name for name, is_given in given.items() if is_given), "")
+    if top.calls and (top.kind == "graph" or wrong):
+        raise SpecError(
+            "what serves calls is one command, in as many `parts` as may run at once",
+            code="E105",
+            field=wrong or "kind",
+            have="calls: true",
+            hint="calls: true, parts: 4",
+        )
+    return top.calls
 
 
 _EXAMPLES = {
@@ -319,6 +339,7 @@ _EXAMPLES = {
     "when": "when: [lost, killed]",
     "grace": "grace: 10s",
     "class": "class: resnet",
+    "calls": "calls: true",
     "kind": "kind: graph",
     "tasks": "tasks: {hello: {run: echo hello}}",
 }

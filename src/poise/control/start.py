@@ -1,4 +1,4 @@
-"""The home that commands work on, and starting what is not running yet."""
+"""The home that a program works on, and starting what is not running yet."""
 
 import getpass
 import os
@@ -16,9 +16,12 @@ from poise.errors import Fault, Unreachable
 START_SECONDS = 20.0
 
 
-def current_home() -> Home:
-    """`POISE_HOME`, or `~/.poise`."""
-    return Home(Path(os.environ.get("POISE_HOME") or "~/.poise").expanduser().resolve())
+KEPT = ("PATH", "HOME", "VIRTUAL_ENV", "LANG")
+"""Variables that work keeps which is run for somebody who waits; and those of conda."""
+
+
+def kept_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name in KEPT or name.startswith("CONDA_")}
 
 
 def user_name() -> str:
@@ -64,7 +67,7 @@ def ensure_up(home: Home, *options: str) -> Client:
 
 def _start(home: Home, options: tuple[str, ...]) -> None:
     home.failure.unlink(missing_ok=True)
-    program = Path(__file__).parent.parent / "control" / "supervisor.py"
+    program = Path(__file__).with_name("supervisor.py")
     with home.messages.open("ab") as messages:
         supervisor = subprocess.Popen(  # noqa: S603 — our own program
             [sys.executable, "-S", str(program), str(home.root), *options],

@@ -1,0 +1,269 @@
+"""`python -m poise.agent.worker`: a worker of calls. It runs in the user's interpreter, as a task like any other.
+
+It dials the control plane, is given calls, makes them one after the other in its main thread (where signal handlers and
+devices expect to be used) and returns how they ended. A thread of its own listens, so that what has not begun can be
+handed back while a long call runs. Results are kept until they are known to be durable: when the control plane has
+been away they are said again.
+
+It ends when it is told to (`Retire`; or SIGTERM, once the call that it makes has returned), with exit code 0.
+"""
+
+import contextlib
+import os
+import queue
+import reprlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from websockets.exceptions import WebSocketException
+from websockets.sync.client import ClientConnection, connect
+
+from poise.config import Home
+from poise.drivers import functions, sockets, values
+from poise.model.calls import (
+    Back,
+    FromWorker,
+    Function,
+    Known,
+    Ready,
+    Result,
+    Retire,
+    Returning,
+    Todo,
+    ToWorker,
+    Value,
+    Work,
+)
+from poise.model.messages import Attempt
+
+FLUSH_SECONDS = 0.002
+"""Results of brief calls are said together, and none later than this while others follow …"""
+
+BACKSTOP_SECONDS = 0.01
+"""… or than this when the next one takes long."""
+
+ALONE_SECONDS = 300.0
+"""Without a control plane and with nothing to do, it ends after so long."""
+
+LINGER_SECONDS = 5.0
+RECONNECT_SECONDS = (0.05, 1.0)
+
+_decode: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_encode = msgspec.msgpack.Encoder().encode
+_END = -1
+
+
+class Worker:
+    """`turn` makes calls in the main thread; `listen` is the other thread."""
+
+    def __init__(self, home: Home, attempt: Attempt, key: str) -> None:
+        self._home = home
+        self._attempt = attempt
+        self._key = key
+        self._folder = home.values / attempt.task.partition(".")[0]
+        self._inbox: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._todo: dict[int, Todo] = {}
+        self._making = 0
+        self._functions: list[Function] = []
+        self._loaded: dict[int, Callable[..., Any]] = {}
+        self._unsent: list[Result] = []
+        self._unsent_since = 0.0
+        self._unknown: dict[int, Result] = {}
+        self._channel: ClientConnection | None = None
+        self._sending = threading.Lock()
+        self._late = threading.Event()
+        self._ending = False
+
+    # --- making calls ------------------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Make calls until told to end."""
+        clock = time.perf_counter_ns
+        while not self._ending:
+            if self._unsent and self._inbox.empty():
+                self._flush()
+            number = self._inbox.get()
+            todo = self._todo.pop(number, None)
+            if todo is None:
+                continue  # it was handed back, or it is time to end
+            self._making = number
+            began = clock()
+            try:
+                value = self._call(todo)
+                result = Result(number, "done", values.encode(value, self._folder), clock() - began)
+            except BaseException as error:
+                note = f"{type(error).__qualname__}: {error}"[:500]
+                failure = functions.encode_failure(error, self._folder)
+                result = Result(number, "raised", failure, clock() - began, note)
+            self._unknown[number] = result
+            self._making = 0
+            self._keep(result)
+        self._hand_back(list(self._todo))
+        self._flush()
+
+    def _call(self, todo: Todo) -> Any:
+        function = self._loaded.get(todo.function)
+        if function is None:
+            function = self._loaded[todo.function] = functions.load(self._functions[todo.function])
+        arguments = values.decode(todo.arguments)
+        if todo.inputs:
+            inputs = {given.number: values.decode(given.value) for given in todo.inputs}
+            arguments = [_filled(part, inputs) for part in arguments]
+        return _made(function, arguments)
+
+    def _keep(self, result: Result) -> None:
+        if not self._unsent:
+            self._unsent_since = time.perf_counter()
+        self._unsent.append(result)
+        if time.perf_counter() - self._unsent_since > FLUSH_SECONDS:
+            self._flush()
+        elif len(self._unsent) == 1:
+            self._late.set()
+
+    def _flush(self) -> None:
+        with self._sending:
+            results, self._unsent = tuple(self._unsent), []
+        if results:
+            self._say(Returning(results))
+
+    def flush_late(self) -> None:
+        """The backstop: a thread of its own."""
+        while True:
+            self._late.wait()
+            self._late.clear()
+            time.sleep(BACKSTOP_SECONDS)
+            self._flush()
+
+    # --- the other side ----------------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Connect, and connect again, for ever."""
+        pause, alone_since = RECONNECT_SECONDS[0], time.monotonic()
+        while not self._ending:
+            with contextlib.suppress(OSError, WebSocketException, EOFError):
+                sock = sockets.connect(self._home.socket)
+                with connect(
+                    "ws://poise/v1/workers",
+                    sock=sock,
+                    additional_headers={"Authorization": f"Bearer {self._key}"},
+                    compression=None,
+                    max_size=None,
+                    ping_interval=None,
+                ) as channel:
+                    pause = RECONNECT_SECONDS[0]
+                    self._session(channel)
+            if self._channel is not None:
+                self._channel, alone_since = None, time.monotonic()
+            if time.monotonic() - alone_since > ALONE_SECONDS and not self._todo and not self._making:
+                self.end()
+            time.sleep(pause)
+            pause = min(RECONNECT_SECONDS[1], pause * 2)
+
+    def _session(self, channel: ClientConnection) -> None:
+        held = (*([self._making] if self._making else []), *self._todo)
+        channel.send(_encode(Ready(self._attempt, len(self._functions), held, tuple(self._unknown.values()))))
+        self._channel = channel
+        self._flush()
+        for frame in channel:
+            message = _decode.decode(frame if isinstance(frame, bytes) else frame.encode())
+            if isinstance(message, Work):
+                self._functions.extend(message.functions)
+                for todo in message.calls:
+                    self._todo[todo.number] = todo
+                    self._inbox.put(todo.number)
+            elif isinstance(message, Known):
+                for number in message.numbers:
+                    self._unknown.pop(number, None)
+            elif isinstance(message, Back):
+                self._hand_back(message.numbers)
+            elif isinstance(message, Retire):
+                self.end()
+
+    def _hand_back(self, numbers: Any) -> None:
+        back = tuple(number for number in numbers if self._todo.pop(number, None) is not None)
+        if back:
+            self._say(Returning(back=back))
+
+    def _say(self, message: FromWorker) -> None:
+        """What cannot be sent now is said anew when the connection is back."""
+        channel = self._channel
+        if channel is not None:
+            with contextlib.suppress(OSError, WebSocketException):
+                channel.send(_encode(message))
+
+    def end(self) -> None:
+        self._ending = True
+        self._inbox.put(_END)
+
+
+def _made(function: Callable[..., Any], arguments: Any) -> Any:
+    """A call, or a piece of a `map`: the function with each item, or (`star`) with what each item holds."""
+    kind, positional, named = arguments
+    if kind == "call":
+        return function(*positional, **named)
+    results = []
+    for item in positional:
+        try:
+            results.append(function(*item) if kind == "star" else function(item))
+        except Exception as error:
+            error.add_note(f"in the item {reprlib.repr(item)}")
+            raise
+    return results
+
+
+def _gang(folder: Path) -> int:
+    """One member of a gang: make the one call there is, and leave its result in the gang's folder."""
+    told, arguments = msgspec.msgpack.decode((folder / "call").read_bytes(), type=tuple[Function, Value])
+    try:
+        made = _made(functions.load(told), values.decode(arguments))
+        result = Result(0, "done", values.encode(made, folder))
+    except BaseException as error:
+        result = Result(0, "raised", functions.encode_failure(error, folder))
+    draft = folder / f"{os.environ['POISE_RANK']}.new"
+    draft.write_bytes(_encode(result))
+    draft.rename(draft.with_suffix(".out"))
+    return 0 if result.outcome == "done" else 1
+
+
+def _filled(part: Any, inputs: dict[int, Any]) -> Any:
+    """The arguments with results in the places of earlier calls."""
+    if isinstance(part, values.Placeholder):
+        return inputs[part.number]
+    if type(part) in (list, tuple):
+        return type(part)(_filled(item, inputs) for item in part)
+    if type(part) is dict:
+        return {key: _filled(item, inputs) for key, item in part.items()}
+    return part
+
+
+def main() -> int:
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    if sys.argv[1:2] == ["--gang"]:
+        return _gang(Path(sys.argv[2]))
+    home = Home(Path(os.environ["POISE_HOME"]))
+    attempt = Attempt(os.environ["POISE_TASK"], int(os.environ["POISE_EPOCH"]))
+    worker = Worker(home, attempt, os.environ.pop("POISE_WORKER_KEY"))
+    signal.signal(signal.SIGTERM, lambda *_: worker.end())
+    for target in (worker.listen, worker.flush_late):
+        threading.Thread(target=target, daemon=True).start()
+    worker.turn()
+    sys.stdout.flush()
+    return 0
+
+
+def _leave(code: int) -> None:
+    """End, even if something that was called has left threads behind that never do."""
+    last = threading.Timer(LINGER_SECONDS, os._exit, (code,))
+    last.daemon = True
+    last.start()
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    _leave(main())

@@ -1,0 +1,136 @@
+"""How a function travels: by the name that a worker finds it under, with the hash of its source; by value only if it
+has no such name.
+"""
+
+import contextlib
+import hashlib
+import importlib
+import inspect
+import runpy
+import sys
+import textwrap
+import traceback
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from poise.drivers import values
+from poise.errors import CallFailed
+from poise.model.calls import Function, Value
+
+
+def reference(function: Callable[..., Any], folder: Path) -> Function:
+    """What a worker needs to find this function. One that cannot be found by name is written to `folder`."""
+    module, name = getattr(function, "__module__", "") or "", getattr(function, "__qualname__", "")
+    main = sys.modules["__main__"]
+    script = getattr(main, "__file__", None) if module == "__main__" else None
+    named = name and "<" not in name and (module != "__main__" or script) and unwrapped(_find(module, name)) is function
+    if not named:
+        return Function(name or repr(function), code=values.encode(function, folder))
+    package = getattr(main, "__spec__", None)
+    if script and package is not None:  # python -m: it can be imported under its own name
+        module, script = package.name, None
+    return Function(name, module, str(Path(script).resolve()) if script else "", source_of(function))
+
+
+def load(told: Function) -> Callable[..., Any]:
+    """The function here. Raises CallFailed when it cannot be found, or is not the one that was meant."""
+    if told.code.encoding:
+        function: Callable[..., Any] = values.decode(told.code)
+        return function
+    try:
+        if told.script:
+            load_script(told.script)
+        else:
+            importlib.import_module(told.module)
+    except BaseException as error:
+        where = told.script or told.module
+        raise CallFailed(
+            f"`{told.name}` cannot be loaded: importing {where} fails in the worker",
+            have="".join(traceback.format_exception_only(error)).strip(),
+            hint='what a script does belongs under `if __name__ == "__main__":`',
+        ) from error
+    found = unwrapped(_find("__main__" if told.script else told.module, told.name))
+    if found is None:
+        raise CallFailed(
+            f"`{told.name}` is not in {told.script or told.module}", hint="define it at the top level of its module"
+        )
+    if told.source and source_of(found) != told.source:
+        raise CallFailed(
+            f"`{told.name}` has changed since the caller loaded it",
+            field=told.script or told.module,
+            hint="run the caller again",
+        )
+    return found  # type: ignore[no-any-return]
+
+
+loading: list[str] = []
+"""The script that this process is loading; calls that it submits then would load it again, and so on."""
+
+
+def load_script(path: str) -> None:
+    """Run a script as a module that is not `__main__`, so that it only defines things; as `__main__` to what unpickles.
+    """
+    if values.SCRIPT not in sys.modules:
+        module = types.ModuleType(values.SCRIPT)
+        loading.append(path)
+        module.__dict__.update(runpy.run_path(path, run_name=values.SCRIPT))
+        loading.clear()
+        sys.modules[values.SCRIPT] = sys.modules["__main__"] = module
+
+
+def source_of(function: Any) -> str:
+    """A hash of its source; empty where there is none to be had."""
+    with contextlib.suppress(OSError, TypeError, SyntaxError):
+        text = textwrap.dedent(inspect.getsource(function))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return ""
+
+
+def unwrapped(found: Any) -> Any:
+    """The function in what stands under its name: `poise.task` leaves the function in `function`."""
+    return getattr(found, "__poise_function__", found)
+
+
+def _find(module: str, name: str) -> Any:
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def encode_failure(error: BaseException, folder: Path) -> Value:
+    """An exception with its traceback, from the function on: `[pickle or None, text, type, message]`."""
+    inner = error.with_traceback(error.__traceback__.tb_next if error.__traceback__ is not None else None)
+    text = "".join(traceback.format_exception(inner))
+    data = None
+    if isinstance(error, Exception):
+        with contextlib.suppress(Exception):
+            data = values.pickled(error)
+            values.decode(Value("p", data))  # some can be written, and not read
+    return values.encode([data, text[-65_536:], type(error).__qualname__, str(error)[:4096]], folder)
+
+
+class _RemoteTraceback(Exception):
+    """Where it happened, in the worker: shown as the cause of what it raises here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n\n{self.text}"
+
+
+def decode_failure(value: Value) -> Exception:
+    """The user's exception, with the traceback of the worker as its cause; CallFailed where it cannot be had."""
+    data, text, kind, message = values.decode(value)
+    error: Exception | None = None
+    if data is not None:
+        with contextlib.suppress(Exception):
+            error = values.decode(Value("p", data))
+    if error is None:
+        error = CallFailed(f"{kind}: {message}", hint="its traceback is above")
+    error.__cause__ = _RemoteTraceback(text)
+    return error

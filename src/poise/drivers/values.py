@@ -1,0 +1,139 @@
+"""Values of calls, between a caller's process and its workers: encoded by the one, decoded by the other, opaque to all
+between them.
+
+* `m`: msgpack, for what comes back from it as it was: None, truth values, numbers, texts, bytes, and lists and
+  dictionaries (with texts as keys) of these;
+* `a`: a numpy array, as its type, its shape and its raw bytes;
+* `p`: anything else, as the pickle that the user's own process wrote and the user's own process reads. Functions and
+  classes that cannot be imported (those of a notebook, say) go by value, through cloudpickle.
+
+Up to `INLINE` bytes travel inside records; more goes to a file.
+"""
+
+import os
+import pickle
+import secrets
+import sys
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from poise.errors import NotFound
+from poise.model.calls import INLINE, Value
+
+_MOST_LOOKED_AT = 256
+"""Elements of a value that are looked at one by one; more are faster pickled."""
+
+_INT = range(-(2**63), 2**64)
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder().decode
+_PLAIN = frozenset((type(None), bool, float, str, bytes))
+
+
+SCRIPT = "__poise_main__"
+"""The name under which a worker loads the script that is `__main__` to the caller; to the caller it is another name of
+`__main__`, so that both find what the other pickled.
+"""
+
+
+class Placeholder:
+    """Stands in the arguments of a call for the result of an earlier one."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def encode(value: Any, folder: Path) -> Value:
+    """Encode a value; a large one goes to a new file in `folder`. Raises what pickling raises."""
+    if is_plain(value):
+        try:
+            return _placed("m", _pack(value), folder)
+        except (ValueError, RecursionError):  # a lone surrogate, say
+            return _placed("p", pickled(value), folder)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject and value.dtype.names is None:
+        head = _pack([value.dtype.str, list(value.shape)])
+        data = numpy.ascontiguousarray(value).tobytes()
+        return _placed("a", len(head).to_bytes(4, "little") + head + data, folder)
+    return _placed("p", pickled(value), folder)
+
+
+def decode(value: Value) -> Any:
+    """The value again. Raises NotFound when its file has gone, and whatever unpickling raises."""
+    data = value.data
+    if value.file:
+        try:
+            data = Path(value.file).read_bytes()
+        except OSError as error:
+            raise NotFound(
+                f"the file of a value cannot be read: {error.strerror}", field=value.file, hint="call it again"
+            ) from None
+    if value.encoding == "m":
+        return _unpack(data)
+    if value.encoding == "a":
+        import numpy
+
+        end = 4 + int.from_bytes(data[:4], "little")
+        kind, shape = _unpack(data[4:end])
+        return numpy.frombuffer(data, dtype=kind, offset=end).reshape(shape).copy()
+    return pickle.loads(data)  # noqa: S301 — written by a process of the same user, for this one
+
+
+def discard(value: Value) -> None:
+    """Remove its file, if it has one."""
+    if value.file:
+        Path(value.file).unlink(missing_ok=True)
+
+
+def pickled(value: Any) -> bytes:
+    """Standard pickle where that is enough, cloudpickle where it is not: for lambdas, and what a notebook defines."""
+    if getattr(sys.modules["__main__"], "__file__", None) is not None:  # workers can load it: it is no notebook
+        try:
+            return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            pass
+    return bytes(cloudpickle.dumps(value))
+
+
+def is_plain(value: Any) -> bool:
+    """Whether msgpack gives back exactly this: no tuple, no subclass, no key but a text, no enormous integer."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if kind is int:
+        return value in _INT
+    return kind in (list, dict) and _look(value, _MOST_LOOKED_AT) >= 0
+
+
+def _look(value: Any, left: int) -> int:
+    """How many more elements may be looked at; negative once one of them is not plain, or there are too many."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return left - 1
+    if kind is int:
+        return left - 1 if value in _INT else -1
+    if kind is list:
+        for item in value:
+            left = _look(item, left)
+            if left < 0:
+                return left
+        return left
+    if kind is dict:
+        for key, item in value.items():
+            left = _look(item, left) if type(key) is str else -1
+            if left < 0:
+                return left
+        return left
+    return -1
+
+
+def _placed(encoding: str, data: bytes, folder: Path) -> Value:
+    if len(data) <= INLINE:
+        return Value(encoding, data)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / secrets.token_hex(8)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+    return Value(encoding, b"", str(path), len(data))

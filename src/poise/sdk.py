@@ -1,0 +1,731 @@
+"""Functions as work: `@poise.task`, futures, `map`, graphs and gangs of them.
+
+    import poise
+
+    @poise.task(gpu=1, memory="8GiB")
+    def train(seed): ...
+
+    best = max(train.map(range(100)))               # in order, cut as it pays
+    future = train.submit(7)                        # a concurrent.futures.Future, and awaitable
+    report = summarise.submit(future)               # runs once `future` is done, and is given its result
+
+A task's calls are made by *warm workers*: processes that Poise places like any other work, that keep what they have
+loaded, and that end when there is nothing to do. All tasks of a program that ask for the same share a job, and with it
+their workers. Each call is on the log when it is accepted and when it has returned: a killed worker, agent or control
+plane loses none. A call may then be made twice, so what it does to the outside should bear that.
+
+Nothing needs to be started first.
+"""
+
+import asyncio
+import atexit
+import collections
+import concurrent.futures
+import contextlib
+import functools
+import itertools
+import os
+import secrets
+import shutil
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from pathlib import Path
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import msgspec
+from websockets.exceptions import WebSocketException
+from websockets.sync.client import ClientConnection, connect
+
+from poise.client import Client, current_home
+from poise.config import Home
+from poise.control.start import ensure_up, kept_environment, user_name
+from poise.drivers import functions, sockets, values
+from poise.drivers.security import read_token
+from poise.errors import CallFailed, CallLost, Conflict, PoiseError, Unreachable
+from poise.model.calls import (
+    MAX_UNRETURNED,
+    Accepted,
+    Call,
+    Calling,
+    Closing,
+    FromCaller,
+    Function,
+    Over,
+    Result,
+    Results,
+    Resume,
+    ToCaller,
+    Uncall,
+    Value,
+)
+from poise.units import parse_cpu
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+WINDOW = MAX_UNRETURNED // 2
+"""Calls that have been sent and not returned; more wait here."""
+
+FLUSH_SECONDS = 0.001
+"""Calls that are submitted faster than this after each other travel together."""
+
+CHUNK_SECONDS = 0.05
+"""`map` cuts so that a piece takes about this long: long against what a call costs, short against a wait."""
+
+MOST_IN_A_CHUNK = 100_000
+PIECES_AHEAD = 32
+MOST_WORKERS = 256
+PATIENCE = 30.0
+
+_decode: msgspec.msgpack.Decoder[ToCaller] = msgspec.msgpack.Decoder(ToCaller)
+_encode = msgspec.msgpack.Encoder().encode
+
+sys.modules.setdefault(values.SCRIPT, sys.modules["__main__"])  # what workers pickle of the script is found here
+
+
+class Future(concurrent.futures.Future[R]):
+    """The result of a call that may not have returned yet: a `concurrent.futures.Future` that can be awaited.
+
+    `result()` raises the function's own exception, with the worker's traceback as its cause; `CallLost` when its
+    workers died again and again; `CancelledError` when it was cancelled. What stands in another call's arguments is
+    replaced by its result there.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.number = 0
+        self.seconds = 0.0
+        self._calls: Calls | None = None
+
+    @property
+    def id(self) -> str:
+        """`job:number` once it has been sent to a job; empty before."""
+        return f"{self._calls.job}:{self.number}" if self._calls is not None and self._calls.job else ""
+
+    @property
+    def status(self) -> str:
+        """`waiting`, `done`, `failed` or `cancelled`."""
+        if not self.done():
+            return "waiting"
+        if self.cancelled():
+            return "cancelled"
+        return "failed" if self.exception() is not None else "done"
+
+    def cancel(self) -> bool:
+        """Ask that the call is not begun. One that a worker has been given goes on: then this is False."""
+        return self._calls.cancel(self) if self._calls is not None and not self.done() else super().cancel()
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return asyncio.wrap_future(self).__await__()
+
+    def __repr__(self) -> str:
+        return f"<poise.Future {self.name}{f' {self.id}' if self.id else ''} {self.status}>"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        told = f"<code>{escape(self.name)}</code> {escape(self.id)} <b>{self.status}</b>"
+        if self.status == "done":
+            told += f" <pre>{escape(repr(self.result())[:2000])}</pre>"
+        elif self.status == "failed":
+            told += f" <pre>{escape(repr(self.exception()))}</pre>"
+        return told
+
+
+class Calls:
+    """The calls of one program to one job: a connection, what has been submitted, and what has come back.
+
+    Two threads: one sends what has been submitted, one hears what has returned. Both are made at the first call.
+    """
+
+    def __init__(self, home: Home, spec: Mapping[str, Any]) -> None:
+        self.job = ""
+        self._home = home
+        self._spec = dict(spec)
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._futures: dict[int, Future[Any]] = {}
+        self._arguments: dict[int, Value] = {}
+        self._unsent: collections.deque[Call] = collections.deque()
+        self._sent: dict[int, Call] = {}
+        self._functions: list[Function] = []
+        self._indices: dict[Any, int] = {}
+        self._told = 0
+        self._accepted = 0
+        self._news = threading.Event()
+        self._room = threading.Condition(self._lock)
+        self._channel: ClientConnection | None = None
+        self._resumed = threading.Event()
+        self._started = False
+        self._closed = False
+        self._failed: BaseException | None = None
+
+    # --- submitting --------------------------------------------------------------------------------------------------
+
+    def submit(
+        self, function: Callable[..., Any], name: str, arguments: Sequence[Any], *, retries: int = 0
+    ) -> Future[Any]:
+        """One call. Its arguments are encoded now, so that they may be changed afterwards."""
+        future: Future[Any] = Future(name)
+        if not self._started:
+            self._start()
+        needs: list[int] = []
+        given = self._without_futures(arguments, needs)
+        value = values.encode(given, self._folder)
+        with self._lock:
+            if self._failed is not None or self._closed:
+                raise self._failed or Conflict("this connection is closed", hint="submit before the end of the program")
+            index = self._indices.get(function)
+            if index is None:
+                index = self._indices[function] = len(self._functions)
+                self._functions.append(functions.reference(function, self._folder))
+            number = future.number = next(self._numbers)
+            future._calls = self
+            self._futures[number] = future
+            if value.file:
+                self._arguments[number] = value
+            self._unsent.append(Call(number, index, value, tuple(needs), retries))
+        if not self._news.is_set():
+            self._news.set()
+        return future
+
+    def _without_futures(self, part: Any, needs: list[int]) -> Any:
+        """Futures give way to what they stand for: a result that is here, or the number of the call it comes from."""
+        kind = type(part)
+        if isinstance(part, Future):
+            if part.done() or part._calls is not self:
+                return part.result()
+            if part.number not in needs:
+                needs.append(part.number)
+            return values.Placeholder(part.number)
+        if kind is list or kind is tuple:
+            if any(type(item) not in _ATOMS for item in part):
+                return kind(self._without_futures(item, needs) for item in part)
+        elif kind is dict and part:
+            return {key: self._without_futures(item, needs) for key, item in part.items()}
+        return part
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def _folder(self) -> Path:
+        return self._home.values / (self.job or "new")
+
+    def cancel(self, future: Future[Any]) -> bool:
+        with self._lock:
+            waiting = any(call.number == future.number for call in self._unsent)
+            if waiting:
+                self._unsent = collections.deque(call for call in self._unsent if call.number != future.number)
+                self._futures.pop(future.number, None)
+        if waiting:
+            return concurrent.futures.Future.cancel(future)
+        self._say(Uncall((future.number,)))
+        concurrent.futures.wait((future,), timeout=1.0)
+        return future.cancelled()
+
+    # --- the connection ----------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._started:
+                return
+            if functions.loading:
+                raise CallFailed(
+                    "a worker that loads this script would submit calls itself",
+                    field=functions.loading[0],
+                    hint='what a script does belongs under `if __name__ == "__main__":`',
+                )
+            client = ensure_up(self._home, "--until-idle")
+            self.job = client.submit(self._spec, user=user_name())
+            client.close()
+            self._started = True
+        threading.Thread(target=self._listen, name="poise-results", daemon=True).start()
+        threading.Thread(target=self._send, name="poise-calls", daemon=True).start()
+
+    def _send(self) -> None:
+        """What has been submitted, a little at a time where it comes fast; and no more than may be open."""
+        while not self._closed:
+            self._news.wait()
+            time.sleep(FLUSH_SECONDS if len(self._unsent) < 64 else 0)
+            self._news.clear()
+            while self._unsent and not self._closed:
+                self._resumed.wait()
+                with self._lock:
+                    while len(self._sent) >= WINDOW and not self._closed:
+                        self._room.wait(1.0)
+                    calls: list[Call] = []
+                    while self._unsent and len(calls) < 512 and len(self._sent) < WINDOW:
+                        call = self._unsent.popleft()
+                        self._sent[call.number] = call
+                        calls.append(call)
+                    first, told = self._told, tuple(self._functions[self._told :])
+                    self._told = len(self._functions)
+                    message = Calling(told, tuple(calls), first)
+                    self._say(message)
+
+    def _say(self, message: FromCaller) -> None:
+        """What cannot be sent now is sent when the connection is back."""
+        channel = self._channel
+        if channel is not None:
+            with contextlib.suppress(OSError, WebSocketException):
+                channel.send(_encode(message))
+
+    def _listen(self) -> None:
+        """Connect, and connect again: a control plane that restarts is waited for."""
+        lost_at = time.monotonic()
+        while not self._closed:
+            try:
+                sock = sockets.connect(self._home.socket)
+                with connect(
+                    "ws://poise/v1/calls",
+                    sock=sock,
+                    additional_headers={"Authorization": f"Bearer {read_token(self._home)}"},
+                    compression=None,
+                    max_size=None,
+                    ping_interval=None,
+                ) as channel:
+                    self._hear(channel)
+                    lost_at = time.monotonic()
+            except (OSError, WebSocketException, EOFError) as error:
+                if time.monotonic() - lost_at > PATIENCE:
+                    self._fail(Unreachable("no control plane answers", have=str(error), hint="`poise up`"))
+            except PoiseError as error:
+                self._fail(error)
+            self._resumed.clear()
+            self._channel = None
+            time.sleep(0.05)
+
+    def _hear(self, channel: ClientConnection) -> None:
+        with self._lock:
+            unreturned = tuple(self._sent)
+        channel.send(_encode(Resume(self.job, unreturned)))
+        for frame in channel:
+            message = _decode.decode(frame if isinstance(frame, bytes) else frame.encode())
+            if isinstance(message, Results):
+                for result in message.results:
+                    self._take(result)
+                if self._unsent:
+                    with self._lock:
+                        self._room.notify()
+            elif isinstance(message, Accepted):
+                self._accepted = message.last
+                if self._channel is not channel:
+                    self._resume(channel, message)
+            elif isinstance(message, Over):
+                self._fail(
+                    CallLost(f"job {self.job} takes no calls any more: {message.why}", hint=f"`poise logs {self.job}`")
+                )
+                return
+
+    def _resume(self, channel: ClientConnection, resumed: Accepted) -> None:
+        """Say again what was not accepted durably before the connection was lost."""
+        with self._lock:
+            again = tuple(call for call in self._sent.values() if call.number > resumed.last)
+            told = tuple(self._functions[resumed.functions :])
+            self._told = len(self._functions)
+            self._channel = channel
+            for start in range(0, max(1, len(again)), 512):
+                self._say(Calling(told if start == 0 else (), again[start : start + 512], resumed.functions))
+        self._resumed.set()
+
+    def _take(self, result: Result) -> None:
+        number = result.number
+        future = self._futures.pop(number, None)
+        self._sent.pop(number, None)
+        if self._arguments:
+            used = self._arguments.pop(number, None)
+            if used is not None:
+                values.discard(used)
+        if future is None or future.done():
+            return
+        future.seconds = result.run / 1e9
+        try:
+            if result.outcome == "done":
+                future.set_result(values.decode(result.value))
+            elif result.outcome == "raised":
+                future.set_exception(functions.decode_failure(result.value))
+            elif result.outcome == "cancelled":
+                concurrent.futures.Future.cancel(future)
+                future.set_running_or_notify_cancel()
+            elif result.outcome == "skipped":
+                future.set_exception(CallFailed(f"{future.name} was not called: {result.note}"))
+            else:
+                future.set_exception(CallLost(f"{future.name}: {result.note}", hint=f"`poise logs {self.job}`"))
+        except Exception as error:  # what the value is made of cannot be had here
+            future.set_exception(error)
+        values.discard(result.value)
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing more will come: every future says so."""
+        with self._lock:
+            self._failed = self._failed or error
+            self._closed = True
+            left = list(self._futures.values())
+            self._futures.clear()
+            self._room.notify_all()
+        for future in left:
+            if not future.done():
+                future.set_exception(error)
+
+    def close(self) -> None:
+        """No more calls. What has been submitted is made, whether somebody waits for it or not."""
+        if not self._started or self._closed:
+            return
+        deadline = time.monotonic() + PATIENCE
+        while self._futures and self._accepted < max(self._futures, default=0) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        self._say(Closing())
+        self._closed = True
+        self._news.set()
+
+
+_ATOMS = frozenset((type(None), bool, int, float, str, bytes))
+
+
+# --- tasks -----------------------------------------------------------------------------------------------------------
+
+
+class Task(Generic[P, R]):
+    """A function that can also be submitted. Called, it is the function; see `poise.task`."""
+
+    def __init__(self, function: Callable[P, R], options: Mapping[str, Any], home: Home | None = None) -> None:
+        functools.update_wrapper(self, function)
+        self.__qualname__: str = function.__qualname__
+        self.__poise_function__ = function
+        self._options = dict(options)
+        self._home = home
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.__poise_function__(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<poise.Task {self.__qualname__}>"
+
+    def options(self, **options: Any) -> "Task[P, R]":
+        """The same function, asking for something else: `train.options(gpu=2).submit(7)`."""
+        return Task(self.__poise_function__, self._options | _checked(options), self._home)
+
+    def using(self, client: Client) -> "Task[P, R]":
+        """The same function, on the control plane of this client."""
+        return Task(self.__poise_function__, self._options, client.home)
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[R]:
+        """Call it somewhere. Futures among the arguments, in lists and dictionaries too, are replaced by their results.
+        """
+        return self._submit("call", list(args), kwargs)
+
+    def map(
+        self, items: Iterable[Any], *more: Iterable[Any], chunk: int | None = None, progress: bool = False
+    ) -> "Mapped[R]":
+        """Call it with each item (or one of each iterable), and iterate over the results in order.
+
+        Items are cut into pieces that take about `CHUNK_SECONDS`, as measured while they run; `chunk` fixes their size.
+        Items are taken as they are needed, so there may be endlessly many. With `for` or with `async for`.
+        """
+        if chunk is not None and chunk < 1:
+            raise CallFailed("a piece has at least one item", field="chunk", have=str(chunk), hint="chunk=1")
+        source: Iterable[Any] = zip(items, *more, strict=False) if more else items
+        return Mapped(self, source, star=bool(more), chunk=chunk, progress=progress)
+
+    def _submit(self, kind: str, positional: list[Any], named: dict[str, Any]) -> Future[Any]:
+        function, options = self.__poise_function__, self._options
+        home = self._home or current_home()
+        if options.get("workers", 1) != 1:
+            return _submit_gang(home, function, options, [kind, positional, named])
+        calls = _calls_for(home, options)
+        return calls.submit(
+            function, function.__qualname__, (kind, positional, named), retries=options.get("retries", 0)
+        )
+
+
+_OPTIONS = {
+    "cpu",
+    "memory",
+    "gpu",
+    "gpu_memory",
+    "gpu_share",
+    "gpu_kind",
+    "gpu_model",
+    "backend",
+    "precision",
+    "ops",
+    "network",
+}
+_OTHERS = {"retries", "env", "priority", "name", "most", "workers", "deadline", "weight"}
+
+
+@overload
+def task(function: Callable[P, R], /) -> Task[P, R]: ...
+@overload
+def task(**options: Any) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+def task(function: Callable[P, R] | None = None, /, **options: Any) -> Any:
+    """Make a function a task.
+
+    `cpu`, `memory`, `gpu`, `gpu_memory`, `gpu_share`, `gpu_kind`, `gpu_model`, `backend`, `precision`, `ops` and
+    `network` say what one call needs, `priority`, `weight`, `env` and `name` are as in a job file. `retries` is how
+    often a call is made again that raises; one whose worker dies is made again in any case. `most` is how many workers
+    there may be. `workers=4` makes each call a gang: four processes that start together and are each called; the result
+    is the list of theirs, by `poise.rank()`.
+    """
+    _checked(options)
+    if function is not None:
+        return Task(function, options)
+    return lambda wrapped: Task(wrapped, options)
+
+
+def rank() -> int:
+    """Which member of its gang this process is, from 0; 0 outside of gangs."""
+    return int(os.environ.get("POISE_RANK", 0))
+
+
+def world_size() -> int:
+    """How many members its gang has; 1 outside of gangs."""
+    return int(os.environ.get("POISE_WORLD_SIZE", 1))
+
+
+def gather(futures: Iterable[Future[T]]) -> list[T]:
+    """All results, in order. Raises what the first that failed raised."""
+    return [future.result() for future in list(futures)]
+
+
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    import difflib
+
+    for name in options:
+        if name not in _OPTIONS | _OTHERS:
+            near = difflib.get_close_matches(name, _OPTIONS | _OTHERS, n=1)
+            known = ", ".join(sorted(_OPTIONS | _OTHERS))
+            hint = f"{near[0]}={options[name]!r}" if near else f"one of {known}"
+            raise CallFailed(f"a task has no option `{name}`", field=name, hint=hint)
+    return options
+
+
+def _job_spec(options: Mapping[str, Any]) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        name: options[name] for name in ("priority", "name", "deadline", "weight") if name in options
+    }
+    path = os.pathsep.join(dict.fromkeys(str(Path(entry or ".").resolve()) for entry in sys.path))
+    spec["folder"] = str(Path.cwd())
+    spec["env"] = kept_environment() | {"PYTHONPATH": path} | options.get("env", {})
+    spec["resources"] = {name: options[name] for name in sorted(_OPTIONS) if name in options}
+    return spec
+
+
+_all_calls: dict[tuple[Home, str, int], Calls] = {}
+_making = threading.Lock()
+
+
+def _calls_for(home: Home, options: Mapping[str, Any]) -> Calls:
+    """The calls of tasks that ask for the same share workers; `retries` is of each call."""
+    key = (home, repr(sorted((name, value) for name, value in options.items() if name != "retries")), os.getpid())
+    found = _all_calls.get(key)
+    if found is None or found.closed:
+        with _making:
+            found = _all_calls.get(key)
+            if found is None or found.closed:
+                spec = _job_spec(options)
+                spec["run"] = [sys.executable, "-m", "poise.agent.worker"]
+                spec["calls"] = True
+                spec["parts"] = options.get("most") or _default_most(home, options)
+                spec["retry"] = {
+                    "limit": 3,
+                    "backoff": "0.1s",
+                    "when": ["lost", "killed", "failed", "signal", "oom"],
+                }
+                found = _all_calls[key] = Calls(home, spec)
+    return found
+
+
+def _default_most(home: Home, options: Mapping[str, Any]) -> int:
+    """As many workers as the fleet could hold at once if it did nothing else, from 1 to `MOST_WORKERS`."""
+    nodes = ensure_up(home, "--until-idle").nodes()
+    devices, cpus = options.get("gpu", 0), parse_cpu(options.get("cpu", 1))
+    if devices:
+        fits = sum(len(node.devices) // devices for node in nodes)
+    else:
+        fits = sum(node.cpu // cpus for node in nodes) if cpus else MOST_WORKERS
+    return max(1, min(MOST_WORKERS, fits or (os.cpu_count() or 1)))
+
+
+def close() -> None:
+    """Say that no more calls will come. Done at the end of the program; what was submitted is still made."""
+    for calls in list(_all_calls.values()):
+        calls.close()
+    _all_calls.clear()
+
+
+atexit.register(close)
+
+
+# --- map -------------------------------------------------------------------------------------------------------------
+
+
+class Mapped(Generic[R]):
+    """The results of a `map`, in the order of the items: iterate over it once, with `for` or `async for`.
+
+    The first pieces are under way as soon as it is made. At most `PIECES_AHEAD` of them are, beyond what has been
+    taken.
+    """
+
+    def __init__(
+        self, task: Task[..., R], items: Iterable[Any], *, star: bool, chunk: int | None, progress: bool
+    ) -> None:
+        self._task = task
+        self._items = iter(items)
+        self._total = len(items) if isinstance(items, Sized) else None
+        self._kind = "star" if star else "map"
+        self._fixed = chunk
+        self._size = chunk or 1
+        self._pieces: collections.deque[tuple[Future[list[R]], int]] = collections.deque()
+        self._ready: collections.deque[R] = collections.deque()
+        self._seconds = 0.0
+        self._measured = 0
+        self.done = 0
+        self._bar = _Bar(task.__qualname__, self._total) if progress else None
+        self._fill()
+
+    def __iter__(self) -> Iterator[R]:
+        return self
+
+    def __next__(self) -> R:
+        if not self._ready:
+            self._fill()
+            if not self._pieces:
+                self._finish()
+                raise StopIteration
+            piece, size = self._pieces.popleft()
+            self._open(piece.result(), piece, size)
+        return self._ready.popleft()
+
+    def __aiter__(self) -> AsyncIterator[R]:
+        return self
+
+    async def __anext__(self) -> R:
+        if not self._ready:
+            self._fill()
+            if not self._pieces:
+                self._finish()
+                raise StopAsyncIteration
+            piece, size = self._pieces.popleft()
+            self._open(await piece, piece, size)
+        return self._ready.popleft()
+
+    def cancel(self) -> None:
+        """Take no more items; pieces that have not begun are not begun."""
+        self._items = iter(())
+        for piece, _ in self._pieces:
+            piece.cancel()
+        self._pieces.clear()
+
+    def __repr__(self) -> str:
+        total = "" if self._total is None else f" of {self._total}"
+        return f"<poise.Mapped {self._task.__qualname__} {self.done}{total} done>"
+
+    def _repr_html_(self) -> str:
+        bar = "" if self._total is None else f' <progress value="{self.done}" max="{self._total}"></progress>'
+        return f"<code>{self._task.__qualname__}</code> {self.done}{bar}"
+
+    def _open(self, results: list[R], piece: Future[Any], size: int) -> None:
+        self._ready.extend(results)
+        self.done += size
+        self._seconds, self._measured = self._seconds + piece.seconds, self._measured + size
+        if not self._fixed:
+            wanted = int(CHUNK_SECONDS * self._measured / max(self._seconds, 1e-9))
+            self._size = max(1, min(MOST_IN_A_CHUNK, wanted, 8 * max(size, self._size)))
+        if self._bar is not None:
+            self._bar.at(self.done)
+
+    def _fill(self) -> None:
+        """Enough pieces under way that no worker waits for the next; few at first, while their size is not known."""
+        while len(self._pieces) < PIECES_AHEAD:
+            piece = list(itertools.islice(self._items, self._size))
+            if not piece:
+                return
+            self._pieces.append((self._task._submit(self._kind, piece, {}), len(piece)))
+
+    def _finish(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+class _Bar:
+    """Progress on stderr: a bar in a terminal or a notebook, nothing elsewhere."""
+
+    def __init__(self, name: str, total: int | None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=False)
+        self._row = self._progress.add_task(name, total=total)
+        self._progress.start()
+
+    def at(self, done: int) -> None:
+        self._progress.update(self._row, completed=done)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+# --- gangs -----------------------------------------------------------------------------------------------------------
+
+
+def _submit_gang(
+    home: Home, function: Callable[..., Any], options: Mapping[str, Any], arguments: list[Any]
+) -> Future[Any]:
+    """A gang is a job of its own: its members are processes that start together, call the function and end."""
+    future: Future[Any] = Future(function.__qualname__)
+    folder = home.values / f"gang-{secrets.token_hex(8)}"
+    folder.mkdir(mode=0o700, parents=True)
+    given = _resolved(arguments)
+    told = functions.reference(function, folder)
+    (folder / "call").write_bytes(_encode((told, values.encode(given, folder))))
+    spec = _job_spec(options)
+    spec["run"] = [sys.executable, "-m", "poise.agent.worker", "--gang", str(folder)]
+    spec["workers"] = options["workers"]
+    spec["retry"] = {"limit": options.get("retries", 3), "when": ["lost", "killed"]}
+    client = ensure_up(home, "--until-idle")
+    job = client.submit(spec, user=user_name())
+    future.set_running_or_notify_cancel()
+
+    def follow() -> None:
+        try:
+            report = client.wait(job)
+            results = [
+                msgspec.msgpack.decode((folder / f"{member}.out").read_bytes(), type=Result)
+                for member in range(len(report.tasks))
+                if (folder / f"{member}.out").exists()
+            ]
+            raised = next((result for result in results if result.outcome == "raised"), None)
+            if raised is not None:
+                raise functions.decode_failure(raised.value)
+            if report.exit_code != 0:
+                raise CallLost(f"{function.__qualname__}: {job} {report.status}", hint=f"`poise logs {job}`")
+            future.set_result([values.decode(result.value) for result in results])
+        except BaseException as error:
+            future.set_exception(error)
+        finally:
+            client.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    threading.Thread(target=follow, name=f"poise-{job}", daemon=True).start()
+    return future
+
+
+def _resolved(part: Any) -> Any:
+    if isinstance(part, Future):
+        return part.result()
+    if type(part) in (list, tuple):
+        return type(part)(_resolved(item) for item in part)
+    if type(part) is dict:
+        return {key: _resolved(item) for key, item in part.items()}
+    return part
