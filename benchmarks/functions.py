@@ -60,8 +60,11 @@ def poise_turn(calls: int, items: int) -> Turn:
 def pool_turn(calls: int, items: int) -> Turn:
     with ProcessPoolExecutor(WORKERS) as pool:
         list(pool.map(same, range(100)))
-        futures = lambda: [pool.submit(same, value) for value in range(calls)]  # noqa: E731 — read once, below
-        singly = per_second(calls, lambda: [future.result() for future in futures()])
+
+        def awaited() -> list[int]:
+            return [future.result() for future in [pool.submit(same, value) for value in range(calls)]]
+
+        singly = per_second(calls, awaited)
     with multiprocessing.Pool(WORKERS) as processes:
         processes.map(same, range(100))
         few = min(items, FEW)

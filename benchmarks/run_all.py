@@ -18,6 +18,7 @@ from time import perf_counter
 import commands
 import decide
 import footprint
+import functions
 import harness
 import latency
 import mixed
@@ -40,6 +41,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
             "commands": lambda: commands.measure(commands.SYSTEMS, peers.FOLDER, 100, 2, big=0),
             "decisions": lambda: decide.measure(1000, 10_000, 50, 100, 2, curves=False),
             "submissions": lambda: latency.measure(20, 20.0, held_jobs=1000, rounds=2),
+            "functions": lambda: functions.measure(500, 10_000, 2),
             "footprint": lambda: footprint.measure(100, seconds=5.0, runs=5, starts=2),
             "restart": lambda: restart.measure(10_000, repeats=2),
             LONG: lambda: mixed.measure(["poise", "fifo"], 20, [1]),
@@ -49,6 +51,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
         "decisions": lambda: decide.measure(10_000, 100_000, 200, 480, 5),
         LONG: lambda: mixed.measure(list(POLICIES), 200, [1]),
         "submissions": lambda: latency.measure(200, 20.0, held_jobs=20_000, rounds=3),
+        "functions": lambda: functions.measure(10_000, 1_000_000, 5),
         "footprint": lambda: footprint.measure(1000, seconds=20.0, runs=30, starts=5),
         "restart": lambda: restart.measure(100_000, repeats=5),
     }

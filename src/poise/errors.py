@@ -75,6 +75,9 @@ class PoiseError(Exception):
         self.record = ErrorRecord(
             code=code or self.default_code, message=message, field=field, need=need, have=have, hint=hint
         )
+        for name, text in (("where", field), ("need", need), ("have", have), ("hint", hint)):
+            if text:  # tracebacks of programs show notes; the command line and the API draw the record
+                self.add_note(f"{name}: {text}")
 
 
 class InputError(PoiseError):

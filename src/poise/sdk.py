@@ -46,6 +46,7 @@ from poise.drivers.security import read_token
 from poise.errors import CallFailed, CallLost, Conflict, PoiseError, Unreachable
 from poise.model.calls import (
     MAX_UNRETURNED,
+    NOTHING,
     Accepted,
     Call,
     Calling,
@@ -136,6 +137,10 @@ class Future(concurrent.futures.Future[R]):
         return told
 
 
+class _NotDone(Exception):
+    """A call takes the result of one that failed or was cancelled."""
+
+
 class Calls:
     """The calls of one program to one job: a connection, what has been submitted, and what has come back.
 
@@ -150,6 +155,8 @@ class Calls:
         self._numbers = itertools.count(1)
         self._futures: dict[int, Future[Any]] = {}
         self._arguments: dict[int, Value] = {}
+        self._uses: dict[int, int] = {}
+        self._kept: dict[int, Value] = {}
         self._unsent: collections.deque[Call] = collections.deque()
         self._sent: dict[int, Call] = {}
         self._functions: list[Function] = []
@@ -167,15 +174,27 @@ class Calls:
     # --- submitting --------------------------------------------------------------------------------------------------
 
     def submit(
-        self, function: Callable[..., Any], name: str, arguments: Sequence[Any], *, retries: int = 0
+        self,
+        function: Callable[..., Any],
+        name: str,
+        arguments: Sequence[Any],
+        *,
+        retries: int = 0,
+        future: Future[Any] | None = None,
     ) -> Future[Any]:
         """One call. Its arguments are encoded now, so that they may be changed afterwards."""
-        future: Future[Any] = Future(name)
         if not self._started:
             self._start()
+        future = future or Future(name)
         needs: list[int] = []
-        given = self._without_futures(arguments, needs)
-        value = values.encode(given, self._folder)
+        try:
+            value = values.encode(self._without_futures(arguments, needs), self._folder)
+        except BaseException as error:
+            self._release(needs)
+            if isinstance(error, _NotDone):
+                future.set_exception(CallFailed(f"{name} was not called: {error}"))
+                return future
+            raise
         with self._lock:
             if self._failed is not None or self._closed:
                 raise self._failed or Conflict("this connection is closed", hint="submit before the end of the program")
@@ -194,20 +213,36 @@ class Calls:
         return future
 
     def _without_futures(self, part: Any, needs: list[int]) -> Any:
-        """Futures give way to what they stand for: a result that is here, or the number of the call it comes from."""
+        """Futures give way to what they stand for: a result that is here, or the number of the call that it comes from;
+        that one is then kept until this call has returned.
+        """
         kind = type(part)
         if isinstance(part, Future):
-            if part.done() or part._calls is not self:
-                return part.result()
-            if part.number not in needs:
-                needs.append(part.number)
-            return values.Placeholder(part.number)
+            with self._lock:
+                open_here = part._calls is self and part.number in self._futures
+                if open_here and part.number not in needs:
+                    needs.append(part.number)
+                    self._uses[part.number] = self._uses.get(part.number, 0) + 1
+            if open_here:
+                return values.Placeholder(part.number)
+            if part.cancelled() or part.exception() is not None:
+                raise _NotDone(f"{part.name} {part.status}")
+            return part.result()
         if kind is list or kind is tuple:
             if any(type(item) not in _ATOMS for item in part):
                 return kind(self._without_futures(item, needs) for item in part)
         elif kind is dict and part:
             return {key: self._without_futures(item, needs) for key, item in part.items()}
         return part
+
+    def _release(self, needs: Iterable[int]) -> None:
+        """A call that took these results has returned. The file of one that nobody takes any more goes."""
+        with self._lock:
+            for need in needs:
+                self._uses[need] -= 1
+                if not self._uses[need]:
+                    del self._uses[need]
+                    values.discard(self._kept.pop(need, NOTHING))
 
     @property
     def closed(self) -> bool:
@@ -336,8 +371,13 @@ class Calls:
 
     def _take(self, result: Result) -> None:
         number = result.number
-        future = self._futures.pop(number, None)
-        self._sent.pop(number, None)
+        with self._lock:
+            future = self._futures.pop(number, None)
+            call = self._sent.pop(number, None)
+            if number in self._uses and result.value.file:
+                self._kept[number] = result.value
+        if call is not None and call.needs:
+            self._release(call.needs)
         if self._arguments:
             used = self._arguments.pop(number, None)
             if used is not None:
@@ -359,7 +399,8 @@ class Calls:
                 future.set_exception(CallLost(f"{future.name}: {result.note}", hint=f"`poise logs {self.job}`"))
         except Exception as error:  # what the value is made of cannot be had here
             future.set_exception(error)
-        values.discard(result.value)
+        if number not in self._kept:
+            values.discard(result.value)
 
     def _fail(self, error: BaseException) -> None:
         """Nothing more will come: every future says so."""
@@ -419,8 +460,7 @@ class Task(Generic[P, R]):
         return Task(self.__poise_function__, self._options, client.home)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[R]:
-        """Call it somewhere. Futures among the arguments, in lists and dictionaries too, are replaced by their results.
-        """
+        """Call it somewhere. Futures among the arguments, in lists and dictionaries too, give way to their results."""
         return self._submit("call", list(args), kwargs)
 
     def map(
@@ -438,13 +478,19 @@ class Task(Generic[P, R]):
 
     def _submit(self, kind: str, positional: list[Any], named: dict[str, Any]) -> Future[Any]:
         function, options = self.__poise_function__, self._options
-        home = self._home or current_home()
+        home, arguments = self._home or current_home(), (kind, positional, named)
+        future: Future[Any] = Future(function.__qualname__)
         if options.get("workers", 1) != 1:
-            return _submit_gang(home, function, options, [kind, positional, named])
+            _when_done(_futures_in(arguments), future, lambda: _submit_gang(home, function, options, arguments, future))
+            return future
         calls = _calls_for(home, options)
-        return calls.submit(
-            function, function.__qualname__, (kind, positional, named), retries=options.get("retries", 0)
-        )
+
+        def submit() -> None:
+            name, retries = future.name, options.get("retries", 0)
+            calls.submit(function, name, arguments, retries=retries, future=future)
+
+        _when_done([of for of in _futures_in(arguments) if of._calls is not calls or not of.number], future, submit)
+        return future
 
 
 _OPTIONS = {
@@ -520,6 +566,47 @@ def _job_spec(options: Mapping[str, Any]) -> dict[str, Any]:
     return spec
 
 
+def _futures_in(part: Any) -> Iterator[Future[Any]]:
+    """The futures in arguments, where they are looked for: in lists, tuples and the values of dictionaries."""
+    kind = type(part)
+    if isinstance(part, Future):
+        yield part
+    elif kind is list or kind is tuple or kind is dict:
+        for item in part.values() if kind is dict else part:
+            if type(item) not in _ATOMS:
+                yield from _futures_in(item)
+
+
+_held_up: dict[Future[Any], None] = {}
+"""Calls that wait, in this process, for what other workers return; they are submitted before the program ends."""
+
+
+def _when_done(others: Iterable[Future[Any]], future: Future[Any], submit: Callable[[], object]) -> None:
+    """Submit once these have returned: at once, or from the thread that hears of the last of them."""
+    waiting = {other for other in others if not other.done()}
+    if not waiting:
+        submit()
+        return
+    _held_up[future] = None
+    left = len(waiting)
+    lock = threading.Lock()
+
+    def one_less(_: object) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+        if not left:
+            try:
+                submit()
+            except Exception as error:
+                future.set_exception(error)
+            finally:
+                _held_up.pop(future, None)
+
+    for other in waiting:
+        other.add_done_callback(one_less)
+
+
 _all_calls: dict[tuple[Home, str, int], Calls] = {}
 _making = threading.Lock()
 
@@ -558,6 +645,8 @@ def _default_most(home: Home, options: Mapping[str, Any]) -> int:
 
 def close() -> None:
     """Say that no more calls will come. Done at the end of the program; what was submitted is still made."""
+    while _held_up:
+        time.sleep(0.005)
     for calls in list(_all_calls.values()):
         calls.close()
     _all_calls.clear()
@@ -680,13 +769,12 @@ class _Bar:
 
 
 def _submit_gang(
-    home: Home, function: Callable[..., Any], options: Mapping[str, Any], arguments: list[Any]
-) -> Future[Any]:
+    home: Home, function: Callable[..., Any], options: Mapping[str, Any], arguments: Sequence[Any], future: Future[Any]
+) -> None:
     """A gang is a job of its own: its members are processes that start together, call the function and end."""
-    future: Future[Any] = Future(function.__qualname__)
     folder = home.values / f"gang-{secrets.token_hex(8)}"
     folder.mkdir(mode=0o700, parents=True)
-    given = _resolved(arguments)
+    given = _resolved(list(arguments))
     told = functions.reference(function, folder)
     (folder / "call").write_bytes(_encode((told, values.encode(given, folder))))
     spec = _job_spec(options)
@@ -718,7 +806,6 @@ def _submit_gang(
             shutil.rmtree(folder, ignore_errors=True)
 
     threading.Thread(target=follow, name=f"poise-{job}", daemon=True).start()
-    return future
 
 
 def _resolved(part: Any) -> Any:

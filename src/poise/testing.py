@@ -26,12 +26,18 @@ from poise.kernel.controller import (
     Drain,
     Durable,
     Effect,
+    FromCallWorker,
+    FromJobCaller,
     FromNode,
     Gone,
     Hang,
+    HangCaller,
+    HangCalls,
     Message,
     Recovered,
     Reply,
+    SayCaller,
+    SayWorker,
     Send,
     SetQuota,
     Settings,
@@ -40,6 +46,7 @@ from poise.kernel.controller import (
 )
 from poise.kernel.explain import reasons
 from poise.kernel.ledger import JobState, Ledger, TaskState, UnitState, attempt_of, job_status
+from poise.model.calls import FromCaller, FromWorker, Result, Results
 from poise.model.decisions import Plan, Reason
 from poise.model.events import Event
 from poise.model.jobs import Ending, Outcome
@@ -100,6 +107,10 @@ class World:
         self.sent: list[Send] = []
         self.hung: list[str] = []
         self.replies: list[Reply] = []
+        self.results: list[Result] = []
+        self.told_callers: list[SayCaller] = []
+        self.told_workers: list[SayWorker] = []
+        self.hung_callers: list[HangCaller | HangCalls] = []
         self.known: dict[str, Node] = {}
         self.connected: set[str] = set()
         self.held: dict[str, dict[Attempt, Launch]] = {}
@@ -209,6 +220,16 @@ class World:
             if self.ledger.revision == before:
                 return self
         raise AssertionError("rounds go on for ever")
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def caller(self, job: str, message: FromCaller) -> "World":
+        """The caller of a job says something; what it is told is in `told_callers`, and in `results`."""
+        return self.say(FromJobCaller(self.state(job).id, message))
+
+    def worker(self, task: str, message: FromWorker) -> "World":
+        """A worker's task, as `job.task`, says something; what workers are told is in `told_workers`."""
+        return self.say(FromCallWorker(self._attempt(task)[0], message))
 
     # --- what befalls it ---------------------------------------------------------------------------------------------
 
@@ -341,6 +362,13 @@ class World:
                     self.hung.append(effect.node)
                     self.connected.discard(effect.node)
                     waiting.extend(self.controller.handle(Gone(effect.node), self.now))
+                case SayCaller():
+                    self.results.extend(effect.message.results if isinstance(effect.message, Results) else ())
+                    self.told_callers.append(effect)
+                case SayWorker():
+                    self.told_workers.append(effect)
+                case HangCaller() | HangCalls():
+                    self.hung_callers.append(effect)
                 case Reply():
                     self.replies.append(effect)
                 case TryRecover():

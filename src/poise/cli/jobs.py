@@ -77,6 +77,12 @@ def print_job(report: JobReport) -> None:
     if report.critical_path:
         left = f" ({format_duration(report.remaining)} of it expected still to come)" if report.remaining else ""
         click.echo(f"critical path: {' → '.join(report.critical_path)}{left}")
+    if report.calls is not None:
+        calls = report.calls
+        mean = f", {format_duration(calls.mean)} each" if calls.done else ""
+        failed = f", {calls.failed} failed" if calls.failed else ""
+        closed = f"; {calls.closed}" if calls.closed else ""
+        click.echo(f"{calls.open} calls open, {calls.done} calls done{mean}{failed}{closed}")
     if report.note and report.exit_code is None:
         click.echo(f"note: {report.note}")
     click.echo()

@@ -23,15 +23,14 @@ from poise.model.calls import Function, Value
 def reference(function: Callable[..., Any], folder: Path) -> Function:
     """What a worker needs to find this function. One that cannot be found by name is written to `folder`."""
     module, name = getattr(function, "__module__", "") or "", getattr(function, "__qualname__", "")
-    main = sys.modules["__main__"]
-    script = getattr(main, "__file__", None) if module == "__main__" else None
+    script = values.script_of_main() if module == "__main__" else ""
     named = name and "<" not in name and (module != "__main__" or script) and unwrapped(_find(module, name)) is function
     if not named:
         return Function(name or repr(function), code=values.encode(function, folder))
-    package = getattr(main, "__spec__", None)
+    package = getattr(sys.modules["__main__"], "__spec__", None)
     if script and package is not None:  # python -m: it can be imported under its own name
-        module, script = package.name, None
-    return Function(name, module, str(Path(script).resolve()) if script else "", source_of(function))
+        module, script = package.name, ""
+    return Function(name, module, script, source_of(function))
 
 
 def load(told: Function) -> Callable[..., Any]:
@@ -70,8 +69,7 @@ loading: list[str] = []
 
 
 def load_script(path: str) -> None:
-    """Run a script as a module that is not `__main__`, so that it only defines things; as `__main__` to what unpickles.
-    """
+    """Run a script as a module that is not `__main__`, so that it only defines; as `__main__` to what unpickles."""
     if values.SCRIPT not in sys.modules:
         module = types.ModuleType(values.SCRIPT)
         loading.append(path)

@@ -89,12 +89,18 @@ def discard(value: Value) -> None:
 
 def pickled(value: Any) -> bytes:
     """Standard pickle where that is enough, cloudpickle where it is not: for lambdas, and what a notebook defines."""
-    if getattr(sys.modules["__main__"], "__file__", None) is not None:  # workers can load it: it is no notebook
+    if script_of_main():
         try:
             return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
         except (pickle.PicklingError, AttributeError, TypeError):
             pass
     return bytes(cloudpickle.dumps(value))
+
+
+def script_of_main() -> str:
+    """The script that `__main__` is; empty for a notebook or a prompt, which workers cannot load."""
+    path = getattr(sys.modules["__main__"], "__file__", None) or ""
+    return str(Path(path).resolve()) if Path(path).is_file() else ""
 
 
 def is_plain(value: Any) -> bool:

@@ -75,13 +75,15 @@ MAX_FUNCTIONS = 10_000
 
 
 class Worker(msgspec.Struct):
-    """A connected worker; `held` in the order in which they were handed over. `told` functions it knows."""
+    """A connected worker; `held` in the order in which they were handed over. It knows `told` functions. `stuck`:
+    what it held behind a long call was asked back, and it is given nothing until that returns.
+    """
 
     attempt: Attempt
     held: dict[int, None] = {}
     told: int = 0
     heard: int = 0
-    asked_back: bool = False
+    stuck: bool = False
     retiring: bool = False
 
 
@@ -238,7 +240,8 @@ class Dispatch:
             for number in message.back:
                 if worker.held.pop(number, 0) is None and str(number) in book.open:
                     line.ready.appendleft(number)
-        worker.heard, worker.asked_back = now, False
+        worker.heard = now
+        worker.stuck = worker.stuck and not message.results
         self._hand_out(job, book, line, now)
         if book.over:
             self._retire(job, book, line, now)
@@ -343,7 +346,11 @@ class Dispatch:
             return
         mean = book.mean if book.done >= KNOWN_AFTER else 0
         window = max(1, min(MOST_AHEAD, AHEAD // mean)) if mean else 1
-        free = [worker for worker in line.workers.values() if len(worker.held) < window and not worker.retiring]
+        free = [
+            worker
+            for worker in line.workers.values()
+            if len(worker.held) < window and not (worker.retiring or worker.stuck)
+        ]
         free.sort(key=_load)
         while free and line.ready:
             share = -(-len(line.ready) // len(free))
@@ -409,7 +416,7 @@ class Dispatch:
             if idle:
                 times.append(min(worker.heard for worker in idle) + self._keep(job_id))
                 if not line.ready:
-                    times += [w.heard + STUCK for w in line.workers.values() if len(w.held) > 1 and not w.asked_back]
+                    times += [w.heard + STUCK for w in line.workers.values() if len(w.held) > 1 and not w.stuck]
         return min(times, default=None)
 
     def _ask_back(self, line: Line, now: int) -> None:
@@ -417,8 +424,8 @@ class Dispatch:
         if line.ready or not any(not worker.held and not worker.retiring for worker in line.workers.values()):
             return
         for worker in line.workers.values():
-            if len(worker.held) > 1 and now - worker.heard >= STUCK and not worker.asked_back:
-                worker.asked_back = True
+            if len(worker.held) > 1 and now - worker.heard >= STUCK and not worker.stuck:
+                worker.stuck = True
                 self._say_worker(worker.attempt, Back(tuple(worker.held)[1:]))
 
     def _retire(self, job: JobState, book: CallBook, line: Line, now: int) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from poise.kernel.book import CallBook
 from poise.kernel.ledger import (
     CAUSES,
     JobState,
@@ -30,6 +31,7 @@ from poise.model.load import LEVELS, Load
 from poise.model.quotas import Amounts, Quota
 from poise.model.reports import (
     AttemptReport,
+    CallsReport,
     JobReport,
     NodeReport,
     QuotaReport,
@@ -46,6 +48,10 @@ SOME = 8
 """Groups of units, running units and events that are told of a job when not all are asked for."""
 
 
+FEW = 12
+"""Functions that are named of a job that serves calls."""
+
+
 def job_report(ledger: Ledger, job: JobState, now: int, *, tasks: bool) -> JobReport:
     """One job as of `now`; with its tasks when asked."""
     counts: dict[str, int] = {}
@@ -53,7 +59,6 @@ def job_report(ledger: Ledger, job: JobState, now: int, *, tasks: bool) -> JobRe
         for task in unit.tasks:
             status = task_status(unit, task)
             counts[status] = counts.get(status, 0) + 1
-    first = job.units[0].spec.tasks[0]
     path = critical_path(job) if tasks and len(job.units) > 1 else ()
     return JobReport(
         id=job.id,
@@ -65,15 +70,36 @@ def job_report(ledger: Ledger, job: JobState, now: int, *, tasks: bool) -> JobRe
         ended=ledger.wall(job.ended),
         elapsed=(job.ended or now) - job.submitted,
         counts=counts,
-        command=_command(first.argv) if len(job.units) == 1 else f"graph of {sum(counts.values())} tasks",
+        command=_what(job, sum(counts.values())),
         critical_path=path,
         remaining=sum(unit.expected for unit in job.units if unit.spec.name in path and not unit.over),
         note=job.note,
+        calls=_calls_report(job.calls) if job.calls is not None else None,
         tasks=tuple(
             task_report(ledger, job, unit, index, now) for unit in job.units for index in range(len(unit.tasks))
         )
         if tasks
         else (),
+    )
+
+
+def _what(job: JobState, tasks: int) -> str:
+    """What a job runs, in a few words."""
+    if job.calls is not None:
+        return f"calls of {', '.join(function.name for function in job.calls.functions[:FEW]) or 'functions'}"
+    if len(job.units) == 1:
+        return _command(job.units[0].spec.tasks[0].argv)
+    return f"graph of {tasks} tasks"
+
+
+def _calls_report(book: CallBook) -> CallsReport:
+    return CallsReport(
+        open=len(book.open),
+        done=book.done,
+        failed=book.failed,
+        mean=book.mean,
+        functions=tuple(function.name for function in book.functions[:FEW]),
+        closed=book.closed,
     )
 
 

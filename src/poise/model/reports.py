@@ -60,6 +60,19 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     result: Any
 
 
+class CallsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of a job that serves them: how many are open, done and failed, and the mean time that one that is done
+    took, in nanoseconds. `closed` says why no more will come; empty while they may.
+    """
+
+    open: int
+    done: int
+    failed: int
+    mean: int
+    functions: tuple[str, ...] = ()
+    closed: str = ""
+
+
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     """One job. `exit_code` is what `poise wait` ends with: 0, or the first failed task's; none while unfinished. `note`
     is what the user was told when it was submitted.
@@ -77,6 +90,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     critical_path: tuple[str, ...] = ()
     remaining: int = 0
+    calls: "CallsReport | None" = None
     note: str = ""
     tasks: tuple[TaskReport, ...] = ()
 
