@@ -45,8 +45,7 @@ MEANING = {
     "folder": "Where commands run. Relative to the file's folder; that folder itself by default.",
     "after": "Ids or names of jobs that must be done first. If one fails, this job is skipped.",
     "tasks": "The tasks of a graph, by name.",
-    "calls": "Serve calls of functions: the `parts` are workers that are started as calls come. Made by `poise.task` in "
-    "Python.",
+    "calls": "Serve calls of functions: the `parts` are workers that are started as calls come. Made by `poise.task`.",
     "run": "A list is executed as it is; a text goes through `/bin/sh -c`.",
     "needs": "Tasks of the same graph that must be done first.",
     "resources": "What one task takes while it runs. See below.",

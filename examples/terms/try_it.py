@@ -13,6 +13,6 @@ alone = Suite(recipe, {**TERMS, "solitude": solitude}, {**RANK_TERMS, "compactne
 for policy in (Suite(Recipe(name="plain")), alone, SMALLEST_FIRST):
     world = World(policy).nodes(2, cpu=3).job("first").round().job("gang", workers=3).job("large", cpu=3).job("small")
     world.round()
-    print(f"{policy.name}:")  # noqa: T201 — a script for a terminal
+    print(f"{policy.name}:")
     for job in ("first", "gang", "large", "small"):
-        print(f"  {job:<6} {' '.join(world.where(job)) or world.reasons(job)[0].sentence()}")  # noqa: T201
+        print(f"  {job:<6} {' '.join(world.where(job)) or world.reasons(job)[0].sentence()}")

@@ -32,18 +32,24 @@ from poise.drivers.security import ensure_token
 from poise.drivers.sockets import listen
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import SystemClock, boot_id, settle_memory
+from poise.drivers.tidy import remove_abandoned
 from poise.errors import Conflict, PoiseError, SpecError
 from poise.kernel.controller import Controller, Settings
 from poise.model.events import Event, decode_event, encode_event
 from poise.model.fleetfile import DeclaredFleet
 from poise.model.triggers import Triggers
-from poise.units import Instant
+from poise.units import HOUR, SECOND, Instant
 
 CANNOT_START = 3
 """Exit code when a person has to act: the log is damaged, or newer."""
 
 WANTED_AGAIN = 4
 """Exit code of one that left for want of work and was given some while it left: start me again."""
+
+KEEP_VALUES = 1 * HOUR
+"""Values of a job that is over are kept for so long: its caller may be about to read them."""
+
+TIDY_SECONDS = 600.0
 
 _log = logging.getLogger("poise.control")
 
@@ -142,13 +148,24 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
     _write_endpoint(home, port)
     _log.info("ready: process %d, port %d, revision %d, term %d", os.getpid(), port, ledger.revision, ledger.term)
     leaving = asyncio.create_task(lifetime.leave_when_idle())
+    tidying = asyncio.create_task(_tidy_values(plane, home))
     await serving
     leaving.cancel()
+    tidying.cancel()
     decider.close()
     store.close()
     with contextlib.suppress(OSError):
         home.endpoint.unlink()
     return WANTED_AGAIN if lifetime.wanted_again else 0
+
+
+async def _tidy_values(plane: Plane, home: Home) -> None:
+    """Values that a caller would have removed and did not, since it was killed: those of jobs that are over."""
+    while True:
+        now, jobs = plane.clock.now(), plane.ledger.jobs
+        kept = {job.id for job in jobs.values() if not job.ended or now - job.ended < KEEP_VALUES}
+        await asyncio.to_thread(remove_abandoned, home.values, kept, KEEP_VALUES / SECOND)
+        await asyncio.sleep(TIDY_SECONDS)
 
 
 def _declared(path: Path) -> DeclaredFleet | None:

@@ -1,0 +1,17 @@
+"""What nobody will read any more is removed."""
+
+import shutil
+import time
+from collections.abc import Set
+from pathlib import Path
+
+
+def remove_abandoned(folder: Path, kept: Set[str], seconds: float) -> None:
+    """Remove each folder in `folder` whose name is not kept and in which nothing was made or removed for so long."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        try:
+            unchanged = time.time() - path.stat().st_mtime
+        except FileNotFoundError:
+            continue
+        if path.name not in kept and unchanged > seconds:
+            shutil.rmtree(path, ignore_errors=True)
