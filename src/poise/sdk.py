@@ -679,7 +679,9 @@ class Mapped(Generic[R]):
         self._seconds = 0.0
         self._measured = 0
         self.done = 0
-        self._bar = _Bar(task.__qualname__, self._total) if progress else None
+        self._bar: _Bar | _Shown | None = None
+        if progress:
+            self._bar = _Shown(self) if "ipykernel" in sys.modules else _Bar(task.__qualname__, self._total)
         self._fill()
 
     def __iter__(self) -> Iterator[R]:
@@ -746,8 +748,27 @@ class Mapped(Generic[R]):
             self._bar.close()
 
 
+class _Shown:
+    """Progress in a notebook: what the `Mapped` shows of itself, kept up to date."""
+
+    def __init__(self, mapped: "Mapped[Any]") -> None:
+        from IPython.display import display  # type: ignore[import-not-found]
+
+        self._mapped = mapped
+        self._handle = display(mapped, display_id=True)
+        self._at = 0.0
+
+    def at(self, done: int) -> None:
+        if time.monotonic() - self._at > 0.1:
+            self.close()
+
+    def close(self) -> None:
+        self._at = time.monotonic()
+        self._handle.update(self._mapped)
+
+
 class _Bar:
-    """Progress on stderr: a bar in a terminal or a notebook, nothing elsewhere."""
+    """Progress on stderr: a bar in a terminal, nothing elsewhere."""
 
     def __init__(self, name: str, total: int | None) -> None:
         from rich.console import Console

@@ -401,6 +401,8 @@ class Dispatch:
                 continue
             if not line.caller and not job.calls.closed and now - line.left >= ORPHANED:
                 self._close(job, job.calls, "its caller has left", now)
+            if line.unsure_until <= now:
+                line.unsure_until = 0
             self._hand_out(job, job.calls, line, now)
             self._ask_back(line, now)
             self._retire(job, job.calls, line, now)
@@ -408,15 +410,14 @@ class Dispatch:
     def wakeup(self) -> int | None:
         times = []
         for job_id, line in self._lines.items():
-            if not line.caller:
+            if not line.caller and not self._ledger.jobs[job_id].calls_closed:
                 times.append(line.left + ORPHANED)
             if line.unsure_until:
                 times.append(line.unsure_until)
             idle = [worker for worker in line.workers.values() if not worker.held and not worker.retiring]
-            if idle:
+            if idle and not line.ready:
                 times.append(min(worker.heard for worker in idle) + self._keep(job_id))
-                if not line.ready:
-                    times += [w.heard + STUCK for w in line.workers.values() if len(w.held) > 1 and not w.stuck]
+                times += [w.heard + STUCK for w in line.workers.values() if len(w.held) > 1 and not w.stuck]
         return min(times, default=None)
 
     def _ask_back(self, line: Line, now: int) -> None:

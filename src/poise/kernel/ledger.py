@@ -217,6 +217,11 @@ class JobState(msgspec.Struct):
     note: str = ""
     calls: CallBook | None = None
 
+    @property
+    def calls_closed(self) -> bool:
+        """Whether no more calls will come to it."""
+        return self.calls is None or bool(self.calls.closed)
+
 
 class Pool(msgspec.Struct):
     """Attempts of one shape on one node: `slots` may run at once, `long` of them are not known to be brief."""

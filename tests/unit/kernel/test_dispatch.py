@@ -7,7 +7,7 @@ import pytest
 
 from poise.errors import SpecError
 from poise.kernel.book import CallBook
-from poise.kernel.controller import FromCallWorker
+from poise.kernel.controller import CallerGone, FromCallWorker
 from poise.kernel.dispatch import ORPHANED, WARM
 from poise.model.calls import (
     INLINE,
@@ -266,6 +266,19 @@ def test_a_job_whose_caller_stays_away_is_closed_and_what_it_accepted_is_made() 
     world.worker("f.main[0]", Ready(attempt, 1, (1,))).worker("f.main[0]", done(1))
     world.worker("f.main[0]", done(2))
     assert book(world).done == 2
+
+
+def test_nothing_wakes_the_control_plane_again_and_again() -> None:
+    """Whatever state calls are in, the next time to look at them is not one that has passed."""
+    world = up(call(serving(), *calls(1, 4)), "f.main[0]", "f.main[1]")
+    world.caller("f", Closing()).say(CallerGone("j1")).restart()
+    attempt = world._attempt("f.main[0]")[0]
+    world.worker("f.main[0]", Ready(attempt, 1))
+    for _ in range(40):
+        world.after("1s")
+        world.tick()
+        wakeup = world.controller.wakeup()
+        assert wakeup is None or wakeup > world.now
 
 
 def test_cancelling_the_job_cancels_what_is_open() -> None:
