@@ -419,7 +419,7 @@ class Controller:
 
     def prepare(self, document: Any, wall: float, now: int) -> Compiled:
         """A request compiled for the fleet as it is `now`; raises SpecError. `wall` is in seconds since 1970."""
-        return prepare(lambda: self.snapshot(now), self._use() / 1000, document, wall)
+        return prepare(lambda: self.snapshot(now), lambda: self._use() / 1000, document, wall)
 
     def load_of(self, node: str) -> Load | None:
         """What the node last said of how busy it is."""

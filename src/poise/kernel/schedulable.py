@@ -63,16 +63,16 @@ class Bound(NamedTuple):
         return self.deadline - self.least
 
 
-def prepare(view: Callable[[], Snapshot], use: float, document: Any, wall: float) -> Compiled:
-    """Compile a request for the fleet as it is: `use` in [0, 1] is how much of it is taken; the `view` is looked at
-    where something depends on it. What is to be cut is cut finer before its deadline is refused. Raises SpecError.
+def prepare(view: Callable[[], Snapshot], use: Callable[[], float], document: Any, wall: float) -> Compiled:
+    """Compile a request for the fleet as it is: `use` in [0, 1] is how much of it is taken; it and the `view` are looked
+    at where something depends on them. What is to be cut is cut finer before its deadline is refused. Raises SpecError.
     """
     view = cache(view)
     for finer in FINER:
         cuts: list[Cut] = []
 
         def cut(devices: bool, finer: int = finer, cuts: list[Cut] = cuts) -> Cut:
-            cuts.append(Cut(use, spread(view().fleet, devices), finer))
+            cuts.append(Cut(use(), spread(view().fleet, devices), finer))
             return cuts[-1]
 
         compiled = compile_spec(document, wall=wall, cut=cut)
