@@ -935,8 +935,11 @@ class Ledger:
         if spec.least or unit.saved:
             run = (unit.saved + run * unit.size) // (spec.least or unit.size)
         model = model_under(self._state.nodes[task.node].node, task.devices)
-        for name in (kind, f"{kind}@{model}"):
-            profiles[name] = profiles.get(name, _UNKNOWN).observe(ending, self._state.revision, run)
+        known, there = profiles.get(kind, _UNKNOWN), profiles.get(f"{kind}@{model}", _UNKNOWN)
+        learned = profiles[kind] = known.observe(ending, self._state.revision, run)
+        if there != known:  # else all of the class has run on this model
+            learned = there.observe(ending, self._state.revision, run)
+        profiles[f"{kind}@{model}"] = learned
         if len(profiles) > MAX_PROFILES:
             by_age = sorted(profiles, key=lambda name: (profiles[name].seen, name))
             for name in by_age[: MAX_PROFILES // 4]:  # in batches, since this sorts
