@@ -67,13 +67,14 @@ class Ability(NamedTuple):
     """What the nodes of each kind, and the devices of each model, can do for a shape, whatever is taken of them.
 
     `models`: by device model (one more False for `no device`), whether such a device could serve it. `room`: by kind of
-    node, how many tasks an empty one holds. `uniform`: by kind, whether every device will do, so that counting them is
-    enough.
+    node, how many tasks an empty one holds; `most`: how many all of the fleet does. `uniform`: by kind, whether every
+    device will do, so that counting them is enough.
     """
 
     models: list[bool]
     room: Ints
     uniform: list[bool]
+    most: int
 
 
 def ability(fleet: Fleet, shape: Shape) -> Ability:
@@ -105,7 +106,8 @@ def _ability(fleet: Fleet, shape: Shape) -> Ability:
         can = np.array([can_do(model, asks) for model in fleet.models], bool)
         room = np.where(can[fleet.processor[likes]], room, 0)
     room.setflags(write=False)
-    return Ability(models, room, (may == has).all(axis=1).tolist())
+    nodes = np.bincount(fleet.kind, minlength=len(likes)).tolist()
+    return Ability(models, room, (may == has).all(axis=1).tolist(), room_when_empty(room, nodes))
 
 
 def _of_processor(wants: Wants) -> Wants:
@@ -175,12 +177,12 @@ def capacity_on(rows: Ints, fleet: Fleet, shape: Shape, able: Ability, free: Int
 
 def capacity_when_empty(fleet: Fleet, shape: Shape) -> int:
     """How many tasks of the shape the fleet, all of it, could hold with nothing else on it."""
-    return room_when_empty(ability(fleet, shape), np.bincount(fleet.kind, minlength=len(fleet.likes)).tolist())
+    return ability(fleet, shape).most
 
 
-def room_when_empty(able: Ability, nodes: Sequence[int]) -> int:
-    """How many tasks so many empty nodes of each kind could hold."""
-    return sum(min(room, MOST_TASKS) * count for room, count in zip(able.room.tolist(), nodes, strict=True))
+def room_when_empty(room: Ints, nodes: Sequence[int]) -> int:
+    """How many tasks so many empty nodes of each kind could hold, with `room` for so many each."""
+    return sum(min(here, MOST_TASKS) * count for here, count in zip(room.tolist(), nodes, strict=True))
 
 
 def _parts(fleet: Fleet, shape: Shape, device_models: Ints) -> Ints:

@@ -551,7 +551,7 @@ class _Round:
         return False
 
     def _most_of(self, shape: Shape) -> int:
-        return room_when_empty(self.draft.able(shape), self._open_kinds)
+        return room_when_empty(self.draft.able(shape).room, self._open_kinds)
 
     # --- what runs ---------------------------------------------------------------------------------------------------
 
