@@ -852,8 +852,9 @@ class Ledger:
                 self._names.pop(job.name, None)
             for other in job.after:  # no longer waited for, if it ended without them
                 self._stop_awaiting(other, job.id)
-            done = job_status(job) == "done"
-            for waiting_id in self._awaited_by.pop(job.id, ()):
+            awaiting = self._awaited_by.pop(job.id, ())
+            done = bool(awaiting) and job_status(job) == "done"
+            for waiting_id in awaiting:
                 waiting = self._state.jobs[waiting_id]
                 waiting.awaited -= 1
                 if not done:

@@ -223,7 +223,12 @@ def model_of(device: Device) -> DeviceModel:
 
 def processor_of(node: Node) -> DeviceModel:
     """A node's CPUs as a device model: work without devices runs on them."""
-    return DeviceModel("cpu", node.model or "cpu", "cpu", tuple(sorted(node.rates.items())), node.bandwidth)
+    return DeviceModel("cpu", _called(node), "cpu", tuple(sorted(node.rates.items())), node.bandwidth)
+
+
+def _called(node: Node) -> str:
+    """What its CPUs are called."""
+    return node.model or "cpu"
 
 
 def model_under(node: Node, devices: tuple[int, ...]) -> str:
@@ -231,7 +236,7 @@ def model_under(node: Node, devices: tuple[int, ...]) -> str:
     model, or that of the CPUs.
     """
     if not devices:
-        return processor_of(node).called
+        return _called(node)
     return next((model_of(device).called for device in node.devices if device.index == devices[0]), "")
 
 
