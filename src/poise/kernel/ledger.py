@@ -116,7 +116,7 @@ class PastAttempt(msgspec.Struct, frozen=True):
     at: int
 
 
-class TaskState(msgspec.Struct):
+class TaskState(msgspec.Struct, gc=False):
     """The latest attempt of one task. Times are instants, 0 where it has not happened."""
 
     status: TaskStatus = "idle"
@@ -134,7 +134,7 @@ class TaskState(msgspec.Struct):
         return self.status in ("queued", "running", "recovering")
 
 
-class UnitState(msgspec.Struct):
+class UnitState(msgspec.Struct, gc=False):
     """A unit's life. `stopping` says why its attempts are being stopped: `cancel`, `gang`, the cause of a preemption,
     or not at all. `size` tasks were placed, in the artifact `variant`. `attained` is the service (run time times
     devices) of attempts that yielded, `preempted` their number (and `moved` that of the stops for its own good),
@@ -196,7 +196,7 @@ class UnitState(msgspec.Struct):
         return self.status in ("done", "failed", "cancelled", "skipped")
 
 
-class JobState(msgspec.Struct):
+class JobState(msgspec.Struct, gc=False):
     """A job and its units. `unfinished` counts units that are not over; `awaited` the jobs it still comes after. Of one
     that serves calls, `calls` is the book of them and the units are its workers.
     """
