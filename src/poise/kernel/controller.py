@@ -427,10 +427,10 @@ class Controller:
 
     def _use(self) -> int:
         """The share of the open nodes' CPUs or devices that is taken, in thousandths, whichever is more."""
-        fleet = self.ledger.fleet()
+        fleet, rows = self.ledger.fleet(), [CPU, DEVICES]
         opened = fleet.closed == 0
-        total, free = fleet.total[:, opened].sum(axis=1), fleet.free[:, opened].sum(axis=1)
-        return max((int(1000 - 1000 * free[of] / total[of]) for of in (CPU, DEVICES) if total[of]), default=0)
+        total, free = (fleet.total[rows] @ opened).tolist(), (fleet.free[rows] @ opened).tolist()
+        return max((int(1000 - 1000 * left / of) for left, of in zip(free, total, strict=True) if of), default=0)
 
     def _fire(self, fired: Fired | None, now: int) -> None:
         """A trigger forces a round, and the round is told which."""

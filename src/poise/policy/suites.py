@@ -149,7 +149,7 @@ class _Round:
             ordered, over = self.allowance.share_out(ordered)
             self.holds |= over
         fleet = self.view.fleet
-        free = fleet.free[:, fleet.closed == 0].astype(float).sum(axis=1)
+        free = fleet.free.astype(float) @ (fleet.closed == 0)
         if sum([candidate.shape.cpu for candidate in ordered]) > free[CPU]:  # the usual end of it, seen at a glance
             return None
         groups: dict[str, list[Candidate]] = {}
