@@ -419,7 +419,7 @@ class Controller:
 
     def prepare(self, document: Any, wall: float, now: int) -> Compiled:
         """A request compiled for the fleet as it is `now`; raises SpecError. `wall` is in seconds since 1970."""
-        return prepare(lambda: self.snapshot(now), self._use() / 1000, document, wall)
+        return prepare(lambda: self.snapshot(now), lambda: self._use() / 1000, document, wall)
 
     def load_of(self, node: str) -> Load | None:
         """What the node last said of how busy it is."""
@@ -427,10 +427,10 @@ class Controller:
 
     def _use(self) -> int:
         """The share of the open nodes' CPUs or devices that is taken, in thousandths, whichever is more."""
-        fleet = self.ledger.fleet()
+        fleet, rows = self.ledger.fleet(), [CPU, DEVICES]
         opened = fleet.closed == 0
-        total, free = fleet.total[:, opened].sum(axis=1), fleet.free[:, opened].sum(axis=1)
-        return max((int(1000 - 1000 * free[of] / total[of]) for of in (CPU, DEVICES) if total[of]), default=0)
+        total, free = (fleet.total[rows] @ opened).tolist(), (fleet.free[rows] @ opened).tolist()
+        return max((int(1000 - 1000 * left / of) for left, of in zip(free, total, strict=True) if of), default=0)
 
     def _fire(self, fired: Fired | None, now: int) -> None:
         """A trigger forces a round, and the round is told which."""

@@ -116,7 +116,7 @@ class PastAttempt(msgspec.Struct, frozen=True):
     at: int
 
 
-class TaskState(msgspec.Struct):
+class TaskState(msgspec.Struct, gc=False):
     """The latest attempt of one task. Times are instants, 0 where it has not happened."""
 
     status: TaskStatus = "idle"
@@ -134,7 +134,7 @@ class TaskState(msgspec.Struct):
         return self.status in ("queued", "running", "recovering")
 
 
-class UnitState(msgspec.Struct):
+class UnitState(msgspec.Struct, gc=False):
     """A unit's life. `stopping` says why its attempts are being stopped: `cancel`, `gang`, the cause of a preemption,
     or not at all. `size` tasks were placed, in the artifact `variant`. `attained` is the service (run time times
     devices) of attempts that yielded, `preempted` their number (and `moved` that of the stops for its own good),
@@ -196,7 +196,7 @@ class UnitState(msgspec.Struct):
         return self.status in ("done", "failed", "cancelled", "skipped")
 
 
-class JobState(msgspec.Struct):
+class JobState(msgspec.Struct, gc=False):
     """A job and its units. `unfinished` counts units that are not over; `awaited` the jobs it still comes after. Of one
     that serves calls, `calls` is the book of them and the units are its workers.
     """
@@ -857,8 +857,9 @@ class Ledger:
                 self._names.pop(job.name, None)
             for other in job.after:  # no longer waited for, if it ended without them
                 self._stop_awaiting(other, job.id)
-            done = job_status(job) == "done"
-            for waiting_id in self._awaited_by.pop(job.id, ()):
+            awaiting = self._awaited_by.pop(job.id, ())
+            done = bool(awaiting) and job_status(job) == "done"
+            for waiting_id in awaiting:
                 waiting = self._state.jobs[waiting_id]
                 waiting.awaited -= 1
                 if not done:
@@ -940,8 +941,11 @@ class Ledger:
         if spec.least or unit.saved:
             run = (unit.saved + run * unit.size) // (spec.least or unit.size)
         model = model_under(self._state.nodes[task.node].node, task.devices)
-        for name in (kind, f"{kind}@{model}"):
-            profiles[name] = profiles.get(name, _UNKNOWN).observe(ending, self._state.revision, run)
+        known, there = profiles.get(kind, _UNKNOWN), profiles.get(f"{kind}@{model}", _UNKNOWN)
+        learned = profiles[kind] = known.observe(ending, self._state.revision, run)
+        if there != known:  # else all of the class has run on this model
+            learned = there.observe(ending, self._state.revision, run)
+        profiles[f"{kind}@{model}"] = learned
         if len(profiles) > MAX_PROFILES:
             by_age = sorted(profiles, key=lambda name: (profiles[name].seen, name))
             for name in by_age[: MAX_PROFILES // 4]:  # in batches, since this sorts

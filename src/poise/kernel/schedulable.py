@@ -12,7 +12,6 @@ class or a higher one.
 
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -63,23 +62,30 @@ class Bound(NamedTuple):
         return self.deadline - self.least
 
 
-def prepare(view: Callable[[], Snapshot], use: float, document: Any, wall: float) -> Compiled:
-    """Compile a request for the fleet as it is: `use` in [0, 1] is how much of it is taken; the `view` is looked at
-    where something depends on it. What is to be cut is cut finer before its deadline is refused. Raises SpecError.
+def prepare(view: Callable[[], Snapshot], use: Callable[[], float], document: Any, wall: float) -> Compiled:
+    """Compile a request for the fleet as it is: `use` in [0, 1] is how much of it is taken; it and the `view` are asked
+    for where something depends on them. What is to be cut is cut finer before its deadline is refused. Raises
+    SpecError.
     """
-    view = cache(view)
+    seen: list[Snapshot] = []
+
+    def look() -> Snapshot:
+        if not seen:
+            seen.append(view())
+        return seen[0]
+
     for finer in FINER:
         cuts: list[Cut] = []
 
         def cut(devices: bool, finer: int = finer, cuts: list[Cut] = cuts) -> Cut:
-            cuts.append(Cut(use, spread(view().fleet, devices), finer))
+            cuts.append(Cut(use(), spread(look().fleet, devices), finer))
             return cuts[-1]
 
         compiled = compile_spec(document, wall=wall, cut=cut)
         if not compiled.due_by:
             return compiled
         try:
-            return compiled._replace(note=check_deadlines(view(), compiled))
+            return compiled._replace(note=check_deadlines(look(), compiled))
         except SpecError:
             if not cuts or finer == FINER[-1]:
                 raise

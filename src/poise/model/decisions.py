@@ -76,14 +76,14 @@ REASONS = {
 }
 
 
-class Spot(msgspec.Struct, frozen=True, array_like=True):
+class Spot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where one task of a unit goes: a node, and device indices on it."""
 
     node: str
     devices: tuple[int, ...] = ()
 
 
-class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Why a decision was made.
 
     `base` is the revision of the view it was made on: deciding again on that view gives the same. `rank` says what put
@@ -111,7 +111,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return "; ".join(part for part in (self.rank, self.speed, terms, beside) if part)
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True, tag="place"):
+class Place(msgspec.Struct, frozen=True, kw_only=True, tag="place", gc=False):
     """Start a unit: one spot per task, in the unit's order; an elastic unit may get fewer, down to its least.
 
     `queued` places it behind tasks of the same shape that hold the room now: the node starts it the moment one of them

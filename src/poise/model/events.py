@@ -30,7 +30,7 @@ class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_default
     wall: float = 0.0
 
 
-class JobSubmitted(msgspec.Struct, frozen=True, tag="submitted", kw_only=True, omit_defaults=True):
+class JobSubmitted(msgspec.Struct, frozen=True, tag="submitted", kw_only=True, omit_defaults=True, gc=False):
     """A job was accepted. `key` makes a repeated submission harmless."""
 
     at: int
@@ -44,7 +44,7 @@ class JobCancelled(msgspec.Struct, frozen=True, tag="cancelled", kw_only=True, o
     by: str = ""
 
 
-class Placed(msgspec.Struct, frozen=True, tag="placed", kw_only=True, omit_defaults=True):
+class Placed(msgspec.Struct, frozen=True, tag="placed", kw_only=True, omit_defaults=True, gc=False):
     """A unit got its next epoch and a spot for each of its tasks, or for the first ones if it is elastic.
 
     `brief`: others of its shape may wait behind it. `variant` is the artifact it runs.
@@ -71,7 +71,7 @@ class Preempted(msgspec.Struct, frozen=True, tag="preempted", kw_only=True, omit
     to: str = ""
 
 
-class Started(msgspec.Struct, frozen=True, tag="started", kw_only=True, omit_defaults=True):
+class Started(msgspec.Struct, frozen=True, tag="started", kw_only=True, omit_defaults=True, gc=False):
     """A task runs. Short tasks skip this: their `Finished` says how long they ran."""
 
     at: int
@@ -81,7 +81,7 @@ class Started(msgspec.Struct, frozen=True, tag="started", kw_only=True, omit_def
     cpus: tuple[int, ...] = ()
 
 
-class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True):
+class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True, gc=False):
     at: int
     task: str
     epoch: int

@@ -5,6 +5,7 @@ never writes to it; the ledger keeps its own and hands out copies, so a view sta
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -92,9 +93,11 @@ class Fleet:
     node, `pools` by key of shape and row. `rack` and `zone` number those that are named alike, `bandwidth` and
     `latency` int64 (N,) are of the node's network. `kind` int64 (N,) tells nodes apart that offer different things;
     `likes` is the first row of each kind, `alike` says by kind whether its devices are all of one model and not linked.
+    `abilities` is what readers have worked out, by shape, of what never changes; all copies share it.
     """
 
     __slots__ = (
+        "abilities",
         "alike",
         "bandwidth",
         "closed",
@@ -161,6 +164,7 @@ class Fleet:
         self.likes = tuple(likes)
         self.alike = [not nodes[row].links and len(set(self.device_model[row].tolist()) - {-1}) < 2 for row in likes]
         self.free: Ints = self.total.copy()
+        self.abilities: dict[Shape, Any] = {}
 
     def copy(self) -> "Fleet":
         """The same rows, in columns of its own."""
@@ -168,7 +172,7 @@ class Fleet:
         made.nodes, made.names, made.rows, made.models = self.nodes, self.names, self.rows, self.models
         made.total, made.device_model, made.processor = self.total, self.device_model, self.processor
         made.kind, made.likes, made.rack, made.zone = self.kind, self.likes, self.rack, self.zone
-        made.alike = self.alike
+        made.alike, made.abilities = self.alike, self.abilities
         made.bandwidth, made.latency = self.bandwidth, self.latency
         made.free, made.closed, made.levels = self.free.copy(), self.closed.copy(), self.levels.copy()
         made.failures, made.yielding = self.failures.copy(), self.yielding.copy()
@@ -219,7 +223,12 @@ def model_of(device: Device) -> DeviceModel:
 
 def processor_of(node: Node) -> DeviceModel:
     """A node's CPUs as a device model: work without devices runs on them."""
-    return DeviceModel("cpu", node.model or "cpu", "cpu", tuple(sorted(node.rates.items())), node.bandwidth)
+    return DeviceModel("cpu", _called(node), "cpu", tuple(sorted(node.rates.items())), node.bandwidth)
+
+
+def _called(node: Node) -> str:
+    """What its CPUs are called."""
+    return node.model or "cpu"
 
 
 def model_under(node: Node, devices: tuple[int, ...]) -> str:
@@ -227,7 +236,7 @@ def model_under(node: Node, devices: tuple[int, ...]) -> str:
     model, or that of the CPUs.
     """
     if not devices:
-        return processor_of(node).called
+        return _called(node)
     return next((model_of(device).called for device in node.devices if device.index == devices[0]), "")
 
 

@@ -44,7 +44,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return min(self.backoff << min(tries - 1, 16), max(self.backoff, 60 * SECOND))
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One command to run to its end. `env` adds to the job's. `rank`/`world` in a gang, `part`/`parts` when cut by
     data.
     """
@@ -88,7 +88,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shape: Shape
 
 
-class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What is placed together: one task, or the tasks of a gang. All tasks of a unit have one shape.
 
     `needs` names units of the same job. `kind` is the class by which run times are learned. `deadline` in nanoseconds
@@ -126,7 +126,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.variants[variant - 1].name if variant else self.artifact
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A compiled job. `name` is empty unless the user gave one. `after` holds ids of jobs that must be done first;
     `note` is what the user was told when it was submitted. With `calls` its units are workers that serve calls of
     functions.
@@ -143,7 +143,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     calls: bool = False
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Ending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """How one attempt ended, as its keeper saw it.
 
     Times in nanoseconds, `peak` resident memory in bytes, `limit` the memory limit it had. `device` is the mean use of

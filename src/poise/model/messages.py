@@ -11,7 +11,7 @@ from poise.model.load import Load
 from poise.model.resources import Node, Shape
 
 
-class Attempt(msgspec.Struct, frozen=True, order=True, array_like=True):
+class Attempt(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
     """One try at one task: `task` is `job.task`, `epoch` counts its unit's placements from 1."""
 
     task: str
@@ -21,7 +21,7 @@ class Attempt(msgspec.Struct, frozen=True, order=True, array_like=True):
         return f"{self.task}#{self.epoch}"
 
 
-class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """All a node needs to run one attempt. `env` is complete but for the POISE_ names and devices, which the node adds.
 
     `slots` is how many attempts of `shape` may run at once on this node, as of this launch; one that is `queued` waits
@@ -50,7 +50,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     serves: bool = False
 
 
-class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """An attempt has started; `cpus` are the cores it is bound to (none: unbound)."""
 
     attempt: Attempt
@@ -58,7 +58,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cpus: tuple[int, ...] = ()
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An attempt has ended, or was handed back unstarted."""
 
     attempt: Attempt

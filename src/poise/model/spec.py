@@ -26,7 +26,6 @@ from poise.model.jobs import (
     RETRY,
     WEIGHT,
     Job,
-    Outcome,
     Priority,
     Retry,
     Task,
@@ -551,7 +550,7 @@ def _units(name: str, spec: TaskSpec, at: str, inherited: _Defaults) -> list[Uni
         f"{inherited.job}/{name}" if inherited.job and name != "main" else _class_of(argv, first.run)
     )
     env = _environment(spec.env, f"{field}env")
-    retry = spec.retry or RetrySpec()
+    checkpoint, restore = _checkpoint(spec.checkpoint, f"{field}checkpoint")
     base = Unit(
         name=name,
         tasks=(Task(name=name, argv=argv, env=env),),
@@ -560,22 +559,15 @@ def _units(name: str, spec: TaskSpec, at: str, inherited: _Defaults) -> list[Uni
         priority=Priority[(spec.priority or inherited.priority).upper()],
         deadline=_deadline(spec.deadline, f"{field}deadline", inherited.wall),
         expect=_duration(spec.expect, f"{field}expect") if spec.expect is not None else 0,
-        retry=_or(
-            RETRY,
-            Retry(
-                limit=retry.limit,
-                backoff=_duration(retry.backoff, f"{field}retry.backoff"),
-                when=_outcomes(retry.when),
-            ),
-        ),
+        retry=RETRY if spec.retry is None else _retry(spec.retry, f"{field}retry"),
         kind=kind,
         grace=_or(GRACE, _duration(spec.grace, f"{field}grace")),
         least=least if least < most else 0,
         artifact=artifact,
         variants=variants,
         work=_work(spec.work, f"{field}work"),
-        checkpoint=_checkpoint(spec.checkpoint, f"{field}checkpoint")[0],
-        restore=_checkpoint(spec.checkpoint, f"{field}checkpoint")[1],
+        checkpoint=checkpoint,
+        restore=restore,
         preemptible=spec.preemptible,
         weight=_weight(spec.weight, f"{field}weight"),
     )
@@ -623,6 +615,11 @@ def _work(spec: WorkSpec | None, field: str) -> Work:
         input=parse_or_raise(parse_bytes, spec.input, f"{field}.input", MAX_BYTES),
         model=parse_or_raise(parse_bytes, spec.model, f"{field}.model", MAX_BYTES),
     )
+
+
+def _retry(spec: RetrySpec, field: str) -> Retry:
+    backoff = _duration(spec.backoff, f"{field}.backoff")
+    return _or(RETRY, Retry(limit=spec.limit, backoff=backoff, when=tuple(dict.fromkeys(spec.when))))
 
 
 def _checkpoint(spec: Quantity | CheckpointSpec | None, field: str) -> tuple[int, int]:
@@ -830,6 +827,8 @@ def _length(text: str | list[str]) -> int:
 
 
 def _shape(resources: ResourcesSpec, field: str) -> Shape:
+    if resources == _NOTHING_SAID:
+        return _ONE_CPU
     _check_gpus(resources.gpu, f"{field}.gpu")
     share = round(resources.gpu_share * WHOLE) if 0 < resources.gpu_share <= 1 else 0
     if not 1 <= share <= SHARED_CAP and share != WHOLE:
@@ -879,6 +878,10 @@ def _shape(resources: ResourcesSpec, field: str) -> Shape:
             ),
         ),
     )
+
+
+_NOTHING_SAID, _ONE_CPU = ResourcesSpec(), Shape()
+"""Who says nothing of what is needed gets one CPU: what the other fields' defaults come to."""
 
 
 def _or(default: T, value: T) -> T:
@@ -960,7 +963,3 @@ def _deadline(value: Quantity | None, field: str, wall: float) -> int:
             "the deadline has passed already", code="E108", field=field, have=shown(value), need="a time to come"
         )
     return left
-
-
-def _outcomes(when: list[Any]) -> tuple[Outcome, ...]:
-    return tuple(dict.fromkeys(when))

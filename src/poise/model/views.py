@@ -12,7 +12,7 @@ from poise.model.quotas import Amounts
 from poise.model.resources import Shape
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A unit that could be placed now.
 
     `expected` is the foreseen run time, `declared` what its user said of it (0: nothing) and `tail` the foreseen length

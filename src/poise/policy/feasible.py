@@ -18,6 +18,7 @@ from poise.model.fleet import (
     Fleet,
     Ints,
     model_of,
+    processor_of,
 )
 from poise.model.resources import PLENTY, SHARED_CAP, WHOLE, Node, Shape, Wants
 from poise.units import format_bytes, format_cpu, format_rate
@@ -35,6 +36,9 @@ FALLBACKS: Mapping[str, tuple[str, ...]] = {
 
 MOST_TASKS = 1_000_000
 """Tasks of one node at most, for a shape that asks for nothing."""
+
+MOST_SHAPES = 4096
+"""Shapes for which it is remembered what a fleet can do for them; then it is worked out anew."""
 
 NAMED = 8
 """Fleets of up to so many nodes get their reasons node by node; larger ones by kind of node."""
@@ -63,16 +67,27 @@ class Ability(NamedTuple):
     """What the nodes of each kind, and the devices of each model, can do for a shape, whatever is taken of them.
 
     `models`: by device model (one more False for `no device`), whether such a device could serve it. `room`: by kind of
-    node, how many tasks an empty one holds. `uniform`: by kind, whether every device will do, so that counting them is
-    enough.
+    node, how many tasks an empty one holds; `most`: how many all of the fleet does. `uniform`: by kind, whether every
+    device will do, so that counting them is enough.
     """
 
     models: list[bool]
     room: Ints
     uniform: list[bool]
+    most: int
 
 
 def ability(fleet: Fleet, shape: Shape) -> Ability:
+    """What the fleet can do for a shape; to be read only. Worked out once for each shape and fleet."""
+    found: Ability | None = fleet.abilities.get(shape)
+    if found is None:
+        if len(fleet.abilities) >= MOST_SHAPES:
+            fleet.abilities.clear()
+        found = fleet.abilities[shape] = _ability(fleet, shape)
+    return found
+
+
+def _ability(fleet: Fleet, shape: Shape) -> Ability:
     """Looked up once for each kind of node, of which there are few."""
     models = [can_do(model, shape.wants) and model.memory >= shape.gpu_memory for model in fleet.models] + [False]
     likes = list(fleet.likes)
@@ -87,10 +102,17 @@ def ability(fleet: Fleet, shape: Shape) -> Ability:
     if shape.gpus:
         room = np.minimum(room, _tasks_of(shape, _parts(fleet, shape, device_models) * may))
     elif shape.wants.ops or shape.wants.precision or shape.wants.backend:
-        asks = Wants(kind="cpu", backend=shape.wants.backend, precision=shape.wants.precision, ops=shape.wants.ops)
+        asks = _of_processor(shape.wants)
         can = np.array([can_do(model, asks) for model in fleet.models], bool)
         room = np.where(can[fleet.processor[likes]], room, 0)
-    return Ability(models, room, (may == has).all(axis=1).tolist())
+    room.setflags(write=False)
+    nodes = np.bincount(fleet.kind, minlength=len(likes)).tolist()
+    return Ability(models, room, (may == has).all(axis=1).tolist(), room_when_empty(room, nodes))
+
+
+def _of_processor(wants: Wants) -> Wants:
+    """What work without devices asks of the CPUs."""
+    return Wants(kind="cpu", backend=wants.backend, precision=wants.precision, ops=wants.ops)
 
 
 def fits(fleet: Fleet, shape: Shape, able: Ability, free: Ints, memory: Ints, share: Ints) -> Ints:
@@ -155,12 +177,12 @@ def capacity_on(rows: Ints, fleet: Fleet, shape: Shape, able: Ability, free: Int
 
 def capacity_when_empty(fleet: Fleet, shape: Shape) -> int:
     """How many tasks of the shape the fleet, all of it, could hold with nothing else on it."""
-    return room_when_empty(ability(fleet, shape), np.bincount(fleet.kind, minlength=len(fleet.likes)).tolist())
+    return ability(fleet, shape).most
 
 
-def room_when_empty(able: Ability, nodes: Sequence[int]) -> int:
-    """How many tasks so many empty nodes of each kind could hold."""
-    return sum(min(room, MOST_TASKS) * count for room, count in zip(able.room.tolist(), nodes, strict=True))
+def room_when_empty(room: Ints, nodes: Sequence[int]) -> int:
+    """How many tasks so many empty nodes of each kind could hold, with `room` for so many each."""
+    return sum(min(here, MOST_TASKS) * count for here, count in zip(room.tolist(), nodes, strict=True))
 
 
 def _parts(fleet: Fleet, shape: Shape, device_models: Ints) -> Ints:
@@ -231,7 +253,7 @@ def never(node: Node, shape: Shape) -> list[Reason]:
             reasons.append(_too_small("NO_SUCH_DEVICE", node.name, shape.describe_devices(), have))
         elif len(large) < shape.gpus:
             reasons.append(_too_small("GPU_TOO_FEW", node.name, str(shape.gpus), str(len(large))))
-    elif not reasons and not ability(Fleet((node,)), shape).room[0]:
+    elif not reasons and not can_do(processor_of(node), _of_processor(shape.wants)):
         need = " ".join(part for part in (shape.wants.backend, shape.wants.precision, *shape.wants.ops) if part)
         reasons.append(_too_small("NO_SUCH_DEVICE", node.name, need, "its CPUs"))
     return reasons

@@ -96,7 +96,6 @@ class Draft:
         self._weights, self._terms, self._spread = weights, terms, spread
         self._rooms: dict[int, Room] = {}
         self._openings: dict[tuple[Shape, str], Openings] = {}
-        self._able: dict[Shape, Ability] = {}
         self._capacity: dict[Shape, tuple[Ints, int]] = {}  # with how many changes it knows of
         self._changed: list[int] = []  # rows, as room was taken on them
         self._behind: dict[str, list[tuple[float, int, int, int]]] = {}
@@ -112,10 +111,7 @@ class Draft:
 
     def able(self, shape: Shape) -> Ability:
         """What nodes and devices could do for the shape, were they free."""
-        found = self._able.get(shape)
-        if found is None:
-            found = self._able[shape] = ability(self.fleet, shape)
-        return found
+        return ability(self.fleet, shape)
 
     def room(self, row: int) -> Room:
         """The node's room with what has been placed in this draft; to be read, and changed through `take` only."""

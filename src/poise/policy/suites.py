@@ -148,6 +148,10 @@ class _Round:
         if self.view.quotas:
             ordered, over = self.allowance.share_out(ordered)
             self.holds |= over
+        fleet = self.view.fleet
+        free = fleet.free.astype(float) @ (fleet.closed == 0)
+        if sum([candidate.shape.cpu for candidate in ordered]) > free[CPU]:  # the usual end of it, seen at a glance
+            return None
         groups: dict[str, list[Candidate]] = {}
         for candidate in ordered:
             if candidate.others or candidate.avoid or candidate.recovering:
@@ -162,8 +166,7 @@ class _Round:
                 shape.network * tasks,
                 shape.gpus * tasks * shape.share / WHOLE,
             )
-        fleet = self.view.fleet
-        if (need > fleet.free[:, fleet.closed == 0].astype(float).sum(axis=1)).any():
+        if (need > free).any():
             return None
         for group in groups.values():
             if group[0].tasks == 1:
@@ -551,7 +554,7 @@ class _Round:
         return False
 
     def _most_of(self, shape: Shape) -> int:
-        return room_when_empty(self.draft.able(shape), self._open_kinds)
+        return room_when_empty(self.draft.able(shape).room, self._open_kinds)
 
     # --- what runs ---------------------------------------------------------------------------------------------------
 
@@ -746,11 +749,12 @@ def _instant(found: tuple[Reservation, Shape]) -> int:
 
 def _unseen(view: Snapshot) -> dict[str, int]:
     """How many are shown of each queue that is longer than that."""
-    if sum(view.backlog.values()) <= len(view.candidates) and not any(one.recovering for one in view.candidates):
+    recovering = sum([one.recovering for one in view.candidates])
+    if not recovering and sum(view.backlog.values()) <= len(view.candidates):
         return {}
     if len(view.backlog) == 1:
         [(queue, count)] = view.backlog.items()
-        shown_of_it = sum(not one.recovering for one in view.candidates)
+        shown_of_it = len(view.candidates) - recovering
         return {queue: shown_of_it} if count > shown_of_it else {}
     shown = Counter(candidate.queue for candidate in view.candidates if not candidate.recovering)
     return {queue: count for queue, count in shown.items() if view.backlog.get(queue, 0) > count}

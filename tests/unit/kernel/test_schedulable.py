@@ -4,6 +4,7 @@ import pytest
 from msgspec import structs
 
 from poise.errors import SpecError
+from poise.kernel.schedulable import prepare
 from poise.model.resources import Device
 from poise.testing import World, node
 
@@ -203,3 +204,18 @@ def test_an_uneven_fleet_gets_smaller_parts() -> None:
     world.job("cut", cpu=1, gpu=1, split={"items": 100}).job("even", cpu=1, split={"items": 100})
     assert len(world.ledger.find_job("cut").units) == 20  # type: ignore[union-attr]
     assert len(world.ledger.find_job("even").units) == 10  # type: ignore[union-attr]
+
+
+def test_a_plain_job_is_compiled_without_a_look_at_the_fleet() -> None:
+    """Thousands of these come in a second: how full the fleet is matters to what is cut by it, and to nothing else."""
+    looked: list[str] = []
+
+    def use() -> float:
+        looked.append("use")
+        return 0.5
+
+    view = World().nodes(1).controller.snapshot
+    prepare(lambda: view(1), use, {"run": "true"}, 0.0)
+    assert looked == []
+    prepare(lambda: view(1), use, {"run": "true", "split": {"items": 100}}, 0.0)
+    assert looked == ["use"]

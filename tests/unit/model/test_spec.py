@@ -37,6 +37,11 @@ def refused(document: Any) -> ErrorRecord:
 # --- what is right ---------------------------------------------------------------------------------------------------
 
 
+def test_what_is_not_said_is_as_if_it_were_said() -> None:
+    said = compiled(run="x", resources={"cpu": "1", "memory": "0B"}, retry={"limit": 3, "backoff": "1s"}, grace="10s")
+    assert compiled(run="x") == said
+
+
 def test_a_job_in_one_line() -> None:
     [unit] = compiled(run="echo hello", name="greet", resources={"cpu": "500m", "memory": "1GiB"}).units
     assert unit.tasks == (Task(name="main", argv=("/bin/sh", "-c", "echo hello")),)

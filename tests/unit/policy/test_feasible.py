@@ -9,6 +9,7 @@ from hypothesis import given
 from poise.model.fleet import CPU, DEVICES, LOST, MEMORY, NETWORK, Fleet, model_of, processor_of
 from poise.model.resources import WHOLE, Device, Shape, Wants
 from poise.policy.feasible import (
+    MOST_SHAPES,
     MOST_TASKS,
     Summary,
     ability,
@@ -31,6 +32,23 @@ GIB = 2**30
 def test_devices_fit_by_their_memory() -> None:
     fleet = World().join(node(gpus=2, gpu_memory=("16GiB", "80GiB"))).ledger.fleet()
     assert ability(fleet, Shape(gpus=1, gpu_memory=parse_bytes("40GiB"))).models == [False, False, True, False]
+
+
+def test_what_a_fleet_can_do_is_worked_out_once_and_holds_for_its_copies() -> None:
+    world = World().nodes(1, cpu=2)
+    fleet = world.ledger.fleet()
+    found = ability(fleet, Shape(cpu=1000))
+    assert ability(world.controller.snapshot(world.now).fleet, Shape(cpu=1000)) is found
+    assert found.room.tolist() == [2]
+    world.join(node("n2", cpu=4))
+    assert ability(world.ledger.fleet(), Shape(cpu=1000)).room.tolist() == [2, 4]
+
+
+def test_no_more_is_remembered_of_a_fleet_than_is_bounded() -> None:
+    fleet = Fleet((node(cpu=4),))
+    for cpu in range(MOST_SHAPES + 1):
+        ability(fleet, Shape(cpu=cpu))
+    assert len(fleet.abilities) == 1
 
 
 def test_never_names_everything_that_is_too_small() -> None:
