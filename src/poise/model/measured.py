@@ -1,7 +1,7 @@
 """What was measured of a device: matrix multiplication by precision, its memory, its links.
 
-A product of two matrices of size n counts 2n³ operations (n³ products, as many sums). A copy of N bytes counts 2N, read and
-written, as STREAM counts it (McCalpin, 1995); one over a link counts N. Figures are medians of several runs.
+A product of two matrices of size n counts 2n³ operations: n³ products and as many sums. A copy of N bytes counts 2N,
+read and written, as STREAM counts it (McCalpin, 1995); one over a link counts N. Figures are medians of several runs.
 """
 
 from typing import Any

@@ -4,7 +4,7 @@ Times of day are seconds since 1970 (0: not yet), durations are nanoseconds.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -208,6 +208,22 @@ def report_of(node: Node, *, held_by: Mapping[int, str] | None = None) -> NodeRe
         bandwidth=node.bandwidth,
         sources=sources_of(node),
     )
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One thing that `poise doctor` looked at: what was found, and what to type where that is not well."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    text: str
+    hint: str = ""
+
+
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `poise doctor` found; `well` if nothing failed."""
+
+    well: bool
+    checks: tuple[Check, ...]
 
 
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
