@@ -17,7 +17,7 @@ from poise.config import Home
 from poise.drivers.measured import load_measured
 from poise.drivers.probes import Accelerators, Answer, Probe, Use, why_none
 from poise.drivers.system import boot_id, cpu_quota, memory_limit
-from poise.errors import PoiseError
+from poise.errors import SpecError
 from poise.model.devicefile import Declared, compile_devices, with_declared
 from poise.model.figures import with_figures, with_processor
 from poise.model.measured import processor_key
@@ -53,12 +53,12 @@ class Inventory:
         try:
             declared = declared_devices(self._home)
             self._told = ""
-        except PoiseError as error:
+        except SpecError as error:
             declared = Declared()
-            told = f"{error} ({error.record.field})"
+            told = f"{error.record.message} ({error.record.field})"
             if told != self._told:
                 self._told = told
-                _log.warning("`%s` is left out: %s", self._home.devices, told)
+                _log.warning("left out: %s", told)
         node = with_processor(node, declared.processor, "declared") if declared.processor else node
         return msgspec.structs.replace(node, devices=with_declared(devices, declared))
 
@@ -83,7 +83,11 @@ def declared_devices(home: Home) -> Declared:
         return Declared()
     from poise.drivers.yamlfile import load_yaml
 
-    return compile_devices(load_yaml(home.devices))
+    try:
+        return compile_devices(load_yaml(home.devices))
+    except SpecError as error:  # nobody has just named the file
+        error.record = msgspec.structs.replace(error.record, message=f"`{home.devices.name}`: {error}")
+        raise
 
 
 def processor_name() -> str:
