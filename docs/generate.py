@@ -280,6 +280,8 @@ def exit_codes() -> str:
         "`poise up --policy`, `--fleet` or `--no-fleet` ends with 1 (`E121`) while it is up under another policy or",
         "with other nodes; nothing has changed then. With what it is up under already, it ends with 0.",
         "",
+        "`poise doctor` ends with 1 if it finds something that does not work or is open to others (`fail`), else with 0.",
+        "",
         f"{own} end with the command's own code instead:",
         "",
         *_table(
