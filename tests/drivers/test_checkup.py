@@ -22,7 +22,7 @@ def by_name(checks: "list[Check]") -> dict[str, Check]:
 
 
 class Fake:
-    name, hint = "npu-smi", "type this"
+    name, hint, rest = "npu-smi", "type this", 0.0
 
     def find(self) -> Finding:
         return Finding()

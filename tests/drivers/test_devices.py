@@ -59,7 +59,7 @@ def test_the_identity_is_kept_and_made_anew_when_damaged(tmp_path: Path) -> None
 class One:
     """A probe that finds one card."""
 
-    name, hint = "one", ""
+    name, hint, rest = "one", "", 0.0
 
     def find(self) -> Finding:
         device = device_found("NVIDIA A10", 0, memory=24146608128, uuid="GPU-1", kind="gpu", backend="cuda")

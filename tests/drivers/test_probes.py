@@ -54,6 +54,7 @@ class Fake:
     """A probe that answers what it is told to."""
 
     hint = "type this"
+    rest = 0.0
 
     def __init__(self, name: str, *findings: Finding | Callable[[], Finding]) -> None:
         self.name = name
@@ -283,6 +284,40 @@ def test_devices_are_numbered_over_all_probes() -> None:
     assert accelerators.use([1, 3, 9]) == {1: Use(10, 0), 3: Use(20, 0)}
 
 
+@pytest.fixture
+def held() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_how_busy_devices_are_delays_nobody(held: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "USE_SECONDS", 0.05)
+    asked = []
+
+    class Slow(Fake):
+        def use(self, indices: Sequence[int]) -> dict[int, Use]:
+            asked.append(1)
+            held.wait()
+            return super().use(indices)
+
+    accelerators = Accelerators([Slow("a", cards(3))])
+    accelerators.look()
+    assert [accelerators.use([0]) for _ in range(3)] == [{}, {}, {}]
+    assert len(asked) == 1
+    held.set()
+    assert accelerators.use([0]) == {0: Use(30, 0)}
+
+
+def test_a_tool_is_left_to_rest_between_two_questions() -> None:
+    class Tool(Fake):
+        rest = 60.0
+
+    accelerators = Accelerators([Tool("a", cards(1))])
+    accelerators.look()
+    assert [accelerators.use([0]) for _ in range(3)] == [{0: Use(10, 0)}, {}, {}]
+
+
 def test_one_hiccup_loses_no_device_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     failing = Finding(why_none="it hangs", failed=True)
     accelerators = Accelerators([Fake("a", cards(0), *[failing] * 5, cards(0))])
@@ -295,13 +330,6 @@ def test_one_hiccup_loses_no_device_and_is_told_once(caplog: pytest.LogCaptureFi
 def test_devices_that_a_driver_says_are_gone_are_gone() -> None:
     accelerators = Accelerators([Fake("a", cards(0), Finding(why_none="no device"))])
     assert [len(accelerators.look()[0].finding.devices) for _ in range(2)] == [1, 0]
-
-
-@pytest.fixture
-def held() -> Iterator[threading.Event]:
-    event = threading.Event()
-    yield event
-    event.set()
 
 
 def test_a_probe_that_hangs_is_left_behind_and_not_asked_twice(

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import click
 
-from poise.cli.home import connected, current_home, running
 from poise.cli.render import print_json, print_table, say
+from poise.client import current_home
 from poise.config import Home
+from poise.control.start import connected, running
 from poise.drivers.devices import Inventory, processor_name
 from poise.drivers.measured import measure, save_measured
 from poise.drivers.probes import Answer

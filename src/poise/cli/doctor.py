@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import click
 import msgspec
 
-from poise.cli.home import connected, current_home, running, supervised
 from poise.cli.render import print_json, print_table
-from poise.client import failure_of
+from poise.client import current_home, failure_of
 from poise.config import Endpoint, Home
+from poise.control.start import connected, running, supervised
 from poise.drivers.checkup import examine
 from poise.drivers.lock import is_held
 from poise.errors import PoiseError

@@ -21,6 +21,7 @@ class AmdSmi:
 
     name = "amd-smi"
     hint = "install ROCm with `amd-smi`; `amd-smi list` must print devices"
+    rest = 5.0
 
     def find(self) -> Finding:
         try:

@@ -39,6 +39,7 @@ class NpuSmi:
 
     name = "npu-smi"
     hint = "install the Ascend driver; `npu-smi info` must print a table"
+    rest = 5.0
 
     def find(self) -> Finding:
         try:

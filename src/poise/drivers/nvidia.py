@@ -15,6 +15,7 @@ class Nvml:
 
     name = "NVML"
     hint = "pip install 'poise[nvidia]'"
+    rest = 0.0
 
     def __init__(self) -> None:
         self._library: Any = None

@@ -2,9 +2,10 @@
 
 A probe asks a driver's library or its tool. Drivers hang, tools are missing, print warnings before their answer, or
 something that nobody understands: none of it may stop or delay the agent. So every probe answers in a thread of its
-own within `ANSWER_SECONDS`, a tool is ended after `TOOL_SECONDS` and may write `MAX_OUTPUT` bytes, and a probe that has
-not come back is not asked again until it has. A driver that failed is believed to have the devices that it had, for
-`PATIENCE` looks: one hiccup of a tool is no reason to give up the work on its devices.
+own within `ANSWER_SECONDS` (how busy its devices are: `USE_SECONDS`), a tool is ended after `TOOL_SECONDS` and may
+write `MAX_OUTPUT` bytes, and a probe that has not come back is not asked again until it has. A driver that failed is
+believed to have the devices that it had, for `PATIENCE` looks: one hiccup of a tool is no reason to give up the work on
+its devices.
 
 Installed packages offer probes as entry points of the group `poise.probes`, each an object as `Probe` describes it.
 """
@@ -31,6 +32,9 @@ GROUP = "poise.probes"
 
 ANSWER_SECONDS = 8.0
 """For all probes together, since they are asked at once; joining the fleet may wait for it."""
+
+USE_SECONDS = 0.5
+"""For how busy devices are, which is asked every second: what comes later is handed out the next time."""
 
 TOOL_SECONDS = 5.0
 MAX_OUTPUT = 4 * 2**20
@@ -59,13 +63,15 @@ class Finding(NamedTuple):
 
 
 class Probe(Protocol):
-    """Asks one driver. `name` is what it asks, and `hint` what to type where it is missing.
+    """Asks one driver. `name` is what it asks, `hint` what to type where it is missing, and `rest` for how many seconds
+    not to ask again how busy its devices are: starting a tool every second would cost more than it tells.
 
     Both functions may take long, fail and lie; whoever asks is prepared. `use` is told the driver's numbers.
     """
 
     name: str
     hint: str
+    rest: float
 
     def find(self) -> Finding: ...
     def use(self, indices: Sequence[int]) -> dict[int, Use]: ...
@@ -87,7 +93,7 @@ class Accelerators:
 
     def __init__(self, probes: Sequence[Probe] | None = None) -> None:
         self._asked = [_Asked(probe) for probe in (shipped_and_installed() if probes is None else probes)]
-        self._owners: dict[int, tuple[Probe, int]] = {}
+        self._owners: dict[int, tuple[_Asked, int]] = {}
 
     def look(self) -> list[Answer]:
         """Every probe's answer, with the devices as this node numbers them."""
@@ -95,13 +101,13 @@ class Accelerators:
         for asked in self._asked:
             asked.begin()
         answers: list[Answer] = []
-        owners: dict[int, tuple[Probe, int]] = {}
+        owners: dict[int, tuple[_Asked, int]] = {}
         for asked in self._asked:
             finding = asked.end(deadline)
             numbered = []
             for device in finding.devices:
                 index = len(owners)
-                owners[index] = (asked.probe, device.index)
+                owners[index] = (asked, device.index)
                 own = None if index == device.index else device.index
                 numbered.append(msgspec.structs.replace(device, index=index, driver_index=own))
             answers.append(Answer(asked.probe, finding._replace(devices=tuple(numbered))))
@@ -109,23 +115,18 @@ class Accelerators:
         return answers
 
     def use(self, indices: Iterable[int]) -> dict[int, Use]:
-        """How busy devices are, by their index on the node; one that does not answer is left out."""
-        wanted: dict[int, dict[int, int]] = {}
-        probes = {}
+        """How busy devices are, by their index on the node; one of which nothing new is known is left out."""
+        wanted: dict[_Asked, dict[int, int]] = {}
         for index in indices:
             if index in self._owners:
-                probe, own = self._owners[index]
-                probes[id(probe)] = probe
-                wanted.setdefault(id(probe), {})[own] = index
-        seen: dict[int, Use] = {}
-        for key, numbers in wanted.items():
-            try:
-                used = probes[key].use(sorted(numbers))
-            except Exception as error:  # whatever it raises, there is nothing to measure with
-                _log.debug("%s: %s", probes[key].name, error)
-                continue
-            seen |= {numbers[own]: one for own, one in used.items() if own in numbers}
-        return seen
+                asked, own = self._owners[index]
+                wanted.setdefault(asked, {})[own] = index
+        return {
+            numbers[own]: one
+            for asked, numbers in wanted.items()
+            for own, one in asked.use(sorted(numbers)).items()
+            if own in numbers
+        }
 
 
 def why_none(answers: Sequence[Answer]) -> str:
@@ -144,8 +145,9 @@ def shipped_and_installed() -> list[Probe]:
     for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
         try:
             probe = point.load()
-            if not (isinstance(probe.name, str) and callable(probe.find) and callable(probe.use)):
-                raise TypeError("it is no probe: `name`, `hint`, `find` and `use` make one")
+            good = isinstance(probe.name, str) and isinstance(probe.hint, str) and isinstance(probe.rest, int | float)
+            if not (good and callable(probe.find) and callable(probe.use)):
+                raise TypeError("it is no probe: `name`, `hint`, `rest`, `find` and `use` make one")
         except Exception as error:  # whatever a module does when it is imported
             probe = _Unusable(point.name, f"it cannot be loaded: {type(error).__name__}: {error}")
         found.append(probe)
@@ -251,6 +253,9 @@ class _Asked:
         self._good: Finding | None = None
         self._failures = 0
         self._told = ""
+        self._using: threading.Thread | None = None
+        self._used: dict[int, Use] = {}
+        self._rests_until = 0.0
 
     def begin(self) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -273,6 +278,26 @@ class _Asked:
         patient = self._good is not None and self._failures <= PATIENCE
         return self._good if patient and self._good is not None else finding
 
+    def use(self, indices: Sequence[int]) -> dict[int, Use]:
+        """What came since the last time; waits for a little."""
+        idle = self._using is None or not self._using.is_alive()
+        if idle and not self._used and time.monotonic() >= self._rests_until:
+            self._rests_until = time.monotonic() + self.probe.rest
+            self._using = threading.Thread(
+                target=self._ask_use, args=(indices,), name=f"use {self.probe.name}", daemon=True
+            )
+            self._using.start()
+        if self._using is not None:
+            self._using.join(USE_SECONDS)
+        used, self._used = self._used, {}
+        return used
+
+    def _ask_use(self, indices: Sequence[int]) -> None:
+        try:
+            self._used = dict(self.probe.use(indices))
+        except Exception as error:  # whatever it raises, there is nothing to measure with
+            _log.debug("%s: %s", self.probe.name, error)
+
     def _ask(self) -> None:
         try:
             found = self.probe.find()
@@ -285,6 +310,7 @@ class _Unusable:
     """In place of a package's probe that cannot be loaded."""
 
     hint = "install its package again, or remove it"
+    rest = 0.0
 
     def __init__(self, name: str, problem: str) -> None:
         self.name = name
