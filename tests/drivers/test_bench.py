@@ -108,6 +108,21 @@ def test_every_device_that_torch_sees_is_measured_with_its_links(monkeypatch: py
     assert waits != []
 
 
+def test_matrices_that_do_not_fit_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_card = torch_with(cuda=backend(1, []))
+    make: Callable[..., Tensor] = small_card.ones
+
+    def short(shape: Any, dtype: Any, device: str = "cpu") -> Tensor:
+        if isinstance(shape, tuple) and shape[0] > 16:
+            raise RuntimeError("out of memory")
+        return make(shape, dtype, device)
+
+    small_card.ones = short
+    with_torch(monkeypatch, small_card)
+    (report,) = accelerators(BRIEF)
+    assert {"fp64", "fp32"} <= set(report.rates)
+
+
 def test_an_npu_is_measured_in_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = SimpleNamespace(is_available=lambda: False)
     with_torch(monkeypatch, torch_with(cuda=absent, npu=backend(1, [])))

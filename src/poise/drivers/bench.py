@@ -219,13 +219,17 @@ def _torch_rates(
 def _product_rate(
     product: Callable[[int], Callable[[], object]], effort: Effort, wait: Callable[[], None] = lambda: None
 ) -> Sample:
-    """Of the largest matrices that are multiplied within the time of a run; at least of the smallest."""
+    """Of the largest matrices that fit and are multiplied within the time of a run; at least of the smallest."""
     size = SIZES[0]
     once = _once(product(size), wait)
     for larger in SIZES[1:]:
         if once * (larger / size) ** 3 > effort.seconds:
             break
-        size, once = larger, _once(product(larger), wait)
+        try:
+            once = _once(product(larger), wait)
+        except (RuntimeError, MemoryError):  # no room for them
+            break
+        size = larger
     return sample_of(2 * size**3, _times(product(size), effort, wait))
 
 
