@@ -318,6 +318,14 @@ def test_a_tool_is_left_to_rest_between_two_questions() -> None:
     assert [accelerators.use([0]) for _ in range(3)] == [{0: Use(10, 0)}, {}, {}]
 
 
+def test_no_driver_makes_more_of_devices_than_a_node_may_have() -> None:
+    many = Finding(tuple(Device(index=index, model="a@b" * 99) for index in range(1000)))
+    (answer,) = Accelerators([Fake("a", many)]).look()
+    assert len(answer.finding.devices) == 64
+    assert "@" not in answer.finding.devices[0].model
+    assert len(answer.finding.devices[0].model) == 128
+
+
 def test_one_hiccup_loses_no_device_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     failing = Finding(why_none="it hangs", failed=True)
     accelerators = Accelerators([Fake("a", cards(0), *[failing] * 5, cards(0))])

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from poise.model.fleetfile import MAX_DEVICES, MAX_TEXT
 from poise.model.resources import Device
 
 GROUP = "poise.probes"
@@ -107,9 +108,12 @@ class Accelerators:
             numbered = []
             for device in finding.devices:
                 index = len(owners)
+                if index == MAX_DEVICES:
+                    break
                 owners[index] = (asked, device.index)
                 own = None if index == device.index else device.index
-                numbered.append(msgspec.structs.replace(device, index=index, driver_index=own))
+                model = device.model.replace("@", " ")[:MAX_TEXT]  # profiles are told apart by `class@model`
+                numbered.append(msgspec.structs.replace(device, index=index, driver_index=own, model=model))
             answers.append(Answer(asked.probe, finding._replace(devices=tuple(numbered))))
         self._owners = owners
         return answers
