@@ -28,7 +28,8 @@ from poise.cli.main import COMMANDS, GIVES_CHILD_CODE, OWN_FAILURE
 from poise.config import Home
 from poise.control.api import make_app
 from poise.control.guard import PUBLIC
-from poise.model import fleetfile, jobs, spec
+from poise.model import devicefile, fleetfile, jobs, spec
+from poise.model.catalogue import CATALOGUE, TERA, device_of, per_watt
 from poise.policy import recipe
 from poise.policy.feasible import FALLBACKS
 
@@ -128,6 +129,11 @@ MEANING = {
     "device.supported_ops": "Only these operators; any, unless given.",
     "device.power": "At full load: `300W`.",
     "device.price": "Of an hour.",
+    "device.index": "The device with this number; `model` is then what it is to be called. Without it, `model` and "
+    "`kind` tell which devices are meant, and none means all.",
+    "devices.kind": "`devices`.",
+    "devices.devices": "What is said of devices that are found here.",
+    "devices.processor": "What its CPUs can do.",
     "device.socket": "The socket it is attached to.",
     "link.a": "A device's number; without `a` and `b`, every pair.",
     "link.b": "The other's.",
@@ -170,6 +176,8 @@ def pages() -> Iterator[tuple[Path, str]]:
         "fleet-file.md": fleet_file,
         "fleet.schema.json": fleet_schema,
         "policy.schema.json": policy_schema,
+        "devices.md": devices,
+        "devices.schema.json": devices_schema,
         "api.md": routes,
     }
     for name, make in makers.items():
@@ -273,6 +281,9 @@ def exit_codes() -> str:
         "`poise up --policy`, `--fleet` or `--no-fleet` ends with 1 (`E121`) while it is up under another policy or",
         "with other nodes; nothing has changed then. With what it is up under already, it ends with 0.",
         "",
+        "`poise doctor` ends with 1 if it finds something that does not work or is open to others (`fail`), else",
+        "with 0.",
+        "",
         f"{own} end with the command's own code instead:",
         "",
         *_table(
@@ -331,6 +342,80 @@ def fleet_schema() -> str:
     node["links"] |= {"anyOf": links}
     schema["$defs"] = definitions
     return json.dumps(_sorted_enums(schema), indent=2, ensure_ascii=False) + "\n"
+
+
+def devices_schema() -> str:
+    schema = json.loads(_schema(devicefile.DevicesSpec, "A Poise file of devices"))
+    records = (devicefile.FoundSpec, fleetfile.ProcessorSpec)
+    _, shapes = msgspec.json.schema_components(records, ref_template="#/$defs/{name}")
+    shapes["FoundSpec"]["properties"].pop("count")  # devices are found, not made
+    properties = schema["$defs"]["DevicesSpec"]["properties"]
+    properties["devices"]["items"] = {"$ref": "#/$defs/FoundSpec"}
+    properties["processor"] = {"anyOf": [{"$ref": "#/$defs/ProcessorSpec"}, {"type": "null"}], "default": None}
+    schema["$defs"] |= shapes
+    return json.dumps(_sorted_enums(schema), indent=2, ensure_ascii=False) + "\n"
+
+
+def devices() -> str:
+    """The catalogue, and every field of `devices.yaml`."""
+    precisions = fleetfile.PRECISIONS
+    definitions = json.loads(devices_schema())["$defs"]
+    rows = []
+    for entry in CATALOGUE:
+        watt = per_watt(device_of(entry.name, 0, memory=entry.memory)).get("fp16")
+        rows.append(
+            (
+                f"`{entry.name}`",
+                entry.kind,
+                f"`{entry.backend}`",
+                f"{entry.memory / 10**9:.4g} GB" if entry.memory else "",
+                f"{entry.bandwidth // 10**9} GB/s" if entry.bandwidth else "",
+                *(f"{entry.rates[name] / TERA:g}" if name in entry.rates else "" for name in precisions),
+                f"{entry.power // 1000} W" if entry.power else "",
+                f"{watt / TERA:.2f}" if watt else "",
+            )
+        )
+    lines = [
+        "# Devices",
+        "",
+        "What is known of a device comes from four places, and figure by figure the first in this list is believed:",
+        "`declared` by a person, `measured` by `poise bench-devices`, said by the `driver`, or in the `catalogue`.",
+        "`poise nodes --json` names the place of each figure under `sources`.",
+        "",
+        "## The catalogue",
+        "",
+        "Peak rates in TFLOPS (int8: TOPS), matrix units included, without sparsity, with accumulation in fp32 where a",
+        "precision has two rates; the last column is TFLOPS per watt in fp16. What no maker's document says is empty.",
+        "No maker publishes which operators a device supports: it is taken to support all, unless it is declared.",
+        "",
+        *_table(
+            ("model", "kind", "backend", "memory", "bandwidth", *precisions, "power", "per watt"),
+            rows,
+        ),
+        "",
+        "A driver's name is recognised with the words around it (`NVIDIA A100-SXM4-80GB`). A device with another",
+        "amount of memory than its model is a part of one, and gets no figures: a slice, or one die of two.",
+        "",
+        "## Sources",
+        "",
+        *_table(("model", "figures are from"), [(f"`{entry.name}`", entry.source) for entry in CATALOGUE]),
+        "",
+        "## `devices.yaml`",
+        "",
+        "A file of this name in the home says what a person knows of the devices of this machine. It completes what is",
+        "found and makes no devices. The JSON Schema is in [`devices.schema.json`](devices.schema.json).",
+        "",
+        *_fields(definitions["DevicesSpec"]["properties"], "devices."),
+        "",
+        "### An entry of `devices`",
+        "",
+        *_fields(definitions["FoundSpec"]["properties"], "device."),
+        "",
+        "### `processor`",
+        "",
+        *_fields(definitions["ProcessorSpec"]["properties"], "processor."),
+    ]
+    return HEADER + "\n".join(lines) + "\n"
 
 
 def policy_schema() -> str:

@@ -80,6 +80,16 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "policy.json"
 
     @property
+    def devices(self) -> Path:
+        """What a person says of this machine's devices; written by hand, if at all."""
+        return self.root / "devices.yaml"
+
+    @property
+    def profiles(self) -> Path:
+        """What was measured of this machine's devices."""
+        return self.root / "profiles"
+
+    @property
     def logs(self) -> Path:
         """Standard output and error of every attempt."""
         return self.root / "logs"

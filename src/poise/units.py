@@ -178,6 +178,20 @@ def format_rate(bits: int) -> str:
     return f"{value:.4g} {unit}bit/s"
 
 
+def format_flops(operations: int) -> str:
+    """Operations for people: `989.5 TFLOP`.
+
+    >>> format_flops(989_500_000_000_000), format_flops(7)
+    ('989.5 TFLOP', '7 FLOP')
+    """
+    value, unit = Decimal(operations), ""
+    for larger in ("k", "M", "G", "T", "P", "E"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.4g} {unit}FLOP"
+
+
 def type_bytes(amount: int) -> str:
     """An amount of memory as it can be typed, rounded down to hundredths of its unit.
 

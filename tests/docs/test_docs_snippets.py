@@ -134,6 +134,7 @@ def run(folder: Path, command: str) -> str:
         "USER": "you",
         "LANG": "C.UTF-8",
     }
+    environ |= {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder / "work",

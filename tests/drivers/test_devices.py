@@ -1,36 +1,41 @@
 """What a machine offers, out of what its kernel and its drivers say."""
 
+import logging
 import os
-import sys
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from poise.config import Home
 from poise.drivers.devices import (
-    DeviceMeter,
-    Use,
+    Inventory,
     identity,
     incarnation_of,
-    probe_devices,
     probe_node,
+    processor_name,
     total_memory_of,
     usable_cpu,
     usable_memory,
 )
+from poise.drivers.measured import load_measured, profile_path, save_measured
+from poise.drivers.probes import Finding, Use
+from poise.model.catalogue import TERA, device_found
+from poise.model.figures import sources_of
+from poise.model.measured import Measured, Sample, processor_key
 from poise.model.resources import Device
 
 MEMINFO = "MemTotal:       24684096 kB\nMemFree:        1000 kB\n"
 
 
 def test_a_node_is_what_may_really_be_used(tmp_path: Path) -> None:
-    node = probe_node("here", tmp_path)
+    node = probe_node("here", Home(tmp_path))
     assert node.name == "here"
     assert 0 < node.cpu <= len(os.sched_getaffinity(0)) * 1000
     assert 0 < node.memory <= total_memory_of(Path("/proc/meminfo").read_text())
     assert node.devices or node.labels["no-devices"]
-    assert probe_node("here", tmp_path).incarnation == node.incarnation
-    assert probe_node("here", tmp_path / "anew").incarnation != node.incarnation
+    assert probe_node("here", Home(tmp_path)).incarnation == node.incarnation
+    assert probe_node("here", Home(tmp_path / "anew")).incarnation != node.incarnation
 
 
 def test_quotas_and_limits_are_respected() -> None:
@@ -51,69 +56,88 @@ def test_the_identity_is_kept_and_made_anew_when_damaged(tmp_path: Path) -> None
     assert incarnation_of("a" * 36, "b" * 32) == "aaaaaaaa-bbbbbbbb"
 
 
-def library(**functions: object) -> ModuleType:
-    """A module that answers like NVML's binding."""
-    module = ModuleType("pynvml")
-    names = {"nvmlInit": lambda: None, "nvmlShutdown": lambda: None, **functions}
-    for name, function in names.items():
-        setattr(module, name, function)
-    return module
+class One:
+    """A probe that finds one card."""
+
+    name, hint, rest = "one", "", 0.0
+
+    def find(self) -> Finding:
+        device = device_found("NVIDIA A10", 0, memory=24146608128, uuid="GPU-1", kind="gpu", backend="cuda")
+        return Finding((device,), driver="550.1")
+
+    def use(self, indices: Sequence[int]) -> dict[int, Use]:
+        return {}
 
 
-def test_devices_come_in_the_order_of_their_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = library(
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetName=lambda index: [b"NVIDIA H100", "NVIDIA A100"][index],
-        nvmlDeviceGetMemoryInfo=lambda index: SimpleNamespace(total=(80 - 40 * index) << 30),
-        nvmlDeviceGetUUID=lambda index: f"GPU-{index}",
+def measured(device: str, driver: str, **rates: int) -> Measured:
+    samples = {name: Sample(median=rate, least=rate, most=rate, runs=1) for name, rate in rates.items()}
+    bandwidth = Sample(median=500 * 10**9, least=1, most=500 * 10**9, runs=3)
+    return Measured(
+        device=device, model="A10", driver=driver, library="torch 2", at=1.0, rates=samples, bandwidth=bandwidth
     )
-    monkeypatch.setitem(sys.modules, "pynvml", answers)
-    found = probe_devices().devices
-    assert [(device.index, device.model, device.memory, device.uuid) for device in found] == [
-        (0, "H100", 80 << 30, "GPU-0"),
-        (1, "A100-40", 40 << 30, "GPU-1"),
-    ]
 
 
-def test_a_known_model_brings_its_figures_and_the_driver_knows_the_power_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = library(
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetName=lambda index: ["NVIDIA H100 80GB HBM3", "NVIDIA Frob"][index],
-        nvmlDeviceGetMemoryInfo=lambda index: SimpleNamespace(total=80 << 30),
-        nvmlDeviceGetUUID=lambda index: f"GPU-{index}",
-        nvmlDeviceGetPowerManagementLimit=lambda index: [550_000, None][index],
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", answers)
-    known, unknown = probe_devices().devices
-    assert known.power == 550_000
-    assert known.rates["bf16"] == 989_500_000_000_000
-    assert known.backend == unknown.backend == "cuda"
-    assert unknown == Device(index=1, model="NVIDIA Frob", memory=80 << 30, uuid="GPU-1", backend="cuda")
+def test_a_person_goes_before_a_measurement_and_that_before_the_data_sheet(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    inventory = Inventory("here", home, [One()])
+    (device,) = inventory.look().devices
+    assert sources_of(device)["rates.fp16"] == sources_of(device)["bandwidth"] == "catalogue"
+    assert sources_of(device)["memory"] == "driver"
+    save_measured(home.profiles, measured("GPU-1", "550.1", fp16=90 * TERA))
+    (device,) = inventory.look().devices
+    assert (device.rates["fp16"], device.rates["fp32"]) == (90 * TERA, 31.2 * TERA)
+    assert sources_of(device)["rates.fp16"] == sources_of(device)["bandwidth"] == "measured"
+    home.devices.write_text("devices: [{model: A10, rates: {fp16: 80 TFLOPS, int8: 0}, price: 0.6}]\n")
+    (device,) = inventory.look().devices
+    assert device.rates["fp16"] == 80 * TERA
+    assert "int8" not in device.rates
+    assert (device.price, device.bandwidth) == (600_000, 500 * 10**9)
+    sources = sources_of(device)
+    assert (sources["rates.fp16"], sources["price"], sources["bandwidth"]) == ("declared", "declared", "measured")
+    assert sources["rates.fp32"] == "catalogue"
 
 
-def test_use_is_read_from_the_devices_that_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = library(
-        nvmlDeviceGetHandleByIndex=lambda index: [0, 1][index],
-        nvmlDeviceGetUtilizationRates=lambda index: SimpleNamespace(gpu=37 + index),
-        nvmlDeviceGetMemoryInfo=lambda index: SimpleNamespace(used=(1 + index) << 30),
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", answers)
-    assert DeviceMeter().sample([0, 1, 7]) == {0: Use(370, 1 << 30), 1: Use(380, 2 << 30)}
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert DeviceMeter().sample([0]) == {}
+def test_what_was_measured_under_another_driver_says_nothing(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    save_measured(home.profiles, measured("GPU-1", "535.0", fp16=1))
+    save_measured(home.profiles, measured("GPU-2", "550.1", fp16=1))
+    (device,) = Inventory("here", home, [One()]).look().devices
+    assert device.rates["fp16"] == 125 * TERA
+    path = save_measured(home.profiles, measured("GPU-1", "550.1", fp16=1))
+    assert path == profile_path(home.profiles, "GPU-1", "550.1")
+    path.write_text("nonsense")
+    assert load_measured(home.profiles, "GPU-1", "550.1") is None
 
 
-def test_no_devices_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise RuntimeError("Driver Not Loaded")
+def test_the_processor_has_figures_too(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    node = Inventory("here", home, []).look()
+    assert (node.rates, node.bandwidth) == ({}, 0)
+    save_measured(home.profiles, measured(processor_key(processor_name(), node.cpu), "", fp32=7))
+    assert Inventory("here", home, []).look().rates == {"fp32": 7}
+    home.devices.write_text("processor: {compute_power: 2 TFLOPS}\n")
+    node = Inventory("here", home, []).look()
+    assert (node.rates["fp32"], node.bandwidth) == (2 * TERA, 500 * 10**9)
+    assert sources_of(node) == {"rates.fp32": "declared", "bandwidth": "measured"}
 
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert probe_devices().why_none == "`nvidia-ml-py` is not installed"
-    monkeypatch.setitem(sys.modules, "pynvml", library(nvmlInit=fail))
-    assert probe_devices().why_none == "NVML does not answer: Driver Not Loaded"
-    monkeypatch.setitem(sys.modules, "pynvml", library(nvmlDeviceGetCount=fail))
-    assert probe_devices().why_none == "NVML failed: Driver Not Loaded"
-    monkeypatch.setitem(sys.modules, "pynvml", library(nvmlDeviceGetCount=lambda: 0))
-    assert probe_devices().why_none == "NVML answers, but there is no device"
+
+def test_a_bad_file_of_devices_is_told_once_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    home = Home(tmp_path)
+    home.devices.write_text("devices: [{model: A10, prize: 0.6}]\n")
+    inventory = Inventory("here", home, [One()])
+    with caplog.at_level(logging.WARNING):
+        assert [inventory.look().devices[0].price for _ in range(3)] == [0, 0, 0]
+    assert [record.getMessage() for record in caplog.records if "prize" in record.getMessage()] != []
+    assert len(caplog.records) == 1
+
+
+def test_a_node_without_devices_says_why(tmp_path: Path) -> None:
+    class Broken(One):
+        name = "broken"
+
+        def find(self) -> Finding:
+            return Finding(why_none="it hangs", failed=True)
+
+    assert Inventory("here", Home(tmp_path), [Broken()]).look().labels["no-devices"] == "broken: it hangs"
+    assert Inventory("here", Home(tmp_path), []).look().devices == ()
+    assert Device(index=0).sources == {}

@@ -163,6 +163,7 @@ def test_a_command_knows_who_it_is(tmp_path: Path) -> None:
                 "LOCAL_RANK": "0",
                 "CUDA_VISIBLE_DEVICES": "GPU-b",
                 "NVIDIA_VISIBLE_DEVICES": "GPU-b",
+                "ROCR_VISIBLE_DEVICES": "",
                 "HIP_VISIBLE_DEVICES": "",
                 "ASCEND_RT_VISIBLE_DEVICES": "",
             }
@@ -551,16 +552,23 @@ def test_log_paths_tell_odd_names_apart(tmp_path: Path) -> None:
 
 
 def test_devices_are_hidden_by_maker() -> None:
-    devices = {0: Device(index=0, uuid="GPU-x"), 1: Device(index=1, kind="amd"), 2: Device(index=2, kind="npu")}
+    devices = {
+        0: Device(index=0, uuid="GPU-x"),
+        1: Device(index=1, backend="rocm", driver_index=0),
+        2: Device(index=2, backend="rocm", driver_index=1),
+        3: Device(index=3, kind="npu", driver_index=5),
+        4: Device(index=4, kind="npu", driver_index=6),
+    }
     assert visible((), devices)["CUDA_VISIBLE_DEVICES"] == ""
-    assert visible((0, 3), devices)["CUDA_VISIBLE_DEVICES"] == "GPU-x,3"
-    assert visible((1,), devices) == {
+    assert visible((0, 7), devices)["CUDA_VISIBLE_DEVICES"] == "GPU-x,7"
+    assert visible((2,), devices) == {
         "CUDA_VISIBLE_DEVICES": "",
         "NVIDIA_VISIBLE_DEVICES": "void",
-        "HIP_VISIBLE_DEVICES": "1",
+        "ROCR_VISIBLE_DEVICES": "1",
+        "HIP_VISIBLE_DEVICES": "0",
         "ASCEND_RT_VISIBLE_DEVICES": "",
     }
-    assert visible((2,), devices)["ASCEND_RT_VISIBLE_DEVICES"] == "2"
+    assert visible((4, 3), devices)["ASCEND_RT_VISIBLE_DEVICES"] == "5,6"
 
 
 def test_the_journal_is_read_line_by_line() -> None:

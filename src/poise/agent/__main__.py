@@ -29,7 +29,7 @@ from websockets.exceptions import WebSocketException
 
 from poise.config import Home, Times
 from poise.drivers import sockets
-from poise.drivers.devices import DeviceMeter, identity, incarnation_of, probe_node
+from poise.drivers.devices import Inventory, identity, incarnation_of
 from poise.drivers.lock import take_lock
 from poise.drivers.logs import prune
 from poise.drivers.process import Keepers
@@ -67,9 +67,8 @@ class DeviceUse(msgspec.Struct):
 class Agent:
     """One node's loop: effects of the node machine carried out on its keepers and its channel."""
 
-    def __init__(self, home: Home, name: str, keepers: Keepers, node: NodeMachine, *, declared: bool) -> None:
+    def __init__(self, home: Home, keepers: Keepers, node: NodeMachine, inventory: Inventory | None) -> None:
         self._home = home
-        self._name = name
         self._keepers = keepers
         self._node = node
         self._clock = SystemClock()
@@ -81,8 +80,8 @@ class Agent:
         self._running: dict[Attempt, int] = {}
         self._cpu_of_ended = 0
         self._uses: dict[Attempt, DeviceUse] = {}
-        self._device_meter = None if declared else DeviceMeter()
-        self._sample = self._meter(node.node, declared=declared)
+        self._inventory = inventory
+        self._sample = self._meter(node.node, declared=inventory is None)
         keepers.on_change = self._on_change
 
     def adopt(self, held: Iterable[Held]) -> None:
@@ -155,11 +154,11 @@ class Agent:
                     self._unsent.append(effect.message)
                     self._news.set()
 
-    async def watch_devices(self) -> None:
+    async def watch_devices(self, inventory: Inventory) -> None:
         """Devices come and go: look again, and say so when something has changed."""
         while True:
             await asyncio.sleep(self._times.reprobe / SECOND)
-            found = await asyncio.to_thread(probe_node, self._name, self._home.node)
+            found = await asyncio.to_thread(inventory.look)
             if found != self._node.node:
                 _log.info("this node has changed: %s", found)
                 self._node.node = found
@@ -182,9 +181,9 @@ class Agent:
                 self._said = load
                 self._unsent.append(Beat(load=load))
                 self._news.set()
-            if self._device_meter is not None and self._uses:
+            if self._inventory is not None and self._uses:
                 indices = {index for use in self._uses.values() for index in use.devices}
-                seen = await asyncio.to_thread(self._device_meter.sample, sorted(indices))
+                seen = await asyncio.to_thread(self._inventory.use, sorted(indices))
                 for use in self._uses.values():
                     for index in use.devices:
                         if index in seen:
@@ -200,7 +199,7 @@ class Agent:
 
     def _measure_devices_of(self, launch: Launch) -> None:
         """Of devices that are shared nobody can tell whose use it is."""
-        if launch.devices and launch.shape.share == WHOLE and self._device_meter is not None:
+        if launch.devices and launch.shape.share == WHOLE and self._inventory is not None:
             self._uses[launch.attempt] = DeviceUse(launch.devices)
 
     def _on_change(self, running: Sequence[Running], ended: Sequence[Ended]) -> None:
@@ -224,11 +223,13 @@ class Offer(NamedTuple):
 
     node: Node
     prunes: bool
+    inventory: Inventory | None = None
 
 
-def probed(name: str, folder: Path) -> Offer:
+def probed(name: str, home: Home) -> Offer:
     """What was found on this machine."""
-    return Offer(probe_node(name, folder), prunes=True)
+    inventory = Inventory(name, home)
+    return Offer(inventory.look(), prunes=True, inventory=inventory)
 
 
 def declared_in(path: Path, name: str, folder: Path) -> Offer:
@@ -243,9 +244,9 @@ def declared_in(path: Path, name: str, folder: Path) -> Offer:
 
 async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> None:
     if declared is None:
-        found, prunes = await asyncio.to_thread(probed, name, folder)
+        found, prunes, inventory = await asyncio.to_thread(probed, name, home)
     else:
-        found, prunes = await asyncio.to_thread(declared_in, declared, name, folder)
+        found, prunes, inventory = await asyncio.to_thread(declared_in, declared, name, folder)
     cgroups = await asyncio.to_thread(probe_cgroups, found.incarnation[-12:])
     if not cgroups.writable:
         _log.info("memory is watched, not limited by cgroups: %s", cgroups.why_not)
@@ -266,15 +267,15 @@ async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> N
     observed = await keepers.open()
     node = NodeMachine(found, sorted(os.sched_getaffinity(0)) if declared is None else [])
     node.adopt(observed.held, observed.ended)
-    agent = Agent(home, name, keepers, node, declared=declared is not None)
+    agent = Agent(home, keepers, node, inventory)
     agent.adopt(observed.held)
     settle_memory()
     loop = asyncio.get_running_loop()
     works = [agent.run(), agent.measure()]
     if prunes:
         works.append(agent.prune_logs())
-    if declared is None:
-        works.append(agent.watch_devices())
+    if inventory is not None:
+        works.append(agent.watch_devices(inventory))
     everything = asyncio.gather(*map(loop.create_task, works))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, everything.cancel)

@@ -69,7 +69,7 @@ def nodes(home: Home) -> list[NodeReport]:
     """What the log knows, or else this machine as it would join."""
     ledger = load(home)
     ensure_home(home)  # an identity for this machine is kept there
-    states = list(ledger.nodes.values()) or [NodeState(node=probe_node("this machine", home.node))]
+    states = list(ledger.nodes.values()) or [NodeState(node=probe_node("this machine", home))]
     return [node_report(state) for state in states]
 
 
@@ -105,7 +105,7 @@ def plan(home: Home, spec: dict[str, Any], *, user: str, everything: bool) -> Pl
     ledger = load(home)
     if not ledger.nodes:
         ensure_home(home)  # an identity for this machine is kept there
-        ledger.apply(NodeJoined(at=max(1, ledger.now), node=probe_node("this machine", home.node)))
+        ledger.apply(NodeJoined(at=max(1, ledger.now), node=probe_node("this machine", home)))
     policy, controller = _resumed(ledger)
     compiled = controller.prepare(spec, time.time(), ledger.now)
     proposal = whatif.propose(ledger, controller.would_submit(compiled, user), ledger.now)

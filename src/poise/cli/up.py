@@ -14,6 +14,7 @@ from poise.cli.render import print_json, say
 from poise.client import Client, current_home, failure_of
 from poise.config import Home, Times
 from poise.control.start import START_SECONDS, ensure_up, running, supervised
+from poise.drivers.devices import declared_devices
 from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.errors import Conflict, Fault, Unreachable
@@ -74,6 +75,7 @@ def up(
     if fleet_file and no_fleet:
         raise click.UsageError("`--fleet` and `--no-fleet` exclude each other")
     home = current_home()
+    declared_devices(home)  # the agent would leave a bad file out; here its mistakes are seen
     name, label = _settle_policy(home, policy)
     fleet = _settle_fleet(home, fleet_file, no_fleet)
     options = ["--policy", name]

@@ -1,90 +1,101 @@
 """What this machine offers: the CPUs and the memory that may really be used, its accelerators, and its identity.
 
-NVIDIA devices are found through `pynvml` when it is installed and a driver answers; what they can do comes from the
-catalogue. Without them a node has none, and says why in the label `no-devices`.
+Accelerators are found by probes (`probes.py`). What they can do comes from the catalogue, from what `poise
+bench-devices` measured on them, and from `devices.yaml` of the home, in the order of `model/figures.py`. A node without
+devices says why in the label `no-devices`.
 """
 
-import contextlib
-import importlib
+import logging
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
+import msgspec
+
+from poise.config import Home
+from poise.drivers.measured import load_measured
+from poise.drivers.probes import Accelerators, Answer, Probe, Use, why_none
 from poise.drivers.system import boot_id, cpu_quota, memory_limit
-from poise.model.catalogue import device_of
+from poise.errors import SpecError
+from poise.model.devicefile import Declared, compile_devices, with_declared
+from poise.model.figures import with_figures, with_processor
+from poise.model.measured import processor_key
 from poise.model.resources import Device, Node
 
-
-class Found(NamedTuple):
-    """The accelerators of this machine, or why there are none."""
-
-    devices: tuple[Device, ...]
-    why_none: str = ""
+_log = logging.getLogger("poise.devices")
 
 
-def probe_node(name: str, home: Path) -> Node:
-    """This machine as a node. `home` is the node's folder: a random identity is kept there."""
-    found = probe_devices()
-    return Node(
-        name=name,
-        incarnation=incarnation_of(boot_id(), identity(home)),
-        cpu=usable_cpu(len(os.sched_getaffinity(0)), cpu_quota()),
-        memory=usable_memory(total_memory_of(Path("/proc/meminfo").read_text()), memory_limit()),
-        devices=found.devices,
-        labels={} if found.devices else {"no-devices": found.why_none},
-    )
+class Inventory:
+    """This machine as a node, looked at again and again. The folder of the home's node keeps a random identity."""
 
+    def __init__(self, name: str, home: Home, probes: Sequence[Probe] | None = None) -> None:
+        self._name = name
+        self._home = home
+        self._accelerators = Accelerators(probes)
+        self._told = ""
+        self.answers: list[Answer] = []
 
-def probe_devices() -> Found:
-    """NVIDIA devices in the order of their driver."""
-    try:
-        nvml: Any = importlib.import_module("pynvml")
-    except ImportError:
-        return Found((), "`nvidia-ml-py` is not installed")
-    try:
-        nvml.nvmlInit()
-    except Exception as error:  # whatever it raises, this machine has no usable driver
-        return Found((), f"NVML does not answer: {error}")
-    try:
-        devices = tuple(_device(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
-        return Found(devices, "" if devices else "NVML answers, but there is no device")
-    except Exception as error:  # a driver that fails half-way is reported like one that is not there
-        return Found((), f"NVML failed: {error}")
-    finally:
-        nvml.nvmlShutdown()
-
-
-class Use(NamedTuple):
-    """How busy a device was in the driver's last sampling period, in thousandths, and its used memory in bytes."""
-
-    busy: int
-    memory: int
-
-
-class DeviceMeter:
-    """Reads the use of NVIDIA devices, again and again. Where no driver answers there is nothing to read."""
-
-    def __init__(self) -> None:
-        self._nvml: Any = None
-
-    def sample(self, indices: Iterable[int]) -> dict[int, Use]:
-        """By index; a device that does not answer is left out."""
+    def look(self) -> Node:
+        """What is here now. A `devices.yaml` that cannot be read is told once, and left out."""
+        self.answers = self._accelerators.look()
+        cores = usable_cpu(len(os.sched_getaffinity(0)), cpu_quota())
+        devices = [measured for answer in self.answers for measured in self._measured(answer)]
+        node = Node(
+            name=self._name,
+            incarnation=incarnation_of(boot_id(), identity(self._home.node)),
+            cpu=cores,
+            memory=usable_memory(total_memory_of(Path("/proc/meminfo").read_text()), memory_limit()),
+            labels={} if devices else {"no-devices": why_none(self.answers)},
+        )
+        if profile := load_measured(self._home.profiles, processor_key(processor_name(), cores), ""):
+            node = with_processor(node, profile.figures(), "measured")
         try:
-            if self._nvml is None:
-                nvml: Any = importlib.import_module("pynvml")
-                nvml.nvmlInit()
-                self._nvml = nvml
-        except Exception:  # no library or no driver: whatever it raises, there is nothing to measure with
-            return {}
-        found = {}
-        for index in indices:
-            with contextlib.suppress(Exception):  # it has gone, or its driver is being replaced
-                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-                busy = int(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu) * 10
-                found[index] = Use(busy, int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used))
-        return found
+            declared = declared_devices(self._home)
+            self._told = ""
+        except SpecError as error:
+            declared = Declared()
+            told = f"{error.record.message} ({error.record.field})"
+            if told != self._told:
+                self._told = told
+                _log.warning("left out: %s", told)
+        node = with_processor(node, declared.processor, "declared") if declared.processor else node
+        return msgspec.structs.replace(node, devices=with_declared(devices, declared))
+
+    def use(self, indices: Iterable[int]) -> dict[int, Use]:
+        """How busy devices are, by index; one that does not answer is left out."""
+        return self._accelerators.use(indices)
+
+    def _measured(self, answer: Answer) -> Iterable[Device]:
+        for device in answer.finding.devices:
+            profile = load_measured(self._home.profiles, device.uuid or device.model, answer.finding.driver)
+            yield with_figures(device, profile.figures(), "measured") if profile else device
+
+
+def probe_node(name: str, home: Home) -> Node:
+    """This machine as a node, looked at once."""
+    return Inventory(name, home).look()
+
+
+def declared_devices(home: Home) -> Declared:
+    """What `devices.yaml` of a home says; nothing where there is none. Raises `SpecError`."""
+    if not home.devices.exists():
+        return Declared()
+    from poise.drivers.yamlfile import load_yaml
+
+    try:
+        return compile_devices(load_yaml(home.devices))
+    except SpecError as error:  # nobody has just named the file
+        error.record = msgspec.structs.replace(error.record, message=f"`{home.devices.name}`: {error}")
+        raise
+
+
+def processor_name() -> str:
+    """What the kernel calls the processor; the architecture where it has no name for it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return " ".join(line.partition(":")[2].split())
+    return os.uname().machine
 
 
 def usable_cpu(cores: int, quota: int) -> int:
@@ -124,20 +135,3 @@ def identity(home: Path) -> str:
         fresh.write_text(text + "\n")
         fresh.replace(path)
     return text
-
-
-def _device(nvml: Any, index: int) -> Device:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    known: dict[str, Any] = {
-        "kind": "gpu",
-        "backend": "cuda",
-        "memory": int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
-    }
-    with contextlib.suppress(Exception):  # not every card tells; the catalogue knows what it may take
-        known["power"] = int(nvml.nvmlDeviceGetPowerManagementLimit(handle))
-    return device_of(_text(nvml.nvmlDeviceGetName(handle)), index, **known)
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

@@ -137,26 +137,35 @@ def environment(launch: Launch, *, result: str, gang_folder: str = "", devices: 
 _NO_DEVICES = {
     "CUDA_VISIBLE_DEVICES": "",
     "NVIDIA_VISIBLE_DEVICES": "void",
+    "ROCR_VISIBLE_DEVICES": "",
     "HIP_VISIBLE_DEVICES": "",
     "ASCEND_RT_VISIBLE_DEVICES": "",
 }
 
 
 def visible(indices: Sequence[int], devices: Mapping[int, Device]) -> dict[str, str]:
-    """The variables by which the drivers of accelerators hide all devices but these."""
+    """The variables by which the drivers of accelerators hide all devices but these.
+
+    ROCm's runtime hides devices first (`ROCR_…`), and HIP counts what it left from 0: so HIP is told to take all of
+    them, because some frameworks look at its variable only. Ascend's takes its numbers in ascending order only.
+    """
     if not indices:
         return _NO_DEVICES
-    by_maker: dict[str, list[str]] = {}
+    numbers: dict[str, list[int]] = {}
+    nvidia = []
     for index in indices:
         device = devices.get(index, Device(index=index))
-        name = device.uuid if _maker(device) == "nvidia" and device.uuid else str(index)
-        by_maker.setdefault(_maker(device), []).append(name)
-    nvidia = ",".join(by_maker.get("nvidia", ()))
+        number = index if device.driver_index is None else device.driver_index
+        numbers.setdefault(_maker(device), []).append(number)
+        if _maker(device) == "nvidia":
+            nvidia.append(device.uuid or str(number))
+    amd, ascend = numbers.get("amd", []), numbers.get("ascend", [])
     return {
-        "CUDA_VISIBLE_DEVICES": nvidia,
-        "NVIDIA_VISIBLE_DEVICES": nvidia or "void",
-        "HIP_VISIBLE_DEVICES": ",".join(by_maker.get("amd", ())),
-        "ASCEND_RT_VISIBLE_DEVICES": ",".join(by_maker.get("ascend", ())),
+        "CUDA_VISIBLE_DEVICES": ",".join(nvidia),
+        "NVIDIA_VISIBLE_DEVICES": ",".join(nvidia) or "void",
+        "ROCR_VISIBLE_DEVICES": ",".join(map(str, amd)),
+        "HIP_VISIBLE_DEVICES": ",".join(map(str, range(len(amd)))),
+        "ASCEND_RT_VISIBLE_DEVICES": ",".join(map(str, sorted(ascend))),
     }
 
 

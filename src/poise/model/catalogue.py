@@ -27,7 +27,8 @@ _SAME_MEMORY = 0.15
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One model. `stem` is the pattern of its name in lower case; `memory` in bytes, its `bandwidth` in bytes a second,
-    `rates` in operations per second by precision, `power` in milliwatts. What is not known is 0 or missing.
+    `rates` in operations per second by precision, `power` in milliwatts. What is not known is 0 or missing. `sizes` are
+    amounts of memory with which it is sold, too.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth: int = 0
     rates: dict[str, int] = {}
     power: int = 0
+    sizes: tuple[int, ...] = ()
 
 
 def models_named(text: str, memory: int = 0) -> tuple[Entry, ...]:
@@ -55,7 +57,7 @@ def models_named(text: str, memory: int = 0) -> tuple[Entry, ...]:
     sizes = [int(word.rstrip("gb")) * GIGA for _, form in found for word in form if word[0].isdigit()]
     size = sizes[0] if sizes else memory
     if len(found) > 1 and size:
-        found = [one for one in found if abs(one[0].memory - size) <= _SAME_MEMORY * size]
+        found = [one for one in found if _alike(one[0].memory, size)]
     return tuple(entry for entry, _ in found)
 
 
@@ -80,9 +82,31 @@ def device_of(model: str, index: int, **known: Any) -> Device:
     return Device(index=index, model=entry.name, **(figures | known))
 
 
+def device_found(name: str, index: int, **known: Any) -> Device:
+    """A device as its driver describes it. What has another amount of memory than its model is another model: a part of
+    it (a slice, one of two dies), or one that its driver calls by the same name.
+    """
+    memory = known.get("memory", 0)
+    entries = models_named(name, memory)
+    sizes = [size for entry in entries for size in (entry.memory, *entry.sizes) if size]
+    sources = {figure: "driver" for figure in ("memory", "bandwidth", "power") if known.get(figure)}
+    if sizes and memory and not any(_alike(size, memory) for size in sizes):
+        return Device(index=index, model=name, sources=sources, **known)
+    return device_of(name, index, sources=sources, **known)
+
+
+def entry_of(model: str) -> Entry | None:
+    """The entry of exactly this name."""
+    return _BY_NAME.get(model)
+
+
 def per_watt(device: Device) -> dict[str, int]:
     """Peak operations per joule by precision (operations per second and watt); empty where the power is not known."""
     return {name: rate * 1000 // device.power for name, rate in device.rates.items()} if device.power else {}
+
+
+def _alike(size: int, memory: int) -> bool:
+    return abs(size - memory) <= _SAME_MEMORY * memory
 
 
 def _form(entry: Entry, words: Sequence[str]) -> Sequence[str] | None:
@@ -107,6 +131,7 @@ CATALOGUE: tuple[Entry, ...] = (
         stem="v100",
         source="NVIDIA V100 data sheet (January 2020), SXM2 with the smaller memory",
         memory=16 * GIGA,
+        sizes=(32 * GIGA,),
         bandwidth=900 * GIGA,
         rates=_tera(fp64=7.8, fp32=15.7, fp16=125),
         power=_watts(300),
@@ -213,7 +238,7 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         name="MI250",
         stem="mi250",
-        source="AMD Instinct MI250 data sheet (November 2021)",
+        source="AMD Instinct MI250 data sheet (November 2021); of both dies, which a driver shows as two of 64 GB",
         backend="rocm",
         memory=128 * GIGA,
         bandwidth=3200 * GIGA,
@@ -232,7 +257,7 @@ CATALOGUE: tuple[Entry, ...] = (
     ),
     Entry(
         name="Ascend910",
-        stem="ascend910",
+        stem="ascend910a?",
         source="Huawei at its launch (August 2019) for the rates and 310 W; Linley newsletter (October 2019) for 32 GB",
         kind="npu",
         backend="cann",
@@ -242,10 +267,19 @@ CATALOGUE: tuple[Entry, ...] = (
     ),
     Entry(
         name="Ascend910B",
-        stem="ascend910b",
-        source="no figures published by its vendor, and what others say differs by a factor: declare them",
+        stem=r"ascend910b(?:\dc?)?",
+        source="its maker publishes no figures, and others differ (256 to 320 TFLOPS in fp16, 0.4 to 1.2 TB/s): "
+        "declare or measure them; its forms (B1 to B4) have 32 or 64 GiB, as `npu-smi` tells",
         kind="npu",
         backend="cann",
+    ),
+    Entry(
+        name="Ascend910C",
+        stem="ascend910c",
+        source="one die of it, which `npu-smi` calls `Ascend910` and gives 65,536 MB; its maker publishes no figures",
+        kind="npu",
+        backend="cann",
+        memory=64 * 2**30,
     ),
     Entry(
         name="TPUv4",
@@ -260,9 +294,37 @@ CATALOGUE: tuple[Entry, ...] = (
     ),
     Entry(
         name="AppleM",
-        stem=r"applem(?:\d(?:pro|max|ultra)?)?",
-        source="a family of chips without a common figure: declare those of yours",
+        stem=r"applem(?:[13](?:pro|max|ultra)?|2ultra|4(?:max)?)?",
+        source="a family of chips without a common figure, of which no rates are published: declare those of yours",
         backend="mps",
+    ),
+    Entry(
+        name="AppleM2",
+        stem="applem2",
+        source="Apple, M2 Pro and M2 Max (January 2023): of the memory, shared with the CPU; no rates are published",
+        backend="mps",
+        bandwidth=100 * GIGA,
+    ),
+    Entry(
+        name="AppleM2Pro",
+        stem="applem2pro",
+        source="Apple, M2 Pro and M2 Max (January 2023): of the memory, shared with the CPU; no rates are published",
+        backend="mps",
+        bandwidth=200 * GIGA,
+    ),
+    Entry(
+        name="AppleM2Max",
+        stem="applem2max",
+        source="Apple, M2 Pro and M2 Max (January 2023): of the memory, shared with the CPU; no rates are published",
+        backend="mps",
+        bandwidth=400 * GIGA,
+    ),
+    Entry(
+        name="AppleM4Pro",
+        stem="applem4pro",
+        source="Apple, M4 Pro and M4 Max (October 2024): of the memory, shared with the CPU; no rates are published",
+        backend="mps",
+        bandwidth=273 * GIGA,
     ),
     Entry(
         name="cpu",
@@ -272,3 +334,5 @@ CATALOGUE: tuple[Entry, ...] = (
         backend="cpu",
     ),
 )
+
+_BY_NAME = {entry.name: entry for entry in CATALOGUE}

@@ -24,6 +24,7 @@ import msgspec
 
 from poise.errors import SpecError
 from poise.model.catalogue import CATALOGUE, device_of, models_named
+from poise.model.figures import with_figures, with_processor
 from poise.model.resources import DECLARED, Device, Link, Node
 from poise.model.spec import (
     MAX_BYTES,
@@ -89,7 +90,7 @@ class DeviceSpec(msgspec.Struct, forbid_unknown_fields=True):
     supported_ops: list[str] | None = None
     power: Quantity | None = None
     price: Quantity | None = None
-    socket: int = 0
+    socket: int | None = None
 
 
 class LinkSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -241,11 +242,9 @@ def _names(specs: Mapping[str, NodeSpec]) -> dict[str, list[str]]:
 
 def _node(name: str, spec: NodeSpec, at: str) -> Node:
     devices = _devices(spec.devices, f"{at}.devices")
-    processor = convert(spec.processor or {}, ProcessorSpec, ProcessorSpec, f"{at}.processor")
-    check_text(processor.model, f"{at}.processor.model", most=MAX_TEXT)
     for what, text in (("zone", spec.zone), ("rack", spec.rack)):
         check_text(text, f"{at}.{what}", most=MAX_TEXT)
-    return Node(
+    node = Node(
         name=name,
         incarnation="declared",
         cpu=_some(parse_cpu, spec.cpu, f"{at}.cpu", MAX_CPU),
@@ -257,10 +256,8 @@ def _node(name: str, spec: NodeSpec, at: str) -> Node:
         network=parse_or_raise(parse_rate, spec.network, f"{at}.network", _MAX_RATE),
         latency=parse_or_raise(parse_duration, spec.latency, f"{at}.latency", HOUR),
         links=_links(spec.links, len(devices), f"{at}.links"),
-        model=processor.model,
-        rates=_rates({}, processor.compute_power, processor.rates, f"{at}.processor"),
-        bandwidth=_bytes_rate(processor.bandwidth or 0, f"{at}.processor.bandwidth"),
     )
+    return with_processor(node, processor_figures(spec.processor, f"{at}.processor"), "declared")
 
 
 def _labels(labels: Mapping[str, Any], at: str) -> dict[str, str]:
@@ -290,6 +287,28 @@ def _devices(raws: Iterable[Any], at: str) -> tuple[Device, ...]:
 
 
 def _device(spec: DeviceSpec, at: str) -> Device:
+    known = figures_of(spec, at)
+    rates = known.pop("rates", {})
+    found = models_named(spec.model, known.get("memory", 0))
+    if len(found) > 1:
+        names = [entry.name for entry in found]
+        raise SpecError(
+            "several models have this name", field=f"{at}.model", have=spec.model, need=" or ".join(names),
+            hint=f"model: {names[-1]}",
+        )  # fmt: skip
+    device = with_figures(device_of(spec.model, 0), known | {"rates": rates}, "declared")
+    if not device.memory and device.kind != "cpu":
+        raise SpecError(
+            "the catalogue does not know how much memory this device has",
+            field=f"{at}.memory",
+            have=spec.model or "no model",
+            hint=near(spec.model, [entry.name for entry in CATALOGUE if entry.memory]) or "memory: 80GB",
+        )
+    return device
+
+
+def figures_of(spec: DeviceSpec, at: str) -> dict[str, Any]:
+    """The fields of `Device` that are said of it; a rate of 0 is a precision that it lacks. Raises `SpecError`."""
     if spec.kind is not None and spec.type is not None:
         raise SpecError("`kind` and `type` are two spellings of one field", field=f"{at}.type", hint="drop `type`")
     texts = {"model": spec.model, "kind": spec.kind or spec.type or "", "backend": spec.backend or ""}
@@ -299,8 +318,10 @@ def _device(spec: DeviceSpec, at: str) -> Device:
             raise SpecError("the text may not hold an `@`", code="E107", field=f"{at}.{name}", have=text)
     for place, op in enumerate(spec.supported_ops or ()):
         check_text(op, f"{at}.supported_ops[{place}]", most=MAX_TEXT)
-    _check_range(spec.socket, 0, MAX_DEVICES, f"{at}.socket")
-    known: dict[str, Any] = {"socket": spec.socket}
+    known: dict[str, Any] = {}
+    if spec.socket is not None:
+        _check_range(spec.socket, 0, MAX_DEVICES, f"{at}.socket")
+        known["socket"] = spec.socket
     if spec.memory is not None:
         known["memory"] = parse_or_raise(parse_bytes, spec.memory, f"{at}.memory", MAX_BYTES)
     known |= {name: texts[name].lower() for name in ("kind", "backend") if texts[name]}
@@ -312,29 +333,25 @@ def _device(spec: DeviceSpec, at: str) -> Device:
         known["power"] = parse_or_raise(_parse_power, spec.power, f"{at}.power", _MAX_RATE)
     if spec.price is not None:
         known["price"] = parse_or_raise(_parse_price, spec.price, f"{at}.price", _MAX_RATE)
-    found = models_named(spec.model, known.get("memory", 0))
-    if len(found) > 1:
-        names = [entry.name for entry in found]
-        raise SpecError(
-            "several models have this name", field=f"{at}.model", have=spec.model, need=" or ".join(names),
-            hint=f"model: {names[-1]}",
-        )  # fmt: skip
-    device = device_of(spec.model, 0, **known)
-    if not device.memory and device.kind != "cpu":
-        raise SpecError(
-            "the catalogue does not know how much memory this device has",
-            field=f"{at}.memory",
-            have=spec.model or "no model",
-            hint=near(spec.model, [entry.name for entry in CATALOGUE if entry.memory]) or "memory: 80GB",
-        )
-    return msgspec.structs.replace(device, rates=_rates(device.rates, spec.compute_power, spec.rates, at))
+    rates = declared_rates(spec.compute_power, spec.rates, at)
+    return known | {"rates": rates} if rates else known
 
 
-def _rates(
-    known: Mapping[str, int], compute_power: Quantity | None, rates: Mapping[str, Quantity], at: str
-) -> dict[str, int]:
-    """The catalogue's rates, with what is declared in their place; a precision of rate 0 is one that it lacks."""
-    made = dict(known)
+def processor_figures(raw: Any, at: str) -> dict[str, Any]:
+    """The fields of `Node` that are said of its CPUs. Raises `SpecError`."""
+    spec = convert({} if raw is None else raw, ProcessorSpec, ProcessorSpec, at)
+    check_text(spec.model, f"{at}.model", most=MAX_TEXT)
+    known: dict[str, Any] = {"model": spec.model} if spec.model else {}
+    if rates := declared_rates(spec.compute_power, spec.rates, at):
+        known["rates"] = rates
+    if spec.bandwidth:
+        known["bandwidth"] = _bytes_rate(spec.bandwidth, f"{at}.bandwidth")
+    return known
+
+
+def declared_rates(compute_power: Quantity | None, rates: Mapping[str, Quantity], at: str) -> dict[str, int]:
+    """Rates by precision; `compute_power` is that in fp32. Raises `SpecError`."""
+    made: dict[str, int] = {}
     if compute_power is not None:
         if "fp32" in rates:
             raise SpecError("`compute_power` is the rate in fp32", field=f"{at}.compute_power", hint="drop one of them")
@@ -346,7 +363,7 @@ def _rates(
                 hint=near(name, PRECISIONS),
             )  # fmt: skip
         made[name] = parse_or_raise(parse_flops, value, f"{at}.rates.{name}", _MAX_RATE)
-    return {name: rate for name, rate in made.items() if rate}
+    return made
 
 
 def _links(raw: Any, devices: int, at: str) -> tuple[Link, ...]:

@@ -4,12 +4,13 @@ Times of day are seconds since 1970 (0: not yet), durations are nanoseconds.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from poise.model.catalogue import per_watt
 from poise.model.decisions import Reason, Spot, Why
+from poise.model.figures import sources_of
 from poise.model.load import Load
 from poise.model.resources import Link, Node
 
@@ -97,7 +98,8 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
     """One accelerator: what it can do, and who holds it. Units as in `Device`; `per_watt` is peak operations per joule
-    by precision.
+    by precision. `sources` tells of each figure that is known (`rates.fp16`) who said it: `declared`, `measured`,
+    `driver` or `catalogue`.
     """
 
     index: int
@@ -113,6 +115,8 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
     price: int = 0
     power: int = 0
     per_watt: dict[str, int] = {}
+    uuid: str = ""
+    sources: dict[str, str] = {}
 
 
 class QuotaReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +160,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     rates: dict[str, int] = {}
     bandwidth: int = 0
+    sources: dict[str, str] = {}
     network_used: int = 0
     failures: int = 0
 
@@ -187,6 +192,8 @@ def report_of(node: Node, *, held_by: Mapping[int, str] | None = None) -> NodeRe
                 price=device.price,
                 power=device.power,
                 per_watt=per_watt(device),
+                uuid=device.uuid,
+                sources=sources_of(device),
             )
             for device in node.devices
         ),
@@ -199,7 +206,24 @@ def report_of(node: Node, *, held_by: Mapping[int, str] | None = None) -> NodeRe
         model=node.model,
         rates=node.rates,
         bandwidth=node.bandwidth,
+        sources=sources_of(node),
     )
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One thing that `poise doctor` looked at: what was found, and what to type where that is not well."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    text: str
+    hint: str = ""
+
+
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `poise doctor` found; `well` if nothing failed."""
+
+    well: bool
+    checks: tuple[Check, ...]
 
 
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -89,7 +89,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `rates` are peak operations per second by precision, `bandwidth` bytes per second of its memory, `ops` the operators
     it supports (none: not said, so all are), `socket` the host socket it hangs on, `price` micro-dollars per hour,
-    `power` its cap in milliwatts. What is not known is 0 or empty.
+    `power` its cap in milliwatts. What is not known is 0 or empty. `driver_index` is the number that its driver gives
+    it where it is not `index`. `sources` tells who said a figure (`model/figures.py`), where it is not the catalogue.
     """
 
     index: int
@@ -104,6 +105,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     socket: int = 0
     price: int = 0
     power: int = 0
+    driver_index: int | None = None
+    sources: dict[str, str] = {}
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -121,7 +124,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `incarnation` changes when the machine is booted or the node's folder is made anew: processes of an older
     incarnation are gone. `cpu` in milli-CPU, `memory` in bytes, `network` in bits per second and `latency` in
-    nanoseconds to the rest of the fleet (0: not said). `model` names its processor.
+    nanoseconds to the rest of the fleet (0: not said). `model` names its processor, `rates` and `bandwidth` are what it
+    can do and `sources` who said so, as of a device.
     """
 
     name: str
@@ -138,6 +142,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str = ""
     rates: dict[str, int] = {}
     bandwidth: int = 0
+    sources: dict[str, str] = {}
 
 
 def is_declared(node: Node) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from poise.model.catalogue import CATALOGUE, TERA, device_of, models_named, per_watt
+from poise.model.catalogue import CATALOGUE, TERA, device_found, device_of, models_named, per_watt
 from poise.model.resources import Device
 
 PRECISIONS = {"fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"}
@@ -31,7 +31,12 @@ PRECISIONS = {"fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"}
         ("Ascend 910", "Ascend910"),
         ("Ascend 910B", "Ascend910B"),
         ("TPU v4", "TPUv4"),
-        ("Apple M2 Max", "AppleM"),
+        ("Ascend910B3", "Ascend910B"),
+        ("Ascend910B4-1", "Ascend910B"),
+        ("Ascend910A", "Ascend910"),
+        ("Apple M2 Max", "AppleM2Max"),
+        ("Apple M3", "AppleM"),
+        ("Apple M4 Max", "AppleM"),
         ("CPU", "cpu"),
     ],
 )
@@ -74,6 +79,23 @@ def test_a_device_gets_the_figures_of_its_model_and_what_is_known_goes_first() -
 
 def test_a_model_that_nobody_knows_keeps_its_name() -> None:
     assert device_of("Frob 9", 0, memory=5) == Device(index=0, model="Frob 9", memory=5)
+
+
+@pytest.mark.parametrize(
+    ("said", "gib", "model", "fp16"),
+    [
+        ("Tesla V100-SXM2-32GB", 32, "V100", 125 * TERA),
+        ("AMD Instinct MI300X", 192, "MI300X", 1307.4 * TERA),
+        ("AMD Instinct MI300X", 24, "AMD Instinct MI300X", None),
+        ("AMD Instinct MI250", 64, "AMD Instinct MI250", None),
+    ],
+)
+def test_a_part_of_a_device_is_not_given_the_figures_of_the_whole(
+    said: str, gib: int, model: str, fp16: float | None
+) -> None:
+    device = device_found(said, 0, memory=gib << 30)
+    assert (device.model, device.rates.get("fp16")) == (model, fp16)
+    assert device.sources == {"memory": "driver"}
 
 
 def test_performance_per_watt() -> None:

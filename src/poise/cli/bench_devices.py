@@ -1,0 +1,122 @@
+"""`poise bench-devices`."""
+
+import time
+from collections.abc import Sequence
+
+import click
+
+from poise.cli.render import print_json, print_table, say
+from poise.client import current_home
+from poise.config import Home
+from poise.control.start import connected, running
+from poise.drivers.devices import Inventory, processor_name
+from poise.drivers.measured import measure, save_measured
+from poise.drivers.probes import Answer
+from poise.drivers.process import visible
+from poise.drivers.security import ensure_home
+from poise.errors import Conflict, Fault
+from poise.model.measured import Measured, Sample, processor_key
+from poise.units import format_flops
+
+WITH_TORCH = ("cuda", "rocm", "cann")
+"""Backends that torch has."""
+
+
+@click.command("bench-devices")
+@click.option("--quick", is_flag=True, help="A few seconds, and less exact.")
+@click.option("--no-save", is_flag=True, help="Only show it.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def bench_devices(quick: bool, no_save: bool, as_json: bool) -> int:
+    """Measure the CPUs of this machine, and its accelerators where torch is installed: products of matrices by
+    precision, memory, links. What is measured is kept for this home, and counts before the catalogue's figures.
+
+    Refused while commands run here, unless nothing is saved: what is measured beside other work is too low.
+    """
+    home = current_home()
+    if not no_save:
+        _check_idle(home)
+    ensure_home(home)
+    inventory = Inventory("this machine", home)
+    node = inventory.look()
+    say("poise: measuring the CPUs …")
+    found = _measured("processor", {}, [(processor_key(processor_name(), node.cpu), processor_name())], "", quick=quick)
+    devices = {device.index: device for device in node.devices}
+    for answer in inventory.answers:
+        indices = [device.index for device in answer.finding.devices]
+        if indices and (problem := _cannot(answer)):
+            say(f"poise: the devices of {answer.probe.name} are not measured: {problem}")
+        elif indices:
+            say(f"poise: measuring {len(indices)} devices of {answer.probe.name} …")
+            named = [(devices[index].uuid or devices[index].model, devices[index].model) for index in indices]
+            try:
+                found += _measured("accelerators", visible(indices, devices), named, answer.finding.driver, quick=quick)
+            except Fault as error:
+                say(f"poise: the devices of {answer.probe.name} are not measured: {error.record.have or error}")
+    for one in () if no_save else found:
+        save_measured(home.profiles, one)
+    if as_json:
+        print_json(found)
+        return 0
+    _show(found)
+    if not no_save:
+        say(f"poise: kept in {home.profiles}; `poise nodes --json` tells which figures are measured")
+    return 0
+
+
+def _check_idle(home: Home) -> None:
+    if not running(home):
+        return
+    busy = [node.name for node in connected(home).nodes() if node.running]
+    if busy:
+        raise Conflict(
+            "commands run on this machine, so figures would be too low",
+            have=", ".join(busy),
+            hint="wait until they are done (`poise ls`), or look only: `poise bench-devices --no-save`",
+        )
+
+
+def _cannot(answer: Answer) -> str:
+    backends = {device.backend for device in answer.finding.devices}
+    return "" if backends <= set(WITH_TORCH) else f"torch has no backend `{', '.join(sorted(backends))}`"
+
+
+def _measured(
+    what: str, hidden: dict[str, str], named: Sequence[tuple[str, str]], driver: str, *, quick: bool
+) -> list[Measured]:
+    """Of devices by what their driver calls them, and their models. Raises `Fault`."""
+    reports = measure("processor" if what == "processor" else "accelerators", hidden, devices=len(named), quick=quick)
+    if len(reports) != len(named):
+        raise Fault("not all devices were measured", need=str(len(named)), have=f"torch sees {len(reports)} of them")
+    return [
+        Measured(
+            device=device,
+            model=model,
+            driver=driver,
+            library=report.library,
+            at=time.time(),
+            rates=report.rates,
+            bandwidth=report.bandwidth,
+            links=report.links,
+            left_out=report.left_out,
+        )
+        for (device, model), report in zip(named, reports, strict=True)
+    ]
+
+
+def _show(found: Sequence[Measured]) -> None:
+    rows = []
+    for one in found:
+        for name, sample in one.rates.items():
+            rows.append((one.model, name, f"{format_flops(sample.median)}/s", _spread(sample), one.library))
+        memory = {"memory": one.bandwidth} if one.bandwidth is not None else {}
+        for name, sample in (memory | one.links).items():
+            rows.append((one.model, name, f"{sample.median / 10**9:.1f} GB/s", _spread(sample), one.library))
+    print_table(("DEVICE", "WHAT", "MEDIAN", "SPREAD", "WITH"), rows, right=("MEDIAN", "SPREAD"))
+    for one in found:
+        for name, why in one.left_out.items():
+            say(f"poise: {one.model}: {name} is left out: {why}")
+
+
+def _spread(sample: Sample) -> str:
+    """From the least to the most, as a part of the median."""
+    return f"{(sample.most - sample.least) / max(1, sample.median):.0%}"

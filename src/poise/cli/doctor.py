@@ -1,0 +1,135 @@
+"""`poise doctor`."""
+
+import contextlib
+import ipaddress
+from collections.abc import Iterator
+
+import click
+import msgspec
+
+from poise.cli.render import print_json, print_table
+from poise.client import current_home, failure_of
+from poise.config import Endpoint, Home
+from poise.control.start import connected, running, supervised
+from poise.drivers.checkup import examine
+from poise.drivers.lock import is_held
+from poise.errors import PoiseError
+from poise.model.reports import Check, CheckReport
+
+STYLE = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+TAIL = 64 * 2**10
+"""Bytes of Poise's own messages that are looked through."""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def doctor(as_json: bool) -> int:
+    """Look whether this machine and its Poise are well: versions, home and disk, what is exposed, cgroups, limits,
+    devices and why not, extras, the control plane and its last failure. Each line says what to type.
+
+    It ends with 1 if a line says `fail`, else with 0: what is only worth knowing (`warn`) stops nothing.
+    """
+    home = current_home()
+    checks = [*examine(home), *_control(home)]
+    well = not any(check.status == "fail" for check in checks)
+    if as_json:
+        print_json(CheckReport(well=well, checks=tuple(checks)))
+    else:
+        rows = [
+            (
+                click.style(check.status, fg=STYLE[check.status]),
+                check.name,
+                check.text + (f"  →  {check.hint}" if check.hint else ""),
+            )
+            for check in checks
+        ]
+        print_table(("", "WHAT", "FOUND"), rows)
+    return 0 if well else 1
+
+
+def _control(home: Home) -> Iterator[Check]:
+    """The control plane: whether it answers, what it is bound to, what it left behind, what it said last."""
+    up, kept = running(home), supervised(home)
+    failure = failure_of(home)
+    if failure is not None:
+        yield Check("last failure", "fail", str(failure), failure.record.hint or f"tail {home.messages}")
+    if up or kept:
+        yield from _running(home)
+        yield from _bound(home)
+        if not kept:
+            yield Check("supervisor", "warn", "nobody keeps the control plane alive", "poise up")
+    else:
+        yield Check("control plane", "ok", "not running", "poise up")
+        yield from _left(home)
+    yield from _said(home)
+
+
+def _running(home: Home) -> Iterator[Check]:
+    try:
+        with contextlib.closing(connected(home)) as client:
+            status = client.status()
+    except PoiseError as error:
+        yield Check("control plane", "fail", str(error), error.record.hint or f"tail {home.messages}")
+        return
+    text = f"up, policy {status.policy}, revision {status.revision}, {status.nodes} nodes, {status.unfinished} jobs"
+    if not status.accepting:
+        yield Check("control plane", "fail", f"{text}; its log cannot be written", "df -h; poise events | tail")
+    elif status.lost:
+        yield Check("control plane", "warn", f"{text}; {status.lost} nodes are lost", "poise nodes")
+    else:
+        yield Check("control plane", "ok", text)
+
+
+def _bound(home: Home) -> Iterator[Check]:
+    """What the control plane listens to, as the kernel has it."""
+    import psutil
+
+    try:
+        endpoint = msgspec.json.decode(home.endpoint.read_bytes(), type=Endpoint)
+        found = psutil.Process(endpoint.pid).net_connections(kind="inet")
+    except (OSError, msgspec.MsgspecError, psutil.Error) as error:
+        yield Check("bound to", "warn", f"it cannot be told: {error}", f"tail {home.messages}")
+        return
+    bound = sorted({(one.laddr.ip, one.laddr.port) for one in found if one.status == psutil.CONN_LISTEN})
+    open_to_all = [f"{host}:{port}" for host, port in bound if not ipaddress.ip_address(host).is_loopback]
+    text = ", ".join(f"{host}:{port}" for host, port in bound) or "its socket only"
+    if open_to_all:
+        yield Check("bound to", "warn", f"{text}: other machines can reach it", "poise down; poise up")
+    else:
+        yield Check("bound to", "ok", f"{text}: this machine only, with the token")
+
+
+def _left(home: Home) -> Iterator[Check]:
+    agents = [lock.parent.name for lock in (home.node / "lock", *sorted(home.nodes.glob("*/lock"))) if is_held(lock)]
+    if agents:
+        yield Check(
+            "agents", "warn", f"{', '.join(agents)}: running without a control plane", "poise up, or poise down --leave"
+        )
+    left = [path.name for path in (home.endpoint, home.socket) if path.exists()]
+    if left:
+        yield Check(
+            "left over", "ok", f"{', '.join(left)} of a control plane that was killed; the next one replaces them"
+        )
+    if home.log.exists():
+        from poise.cli import offline
+
+        try:
+            ledger = offline.load(home)
+        except PoiseError as error:
+            yield Check("log", "fail", str(error), error.record.hint)
+        else:
+            yield Check("log", "ok", f"revision {ledger.revision}, readable")
+
+
+def _said(home: Home) -> Iterator[Check]:
+    """The last error among Poise's own messages."""
+    try:
+        with home.messages.open("rb") as file:
+            file.seek(max(0, home.messages.stat().st_size - TAIL))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return
+    errors = [line for line in lines if " ERROR " in line or line.startswith("Traceback")]
+    if errors:
+        yield Check("messages", "warn", f"{len(errors)} errors of late: {errors[-1][:120]}", f"tail {home.messages}")

@@ -1,0 +1,73 @@
+"""Measuring in a process of its own, and where measurements are kept: a small file for each device and driver.
+
+Whatever a library does to the process that measures, nothing happens to the one that asks; it takes no longer than
+`LONGEST` seconds for each device.
+"""
+
+import hashlib
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from poise.drivers.bench import Report
+from poise.errors import Fault
+from poise.model.measured import Measured
+
+LONGEST = 300.0
+
+_log = logging.getLogger("poise.devices")
+
+
+def measure(
+    what: Literal["processor", "accelerators"], visible: Mapping[str, str], *, devices: int = 1, quick: bool = False
+) -> list[Report]:
+    """What each device can do, in their order. `visible` are variables that hide other devices. Raises `Fault`."""
+    command = [sys.executable, "-m", "poise.drivers.bench", what, *(["--quick"] if quick else [])]
+    try:
+        done = subprocess.run(  # noqa: S603 — our own program
+            command, env={**os.environ, **visible}, stdin=subprocess.DEVNULL, capture_output=True, check=False,
+            timeout=LONGEST * devices,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise Fault("measuring takes too long", need=f"at most {LONGEST * devices:g} s", hint="--quick") from None
+    if done.returncode:
+        why = done.stderr.decode(errors="replace").strip().splitlines()
+        raise Fault("measuring failed", have=why[-1][:200] if why else f"exit code {done.returncode}")
+    return [msgspec.json.decode(line, type=Report) for line in done.stdout.splitlines()]
+
+
+def save_measured(folder: Path, measured: Measured) -> Path:
+    """Replaces what was measured of the same device under the same driver."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = profile_path(folder, measured.device, measured.driver)
+    draft = path.with_suffix(".new")
+    draft.write_bytes(msgspec.json.format(msgspec.json.encode(measured)))
+    draft.replace(path)
+    return path
+
+
+def load_measured(folder: Path, device: str, driver: str) -> Measured | None:
+    """What was measured of a device under a driver; none where nothing was, and of a file that is damaged."""
+    path = profile_path(folder, device, driver)
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Measured)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        _log.debug("`%s` is left out: %s", path, error)
+        return None
+    return found if (found.device, found.driver) == (device, driver) else None
+
+
+def profile_path(folder: Path, device: str, driver: str) -> Path:
+    """A name that people can read, and that no other device or driver has."""
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{device} {driver}").strip("-.")[:80]
+    digest = hashlib.sha256(b"\0".join((device.encode(), driver.encode()))).hexdigest()[:8]
+    return folder / f"{name}-{digest}.json"

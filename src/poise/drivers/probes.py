@@ -1,0 +1,327 @@
+"""How the accelerators of this machine are found: a probe for each maker, and those that installed packages bring.
+
+A probe asks a driver's library or its tool. Drivers hang, tools are missing, print warnings before their answer, or
+something that nobody understands: none of it may stop or delay the agent. So every probe answers in a thread of its
+own within `ANSWER_SECONDS` (how busy its devices are: `USE_SECONDS`), a tool is ended after `TOOL_SECONDS` and may
+write `MAX_OUTPUT` bytes, and a probe that has not come back is not asked again until it has. A driver that failed is
+believed to have the devices that it had, for `PATIENCE` looks: one hiccup of a tool is no reason to give up the work on
+its devices.
+
+Installed packages offer probes as entry points of the group `poise.probes`, each an object as `Probe` describes it.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from poise.model.fleetfile import MAX_DEVICES, MAX_TEXT
+from poise.model.resources import Device
+
+GROUP = "poise.probes"
+
+ANSWER_SECONDS = 8.0
+"""For all probes together, since they are asked at once; joining the fleet may wait for it."""
+
+USE_SECONDS = 0.5
+"""For how busy devices are, which is asked every second: what comes later is handed out the next time."""
+
+TOOL_SECONDS = 5.0
+MAX_OUTPUT = 4 * 2**20
+PATIENCE = 3
+
+_log = logging.getLogger("poise.probes")
+
+
+class Use(NamedTuple):
+    """How busy a device was in the driver's last sampling period, in thousandths, and its used memory in bytes."""
+
+    busy: int
+    memory: int
+
+
+class Finding(NamedTuple):
+    """What one probe found: its devices, each with its driver's number as `index`; or why there are none.
+
+    `driver` is the driver's version. `failed` tells that something is there and does not answer as it should.
+    """
+
+    devices: tuple[Device, ...] = ()
+    why_none: str = ""
+    driver: str = ""
+    failed: bool = False
+
+
+class Probe(Protocol):
+    """Asks one driver. `name` is what it asks, `hint` what to type where it is missing, and `rest` for how many seconds
+    not to ask again how busy its devices are: starting a tool every second would cost more than it tells.
+
+    Both functions may take long, fail and lie; whoever asks is prepared. `use` is told the driver's numbers.
+    """
+
+    name: str
+    hint: str
+    rest: float
+
+    def find(self) -> Finding: ...
+    def use(self, indices: Sequence[int]) -> dict[int, Use]: ...
+
+
+class Answer(NamedTuple):
+    """What one probe had to say."""
+
+    probe: Probe
+    finding: Finding
+
+
+class Accelerators:
+    """The accelerators of this machine, looked for again and again.
+
+    On the node they are numbered from 0 in the order of the probes; `driver_index` is the number that their driver
+    gives them where it is another one.
+    """
+
+    def __init__(self, probes: Sequence[Probe] | None = None) -> None:
+        self._asked = [_Asked(probe) for probe in (shipped_and_installed() if probes is None else probes)]
+        self._owners: dict[int, tuple[_Asked, int]] = {}
+
+    def look(self) -> list[Answer]:
+        """Every probe's answer, with the devices as this node numbers them."""
+        deadline = time.monotonic() + ANSWER_SECONDS
+        for asked in self._asked:
+            asked.begin()
+        answers: list[Answer] = []
+        owners: dict[int, tuple[_Asked, int]] = {}
+        for asked in self._asked:
+            finding = asked.end(deadline)
+            numbered = []
+            for device in finding.devices:
+                index = len(owners)
+                if index == MAX_DEVICES:
+                    break
+                owners[index] = (asked, device.index)
+                own = None if index == device.index else device.index
+                model = device.model.replace("@", " ")[:MAX_TEXT]  # profiles are told apart by `class@model`
+                numbered.append(msgspec.structs.replace(device, index=index, driver_index=own, model=model))
+            answers.append(Answer(asked.probe, finding._replace(devices=tuple(numbered))))
+        self._owners = owners
+        return answers
+
+    def use(self, indices: Iterable[int]) -> dict[int, Use]:
+        """How busy devices are, by their index on the node; one of which nothing new is known is left out."""
+        wanted: dict[_Asked, dict[int, int]] = {}
+        for index in indices:
+            if index in self._owners:
+                asked, own = self._owners[index]
+                wanted.setdefault(asked, {})[own] = index
+        return {
+            numbers[own]: one
+            for asked, numbers in wanted.items()
+            for own, one in asked.use(sorted(numbers)).items()
+            if own in numbers
+        }
+
+
+def why_none(answers: Sequence[Answer]) -> str:
+    """In words, for a node without devices: what fails first of all, else what is missing for the first maker."""
+    failing = [f"{answer.probe.name}: {answer.finding.why_none}" for answer in answers if answer.finding.failed]
+    return "; ".join(failing) or next((answer.finding.why_none for answer in answers), "nothing looks for them")
+
+
+def shipped_and_installed() -> list[Probe]:
+    """The probes of Poise, then those of installed packages in order of their names."""
+    from poise.drivers.amd import AmdSmi
+    from poise.drivers.ascend import NpuSmi
+    from poise.drivers.nvidia import Nvml
+
+    found: list[Probe] = [Nvml(), NpuSmi(), AmdSmi()]
+    for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
+        try:
+            probe = point.load()
+            good = isinstance(probe.name, str) and isinstance(probe.hint, str) and isinstance(probe.rest, int | float)
+            if not (good and callable(probe.find) and callable(probe.use)):
+                raise TypeError("it is no probe: `name`, `hint`, `rest`, `find` and `use` make one")
+        except Exception as error:  # whatever a module does when it is imported
+            probe = _Unusable(point.name, f"it cannot be loaded: {type(error).__name__}: {error}")
+        found.append(probe)
+    return found
+
+
+# --- asking tools ----------------------------------------------------------------------------------------------------
+
+
+class NoAnswerError(Exception):
+    """A tool gave none that can be used. `absent`: it is not installed."""
+
+    def __init__(self, why: str, *, absent: bool = False) -> None:
+        super().__init__(why)
+        self.absent = absent
+
+    def finding(self) -> Finding:
+        return Finding(why_none=str(self), failed=not self.absent)
+
+
+def ask(*command: str, seconds: float = TOOL_SECONDS, most: int = MAX_OUTPUT) -> str:
+    """What a tool prints. Raises `NoAnswerError` where it is missing, takes too long, prints too much, or fails."""
+    program = shutil.which(command[0])
+    if program is None:
+        raise NoAnswerError(f"`{command[0]}` is not installed", absent=True)
+    shown = " ".join(command)
+    try:
+        process = subprocess.Popen(  # noqa: S603 — the tool that its driver brings
+            [program, *command[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "LC_ALL": "C"},
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise NoAnswerError(f"`{shown}` cannot be run: {error.strerror}") from None
+    try:
+        text = _read(process, time.monotonic() + seconds, most)
+    finally:
+        _end(process)
+    if text is None:
+        raise NoAnswerError(f"`{shown}` has not answered within {seconds:g} s")
+    if len(text) > most:
+        raise NoAnswerError(f"`{shown}` prints more than {most >> 10} KiB")
+    if process.returncode:
+        raise NoAnswerError(f"`{shown}` ended with {process.returncode}")
+    return text.decode(errors="replace")
+
+
+def parse_json(text: str) -> Any:
+    """The JSON value in what a tool printed, after whatever warnings it printed first. Raises `NoAnswerError`."""
+    starts = [at for at, sign in enumerate(text) if sign in "[{" and (at == 0 or text[at - 1] == "\n")]
+    for start in starts[:8]:
+        try:
+            return json.JSONDecoder().raw_decode(text[start:])[0]
+        except (ValueError, RecursionError):
+            continue
+    raise NoAnswerError("its answer is not JSON")
+
+
+def _read(process: "subprocess.Popen[bytes]", deadline: float, most: int) -> bytes | None:
+    """All that it writes until it ends, or a little more than `most`; none if it has not ended by the deadline."""
+    pipe, text = process.stdout, bytearray()
+    if pipe is None:
+        return b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while len(text) <= most:
+            left = deadline - time.monotonic()
+            if left <= 0 or not selector.select(left):
+                return None
+            piece = os.read(pipe.fileno(), 65536)
+            if not piece:
+                try:
+                    process.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    return None
+                break
+            text += piece
+    return bytes(text)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()  # a driver that hangs may keep it for ever: then this probe is not asked again
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+# --- inside ----------------------------------------------------------------------------------------------------------
+
+
+class _Asked:
+    """A probe that is asked in a thread of its own, and what is believed of it."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.probe = probe
+        self._thread: threading.Thread | None = None
+        self._answer: Finding | None = None
+        self._good: Finding | None = None
+        self._failures = 0
+        self._told = ""
+        self._using: threading.Thread | None = None
+        self._used: dict[int, Use] = {}
+        self._rests_until = 0.0
+
+    def begin(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._answer = None
+            self._thread = threading.Thread(target=self._ask, name=f"probe {self.probe.name}", daemon=True)
+            self._thread.start()
+
+    def end(self, deadline: float) -> Finding:
+        """What it found; if it does not answer, for a while what it found last."""
+        if self._thread is not None:
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+        finding = self._answer or Finding(why_none=f"it has not answered within {ANSWER_SECONDS:g} s", failed=True)
+        if not finding.failed:
+            self._good, self._failures, self._told = finding, 0, ""
+            return finding
+        self._failures += 1
+        if finding.why_none != self._told:
+            self._told = finding.why_none
+            _log.warning("%s: %s", self.probe.name, finding.why_none)
+        patient = self._good is not None and self._failures <= PATIENCE
+        return self._good if patient and self._good is not None else finding
+
+    def use(self, indices: Sequence[int]) -> dict[int, Use]:
+        """What came since the last time; waits for a little."""
+        idle = self._using is None or not self._using.is_alive()
+        if idle and not self._used and time.monotonic() >= self._rests_until:
+            self._rests_until = time.monotonic() + self.probe.rest
+            self._using = threading.Thread(
+                target=self._ask_use, args=(indices,), name=f"use {self.probe.name}", daemon=True
+            )
+            self._using.start()
+        if self._using is not None:
+            self._using.join(USE_SECONDS)
+        used, self._used = self._used, {}
+        return used
+
+    def _ask_use(self, indices: Sequence[int]) -> None:
+        try:
+            self._used = dict(self.probe.use(indices))
+        except Exception as error:  # whatever it raises, there is nothing to measure with
+            _log.debug("%s: %s", self.probe.name, error)
+
+    def _ask(self) -> None:
+        try:
+            found = self.probe.find()
+            self._answer = Finding(tuple(found.devices), str(found.why_none), str(found.driver), bool(found.failed))
+        except Exception as error:  # a probe that fails is reported like a driver that is not there
+            self._answer = Finding(why_none=f"{type(error).__name__}: {error}", failed=True)
+
+
+class _Unusable:
+    """In place of a package's probe that cannot be loaded."""
+
+    hint = "install its package again, or remove it"
+    rest = 0.0
+
+    def __init__(self, name: str, problem: str) -> None:
+        self.name = name
+        self._problem = problem
+
+    def find(self) -> Finding:
+        return Finding(why_none=self._problem, failed=True)
+
+    def use(self, indices: Sequence[int]) -> dict[int, Use]:
+        return {}
