@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from poise.calls import Future
     from poise.client import AsyncClient, Client
     from poise.errors import CallFailed, CallLost, PoiseError
-    from poise.sdk import Future, Mapped, Task, close, gather, rank, task, world_size
+    from poise.sdk import Mapped, Task, close, gather, rank, task, world_size
 
 _HOMES = {
     "AsyncClient": "client",
     "CallFailed": "errors",
     "CallLost": "errors",
     "Client": "client",
-    "Future": "sdk",
+    "Future": "calls",
     "Mapped": "sdk",
     "PoiseError": "errors",
     "Task": "sdk",

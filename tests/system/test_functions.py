@@ -126,3 +126,15 @@ def test_what_a_prompt_defines_travels_by_value(shared: Living, source: str) -> 
         check=False,
     )
     assert done.stdout == "2\n", done.stderr
+
+
+def test_functions_of_modules_and_of_the_script_meet_in_one_worker(shared: Living) -> None:
+    (shared.work / "part.py").write_text("import poise\n@poise.task\ndef twice(x):\n    return 2 * x\n")
+    script = shared.work / "whole.py"
+    script.write_text(
+        "import sys, poise\nfrom part import twice\n"
+        "@poise.task\ndef thrice(x):\n    return 3 * x\n"
+        "def act_both():\n    return [twice.submit(1).result(), thrice.options().submit(twice.submit(1)).result()]\n"
+        'if __name__ == "__main__":\n    print(act_both())\n'
+    )
+    assert run(shared, "both", program=script) == [2, 6]

@@ -70,10 +70,11 @@ loading: list[str] = []
 
 def load_script(path: str) -> None:
     """Run a script as a module that is not `__main__`, so that it only defines; as `__main__` to what unpickles."""
-    if values.SCRIPT not in sys.modules:
+    if getattr(sys.modules["__main__"], "__poise_script__", "") != path:
         module = types.ModuleType(values.SCRIPT)
         loading.append(path)
         module.__dict__.update(runpy.run_path(path, run_name=values.SCRIPT))
+        module.__dict__["__poise_script__"] = path
         loading.clear()
         sys.modules[values.SCRIPT] = sys.modules["__main__"] = module
 

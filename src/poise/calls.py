@@ -1,0 +1,402 @@
+"""The calls of a program to one job: futures, and the connection by which calls go out and results come in.
+
+Two threads for each job: one sends what has been submitted, the other hears what has returned. A control plane that
+restarts is waited for; what it had not accepted durably is then said again, and what returned meanwhile is told.
+"""
+
+import asyncio
+import collections
+import concurrent.futures
+import contextlib
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from websockets.exceptions import WebSocketException
+from websockets.sync.client import ClientConnection, connect
+
+from poise.config import Home
+from poise.control.start import ensure_up, user_name
+from poise.drivers import functions, sockets, values
+from poise.drivers.security import read_token
+from poise.errors import CallFailed, CallLost, Conflict, PoiseError, Unreachable
+from poise.model.calls import (
+    MAX_UNRETURNED,
+    NOTHING,
+    Accepted,
+    Call,
+    Calling,
+    Closing,
+    FromCaller,
+    Function,
+    Over,
+    Result,
+    Results,
+    Resume,
+    ToCaller,
+    Uncall,
+    Value,
+)
+
+R = TypeVar("R")
+
+WINDOW = MAX_UNRETURNED // 2
+"""Calls that have been sent and not returned; more wait here."""
+
+FLUSH_SECONDS = 0.001
+"""Calls that are submitted faster than this after each other travel together."""
+
+PATIENCE = 30.0
+
+_decode: msgspec.msgpack.Decoder[ToCaller] = msgspec.msgpack.Decoder(ToCaller)
+_encode = msgspec.msgpack.Encoder().encode
+
+sys.modules.setdefault(values.SCRIPT, sys.modules["__main__"])  # what workers pickle of the script is found here
+
+
+class Future(concurrent.futures.Future[R]):
+    """The result of a call that may not have returned yet: a `concurrent.futures.Future` that can be awaited.
+
+    `result()` raises the function's own exception, with the worker's traceback as its cause; `CallLost` when its
+    workers died again and again; `CancelledError` when it was cancelled. What stands in another call's arguments is
+    replaced by its result there.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.number = 0
+        self.seconds = 0.0
+        self._calls: Calls | None = None
+
+    @property
+    def id(self) -> str:
+        """`job:number` once it has been sent to a job; empty before."""
+        return f"{self._calls.job}:{self.number}" if self._calls is not None and self._calls.job else ""
+
+    @property
+    def status(self) -> str:
+        """`waiting`, `done`, `failed` or `cancelled`."""
+        if not self.done():
+            return "waiting"
+        if self.cancelled():
+            return "cancelled"
+        return "failed" if self.exception() is not None else "done"
+
+    def cancel(self) -> bool:
+        """Ask that the call is not begun. One that a worker has been given goes on: then this is False."""
+        return self._calls.cancel(self) if self._calls is not None and not self.done() else super().cancel()
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return asyncio.wrap_future(self).__await__()
+
+    def __repr__(self) -> str:
+        return f"<poise.Future {self.name}{f' {self.id}' if self.id else ''} {self.status}>"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        told = f"<code>{escape(self.name)}</code> {escape(self.id)} <b>{self.status}</b>"
+        if self.status == "done":
+            told += f" <pre>{escape(repr(self.result())[:2000])}</pre>"
+        elif self.status == "failed":
+            told += f" <pre>{escape(repr(self.exception()))}</pre>"
+        return told
+
+
+ATOMS = frozenset((type(None), bool, int, float, str, bytes))
+"""Types of values that hold no futures."""
+
+
+class _NotDone(Exception):
+    """A call takes the result of one that failed or was cancelled."""
+
+
+class Calls:
+    """The calls of one program to one job: a connection, what has been submitted, and what has come back.
+
+    The job is submitted at the first call.
+    """
+
+    def __init__(self, home: Home, spec: Mapping[str, Any]) -> None:
+        self.job = ""
+        self._home = home
+        self._spec = dict(spec)
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._futures: dict[int, Future[Any]] = {}
+        self._arguments: dict[int, Value] = {}
+        self._uses: dict[int, int] = {}
+        self._kept: dict[int, Value] = {}
+        self._unsent: collections.deque[Call] = collections.deque()
+        self._sent: dict[int, Call] = {}
+        self._functions: list[Function] = []
+        self._indices: dict[Any, int] = {}
+        self._told = 0
+        self._accepted = 0
+        self._news = threading.Event()
+        self._room = threading.Condition(self._lock)
+        self._channel: ClientConnection | None = None
+        self._resumed = threading.Event()
+        self._started = False
+        self._closed = False
+        self._failed: BaseException | None = None
+
+    # --- submitting --------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        arguments: Sequence[Any],
+        *,
+        retries: int = 0,
+        future: Future[Any] | None = None,
+    ) -> Future[Any]:
+        """One call. Its arguments are encoded now, so that they may be changed afterwards."""
+        if not self._started:
+            self._start()
+        future = future or Future(name)
+        needs: list[int] = []
+        try:
+            value = values.encode(self._without_futures(arguments, needs), self._folder)
+        except BaseException as error:
+            self._release(needs)
+            if isinstance(error, _NotDone):
+                future.set_exception(CallFailed(f"{name} was not called: {error}"))
+                return future
+            raise
+        with self._lock:
+            if self._failed is not None or self._closed:
+                raise self._failed or Conflict("this connection is closed", hint="submit before the end of the program")
+            index = self._indices.get(function)
+            if index is None:
+                index = self._indices[function] = len(self._functions)
+                self._functions.append(functions.reference(function, self._folder))
+            number = future.number = next(self._numbers)
+            future._calls = self
+            self._futures[number] = future
+            if value.file:
+                self._arguments[number] = value
+            self._unsent.append(Call(number, index, value, tuple(needs), retries))
+        if not self._news.is_set():
+            self._news.set()
+        return future
+
+    def _without_futures(self, part: Any, needs: list[int]) -> Any:
+        """Futures give way to what they stand for: a result that is here, or the number of the call that it comes from;
+        that one is then kept until this call has returned.
+        """
+        kind = type(part)
+        if isinstance(part, Future):
+            with self._lock:
+                open_here = part._calls is self and part.number in self._futures
+                if open_here and part.number not in needs:
+                    needs.append(part.number)
+                    self._uses[part.number] = self._uses.get(part.number, 0) + 1
+            if open_here:
+                return values.Placeholder(part.number)
+            if part.cancelled() or part.exception() is not None:
+                raise _NotDone(f"{part.name} {part.status}")
+            return part.result()
+        if kind is list or kind is tuple:
+            if any(type(item) not in ATOMS for item in part):
+                return kind(self._without_futures(item, needs) for item in part)
+        elif kind is dict and part:
+            return {key: self._without_futures(item, needs) for key, item in part.items()}
+        return part
+
+    def _release(self, needs: Iterable[int]) -> None:
+        """A call that took these results has returned. The file of one that nobody takes any more goes."""
+        with self._lock:
+            for need in needs:
+                self._uses[need] -= 1
+                if not self._uses[need]:
+                    del self._uses[need]
+                    values.discard(self._kept.pop(need, NOTHING))
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def _folder(self) -> Path:
+        return self._home.values / (self.job or "new")
+
+    def cancel(self, future: Future[Any]) -> bool:
+        with self._lock:
+            waiting = any(call.number == future.number for call in self._unsent)
+            if waiting:
+                self._unsent = collections.deque(call for call in self._unsent if call.number != future.number)
+                self._futures.pop(future.number, None)
+        if waiting:
+            return concurrent.futures.Future.cancel(future)
+        self._say(Uncall((future.number,)))
+        concurrent.futures.wait((future,), timeout=1.0)
+        return future.cancelled()
+
+    # --- the connection ----------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._started:
+                return
+            if functions.loading:
+                raise CallFailed(
+                    "a worker that loads this script would submit calls itself",
+                    field=functions.loading[0],
+                    hint='what a script does belongs under `if __name__ == "__main__":`',
+                )
+            client = ensure_up(self._home, "--until-idle")
+            self.job = client.submit(self._spec, user=user_name())
+            client.close()
+            self._started = True
+        threading.Thread(target=self._listen, name="poise-results", daemon=True).start()
+        threading.Thread(target=self._send, name="poise-calls", daemon=True).start()
+
+    def _send(self) -> None:
+        """What has been submitted, a little at a time where it comes fast; and no more than may be open."""
+        while not self._closed:
+            self._news.wait()
+            time.sleep(FLUSH_SECONDS if len(self._unsent) < 64 else 0)
+            self._news.clear()
+            while self._unsent and not self._closed:
+                self._resumed.wait()
+                with self._lock:
+                    while len(self._sent) >= WINDOW and not self._closed:
+                        self._room.wait(1.0)
+                    calls: list[Call] = []
+                    while self._unsent and len(calls) < 512 and len(self._sent) < WINDOW:
+                        call = self._unsent.popleft()
+                        self._sent[call.number] = call
+                        calls.append(call)
+                    first, told = self._told, tuple(self._functions[self._told :])
+                    self._told = len(self._functions)
+                    message = Calling(told, tuple(calls), first)
+                    self._say(message)
+
+    def _say(self, message: FromCaller) -> None:
+        """What cannot be sent now is sent when the connection is back."""
+        channel = self._channel
+        if channel is not None:
+            with contextlib.suppress(OSError, WebSocketException):
+                channel.send(_encode(message))
+
+    def _listen(self) -> None:
+        """Connect, and connect again: a control plane that restarts is waited for."""
+        lost_at = time.monotonic()
+        while not self._closed:
+            try:
+                sock = sockets.connect(self._home.socket)
+                with connect(
+                    "ws://poise/v1/calls",
+                    sock=sock,
+                    additional_headers={"Authorization": f"Bearer {read_token(self._home)}"},
+                    compression=None,
+                    max_size=None,
+                    ping_interval=None,
+                ) as channel:
+                    self._hear(channel)
+                    lost_at = time.monotonic()
+            except (OSError, WebSocketException, EOFError) as error:
+                if time.monotonic() - lost_at > PATIENCE:
+                    self._fail(Unreachable("no control plane answers", have=str(error), hint="`poise up`"))
+            except PoiseError as error:
+                self._fail(error)
+            self._resumed.clear()
+            self._channel = None
+            time.sleep(0.05)
+
+    def _hear(self, channel: ClientConnection) -> None:
+        with self._lock:
+            unreturned = tuple(self._sent)
+        channel.send(_encode(Resume(self.job, unreturned)))
+        for frame in channel:
+            message = _decode.decode(frame if isinstance(frame, bytes) else frame.encode())
+            if isinstance(message, Results):
+                for result in message.results:
+                    self._take(result)
+                if self._unsent:
+                    with self._lock:
+                        self._room.notify()
+            elif isinstance(message, Accepted):
+                self._accepted = message.last
+                if self._channel is not channel:
+                    self._resume(channel, message)
+            elif isinstance(message, Over):
+                self._fail(
+                    CallLost(f"job {self.job} takes no calls any more: {message.why}", hint=f"`poise logs {self.job}`")
+                )
+                return
+
+    def _resume(self, channel: ClientConnection, resumed: Accepted) -> None:
+        """Say again what was not accepted durably before the connection was lost."""
+        with self._lock:
+            again = tuple(call for call in self._sent.values() if call.number > resumed.last)
+            told = tuple(self._functions[resumed.functions :])
+            self._told = len(self._functions)
+            self._channel = channel
+            for start in range(0, max(1, len(again)), 512):
+                self._say(Calling(told if start == 0 else (), again[start : start + 512], resumed.functions))
+        self._resumed.set()
+
+    def _take(self, result: Result) -> None:
+        number = result.number
+        with self._lock:
+            future = self._futures.pop(number, None)
+            call = self._sent.pop(number, None)
+            if number in self._uses and result.value.file:
+                self._kept[number] = result.value
+        if call is not None and call.needs:
+            self._release(call.needs)
+        if self._arguments:
+            used = self._arguments.pop(number, None)
+            if used is not None:
+                values.discard(used)
+        if future is None or future.done():
+            return
+        future.seconds = result.run / 1e9
+        try:
+            if result.outcome == "done":
+                future.set_result(values.decode(result.value))
+            elif result.outcome == "raised":
+                future.set_exception(functions.decode_failure(result.value))
+            elif result.outcome == "cancelled":
+                concurrent.futures.Future.cancel(future)
+                future.set_running_or_notify_cancel()
+            elif result.outcome == "skipped":
+                future.set_exception(CallFailed(f"{future.name} was not called: {result.note}"))
+            else:
+                future.set_exception(CallLost(f"{future.name}: {result.note}", hint=f"`poise logs {self.job}`"))
+        except Exception as error:  # what the value is made of cannot be had here
+            future.set_exception(error)
+        if number not in self._kept:
+            values.discard(result.value)
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing more will come: every future says so."""
+        with self._lock:
+            self._failed = self._failed or error
+            self._closed = True
+            left = list(self._futures.values())
+            self._futures.clear()
+            self._room.notify_all()
+        for future in left:
+            if not future.done():
+                future.set_exception(error)
+
+    def close(self) -> None:
+        """No more calls. What has been submitted is made, whether somebody waits for it or not."""
+        if not self._started or self._closed:
+            return
+        deadline = time.monotonic() + PATIENCE
+        while self._futures and self._accepted < max(self._futures, default=0) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        self._say(Closing())
+        self._closed = True
+        self._news.set()
