@@ -10,8 +10,10 @@ the OpenAPI document. Only what a field *means* is written here, in `MEANING`; a
 
 import argparse
 import difflib
+import inspect
 import itertools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -22,6 +24,7 @@ from unittest.mock import Mock
 import click
 import msgspec
 
+import poise as poise_package
 from poise import errors
 from poise.cli.group import poise
 from poise.cli.main import COMMANDS, GIVES_CHILD_CODE, OWN_FAILURE
@@ -170,6 +173,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     makers: dict[str, Callable[[], str]] = {
         "commands.md": commands,
         "errors.md": error_codes,
+        "python.md": python,
         "exit-codes.md": exit_codes,
         "job-file.md": job_file,
         "job.schema.json": job_schema,
@@ -257,6 +261,31 @@ def _tree(kind: type[errors.PoiseError], depth: int) -> Iterator[tuple[int, type
     for child in kind.__subclasses__():
         if child.__module__ == errors.__name__:
             yield from _tree(child, depth + 1)
+
+
+def python() -> str:
+    """The public names of the package, with their signatures and what their docstrings say."""
+    lines = ["# Python", "", "`import poise` has these names; everything else may change. All of it is typed.", ""]
+    for name in poise_package.__all__:
+        thing = getattr(poise_package, name)
+        lines += [f"## `poise.{name}`", "", *_described(thing, name)]
+        own = vars(thing) if inspect.isclass(thing) and not issubclass(thing, Exception) else {}
+        for method, function in own.items():
+            if method.startswith("_") or not (inspect.isfunction(function) or isinstance(function, property)):
+                continue
+            lines += [f"### `{name}.{method}`", "", *_described(function, method)]
+    return HEADER + "\n".join(lines).rstrip() + "\n"
+
+
+def _described(thing: Any, name: str) -> list[str]:
+    """A signature, where it says something, and a docstring."""
+    lines = []
+    if inspect.isfunction(thing):
+        shown = str(inspect.signature(thing)).replace("self, ", "").replace("(self)", "()").replace("~", "")
+        shown = re.sub(r"(collections\.abc|typing|poise\.[a-z.]+)\.(?=[A-Z])", "", shown)
+        lines += ["```python", f"{name}{shown}", "```", ""]
+    text = inspect.getdoc(thing if not isinstance(thing, property) else thing.fget) or ""
+    return [*lines, *text.splitlines(), ""] if text else lines
 
 
 def exit_codes() -> str:

@@ -90,6 +90,12 @@ class Client:
         self._patience = patience
         self._connection: _Connection | None = None
 
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()

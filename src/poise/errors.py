@@ -106,6 +106,8 @@ class Denied(InputError):
 
 
 class CallFailed(InputError):
+    """A function could not be called, or failed in a way that has no exception here."""
+
     default_code = "E150"
 
 
@@ -114,6 +116,8 @@ class Fault(PoiseError):
 
 
 class CallLost(Fault):
+    """A call was lost with its workers: they died as often as it may be tried, or could not be started."""
+
     default_code = "E207"
 
 

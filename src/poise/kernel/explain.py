@@ -57,9 +57,9 @@ def job_report(ledger: Ledger, job: JobState, now: int, *, tasks: bool) -> JobRe
     counts: dict[str, int] = {}
     for unit in job.units:
         for task in unit.tasks:
-            status = task_status(unit, task)
+            status = task_status(job, unit, task)
             counts[status] = counts.get(status, 0) + 1
-    path = critical_path(job) if tasks and len(job.units) > 1 else ()
+    path = critical_path(job) if tasks and len(job.units) > 1 and job.calls is None else ()
     return JobReport(
         id=job.id,
         name=job.name,
@@ -113,7 +113,7 @@ def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now:
     return TaskReport(
         task=f"{job.id}.{spec.name}",
         name=spec.name,
-        status=task_status(unit, task),
+        status=task_status(job, unit, task),
         priority=unit.spec.priority.name.lower(),
         command=spec.argv,
         needs=unit.spec.needs,
@@ -152,8 +152,10 @@ def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now:
     )
 
 
-def task_status(unit: UnitState, task: TaskState) -> str:
-    """waiting, pending, placed, running, recovering, stopping, spare, done, failed, cancelled, skipped."""
+def task_status(job: JobState, unit: UnitState, task: TaskState) -> str:
+    """waiting, resting, pending, placed, running, recovering, stopping, spare, done, failed, cancelled, skipped."""
+    if unit.status == "waiting" and job.calls is not None and not job.awaited:
+        return "resting"  # a worker for which there is nothing to do
     if unit.status != "active":
         return unit.status
     if task.status == "ended":
@@ -283,7 +285,7 @@ def question(
         name=job.name,
         status=job_status(job),
         pending=tuple(_alike(ledger, of, view) for of in list(alike.values())[:most]),
-        waiting=tuple(_waiting(ledger, job, units, view.now)),
+        waiting=() if job.calls is not None else tuple(_waiting(ledger, job, units, view.now)),
         active=tuple(_active(ledger, job, unit, view.now) for unit in active[:most]),
         story=tuple(told),
         left_out=left_out + len(happened) - len(told),
@@ -415,7 +417,7 @@ def _active(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> Active:
     started = min((task.started for task in holding if task.started), default=0)
     return Active(
         candidate=ledger.candidate(unit),
-        status=task_status(unit, holding[0]) if holding else unit.status,
+        status=task_status(job, unit, holding[0]) if holding else unit.status,
         nodes=tuple(dict.fromkeys(task.node for task in holding)),
         elapsed=now - started if started else 0,
         why=unit.why,

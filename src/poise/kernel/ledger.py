@@ -1138,7 +1138,7 @@ class Ledger:
             submitted=job.submitted,
             ready=unit.ready,
             tail=unit.tail,
-            critical=unit.slack == 0 and len(job.units) > 1,
+            critical=unit.slack == 0 and len(job.units) > 1 and job.calls is None,
             queue=unit.queue,
             expected=unit.expected,
             declared=spec.expect,
