@@ -88,7 +88,7 @@ def job_text(job: JobState, tasks: int) -> str:
     if job.calls is not None:
         return f"calls of {', '.join(function.name for function in job.calls.functions[:FEW]) or 'functions'}"
     if len(job.units) == 1:
-        return command_text(job.units[0].spec.tasks[0].argv)
+        return _command(job.units[0].spec.tasks[0].argv)
     return f"graph of {tasks} tasks"
 
 
@@ -514,8 +514,7 @@ def _exit_code(ending: Ending) -> int:
     return 128 + ending.signal if ending.signal else ending.code
 
 
-def command_text(argv: tuple[str, ...]) -> str:
-    """A command as it was typed; what a shell was given, without the shell."""
+def _command(argv: tuple[str, ...]) -> str:
     return argv[2] if argv[:2] == ("/bin/sh", "-c") and len(argv) == 3 else " ".join(argv)
 
 

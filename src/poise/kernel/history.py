@@ -442,6 +442,7 @@ def _line(job: JobState, now: int) -> JobLine:
         tasks=tasks,
         submitted=job.submitted,
         took=(job.ended or now) - job.submitted,
+        calls=job.calls.done + job.calls.failed if job.calls is not None else 0,
     )
 
 

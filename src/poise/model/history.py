@@ -108,7 +108,9 @@ class ClassRuns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A job at a glance: `took` from its submission to its end, or until now; `waited` until its first task ran."""
+    """A job at a glance: `took` from its submission to its end, or until now; `waited` until its first task ran; how
+    many `calls` of functions have returned.
+    """
 
     id: str
     name: str
@@ -120,6 +122,7 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     took: int
     waited: int | None = None
     attempts: int = 0
+    calls: int = 0
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):

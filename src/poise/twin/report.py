@@ -263,7 +263,7 @@ def _tables(page: _Page, report: RunReport) -> None:
     _folded(
         page,
         "Jobs",
-        ("job", "name", "user", "status", "at", "waited", "took", "tasks", "attempts", "command"),
+        ("job", "name", "user", "status", "at", "waited", "took", "tasks", "attempts", "calls", "command"),
         [
             (
                 job.id,
@@ -275,6 +275,7 @@ def _tables(page: _Page, report: RunReport) -> None:
                 format_duration(job.took),
                 str(job.tasks),
                 str(job.attempts),
+                str(job.calls) if job.calls else "",
                 job.command,
             )
             for job in report.jobs
