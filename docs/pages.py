@@ -47,8 +47,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """A repository's pages write `\\|` for a bar in the cell of a table, in code too, where it would stay as it is."""
-    return re.sub(r"<td.*?</td>", lambda cell: cell[0].replace("\\|", "|"), html, flags=re.DOTALL)
+    """Wide tables scroll by themselves. And a repository's pages write `\\|` for a bar in the cell of a table, in code too,
+    where it would stay as it is.
+    """
+    html = re.sub(r"<td.*?</td>", lambda cell: cell[0].replace("\\|", "|"), html, flags=re.DOTALL)
+    return re.sub(
+        r"<table>.*?</table>", lambda table: f'<div class="table-responsive">{table[0]}</div>', html, flags=re.DOTALL
+    )
 
 
 def on_post_build(config: MkDocsConfig) -> None:
