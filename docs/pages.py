@@ -47,8 +47,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Wide tables scroll by themselves. And a repository's pages write `\\|` for a bar in the cell of a table, in code too,
-    where it would stay as it is.
+    """Wide tables scroll by themselves. And `\\|`, which a repository's pages need for a bar in the cell of a table, is
+    one, in code too.
     """
     html = re.sub(r"<td.*?</td>", lambda cell: cell[0].replace("\\|", "|"), html, flags=re.DOTALL)
     return re.sub(

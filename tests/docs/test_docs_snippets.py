@@ -27,7 +27,7 @@ DOCUMENTS = [
 COMMAND_SECONDS = 30
 JOINING_SECONDS = 10.0
 """`poise nodes` is looked at again for so long: nodes join by themselves, and readers need time to type."""
-AT_ONCE = 6
+AT_ONCE = 4
 FREE_COLUMNS = ("CPUS", "DEVICES", "LOAD", "PEAK")
 
 
