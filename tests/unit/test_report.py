@@ -128,6 +128,14 @@ def test_lists_are_bounded_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "7 earlier jobs" in render(report)
 
 
+def test_an_attempt_on_many_devices_is_as_many_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MOST", history.MOST | {"attempts": 7})
+    world = World().nodes(2, gpus=4).job("a", gpu=4).job("b", gpu=4).round().start("a", "b").after("2s")
+    report = told(world)
+    assert sum(len(lane.spans) for lane in report.lanes) == 4
+    assert (report.attempts, report.left_out) == (2, {"attempts": 1})
+
+
 def test_percentiles_are_of_the_nearest_rank() -> None:
     assert spread(range(1, 101)) == spread(reversed(range(1, 101)))
     assert (spread(range(1, 101)).p50, spread(range(1, 101)).p99) == (50, 99)

@@ -11,6 +11,7 @@ forgets. A job's state is let go of once it is over. Lists are bounded when they
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from operator import attrgetter
 from typing import TypeVar
 
@@ -56,7 +57,7 @@ from poise.model.spec import near
 from poise.units import SECOND
 
 MOST = {"jobs": 500, "attempts": 4000, "happenings": 4000, "failures": 500, "yields": 500, "classes": 200}
-"""What a report lists at most of each part; with these it stays below 8 MB as a page."""
+"""What a report lists at most of each part, so that a page has a few MB. Of attempts it counts bars: one a device."""
 
 LANES = 24
 """Rows of a node for attempts without a device; what runs beside those is left out of the timeline."""
@@ -461,13 +462,14 @@ def _job_named(name: str, lines: dict[str, JobLine]) -> str:
 def _lanes(attempts: Iterable[_Attempt], since: int, until: int, left_out: dict[str, int]) -> Iterable[Lane]:
     """Attempts that started, by node and device; those without a device side by side, as few rows as they need."""
     started = [attempt for attempt in attempts if attempt.started and attempt.started <= until]
-    if len(started) > MOST["attempts"]:
-        left_out["attempts"] = len(started) - MOST["attempts"]
-        started.sort(key=lambda attempt: (attempt.outcome not in FAILED, attempt.started - (attempt.ended or until)))
-        started = started[: MOST["attempts"]]  # what failed, and the longest
+    started.sort(key=lambda attempt: (attempt.outcome not in FAILED, attempt.started - (attempt.ended or until)))
+    bars = accumulate(max(1, len(attempt.devices)) for attempt in started)
+    shown = sum(so_far <= MOST["attempts"] for so_far in bars)  # what failed, and the longest
+    if shown < len(started):
+        left_out["attempts"] = len(started) - shown
     rows: dict[tuple[str, int, int], list[Span]] = {}
     ends: dict[str, list[int]] = {}
-    for attempt in sorted(started, key=attrgetter("started")):
+    for attempt in sorted(started[:shown], key=attrgetter("started")):
         span = _span(attempt, since, until)
         for device in attempt.devices:
             rows.setdefault((attempt.node, 0, device), []).append(span)
