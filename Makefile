@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test lint format bench quality peers docs clean
+.PHONY: help setup demo test lint format bench quality peers docs site clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##|^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -13,7 +13,7 @@ setup: $(READY)  ## .venv with Poise and all that the demo, the tests and the ch
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,dev,nvidia]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,dev,docs,nvidia]'
 	touch $(READY)
 
 demo: setup      ## a graph of real work, undisturbed and under kill -9, beside the baseline policies
@@ -41,8 +41,12 @@ bench: setup     ## every figure in docs/numbers.md, interleaved with the peers 
 quality: setup   ## 200 live jobs under every policy in turn: over half an hour
 	$(BIN)/python benchmarks/run_all.py --only quality
 
-docs: setup      ## the generated reference
+docs: setup      ## the generated reference, then the site
 	$(BIN)/python docs/generate.py
+	$(MAKE) --no-print-directory site
+
+site: setup      ## the documentation as pages that need no network: build/site/index.html
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean:           ## forget what was built
 	rm -rf $(VENV) .bench .peers build dist

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+PEERS = ROOT / "docs" / "explanation" / "beside-the-peers.md"
 MACHINE = re.compile(r"/wor[k]/|/roo[t]/|/tmp/\w|/home/(?!you\b)\w|localhost:\d|https?://(?!poise/)")
 
 
@@ -78,4 +79,7 @@ def test_the_reference_is_made_from_this_code() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_nothing_of_the_writers_machine(page: Path) -> None:
-    assert MACHINE.findall(page.read_text(encoding="utf-8")) == []
+    text = page.read_text(encoding="utf-8")
+    if page == PEERS:  # each of its cells has its source, and tests/docs/test_peers.py holds these to a few places
+        text = re.sub(r"\]\(https://[^)\s]+\)", "]", text)
+    assert MACHINE.findall(text) == []

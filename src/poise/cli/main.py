@@ -33,6 +33,7 @@ COMMANDS = {
     "catalogue": ("poise.cli.catalogue", "List the models of devices whose figures are known, with their sources"),
     "quota": ("poise.cli.quota", "Bound what the work of one user may hold at once"),
     "events": ("poise.cli.events", "Print the log: what happened, and every decision with its reason"),
+    "report": ("poise.cli.report", "Tell how a run went: figures, or one page with a timeline and every decision"),
     "demo": ("poise.cli.demo", "Run a graph of real work, kill things, and compare the results"),
 }
 

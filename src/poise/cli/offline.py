@@ -1,20 +1,23 @@
 """Answers without a running control plane: the same reports, made from the log as it lies on disk."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from poise import __version__
 from poise.cli.nodes import declared_fleet
 from poise.cli.render import say
 from poise.config import Home
+from poise.control.start import running
 from poise.drivers.devices import probe_node
 from poise.drivers.security import ensure_home
 from poise.drivers.sqlite import LogReader
+from poise.errors import NotFound
 from poise.kernel.explain import job_report, node_report, question, status_report
 from poise.kernel.find import find, found_report
 from poise.kernel.ledger import Ledger, NodeState
 from poise.model.events import Event, NodeJoined, decode_event
+from poise.model.history import RunReport
 from poise.model.reports import (
     Explanation,
     JobReport,
@@ -111,6 +114,32 @@ def plan(home: Home, spec: dict[str, Any], *, user: str, everything: bool) -> Pl
     proposal = whatif.propose(ledger, controller.would_submit(compiled, user), ledger.now)
     view = controller.snapshot(ledger.now)
     return whatif.plan(policy, view, proposal, note=compiled.note, everything=everything)
+
+
+def report(home: Home, names: Sequence[str]) -> RunReport:
+    """What happened, by the log: until now if a control plane runs, else until it ended. Raises NotFound."""
+    from poise.drivers.system import boot_id
+    from poise.kernel.history import History
+
+    if not home.log.exists():
+        raise NotFound(
+            "there is nothing to report: no log", field=str(home.root), hint="`poise run -- echo hello`, or POISE_HOME"
+        )
+    reader: LogReader[Event] = LogReader(home.log, decode_event)
+    try:
+        pruned = reader.first_revision() > 1
+        checkpoint = reader.latest_checkpoint() if pruned else None
+        history = History(Ledger.decode(checkpoint.state) if checkpoint else Ledger())
+        for _, event in reader.read(history.ledger.revision):
+            history.add(event)
+    finally:
+        reader.close()
+    if pruned:
+        say(f"poise: earlier records are no longer kept; this begins at revision {checkpoint and checkpoint.revision}")
+    ledger = history.ledger
+    boottime = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    now = ledger.resume_at(boot_id(), boottime, time.time()) if running(home) else ledger.now
+    return history.report(now, names=names, version=__version__)
 
 
 def _resumed(ledger: Ledger) -> "tuple[ClusterPolicy, Controller]":

@@ -70,7 +70,7 @@ def job_report(ledger: Ledger, job: JobState, now: int, *, tasks: bool) -> JobRe
         ended=ledger.wall(job.ended),
         elapsed=(job.ended or now) - job.submitted,
         counts=counts,
-        command=_what(job, sum(counts.values())),
+        command=job_text(job, sum(counts.values())),
         critical_path=path,
         remaining=sum(unit.expected for unit in job.units if unit.spec.name in path and not unit.over),
         note=job.note,
@@ -83,7 +83,7 @@ def job_report(ledger: Ledger, job: JobState, now: int, *, tasks: bool) -> JobRe
     )
 
 
-def _what(job: JobState, tasks: int) -> str:
+def job_text(job: JobState, tasks: int) -> str:
     """What a job runs, in a few words."""
     if job.calls is not None:
         return f"calls of {', '.join(function.name for function in job.calls.functions[:FEW]) or 'functions'}"
@@ -197,7 +197,7 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
             if not unit.spec.needs and other in ledger.jobs and job_status(ledger.jobs[other]) != "done"
         ]
     elif unit.status == "active" and unit.stopping in CAUSES and unit.yielded:
-        found.append(Reason(code="STOPPING", have=_what_for(unit.yielded[-1]), wakes="finished"))
+        found.append(Reason(code="STOPPING", have=what_for(unit.yielded[-1]), wakes="finished"))
     elif unit.status == "active" and any(task.status == "recovering" for task in unit.tasks):
         lost = sorted({task.node for task in unit.tasks if task.status == "recovering"})
         found += [Reason(code="NODE_LOST", subject=node, wakes="joined") for node in lost]
@@ -444,9 +444,9 @@ def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int,
         what = name if len(members) == 1 else f"{len(members)} tasks of {unit.spec.name}"
         yield last.at, f"attempt {epoch} of {what} on {nodes} {how}, {format_duration(last.ending.run)} in"
     for order in unit.yielded:
-        yield order.at, f"{unit.spec.name} asked to {_what_for(order)}"
+        yield order.at, f"{unit.spec.name} asked to {what_for(order)}"
     for order in unit.gained:
-        yield order.at, f"{order.unit} asked to {_what_for(order)}"
+        yield order.at, f"{order.unit} asked to {what_for(order)}"
     if unit.epoch:
         nodes = ", ".join(dict.fromkeys(task.node for task in unit.tasks if task.node))
         artifact = unit.spec.artifact_of(unit.variant)
@@ -462,8 +462,8 @@ def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int,
         yield unit.ended, f"{unit.spec.name} {_how_it_ended(ending)}, {format_duration(ending.run)} in{peak}"
 
 
-def _what_for(order: Preempted) -> str:
-    """`yield to j2.main: gain 540, cost 120`."""
+def what_for(order: Preempted) -> str:
+    """To what a unit is asked, and what was weighed: `yield to j2.main: gain 540, cost 120`."""
     weighed = ", ".join(f"{name} {value:g} s" for name, value in order.why.score.items())
     words = {
         "yield": f"yield to {order.to}",

@@ -1,0 +1,563 @@
+"""The log told as a run: what every attempt held and for how long, what waited, and why it was decided so.
+
+    history = History(Ledger())
+    for event in events:
+        history.add(event)
+    report = history.report(now)
+
+The ledger itself reads the log, so that this cannot differ from what happened; here is only noted what the ledger
+forgets. A job's state is let go of once it is over. Lists are bounded when they are told, and figures are of all.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from operator import attrgetter
+from typing import TypeVar
+
+import msgspec
+
+from poise.errors import NotFound
+from poise.kernel.explain import job_text, what_for
+from poise.kernel.ledger import CAUSES, JobState, Ledger, job_status
+from poise.model.events import (
+    Event,
+    Finished,
+    Held,
+    JobCancelled,
+    JobSubmitted,
+    NodeDrained,
+    NodeForgotten,
+    NodeJoined,
+    NodeLevelled,
+    NodeLost,
+    Placed,
+    PolicyFailed,
+    Preempted,
+    QuotaSet,
+    Started,
+    Triggered,
+)
+from poise.model.history import (
+    ClassRuns,
+    Failure,
+    Happening,
+    JobLine,
+    Lane,
+    Level,
+    RunReport,
+    Span,
+    Spread,
+    Use,
+    Yielding,
+)
+from poise.model.load import LEVELS
+from poise.model.resources import WHOLE, Shape
+from poise.model.spec import near
+from poise.units import SECOND
+
+MOST = {"jobs": 500, "attempts": 4000, "happenings": 4000, "failures": 500, "yields": 500, "classes": 200}
+"""What a report lists at most of each part, so that a page has a few MB. Of attempts it counts bars: one a device."""
+
+LANES = 24
+"""Rows of a node for attempts without a device; what runs beside those is left out of the timeline."""
+
+POINTS = 600
+"""Points of the curve of what waits."""
+
+LONGEST = 400
+"""Letters of one text."""
+
+SWEEP = 1024
+"""Events after which jobs that are over are let go of."""
+
+OVER = ("done", "failed", "cancelled")
+"""Statuses of jobs that have ended."""
+
+FAILED = ("failed", "killed", "signal", "oom", "lost", "unstartable")
+
+
+class _Attempt(msgspec.Struct):
+    """An attempt as it goes; instants of the log. `counts` is how much of its time was not in vain, once it is over."""
+
+    task: str
+    unit: str
+    job: str
+    kind: str
+    priority: str
+    artifact: str
+    epoch: int
+    first: bool
+    node: str
+    devices: tuple[int, ...]
+    shape: Shape
+    ready: int
+    placed: int
+    why: str
+    started: int = 0
+    ended: int = 0
+    outcome: str = ""
+    note: str = ""
+    cpu: int = 0
+    device: int = 0
+    counts: int = 0
+
+
+class _Stretch(msgspec.Struct):
+    """A node while it was there: instants, milli-CPU and devices."""
+
+    since: int
+    until: int
+    cpu: int
+    devices: int
+
+
+class _Noted(msgspec.Struct, frozen=True):
+    """A happening, and the jobs that it is about; it is about all where that is empty."""
+
+    jobs: tuple[str, ...]
+    told: Happening
+
+
+Part = TypeVar("Part")
+
+
+class History:
+    """Follows a log from the state in `ledger` on, which it changes."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._first = ledger.revision + 1
+        self._begins = 0
+        self._unfinished: dict[str, JobState] = dict(ledger.jobs)
+        self._over: dict[str, JobLine] = {}
+        self._open: dict[str, _Attempt] = {}
+        self._attempts: list[_Attempt] = []
+        self._levels: list[Level] = []
+        self._noted: list[_Noted] = []
+        self._yields: list[Yielding] = []
+        self._stretches: dict[str, list[_Stretch]] = {}
+        for name, state in ledger.nodes.items():
+            if state.status == "up":
+                self._node_is_there(name, ledger.now)
+
+    def add(self, event: Event) -> None:
+        """Takes in the next event of the log."""
+        self._begins = self._begins or event.at
+        ready = 0
+        if isinstance(event, Finished):
+            self._finished(event)
+        elif isinstance(event, Placed):
+            self._give_up(event)
+            unit = self.ledger.unit(event.unit)
+            ready = max(unit.ready, unit.not_before) if unit is not None else event.at  # a back-off is no waiting
+        self.ledger.apply(event)
+        match event:
+            case JobSubmitted():
+                self._unfinished[event.job.id] = self.ledger.jobs[event.job.id]
+            case Placed():
+                self._placed(event, ready)
+            case Started() if event.task in self._open:
+                attempt = self._open[event.task]
+                attempt.started = attempt.started or event.at
+            case Preempted():
+                self._preempted(event)
+            case Held():
+                self._held(event)
+            case NodeJoined():
+                self._node_is_there(event.node.name, event.at)
+            case NodeLost() | NodeForgotten():
+                self._node_is_gone(event.name, event.at)
+        self._tell(event)
+        self._note_level(event.at)
+        if self.ledger.revision % SWEEP == 0:
+            self._let_go(event.at)
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def _give_up(self, event: Placed) -> None:
+        """A unit is placed anew while a lost node may still have it: those attempts end here."""
+        unit = self.ledger.unit(event.unit)
+        for task in unit.spec.tasks if unit is not None else ():
+            attempt = self._open.pop(f"{event.unit.partition('.')[0]}.{task.name}", None)
+            if attempt is not None:
+                attempt.ended, attempt.outcome = event.at, "lost"
+                attempt.note = f"node {attempt.node} was lost"
+
+    def _placed(self, event: Placed, ready: int) -> None:
+        unit = self.ledger.unit(event.unit)
+        if unit is None:
+            return
+        why = event.why.sentence()
+        for index, (task, spot) in enumerate(zip(unit.spec.tasks, event.spots, strict=False)):
+            attempt = _Attempt(
+                task=f"{unit.job}.{task.name}",
+                unit=unit.id,
+                job=unit.job,
+                kind=unit.spec.kind,
+                priority=unit.spec.priority.name.lower(),
+                artifact=unit.spec.artifact_of(event.variant),
+                epoch=event.epoch,
+                first=index == 0,
+                node=spot.node,
+                devices=spot.devices,
+                shape=unit.shape,
+                ready=ready,
+                placed=event.at,
+                why=why,
+            )
+            self._open[attempt.task] = attempt
+            self._attempts.append(attempt)
+        where = ", ".join(dict.fromkeys(spot.node for spot in event.spots))
+        told = f"attempt {event.epoch} on {where}{' behind its like' if event.queued else ''}"
+        self._note(event.at, "placed", unit.id, f"{told}: {why}" if why else told, unit.job)
+
+    def _preempted(self, event: Preempted) -> None:
+        told = what_for(event)
+        self._yields.append(
+            Yielding(at=event.at, unit=event.unit, epoch=event.epoch, cause=event.cause, to=event.to, why=told)
+        )
+        jobs = [_job_of(unit) for unit in (event.unit, event.to) if unit]
+        self._note(event.at, "asked to yield", event.unit, told, *jobs)
+
+    def _finished(self, event: Finished) -> None:
+        """Before the ledger takes it in, which forgets at a unit's end why it was stopped."""
+        attempt, found, ending = self._open.pop(event.task, None), self.ledger.task(event.task), event.ending
+        if attempt is None or found is None:
+            return
+        unit, _ = found
+        attempt.ended, attempt.outcome, attempt.note = event.at, ending.outcome, ending.note
+        attempt.cpu, attempt.device = ending.cpu, ending.device
+        if ending.outcome != "returned":
+            attempt.started = attempt.started or max(attempt.placed, event.at - ending.run)
+        if ending.outcome == "done":
+            attempt.counts = event.at - attempt.started
+        elif ending.outcome == "stopped" and unit.stopping in CAUSES and unit.spec.checkpoint:
+            attempt.counts = ending.run - ending.run % unit.spec.checkpoint
+
+    def _held(self, event: Held) -> None:
+        waiting = [one.unit for one in self.ledger.queued_in(event.queue)] if self.ledger.waits(event.queue) else []
+        if waiting and event.reasons:
+            named = waiting[0] if len(waiting) == 1 else f"{waiting[0]} and {len(waiting) - 1} like it"
+            why = "; ".join(reason.sentence() for reason in event.reasons)
+            self._note(event.at, "held", named, why, *dict.fromkeys(map(_job_of, waiting)))
+
+    def _tell(self, event: Event) -> None:
+        """Events that are about nobody's job alone, and those of which there is nothing to keep."""
+        match event:
+            case JobCancelled():
+                self._note(event.at, "cancelled", event.job, f"by {event.by or 'its user'}", event.job)
+            case NodeJoined():
+                self._note(event.at, "node joined", event.node.name, "")
+            case NodeLost():
+                self._note(event.at, "node lost", event.name, "")
+            case NodeForgotten():
+                self._note(event.at, "node forgotten", event.name, "")
+            case NodeDrained():
+                self._note(event.at, "node drained" if event.on else "node opened", event.name, "")
+            case NodeLevelled():
+                self._note(event.at, "load", event.name, LEVELS[event.level] + (", for a while" if event.hot else ""))
+            case QuotaSet():
+                self._note(event.at, "quota", event.user, "set" if event.quota is not None else "lifted")
+            case Triggered():
+                self._note(event.at, "round forced", event.subject or "fleet", f"{event.trigger} {event.have}".strip())
+            case PolicyFailed():
+                self._note(event.at, "policy failed", event.policy, event.error)
+
+    def _note(self, at: int, kind: str, subject: str, text: str, *jobs: str) -> None:
+        told = Happening(at=at, revision=self.ledger.revision, kind=kind, subject=_short(subject), text=_short(text))
+        self._noted.append(_Noted(jobs, told))
+
+    def _note_level(self, at: int) -> None:
+        level = Level(at, self.ledger.pending(), self.ledger.active())
+        if not self._levels or (level.pending, level.active) != (self._levels[-1].pending, self._levels[-1].active):
+            self._levels.append(level)
+
+    def _node_is_there(self, name: str, at: int) -> None:
+        self._node_is_gone(name, at)  # it may offer other things from now on
+        offered = self.ledger.nodes[name].node
+        self._stretches.setdefault(name, []).append(_Stretch(at, 0, offered.cpu, len(offered.devices)))
+
+    def _node_is_gone(self, name: str, at: int) -> None:
+        stretches = self._stretches.get(name)
+        if stretches and not stretches[-1].until:
+            stretches[-1].until = at
+
+    def _let_go(self, now: int) -> None:
+        for job in [job for job in self._unfinished.values() if job.ended]:
+            self._over[job.id] = _line(job, now)
+            del self._unfinished[job.id]
+
+    # --- telling it --------------------------------------------------------------------------------------------------
+
+    def report(self, now: int, *, names: Sequence[str] = (), version: str = "") -> RunReport:
+        """The run until the instant `now`: of the jobs that are named, by id or name, or of all. Raises NotFound."""
+        now = max(now, self.ledger.now)
+        lines = self._over | {job.id: _line(job, now) for job in self._unfinished.values()}
+        chosen = {_job_named(name, lines) for name in names} if names else set(lines)
+        jobs = [line for line in lines.values() if line.id in chosen]
+        attempts = [attempt for attempt in self._attempts if attempt.job in chosen]
+        begins = self._begins or now
+        since, until = begins, now
+        if names:
+            since = max(begins, min(line.submitted for line in jobs))
+            until = max(since, *(now if line.status not in OVER else line.submitted + line.took for line in jobs))
+        tries = Counter(attempt.job for attempt in attempts)
+        starts: dict[str, int] = {}
+        for attempt in attempts:
+            if attempt.started:
+                starts[attempt.job] = min(attempt.started, starts.get(attempt.job, attempt.started))
+        latest = {attempt.unit: attempt.epoch for attempt in attempts}
+        waiting = {
+            unit.id for job in self._unfinished.values() for unit in job.units if unit.status in ("pending", "active")
+        }
+        failures = [
+            Failure(
+                at=attempt.ended - since,
+                task=attempt.task,
+                epoch=attempt.epoch,
+                node=attempt.node,
+                outcome=attempt.outcome,
+                run=attempt.ended - attempt.started if attempt.started else 0,
+                note=_short(attempt.note),
+                again=latest[attempt.unit] > attempt.epoch or attempt.unit in waiting,
+            )
+            for attempt in attempts
+            if attempt.outcome in FAILED
+        ]
+        yields = [one for one in self._yields if _job_of(one.unit) in chosen]
+        happenings = [
+            noted.told
+            for noted in self._noted
+            if since <= noted.told.at <= until and (not noted.jobs or chosen.intersection(noted.jobs))
+        ]
+        left_out: dict[str, int] = {}
+        shown = _some(sorted(jobs, key=attrgetter("submitted")), "jobs", left_out)
+        first_submission = min((line.submitted for line in jobs), default=0)
+        return RunReport(
+            version=version,
+            policy=self.ledger.policy,
+            asked=tuple(names),
+            begins=self.ledger.wall(since),
+            length=until - since,
+            first=self._first,
+            last=self.ledger.revision,
+            statuses=dict(sorted(Counter(line.status for line in jobs).items())),
+            tasks=sum(line.tasks for line in jobs),
+            attempts=len(attempts),
+            failed=len(failures),
+            retried=sum(failure.again for failure in failures),
+            yielded=len(yields),
+            makespan=max((line.submitted + line.took for line in jobs), default=0) - first_submission,
+            completion=spread(line.took for line in jobs if line.status in OVER),
+            waiting=spread(
+                attempt.started - attempt.ready for attempt in attempts if attempt.first and attempt.started
+            ),
+            cpu=self._use_of_cpu(attempts, since, until),
+            devices=self._use_of_devices(attempts, since, until),
+            jobs=tuple(
+                msgspec.structs.replace(
+                    line,
+                    submitted=line.submitted - since,
+                    waited=starts[line.id] - line.submitted if line.id in starts else None,
+                    attempts=tries[line.id],
+                )
+                for line in shown
+            ),
+            lanes=tuple(_lanes(attempts, since, until, left_out)),
+            levels=tuple(_thinned(self._levels, since, until)),
+            happenings=tuple(_shifted(_some(happenings, "happenings", left_out), since)),
+            failures=tuple(_some(failures, "failures", left_out)),
+            yields=tuple(_shifted(_some(yields, "yields", left_out), since)),
+            classes=tuple(_classes(attempts, left_out)),
+            left_out=left_out,
+        )
+
+    def _use_of_cpu(self, attempts: Iterable[_Attempt], since: int, until: int) -> Use:
+        offered = self._offered(lambda stretch: stretch.cpu, since, until)
+        used = sum(attempt.cpu * 1000 for attempt in attempts)
+        return _use(offered, used, [(attempt, attempt.shape.cpu) for attempt in attempts], since, until)
+
+    def _use_of_devices(self, attempts: Iterable[_Attempt], since: int, until: int) -> Use:
+        """Amounts in thousandths of a device."""
+        offered = self._offered(lambda stretch: stretch.devices * WHOLE, since, until)
+        weighed = [(attempt, len(attempt.devices) * attempt.shape.share) for attempt in attempts]
+        used = sum(attempt.device * len(attempt.devices) * _held_for(attempt, since, until) for attempt in attempts)
+        return _use(offered, used, weighed, since, until)
+
+    def _offered(self, amount: Callable[[_Stretch], int], since: int, until: int) -> int:
+        """What the nodes offered while they were there: an amount times nanoseconds."""
+        return sum(
+            amount(stretch) * max(0, min(stretch.until or until, until) - max(stretch.since, since))
+            for stretches in self._stretches.values()
+            for stretch in stretches
+        )
+
+
+def spread(durations: Iterable[int]) -> Spread:
+    """How durations are spread.
+
+    >>> spread([1, 2, 3, 10]).p50, spread([1, 2, 3, 10]).p95
+    (2, 10)
+    """
+    ordered = sorted(durations)
+    if not ordered:
+        return Spread()
+    count = len(ordered)
+    p50, p95, p99 = (ordered[-(-count * part // 100) - 1] for part in (50, 95, 99))  # the nearest rank
+    return Spread(count=count, mean=sum(ordered) // count, p50=p50, p95=p95, p99=p99, longest=ordered[-1])
+
+
+def _use(offered: int, used: int, attempts: Iterable[tuple[_Attempt, int]], since: int, until: int) -> Use:
+    if not offered:
+        return Use(offered=0)
+    held = good = 0
+    for attempt, amount in attempts:
+        time = _held_for(attempt, since, until)
+        held += amount * time
+        good += amount * (min(time, attempt.counts) if attempt.ended else time)
+    return Use(
+        offered=offered // SECOND,
+        held=held * 1000 // offered,
+        used=used * 1000 // offered,
+        good=good * 1000 // offered,
+    )
+
+
+def _held_for(attempt: _Attempt, since: int, until: int) -> int:
+    """Nanoseconds, of those that are told of."""
+    if not attempt.started:
+        return 0
+    return max(0, min(attempt.ended or until, until) - max(attempt.started, since))
+
+
+def _line(job: JobState, now: int) -> JobLine:
+    """A job with instants of the log, and without what its attempts tell."""
+    tasks = sum(len(unit.tasks) for unit in job.units)
+    return JobLine(
+        id=job.id,
+        name=job.name,
+        user=job.user,
+        status=job_status(job),
+        command=_short(job_text(job, tasks)),
+        tasks=tasks,
+        submitted=job.submitted,
+        took=(job.ended or now) - job.submitted,
+        calls=job.calls.done + job.calls.failed if job.calls is not None else 0,
+    )
+
+
+def _job_named(name: str, lines: dict[str, JobLine]) -> str:
+    """By id, or by name: the latest that had it."""
+    if name in lines:
+        return name
+    named = [line.id for line in lines.values() if line.name == name]
+    if named:
+        return max(named, key=lambda job: lines[job].submitted)
+    known = dict.fromkeys(text for line in lines.values() for text in (line.name, line.id) if text)
+    hint = near(name, known) or "`poise ls --all` lists the jobs"
+    raise NotFound(f"the log tells of no job `{name}`", field="job", have=name, hint=hint)
+
+
+def _lanes(attempts: Iterable[_Attempt], since: int, until: int, left_out: dict[str, int]) -> Iterable[Lane]:
+    """Attempts that started, by node and device; those without a device side by side, as few rows as they need."""
+    started = [attempt for attempt in attempts if attempt.started and attempt.started <= until]
+    started.sort(key=lambda attempt: (attempt.outcome not in FAILED, attempt.started - (attempt.ended or until)))
+    bars = accumulate(max(1, len(attempt.devices)) for attempt in started)
+    shown = sum(so_far <= MOST["attempts"] for so_far in bars)  # what failed, and the longest
+    if shown < len(started):
+        left_out["attempts"] = len(started) - shown
+    rows: dict[tuple[str, int, int], list[Span]] = {}
+    ends: dict[str, list[int]] = {}
+    for attempt in sorted(started[:shown], key=attrgetter("started")):
+        span = _span(attempt, since, until)
+        for device in attempt.devices:
+            rows.setdefault((attempt.node, 0, device), []).append(span)
+        if attempt.devices:
+            continue
+        taken = ends.setdefault(attempt.node, [])
+        row = next((row for row, end in enumerate(taken) if end <= attempt.started), len(taken))
+        if row == LANES:
+            left_out["attempts"] = left_out.get("attempts", 0) + 1
+            continue
+        taken[row:] = [attempt.ended or until, *taken[row + 1 :]]
+        rows.setdefault((attempt.node, 1, row), []).append(span)
+    for (node, kind, number), spans in sorted(rows.items()):
+        yield Lane(node=node, name="" if kind else f"device {number}", spans=tuple(spans))
+
+
+def _span(attempt: _Attempt, since: int, until: int) -> Span:
+    return Span(
+        task=attempt.task,
+        job=attempt.job,
+        epoch=attempt.epoch,
+        node=attempt.node,
+        devices=attempt.devices,
+        priority=attempt.priority,
+        since=max(attempt.started, since) - since,
+        until=min(attempt.ended or until, until) - since,
+        waited=max(0, attempt.started - attempt.ready),
+        outcome=attempt.outcome,
+        note=_short(attempt.note),
+        why=_short(attempt.why),
+        artifact=attempt.artifact,
+    )
+
+
+def _thinned(levels: Sequence[Level], since: int, until: int) -> Iterable[Level]:
+    """At most so many points, each the most of its stretch, so that no peak is lost."""
+    stretch = max(1, (until - since) // POINTS)
+    before = Level(since, 0, 0)
+    most: dict[int, Level] = {}
+    for level in levels:
+        if level.at < since:
+            before = level
+        elif level.at <= until:
+            place = (level.at - since) // stretch
+            other = most.get(place, level)
+            most[place] = Level(other.at, max(level.pending, other.pending), max(level.active, other.active))
+    return [
+        Level(0, before.pending, before.active),
+        *(Level(one.at - since, one.pending, one.active) for one in most.values()),
+    ]
+
+
+def _classes(attempts: Iterable[_Attempt], left_out: dict[str, int]) -> list[ClassRuns]:
+    runs: dict[str, list[int]] = {}
+    failed: Counter[str] = Counter()
+    for attempt in attempts:
+        done = runs.setdefault(attempt.kind, [])
+        if attempt.outcome == "done":
+            done.append(attempt.ended - attempt.started)
+        failed[attempt.kind] += attempt.outcome in FAILED
+    found = [ClassRuns(name=_short(kind), run=spread(done), failed=failed[kind]) for kind, done in runs.items()]
+    found.sort(key=lambda one: (one.run.mean * one.run.count, one.failed), reverse=True)
+    most = MOST["classes"]
+    if len(found) > most:
+        left_out["classes"] = len(found) - most
+    return found[:most]
+
+
+def _some(parts: Sequence[Part], name: str, left_out: dict[str, int]) -> Sequence[Part]:
+    """The latest of them, if there are more than a report lists."""
+    most = MOST[name]
+    if len(parts) > most:
+        left_out[name] = len(parts) - most
+    return parts[-most:]
+
+
+Moment = TypeVar("Moment", Happening, Yielding)
+
+
+def _shifted(parts: Iterable[Moment], since: int) -> Iterable[Moment]:
+    """Told from the beginning of the report, and not of the log."""
+    return (msgspec.structs.replace(part, at=part.at - since) for part in parts)
+
+
+def _job_of(unit: str) -> str:
+    """Ids of jobs hold no dots."""
+    return unit.partition(".")[0]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"

@@ -1,0 +1,161 @@
+"""What `poise report` tells of a stretch of the log: figures, a timeline, every decision with its reason.
+
+`begins` is a moment in seconds since 1970; every other time is nanoseconds, and every `at`, `since` and `until` counts
+from there. Parts of a whole are thousandths.
+"""
+
+import msgspec
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How durations are spread; all 0 where there are none. Percentiles are of the nearest rank."""
+
+    count: int = 0
+    mean: int = 0
+    p50: int = 0
+    p95: int = 0
+    p99: int = 0
+    longest: int = 0
+
+
+class Use(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of an amount that the nodes offered while they were there, in thousandths of it; none offered: None.
+
+    `held` by attempts, `used` as far as attempts that have ended measured it, `good` held by attempts that count: that
+    are done, or still go on, or yielded and keep that much at their checkpoint.
+    """
+
+    offered: int
+    held: int | None = None
+    used: int | None = None
+    good: int | None = None
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An attempt of a task on its node. `outcome` is empty while it goes on, `waited` since it could be placed."""
+
+    task: str
+    job: str
+    epoch: int
+    node: str
+    devices: tuple[int, ...] = ()
+    priority: str = ""
+    since: int = 0
+    until: int = 0
+    waited: int = 0
+    outcome: str = ""
+    note: str = ""
+    why: str = ""
+    artifact: str = ""
+
+
+class Lane(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the timeline of a node: a device, or a place for one attempt without a device."""
+
+    node: str
+    name: str
+    spans: tuple[Span, ...]
+
+
+class Level(msgspec.Struct, frozen=True, array_like=True):
+    """How many units waited for room, and how many held room, from `at` on: the most in its stretch of the timeline."""
+
+    at: int
+    pending: int
+    active: int
+
+
+class Happening(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A decision or something that forced one: the record of the log in words, with its reason."""
+
+    at: int
+    revision: int
+    kind: str
+    subject: str
+    text: str
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An attempt that ended otherwise than done or as it was told to; `again`: it was, or will be, tried again."""
+
+    at: int
+    task: str
+    epoch: int
+    node: str
+    outcome: str
+    run: int = 0
+    note: str = ""
+    again: bool = False
+
+
+class Yielding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A unit that was asked to end early: for whom (`to`) or for its own good, and what was weighed."""
+
+    at: int
+    unit: str
+    epoch: int
+    cause: str
+    to: str = ""
+    why: str = ""
+
+
+class ClassRuns(msgspec.Struct, frozen=True, kw_only=True):
+    """Attempts of one class of work: how long those that are done ran, and how many failed."""
+
+    name: str
+    run: Spread
+    failed: int = 0
+
+
+class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A job at a glance: `took` from its submission to its end, or until now; `waited` until its first task ran; how
+    many `calls` of functions have returned.
+    """
+
+    id: str
+    name: str
+    user: str
+    status: str
+    command: str
+    tasks: int
+    submitted: int
+    took: int
+    waited: int | None = None
+    attempts: int = 0
+    calls: int = 0
+
+
+class RunReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of the log. `first` and `last` are its revisions. `completion` is of the jobs that ended, from their
+    submission; `waiting` of every attempt that started, from when it could be placed; `makespan` from the first
+    submission to the last end. `asked` names the jobs it is about; empty: all.
+
+    `left_out` counts, by part, what is not in the lists because it is much; the figures are of all.
+    """
+
+    version: str
+    policy: str
+    asked: tuple[str, ...]
+    begins: float
+    length: int
+    first: int
+    last: int
+    statuses: dict[str, int]
+    tasks: int
+    attempts: int
+    failed: int
+    retried: int
+    yielded: int
+    makespan: int
+    completion: Spread
+    waiting: Spread
+    cpu: Use
+    devices: Use
+    jobs: tuple[JobLine, ...]
+    lanes: tuple[Lane, ...]
+    levels: tuple[Level, ...]
+    happenings: tuple[Happening, ...]
+    failures: tuple[Failure, ...]
+    yields: tuple[Yielding, ...]
+    classes: tuple[ClassRuns, ...]
+    left_out: dict[str, int]

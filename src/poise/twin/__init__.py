@@ -1,0 +1,1 @@
+"""Runs, seen from outside: reports of what happened."""
