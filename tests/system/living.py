@@ -56,7 +56,7 @@ class Living:
     # --- the command as typed ----------------------------------------------------------------------------------------
 
     def environment(self, **more: str) -> dict[str, str]:
-        kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "PYTHONPATH") if name in os.environ}
         return kept | {"POISE_HOME": str(self.home.root), "LANG": "C.UTF-8"} | more
 
     def start(self, *arguments: str | bytes | Path, **more: str) -> subprocess.Popen[bytes]:

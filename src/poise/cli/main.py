@@ -30,8 +30,12 @@ COMMANDS = {
     "drain": ("poise.cli.nodes", "Close a node to new work, or open it again"),
     "quota": ("poise.cli.quota", "Bound what the work of one user may hold at once"),
     "events": ("poise.cli.events", "Print the log: what happened, and every decision with its reason"),
+    "completion": ("poise.cli.completion", "Print what a shell needs to complete commands and names"),
     "demo": ("poise.cli.demo", "Run a graph of real work, kill things, and compare the results"),
 }
+
+COMPLETE = "__complete"
+"""What shells call when Tab is pressed; not for people, and so not among the commands."""
 
 OWN_FAILURE = 125
 GIVES_CHILD_CODE = frozenset({"run", "wait"})
@@ -62,6 +66,10 @@ def main(arguments: list[str] | None = None) -> int:
     if given in ([], ["-h"], ["--help"]):
         print(help_text())  # noqa: T201 — as told above
         return 0
+    if given[0] == COMPLETE:
+        from poise.cli.complete import print_offers
+
+        return print_offers(given[1:])
     import click
 
     from poise.cli.group import poise
@@ -78,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         return _usage_error(error.format_message(), name, given)
     except BrokenPipeError:
-        return _broken_pipe()
+        return broken_pipe()
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -87,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         if not isinstance(error, PoiseError):
             error = _unexpected(error)
-        show_error(error, as_json="--json" in _own(name, given))
+        show_error(error, as_json=_asks_for_json(_own(name, given)))
         return OWN_FAILURE if name in GIVES_CHILD_CODE else error.exit_code
 
 
@@ -103,6 +111,12 @@ def _own(name: str, given: list[str]) -> list[str]:
     return own[:position]
 
 
+def _asks_for_json(own: list[str]) -> bool:
+    """In any of the ways in which that can be typed."""
+    said = " ".join(own).replace("--output=", "-o").replace("--output ", "-o").replace("-o ", "-o").split()
+    return "--json" in said or "-ojson" in said
+
+
 def _usage_error(text: str, name: str, given: list[str]) -> int:
     from poise.cli.render import show_error
     from poise.errors import InputError
@@ -110,7 +124,7 @@ def _usage_error(text: str, name: str, given: list[str]) -> int:
     message, _, hint = text.partition("\n\nhint: ")
     message = (message[:1].lower() + message[1:]).rstrip(".")
     hint = hint or (f"`poise {name} --help`" if name in COMMANDS else "`poise --help`")
-    show_error(InputError(message, hint=hint), as_json="--json" in _own(name, given))
+    show_error(InputError(message, hint=hint), as_json=_asks_for_json(_own(name, given)))
     return OWN_FAILURE if name in GIVES_CHILD_CODE else 1
 
 
@@ -125,7 +139,8 @@ def _unexpected(error: Exception) -> "PoiseError":
     return Fault(f"an internal error: {type(error).__name__}: {error}", hint="POISE_DEBUG=1 shows where")
 
 
-def _broken_pipe() -> int:
+def broken_pipe() -> int:
+    """Whoever read has had enough: that is no failure, and nothing more is written."""
     import os
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
