@@ -30,6 +30,7 @@ from poise.model.reports import (
     LogEnd,
     LogLine,
     NodeReport,
+    Overview,
     PlanReport,
     QuotaReport,
     StatusReport,
@@ -172,6 +173,10 @@ class Client:
 
     def status(self) -> StatusReport:
         return self._call("GET", "/v1/status", StatusReport)
+
+    def overview(self) -> Overview:
+        """Everything at a glance, as `poise top` shows it."""
+        return self._call("GET", "/v1/overview", Overview)
 
     def stay(self) -> None:
         """Keep a control plane up that was started for as long as there is a job."""

@@ -23,6 +23,7 @@ COMMANDS = {
     "why-not": ("poise.cli.explain", "Tell every reason against a node for a job"),
     "plan": ("poise.cli.explain", "Tell what would happen if a file were submitted; nothing changes"),
     "unblock": ("poise.cli.explain", "Find the smallest change that lets a waiting job start now"),
+    "top": ("poise.cli.top", "Show the fleet, what runs, and what waits and why, live"),
     "logs": ("poise.cli.logs", "Print what a job wrote"),
     "wait": ("poise.cli.jobs", "Wait until jobs are over"),
     "cancel": ("poise.cli.jobs", "Cancel jobs"),

@@ -37,11 +37,13 @@ from poise.kernel.explain import Question, job_report, node_report, question, qu
 from poise.kernel.find import Found, find, found_report
 from poise.kernel.find import names as find_names
 from poise.kernel.ledger import Ledger
+from poise.kernel.overview import overview
 from poise.model.events import Held, NodeLevelled, Placed, PolicyFailed, Preempted, Triggered
 from poise.model.reports import (
     Explanation,
     JobReport,
     NodeReport,
+    Overview,
     PlanReport,
     QuotaReport,
     StatusReport,
@@ -114,6 +116,11 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
         ledger = await plane.settled()
         controller = plane.controller
         return status_report(ledger, __version__, fleet=controller.settings.fleet, accepting=controller.accepting)
+
+    @get("/v1/overview", summary="Everything at a glance: the fleet, what runs, what waits and why, and rates")
+    async def everything_at_a_glance() -> Overview:
+        ledger, controller = await plane.settled(), plane.controller
+        return overview(ledger, plane.clock.now(), controller.load_of, plane.rates(), accepting=controller.accepting)
 
     @post("/v1/jobs", summary="Submit a job (or, as application/x-ndjson, a stream of them)", status_code=201)
     async def submit(data: Submission, if_revision: Revision | None = None) -> Submitted:
@@ -231,6 +238,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
         route_handlers=[
             health,
             status,
+            everything_at_a_glance,
             submit,
             jobs,
             job,

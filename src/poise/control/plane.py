@@ -16,6 +16,7 @@ from poise.errors import PoiseError, StoreFull
 from poise.kernel import controller as machine
 from poise.kernel.controller import Controller
 from poise.kernel.ledger import Ledger
+from poise.kernel.overview import Rates, rates
 from poise.model.calls import FromCaller, FromWorker
 from poise.model.decisions import Plan
 from poise.model.events import Event
@@ -178,6 +179,10 @@ class Plane:
             found = [(at, event) for at, event in self._recent if revision < at <= self._published]
             return found[:limit]
         return [(at, event) for at, event in self.store.read(revision, limit) if at <= self._published]
+
+    def rates(self) -> Rates:
+        """What has been placed, has ended and has returned lately, as far as it is remembered."""
+        return rates((event for _, event in reversed(self._recent)), self.clock.now())
 
     def follow(self) -> asyncio.Event:
         """Set whenever more events are durable; give it back with `unfollow`."""

@@ -68,7 +68,7 @@ from poise.model.fleet import (
     Resident,
     model_under,
 )
-from poise.model.jobs import RETRYABLE, Ending, Unit, Work
+from poise.model.jobs import RETRYABLE, Ending, Priority, Unit, Work
 from poise.model.messages import Attempt
 from poise.model.profiles import Profile, estimate_run, is_brief, outlasting
 from poise.model.quotas import Amounts, Quota, asked
@@ -431,6 +431,29 @@ class Ledger:
     def unfinished_units(self) -> int:
         """Units that are not over, whatever they wait for."""
         return self._unfinished_count
+
+    def active_units(self) -> Iterable[UnitState]:
+        """Units that hold room, those that were placed first at the front."""
+        return self._active.values()
+
+    def active_tasks(self) -> int:
+        """Attempts that hold room or wait behind their like on a node."""
+        return sum(len(attempts) for attempts in self._on.values())
+
+    def waiting_by_class(self) -> dict[Priority, int]:
+        """How many units wait for room in each class that any waits in, the most urgent first."""
+        counts: dict[int, int] = {}
+        for queue in self._queues.values():
+            priority = next(iter(queue.values())).priority
+            counts[priority] = counts.get(priority, 0) + len(queue)
+        return {Priority(priority): counts[priority] for priority in sorted(counts)}
+
+    def first_waiting(self, most: int) -> list[UnitState]:
+        """The first units of all queues, by class and then by arrival; of very many queues only the head of each."""
+        each = max(1, min(most, SHOWN // max(1, len(self._queues))))
+        first = [candidate for queue in self._queues.values() for candidate in islice(queue.values(), each)]
+        first.sort(key=lambda candidate: (candidate.priority, candidate.ordinal))
+        return [self._units[candidate.unit] for candidate in first[:most]]
 
     def attempts_on(self, node: str) -> Iterator[tuple[UnitState, int]]:
         """Active attempts on a node, as (unit, index of its task), in order of submission."""
