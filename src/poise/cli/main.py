@@ -65,8 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code (the console script exits with it)."""
     given = sys.argv[1:] if arguments is None else arguments
     if given in ([], ["-h"], ["--help"]):
-        print(help_text())  # noqa: T201 — as told above
-        return 0
+        return _print_help()
     if given[0] == COMPLETE:
         from poise.cli.complete import print_offers
 
@@ -98,6 +97,14 @@ def main(arguments: list[str] | None = None) -> int:
             error = _unexpected(error)
         show_error(error, as_json=_asks_for_json(_own(name, given)))
         return OWN_FAILURE if name in GIVES_CHILD_CODE else error.exit_code
+
+
+def _print_help() -> int:
+    try:
+        print(help_text(), flush=True)  # noqa: T201 — there is nothing here yet that prints
+    except BrokenPipeError:
+        return broken_pipe()
+    return 0
 
 
 def _own(name: str, given: list[str]) -> list[str]:
