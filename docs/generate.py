@@ -329,8 +329,6 @@ def exit_codes() -> str:
         "",
         "Whoever reads a pipe may stop reading: `poise events | head` ends with 0.",
         "",
-        f"The table holds for all commands: {', '.join(f'`{name}`' for name in COMMANDS if name not in GIVES_CHILD_CODE)}.",
-        "",
         "`poise up --policy`, `--fleet` or `--no-fleet` ends with 1 (`E121`) while it is up under another policy or",
         "with other nodes; nothing has changed then. With what it is up under already, it ends with 0.",
         "",
