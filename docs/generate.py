@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 from unittest.mock import Mock
 
 import click
@@ -26,6 +26,7 @@ import msgspec
 
 import poise as poise_package
 from poise import errors
+from poise.cli.complete import FLAGS
 from poise.cli.group import poise
 from poise.cli.main import COMMANDS, GIVES_CHILD_CODE, OWN_FAILURE
 from poise.config import Home
@@ -35,6 +36,17 @@ from poise.model import devicefile, fleetfile, jobs, spec
 from poise.model.catalogue import CATALOGUE, TERA, device_of, per_watt
 from poise.policy import recipe
 from poise.policy.feasible import FALLBACKS
+from poise.policy.suites import POLICIES
+
+KINDS = {"JOB": "job", "NODE": "node", "USER": "user", "FILE": "file", "--] COMMAND": "command"}
+"""What is to be completed, by how a metavar begins."""
+
+WORDS = {
+    "--priority": list(get_args(spec.PriorityName)),
+    "--precision": [name for name in get_args(spec.ResourcesSpec.__annotations__["precision"]) if name],
+    "--policy": [*POLICIES, ":files"],
+}
+"""Words that a flag takes though it is open to others, or checks them elsewhere."""
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -186,6 +198,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     }
     for name, make in makers.items():
         yield REFERENCE / name, make()
+    yield ROOT / "src" / "poise" / "cli" / FLAGS.name, flags()
 
 
 def _same(path: Path, text: str) -> bool:
@@ -225,6 +238,51 @@ def commands() -> str:
         rows = [(f"`{left}`", " ".join(right.split())) for left, right in records]
         lines += ["", *_table(("option", "meaning"), rows)]
     return HEADER + "\n".join(lines) + "\n"
+
+
+def flags() -> str:
+    """What can be completed, out of the commands: their flags, and by their metavars which names these take."""
+    tree = _branch(poise, click.Context(poise, info_name="poise"))
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(of)}" for name, of in tree.pop("commands").items())
+    return f'{json.dumps(tree)[:-1]}, "commands": {{\n{lines}\n}}}}\n'
+
+
+def _branch(command: click.Command, context: click.Context) -> dict[str, Any]:
+    commands = {}
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            child = cast(click.Command, command.get_command(context, name))
+            text = COMMANDS[name][1] if command is poise else child.get_short_help_str(80)
+            commands[name] = _branch(child, click.Context(child, info_name=name, parent=context)) | {"help": text}
+    known: dict[str, Any] = {}
+    for option in command.get_params(context):
+        record = option.get_help_record(context) if isinstance(option, click.Option) else None
+        if isinstance(option, click.Option) and record is not None:
+            values = None if option.is_flag else _values(option, context)
+            about = {"help": " ".join(record[1].split()), "values": values, "repeatable": option.multiple}
+            known |= dict.fromkeys((*option.opts, *option.secondary_opts), about)
+    arguments = [param for param in command.params if isinstance(param, click.Argument)]
+    return {
+        "commands": commands,
+        "flags": known,
+        "arguments": [_values(argument, context) for argument in arguments],
+        "repeatable": any(argument.nargs == -1 for argument in arguments),
+        "runs": any("COMMAND" in argument.make_metavar(context) for argument in arguments),
+    }
+
+
+def _values(param: click.Parameter, context: click.Context) -> list[str] | str:
+    """The words that it takes, the kind of names, or nothing that could be completed."""
+    if isinstance(param.type, click.Choice):
+        return list(param.type.choices)
+    name = max(param.opts, key=len)
+    if name in WORDS:
+        return WORDS[name]
+    metavar = param.make_metavar(context).strip("[].")
+    for word, kind in KINDS.items():
+        if metavar.startswith(word):
+            return kind
+    return ""
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -307,6 +365,8 @@ def exit_codes() -> str:
             ],
         ),
         "",
+        "Whoever reads a pipe may stop reading: `poise events | head` ends with 0.",
+        "",
         "`poise up --policy`, `--fleet` or `--no-fleet` ends with 1 (`E121`) while it is up under another policy or",
         "with other nodes; nothing has changed then. With what it is up under already, it ends with 0.",
         "",
@@ -319,11 +379,14 @@ def exit_codes() -> str:
             ("code", "meaning"),
             [
                 ("0", "Every task is done."),
-                ("1 … 255", "The code of the first task that failed."),
+                ("1 … 255", "The code of the first task that failed; of `wait JOB.TASK`, of that task."),
                 ("128 + N", "A signal N ended it: 137 is SIGKILL, 143 is SIGTERM."),
                 ("137", "Also: it went over its memory limit. `poise show` tells the two apart."),
-                ("130", "The job was cancelled."),
-                (str(OWN_FAILURE), "Poise itself failed, was used wrongly, or could not run or keep the task."),
+                ("130", "The job or the task was cancelled, or the command was interrupted with Ctrl-C."),
+                (
+                    str(OWN_FAILURE),
+                    "Poise itself failed, was used wrongly, could not run or keep the task, or `--timeout` has passed.",
+                ),
             ],
         ),
         "",

@@ -30,6 +30,7 @@ from poise.model.reports import (
     LogEnd,
     LogLine,
     NodeReport,
+    Overview,
     PlanReport,
     QuotaReport,
     StatusReport,
@@ -126,7 +127,7 @@ class Client:
         return self._call("GET", f"/v1/jobs?all={str(everything).lower()}", list[JobReport])
 
     def job(self, name: str, *, wait: float = 0.0) -> JobReport:
-        """One job by id or name; with `wait`, once it is over or the seconds have passed."""
+        """One job by id or name, or some of its tasks; with `wait`, once they are over or the seconds have passed."""
         return self._call("GET", f"/v1/jobs/{_quoted(name)}?wait={wait:g}", JobReport, timeout=wait + PATIENCE)
 
     def explain(self, name: str, *, everything: bool = False) -> Explanation:
@@ -149,7 +150,7 @@ class Client:
         return self._call("POST", path, PlanReport, {"spec": spec, "user": user}, timeout=THOUGHT)
 
     def wait(self, name: str, timeout: float | None = None) -> JobReport:
-        """Wait until a job is over, or the time is up; the report says which."""
+        """Wait until a job, or some of its tasks, are over, or the time is up; the report says which."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = 30.0 if deadline is None else min(30.0, deadline - time.monotonic())
@@ -158,6 +159,7 @@ class Client:
                 return report
 
     def cancel(self, name: str) -> str:
+        """Cancel a job, or some of its tasks; answers with the whole name of what was meant."""
         return self._call("POST", f"/v1/jobs/{_quoted(name)}/cancel", _Job).job
 
     def nodes(self) -> list[NodeReport]:
@@ -171,11 +173,16 @@ class Client:
         method = "DELETE" if bounds is None else "PUT"
         self._call(method, f"/v1/quotas/{_quoted(user)}", dict[str, str], bounds)
 
-    def drain(self, node: str, *, on: bool = True) -> None:
-        self._call("POST", f"/v1/nodes/{_quoted(node)}/drain", dict[str, str], {"on": on})
+    def drain(self, node: str, *, on: bool = True) -> str:
+        """Close a node to new work, or open it again; answers with its whole name."""
+        return self._call("POST", f"/v1/nodes/{_quoted(node)}/drain", dict[str, str], {"on": on})["node"]
 
     def status(self) -> StatusReport:
         return self._call("GET", "/v1/status", StatusReport)
+
+    def overview(self) -> Overview:
+        """Everything at a glance, as `poise top` shows it."""
+        return self._call("GET", "/v1/overview", Overview)
 
     def stay(self) -> None:
         """Keep a control plane up that was started for as long as there is a job."""

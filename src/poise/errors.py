@@ -35,6 +35,7 @@ CODES = {
     "E120": "there is no such job, task or node",
     "E121": "the job or node is not in a state that allows this",
     "E122": "the world has moved on from the revision that was named",
+    "E123": "what was typed is the beginning of several names",
     "E130": "the request carries no token, or a wrong one",
     "E131": "the request comes from a place that is not allowed (Host or Origin)",
     "E140": "the request is too large",

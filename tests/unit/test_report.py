@@ -203,7 +203,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 def test_the_command_reads_a_stopped_home(home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "run.html"
-    assert main(["report", "-o", str(page), "--json"]) == 0
+    assert main(["report", "--html", str(page), "--json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["statuses"] == {"done": 1}
     assert f"wrote {page}" in shown.err
@@ -217,8 +217,8 @@ def test_the_command_reads_a_stopped_home(home: Home, tmp_path: Path, capsys: py
     ("arguments", "message"),
     [
         (["nosuch"], "no job `nosuch`"),
-        (["-o", "/no/such/folder/run.html"], "cannot be written"),
-        (["-o", "-", "--json"], "both want stdout"),
+        (["--html", "/no/such/folder/run.html"], "cannot be written"),
+        (["--html", "-", "--json"], "both want stdout"),
     ],
 )
 def test_errors_can_be_acted_on(

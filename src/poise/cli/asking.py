@@ -13,6 +13,7 @@ _FLAGS = [
     click.option("--gpu-share", metavar="PART", help="The part of each device's compute, e.g. 0.5."),
     click.option("--gpu-kind", metavar="KIND", help="Devices of this kind: gpu, npu, or as the fleet calls it."),
     click.option("--gpu-model", metavar="MODEL", multiple=True, help="Only devices of this model. Repeatable."),
+    click.option("--backend", metavar="NAME", help="What the command was built for: cuda, rocm, cann."),
     click.option(
         "--precision", metavar="NAME", help="What it computes in, e.g. fp16, or wider where a device lacks it."
     ),
@@ -25,12 +26,15 @@ _FLAGS = [
     click.option(
         "--after", metavar="JOB", multiple=True, help="Start after this job (id or name) is done. Repeatable."
     ),
+    click.option("--class", "kind", metavar="NAME", help="Work of one class shares what is learned of its run times."),
     click.option("--workers", metavar="N", help="A gang of N tasks that start together; 2..8: elastic."),
+    click.option("--parts", metavar="N", help="Cut by data: N tasks, each told its POISE_PART of POISE_PARTS."),
     click.option("--checkpoint", metavar="TIME", help="How often the work saves itself: what yielding would cost."),
     click.option("--no-preempt", is_flag=True, help="Never ask it to yield."),
     click.option("--weight", metavar="N", help="Business weight, for policies that look at it. [default: 1]"),
     click.option("--name", metavar="NAME", help="A name, unique among unfinished jobs."),
     click.option("--retries", metavar="N", help="How often to try again."),
+    click.option("--grace", metavar="TIME", help="Between SIGTERM and SIGKILL when it is stopped. [default: 10s]"),
     click.option(
         "--env", metavar="NAME[=VALUE]", multiple=True, help="Set or pass on an environment variable. Repeatable."
     ),
@@ -49,7 +53,7 @@ def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
     spec: dict[str, Any] = {}
     resources: dict[str, Any] = {
         field: _number(flags[field])
-        for field in ("gpu", "gpu_memory", "gpu_share", "precision", "network", "cpu", "memory")
+        for field in ("gpu", "gpu_memory", "gpu_share", "backend", "precision", "network", "cpu", "memory")
         if flags[field] is not None
     }
     if flags["gpu_kind"] is not None:
@@ -58,13 +62,14 @@ def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
         resources["gpu_model"] = list(flags["gpu_model"])
     if resources:
         spec["resources"] = resources
-    for field in ("priority", "deadline", "expect", "checkpoint", "name"):
+    for field in ("priority", "deadline", "expect", "checkpoint", "name", "grace"):
         if flags[field] is not None:
             spec[field] = flags[field]
-    if flags["workers"] is not None:
-        spec["workers"] = _number(flags["workers"])
-    if flags["weight"] is not None:
-        spec["weight"] = _number(flags["weight"])
+    for field in ("workers", "parts", "weight"):
+        if flags[field] is not None:
+            spec[field] = _number(flags[field])
+    if flags["kind"] is not None:
+        spec["class"] = flags["kind"]
     if flags["no_preempt"]:
         spec["preemptible"] = False
     if flags["retries"] is not None:

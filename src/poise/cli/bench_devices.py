@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 import click
 
-from poise.cli.render import print_json, print_table, say
+from poise.cli import output
+from poise.cli.output import Column, Shown
+from poise.cli.render import say
 from poise.client import current_home
 from poise.config import Home
 from poise.control.start import connected, running
@@ -25,8 +27,8 @@ WITH_TORCH = ("cuda", "rocm", "cann")
 @click.command("bench-devices")
 @click.option("--quick", is_flag=True, help="A few seconds, and less exact.")
 @click.option("--no-save", is_flag=True, help="Only show it.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def bench_devices(quick: bool, no_save: bool, as_json: bool) -> int:
+@output.forms(*output.ROWS)
+def bench_devices(quick: bool, no_save: bool, form: str) -> int:
     """Measure the CPUs of this machine, and its accelerators where torch is installed: products of matrices by
     precision, memory, links. What is measured is kept for this home, and counts before the catalogue's figures.
 
@@ -54,11 +56,8 @@ def bench_devices(quick: bool, no_save: bool, as_json: bool) -> int:
                 say(f"poise: the devices of {answer.probe.name} are not measured: {error.record.have or error}")
     for one in () if no_save else found:
         save_measured(home.profiles, one)
-    if as_json:
-        print_json(found)
-        return 0
-    _show(found)
-    if not no_save:
+    output.show(lambda: _shown(found), form, False)
+    if not no_save and form == "table":
         say(f"poise: kept in {home.profiles}; `poise nodes --json` tells which figures are measured")
     return 0
 
@@ -103,7 +102,7 @@ def _measured(
     ]
 
 
-def _show(found: Sequence[Measured]) -> None:
+def _shown(found: Sequence[Measured]) -> Shown:
     rows = []
     for one in found:
         for name, sample in one.rates.items():
@@ -111,10 +110,11 @@ def _show(found: Sequence[Measured]) -> None:
         memory = {"memory": one.bandwidth} if one.bandwidth is not None else {}
         for name, sample in (memory | one.links).items():
             rows.append((one.model, name, f"{sample.median / 10**9:.1f} GB/s", _spread(sample), one.library))
-    print_table(("DEVICE", "WHAT", "MEDIAN", "SPREAD", "WITH"), rows, right=("MEDIAN", "SPREAD"))
-    for one in found:
-        for name, why in one.left_out.items():
-            say(f"poise: {one.model}: {name} is left out: {why}")
+    titles = ("DEVICE", "WHAT", "MEDIAN", "SPREAD", "WITH")
+    cells = zip(*rows, strict=True) if rows else ((),) * len(titles)
+    columns = [Column(title, of, title in ("MEDIAN", "SPREAD")) for title, of in zip(titles, cells, strict=True)]
+    left_out = [f"poise: {one.model}: {name} is left out: {why}" for one in found for name, why in one.left_out.items()]
+    return Shown(found, [f"{row[0]} {row[1]}" for row in rows], columns, notes=left_out)
 
 
 def _spread(sample: Sample) -> str:

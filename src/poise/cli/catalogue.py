@@ -2,37 +2,34 @@
 
 import click
 
-from poise.cli.render import print_json, print_table
+from poise.cli import output
+from poise.cli.output import Column, Shown
 from poise.model.catalogue import CATALOGUE, TERA, device_of, per_watt
 
 SHOWN = ("fp64", "fp32", "bf16", "fp16", "int8")
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value, with rates by precision and sources.")
-def catalogue(as_json: bool) -> int:
+@output.forms(*output.ROWS)
+def catalogue(form: str) -> int:
     """List the models of devices whose figures are known, from their makers' documents. Rates are peaks in 10^12
     operations a second, without sparsity; `-` is what no document says. Devices of other models can be declared, or
     measured.
     """
-    if as_json:
-        print_json(
-            [
-                {
-                    "name": entry.name,
-                    "kind": entry.kind,
-                    "backend": entry.backend,
-                    "memory": entry.memory,
-                    "bandwidth": entry.bandwidth,
-                    "rates": entry.rates,
-                    "power": entry.power,
-                    "per_watt": per_watt(device_of(entry.name, 0, memory=entry.memory)),
-                    "source": entry.source,
-                }
-                for entry in CATALOGUE
-            ]
-        )
-        return 0
+    value = [
+        {
+            "name": entry.name,
+            "kind": entry.kind,
+            "backend": entry.backend,
+            "memory": entry.memory,
+            "bandwidth": entry.bandwidth,
+            "rates": entry.rates,
+            "power": entry.power,
+            "per_watt": per_watt(device_of(entry.name, 0, memory=entry.memory)),
+            "source": entry.source,
+        }
+        for entry in CATALOGUE
+    ]
     rows = []
     for entry in CATALOGUE:
         rates = [f"{entry.rates[name] / TERA:g}" if name in entry.rates else "-" for name in SHOWN]
@@ -48,5 +45,8 @@ def catalogue(as_json: bool) -> int:
             )
         )
     headers = ("MODEL", "KIND", "BACKEND", "MEMORY", "BANDWIDTH", *(name.upper() for name in SHOWN), "POWER")
-    print_table(headers, rows, right=headers[3:])
-    return 0
+    columns = [
+        Column(title, cells, title in headers[3:])
+        for title, cells in zip(headers, zip(*rows, strict=True), strict=True)
+    ]
+    return output.show(lambda: Shown(value, [entry.name for entry in CATALOGUE], columns), form, False)

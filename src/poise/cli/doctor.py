@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import click
 import msgspec
 
-from poise.cli.render import print_json, print_table
+from poise.cli import output
+from poise.cli.output import Column, Shown
 from poise.client import current_home, failure_of
 from poise.config import Endpoint, Home
 from poise.control.start import connected, running, supervised
@@ -23,8 +24,8 @@ TAIL = 64 * 2**10
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def doctor(as_json: bool) -> int:
+@output.forms(*output.ROWS)
+def doctor(form: str) -> int:
     """Look whether this machine and its Poise are well: versions, home and disk, what is exposed, cgroups, limits,
     devices and why not, extras, the control plane and its last failure. Each line says what to type.
 
@@ -33,18 +34,13 @@ def doctor(as_json: bool) -> int:
     home = current_home()
     checks = [*examine(home), *_control(home)]
     well = not any(check.status == "fail" for check in checks)
-    if as_json:
-        print_json(CheckReport(well=well, checks=tuple(checks)))
-    else:
-        rows = [
-            (
-                click.style(check.status, fg=STYLE[check.status]),
-                check.name,
-                check.text + (f"  →  {check.hint}" if check.hint else ""),
-            )
-            for check in checks
-        ]
-        print_table(("", "WHAT", "FOUND"), rows)
+    columns = [
+        Column("", [click.style(check.status, fg=STYLE[check.status]) for check in checks]),
+        Column("WHAT", [check.name for check in checks]),
+        Column("FOUND", [check.text + (f"  →  {check.hint}" if check.hint else "") for check in checks]),
+    ]
+    shown = Shown(CheckReport(well=well, checks=tuple(checks)), [check.name for check in checks], columns)
+    output.show(lambda: shown, form, False)
     return 0 if well else 1
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from poise.cli.asking import asking
+from poise.cli.output import TEXT, forms
 from poise.cli.render import ago, print_json, say, status_text, tell
 from poise.cli.submit import asked_for
 from poise.client import current_home
@@ -28,23 +29,24 @@ from poise.units import format_bytes, format_cpu, format_duration
 
 
 @click.command()
-@click.option("--all", "everything", is_flag=True, help="Name every node, unit and event, not only some.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@click.option("--all", "everything", is_flag=True, help="Name every node, unit and event, as `-o wide` does.")
+@forms("table", "wide", "json")
 @click.argument("job")
-def explain(job: str, everything: bool, as_json: bool) -> int:
+def explain(job: str, everything: bool, form: str) -> int:
     """Tell all there is to say of JOB (id, name, or JOB.TASK).
 
     Of what waits: every reason by name, which nodes refuse and why, what has to end for it, who is served before it,
     and when it is expected to start. Of what runs: why there, and what is left. Of what is over: what happened.
     """
     home = current_home()
+    everything = everything or form == "wide"
     if _is_up(home):
         told = connected(home).explain(job, everything=everything)
     else:
         from poise.cli import offline
 
         told = offline.explain(home, job, everything=everything)
-    if as_json:
+    if form == "json":
         print_json(told)
         return 0
     _draw_explanation(told)
@@ -52,10 +54,10 @@ def explain(job: str, everything: bool, as_json: bool) -> int:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@forms(*TEXT)
 @click.argument("job")
 @click.argument("node")
-def why_not(job: str, node: str, as_json: bool) -> int:
+def why_not(job: str, node: str, form: str) -> int:
     """Tell every reason against NODE for JOB (id, name, or JOB.TASK).
 
     Where it would fit: how the node scores beside the chosen one.
@@ -67,7 +69,7 @@ def why_not(job: str, node: str, as_json: bool) -> int:
         from poise.cli import offline
 
         told = offline.why_not(home, job, node)
-    if as_json:
+    if form == "json":
         print_json(told)
         return 0
     _draw_why_not(told)
@@ -76,10 +78,10 @@ def why_not(job: str, node: str, as_json: bool) -> int:
 
 @click.command(context_settings={"allow_interspersed_args": True})
 @asking
-@click.option("--all", "everything", is_flag=True, help="Name every node and unit, not only some.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@click.option("--all", "everything", is_flag=True, help="Name every node and unit, as `-o wide` does.")
+@forms("table", "wide", "json")
 @click.argument("source", nargs=-1, required=True, metavar="FILE.yaml | -- COMMAND...")
-def plan(source: tuple[str, ...], everything: bool, as_json: bool, **flags: Any) -> int:
+def plan(source: tuple[str, ...], everything: bool, form: str, **flags: Any) -> int:
     """Tell what would happen if FILE.yaml, or a command after `--`, were submitted now.
 
     The scheduler itself decides, and nothing changes: what goes where and why, who would be asked to yield, what would
@@ -87,6 +89,7 @@ def plan(source: tuple[str, ...], everything: bool, as_json: bool, **flags: Any)
     """
     spec = asked_for(source, flags)
     home = current_home()
+    everything = everything or form == "wide"
     up = _is_up(home)
     if up:
         told = connected(home).plan(spec, user=user_name(), everything=everything)
@@ -94,7 +97,7 @@ def plan(source: tuple[str, ...], everything: bool, as_json: bool, **flags: Any)
         from poise.cli import offline
 
         told = offline.plan(home, spec, user=user_name(), everything=everything)
-    if as_json:
+    if form == "json":
         print_json(told)
         return 0
     _draw_plan(told)
@@ -104,9 +107,9 @@ def plan(source: tuple[str, ...], everything: bool, as_json: bool, **flags: Any)
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@forms(*TEXT)
 @click.argument("job")
-def unblock(job: str, as_json: bool) -> int:
+def unblock(job: str, form: str) -> int:
     """Find the smallest change of each kind that lets JOB (id, name, or JOB.TASK) start now.
 
     Each is tried on the scheduler itself. Smaller requests come first, then what it costs others, then more hardware.
@@ -118,7 +121,7 @@ def unblock(job: str, as_json: bool) -> int:
         from poise.cli import offline
 
         told = offline.unblock(home, job)
-    if as_json:
+    if form == "json":
         print_json(told)
         return 0
     _draw_unblock(told)

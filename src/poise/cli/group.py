@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from poise.cli.main import COMMANDS, help_text
+from poise.cli.main import COMMANDS, broken_pipe, help_text
 
 
 class Commands(click.Group):
@@ -24,6 +24,12 @@ class Commands(click.Group):
 
     def get_help(self, ctx: click.Context) -> str:
         return help_text()
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # click would take it for a failure
+            return broken_pipe()
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):

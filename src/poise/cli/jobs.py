@@ -1,130 +1,163 @@
 """`poise ls`, `show`, `wait` and `cancel`."""
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from poise.cli.render import ago, counts_text, print_json, print_table, say, shorten, status_text
+from poise.cli import output
+from poise.cli.output import Column, Shown
+from poise.cli.render import LOGGED, ago, counts_text, print_json, say, shorten, status_text
 from poise.client import current_home
 from poise.control.start import connected, running, supervised
 from poise.errors import SpecError
 from poise.model.reports import JobReport, TaskReport
 from poise.units import SECOND, format_bytes, format_duration, parse_duration
 
+COMMAND_WIDTH = 60
+
 
 @click.command()
 @click.option("--all", "everything", is_flag=True, help="Every job the ledger holds, not only the latest.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def ls(everything: bool, as_json: bool) -> int:
+@output.rows
+def ls(everything: bool, form: str, watch: bool) -> int:
     """List unfinished jobs and the latest finished ones."""
     from poise.cli import offline
 
     home = current_home()
-    if running(home) or supervised(home):
-        jobs = connected(home).jobs(everything=everything)
-    else:
-        jobs = offline.jobs(home, everything=everything)
-        say("poise: no control plane is running; this is what the log says")
-    if as_json:
-        print_json(jobs)
-    elif not jobs:
-        say("poise: no jobs yet; `poise run -- echo hello`")
-    else:
-        print_table(
-            ("JOB", "NAME", "STATUS", "TASKS", "SUBMITTED", "TOOK", "COMMAND"),
-            [
-                (
-                    job.id,
-                    job.name or "-",
-                    status_text(job.status),
-                    counts_text(job.counts),
-                    f"{ago(job.submitted)} ago",
-                    format_duration(job.elapsed),
-                    shorten(job.command, 60),
-                )
-                for job in jobs
-            ],
-        )
-    return 0
+    if watch or running(home) or supervised(home):
+        client = connected(home)
+        return output.show(lambda: _jobs_shown(client.jobs(everything=everything)), form, watch)
+    say(LOGGED)
+    return output.show(lambda: _jobs_shown(offline.jobs(home, everything=everything)), form, watch)
+
+
+def _jobs_shown(jobs: list[JobReport]) -> Shown:
+    return Shown(
+        jobs,
+        [job.id for job in jobs],
+        [
+            Column("JOB", [job.id for job in jobs]),
+            Column("NAME", [job.name or "-" for job in jobs]),
+            Column("USER", [job.user or "-" for job in jobs], only="wide"),
+            Column("STATUS", [status_text(job.status) for job in jobs]),
+            Column("EXIT", ["-" if job.exit_code is None else str(job.exit_code) for job in jobs], only="wide"),
+            Column("TASKS", [counts_text(job.counts) for job in jobs]),
+            Column("SUBMITTED", [f"{ago(job.submitted)} ago" for job in jobs], moving=True),
+            Column("TOOK", [format_duration(job.elapsed) for job in jobs], moving=True),
+            Column("COMMAND", [shorten(job.command, COMMAND_WIDTH) for job in jobs], only="table"),
+            Column("COMMAND", [" ".join(job.command.split()) for job in jobs], only="wide"),
+            Column("NOTE", [job.note for job in jobs], only="wide", bare=True),
+        ],
+        nothing="poise: no jobs yet; `poise run -- echo hello`",
+    )
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@output.rows
 @click.argument("job")
-def show(job: str, as_json: bool) -> int:
-    """Show JOB (id, name, or JOB.TASK): what ran where and when, why there, and every reason why something waits."""
+def show(job: str, form: str, watch: bool) -> int:
+    """Show JOB (id, name, or JOB.TASK): what ran where and when, why there, and every reason why something waits.
+
+    With --watch, until it is over.
+    """
     from poise.cli import offline
 
     home = current_home()
-    up = running(home) or supervised(home)
-    report = connected(home).job(job) if up else offline.job(home, job)
-    if as_json:
-        print_json(report)
-        return 0
-    if not up:
-        say("poise: no control plane is running; this is what the log says")
-    print_job(report)
-    return 0
+    if watch or running(home) or supervised(home):
+        client = connected(home)
+        return output.show(lambda: _job_shown(client.job(job)), form, watch)
+    report = offline.job(home, job)
+    say(LOGGED)
+    return output.show(lambda: _job_shown(report), form, watch)
 
 
-def print_job(report: JobReport) -> None:
-    """A job as `show` and the demo draw it."""
+def _job_shown(report: JobReport) -> Shown:
     title = f"{report.id}{f' {report.name}' if report.name else ''}"
-    click.echo(f"{click.style(title, bold=True)}  {status_text(report.status)}  {report.command}")
     ended = f", took {format_duration(report.elapsed)}" if report.exit_code is not None else ""
-    click.echo(f"submitted {ago(report.submitted)} ago{f' by {report.user}' if report.user else ''}{ended}")
+    head = [
+        f"{click.style(title, bold=True)}  {status_text(report.status)}  {report.command}",
+        f"submitted {ago(report.submitted)} ago{f' by {report.user}' if report.user else ''}{ended}",
+    ]
     if report.critical_path:
         left = f" ({format_duration(report.remaining)} of it expected still to come)" if report.remaining else ""
-        click.echo(f"critical path: {' → '.join(report.critical_path)}{left}")
+        head.append(f"critical path: {' → '.join(report.critical_path)}{left}")
     if report.calls is not None:
         calls = report.calls
         mean = f", {format_duration(calls.mean)} each" if calls.done else ""
         failed = f", {calls.failed} failed" if calls.failed else ""
         closed = f"; {calls.closed}" if calls.closed else ""
-        click.echo(f"{calls.open} calls open, {calls.done} calls done{mean}{failed}{closed}")
+        head.append(f"{calls.open} calls open, {calls.done} calls done{mean}{failed}{closed}")
     if report.note and report.exit_code is None:
-        click.echo(f"note: {report.note}")
-    click.echo()
-    print_table(
-        ("TASK", "STATUS", "PRIORITY", "NODE", "CPUS", "EPOCH", "WAITED", "RAN", "SLACK", "PEAK", "WHY"),
-        [_task_row(task, graph=len(report.critical_path) > 0) for task in report.tasks],
-        right=("EPOCH", "WAITED", "RAN", "SLACK", "PEAK"),
+        head.append(f"note: {report.note}")
+    tasks, graph = report.tasks, len(report.critical_path) > 0
+    return Shown(
+        report,
+        [task.task for task in tasks],
+        [
+            Column("TASK", [task.name for task in tasks]),
+            Column("STATUS", [_status(task) for task in tasks]),
+            Column("PRIORITY", [task.priority for task in tasks]),
+            Column("NODE", [task.node or "-" for task in tasks]),
+            Column("PID", [str(task.pid or "-") for task in tasks], right=True, only="wide"),
+            Column("CPUS", [_cpus(task) for task in tasks]),
+            Column("EPOCH", [str(task.epoch or "-") for task in tasks], right=True),
+            Column(
+                "WAITED",
+                [format_duration(task.wait) if task.wait or task.started else "-" for task in tasks],
+                right=True,
+                moving=True,
+            ),
+            Column("RAN", [_time(task.run, task.started > 0) for task in tasks], right=True, moving=True),
+            Column("EXPECTED", [_time(task.expected, task.expected > 0) for task in tasks], right=True, only="wide"),
+            Column("SLACK", [_slack(task) if graph else "-" for task in tasks], right=True, moving=True),
+            Column("PEAK", [_memory(task.peak) for task in tasks], right=True),
+            Column("LIMIT", [_memory(task.limit) for task in tasks], right=True, only="wide"),
+            Column("WHY", [_why(task) for task in tasks]),
+            Column("COMMAND", [" ".join(" ".join(task.command).split()) for task in tasks], only="wide"),
+        ],
+        head=[*head, ""],
+        notes=[note for task in tasks for note in _notes(task)],
+        over=report.exit_code is not None,
     )
-    for task in report.tasks:
-        for attempt in task.attempts:
-            note = f": {attempt.note}" if attempt.note else ""
-            say(f"  {task.name} epoch {attempt.epoch} on {attempt.node} ended {attempt.outcome}{note}")
-        if task.note:
-            say(f"  {task.name}: {task.note}")
 
 
-def _task_row(task: TaskReport, *, graph: bool) -> tuple[str, ...]:
-    artifact = f"as {task.artifact}" if task.artifact else ""
-    why = "; ".join(task.reasons) or "; ".join(part for part in (artifact, task.why) if part)
+def _notes(task: TaskReport) -> Iterator[str]:
+    for attempt in task.attempts:
+        note = f": {attempt.note}" if attempt.note else ""
+        yield f"  {task.name} epoch {attempt.epoch} on {attempt.node} ended {attempt.outcome}{note}"
+    if task.note:
+        yield f"  {task.name}: {task.note}"
+
+
+def _status(task: TaskReport) -> str:
+    outcome = f"exit {task.exit_code}" if task.outcome == "failed" else task.outcome
+    return status_text(task.status if outcome in ("", "done", "stopped") else f"{task.status} ({outcome})")
+
+
+def _cpus(task: TaskReport) -> str:
+    devices = f" gpu {','.join(map(str, task.devices))}" if task.devices else ""
+    return (",".join(map(str, task.cpus)) or "-") + devices
+
+
+def _time(duration: int, known: bool) -> str:
+    return format_duration(duration) if known else "-"
+
+
+def _slack(task: TaskReport) -> str:
+    return "critical" if task.critical else format_duration(task.slack)
+
+
+def _memory(amount: int) -> str:
+    return format_bytes(amount // 2**20 * 2**20) if amount >= 2**20 else "-"
+
+
+def _why(task: TaskReport) -> str:
     if task.outcome == "oom":
-        why = f"out of memory: peak {format_bytes(task.peak)}, limit {format_bytes(task.limit)}"
-    slack = "critical" if task.critical else format_duration(task.slack)
-    cpus = ",".join(map(str, task.cpus)) or "-"
-    if task.devices:
-        cpus += " gpu " + ",".join(map(str, task.devices))
-    return (
-        task.name,
-        status_text(task.status if task.outcome in ("", "done", "stopped") else f"{task.status} ({_outcome(task)})"),
-        task.priority,
-        task.node or "-",
-        cpus,
-        str(task.epoch) if task.epoch else "-",
-        format_duration(task.wait) if task.wait or task.started else "-",
-        format_duration(task.run) if task.started else "-",
-        slack if graph else "-",
-        format_bytes(task.peak // 2**20 * 2**20) if task.peak >= 2**20 else "-",
-        why,
-    )
-
-
-def _outcome(task: TaskReport) -> str:
-    return f"exit {task.exit_code}" if task.outcome == "failed" else task.outcome
+        return f"out of memory: peak {format_bytes(task.peak)}, limit {format_bytes(task.limit)}"
+    artifact = f"as {task.artifact}" if task.artifact else ""
+    return "; ".join(task.reasons) or "; ".join(part for part in (artifact, task.why) if part)
 
 
 @click.command()
@@ -132,7 +165,7 @@ def _outcome(task: TaskReport) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 def wait(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
-    """Wait until every JOB is over; ends with the first failed one's exit code, or 0."""
+    """Wait until every JOB (id, name, or JOB.TASK) is over; ends with the first failed one's exit code, or 0."""
     try:
         seconds = parse_duration(timeout) / SECOND if timeout is not None else None
     except ValueError as error:
@@ -146,9 +179,10 @@ def wait(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
     if as_json:
         print_json(reports)
     else:
-        for report in reports:
+        for asked, report in zip(jobs, reports, strict=True):
             state = "is not over yet" if report.exit_code is None else status_text(report.status)
-            say(f"{report.id}{f' {report.name}' if report.name else ''} {state}")
+            name = report.name if asked in (report.id, report.name) else asked
+            say(f"{report.id}{f' {name}' if name else ''} {state}")
     return next((code for code in codes if code), 0)
 
 
@@ -156,7 +190,11 @@ def wait(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 def cancel(jobs: tuple[str, ...], as_json: bool) -> int:
-    """Cancel every JOB: what waits never starts, what runs gets SIGTERM and, after its grace, SIGKILL."""
+    """Cancel every JOB (id, name, or JOB.TASK): what waits never starts, what runs gets SIGTERM and, after its grace,
+    SIGKILL.
+
+    Of a graph, what needs a cancelled task is skipped, and the rest goes on.
+    """
     client = connected(current_home())
     cancelled: list[Any] = [client.cancel(job) for job in jobs]
     if as_json:

@@ -23,6 +23,7 @@ COMMANDS = {
     "why-not": ("poise.cli.explain", "Tell every reason against a node for a job"),
     "plan": ("poise.cli.explain", "Tell what would happen if a file were submitted; nothing changes"),
     "unblock": ("poise.cli.explain", "Find the smallest change that lets a waiting job start now"),
+    "top": ("poise.cli.top", "Show the fleet, what runs, and what waits and why, live"),
     "logs": ("poise.cli.logs", "Print what a job wrote"),
     "wait": ("poise.cli.jobs", "Wait until jobs are over"),
     "cancel": ("poise.cli.jobs", "Cancel jobs"),
@@ -34,8 +35,12 @@ COMMANDS = {
     "quota": ("poise.cli.quota", "Bound what the work of one user may hold at once"),
     "events": ("poise.cli.events", "Print the log: what happened, and every decision with its reason"),
     "report": ("poise.cli.report", "Tell how a run went: figures, or one page with a timeline and every decision"),
+    "completion": ("poise.cli.completion", "Print what a shell needs to complete commands and names"),
     "demo": ("poise.cli.demo", "Run a graph of real work, kill things, and compare the results"),
 }
+
+COMPLETE = "__complete"
+"""What shells call when Tab is pressed; not for people, and so not among the commands."""
 
 OWN_FAILURE = 125
 GIVES_CHILD_CODE = frozenset({"run", "wait"})
@@ -64,8 +69,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code (the console script exits with it)."""
     given = sys.argv[1:] if arguments is None else arguments
     if given in ([], ["-h"], ["--help"]):
-        print(help_text())  # noqa: T201 — as told above
-        return 0
+        return _print_help()
+    if given[0] == COMPLETE:
+        from poise.cli.complete import print_offers
+
+        return print_offers(given[1:])
     import click
 
     from poise.cli.group import poise
@@ -82,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         return _usage_error(error.format_message(), name, given)
     except BrokenPipeError:
-        return _broken_pipe()
+        return broken_pipe()
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -91,8 +99,16 @@ def main(arguments: list[str] | None = None) -> int:
 
         if not isinstance(error, PoiseError):
             error = _unexpected(error)
-        show_error(error, as_json="--json" in _own(name, given))
+        show_error(error, as_json=_asks_for_json(_own(name, given)))
         return OWN_FAILURE if name in GIVES_CHILD_CODE else error.exit_code
+
+
+def _print_help() -> int:
+    try:
+        print(help_text(), flush=True)  # noqa: T201 — there is nothing here yet that prints
+    except BrokenPipeError:
+        return broken_pipe()
+    return 0
 
 
 def _own(name: str, given: list[str]) -> list[str]:
@@ -107,6 +123,12 @@ def _own(name: str, given: list[str]) -> list[str]:
     return own[:position]
 
 
+def _asks_for_json(own: list[str]) -> bool:
+    """In any of the ways in which that can be typed."""
+    said = " ".join(own).replace("--output=", "-o").replace("--output ", "-o").replace("-o ", "-o").split()
+    return "--json" in said or "-ojson" in said
+
+
 def _usage_error(text: str, name: str, given: list[str]) -> int:
     from poise.cli.render import show_error
     from poise.errors import InputError
@@ -114,7 +136,7 @@ def _usage_error(text: str, name: str, given: list[str]) -> int:
     message, _, hint = text.partition("\n\nhint: ")
     message = (message[:1].lower() + message[1:]).rstrip(".")
     hint = hint or (f"`poise {name} --help`" if name in COMMANDS else "`poise --help`")
-    show_error(InputError(message, hint=hint), as_json="--json" in _own(name, given))
+    show_error(InputError(message, hint=hint), as_json=_asks_for_json(_own(name, given)))
     return OWN_FAILURE if name in GIVES_CHILD_CODE else 1
 
 
@@ -129,7 +151,8 @@ def _unexpected(error: Exception) -> "PoiseError":
     return Fault(f"an internal error: {type(error).__name__}: {error}", hint="POISE_DEBUG=1 shows where")
 
 
-def _broken_pipe() -> int:
+def broken_pipe() -> int:
+    """Whoever read has had enough: that is no failure, and nothing more is written."""
     import os
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from poise.cli.render import print_json, print_table, say, status_text
+from poise.cli import output
+from poise.cli.output import Column, Shown
+from poise.cli.render import LOGGED, print_json, say, status_text
 from poise.client import current_home
 from poise.config import Home
 from poise.control.start import connected, running, supervised
+from poise.model.load import Load
 from poise.model.reports import DeviceReport, NodeReport, report_of
 from poise.units import format_bytes, format_cpu, format_rate
 
@@ -26,21 +29,22 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Show what FILE declares, without starting anything.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def nodes(fleet_file: Path | None, as_json: bool) -> int:
+@output.rows
+def nodes(fleet_file: Path | None, form: str, watch: bool) -> int:
     """List nodes: what each has, what is taken, how busy it is, what its devices are and (--json) can do."""
     if fleet_file is not None:
-        _show([report_of(node) for node in read_fleet(fleet_file).nodes], as_json)
-        return 0
+        if watch:
+            raise click.UsageError("what a file declares does not change: `--fleet` and `--watch` exclude each other")
+        declared = [report_of(node) for node in read_fleet(fleet_file).nodes]
+        return output.show(lambda: _shown(declared), form, watch)
     from poise.cli import offline
 
     home = current_home()
-    up = running(home) or supervised(home)
-    found = connected(home).nodes() if up else offline.nodes(home)
-    if not up and not as_json:
-        say("poise: no control plane is running; this is what the log says, or this machine as it would join")
-    _show(found, as_json)
-    return 0
+    if watch or running(home) or supervised(home):
+        client = connected(home)
+        return output.show(lambda: _shown(client.nodes()), form, watch)
+    say(f"{LOGGED}, or this machine as it would join")
+    return output.show(lambda: _shown(offline.nodes(home)), form, watch)
 
 
 def read_fleet(path: Path) -> "DeclaredFleet":
@@ -62,24 +66,40 @@ def declared_fleet(home: Home) -> "DeclaredFleet | None":
     return None
 
 
-def _show(found: list[NodeReport], as_json: bool) -> None:
-    if as_json:
-        print_json(found)
-        return
-    columns = {
-        "NODE": [node.name for node in found],
-        "STATUS": [status_text(node.status) for node in found],
-        "LOAD": [node.level or "-" for node in found],
-        "CPU": [f"{format_cpu(node.cpu_used)}/{format_cpu(node.cpu)}" for node in found],
-        "MEMORY": [f"{format_bytes(node.memory_used)}/{format_bytes(node.memory)}" for node in found],
-        "NETWORK": [format_rate(node.network) if node.network else "" for node in found],
-        "PLACE": ["/".join(part for part in (node.zone, node.rack) if part) for node in found],
-        "RUNNING": [str(node.running) for node in found],
-        "QUEUED": [str(node.queued) for node in found],
-        "DEVICES": [_devices_text(node) for node in found],
-    }
-    said = {name: cells for name, cells in columns.items() if name not in ("NETWORK", "PLACE") or any(cells)}
-    print_table(list(said), list(zip(*said.values(), strict=True)), right=("RUNNING", "QUEUED"))
+def _shown(found: list[NodeReport]) -> Shown:
+    return Shown(
+        found,
+        [node.name for node in found],
+        [
+            Column("NODE", [node.name for node in found]),
+            Column("STATUS", [status_text(node.status) for node in found]),
+            Column("LOAD", [node.level or "-" for node in found]),
+            Column("BUSY", [_busy(node.load) for node in found], only="wide", moving=True),
+            Column("FAILURES", [f"{node.failures / 10:.0f} %" for node in found], right=True, only="wide"),
+            Column("CPU", [f"{format_cpu(node.cpu_used)}/{format_cpu(node.cpu)}" for node in found]),
+            Column("MEMORY", [f"{format_bytes(node.memory_used)}/{format_bytes(node.memory)}" for node in found]),
+            Column("NETWORK", [format_rate(node.network) if node.network else "" for node in found], bare=True),
+            Column("PLACE", ["/".join(part for part in (node.zone, node.rack) if part) for node in found], bare=True),
+            Column("RUNNING", [str(node.running) for node in found], right=True),
+            Column("QUEUED", [str(node.queued) for node in found], right=True),
+            Column("MODEL", [node.model or "-" for node in found], only="wide"),
+            Column("DEVICES", [_devices_text(node) for node in found]),
+            Column("LABELS", [_labels(node) for node in found], only="wide"),
+        ],
+        nothing="poise: no node has joined yet",
+    )
+
+
+def _labels(node: NodeReport) -> str:
+    return " ".join(f"{name}={text}" for name, text in node.labels.items())
+
+
+def _busy(load: Load | None) -> str:
+    """`cpu 85 %, load 1.20, memory 40 %, disk 3 %, network 0 %`: all of a whole, but the load that is per core."""
+    if load is None:
+        return "-"
+    cpu, memory, disk, network = (f"{part / 10:.0f} %" for part in (load.cpu, load.memory, load.disk, load.network))
+    return f"cpu {cpu}, load {load.load1 / 1000:.2f}, memory {memory}, disk {disk}, network {network}"
 
 
 def _devices_text(node: NodeReport) -> str:
@@ -103,8 +123,7 @@ def _device_text(device: DeviceReport) -> str:
 @click.argument("node")
 def drain(node: str, undo: bool, as_json: bool) -> int:
     """Close NODE to new work; what runs there goes on to its end."""
-    client = connected(current_home())
-    client.drain(node, on=not undo)
+    node = connected(current_home()).drain(node, on=not undo)
     if as_json:
         print_json({"node": node, "drained": not undo})
     else:

@@ -2,7 +2,9 @@
 
 import click
 
-from poise.cli.render import print_json, print_table, say
+from poise.cli import output
+from poise.cli.output import Column, Shown
+from poise.cli.render import say
 from poise.client import current_home
 from poise.control.start import connected
 from poise.model.reports import QuotaReport
@@ -14,9 +16,11 @@ from poise.units import format_bytes, format_cpu
 @click.option("--memory", metavar="SIZE", help="Memory that its work may have asked for at once.")
 @click.option("-g", "--gpu", metavar="N", help="Devices that its work may hold at once; a share counts as its share.")
 @click.option("--none", "lifted", is_flag=True, help="Without bound from now on.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@output.rows
 @click.argument("user", required=False)
-def quota(cpu: str | None, memory: str | None, gpu: str | None, lifted: bool, as_json: bool, user: str | None) -> int:
+def quota(
+    cpu: str | None, memory: str | None, gpu: str | None, lifted: bool, form: str, watch: bool, user: str | None
+) -> int:
     """Bound what the work of USER may hold at once, on all nodes together; without USER, list the quotas.
 
     What is not named has no bound. What runs already goes on, even where it is more than that.
@@ -29,17 +33,24 @@ def quota(cpu: str | None, memory: str | None, gpu: str | None, lifted: bool, as
     client = connected(current_home())
     if user is not None:
         client.set_quota(user, None if lifted else bounds)
-    quotas = client.quotas()
-    if as_json:
-        print_json(quotas)
-    elif user is None:
-        print_table(
-            ["USER", "CPU", "MEMORY", "GPU"],
-            [[of.user, _cpu(of), _memory(of), _gpu(of)] for of in quotas],
-        )
-    else:
-        say(f"the work of {user} has no bound any more" if lifted else f"the work of {user} is bounded from now on")
-    return 0
+        if form == "table" and not watch:
+            say(f"the work of {user} has no bound any more" if lifted else f"the work of {user} is bounded from now on")
+            return 0
+    return output.show(lambda: _shown(client.quotas()), form, watch)
+
+
+def _shown(quotas: list[QuotaReport]) -> Shown:
+    return Shown(
+        quotas,
+        [of.user for of in quotas],
+        [
+            Column("USER", [of.user for of in quotas]),
+            Column("CPU", [_cpu(of) for of in quotas]),
+            Column("MEMORY", [_memory(of) for of in quotas]),
+            Column("GPU", [_gpu(of) for of in quotas]),
+        ],
+        nothing="poise: no quotas; `poise quota USER --cpu 4` sets one",
+    )
 
 
 def _cpu(of: QuotaReport) -> str:

@@ -21,6 +21,9 @@ STATUS_STYLE = {
 }
 
 
+LOGGED = "poise: no control plane is running; this is what the log says"
+
+
 def show_error(error: PoiseError, *, as_json: bool) -> None:
     """One error: JSON on stdout when asked, text on stderr always readable."""
     record = error.record
@@ -55,20 +58,22 @@ def tell(note: str) -> None:
     say(f"poise: {note}")
 
 
-def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> None:
-    """Columns as wide as their content, the last one free; statuses are coloured in a terminal."""
-    shown = [list(headers), *[list(row) for row in rows]]
-    plain = [[click.unstyle(cell) for cell in row] for row in shown]
-    widths = [max(len(row[column]) for row in plain) for column in range(len(headers))]
-    flush_right = set(right)
-    for number, (row, bare) in enumerate(zip(shown, plain, strict=True)):
-        cells = []
-        for column, cell in enumerate(row):
-            pad = " " * (widths[column] - len(bare[column]))
-            last = column == len(row) - 1
-            cells.append(pad + cell if headers[column] in flush_right else cell if last else cell + pad)
-        line = "  ".join(cells).rstrip()
-        click.echo(click.style(line, bold=True) if number == 0 else line)
+def widths_of(rows: Iterable[Sequence[str]], least: Iterable[int] = ()) -> list[int]:
+    """How wide the columns of a table are, each at least so wide."""
+    widths = list(least)
+    for row in rows:
+        lengths = [len(click.unstyle(cell)) for cell in row]
+        widths = [max(pair) for pair in zip(widths, lengths, strict=True)] if widths else lengths
+    return widths
+
+
+def aligned(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    """A row of a table, in columns; those that are not `right` begin at their left."""
+    cells = []
+    for cell, width, to_the_right in zip(row, widths, right, strict=True):
+        pad = " " * (width - len(click.unstyle(cell)))
+        cells.append(pad + cell if to_the_right else cell + pad)
+    return "  ".join(cells).rstrip()
 
 
 def status_text(status: str) -> str:

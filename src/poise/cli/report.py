@@ -5,7 +5,9 @@ from pathlib import Path
 
 import click
 
-from poise.cli.render import print_json, print_table, say
+from poise.cli import output
+from poise.cli.output import Column, Shown
+from poise.cli.render import say
 from poise.client import current_home
 from poise.errors import InputError
 from poise.model.history import RunReport, Spread, Use
@@ -14,53 +16,49 @@ from poise.units import format_duration
 
 @click.command()
 @click.option(
-    "-o",
-    "--output",
+    "--html",
+    "page",
     type=click.Path(path_type=Path, allow_dash=True),
-    metavar="FILE.html",
+    metavar="FILE",
     help="Write a page that needs no network and runs no script; `-` is stdout.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value: every figure and every list.")
+@output.forms(*output.TEXT)
 @click.argument("jobs", nargs=-1, metavar="[JOB...]")
-def report(jobs: tuple[str, ...], output: Path | None, as_json: bool) -> int:
+def report(jobs: tuple[str, ...], page: Path | None, form: str) -> int:
     """Tell what happened, of each JOB or of all: how long jobs took and waited, how well the nodes were used, a
     timeline of attempts, every decision with its reason, failures, who yielded to whom. Read from the log, whether a
     control plane runs or not.
     """
-    if as_json and output == Path("-"):
-        raise click.UsageError("`--json` and `-o -` both want stdout")
+    if form == "json" and page == Path("-"):
+        raise click.UsageError("`-o json` and `--html -` both want stdout")
     from poise.cli import offline
 
     told = offline.report(current_home(), jobs)
-    if output is not None:
+    if page is not None:
         from poise.twin.report import render
 
-        _write(output, render(told))
-    if as_json:
-        print_json(told)
-    elif output is None:
-        _print(told)
-    return 0
+        _write(page, render(told))
+    return output.show(lambda: _shown(told), form, False) if page is None or form == "json" else 0
 
 
-def _write(path: Path, page: str) -> None:
+def _write(path: Path, text: str) -> None:
     """Whole or not at all. Raises `InputError`."""
     if path == Path("-"):
-        click.echo(page, nl=False)
+        click.echo(text, nl=False)
         return
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(page, encoding="utf-8")
+        draft.write_text(text, encoding="utf-8")
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise InputError(
-            f"the page cannot be written: {error.strerror}", field=str(path), hint="`-o FILE.html` in a folder of yours"
+            f"the page cannot be written: {error.strerror}", field=str(path), hint="`--html FILE` in a folder of yours"
         ) from None
     say(f"poise: wrote {path}; open it in a browser")
 
 
-def _print(told: RunReport) -> None:
+def _shown(told: RunReport) -> Shown:
     """The figures, for a terminal."""
     statuses = ", ".join(f"{count} {status}" for status, count in told.statuses.items()) or "none"
     rows = [
@@ -73,8 +71,9 @@ def _print(told: RunReport) -> None:
         ("CPU", _use(told.cpu)),
         ("devices", _use(told.devices)),
     ]
-    print_table(("FIGURE", "VALUE"), rows)
-    say("\nhint: `poise report -o FILE.html` has the timeline and every decision")
+    names = [name for name, _ in rows]
+    columns = [Column("FIGURE", names), Column("VALUE", [value for _, value in rows])]
+    return Shown(told, names, columns, notes=["\nhint: `poise report --html FILE` has the timeline and every decision"])
 
 
 def _spread(of: Spread) -> str:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from poise.cli.nodes import declared_fleet, read_fleet
-from poise.cli.render import print_json, say
+from poise.cli.output import TEXT, forms
+from poise.cli.render import LOGGED, print_json, say
 from poise.client import Client, current_home, failure_of
 from poise.config import Home, Times
 from poise.control.start import START_SECONDS, ensure_up, running, supervised
@@ -135,8 +136,8 @@ def _check_policy(current: str, label: str, given: str) -> None:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def status(as_json: bool) -> int:
+@forms(*TEXT)
+def status(form: str) -> int:
     """Tell what runs here: whether Poise is up, which policy decides, on which fleet, and how much there is to do."""
     home = current_home()
     if running(home) or supervised(home):
@@ -145,8 +146,8 @@ def status(as_json: bool) -> int:
         from poise.cli import offline
 
         report = offline.status(home)
-        say("poise: no control plane is running; this is what the log says")
-    if as_json:
+        say(LOGGED)
+    if form == "json":
         print_json(report)
         return 0
     lost = f", {report.lost} of them lost" if report.lost else ""

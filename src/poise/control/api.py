@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from litestar import Litestar, Request, Response, delete, get, post, put
@@ -35,12 +35,15 @@ from poise.kernel import controller as machine
 from poise.kernel import whatif
 from poise.kernel.explain import Question, job_report, node_report, question, quota_report, status_report
 from poise.kernel.find import Found, find, found_report
+from poise.kernel.find import names as find_names
 from poise.kernel.ledger import Ledger
+from poise.kernel.overview import overview
 from poise.model.events import Held, NodeLevelled, Placed, PolicyFailed, Preempted, Triggered
 from poise.model.reports import (
     Explanation,
     JobReport,
     NodeReport,
+    Overview,
     PlanReport,
     QuotaReport,
     StatusReport,
@@ -114,6 +117,11 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
         controller = plane.controller
         return status_report(ledger, __version__, fleet=controller.settings.fleet, accepting=controller.accepting)
 
+    @get("/v1/overview", summary="Everything at a glance: the fleet, what runs, what waits and why, and rates")
+    async def everything_at_a_glance() -> Overview:
+        ledger, controller = await plane.settled(), plane.controller
+        return overview(ledger, plane.clock.now(), controller.load_of, plane.rates(), accepting=controller.accepting)
+
     @post("/v1/jobs", summary="Submit a job (or, as application/x-ndjson, a stream of them)", status_code=201)
     async def submit(data: Submission, if_revision: Revision | None = None) -> Submitted:
         compiled = plane.controller.prepare(data.spec, plane.clock.wall(), plane.clock.now())
@@ -127,17 +135,18 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
         shown = ledger.jobs.values() if all_jobs else ledger.recent_jobs(RECENT)
         return [job_report(ledger, job, now, tasks=False) for job in shown]
 
-    @get("/v1/jobs/{name:str}", summary="One job with its tasks, or some of them; `wait` seconds for it to be over")
+    @get("/v1/jobs/{name:str}", summary="One job with its tasks, or some of them; `wait` seconds for them to be over")
     async def job(name: str, wait: float = 0.0) -> JobReport:
         ledger, found = await settled_job(name)
         if wait > 0 and not found.job.ended:
-            await plane.job_over(found.job.id, min(wait, MAX_WAIT))
+            units = () if found.whole else tuple(unit.id for unit in found.units)
+            await plane.over(found.job.id, units, min(wait, MAX_WAIT))
             ledger = await plane.settled()
         return found_report(ledger, found, plane.clock.now())
 
     @post(
         "/v1/jobs/{name:str}/cancel",
-        summary="Cancel a job; its running tasks get SIGTERM, then SIGKILL",
+        summary="Cancel a job, or some of its tasks; what runs gets SIGTERM, then SIGKILL",
         status_code=202,
     )
     async def cancel(name: str) -> Submitted:
@@ -179,6 +188,10 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
     async def nodes() -> list[NodeReport]:
         ledger = await plane.settled()
         return [node_report(state, plane.controller.load_of(name)) for name, state in ledger.nodes.items()]
+
+    @get("/v1/names/{kind:str}", summary="Names of kind job, node or user that begin as `typed`, to complete them")
+    async def names(kind: Literal["job", "node", "user"], typed: str = "") -> list[str]:
+        return find_names(await plane.settled(), kind, typed)
 
     @post("/v1/nodes/{name:str}/drain", summary="Close a node to new work, or open it again", status_code=202)
     async def drain(name: str, data: DrainRequest) -> dict[str, str]:
@@ -225,6 +238,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
         route_handlers=[
             health,
             status,
+            everything_at_a_glance,
             submit,
             jobs,
             job,
@@ -235,6 +249,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
             cancel,
             logs,
             nodes,
+            names,
             drain,
             quotas,
             set_quota,

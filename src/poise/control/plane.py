@@ -16,6 +16,7 @@ from poise.errors import PoiseError, StoreFull
 from poise.kernel import controller as machine
 from poise.kernel.controller import Controller
 from poise.kernel.ledger import Ledger
+from poise.kernel.overview import Rates, rates
 from poise.model.calls import FromCaller, FromWorker
 from poise.model.decisions import Plan
 from poise.model.events import Event
@@ -66,7 +67,7 @@ class Plane:
         self._recent: deque[tuple[int, Event]] = deque(maxlen=RECENT_EVENTS)
         self._published = store.durable()
         self._followers: set[asyncio.Event] = set()
-        self._watched: dict[str, set[asyncio.Future[None]]] = {}
+        self._watched: dict[tuple[str, tuple[str, ...]], set[asyncio.Future[None]]] = {}
         store.on_durable = self._on_durable
         store.on_failed = self._on_failed
 
@@ -179,6 +180,10 @@ class Plane:
             return found[:limit]
         return [(at, event) for at, event in self.store.read(revision, limit) if at <= self._published]
 
+    def rates(self) -> Rates:
+        """What has been placed, has ended and has returned lately, as far as it is remembered."""
+        return rates((event for _, event in reversed(self._recent)), self.clock.now())
+
     def follow(self) -> asyncio.Event:
         """Set whenever more events are durable; give it back with `unfollow`."""
         news = asyncio.Event()
@@ -188,16 +193,16 @@ class Plane:
     def unfollow(self, news: asyncio.Event) -> None:
         self._followers.discard(news)
 
-    async def job_over(self, job_id: str, within: float) -> None:
-        """Wait until the job's end is durable, or the time is up."""
+    async def over(self, job_id: str, units: tuple[str, ...], within: float) -> None:
+        """Wait until the end of the job, or of these units of it, is durable, or the time is up."""
         deadline = self._loop.time() + within
+        awaited = (job_id, units)
         while (left := deadline - self._loop.time()) > 0:
-            ledger = await self.settled()
-            job = ledger.jobs.get(job_id)
-            if job is None or job.ended:
+            await self.settled()
+            if self._is_over(awaited):
                 return
             future: asyncio.Future[None] = self._loop.create_future()
-            watching = self._watched.setdefault(job_id, set())
+            watching = self._watched.setdefault(awaited, set())
             watching.add(future)
             try:
                 await asyncio.wait_for(future, left)
@@ -205,8 +210,8 @@ class Plane:
                 return
             finally:
                 watching.discard(future)
-                if not watching and self._watched.get(job_id) is watching:
-                    del self._watched[job_id]
+                if not watching and self._watched.get(awaited) is watching:
+                    del self._watched[awaited]
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -319,14 +324,18 @@ class Plane:
         for news in self._followers:
             news.set()
         if self._watched:
-            for job_id in [job_id for job_id in self._watched if self._is_over(job_id)]:
-                for future in self._watched.pop(job_id):
+            for awaited in [awaited for awaited in self._watched if self._is_over(awaited)]:
+                for future in self._watched.pop(awaited):
                     if not future.done():
                         future.set_result(None)
 
-    def _is_over(self, job_id: str) -> bool:
+    def _is_over(self, awaited: tuple[str, tuple[str, ...]]) -> bool:
+        job_id, units = awaited
         job = self.ledger.jobs.get(job_id)
-        return job is None or bool(job.ended)
+        if job is None or job.ended:
+            return True
+        found = [self.ledger.unit(unit) for unit in units]
+        return bool(found) and all(unit is None or unit.over for unit in found)
 
     def _on_failed(self, error: Exception) -> None:
         """The log cannot be written: back to what is durable."""

@@ -270,7 +270,7 @@ class ProcessMeter:
         """
         host = self._host.sample()
         used, memory, threads = ended, 0, 0
-        for process in _tree(roots):
+        for process in tree(roots):
             used, memory, threads = used + process.cpu, memory + process.memory, threads + process.queued
         now, last = (time.monotonic_ns(), used), self._last
         self._last = now
@@ -358,7 +358,7 @@ def process_of(stat: str) -> tuple[int, str]:
     return sum(map(int, fields[11:15])) * _TICK, fields[0]
 
 
-def _tree(roots: Iterable[int]) -> Iterator[Process]:
+def tree(roots: Iterable[int]) -> Iterator[Process]:
     """The processes that still run, and all that they started."""
     waiting = list(roots)
     for _ in range(MAX_PROCESSES):

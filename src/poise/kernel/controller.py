@@ -18,6 +18,7 @@ import msgspec
 
 from poise.errors import Busy, Conflict, NotFound, PoiseError, StoreFull
 from poise.kernel.dispatch import Dispatch
+from poise.kernel.find import find, find_node
 from poise.kernel.fitting import check_fits, check_quota
 from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of
 from poise.kernel.schedulable import prepare
@@ -49,6 +50,7 @@ from poise.model.events import (
     Returned,
     Started,
     Triggered,
+    UnitsCancelled,
 )
 from poise.model.fleet import CPU, DEVICES
 from poise.model.jobs import Ending, Job
@@ -498,7 +500,7 @@ class Controller:
                 have=held.id if held else "",
                 hint=f"`poise cancel {compiled.name}`, or another name",
             )
-        after = tuple(self._job(name, "after").id for name in compiled.after)
+        after = tuple(self._awaited(name).id for name in compiled.after)
         quotas = self.ledger.quotas()
         for unit in compiled.units:
             check_fits(self.ledger.fleet(), unit)
@@ -507,15 +509,35 @@ class Controller:
         return compiled.job(self.ledger.next_job_id(), after, user)
 
     def _cancel(self, message: Cancel, now: int) -> str:
-        job = self._job(message.job, "job")
-        if job.ended:
-            raise Conflict(f"job {job.id} is over already", field="job", hint=f"`poise show {job.id}`")
-        self._commit(JobCancelled(at=now, job=job.id, by=message.by))
-        for unit in job.units:
+        found = find(self.ledger, message.job)
+        job, units = found.job, [unit for unit in found.units if not unit.over]
+        if not units:
+            what = f"job {job.id}" if found.whole else found.name
+            raise Conflict(f"{what} is over already", field="job", hint=f"`poise show {found.name}`")
+        if job.calls is not None and not found.whole:
+            raise Conflict(
+                f"{found.name} is a worker of {job.id}, which has as many as it needs",
+                field="job",
+                hint=f"`poise cancel {job.id}`",
+            )
+        for unit in units:
+            if not found.tasks.issuperset(task.name for task in unit.spec.tasks):
+                raise Conflict(
+                    f"{found.name} is one of a gang, which lives and ends as a whole",
+                    field="job",
+                    have=f"{len(unit.spec.tasks)} tasks in {unit.id}",
+                    hint=f"`poise cancel {unit.id}`",
+                )
+        if found.whole:
+            self._commit(JobCancelled(at=now, job=job.id, by=message.by))
+        else:
+            ids = tuple(unit.id for unit in units)
+            self._commit(UnitsCancelled(at=now, job=job.id, units=ids, by=message.by))
+        for unit in units:
             if unit.status == "active":
                 self._stop(unit, now)
         self._dispatch.cancelled(job, now)
-        return job.id
+        return found.name
 
     def _set_quota(self, message: SetQuota, now: int) -> str:
         known = self.ledger.quotas().get(message.user)
@@ -525,25 +547,23 @@ class Controller:
         return message.user
 
     def _drain(self, message: Drain, now: int) -> str:
-        node = self.ledger.nodes.get(message.node)
-        if node is None:
-            known = ", ".join(self.ledger.nodes) or "none has joined yet"
-            raise NotFound(f"there is no node `{message.node}`", field="node", have=known, hint="`poise nodes`")
-        if node.drained != message.on:
-            self._commit(NodeDrained(at=now, name=message.node, on=message.on))
+        name = find_node(self.ledger.nodes, message.node)
+        if self.ledger.nodes[name].drained != message.on:
+            self._commit(NodeDrained(at=now, name=name, on=message.on))
             self._dirty = True
-            waiting = [attempt_of(unit, 0) for unit, task in self.ledger.queued_since(now) if task.node == message.node]
+            waiting = [attempt_of(unit, 0) for unit, task in self.ledger.queued_since(now) if task.node == name]
             if message.on and waiting:
-                self._send(message.node, Desired(recalls=tuple(waiting)))
-        return message.node
+                self._send(name, Desired(recalls=tuple(waiting)))
+        return name
 
-    def _job(self, name: str, field: str) -> JobState:
+    def _awaited(self, name: str) -> JobState:
+        """A job that another comes after. A whole name: what is written down lasts longer than what is typed."""
         job = self.ledger.find_job(name)
         if job is None:
             raise NotFound(
                 f"there is no job `{name}`",
-                code="E105" if field == "after" else "E120",
-                field=field,
+                code="E105",
+                field="after",
                 have=name,
                 hint="`poise ls --all` lists the jobs",
             )

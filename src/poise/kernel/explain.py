@@ -22,6 +22,7 @@ from poise.kernel.ledger import (
     deciding_ending,
     device_key,
     job_status,
+    units_status,
 )
 from poise.model import graph
 from poise.model.decisions import Reason, Why
@@ -371,14 +372,17 @@ def quota_report(user: str, quota: Quota, held: Amounts) -> QuotaReport:
 
 def exit_code(job: JobState) -> int | None:
     """0 when all is done, the first failed task's code, 125 when Poise could not run it, 130 when cancelled."""
-    if not job.ended:
+    return units_exit_code(job.units)
+
+
+def units_exit_code(units: Sequence[UnitState]) -> int | None:
+    """As of a job that has these units; None before they are over."""
+    if not all(unit.over for unit in units):
         return None
-    for unit in job.units:
+    for unit in units:
         if unit.status == "failed":
             return _exit_code(deciding_ending(unit))
-    if job_status(job) == "done":
-        return 0
-    return 130 if job.cancelled_by else 125
+    return {"done": 0, "cancelled": 130}.get(units_status(units), 125)
 
 
 def _alike(ledger: Ledger, units: list[UnitState], view: Snapshot) -> Alike:

@@ -1,16 +1,19 @@
-"""Jobs and tasks by the names that people give: `j7`, `train`, `train.prepare`, `j7.shard[2]`.
+"""Jobs, tasks and nodes by the names that people give: `j7`, `train`, `train.prepare`, `j7.shard[2]`.
 
-A name may hold dots itself, so the longest beginning that is a job's is the job's.
+A name may hold dots itself, so the longest beginning that is a job's is the job's. A name need not be typed to its end:
+the beginning of one name only stands for it, and a whole name always wins. An id is never short for another, since `j1`
+is one job and `j12` is another, also when the ledger has forgotten `j1`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
 
 from poise.errors import NotFound
-from poise.kernel.explain import job_report
-from poise.kernel.ledger import JobState, Ledger, UnitState
+from poise.kernel.explain import job_report, units_exit_code
+from poise.kernel.ledger import JobState, Ledger, UnitState, units_status
 from poise.model.reports import JobReport
 from poise.model.spec import near
 
@@ -18,21 +21,39 @@ FEW = 12
 """Names that are told where the right one is not known."""
 
 
+MANY = 100
+"""Names that are offered to be completed."""
+
+
 class Found(NamedTuple):
-    """A job and what of it was asked for: some units, and the names of some of their tasks."""
+    """A job and what of it was asked for: some units, and the names of some of their tasks; `name` is the whole name of
+    that, `j7` or `j7.prepare`.
+    """
 
     job: JobState
     units: tuple[UnitState, ...]
     tasks: frozenset[str]
+    name: str
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is the job, and not some of its tasks."""
+        return self.name == self.job.id
 
 
 def find(ledger: Ledger, name: str, task: str = "") -> Found:
-    """What `JOB` or `JOB.TASK` means, or `task` of the job `name`. A gang, or all parts of a task, go by the name that
-    they were given. Raises NotFound.
+    """What `JOB` or `JOB.TASK` means, or `task` of the job `name`, each perhaps not typed to its end. A gang, or all
+    parts of a task, go by the name that they were given. Raises NotFound, also where it could be several.
     """
-    found = [(name, task)] if task else _splits(name)
-    for job_name, rest in found:
+    splits = [(name, task)] if task else list(_splits(name))
+    for job_name, rest in splits:
         job = ledger.find_job(job_name)
+        if job is not None:
+            return _narrowed(job, rest)
+    ids = {job.name: job.id for job in ledger.jobs.values() if job.name}
+    for job_name, rest in splits:
+        begun = "" if _is_id(job_name) else only(job_name, ids, "job")
+        job = ledger.find_job(begun) if begun else None
         if job is not None:
             return _narrowed(job, rest)
     known = dict.fromkeys(name for job in reversed(ledger.jobs.values()) for name in (job.name, job.id) if name)
@@ -40,11 +61,88 @@ def find(ledger: Ledger, name: str, task: str = "") -> Found:
     raise NotFound(f"there is no job `{name}`", field="job", have=name, hint=hint)
 
 
+def find_node(known: Iterable[str], name: str) -> str:
+    """The node of this name, perhaps not typed to its end. Raises NotFound, also where it could be several."""
+    names = list(known)
+    found = name if name in names else only(name, dict.fromkeys(names, ""), "node")
+    if not found:
+        have = _some(names) or "none has joined yet"
+        raise NotFound(f"there is no node `{name}`", field="node", have=have, hint=near(name, names) or "`poise nodes`")
+    return found
+
+
+def only(typed: str, known: Mapping[str, str], what: str) -> str:
+    """The one of the `known` names that begins as typed; empty if there is none, or nothing was typed. `known` says
+    what else each is called. Raises NotFound where there are several.
+    """
+    begun = [name for name in known if name.startswith(typed)] if typed else []
+    if len(begun) < 2:
+        return begun[0] if begun else ""
+    raise NotFound(
+        f"`{typed}` is the beginning of {len(begun)} names",
+        code="E123",
+        field=what,
+        need=f"enough of one {what}'s name",
+        have=_some([f"{name} ({known[name]})" if known[name] else name for name in begun]),
+        hint=f"a whole name always counts: `{begun[0]}`",
+    )
+
+
+def names(ledger: Ledger, kind: str, typed: str) -> list[str]:
+    """What could be meant by what was typed so far, at most `MANY`: names of `kind` job, node or user. Of jobs the
+    latest come first; tasks are named once their job is.
+    """
+    if kind == "node":
+        known: Iterable[str] = ledger.nodes
+    elif kind == "user":
+        known = sorted({*ledger.quotas(), *(job.user for job in ledger.jobs.values() if job.user)})
+    else:
+        known = _job_names(ledger, typed)
+    return list(islice((name for name in known if name.startswith(typed)), MANY))
+
+
 def found_report(ledger: Ledger, found: Found, now: int) -> JobReport:
-    """A job as of `now`, with the tasks that were asked for."""
-    report = job_report(ledger, ledger.jobs.get(found.job.id, found.job), now, tasks=True)
+    """A job as of `now`, with the tasks that were asked for. Of some tasks, status and exit code are theirs."""
+    job = ledger.jobs.get(found.job.id, found.job)
+    report = job_report(ledger, job, now, tasks=True)
+    if found.whole:
+        return report
+    asked = {unit.id for unit in found.units}
+    units = [unit for unit in job.units if unit.id in asked]
     tasks = tuple(task for task in report.tasks if task.name in found.tasks)
-    return msgspec.structs.replace(report, tasks=tasks)
+    counts: dict[str, int] = {}
+    for task in tasks:
+        counts[task.status] = counts.get(task.status, 0) + 1
+    return msgspec.structs.replace(
+        report, status=units_status(units), exit_code=units_exit_code(units), counts=counts, tasks=tasks
+    )
+
+
+def _job_names(ledger: Ledger, typed: str) -> Iterator[str]:
+    """Names and ids of jobs, and of the tasks of those that are named whole."""
+    for job in reversed(ledger.jobs.values()):
+        if job.name and ledger.find_job(job.name) is job:
+            yield job.name
+    yield from reversed(ledger.jobs)
+    for job_name, rest in _splits(typed):
+        found = ledger.find_job(job_name)
+        if found is not None and job_name != typed:
+            given = dict.fromkeys(_given(unit) for unit in found.units)
+            whole = (task.name for unit in found.units for task in unit.spec.tasks)
+            yield from (f"{job_name}.{task}" for task in dict.fromkeys((*(() if "[" in rest else given), *whole)))
+
+
+def _is_id(name: str) -> bool:
+    return name[:1] == "j" and name[1:].isdecimal()
+
+
+def _given(unit: UnitState) -> str:
+    """The name that a part of a task, or a gang, was given in the file."""
+    return unit.spec.name.partition("[")[0]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:FEW]) + (f" and {len(names) - FEW} more" if len(names) > FEW else "")
 
 
 def _splits(name: str) -> Iterator[tuple[str, str]]:
@@ -56,25 +154,21 @@ def _splits(name: str) -> Iterator[tuple[str, str]]:
 def _narrowed(job: JobState, name: str) -> Found:
     every = frozenset(task.name for unit in job.units for task in unit.spec.tasks)
     if not name:
-        return Found(job, tuple(job.units), every)
+        return Found(job, tuple(job.units), every, job.id)
     name = name.removeprefix(f"{job.id}.")
-    units = [unit for unit in job.units if _is_of(unit.spec.name, name)]
+    given = dict.fromkeys((*map(_given, job.units), *(unit.spec.name for unit in job.units)), "")
+    if name not in given and name not in every:
+        name = only(name, dict.fromkeys(map(_given, job.units), ""), "task") or name
+    units = [unit for unit in job.units if name in (unit.spec.name, _given(unit))]
     tasks = {task.name for unit in units for task in unit.spec.tasks}
     if not units:
         units = [unit for unit in job.units if any(task.name == name for task in unit.spec.tasks)]
         tasks = {name}
     if not units:
-        names = list(dict.fromkeys(unit.spec.name for unit in job.units))
-        more = ", …" if len(names) > FEW else ""
-        hint = near(name, sorted(every.union(names))) or f"`poise show {job.id}` lists its tasks"
-        raise NotFound(
-            f"job {job.id} has no task `{name}`", field="task", have=", ".join(names[:FEW]) + more, hint=hint
-        )
-    return Found(job, tuple(units), frozenset(tasks))
+        hint = near(name, sorted(every.union(given))) or f"`poise show {job.id}` lists its tasks"
+        have = _some(list(dict.fromkeys(unit.spec.name for unit in job.units)))
+        raise NotFound(f"job {job.id} has no task `{name}`", field="task", have=have, hint=hint)
+    return Found(job, tuple(units), frozenset(tasks), f"{job.id}.{name}")
 
 
-def _is_of(unit: str, name: str) -> bool:
-    return unit == name or unit.startswith(f"{name}[")
-
-
-__all__ = ["Found", "find", "found_report"]
+__all__ = ["Found", "find", "find_node", "found_report", "names", "only"]

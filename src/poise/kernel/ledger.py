@@ -20,7 +20,7 @@ back, and is placed again elsewhere if its retry policy allows that.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal, get_args
 
@@ -53,6 +53,7 @@ from poise.model.events import (
     Returned,
     Started,
     Triggered,
+    UnitsCancelled,
 )
 from poise.model.fleet import (
     CPU,
@@ -67,7 +68,7 @@ from poise.model.fleet import (
     Resident,
     model_under,
 )
-from poise.model.jobs import RETRYABLE, Ending, Unit, Work
+from poise.model.jobs import RETRYABLE, Ending, Priority, Unit, Work
 from poise.model.messages import Attempt
 from poise.model.profiles import Profile, estimate_run, is_brief, outlasting
 from poise.model.quotas import Amounts, Quota, asked
@@ -77,6 +78,9 @@ from poise.model.views import Candidate, Snapshot
 UnitStatus = Literal["waiting", "pending", "active", "done", "failed", "cancelled", "skipped"]
 TaskStatus = Literal["idle", "queued", "running", "recovering", "ended"]
 NodeStatus = Literal["up", "lost"]
+
+OVER: frozenset[str] = frozenset({"done", "failed", "cancelled", "skipped"})
+"""Statuses of units that nothing will change."""
 
 PAST_ATTEMPTS = 8
 """Endings kept per task beside the latest one; the log has them all."""
@@ -193,7 +197,7 @@ class UnitState(msgspec.Struct, gc=False):
 
     @property
     def over(self) -> bool:
-        return self.status in ("done", "failed", "cancelled", "skipped")
+        return self.status in OVER
 
 
 class JobState(msgspec.Struct, gc=False):
@@ -433,6 +437,29 @@ class Ledger:
         """Units that are not over, whatever they wait for."""
         return self._unfinished_count
 
+    def active_units(self) -> Iterable[UnitState]:
+        """Units that hold room, those that were placed first at the front."""
+        return self._active.values()
+
+    def active_tasks(self) -> int:
+        """Attempts that hold room or wait behind their like on a node."""
+        return sum(len(attempts) for attempts in self._on.values())
+
+    def waiting_by_class(self) -> dict[Priority, int]:
+        """How many units wait for room in each class that any waits in, the most urgent first."""
+        counts: dict[int, int] = {}
+        for queue in self._queues.values():
+            priority = next(iter(queue.values())).priority
+            counts[priority] = counts.get(priority, 0) + len(queue)
+        return {Priority(priority): counts[priority] for priority in sorted(counts)}
+
+    def first_waiting(self, most: int) -> list[UnitState]:
+        """The first units of all queues, by class and then by arrival; of very many queues only the head of each."""
+        each = max(1, min(most, SHOWN // max(1, len(self._queues))))
+        first = [candidate for queue in self._queues.values() for candidate in islice(queue.values(), each)]
+        first.sort(key=lambda candidate: (candidate.priority, candidate.ordinal))
+        return [self._units[candidate.unit] for candidate in first[:most]]
+
     def attempts_on(self, node: str) -> Iterator[tuple[UnitState, int]]:
         """Active attempts on a node, as (unit, index of its task), in order of submission."""
         yield from sorted(self._on.get(node, {}).values(), key=_ordinal_and_index)
@@ -515,16 +542,29 @@ class Ledger:
         job.cancelled_by = event.by or "user"
         if job.calls is not None:
             job.calls.closed = job.calls.closed or "cancelled"
-        for unit in job.units:
+        self._cancel(job.units, event.at)
+        self._end_if_over(job, event.at)
+
+    def _units_cancelled(self, event: UnitsCancelled) -> None:
+        units = [self._units[unit] for unit in event.units]
+        self._cancel(units, event.at)
+        for unit in units:
+            if unit.status == "cancelled":
+                self._skip(self._dependents[unit.id], event.at)
+        self._end_if_over(self._state.jobs[event.job], event.at)
+
+    def _cancel(self, units: Iterable[UnitState], at: int) -> None:
+        """What has not started never will; what holds room is cancelled once its attempts have ended."""
+        for unit in units:
             if unit.status in ("waiting", "pending"):
-                if job.calls is not None:
-                    job.calls.called_up -= unit.status == "pending"
-                self._close(unit, "cancelled", event.at)
+                book = self._state.jobs[unit.job].calls
+                if book is not None:
+                    book.called_up -= unit.status == "pending"
+                self._close(unit, "cancelled", at)
             elif unit.status == "active":
                 unit.stopping = "cancel"
                 self._recovering.pop(unit.id, None)
                 self._mark(unit)
-        self._end_if_over(job, event.at)
 
     def _placed(self, event: Placed) -> None:
         unit = self._units[event.unit]
@@ -1324,6 +1364,7 @@ class Ledger:
             Began: self._began,
             JobSubmitted: self._job_submitted,
             JobCancelled: self._job_cancelled,
+            UnitsCancelled: self._units_cancelled,
             Placed: self._placed,
             Preempted: self._preempted,
             NodeLevelled: self._node_levelled,
@@ -1496,15 +1537,21 @@ class Ledger:
 
 def job_status(job: JobState) -> str:
     """done, failed, cancelled, running, pending or waiting: the most telling of its units'."""
-    statuses = [unit.status for unit in job.units]
-    if job.calls is not None and not job.ended and not job.calls.open and "pending" not in statuses:
+    serves = job.calls is not None and not job.ended and not job.calls.open
+    if serves and all(unit.status != "pending" for unit in job.units):
         return "idle"
-    if job.ended:
-        if all(status == "done" for status in statuses):
+    return units_status(job.units)
+
+
+def units_status(units: Sequence[UnitState]) -> str:
+    """As of a job that has these units."""
+    statuses = {unit.status for unit in units}
+    if statuses <= OVER:
+        if statuses == {"done"}:
             return "done"
-        return "cancelled" if job.cancelled_by and "failed" not in statuses else "failed"
+        return "cancelled" if "cancelled" in statuses and "failed" not in statuses else "failed"
     if "active" in statuses:
-        if all(task.status != "running" for unit in job.units for task in unit.tasks if task.active):
+        if all(task.status != "running" for unit in units for task in unit.tasks if task.active):
             return "placed"
         return "running"
     return "pending" if "pending" in statuses else "waiting"

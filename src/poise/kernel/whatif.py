@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from poise.errors import Conflict, NotFound
+from poise.errors import Conflict
 from poise.kernel.explain import Active, After, Alike, Question, artifacts_of
+from poise.kernel.find import find_node
 from poise.kernel.ledger import Ledger, State, job_status
 from poise.model.decisions import Hold, Place, Plan, Preempt, Reason
 from poise.model.events import JobSubmitted
@@ -383,9 +384,7 @@ def why_not(policy: ClusterPolicy, view: Snapshot, asked: Question, node: str) -
     """Why the job's first unit that waits (or else the first that runs) is not on this node: every reason, or how it
     scores there. Raises NotFound for a node that is not there, Conflict for a job of which nothing waits or runs.
     """
-    if node not in view.fleet.rows:
-        known = ", ".join(view.fleet.names[:FEW]) or "none has joined yet"
-        raise NotFound(f"there is no node `{node}`", field="node", have=known, hint="`poise nodes`")
+    node = find_node(view.fleet.names, node)
     if asked.pending:
         return _why_not_pending(policy, view, asked.job, asked.pending[0], node)
     if asked.active:

@@ -44,6 +44,15 @@ class JobCancelled(msgspec.Struct, frozen=True, tag="cancelled", kw_only=True, o
     by: str = ""
 
 
+class UnitsCancelled(msgspec.Struct, frozen=True, tag="units-cancelled", kw_only=True, omit_defaults=True):
+    """Some units of a job are cancelled, by id; what needs them is skipped, and the rest goes on."""
+
+    at: int
+    job: str
+    units: tuple[str, ...]
+    by: str = ""
+
+
 class Placed(msgspec.Struct, frozen=True, tag="placed", kw_only=True, omit_defaults=True, gc=False):
     """A unit got its next epoch and a spot for each of its tasks, or for the first ones if it is elastic.
 
@@ -207,6 +216,7 @@ Event = (
     Began
     | JobSubmitted
     | JobCancelled
+    | UnitsCancelled
     | Placed
     | Preempted
     | Started

@@ -246,6 +246,78 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     up: bool = True
 
 
+class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
+    """A node and how much of it is taken, in the units of `NodeReport`; `devices_used` counts those that somebody
+    holds, whole or in part.
+    """
+
+    name: str
+    status: str
+    level: str
+    load: Load | None
+    cpu: int
+    cpu_used: int
+    memory: int
+    memory_used: int
+    devices: int
+    devices_used: int
+    running: int
+    queued: int
+
+
+class TaskUse(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that holds room: where, which devices, since when, and for how long it is foreseen, in nanoseconds."""
+
+    task: str
+    user: str
+    status: str
+    priority: str
+    node: str
+    devices: tuple[int, ...]
+    cpus: tuple[int, ...]
+    pid: int
+    run: int
+    expected: int
+    command: str
+
+
+class UnitWait(msgspec.Struct, frozen=True, kw_only=True):
+    """A unit that waits for room, since when in nanoseconds, and the first reason why."""
+
+    unit: str
+    user: str
+    priority: str
+    wait: int
+    why: str
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """What `poise top` shows. `queue` counts units that wait for room, by class; `blocked` those that wait for others.
+
+    `starts`, `ends` and `returns` are tasks placed, tasks ended and calls returned, for each second of the latest few.
+    Of nodes, tasks and units that wait the first ones are told: the fullest nodes, the oldest tasks, who is served
+    first; `more_` counts the others.
+    """
+
+    policy: str
+    revision: int
+    accepting: bool
+    unfinished: int
+    nodes_up: int
+    nodes_lost: int
+    queue: dict[str, int]
+    blocked: int
+    starts: float
+    ends: float
+    returns: float
+    nodes: tuple[NodeUse, ...]
+    running: tuple[TaskUse, ...]
+    waiting: tuple[UnitWait, ...]
+    more_nodes: int = 0
+    more_running: int = 0
+    more_waiting: int = 0
+
+
 class LogPiece(msgspec.Struct, frozen=True, tag="piece", tag_field="kind"):
     """Bytes that one attempt of a task wrote to one of its streams, `out` or `err`."""
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from poise.errors import NotFound
-from poise.kernel.find import find, found_report
+from poise.kernel.find import find, find_node, found_report, names
 from poise.testing import World
 
 TASKS: dict[str, dict[str, Any]] = {
@@ -31,6 +31,11 @@ def world() -> World:
         ("train.gang[1]", "j1", {"gang[1]"}),
         ("exp.1", "j2", {"main"}),
         ("exp.1.main", "j2", {"main"}),
+        ("tr", "j1", {"fetch", "shard[0]", "shard[1]", "shard.merge", "gang[0]", "gang[1]"}),
+        ("ex", "j2", {"main"}),
+        ("exp.1.m", "j2", {"main"}),
+        ("tr.fe", "j1", {"fetch"}),
+        ("j1.g", "j1", {"gang[0]", "gang[1]"}),
     ],
 )
 def test_what_a_name_means(name: str, job: str, tasks: set[str]) -> None:
@@ -50,6 +55,7 @@ def test_a_task_may_be_named_apart() -> None:
         ("zzz.main", "there is no job `zzz.main`", "`poise ls --all` lists the jobs"),
         ("train.fecth", "job j1 has no task `fecth`", "did you mean `fetch`?"),
         ("train.zzz", "job j1 has no task `zzz`", "`poise show j1` lists its tasks"),
+        ("", "there is no job ``", "`poise ls --all` lists the jobs"),
     ],
 )
 def test_what_is_not_there_is_told_with_what_was_meant(name: str, message: str, hint: str) -> None:
@@ -64,3 +70,70 @@ def test_a_report_shows_what_was_asked_for() -> None:
     report = found_report(made.ledger, find(made.ledger, "train.fetch"), made.now)
     assert [task.name for task in report.tasks] == ["fetch"]
     assert report.critical_path
+
+
+def test_of_some_tasks_status_and_exit_code_are_theirs() -> None:
+    made = World().nodes(4).graph("train", tasks=TASKS).round().start("train.fetch").finish("train.fetch")
+    report = found_report(made.ledger, find(made.ledger, "train.fetch"), made.now)
+    assert (report.status, report.exit_code, report.counts) == ("done", 0, {"done": 1})
+    assert found_report(made.ledger, find(made.ledger, "train"), made.now).exit_code is None
+
+
+def test_a_beginning_of_several_names_lists_them_and_a_whole_name_wins() -> None:
+    ledger = World().nodes(1).job("train").job("train-2").job("train-3").round().ledger
+    assert find(ledger, "train").job.id == "j1"
+    with pytest.raises(NotFound) as refused:
+        find(ledger, "tra")
+    record = refused.value.record
+    assert (record.code, record.have) == ("E123", "train (j1), train-2 (j2), train-3 (j3)")
+    assert record.hint == "a whole name always counts: `train`"
+    many = World().nodes(1)
+    for number in range(30):
+        many.job(f"run-{number}")
+    with pytest.raises(NotFound) as refused:
+        find(many.ledger, "run")
+    assert refused.value.record.have.endswith("run-11 (j12) and 18 more")
+
+
+def test_tasks_that_begin_alike_are_told_apart() -> None:
+    with pytest.raises(NotFound) as refused:
+        find(world().ledger, "train.sh")
+    assert refused.value.record.have == "shard, shard.merge"
+
+
+def test_an_id_is_never_short_for_another_job() -> None:
+    """`j1` may be a job that the ledger has forgotten: a script that waits for it must not wait for another."""
+    made = World().nodes(1)
+    for _ in range(12):
+        made.job("j1x" if _ == 4 else "")
+    del made.ledger.jobs["j1"]
+    with pytest.raises(NotFound):
+        find(made.ledger, "j1")
+
+
+def test_nodes_by_their_beginning() -> None:
+    assert find_node(["n1", "n12", "west"], "n1") == "n1"
+    assert find_node(["n1", "n12", "west"], "w") == "west"
+    for name, code in (("n", "E123"), ("x", "E120"), ("", "E120")):
+        with pytest.raises(NotFound) as refused:
+            find_node(["n1", "n12", "west"], name)
+        assert refused.value.record.code == code
+
+
+@pytest.mark.parametrize(
+    ("kind", "typed", "expected"),
+    [
+        ("job", "", ["exp.1", "train", "j2", "j1"]),
+        ("job", "t", ["train"]),
+        ("job", "train.", ["train.fetch", "train.shard", "train.shard.merge", "train.gang"]),
+        ("job", "j1.shard[", ["j1.shard[0]", "j1.shard[1]"]),
+        ("job", "exp.1.m", ["exp.1.main"]),
+        ("job", "zzz", []),
+        ("node", "", ["n1"]),
+        ("user", "", ["ann"]),
+    ],
+)
+def test_names_that_can_be_completed(kind: str, typed: str, expected: list[str]) -> None:
+    made = World().nodes(1).graph("train", tasks=TASKS).job("exp.1").quota("ann", cpu=1)
+    offered = names(made.ledger, kind, typed)
+    assert [name for name in offered if typed != "train." or "[" not in name] == expected

@@ -83,9 +83,10 @@ class Story(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        jobs = [job.id for job in self.world.ledger.jobs.values() if not job.ended]
+        jobs = [job for job in self.world.ledger.jobs.values() if not job.ended]
+        units = [unit.id for job in jobs for unit in job.units if not unit.over]
         if jobs:
-            self.world.cancel(data.draw(st.sampled_from(jobs)))
+            self.world.cancel(data.draw(st.sampled_from([*(job.id for job in jobs), *units])))
 
     @rule(data=st.data(), on=st.booleans())
     def drain(self, data: st.DataObject, on: bool) -> None:

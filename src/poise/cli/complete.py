@@ -1,0 +1,125 @@
+"""What a shell offers when Tab is pressed: commands, flags and their values, and the names of what there is now.
+
+A shell is not kept waiting: flags come from `flags.json`, which is made from the commands themselves, and names from
+one short question to a control plane that runs. Where none runs there are no names; none is started, and nothing is
+said. Every line is an offer, with what it means behind a tab; `:files` and `:commands` leave it to the shell.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+FLAGS = Path(__file__).with_name("flags.json")
+
+SECONDS = 0.1
+"""That a control plane may take to answer; one that is busier is not waited for."""
+
+LIVE = ("job", "node", "user")
+"""Kinds of names that a control plane knows."""
+
+Branch = dict[str, Any]
+
+
+def print_offers(words: list[str]) -> int:
+    """Print what the last of the words could become. The first is the program."""
+    offers = offered(json.loads(FLAGS.read_text(encoding="utf-8")), words[1:] or [""])
+    sys.stdout.write("".join(f"{offer}\n" for offer in dict.fromkeys(offers)))
+    return 0
+
+
+def offered(tree: Branch, words: list[str]) -> Iterator[str]:
+    """For the last word; those before it say which command and flag it belongs to."""
+    *before, typed = _joined(words)
+    branch = tree
+    while before and before[0] in branch["commands"]:
+        branch, before = branch["commands"][before[0]], before[1:]
+    dashes = before.index("--") if "--" in before else len(before)
+    given, behind = before[:dashes], before[dashes + 1 :]
+    seen, flag = _read(branch, given)
+    if branch["runs"] and (dashes < len(before) or (seen and branch["arguments"] == ["command"])):
+        yield ":files" if behind or seen else ":commands"  # a command of the user's, and everything behind it
+    elif flag is not None:
+        yield from _values(flag["values"], typed)
+    elif typed.startswith("-"):
+        yield from _flags(branch["flags"], given, typed)
+    elif branch["commands"] and not seen:
+        yield from _beginning(((name, of["help"]) for name, of in branch["commands"].items()), typed)
+    else:
+        kinds, place = branch["arguments"], seen + len(behind)
+        if place < len(kinds) or branch["repeatable"]:
+            yield from _values(kinds[min(place, len(kinds) - 1)], typed)
+
+
+def _joined(words: list[str]) -> list[str]:
+    """Bash cuts `--flag=value` into three; the value is what is typed."""
+    return [*(word for word in words[:-1] if word != "="), "" if words[-1] == "=" else words[-1]]
+
+
+def _read(branch: Branch, given: list[str]) -> tuple[int, Branch | None]:
+    """How many arguments there are already, and the flag whose value comes next."""
+    seen, flag = 0, None
+    for word in given:
+        if flag is not None:
+            flag = None
+        elif word.startswith("-"):
+            known = branch["flags"].get(word)
+            flag = known if known is not None and known["values"] is not None else None
+        else:
+            seen += 1
+    return seen, flag
+
+
+def _flags(flags: Branch, given: list[str], typed: str) -> Iterator[str]:
+    """Those that are not there already, or the values of `--flag=`."""
+    name, equals, value = typed.partition("=")
+    if equals and name in flags:
+        yield from (f"{name}={offer}" for offer in _values(flags[name]["values"], value) if offer[0] != ":")
+    elif not equals:
+        left = ((name, of["help"]) for name, of in flags.items() if of["repeatable"] or name not in given)
+        yield from _beginning(left, typed)
+
+
+def _values(kind: Any, typed: str) -> Iterator[str]:
+    """`kind` is a list of words, a kind of names, or empty where anything goes."""
+    if isinstance(kind, list):
+        words = [word for word in kind if not word.startswith(":")]
+        yield from (word for word in words if word.startswith(typed))
+        yield from (word for word in kind if word.startswith(":"))
+    elif kind in LIVE:
+        yield from live_names(kind, typed)
+    elif kind == "command":
+        yield ":commands"
+    elif kind == "file":
+        yield ":files"
+
+
+def _beginning(known: Iterable[tuple[str, str]], typed: str) -> Iterator[str]:
+    return (f"{name}\t{text}" for name, text in known if name.startswith(typed))
+
+
+def live_names(kind: str, typed: str) -> list[str]:
+    """Names of jobs and tasks, nodes or users, if a control plane runs and answers at once."""
+    from urllib.parse import quote
+
+    from poise.config import Home
+    from poise.drivers import sockets
+    from poise.drivers.security import read_token
+    from poise.errors import PoiseError
+
+    home = Home(Path(os.environ.get("POISE_HOME") or "~/.poise").expanduser().resolve())
+    try:
+        head = (
+            f"GET /v1/names/{kind}?typed={quote(typed, safe='')} HTTP/1.1\r\nHost: poise\r\nConnection: close\r\n"
+            f"Authorization: Bearer {read_token(home)}\r\n\r\n"
+        )
+        with sockets.connect(home.socket, SECONDS) as sock:
+            sock.sendall(head.encode("ascii"))
+            answer = b"".join(iter(lambda: sock.recv(65536), b""))
+        status, _, rest = answer.partition(b" ")[2].partition(b" ")
+        names = json.loads(rest.partition(b"\r\n\r\n")[2]) if status == b"200" else []
+    except (OSError, ValueError, PoiseError):
+        return []
+    return [str(name) for name in names]

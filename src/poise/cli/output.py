@@ -1,0 +1,162 @@
+"""How an answer is printed: `-o table|wide|json|name` and `--watch`, once for every command that lists or shows.
+
+A command says what it was told as a `Shown`; everything else happens here. `--json` is `-o json`. Names come one a
+line, fit for other commands: `poise wait $(poise ls -o name)`. `--watch` asks again every second, and not more often:
+in a terminal the table is drawn anew in its place, elsewhere a row is appended whenever it says something new.
+"""
+
+import functools
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import click
+
+from poise.cli.render import aligned, print_json, say, widths_of
+
+ROWS = ("table", "wide", "json", "name")
+TEXT = ("table", "json")
+
+EVERY = 1.0
+"""Seconds between two looks with `--watch`."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Column(NamedTuple):
+    """One column, of both tables unless it is `only` of one. `moving`: it changes by time alone, which is nothing new;
+    `bare`: left out where no cell says anything.
+    """
+
+    title: str
+    cells: Sequence[str]
+    right: bool = False
+    only: Literal["", "table", "wide"] = ""
+    moving: bool = False
+    bare: bool = False
+
+
+class Shown(NamedTuple):
+    """What there is to show: the `value` for JSON, and a table with a row for each of `names`. `head` comes above it,
+    `notes` are said below it, `nothing` instead of an empty one. `over`: it will not change any more.
+    """
+
+    value: Any
+    names: Sequence[str]
+    columns: Sequence[Column]
+    head: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    nothing: str = ""
+    over: bool = False
+
+
+def forms(*allowed: str) -> Callable[[Function], Function]:
+    """Adds `-o` and `--json`; the command is given the `form`, one of those allowed."""
+
+    def adding(function: Function) -> Function:
+        @functools.wraps(function)
+        def command(*arguments: Any, output: str | None, as_json: bool, **flags: Any) -> Any:
+            if as_json and output not in (None, "json"):
+                raise click.UsageError(f"`--json` and `-o {output}` exclude each other")
+            return function(*arguments, form="json" if as_json else output or "table", **flags)
+
+        flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON value, as `-o json` does.")
+        choice = click.option(
+            "-o", "--output", type=click.Choice(allowed), metavar="|".join(allowed), help="How to print it."
+        )
+        return choice(flag(command))  # type: ignore[return-value]
+
+    return adding
+
+
+def rows(function: Function) -> Function:
+    """Adds the flags of a command that prints rows; it is given `form` and `watch`, to hand on to `show`."""
+    watching = click.option(
+        "-w", "--watch", is_flag=True, help="Go on, every second; where it is no terminal, as rows that have changed."
+    )
+    return forms(*ROWS)(watching(function))
+
+
+def show(ask: Callable[[], Shown], form: str, watch: bool) -> int:
+    """Print what `ask` tells, once, or with `watch` until it is over or somebody has seen enough."""
+    if not watch:
+        _print(ask(), form)
+    elif form in ("json", "name"):
+        raise click.UsageError(f"`-o {form}` is one answer, and does not go on\n\nhint: `poise events --follow`")
+    elif sys.stdout.isatty():
+        _redraw(ask, form)
+    else:
+        _append(ask, form)
+    return 0
+
+
+def _print(shown: Shown, form: str) -> None:
+    if form == "json":
+        print_json(shown.value)
+    elif form == "name":
+        click.echo("".join(f"{name}\n" for name in shown.names), nl=False)
+    else:
+        for line in _lines(shown, _chosen(shown, form)):
+            click.echo(line)
+        for note in (*shown.notes, *(() if shown.names else (shown.nothing,))):
+            if note:
+                say(note)
+
+
+def _chosen(shown: Shown, form: str) -> list[Column]:
+    return [column for column in shown.columns if column.only in ("", form) and (not column.bare or any(column.cells))]
+
+
+def _lines(shown: Shown, columns: Sequence[Column]) -> list[str]:
+    """As it is shown in a terminal."""
+    if not shown.names:
+        return list(shown.head)
+    titles, right = [column.title for column in columns], [column.right for column in columns]
+    cells = list(zip(*(column.cells for column in columns), strict=True))
+    widths = widths_of([titles, *cells])
+    head = click.style(aligned(titles, widths, right), bold=True)
+    return [*shown.head, head, *(aligned(row, widths, right) for row in cells)]
+
+
+def _redraw(ask: Callable[[], Shown], form: str) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(), auto_refresh=False, vertical_overflow="crop") as live:
+        while True:
+            shown = ask()
+            lines = _lines(shown, _chosen(shown, form)) if shown.names else [*shown.head, shown.nothing]
+            live.update(Text.from_ansi("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
+            if shown.over:
+                return
+            time.sleep(EVERY)
+
+
+def _append(ask: Callable[[], Shown], form: str) -> None:
+    """Rows that say something new, below each other under one head; a column is as wide as what it has shown."""
+    said: dict[str, tuple[str, ...]] = {}
+    titles: list[str] = []
+    widths: list[int] = []
+    while True:
+        shown = ask()
+        columns = {column.title: column for column in shown.columns if column.only in ("", form)}
+        if not titles and shown.names:
+            titles = [column.title for column in _chosen(shown, form)]
+            widths = widths_of([titles, *zip(*(columns[title].cells for title in titles), strict=True)])
+            for line in (*shown.head, aligned(titles, widths, [columns[title].right for title in titles])):
+                click.echo(line)
+        right = [columns[title].right for title in titles]
+        still = [title for title, column in columns.items() if not column.moving]
+        for number, name in enumerate(shown.names):
+            news = tuple(columns[title].cells[number] for title in still)
+            if said.get(name) != news:
+                said[name] = news
+                row = [columns[title].cells[number] for title in titles]
+                widths = widths_of([row], widths)
+                click.echo(aligned(row, widths, right))
+        sys.stdout.flush()
+        if shown.over:
+            return
+        time.sleep(EVERY)

@@ -1,0 +1,147 @@
+"""Everything at a glance, for `poise top`: the fleet, what runs, what waits and why. Pure, and bounded: it is asked for
+every second, so it costs what is shown, and of what is not shown only the counting.
+"""
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import NamedTuple
+
+from poise.kernel.explain import reasons, task_status
+from poise.kernel.ledger import Ledger, NodeState, UnitState
+from poise.model.events import Event, Finished, Placed, Returned
+from poise.model.load import LEVELS, Load
+from poise.model.reports import NodeUse, Overview, TaskUse, UnitWait
+from poise.units import SECOND
+
+SHOWN = 64
+"""Nodes, tasks and waiting units that are told, of each."""
+
+WINDOW = 10 * SECOND
+"""Over which rates are counted."""
+
+
+class Rates(NamedTuple):
+    """Tasks placed, tasks ended and calls returned, per second."""
+
+    starts: float = 0.0
+    ends: float = 0.0
+    returns: float = 0.0
+
+
+def rates(latest_first: Iterable[Event], now: int) -> Rates:
+    """Counted over the window, or from the oldest of these events on if they do not go back so far."""
+    starts = ends = returns = 0
+    since = now
+    for event in latest_first:
+        if event.at < now - WINDOW:
+            since = now - WINDOW
+            break
+        since = event.at
+        match event:
+            case Placed():
+                starts += len(event.spots)
+            case Finished():
+                ends += event.ending.outcome != "returned"
+            case Returned():
+                returns += 1
+    seconds = max(now - since, SECOND) / SECOND
+    return Rates(*(round(count / seconds, 3) for count in (starts, ends, returns)))
+
+
+def overview(
+    ledger: Ledger, now: int, load_of: Callable[[str], Load | None], measured: Rates, *, accepting: bool
+) -> Overview:
+    """As of `now`; `load_of` gives what a node last said of how busy it is."""
+    queue = {priority.name.lower(): count for priority, count in ledger.waiting_by_class().items()}
+    nodes = sorted(ledger.nodes.values(), key=_fullest_first)
+    active = ledger.active_units()
+    running = [
+        _task(ledger, unit, index, now)
+        for unit in islice(active, SHOWN)
+        for index, task in enumerate(unit.tasks)
+        if task.active
+    ]
+    waiting = [_waiting(ledger, unit, now) for unit in ledger.first_waiting(SHOWN)]
+    pending = sum(queue.values())
+    return Overview(
+        policy=ledger.policy,
+        revision=ledger.revision,
+        accepting=accepting,
+        unfinished=ledger.unfinished_jobs(),
+        nodes_up=sum(state.status == "up" for state in nodes),
+        nodes_lost=sum(state.status == "lost" for state in nodes),
+        queue=queue,
+        blocked=max(0, ledger.unfinished_units() - ledger.active() - pending),
+        starts=measured.starts,
+        ends=measured.ends,
+        returns=measured.returns,
+        nodes=tuple(_node(state, load_of(state.node.name)) for state in nodes[:SHOWN]),
+        running=tuple(running[:SHOWN]),
+        waiting=tuple(waiting),
+        more_nodes=max(0, len(nodes) - SHOWN),
+        more_running=max(0, ledger.active_tasks() - min(SHOWN, len(running))),
+        more_waiting=pending - len(waiting),
+    )
+
+
+def _fullest_first(state: NodeState) -> tuple[bool, float, str]:
+    """What is lost before all else."""
+    node = state.node
+    parts = [state.used_cpu / max(1, node.cpu), state.used_memory / max(1, node.memory)]
+    if node.devices:
+        parts.append(_held(state) / len(node.devices))
+    return state.status != "lost", -max(parts), node.name
+
+
+def _held(state: NodeState) -> int:
+    return len(state.devices.keys() | state.shares.keys())
+
+
+def _node(state: NodeState, load: Load | None) -> NodeUse:
+    slots = sum(pool.slots for pool in state.pools.values())
+    return NodeUse(
+        name=state.node.name,
+        status="drained" if state.drained and state.status == "up" else state.status,
+        level=LEVELS[state.level] if load is not None else "",
+        load=load,
+        cpu=state.node.cpu,
+        cpu_used=state.used_cpu,
+        memory=state.node.memory,
+        memory_used=state.used_memory,
+        devices=len(state.node.devices),
+        devices_used=_held(state),
+        running=slots,
+        queued=sum(pool.attempts for pool in state.pools.values()) - slots,
+    )
+
+
+def _task(ledger: Ledger, unit: UnitState, index: int, now: int) -> TaskUse:
+    task, spec = unit.tasks[index], unit.spec.tasks[index]
+    return TaskUse(
+        task=f"{unit.job}.{spec.name}",
+        user=ledger.jobs[unit.job].user,
+        status=task_status(ledger.jobs[unit.job], unit, task),
+        priority=unit.spec.priority.name.lower(),
+        node=task.node,
+        devices=task.devices,
+        cpus=task.cpus,
+        pid=task.pid,
+        run=now - task.started if task.started else 0,
+        expected=unit.expected,
+        command=" ".join(spec.argv)[:200],
+    )
+
+
+def _waiting(ledger: Ledger, unit: UnitState, now: int) -> UnitWait:
+    job = ledger.jobs[unit.job]
+    why = reasons(ledger, job, unit, now)
+    return UnitWait(
+        unit=unit.id,
+        user=job.user,
+        priority=unit.spec.priority.name.lower(),
+        wait=max(0, now - unit.ready),
+        why=why[0].sentence() if why else "",
+    )
+
+
+__all__ = ["SHOWN", "Rates", "overview", "rates"]

@@ -1,0 +1,68 @@
+"""Flags say what a job file says."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import click
+import msgspec
+import pytest
+
+from poise.cli.asking import asked, asking
+from poise.model.spec import JobSpec, ResourcesSpec
+
+IN_FILES_ONLY = {
+    "kind": "a command is a job",
+    "run": "is what the command line ends with",
+    "folder": "is where one types",
+    "tasks": "make a graph",
+    "needs": "makes a graph",
+    "split": "is a mapping; `--parts` cuts evenly",
+    "merge": "is a second command",
+    "artifacts": "are several commands",
+    "work": "is a mapping",
+    "ops": "are told by the fleet file's author, not by who types",
+    "calls": "come from Python",
+}
+
+
+def flags_of(*given: str) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+
+    @click.command()
+    @asking
+    def command(**flags: Any) -> None:
+        told.update(asked(flags, {}))
+
+    command.main(list(given), standalone_mode=False)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "value"),
+    [
+        ("--class resnet", "class", "resnet"),
+        ("--grace 30s", "grace", "30s"),
+        ("--parts 4", "parts", 4),
+        ("--workers 2..8", "workers", "2..8"),
+        ("--weight 2.5", "weight", 2.5),
+        ("--backend cuda", "resources", {"backend": "cuda"}),
+        ("--no-preempt", "preemptible", False),
+    ],
+)
+def test_a_flag_sets_its_field(given: str, field: str, value: object) -> None:
+    assert flags_of(*given.split()) == {field: value}
+
+
+def test_every_field_has_a_flag_or_a_reason() -> None:
+    examples = (
+        "--gpu 1 --gpu-memory 1GiB --gpu-share 0.5 --gpu-kind gpu --gpu-model T4 --backend cuda --precision fp16 "
+        "--network 1Gbit --cpu 1 --memory 1GiB --priority low --deadline 1h --expect 1m --after j1 --class c --parts 2 "
+        "--workers 1 --checkpoint 1m --no-preempt --weight 1 --name n --retries 1 --grace 1s --env A=1"
+    )
+    told = flags_of(*examples.split())
+    set_here = {*told, *told["resources"]}
+
+    def names(of: type) -> Iterable[str]:
+        return (field.encode_name for field in msgspec.structs.fields(of))
+
+    assert {*names(JobSpec), *names(ResourcesSpec)} - set_here == IN_FILES_ONLY.keys()

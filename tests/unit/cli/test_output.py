@@ -1,0 +1,97 @@
+"""One mechanism prints what commands list and show: tables, wide ones, JSON, names, and going on."""
+
+import json
+from collections.abc import Callable
+
+import click
+import pytest
+
+from poise.cli import output
+from poise.cli.group import poise
+from poise.cli.main import COMMANDS, main
+from poise.cli.output import Column, Shown
+
+
+def shown(*rows: tuple[str, str, str], over: bool = False) -> Shown:
+    names, statuses, took = zip(*rows, strict=True) if rows else ((), (), ())
+    columns = [
+        Column("NAME", names),
+        Column("STATUS", statuses, right=True),
+        Column("TOOK", took, moving=True),
+        Column("NOTE", [""] * len(names), bare=True),
+        Column("MORE", took, only="wide"),
+    ]
+    return Shown({"rows": len(rows)}, names, columns, head=["head"], notes=["noted"], nothing="nothing", over=over)
+
+
+@pytest.mark.parametrize(
+    ("form", "out", "err"),
+    [
+        ("table", "head\nNAME  STATUS  TOOK\na         up  1 s\nbb      down  20 s\n", "noted\n"),
+        ("wide", "head\nNAME  STATUS  TOOK  MORE\na         up  1 s   1 s\nbb      down  20 s  20 s\n", "noted\n"),
+        ("name", "a\nbb\n", ""),
+        ("json", '{\n  "rows": 2\n}\n', ""),
+    ],
+)
+def test_the_four_forms(capsys: pytest.CaptureFixture[str], form: str, out: str, err: str) -> None:
+    output.show(lambda: shown(("a", "up", "1 s"), ("bb", "down", "20 s")), form, False)
+    assert capsys.readouterr() == (out, err)
+
+
+def test_an_empty_table_says_so_and_prints_no_head(capsys: pytest.CaptureFixture[str]) -> None:
+    output.show(lambda: Shown([], [], [Column("NAME", [])], nothing="nothing"), "table", False)
+    assert capsys.readouterr() == ("", "nothing\n")
+
+
+def test_watching_appends_rows_that_say_something_new(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "EVERY", 0)
+    frames = iter(
+        [
+            shown(("a", "up", "1 s")),
+            shown(("a", "up", "2 s")),
+            shown(("a", "up", "3 s"), ("bb", "up", "1 s")),
+            shown(("a", "lost", "4 s"), ("bb", "up", "1 s"), over=True),
+        ]
+    )
+    output.show(lambda: next(frames), "table", True)
+    assert capsys.readouterr().out.splitlines() == [
+        "head",
+        "NAME  STATUS  TOOK",
+        "a         up  1 s",
+        "bb        up  1 s",
+        "a       lost  4 s",
+    ]
+
+
+@pytest.mark.parametrize("form", ["json", "name"])
+def test_what_is_one_answer_does_not_go_on(form: str) -> None:
+    with pytest.raises(click.UsageError, match="poise events --follow"):
+        output.show(shown, form, True)
+
+
+@pytest.mark.parametrize("given", ["--json", "-o json", "-ojson", "--output=json", "--output json"])
+def test_errors_are_json_however_it_was_asked_for(capsys: pytest.CaptureFixture[str], given: str) -> None:
+    assert main(["ls", *given.split(), "--no-such-flag"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["error"]["code"] == "E102"
+    assert err == ""
+
+
+def test_two_forms_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", "--json", "-o", "wide"]) == 1
+    assert "exclude each other" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def every_command(check: Callable[[str, click.Command], bool]) -> list[str]:
+    context = click.Context(poise)
+    found = ((name, poise.get_command(context, name)) for name in COMMANDS)
+    return [name for name, command in found if command is not None and not check(name, command)]
+
+
+def test_every_command_prints_json() -> None:
+    def has(_: str, command: click.Command) -> bool:
+        return any("--json" in param.opts for param in command.params)
+
+    assert every_command(has) == []

@@ -1,0 +1,74 @@
+"""Cancelling a job, or some of its tasks."""
+
+from typing import Any
+
+import pytest
+
+from poise.errors import Conflict, NotFound
+from poise.kernel.explain import exit_code
+from poise.model.events import JobCancelled, UnitsCancelled
+from poise.testing import World, replay
+
+CHAIN: dict[str, dict[str, Any]] = {
+    "a": {"run": "true"},
+    "b": {"run": "true", "needs": ["a"]},
+    "c": {"run": "true", "needs": ["b"]},
+    "d": {},
+}
+
+
+def test_a_task_that_waits_never_starts_and_what_needs_it_is_skipped() -> None:
+    world = World().nodes(2).graph("g", tasks=CHAIN).round().cancel("g.b")
+    assert [world.status(f"g.{task}") for task in "abcd"] == ["active", "cancelled", "skipped", "active"]
+    assert world.start("g.a", "g.d").finish("g.a", "g.d").status("g") == "cancelled"
+    assert exit_code(world.state("g")) == 130
+    assert replay(world.log).encode() == world.ledger.encode()
+
+
+def test_a_task_that_runs_is_stopped_and_the_rest_goes_on() -> None:
+    world = World().nodes(2).graph("g", tasks=CHAIN).round().start("g.a", "g.d").cancel("g.a")
+    assert [world.status(f"g.{task}") for task in "abcd"] == ["cancelled", "skipped", "skipped", "active"]
+    assert not world.state("g").ended
+    assert world.finish("g.d").status("g") == "cancelled"
+
+
+def test_a_failure_weighs_more_than_what_was_cancelled() -> None:
+    world = World().nodes(2).graph("g", tasks=CHAIN).round().cancel("g.b")
+    world.start("g.a", "g.d").finish("g.a").finish("g.d", outcome="failed", code=3)
+    assert (world.status("g"), exit_code(world.state("g"))) == ("failed", 3)
+
+
+def test_all_parts_of_a_task_or_one_of_them() -> None:
+    world = World().nodes(1, cpu=1000).graph("g", tasks={"shard": {"run": "true", "parts": 3, "merge": "true"}})
+    world.cancel("g.shard[1]")
+    assert [unit.status for unit in world.state("g").units] == ["pending", "cancelled", "pending", "skipped"]
+    world.cancel("g.shard")
+    assert [unit.status for unit in world.state("g").units] == ["cancelled", "cancelled", "cancelled", "skipped"]
+    assert world.status("g") == "cancelled"
+
+
+def test_one_task_of_a_gang_is_not_cancelled_alone() -> None:
+    world = World().nodes(2).graph("g", tasks={"train": {"run": "true", "workers": 2}}).round()
+    with pytest.raises(Conflict) as refused:
+        world.cancel("g.train[1]")
+    assert refused.value.record.hint == "`poise cancel j1.train`"
+    assert world.cancel("g.train").status("g") == "cancelled"
+
+
+def test_cancelling_is_recorded_once_and_as_it_was_asked() -> None:
+    world = World().nodes(1).graph("g", tasks=CHAIN).cancel("g.b").cancel("g")
+    assert [event for event in world.log if isinstance(event, JobCancelled | UnitsCancelled)] == [
+        UnitsCancelled(at=world.now, job="j1", units=("j1.b",)),
+        JobCancelled(at=world.now, job="j1"),
+    ]
+    for name in ("g", "g.b"):
+        with pytest.raises(Conflict, match="is over already"):
+            world.cancel(name)
+    with pytest.raises(NotFound):
+        world.cancel("g.zzz")
+
+
+def test_what_comes_after_a_job_of_which_a_task_was_cancelled_is_not_run() -> None:
+    world = World().nodes(2).graph("g", tasks=CHAIN).job("after", after=["g"]).round().cancel("g.c")
+    world.start("g.a", "g.d").finish("g.a", "g.d").after("1s").start("g.b").finish("g.b")
+    assert (world.status("g"), world.status("after")) == ("cancelled", "failed")
