@@ -1,6 +1,7 @@
 """Probes, on what drivers and tools really printed, and on everything that may be wrong with them."""
 
 import contextlib
+import json
 import logging
 import sys
 import threading
@@ -162,14 +163,15 @@ def test_ascend_devices_are_read_from_the_table(tool: Callable[[str, str], None]
 
 def test_how_busy_ascend_devices_are(tool: Callable[[str, str], None]) -> None:
     tool("npu-smi", f"cat {RECORDED}/npu-smi-910b4-busy.txt")
-    assert NpuSmi().use([1, 7]) == {1: Use(0, 28045 << 20)}
+    assert NpuSmi().use([1, 7]) == {1: Use(0, 29267 << 20)}
 
 
 def test_each_die_of_a_card_is_a_device_and_no_first_generation(tool: Callable[[str, str], None]) -> None:
     tool("npu-smi", f"cat {RECORDED}/npu-smi-a3.txt")
     assert [(one.index, one.model, one.rates) for one in NpuSmi().find().devices] == [
-        (index, "Ascend910C", {}) for index in range(4)
+        (index, "Ascend910C", {}) for index in range(3)
     ]
+    assert NpuSmi().use([2, 3]) == {2: Use(0, 31877 << 20)}
 
 
 def test_a_chip_that_is_not_well_is_left_out_and_keeps_its_number(tool: Callable[[str, str], None]) -> None:
@@ -221,8 +223,10 @@ def test_the_newer_shape_is_read_too() -> None:
 
 def test_how_busy_amd_devices_are(monkeypatch: pytest.MonkeyPatch) -> None:
     metric = parse_json(recorded("amd-smi-metric.json"))
-    assert uses_of(metric) == {0: Use(420, 14569 << 20)}
-    answers = {"list": recorded("amd-smi-list.json"), "metric": recorded("amd-smi-metric.json")}
+    assert uses_of(metric) == {0: Use(420, 0)}
+    # The recording was asked for `--usage` alone.
+    metric[0]["mem_usage"] = {"total_vram": {"value": 16368, "unit": "MB"}, "used_vram": {"value": 14569, "unit": "MB"}}
+    answers = {"list": recorded("amd-smi-list.json"), "metric": json.dumps(metric)}
     monkeypatch.setattr(amd, "ask", lambda *command: answers[command[1]])
     assert AmdSmi().use([0, 3]) == {0: Use(420, 14569 << 20)}
 
