@@ -15,7 +15,8 @@
         └── Busy              a bounded queue is full; try again
 
 An error carries a stable `code`, one sentence without a final period, the field, what was needed and what there is, and
-a hint that can be typed. `docs/reference/errors.md` is generated from `CODES`.
+a hint that can be typed. What is wrong with one document is told at once: the first error carries the others.
+`docs/reference/errors.md` is generated from `CODES`.
 """
 
 from typing import ClassVar
@@ -52,14 +53,22 @@ CODES = {
 
 
 class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An error as it travels: in HTTP answers, in `--json`, in logs."""
+    """An error as it travels: in HTTP answers, in `--json`, in logs. `at` is the place in a file (`train.yaml:3:7`:
+    line and column), where one is known; `others` are the other errors of the same document.
+    """
 
     code: str
     message: str
     field: str = ""
+    at: str = ""
     need: str = ""
     have: str = ""
     hint: str = ""
+    others: tuple["ErrorRecord", ...] = ()
+
+    def all(self) -> "tuple[ErrorRecord, ...]":
+        """This one and the others."""
+        return (self, *self.others)
 
 
 class PoiseError(Exception):
