@@ -19,6 +19,7 @@ a hint that can be typed. What is wrong with one document is told at once: the f
 `docs/reference/errors.md` is generated from `CODES`.
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import msgspec
@@ -148,6 +149,12 @@ class StoreDamaged(Fault):
 class Busy(Fault):
     status = 503
     default_code = "E205"
+
+
+def placed(record: ErrorRecord, place: Callable[[str], str]) -> ErrorRecord:
+    """The record with the places of its fields, as far as `place` knows them; so with the others."""
+    first, *others = [msgspec.structs.replace(one, at=one.at or place(one.field), others=()) for one in record.all()]
+    return msgspec.structs.replace(first, others=tuple(others))
 
 
 _BY_STATUS: dict[int, type[PoiseError]] = {

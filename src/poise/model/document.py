@@ -80,7 +80,7 @@ class Findings:
             if any(self.doubts(field) for field in (record.field, *beside)):
                 continue
             self._wrong.add(record.field)
-            self._above.update(_above(record.field))
+            self._above.update(above(record.field))
             if len(self._errors) < MAX_TOLD:
                 self._errors.append(msgspec.structs.replace(record, others=()))
             else:
@@ -90,7 +90,7 @@ class Findings:
         """Whether it, something in it, or what it lies in was found to be wrong."""
         if not self._errors:
             return False
-        return field in self._wrong or field in self._above or not self._wrong.isdisjoint(_above(field))
+        return field in self._wrong or field in self._above or not self._wrong.isdisjoint(above(field))
 
     def convert(self, document: Any, kind: type[T], at: str = "") -> T | None:
         """The document as a record, without the fields that are wrong; none where nothing is left to look at."""
@@ -206,8 +206,8 @@ def _in(at: str, name: str) -> str:
     return f"{at}.{name[:80]}" if at else name[:80]
 
 
-def _above(field: str) -> Iterator[str]:
-    """`tasks.a.ops`, `tasks.a` and `tasks` for `tasks.a.ops[0]`."""
+def above(field: str) -> Iterator[str]:
+    """What a field lies in: `tasks.a.ops`, `tasks.a` and `tasks` for `tasks.a.ops[0]`."""
     for end in range(len(field) - 1, 0, -1):
         if field[end] in ".[":
             yield field[:end]

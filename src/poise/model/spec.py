@@ -56,6 +56,8 @@ Command = str | list[str]
 PriorityName = Literal["urgent", "high", "medium", "low"]
 
 MAX_TASKS = 10_000
+"""Tasks of one job: ten times as many take 3 s to take in, which is when a node of this machine counts as lost."""
+
 MAX_CPU = 100_000 * 1000
 MAX_BYTES = 2**50
 MAX_FLOPS = 2**62
