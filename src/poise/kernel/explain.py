@@ -42,6 +42,7 @@ from poise.model.reports import (
     report_of,
 )
 from poise.model.resources import PLENTY, WHOLE
+from poise.model.sweep import values_in
 from poise.model.views import Candidate, Snapshot
 from poise.units import format_bytes, format_duration
 
@@ -149,6 +150,7 @@ def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now:
             for past in task.past
         ),
         result=_result(ending.result),
+        sweep=values_in(spec.env),
         artifact=unit.spec.artifact_of(unit.variant) if unit.epoch else "",
     )
 

@@ -481,7 +481,7 @@ def _workers(workers: int | str | WorkersSpec, field: str) -> tuple[int, int]:
     elif isinstance(workers, int):
         least = most = workers
     else:
-        match = re.fullmatch(r"\s*(\d{1,6})(?:\s*\.\.\s*(\d{1,6}))?\s*", workers)
+        match = re.fullmatch(r"\s*([0-9]{1,6})(?:\s*\.\.\s*([0-9]{1,6}))?\s*", workers)
         if match is None:
             raise SpecError(
                 "the number of workers cannot be read", code="E103", field=field, need="2 or 2..8", have=workers[:80]
@@ -948,7 +948,7 @@ def _deadline(value: Quantity | None, field: str, wall: float) -> int:
     """Nanoseconds from submission, from `30m` or `2026-12-01T12:00:00+01:00`; 0 for none."""
     if value is None:
         return 0
-    if isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\d", value):
+    if isinstance(value, str) and re.match(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", value):
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:

@@ -1,0 +1,33 @@
+"""`poise schema`."""
+
+import click
+
+from poise.cli.render import print_json, print_table
+from poise.errors import NotFound
+from poise.model.document import near
+
+
+@click.command()
+@click.option("--list", "listing", is_flag=True, help="Name the kinds of files instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value, with --list too.")
+@click.argument("kind", required=False, metavar="[KIND]")
+def schema(kind: str | None, listing: bool, as_json: bool) -> int:
+    """Print the JSON Schema of the files of a KIND: job (and graph), fleet or policy.
+
+    Editors complete and check files by it. Nothing needs to be running.
+    """
+    from poise.drivers.schemas import FILES, schema_of
+
+    if listing or kind is None:
+        if as_json:
+            print_json(FILES)
+        else:
+            print_table(("KIND", "FILES"), FILES.items())
+        return 0
+    wanted = "job" if kind == "graph" else kind
+    if wanted not in FILES:
+        known = ", ".join(FILES)
+        hint = near(kind, FILES) or "`poise schema --list`"
+        raise NotFound(f"there is no kind of file `{kind}`", field="KIND", need=known, have=kind, hint=hint)
+    print_json(schema_of(wanted))
+    return 0
