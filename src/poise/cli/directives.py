@@ -13,6 +13,7 @@ are not obeyed; what they would be here is told.
 import re
 import shlex
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,9 +26,9 @@ from poise.cli.render import say
 from poise.cli.slurm import of_slurm
 from poise.config import MAX_BODY
 from poise.drivers.yamlfile import Place, parse_yaml
-from poise.errors import ErrorRecord, SpecError
+from poise.errors import ErrorRecord, SpecError, placed
 from poise.model.document import above, near
-from poise.model.spec import JobSpec, ResourcesSpec
+from poise.model.spec import JobSpec, ResourcesSpec, compile_spec
 from poise.units import format_bytes
 
 _FLAGS = {
@@ -78,18 +79,28 @@ def read_script(path: Path, environ: dict[str, str], own: dict[str, Any]) -> Scr
     wrong: list[ErrorRecord] = []
     directives = list(_directives(path, lines, code, wrong))
     spec, at = _fields(path, directives, environ, wrong)
-    if wrong:
-        error = SpecError(wrong[0].message)
-        error.record = msgspec.structs.replace(wrong[0], others=tuple(wrong[1:]))
-        raise error
+
+    def place(field: str) -> str:
+        return next((at[one] for one in (field, *above(field)) if one in at), "")
+
     asks = merged(spec, own)
+    if wrong:
+        try:
+            compile_spec(asks | {"run": "true"}, wall=time.time())  # for what else is wrong
+        except SpecError as error:
+            wrong += placed(error.record, place).all()
+        refused = SpecError(wrong[0].message)
+        refused.record = msgspec.structs.replace(
+            wrong[0], others=tuple(msgspec.structs.replace(one, others=()) for one in wrong[1:])
+        )
+        raise refused
     told = of_slurm(lines[:code], asks.keys() | asks.get("resources", {}).keys())
     if told:
         say(f"poise: {told}")
     return Script(
         _command(path, lines),
         spec,
-        lambda field: next((at[one] for one in (field, *above(field)) if one in at), ""),
+        place,
     )
 
 

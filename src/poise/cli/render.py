@@ -38,7 +38,7 @@ def show_error(error: PoiseError, *, as_json: bool) -> None:
 
 def _error_lines(record: ErrorRecord) -> Iterator[str]:
     yield f"{click.style(f'error[{record.code}]', fg='red', bold=True)}: {record.message}"
-    where = f"{record.field} ({record.at})" if record.at else record.field
+    where = f"{record.field} ({record.at})" if record.field and record.at else record.field or record.at
     for name, value in (("where", where), ("need", record.need), ("have", record.have)):
         if value:
             yield f"  {name:<7} {value}"

@@ -38,7 +38,13 @@ _TIME_UNIT = "(?:[nN][sS]|[uU][sS]|[mM][sS]|[sS]|[mM]|[mM][iI][nN]|[hH]|[dD])"
 
 
 def _quantity(pattern: str, *examples: str) -> Schema:
-    return {"type": ["string", "number"], "pattern": f"^\\s*{pattern}\\s*$", "minimum": 0, "examples": list(examples)}
+    return {
+        "type": ["string", "number"],
+        "pattern": rf"^\s*{pattern}\s*$",
+        "patternErrorMessage": f"a quantity such as {' or '.join(examples)}",  # for editors that know it
+        "minimum": 0,
+        "examples": list(examples),
+    }
 
 
 _DURATION = _quantity(rf"(?:{_NUMBER}|(?:{_NUMBER}\s*{_TIME_UNIT}\s*)+)", "90s", "30m", "1h30m")
@@ -395,7 +401,9 @@ def _field(name: str, form: Schema) -> Schema:
         name = name.replace("found.", "device.")
     taken = _FORMS.get(name, {})
     if taken.keys() & {"type", "anyOf", "enum", "const"}:
-        form = {key: value for key, value in form.items() if key in ("default", "description")}
+        form = {key: value for key, value in form.items() if key == "default"}
+    if not form.get("default", True) and not isinstance(form["default"], bool | int | float):
+        del form["default"]  # nothing, which an editor need not offer
     return {"description": MEANING[name]} | form | taken
 
 

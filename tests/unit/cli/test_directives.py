@@ -75,7 +75,7 @@ def test_every_mistake_is_told_with_its_line(tmp_path: Path) -> None:
     records = refused(
         tmp_path,
         "#!/bin/sh",
-        "#POISE gpus=1 priorty=high",
+        "#POISE gpus=1 priorty=high grace=soon",
         '#POISE name="a',
         "#POISE no_preempt=yes cpu",
         "#POISE name=a name=b",
@@ -85,7 +85,9 @@ def test_every_mistake_is_told_with_its_line(tmp_path: Path) -> None:
         "echo",
         "#POISE gpu=2",
     )
-    assert [record.at.rpartition(":")[2] for record in records] == ["3", "6", "10", "2", "2", "4", "4", "5", "7", "8"]
+    assert [record.at.rpartition(":")[2] for record in records] == [
+        "3", "6", "10", "2", "2", "4", "4", "5", "7", "8", "2"
+    ]  # fmt: skip
     hints = {record.at.rpartition(":")[2]: record.hint for record in records}
     assert hints["6"] == "#POISE memory=1GiB"
     assert hints["10"] == "move it up, above line 9"
