@@ -26,7 +26,7 @@ from poise.cli.render import say
 from poise.cli.slurm import of_slurm
 from poise.config import MAX_BODY
 from poise.drivers.yamlfile import Place, parse_yaml
-from poise.errors import ErrorRecord, SpecError, placed
+from poise.errors import ErrorRecord, SpecError, placed, together
 from poise.model.document import above, near
 from poise.model.spec import JobSpec, ResourcesSpec, compile_spec
 from poise.units import format_bytes
@@ -89,11 +89,7 @@ def read_script(path: Path, environ: dict[str, str], own: dict[str, Any]) -> Scr
             compile_spec(asks | {"run": "true"}, wall=time.time())  # for what else is wrong
         except SpecError as error:
             wrong += placed(error.record, place).all()
-        refused = SpecError(wrong[0].message)
-        refused.record = msgspec.structs.replace(
-            wrong[0], others=tuple(msgspec.structs.replace(one, others=()) for one in wrong[1:])
-        )
-        raise refused
+        raise together([msgspec.structs.replace(one, others=()) for one in wrong])
     told = of_slurm(lines[:code], asks.keys() | asks.get("resources", {}).keys())
     if told:
         say(f"poise: {told}")

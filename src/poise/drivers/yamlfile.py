@@ -17,7 +17,7 @@ import msgspec
 import yaml
 
 from poise.config import MAX_BODY
-from poise.errors import ErrorRecord, PoiseError, SpecError, placed
+from poise.errors import ErrorRecord, PoiseError, SpecError, placed, together
 from poise.model.document import above
 from poise.units import format_bytes
 
@@ -148,10 +148,7 @@ def parse_yaml(text: str, name: str) -> Any:
             f"this is not YAML that can be read: {error}", code="E101", field=name, hint="run: echo hello"
         ) from None
     if loader.found:
-        first, *others = [msgspec.structs.replace(of, field=f"{name}{of.field}") for of in loader.found]
-        wrong = SpecError(first.message)
-        wrong.record = msgspec.structs.replace(first, others=tuple(others))
-        raise wrong
+        raise together([msgspec.structs.replace(of, field=f"{name}{of.field}") for of in loader.found])
     return document
 
 

@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import inspect
 
-from poise.errors import ErrorRecord, SpecError
+from poise.errors import ErrorRecord, SpecError, together
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -109,15 +109,13 @@ class Findings:
         """Raise one SpecError with everything that was found; what has no hint is given the `example` of its field."""
         if not self._errors:
             return
-        first, *others = [
+        told = [
             record if record.hint else msgspec.structs.replace(record, hint=example(record.field))
             for record in self._errors
         ]
         if self._more:
-            others.append(ErrorRecord(code="E102", message=f"and {self._more} more errors", hint="mend these first"))
-        error = SpecError(first.message)
-        error.record = msgspec.structs.replace(first, others=tuple(others))
-        raise error
+            told.append(ErrorRecord(code="E102", message=f"and {self._more} more errors", hint="mend these first"))
+        raise together(told)
 
     def _right(self, value: Any, kind: inspect.Type, at: str, words: tuple[str, ...]) -> Any:
         """The value without what is wrong in it, or `_WRONG`. `words` are those that the field takes, in our order."""
