@@ -1,6 +1,7 @@
 """Of the parts of a task so many run at once; the next one has its turn when one has ended."""
 
-from poise.testing import World
+from poise.kernel.ledger import Ledger
+from poise.testing import World, replay
 
 
 def running(world: World) -> list[int]:
@@ -42,3 +43,10 @@ def test_what_follows_a_failure_is_skipped_whole() -> None:
     world = World().nodes(1, cpu=8).job("first").job("j", parts=4, at_most=1, after=["first"]).round()
     world.finish("first.main", outcome="failed").round()
     assert [world.status(f"j.main[{part}]") for part in range(4)] == ["skipped"] * 4
+
+
+def test_turns_survive_a_restart() -> None:
+    world = World().nodes(1, cpu=8).job("j", parts=6, at_most=2).round().finish("j.main[0]").round()
+    state = world.ledger.encode()
+    assert replay(world.log).encode() == state
+    assert Ledger.decode(state).jobs["j1"].turns == {"main": 1}
