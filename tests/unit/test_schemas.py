@@ -13,6 +13,7 @@ import pytest
 from poise.drivers.schemas import FILES, schema_of
 from poise.drivers.yamlfile import load_yaml, parse_yaml
 from poise.errors import SpecError
+from poise.model.devicefile import compile_devices
 from poise.model.fleetfile import compile_fleet
 from poise.model.spec import compile_spec
 from poise.policy.recipe import compile_recipe
@@ -35,7 +36,12 @@ def compile_job(document: Any) -> object:
     return compile_spec(document, wall=1_700_000_000.0)
 
 
-COMPILE: dict[str, Callable[[Any], object]] = {"job": compile_job, "fleet": compile_fleet, "policy": compile_recipe}
+COMPILE: dict[str, Callable[[Any], object]] = {
+    "job": compile_job,
+    "fleet": compile_fleet,
+    "policy": compile_recipe,
+    "devices": compile_devices,
+}
 
 
 def kind_of(document: Any) -> str:
@@ -74,6 +80,13 @@ MORE: dict[str, list[Any]] = {
                     "links": [{"a": 0, "b": 1, "latency": "1us"}],
                 }
             },
+        }
+    ],
+    "devices": [
+        {
+            "kind": "devices",
+            "devices": [{"index": 0, "memory": "20GB", "price": 0.6}, {"type": "GPU", "rates": {"fp16": "1 TFLOPS"}}],
+            "processor": {"compute_power": "2 TFLOPS", "bandwidth": "200GB/s"},
         }
     ],
     "policy": [

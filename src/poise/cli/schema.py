@@ -12,7 +12,7 @@ from poise.model.document import near
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value, with --list too.")
 @click.argument("kind", required=False, metavar="[KIND]")
 def schema(kind: str | None, listing: bool, as_json: bool) -> int:
-    """Print the JSON Schema of the files of a KIND: job (and graph), fleet or policy.
+    """Print the JSON Schema of the files of a KIND: job (and graph), fleet, policy or devices.
 
     Editors complete and check files by it. Nothing needs to be running.
     """

@@ -340,7 +340,7 @@ def processor_figures(spec: ProcessorSpec | None, at: str, found: Findings) -> d
     known: dict[str, Any] = {"model": spec.model} if spec.model else {}
     if rates := _declared_rates(spec.compute_power, spec.rates, at, found):
         known["rates"] = rates
-    if spec.bandwidth:
+    if spec.bandwidth is not None:
         known["bandwidth"] = found.get(0, _bytes_rate, spec.bandwidth, f"{at}.bandwidth")
     return known
 
