@@ -280,6 +280,8 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], found: Findi
 
 def _serves(top: JobSpec, found: Findings) -> bool:
     """Workers that serve calls are parts of one command: each is placed by itself, and takes what calls there are."""
+    if not top.calls:
+        return False
     given = {
         "kind": top.kind == "graph",
         "workers": top.workers != 1,
@@ -288,11 +290,11 @@ def _serves(top: JobSpec, found: Findings) -> bool:
         "sweep": top.sweep is not None,
         "at_most": top.at_most != 0,
     }
-    for wrong in (name for name, is_given in given.items() if top.calls and is_given):
+    for wrong in (name for name, is_given in given.items() if is_given):
         what = "what serves calls is one command, in as many `parts` as may run at once"
         hint = "calls: true, parts: 4"
         found.add(SpecError(what, code="E105", field=wrong, have="calls: true", hint=hint), "calls")
-    return top.calls
+    return True
 
 
 _EXAMPLES = {
@@ -604,7 +606,8 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
     field = f"{at}." if at else ""
     artifact, argv, shape, variants = _artifacts(spec, field, found)
     _, most, parts, _ = size
-    found.get(None, check_text, spec.class_, f"{field}class", most=128)
+    if spec.class_:
+        found.get(None, check_text, spec.class_, f"{field}class", most=128)
     if parts and most > 1:
         error = SpecError("a task is a gang or cut by data, not both", field=f"{field}parts", hint="drop `workers`")
         found.add(error, f"{field}workers")
@@ -626,7 +629,9 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         shape=shape,
         needs=tuple(spec.needs),
         priority=Priority[(spec.priority or inherited.priority).upper()],
-        deadline=found.get(0, _deadline, spec.deadline, f"{field}deadline", inherited.wall),
+        deadline=0
+        if spec.deadline is None
+        else found.get(0, _deadline, spec.deadline, f"{field}deadline", inherited.wall),
         expect=found.get(0, _duration, spec.expect, f"{field}expect") if spec.expect is not None else 0,
         retry=RETRY if spec.retry is None else _retry(spec.retry, f"{field}retry", found),
         kind=kind,
@@ -638,7 +643,7 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         checkpoint=checkpoint,
         restore=restore,
         preemptible=spec.preemptible,
-        weight=found.get(WEIGHT, _weight, spec.weight, f"{field}weight"),
+        weight=WEIGHT if spec.weight == 1 else found.get(WEIGHT, _weight, spec.weight, f"{field}weight"),
     )
     if parts:
         merge = found.get((), _command, spec.merge, f"{field}merge") if spec.merge is not None else ()
