@@ -33,7 +33,7 @@ from poise.config import Home
 from poise.control.api import make_app
 from poise.control.guard import PUBLIC
 from poise.drivers.schemas import FILES, schema_of
-from poise.model import jobs
+from poise.model import jobs, spec
 from poise.model.catalogue import CATALOGUE, TERA, device_of, per_watt
 from poise.model.fleetfile import PRECISIONS
 from poise.policy.feasible import FALLBACKS

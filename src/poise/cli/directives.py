@@ -65,9 +65,7 @@ class _Directive(NamedTuple):
 
 def no_flags() -> dict[str, Any]:
     """What flags are where none is given."""
-    return {
-        flag.name or "": () if flag.multiple else False if flag.is_flag else None for flag in _FLAGS.values()
-    }
+    return {flag.name or "": () if flag.multiple else False if flag.is_flag else None for flag in _FLAGS.values()}
 
 
 def read_script(path: Path, environ: dict[str, str], own: dict[str, Any]) -> Script:

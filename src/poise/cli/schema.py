@@ -2,16 +2,18 @@
 
 import click
 
-from poise.cli.render import print_json, print_table
+from poise.cli import output
+from poise.cli.output import Column, Shown
+from poise.cli.render import print_json
 from poise.errors import NotFound
 from poise.model.document import near
 
 
 @click.command()
 @click.option("--list", "listing", is_flag=True, help="Name the kinds of files instead.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value, with --list too.")
+@output.forms(*output.ROWS)
 @click.argument("kind", required=False, metavar="[KIND]")
-def schema(kind: str | None, listing: bool, as_json: bool) -> int:
+def schema(kind: str | None, listing: bool, form: str) -> int:
     """Print the JSON Schema of the files of a KIND: job (and graph), fleet, policy or devices.
 
     Editors complete and check files by it. Nothing needs to be running.
@@ -19,11 +21,8 @@ def schema(kind: str | None, listing: bool, as_json: bool) -> int:
     from poise.drivers.schemas import FILES, schema_of
 
     if listing or kind is None:
-        if as_json:
-            print_json(FILES)
-        else:
-            print_table(("KIND", "FILES"), FILES.items())
-        return 0
+        columns = [Column("KIND", list(FILES)), Column("FILES", list(FILES.values()))]
+        return output.show(lambda: Shown(FILES, list(FILES), columns), form, False)
     wanted = "job" if kind == "graph" else kind
     if wanted not in FILES:
         known = ", ".join(FILES)
