@@ -4,8 +4,8 @@
     python docs/generate.py --check    say which pages are out of date, and end with 1 if any is
     python docs/generate.py --numbers  copy the measured figures of .bench/results.json into docs/numbers.md
 
-Commands come from click, errors from `errors.CODES` and its tree, fields from the JSON Schema of `JobSpec`, routes from
-the OpenAPI document. Only what a field *means* is written here, in `MEANING`; a field without a meaning is an error.
+Commands come from click, errors from `errors.CODES` and its tree, fields from the JSON Schemas of the files, routes
+from the OpenAPI document.
 """
 
 import argparse
@@ -17,12 +17,12 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, cast, get_args
 from unittest.mock import Mock
 
 import click
-import msgspec
 
 import poise as poise_package
 from poise import errors
@@ -32,9 +32,10 @@ from poise.cli.main import COMMANDS, GIVES_CHILD_CODE, OWN_FAILURE
 from poise.config import Home
 from poise.control.api import make_app
 from poise.control.guard import PUBLIC
-from poise.model import devicefile, fleetfile, jobs, spec
+from poise.drivers.schemas import FILES, schema_of
+from poise.model import jobs, spec
 from poise.model.catalogue import CATALOGUE, TERA, device_of, per_watt
-from poise.policy import recipe
+from poise.model.fleetfile import PRECISIONS
 from poise.policy.feasible import FALLBACKS
 from poise.policy.suites import POLICIES
 
@@ -54,111 +55,6 @@ RESULTS = ROOT / ".bench" / "results.json"
 NUMBERS = ROOT / "docs" / "numbers.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 HEADER = "<!-- Made by docs/generate.py. Change the code, then run `make docs`. -->\n\n"
-
-MEANING = {
-    "kind": "`job` is one command; `graph` is a mapping of `tasks`.",
-    "name": "Unique among unfinished jobs. Commands take it in place of the id.",
-    "folder": "Where commands run. Relative to the file's folder; that folder itself by default.",
-    "after": "Ids or names of jobs that must be done first. If one fails, this job is skipped.",
-    "tasks": "The tasks of a graph, by name.",
-    "calls": "Serve calls of functions: the `parts` are workers that are started as calls come. Made by `poise.task`.",
-    "run": "A list is executed as it is; a text goes through `/bin/sh -c`.",
-    "needs": "Tasks of the same graph that must be done first.",
-    "resources": "What one task takes while it runs. See below.",
-    "env": "Environment variables. `null` takes the value from whoever submits.",
-    "priority": "Class of the task. In a graph, the job's class holds where a task names none. `medium` by default.",
-    "deadline": "A time from submission (`30m`) or a moment with its zone (`2026-12-01T12:00:00Z`).",
-    "expect": "How long it should run, until finished runs of its class say more. Of an elastic gang: with its least "
-    "workers. It says nothing of the `merge`.",
-    "workers": "A gang: this many tasks, started together or not at all. `2..8` or `{min: 2, max: 8}` is elastic: it "
-    "starts with the least or more, and is made larger or smaller at a checkpoint.",
-    "parts": "Cut by data: this many tasks, each told its `POISE_PART` of `POISE_PARTS`.",
-    "split": "Cut by data: as many tasks as the items make parts. See below.",
-    "merge": "A command that runs once every part is done, with the same resources. What needs this task waits for the "
-    "merge, and a deadline holds for both. How long it runs is learned; to say more of it, make it a task of a graph.",
-    "retry": "When to try again. See below.",
-    "grace": "Time between SIGTERM and SIGKILL when the task is stopped.",
-    "class": "Tasks of one class share what is learned of their run times.",
-    "artifacts": "The same work built for several backends, by name (`cuda`, `rocm`, `cann`, `cpu`), instead of `run`. "
-    "The one that is foreseen to be done first is started.",
-    "work": "What one task has to do, for an estimate before anything was measured. See below.",
-    "checkpoint": "How often the command saves its state, or a mapping. What yields loses what came since.",
-    "preemptible": "Whether it may be asked to yield to more urgent work. `true` by default.",
-    "weight": "Its business weight, for policies that look at it.",
-    "resources.cpu": "CPUs: `2`, `0.5` or `500m`. Whole CPUs are bound to cores of their own.",
-    "resources.memory": "Reserved and limited: `8GiB`. 0 reserves nothing and limits nothing.",
-    "resources.gpu": "Devices.",
-    "resources.gpu_memory": "Memory that each of these devices must have; of a share, what it takes. A device of 80 GB "
-    "has `80GB`, and not `80GiB`.",
-    "resources.gpu_share": "The part of each device's compute, up to 0.8, so that others can share it; 1 is a device "
-    "of its own.",
-    "resources.gpu_kind": "`gpu`, `npu`, or as the fleet calls it.",
-    "resources.gpu_model": "Any of these models will do; `A100` is every A100.",
-    "resources.backend": "What the command was built for: `cuda`, `rocm`, `cann`. Only such devices will do.",
-    "resources.precision": "What it would compute in. Devices that lack it do with the next wider one, as below.",
-    "resources.ops": "Operators that the device must support.",
-    "resources.network": "Bandwidth of the node's network that is reserved: `10Gbit`.",
-    "workers.min": "It starts with so many tasks or more.",
-    "workers.max": "So many it can use.",
-    "split.items": "How many there are. Each part is told its own: from `POISE_ITEMS_FROM` up to `POISE_ITEMS_TO`.",
-    "split.size": "Items in a part. `auto`: at most 10, fewer the busier and the less even the fleet is, and fewer "
-    "still if a deadline asks for it.",
-    "split.min": "The least that `auto` makes of it.",
-    "split.max": "The most that `auto` makes of it.",
-    "artifact.run": "As of a task.",
-    "artifact.resources": "Instead of the task's.",
-    "work.flops": "Floating-point operations: `2 PFLOP`.",
-    "work.bytes": "Bytes of device memory that it moves.",
-    "work.input": "Bytes of input.",
-    "work.model": "Bytes of its model.",
-    "checkpoint.every": "How often its state is saved.",
-    "checkpoint.restore": "How long it takes to go on from it.",
-    "fleet.kind": "`fleet`.",
-    "fleet.name": "What it is called.",
-    "fleet.nodes": "By name.",
-    "fleet.throughputs": "Samples per second of a class of work, by class and device model (`cpu` for no device).",
-    "node.cpu": "CPUs that are placed; commands share what the machine has.",
-    "node.memory": "Memory that is placed.",
-    "node.count": "So many nodes alike, named with a number.",
-    "node.network": "Bandwidth.",
-    "node.latency": "To the rest of the fleet.",
-    "node.zone": "Gangs keep to one zone where they can.",
-    "node.rack": "And in a zone to one rack.",
-    "node.labels": "Any texts.",
-    "node.processor": "What its CPUs can do.",
-    "node.devices": "Its accelerators.",
-    "node.links": "How its devices are connected: one mapping for every pair, or a list.",
-    "processor.model": "What it is called.",
-    "processor.compute_power": "Its rate in fp32: `2 TFLOPS`.",
-    "processor.rates": "By precision.",
-    "processor.bandwidth": "Of its memory.",
-    "device.model": "One that the catalogue knows (`H100`, `A100-80`, …) or any other name.",
-    "device.count": "So many.",
-    "device.kind": "`gpu` by default, or the catalogue's.",
-    "device.type": "Another spelling of `kind`.",
-    "device.backend": "`cuda`, `rocm`, `cann`, …",
-    "device.memory": "Of each.",
-    "device.compute_power": "Its rate in fp32: `20 TFLOPS`.",
-    "device.rates": "By precision: `{fp16: 300 TFLOPS}`.",
-    "device.bandwidth": "Of its memory.",
-    "device.supported_ops": "Only these operators; any, unless given.",
-    "device.power": "At full load: `300W`.",
-    "device.price": "Of an hour.",
-    "device.index": "The device with this number; `model` is then what it is to be called. Without it, `model` and "
-    "`kind` tell which devices are meant, and none means all.",
-    "devices.kind": "`devices`.",
-    "devices.devices": "What is said of devices that are found here.",
-    "devices.processor": "What its CPUs can do.",
-    "device.socket": "The socket it is attached to.",
-    "link.a": "A device's number; without `a` and `b`, every pair.",
-    "link.b": "The other's.",
-    "link.kind": "`nvlink`, `pcie`, …",
-    "link.bandwidth": "Of the link.",
-    "link.latency": "Of the link.",
-    "retry.limit": "Tries after the first one, 0 to 1000.",
-    "retry.backoff": "Pause before the second try; it doubles with each one, up to a minute.",
-    "retry.when": "Outcomes after which to try again. `lost` is tried again without a pause.",
-}
 
 
 def main() -> int:
@@ -188,14 +84,11 @@ def pages() -> Iterator[tuple[Path, str]]:
         "python.md": python,
         "exit-codes.md": exit_codes,
         "job-file.md": job_file,
-        "job.schema.json": job_schema,
         "fleet-file.md": fleet_file,
-        "fleet.schema.json": fleet_schema,
-        "policy.schema.json": policy_schema,
         "devices.md": devices,
-        "devices.schema.json": devices_schema,
         "api.md": routes,
     }
+    makers |= {f"{kind}.schema.json": partial(file_schema, kind) for kind in FILES}
     for name, make in makers.items():
         yield REFERENCE / name, make()
     yield ROOT / "src" / "poise" / "cli" / FLAGS.name, flags()
@@ -295,7 +188,8 @@ def error_codes() -> str:
         "",
         "An error has a code that does not change, one sentence, and, where they help, the place (`where`), what was",
         'needed, what there is, and a hint that can be typed. With `--json` it is `{"error": {…}}` on stdout; the',
-        "API answers with the same record.",
+        "API answers with the same record. Of a file everything that is wrong is told at once: the first error holds",
+        "the `others`. On the command line `at` is the place in the file (`train.yaml:3:7`: line and column).",
         "",
         "`E1…` is about what was asked for: exit code 1. `E2…` is about Poise or its machine: exit code 2 (`E204`: 1).",
         "",
@@ -412,46 +306,14 @@ def _outcomes() -> list[tuple[str, str]]:
 # --- the job file ----------------------------------------------------------------------------------------------------
 
 
-def job_schema() -> str:
-    return _schema(spec.JobSpec, "A Poise job file")
-
-
-def fleet_schema() -> str:
-    """With the shapes of what the records leave open, since a node's mistakes are told by the node's name."""
-    schema = json.loads(_schema(fleetfile.FleetSpec, "A Poise fleet file"))
-    records = (fleetfile.NodeSpec, fleetfile.ProcessorSpec, fleetfile.DeviceSpec, fleetfile.LinkSpec)
-    _, shapes = msgspec.json.schema_components(records, ref_template="#/$defs/{name}")
-    definitions = schema["$defs"] | shapes
-
-    def either(name: str) -> dict[str, Any]:
-        return {"$ref": f"#/$defs/{name}"}
-
-    definitions["FleetSpec"]["properties"]["nodes"]["additionalProperties"] = either("NodeSpec")
-    node = definitions["NodeSpec"]["properties"]
-    node["processor"] |= {"anyOf": [either("ProcessorSpec"), {"type": "null"}]}
-    node["devices"]["items"] = either("DeviceSpec")
-    links = [either("LinkSpec"), {"type": "array", "items": either("LinkSpec")}, {"type": "null"}]
-    node["links"] |= {"anyOf": links}
-    schema["$defs"] = definitions
-    return json.dumps(_sorted_enums(schema), indent=2, ensure_ascii=False) + "\n"
-
-
-def devices_schema() -> str:
-    schema = json.loads(_schema(devicefile.DevicesSpec, "A Poise file of devices"))
-    records = (devicefile.FoundSpec, fleetfile.ProcessorSpec)
-    _, shapes = msgspec.json.schema_components(records, ref_template="#/$defs/{name}")
-    shapes["FoundSpec"]["properties"].pop("count")  # devices are found, not made
-    properties = schema["$defs"]["DevicesSpec"]["properties"]
-    properties["devices"]["items"] = {"$ref": "#/$defs/FoundSpec"}
-    properties["processor"] = {"anyOf": [{"$ref": "#/$defs/ProcessorSpec"}, {"type": "null"}], "default": None}
-    schema["$defs"] |= shapes
-    return json.dumps(_sorted_enums(schema), indent=2, ensure_ascii=False) + "\n"
+def file_schema(kind: str) -> str:
+    return json.dumps(schema_of(kind), indent=2, ensure_ascii=False) + "\n"
 
 
 def devices() -> str:
     """The catalogue, and every field of `devices.yaml`."""
-    precisions = fleetfile.PRECISIONS
-    definitions = json.loads(devices_schema())["$defs"]
+    schema = schema_of("devices")
+    found = {name: field for name, field in schema["$defs"]["FoundSpec"]["properties"].items() if name != "count"}
     rows = []
     for entry in CATALOGUE:
         watt = per_watt(device_of(entry.name, 0, memory=entry.memory)).get("fp16")
@@ -462,7 +324,7 @@ def devices() -> str:
                 f"`{entry.backend}`",
                 f"{entry.memory / 10**9:.4g} GB" if entry.memory else "",
                 f"{entry.bandwidth // 10**9} GB/s" if entry.bandwidth else "",
-                *(f"{entry.rates[name] / TERA:g}" if name in entry.rates else "" for name in precisions),
+                *(f"{entry.rates[name] / TERA:g}" if name in entry.rates else "" for name in PRECISIONS),
                 f"{entry.power // 1000} W" if entry.power else "",
                 f"{watt / TERA:.2f}" if watt else "",
             )
@@ -481,7 +343,7 @@ def devices() -> str:
         "No maker publishes which operators a device supports: it is taken to support all, unless it is declared.",
         "",
         *_table(
-            ("model", "kind", "backend", "memory", "bandwidth", *precisions, "power", "per watt"),
+            ("model", "kind", "backend", "memory", "bandwidth", *PRECISIONS, "power", "per watt"),
             rows,
         ),
         "",
@@ -497,43 +359,23 @@ def devices() -> str:
         "A file of this name in the home says what a person knows of the devices of this machine. It completes what is",
         "found and makes no devices. The JSON Schema is in [`devices.schema.json`](devices.schema.json).",
         "",
-        *_fields(definitions["DevicesSpec"]["properties"], "devices."),
+        *_fields(schema["properties"]),
         "",
         "### An entry of `devices`",
         "",
-        *_fields(definitions["FoundSpec"]["properties"], "device."),
+        *_fields(found),
         "",
         "### `processor`",
         "",
-        *_fields(definitions["ProcessorSpec"]["properties"], "processor."),
+        *_fields(schema["$defs"]["ProcessorSpec"]["properties"]),
     ]
     return HEADER + "\n".join(lines) + "\n"
 
 
-def policy_schema() -> str:
-    """With the shapes of what the record leaves open."""
-    schema = json.loads(_schema(recipe.PolicySpec, "A Poise policy file"))
-    _, shapes = msgspec.json.schema_components((recipe.PreemptSpec, recipe.TriggersSpec), ref_template="#/$defs/{name}")
-    schema["$defs"] |= shapes
-    properties = schema["$defs"]["PolicySpec"]["properties"]
-    properties["preempt"] |= {"anyOf": [{"$ref": "#/$defs/PreemptSpec"}, {"type": "null"}]}
-    properties["triggers"] |= {"$ref": "#/$defs/TriggersSpec"}
-    for name in ("order", "score"):
-        weights = {"type": "object", "additionalProperties": {"type": "number"}}
-        properties[name] = {"anyOf": [{"type": "string"}, weights]} if name == "order" else weights
-    return json.dumps(_sorted_enums(schema), indent=2, ensure_ascii=False) + "\n"
-
-
-def _schema(kind: type[msgspec.Struct], title: str) -> str:
-    schema = msgspec.json.schema(kind)
-    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    schema["title"] = title
-    return json.dumps(_sorted_enums(schema), indent=2, ensure_ascii=False) + "\n"
-
-
 def fleet_file() -> str:
     """Every field of a fleet file, from the JSON Schema."""
-    definitions = json.loads(fleet_schema())["$defs"]
+    schema = schema_of("fleet")
+    definitions = schema["$defs"]
     lines = [
         "# Fleet file",
         "",
@@ -544,30 +386,25 @@ def fleet_file() -> str:
         "",
         "## The file",
         "",
-        *_fields(definitions["FleetSpec"]["properties"], "fleet."),
+        *_fields(schema["properties"]),
         "",
     ]
-    for title, kind, prefix in (
-        ("A node", "NodeSpec", "node"),
-        ("`processor`", "ProcessorSpec", "processor"),
-        ("An entry of `devices`", "DeviceSpec", "device"),
-        ("An entry of `links`", "LinkSpec", "link"),
+    for title, kind in (
+        ("A node", "NodeSpec"),
+        ("`processor`", "ProcessorSpec"),
+        ("An entry of `devices`", "DeviceSpec"),
+        ("An entry of `links`", "LinkSpec"),
     ):
-        lines += [f"## {title}", "", *_fields(definitions[kind]["properties"], f"{prefix}."), ""]
+        lines += [f"## {title}", "", *_fields(definitions[kind]["properties"]), ""]
     return HEADER + "\n".join(lines)
-
-
-def _sorted_enums(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: sorted(item) if key == "enum" else _sorted_enums(item) for key, item in value.items()}
-    return [_sorted_enums(item) for item in value] if isinstance(value, list) else value
 
 
 def job_file() -> str:
     """Every field of a file, from the JSON Schema."""
-    definitions = json.loads(job_schema())["$defs"]
+    schema = schema_of("job")
+    definitions = schema["$defs"]
     task = definitions["TaskSpec"]["properties"]
-    whole = {name: field for name, field in definitions["JobSpec"]["properties"].items() if name not in task}
+    whole = {name: field for name, field in schema["properties"].items() if name not in task}
     lines = [
         "# Job file",
         "",
@@ -580,18 +417,18 @@ def job_file() -> str:
         "",
         "## A whole job",
         "",
-        *_fields(whole, ""),
+        *_fields(whole),
         "",
         "A job also has the fields of a task. In a graph, those of its fields that a task can inherit are `priority`,",
         "`deadline` and `env`.",
         "",
         "## A task",
         "",
-        *_fields(task, ""),
+        *_fields(task),
         "",
         "## `resources`",
         "",
-        *_fields(definitions["ResourcesSpec"]["properties"], "resources."),
+        *_fields(definitions["ResourcesSpec"]["properties"]),
         "",
         "A device does work of a `precision` that it lacks in the first of these that it has; one that has none of",
         "them is not chosen. A device of which no rates are known is taken to have all.",
@@ -602,18 +439,33 @@ def job_file() -> str:
         "",
         "## `retry`",
         "",
-        *_fields(definitions["RetrySpec"]["properties"], "retry."),
+        *_fields(definitions["RetrySpec"]["properties"]),
         "",
         *itertools.chain.from_iterable(
-            (f"## `{name}` as a mapping", "", *_fields(definitions[kind]["properties"], f"{prefix}."), "")
-            for name, kind, prefix in (
-                ("split", "SplitSpec", "split"),
-                ("workers", "WorkersSpec", "workers"),
-                ("artifacts.NAME", "ArtifactSpec", "artifact"),
-                ("work", "WorkSpec", "work"),
-                ("checkpoint", "CheckpointSpec", "checkpoint"),
+            (f"## `{name}` as a mapping", "", *_fields(definitions[kind]["properties"]), "")
+            for name, kind in (
+                ("split", "SplitSpec"),
+                ("workers", "WorkersSpec"),
+                ("artifacts.NAME", "ArtifactSpec"),
+                ("work", "WorkSpec"),
+                ("checkpoint", "CheckpointSpec"),
             )
         ),
+        "## `sweep`",
+        "",
+        *_table(
+            ("form", "tries"),
+            [
+                ("`{lr: [0.1, 0.01], seed: 1..5}`", "Every `lr` with every `seed`: ten tasks."),
+                ("`{seed: 0..99:2}`", "0, 2, 4 … 98. Both ends belong to a range."),
+                ("`{zip: {lr: [0.1, 0.01], steps: [100, 1000]}}`", "The first with the first, and so on: two."),
+                ("`[{lr: 0.1, seed: 1}, {lr: 0.01, seed: 7}]`", "These, as listed."),
+            ],
+        ),
+        "",
+        "In a `run` that is a list, `${lr}` or `{lr}` is replaced by the value; in a text it is a variable that the",
+        "shell looks up. A name has small letters, digits and `_`.",
+        "",
         "`expect` and `work` of a task with a `split` are those of all its items.",
         "",
         "## Quantities",
@@ -644,6 +496,7 @@ def job_file() -> str:
                 ("`POISE_RANK`, `POISE_WORLD_SIZE`", "In a gang. Also as `RANK`, `WORLD_SIZE`, with `LOCAL_RANK=0`."),
                 ("`POISE_GANG_DIR`", "In a gang: a folder that its tasks share for this epoch."),
                 ("`POISE_PART`, `POISE_PARTS`", "In a task that is cut by data."),
+                ("`POISE_SWEEP_LR` and its like", "In a task with a `sweep`: the value that it tries of each name."),
                 ("`POISE_ITEMS_FROM`, `POISE_ITEMS_TO`", "In a task with a `split`: its items, the last one excluded."),
                 ("`CUDA_VISIBLE_DEVICES` and its like", "Only the devices that the task was given; empty for none."),
             ],
@@ -652,19 +505,20 @@ def job_file() -> str:
     return HEADER + "\n".join(lines) + "\n"
 
 
-def _fields(properties: dict[str, Any], prefix: str) -> list[str]:
+def _fields(properties: dict[str, Any]) -> list[str]:
     rows = []
     for name, field in properties.items():
-        meaning = MEANING.get(prefix + name)
-        if meaning is None:
-            raise SystemExit(f"docs/generate.py: `MEANING` says nothing about the field `{prefix}{name}`")
         default = json.dumps(field["default"]) if field.get("default") not in (None, "", [], {}) else ""
-        rows.append((f"`{name}`", _type(field), f"`{default}`" if default else "", meaning))
+        rows.append((f"`{name}`", _type(field), f"`{default}`" if default else "", field["description"]))
     return _table(("field", "type", "default", "meaning"), rows)
 
 
 def _type(field: dict[str, Any]) -> str:
     """A JSON Schema type in words."""
+    if "const" in field:
+        return f"`{field['const']}`"
+    if isinstance(field.get("type"), list):
+        return "quantity" if "pattern" in field else "text or number"
     if "anyOf" in field or "oneOf" in field:
         words = [_type(one) for one in field.get("anyOf") or field["oneOf"] if one.get("type") != "null"]
         if {"text", "whole number", "number"} == set(words):
@@ -677,7 +531,8 @@ def _type(field: dict[str, Any]) -> str:
     if field.get("type") == "array":
         return f"list of {_type(field['items'])}" if field.get("items") else "list"
     if field.get("type") == "object":
-        return f"mapping to {_type(field['additionalProperties'])}" if field.get("additionalProperties") else "mapping"
+        inner = field.get("additionalProperties") or {}
+        return f"mapping to {_type(inner)}" if inner and "anyOf" not in inner else "mapping"
     words_of = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
     return words_of.get(field.get("type", ""), "anything")
 

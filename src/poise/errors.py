@@ -15,9 +15,11 @@
         └── Busy              a bounded queue is full; try again
 
 An error carries a stable `code`, one sentence without a final period, the field, what was needed and what there is, and
-a hint that can be typed. `docs/reference/errors.md` is generated from `CODES`.
+a hint that can be typed. What is wrong with one document is told at once: the first error carries the others.
+`docs/reference/errors.md` is generated from `CODES`.
 """
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import msgspec
@@ -52,14 +54,22 @@ CODES = {
 
 
 class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An error as it travels: in HTTP answers, in `--json`, in logs."""
+    """An error as it travels: in HTTP answers, in `--json`, in logs. `at` is the place in a file (`train.yaml:3:7`:
+    line and column), where one is known; `others` are the other errors of the same document.
+    """
 
     code: str
     message: str
     field: str = ""
+    at: str = ""
     need: str = ""
     have: str = ""
     hint: str = ""
+    others: tuple["ErrorRecord", ...] = ()
+
+    def all(self) -> "tuple[ErrorRecord, ...]":
+        """This one and the others."""
+        return (self, *self.others)
 
 
 class PoiseError(Exception):
@@ -76,9 +86,25 @@ class PoiseError(Exception):
         self.record = ErrorRecord(
             code=code or self.default_code, message=message, field=field, need=need, have=have, hint=hint
         )
-        for name, text in (("where", field), ("need", need), ("have", have), ("hint", hint)):
-            if text:  # tracebacks of programs show notes; the command line and the API draw the record
-                self.add_note(f"{name}: {text}")
+
+    @property
+    def record(self) -> ErrorRecord:
+        return self._record
+
+    @record.setter
+    def record(self, record: ErrorRecord) -> None:
+        """Tracebacks of programs show notes; the command line and the API draw the record."""
+        self._record = record
+        self.__notes__ = [note for one in record.all() for note in _notes(one, first=one is record)]
+
+
+def _notes(record: ErrorRecord, *, first: bool) -> Iterator[str]:
+    if not first:
+        yield f"also: {record.message}"
+    where = f"{record.field} ({record.at})" if record.field and record.at else record.field or record.at
+    for name, text in (("where", where), ("need", record.need), ("have", record.have), ("hint", record.hint)):
+        if text:
+            yield f"{name}: {text}"
 
 
 class InputError(PoiseError):
@@ -139,6 +165,19 @@ class StoreDamaged(Fault):
 class Busy(Fault):
     status = 503
     default_code = "E205"
+
+
+def together(records: Sequence[ErrorRecord]) -> SpecError:
+    """One error with everything that is wrong with a document; none of the records has others."""
+    error = SpecError(records[0].message)
+    error.record = msgspec.structs.replace(records[0], others=tuple(records[1:]))
+    return error
+
+
+def placed(record: ErrorRecord, place: Callable[[str], str]) -> ErrorRecord:
+    """The record with the places of its fields, as far as `place` knows them; so with the others."""
+    first, *others = [msgspec.structs.replace(one, at=one.at or place(one.field), others=()) for one in record.all()]
+    return msgspec.structs.replace(first, others=tuple(others))
 
 
 _BY_STATUS: dict[int, type[PoiseError]] = {

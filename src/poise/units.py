@@ -38,6 +38,7 @@ _NUMBER_UNIT = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([a-zA-Z]*)")  
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15, "e": 10**18}
 _RATE = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([kKMGTP]?)(bit|b|B|Byte|bps)(?:/s|ps)?\s*")
 _FLOPS = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?(?:e[0-9]{1,2})?)\s*(?:([kKMGTPE]?)(?:FLOPS?|OPS?)(?:/s)?)?\s*")
+_SHARE = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(%?)\s*")
 _MAX = 2**62  # room to add two quantities and stay inside 64 bits
 
 
@@ -157,12 +158,13 @@ def parse_share(text: str | int | float) -> int:
     >>> parse_share("90%"), parse_share(0.25)
     (900, 250)
     """
-    try:
-        value = Decimal(text.strip().removesuffix("%")) if isinstance(text, str) else Decimal(str(text))
-    except ArithmeticError:
-        raise ValueError(f"a share such as `90%` or `0.9`, not `{_short(str(text))}`") from None
-    if isinstance(text, str) and text.strip().endswith("%"):
-        value /= 100
+    if isinstance(text, str):
+        match = _SHARE.fullmatch(text)
+        if match is None:
+            raise ValueError(f"a share such as `90%` or `0.9`, not `{_short(text)}`")
+        value = Decimal(match[1]) / (100 if match[2] else 1)
+    else:
+        value = Decimal(str(text))
     if value.is_nan() or not 0 <= value <= 1:
         raise ValueError(f"a share from 0 to 1 such as `90%`, not `{_short(str(text))}`")
     return int(value * 1000)

@@ -180,7 +180,9 @@ def test_the_document_describes_every_route_in_full(document: Any) -> None:
             written = {parameter["name"] for parameter in operation.get("parameters", []) if parameter["in"] == "path"}
             assert written == set(re.findall(r"{(\w+)}", path))
     assert len(names) == sum(map(len, document["paths"].values()))
-    assert set(schemas["ErrorRecord"]["properties"]) == {"code", "message", "field", "need", "have", "hint"}
+    assert set(schemas["ErrorRecord"]["properties"]) == {
+        "code", "message", "field", "at", "need", "have", "hint", "others"
+    }  # fmt: skip
     assert not [ref for ref in _references(document) if ref.removeprefix("#/components/schemas/") not in schemas]
 
 

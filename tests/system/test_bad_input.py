@@ -97,6 +97,48 @@ def test_refused_with_code_field_and_hint(caller: Caller, what: str) -> None:
     assert f"error[{code}]: " in caller.living.poise("submit", path).err
 
 
+def test_everything_wrong_with_a_file_is_told_at_once(caller: Caller) -> None:
+    text = "rn: x\npriority: hihg\nresources: {gpus: 1, memory: lots}\n"
+    path = caller.living.file("wrong.yaml", text)
+    fields = {"rn": "1:1", "priority": "2:1", "resources.gpus": "3:13", "resources.memory": "3:22"}
+    for verb in ("submit", "plan"):
+        error = caller.living.poise(verb, path, "--json").error
+        told = [error, *error["others"]]
+        assert {one["field"]: one["at"].rpartition("wrong.yaml:")[2] for one in told} == fields
+        assert all(one["hint"] for one in told)
+    answered = caller.submit({"rn": "x", "priority": "hihg", "resources": {"gpus": 1, "memory": "lots"}}).error
+    assert {one["field"] for one in (answered, *answered["others"])} == fields.keys()
+    shown = caller.living.poise("submit", path).err
+    assert shown.index("wrong.yaml:1:1") < shown.index("wrong.yaml:3:22")
+    assert shown.endswith("4 errors\n")
+
+
+def test_a_script_with_directives(caller: Caller) -> None:
+    lines = '#!/bin/sh\n#POISE cpu=0.1 env=WHO=me\n#SBATCH --mem=1G\necho "$WHO $1"\n'
+    script = caller.living.file("script.sh", lines)
+    done = caller.living.poise("run", script, "twice")
+    assert (done.code, done.out) == (0, b"me twice\n")
+    assert "`#POISE memory=1GiB`" in done.err
+    wrong = caller.living.poise("run", caller.living.file("wrong.sh", "#POISE cpu=many\n"), "--json")
+    assert (wrong.code, caller.living.poise("submit", caller.living.file("late.sh", "echo\n#POISE gpu=1\n")).code) == (
+        125,
+        1,
+    )
+
+
+def test_a_sweep_shows_the_results_by_what_was_tried(caller: Caller) -> None:
+    sweep = ("--sweep", "lr=0.1,0.01", "--sweep", "seed=1..2", "--at-most", "2", "--cpu", "0.1")
+    command = ("--", "sh", "-c", "echo {lr}{seed} > $POISE_RESULT")
+    job = caller.living.poise("submit", *sweep, *command).text.strip()
+    assert caller.living.poise("wait", job).code == 0
+    tasks = caller.living.poise("show", job, "--json").value["tasks"]
+    assert [(task["sweep"], task["result"]) for task in tasks] == [
+        ({"lr": lr, "seed": seed}, float(f"{lr}{seed}")) for lr in ("0.1", "0.01") for seed in ("1", "2")
+    ]
+    shown = caller.living.poise("show", job).text
+    assert "LR" in shown and "0.012" in shown
+
+
 def test_a_cycle_is_named_from_end_to_end(caller: Caller) -> None:
     error = caller.submit(BAD["a cycle"][0]).error
     named = error["message"].split(": ", 1)[1]

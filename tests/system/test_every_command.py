@@ -37,6 +37,7 @@ WORKS = {
     "quota": "quota --json",
     "events": "events --json",
     "completion": "completion --json bash",
+    "schema": "schema --json job",
 }
 LONG = {"demo"}
 """Takes minutes, and has tests of its own."""

@@ -1,7 +1,7 @@
 import pytest
 
 from poise import errors
-from poise.errors import CODES, ErrorRecord, PoiseError, from_record
+from poise.errors import CODES, ErrorRecord, PoiseError, from_record, together
 
 
 def _kinds(kind: type[PoiseError]) -> list[type[PoiseError]]:
@@ -20,6 +20,16 @@ def test_an_error_survives_its_journey(kind: type[PoiseError]) -> None:
     sent = kind("it is so", field="tasks.a.run", need="more", have="less", hint="try")
     received = from_record(sent.record, kind.status)
     assert (received.record, received.exit_code) == (sent.record, kind.exit_code)
+
+
+def test_a_traceback_shows_everything_that_is_wrong() -> None:
+    first = ErrorRecord(code="E102", message="it is so", field="run", hint="run: x")
+    second = ErrorRecord(code="E103", message="too much", field="cpu", at="job.yaml:3:7", need="less")
+    assert together([first, second]).__notes__ == [
+        "where: run", "hint: run: x", "also: too much", "where: cpu (job.yaml:3:7)", "need: less",
+    ]  # fmt: skip
+    received = from_record(together([first, second]).record, 422)
+    assert received.__notes__ == together([first, second]).__notes__
 
 
 def test_an_unknown_answer_is_the_callers_fault_below_500_and_ours_above() -> None:

@@ -1,9 +1,12 @@
-"""Flags by which a command says what it needs, shared by `run` and `submit`."""
+"""Flags by which a command says what it needs, shared by `run`, `submit` and `plan`."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from poise.errors import SpecError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -29,6 +32,14 @@ _FLAGS = [
     click.option("--class", "kind", metavar="NAME", help="Work of one class shares what is learned of its run times."),
     click.option("--workers", metavar="N", help="A gang of N tasks that start together; 2..8: elastic."),
     click.option("--parts", metavar="N", help="Cut by data: N tasks, each told its POISE_PART of POISE_PARTS."),
+    click.option(
+        "--sweep",
+        metavar="NAME=VALUES",
+        multiple=True,
+        help="A task for each of these values, `0.1,0.01` or `1..5`, which stand for {NAME} in the command. "
+        "Repeated: for each combination.",
+    ),
+    click.option("--at-most", metavar="N", help="Of the parts, or of the tasks of a sweep, so many run at once."),
     click.option("--checkpoint", metavar="TIME", help="How often the work saves itself: what yielding would cost."),
     click.option("--no-preempt", is_flag=True, help="Never ask it to yield."),
     click.option("--weight", metavar="N", help="Business weight, for policies that look at it. [default: 1]"),
@@ -48,6 +59,14 @@ def asking(function: Function) -> Function:
     return function
 
 
+SCRIPTS = (".sh", ".bash", ".py")
+
+
+def is_script(name: str) -> bool:
+    """Whether it names a script, which is read for directives: by its ending, and only a file that is there."""
+    return name.endswith(SCRIPTS) and Path(name).is_file()
+
+
 def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
     """The fields of a job that the flags set. Quantities stay as written: one place reads them, with one error."""
     spec: dict[str, Any] = {}
@@ -65,9 +84,11 @@ def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
     for field in ("priority", "deadline", "expect", "checkpoint", "name", "grace"):
         if flags[field] is not None:
             spec[field] = flags[field]
-    for field in ("workers", "parts", "weight"):
+    for field in ("workers", "parts", "at_most", "weight"):
         if flags[field] is not None:
             spec[field] = _number(flags[field])
+    if flags["sweep"]:
+        spec["sweep"] = _sweep(flags["sweep"])
     if flags["kind"] is not None:
         spec["class"] = flags["kind"]
     if flags["no_preempt"]:
@@ -80,6 +101,30 @@ def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
         pairs = [one.partition("=") for one in flags["env"]]
         spec["env"] = {name: value if equals else environ.get(name) for name, equals, value in pairs}
     return spec
+
+
+def merged(spec: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """A job with the fields of `own` in place of its own; resources and variables are replaced one by one."""
+    both = {
+        name: spec[name] | own[name]
+        for name in ("env", "resources")
+        if isinstance(spec.get(name), dict) and isinstance(own.get(name), dict)
+    }
+    return spec | own | both
+
+
+def _sweep(given: tuple[str, ...]) -> dict[str, Any]:
+    """`lr=0.1,0.01` is a list, `seed=1..5` a range."""
+    made: dict[str, Any] = {}
+    for one in given:
+        name, equals, values = one.partition("=")
+        words = values.split(",")
+        if not equals or name in made or (len(words) > 1 and any(".." in word for word in words)):
+            what = "a name is swept twice" if name in made else "the values of a sweep cannot be read"
+            need = "NAME=0.1,0.01 or NAME=1..5"
+            raise SpecError(what, field="--sweep", need=need, have=one, hint="--sweep lr=0.1,0.01 --sweep seed=1..5")
+        made[name] = values if ".." in values else words
+    return made
 
 
 def _number(text: str) -> int | float | str:

@@ -13,6 +13,7 @@ from poise.cli.submit import asked_for
 from poise.client import current_home
 from poise.config import Home
 from poise.control.start import connected, running, supervised, user_name
+from poise.drivers.yamlfile import located
 from poise.model.decisions import Reason, Spot
 from poise.model.reports import (
     Explanation,
@@ -80,23 +81,24 @@ def why_not(job: str, node: str, form: str) -> int:
 @asking
 @click.option("--all", "everything", is_flag=True, help="Name every node and unit, as `-o wide` does.")
 @forms("table", "wide", "json")
-@click.argument("source", nargs=-1, required=True, metavar="FILE.yaml | -- COMMAND...")
+@click.argument("source", nargs=-1, required=True, metavar="FILE.yaml | SCRIPT | -- COMMAND...")
 def plan(source: tuple[str, ...], everything: bool, form: str, **flags: Any) -> int:
-    """Tell what would happen if FILE.yaml, or a command after `--`, were submitted now.
+    """Tell what would happen if FILE.yaml, a SCRIPT, or a command after `--`, were submitted now.
 
     The scheduler itself decides, and nothing changes: what goes where and why, who would be asked to yield, what would
     wait and for what. `poise submit --if-revision N` then submits it only if nothing has happened meanwhile.
     """
-    spec = asked_for(source, flags)
+    spec, place = asked_for(source, flags)
     home = current_home()
     everything = everything or form == "wide"
     up = _is_up(home)
-    if up:
-        told = connected(home).plan(spec, user=user_name(), everything=everything)
-    else:
-        from poise.cli import offline
+    with located(place):
+        if up:
+            told = connected(home).plan(spec, user=user_name(), everything=everything)
+        else:
+            from poise.cli import offline
 
-        told = offline.plan(home, spec, user=user_name(), everything=everything)
+            told = offline.plan(home, spec, user=user_name(), everything=everything)
     if form == "json":
         print_json(told)
         return 0

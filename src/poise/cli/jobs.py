@@ -1,7 +1,8 @@
 """`poise ls`, `show`, `wait` and `cancel`."""
 
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -97,6 +98,7 @@ def _job_shown(report: JobReport) -> Shown:
         [task.task for task in tasks],
         [
             Column("TASK", [task.name for task in tasks]),
+            *_sweep(tasks),
             Column("STATUS", [_status(task) for task in tasks]),
             Column("PRIORITY", [task.priority for task in tasks]),
             Column("NODE", [task.node or "-" for task in tasks]),
@@ -121,6 +123,16 @@ def _job_shown(report: JobReport) -> Shown:
         notes=[note for task in tasks for note in _notes(task)],
         over=report.exit_code is not None,
     )
+
+
+def _sweep(tasks: Sequence[TaskReport]) -> Iterator[Column]:
+    """Of a sweep: what each task tries, and what came of it."""
+    names = list(dict.fromkeys(name for task in tasks for name in task.sweep))
+    for name in names:
+        yield Column(name.upper(), [task.sweep.get(name, "-") for task in tasks])
+    if names:
+        results = (json.dumps(task.result, ensure_ascii=False) if task.result is not None else "-" for task in tasks)
+        yield Column("RESULT", [shorten(result, 60) for result in results])
 
 
 def _notes(task: TaskReport) -> Iterator[str]:

@@ -49,10 +49,11 @@ def nodes(fleet_file: Path | None, form: str, watch: bool) -> int:
 
 def read_fleet(path: Path) -> "DeclaredFleet":
     """Compile a fleet file. Raises `SpecError`."""
-    from poise.drivers.yamlfile import load_kind
+    from poise.drivers.yamlfile import load_kind, located, place_in_file
     from poise.model.fleetfile import compile_fleet
 
-    return compile_fleet(load_kind(path, "fleet"))
+    with located(place_in_file(path)):
+        return compile_fleet(load_kind(path, "fleet"))
 
 
 def declared_fleet(home: Home) -> "DeclaredFleet | None":

@@ -2,12 +2,12 @@
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import click
 
-from poise.errors import PoiseError
+from poise.errors import ErrorRecord, PoiseError
 
 STATUS_STYLE = {
     "done": "green",
@@ -25,20 +25,32 @@ LOGGED = "poise: no control plane is running; this is what the log says"
 
 
 def show_error(error: PoiseError, *, as_json: bool) -> None:
-    """One error: JSON on stdout when asked, text on stderr always readable."""
-    record = error.record
+    """An error, and the others of the same document: JSON on stdout when asked, text on stderr always readable."""
     if as_json:
-        print_json({"error": record})
+        print_json({"error": error.record})
         return
-    lines = [f"{click.style(f'error[{record.code}]', fg='red', bold=True)}: {record.message}"]
-    lines += [
-        f"  {name:<7} {value}"
-        for name, value in (("where", record.field), ("need", record.need), ("have", record.have))
-        if value
-    ]
+    records = error.record.all()
+    texts = ["\n".join(_error_lines(record)) for record in sorted(records, key=_line_of)]
+    if len(records) > 1:
+        texts.append(f"{len(records)} errors")
+    click.echo("\n\n".join(texts), err=True)
+
+
+def _error_lines(record: ErrorRecord) -> Iterator[str]:
+    yield f"{click.style(f'error[{record.code}]', fg='red', bold=True)}: {record.message}"
+    where = f"{record.field} ({record.at})" if record.field and record.at else record.field or record.at
+    for name, value in (("where", where), ("need", record.need), ("have", record.have)):
+        if value:
+            yield f"  {name:<7} {value}"
     if record.hint:
-        lines += ["", f"{click.style('hint', fg='cyan')}: {record.hint}"]
-    click.echo("\n".join(lines), err=True)
+        yield ""
+        yield f"{click.style('hint', fg='cyan')}: {record.hint}"
+
+
+def _line_of(record: ErrorRecord) -> tuple[bool, list[int]]:
+    """The order of the file; what has no place in it comes last."""
+    numbers = [int(part) for part in record.at.rsplit(":", 2)[1:] if part.isdigit()]
+    return not numbers, numbers
 
 
 def print_json(value: Any) -> None:

@@ -6,17 +6,18 @@ import secrets
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from poise.cli.asking import asked, asking
+from poise.cli.asking import asked, asking, is_script, merged
 from poise.cli.render import print_json, say, tell
 from poise.client import Client, current_home
 from poise.config import Home
 from poise.control.start import ensure_up, kept_environment, user_name
-from poise.errors import PoiseError, Unreachable
+from poise.errors import PoiseError, Unreachable, placed
 from poise.model.reports import LogEnd, LogPiece
 
 SAY_WHY_AFTER = 1.5
@@ -31,17 +32,21 @@ def run(command: tuple[str, ...], as_json: bool, **flags: Any) -> int:
     """Run COMMAND when there is room, stream what it writes, and end with its exit code.
 
     Nothing needs to be started first. The command runs in this folder and keeps PATH, HOME, VIRTUAL_ENV, CONDA_* and
-    LANG; pass on more with --env NAME. Ctrl-C cancels it. 125 means that Poise itself failed.
+    LANG; pass on more with --env NAME. Ctrl-C cancels it. 125 means that Poise itself failed. A script (.sh, .bash,
+    .py) says what it needs in `#POISE` lines at its head.
     """
     environ = dict(os.environ)
-    spec = asked(flags, environ)
-    spec["run"] = list(command)
+    spec, place = _asked_for(command, asked(flags, environ), environ)
     spec["folder"] = str(Path.cwd())
     spec["env"] = kept_environment() | spec.get("env", {})
     spec.setdefault("retry", {"limit": 3, "when": ["lost"]})
     home = current_home()
     with _Interrupts(home) as interrupts:
-        client, job = _submit(home, spec, user_name())
+        try:
+            client, job = _submit(home, spec, user_name())
+        except PoiseError as error:
+            error.record = placed(error.record, place)
+            raise
         interrupts.job_is(job)
         over = threading.Event()
         telling = threading.Thread(target=_say_why, args=(home, job, over), daemon=True)
@@ -65,6 +70,18 @@ def run(command: tuple[str, ...], as_json: bool, **flags: Any) -> int:
             if task.outcome not in ("", "done", "failed") or task.note:
                 say(f"poise: {task.task} {task.outcome}{f': {task.note}' if task.note else ''}")
     return code
+
+
+def _asked_for(
+    command: tuple[str, ...], own: dict[str, Any], environ: dict[str, str]
+) -> tuple[dict[str, Any], Callable[[str], str]]:
+    """The job of a command, or of a script with directives, and where its fields were written."""
+    if not is_script(command[0]):
+        return own | {"run": list(command)}, lambda field: ""
+    from poise.cli.directives import read_script
+
+    script = read_script(Path(command[0]), environ, own)
+    return merged(script.spec, own) | {"run": [*script.command, *command[1:]]}, script.place
 
 
 def _submit(home: Home, spec: dict[str, Any], user: str) -> tuple[Client, str]:

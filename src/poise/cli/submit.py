@@ -1,17 +1,19 @@
-"""`poise submit FILE.yaml` and `poise submit -- COMMAND`."""
+"""`poise submit FILE.yaml`, `poise submit SCRIPT` and `poise submit -- COMMAND`."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
-from poise.cli.asking import asked, asking
+from poise.cli.asking import asked, asking, is_script, merged
 from poise.cli.render import print_json, say, tell
 from poise.client import current_home
 from poise.control.start import connected, user_name
-from poise.drivers.yamlfile import load_kind
+from poise.drivers.yamlfile import Place, load_kind, located, place_in_file
 from poise.errors import SpecError
+from poise.model.document import above
 
 
 @click.command(context_settings={"allow_interspersed_args": True})
@@ -23,15 +25,17 @@ from poise.errors import SpecError
     help="Only if nothing has happened since revision N, which `poise plan` told.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-@click.argument("source", nargs=-1, required=True, metavar="FILE.yaml | -- COMMAND...")
+@click.argument("source", nargs=-1, required=True, metavar="FILE.yaml | SCRIPT | -- COMMAND...")
 def submit(source: tuple[str, ...], if_revision: int | None, as_json: bool, **flags: Any) -> int:
-    """Submit a job or graph from FILE.yaml, or a command after `--`, print its id, and return.
+    """Submit a job or graph from FILE.yaml, a SCRIPT (.sh, .bash, .py), or a command after `--`, print its id, and
+    return.
 
     Only what is declared reaches the command: an environment variable with the value `null` is taken from here. Paths
-    are relative to the file's folder. Flags override the file.
+    are relative to the file's folder. A script says what it needs in `#POISE` lines at its head. Flags override both.
     """
-    spec = asked_for(source, flags)
-    job = connected(current_home()).submit(spec, user=user_name(), say=tell, if_revision=if_revision)
+    spec, place = asked_for(source, flags)
+    with located(place):
+        job = connected(current_home()).submit(spec, user=user_name(), say=tell, if_revision=if_revision)
     if as_json:
         print_json({"job": job})
     else:
@@ -40,16 +44,39 @@ def submit(source: tuple[str, ...], if_revision: int | None, as_json: bool, **fl
     return 0
 
 
-def asked_for(source: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
-    """The job that a file or a command, and flags, ask for."""
+class Asked(NamedTuple):
+    """A job as it is asked for, and where its fields were written."""
+
+    spec: dict[str, Any]
+    place: Place
+
+
+def asked_for(source: Sequence[str], flags: dict[str, Any]) -> Asked:
+    """The job that a file, a script or a command, and flags, ask for."""
     environ = dict(os.environ)
     own = asked(flags, environ)
     if len(source) == 1 and source[0].endswith((".yaml", ".yml")):
-        spec = read_spec(Path(source[0]), environ)
-        return spec | own | {"env": spec.get("env", {}) | own.get("env", {})}
+        path = Path(source[0])
+        return Asked(merged(read_spec(path, environ), own), _but_for(own, place_in_file(path)))
+    if is_script(source[0]):
+        from poise.cli.directives import read_script
+
+        script = read_script(Path(source[0]), environ, own)
+        spec = merged(script.spec, own) | {"run": [*script.command, *source[1:]], "folder": str(Path.cwd())}
+        return Asked(spec, _but_for(own, script.place))
     if len(source) == 1 and Path(source[0]).is_file() and not os.access(source[0], os.X_OK):
-        raise SpecError("a file to submit ends in .yaml", field=source[0], hint=f"`poise submit {source[0]}.yaml`")
-    return own | {"run": list(source), "folder": str(Path.cwd())}
+        what = "a file to submit ends in .yaml, .sh, .bash or .py"
+        raise SpecError(what, field=source[0], hint=f"`poise submit {source[0]}.yaml`")
+    return Asked(own | {"run": list(source), "folder": str(Path.cwd())}, lambda field: "")
+
+
+def _but_for(own: dict[str, Any], place: Place) -> Place:
+    """Where a field was written, unless a flag says it instead."""
+    inner = ("env", "resources")
+    said = {f"{name}.{one}" for name in inner for one in own.get(name, {})} | {
+        name for name in own if name not in inner
+    }
+    return lambda field: "" if not said.isdisjoint((field, *above(field))) else place(field)
 
 
 def read_spec(path: Path, environ: dict[str, str]) -> dict[str, Any]:

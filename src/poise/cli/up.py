@@ -169,10 +169,11 @@ def _settle_policy(home: Home, policy: str) -> tuple[str, str]:
     import msgspec
 
     from poise.drivers.plugins import choose, choose_document, is_file
-    from poise.drivers.yamlfile import load_kind
+    from poise.drivers.yamlfile import load_kind, located, place_in_file
 
     document = load_kind(Path(policy), "policy") if is_file(policy) else None
-    choice = choose_document(document) if is_file(policy) else choose(policy)
+    with located(place_in_file(Path(policy))):
+        choice = choose_document(document) if is_file(policy) else choose(policy)
     if choice.foreign:
         from poise.control.decider import try_out
 

@@ -189,7 +189,8 @@ def devices(home: Home, node: Node) -> Iterator[Check]:
         try:
             unused = declared_devices(home).unused(node.devices)
         except PoiseError as error:
-            yield Check("devices.yaml", "fail", f"{error} ({error.record.field})", error.record.hint)
+            for one in error.record.all():
+                yield Check("devices.yaml", "fail", f"{one.message} ({one.field})", one.hint)
         else:
             if unused:
                 yield Check(

@@ -81,10 +81,11 @@ def declared_devices(home: Home) -> Declared:
     """What `devices.yaml` of a home says; nothing where there is none. Raises `SpecError`."""
     if not home.devices.exists():
         return Declared()
-    from poise.drivers.yamlfile import load_yaml
+    from poise.drivers.yamlfile import load_yaml, located, place_in_file
 
     try:
-        return compile_devices(load_yaml(home.devices))
+        with located(place_in_file(home.devices)):
+            return compile_devices(load_yaml(home.devices))
     except SpecError as error:  # nobody has just named the file
         error.record = msgspec.structs.replace(error.record, message=f"`{home.devices.name}`: {error}")
         raise

@@ -24,10 +24,10 @@ import numpy as np
 from poise.drivers.views import Unsound, check_plan, decode_plan, encode_plan
 from poise.drivers.yamlfile import load_yaml
 from poise.errors import SpecError
+from poise.model.document import near
 from poise.model.fleet import Fleet
 from poise.model.profiles import DEFAULT_RUN, Estimate
 from poise.model.resources import Device, Node, Shape
-from poise.model.spec import near
 from poise.model.views import Candidate, Snapshot
 from poise.policy.rank import RANK_TERMS, RankTerm
 from poise.policy.recipe import Recipe, compile_recipe, digest_of

@@ -2,26 +2,40 @@
 
 Refused: a file over the size limit before it is read, nesting over a depth, more nodes than a job could need (which
 catches aliases that multiply), a key given twice. `yes`, `no`, `on`, `off` and `12:30` are texts, as in YAML 1.2.
+
+    with located(place_in_file(path)):
+        compile_fleet(load_kind(path, "fleet"))      # errors tell line and column of their fields
 """
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import yaml
 
 from poise.config import MAX_BODY
-from poise.errors import SpecError
+from poise.errors import ErrorRecord, PoiseError, SpecError, placed, together
+from poise.model.document import above
 from poise.units import format_bytes
 
 MAX_DEPTH = 32
 MAX_NODES = 200_000
 
+Place = Callable[[str], str]
+"""Where a field was written, such as `train.yaml:3:7`; empty where that is not known."""
+
 _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_BASE):  # type: ignore[misc]
-    """YAML 1.2's core types, and no key twice."""
+    """YAML 1.2's core types, and no key twice; what is wrong with the keys is gathered in `found`."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.found: list[ErrorRecord] = []
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -40,20 +54,18 @@ for _tag, _pattern, _first in (
     )
 
 
-def _mapping(loader: Any, node: Any, deep: bool = False) -> dict[Any, Any]:
-    seen: set[Any] = set()
-    for key_node, _ in node.value:
+def _mapping(loader: Any, node: Any, deep: bool = False) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
-            raise _at(key_node, "a key is a text", "E102", have=str(key), hint=f'"{key}":')
-        if key in seen:
-            raise _at(
-                key_node, f"the key `{key}` is given twice", "E107", have=key, hint="rename or remove one of them"
-            )
-        seen.add(key)
-    return {
-        loader.construct_object(key, deep=True): loader.construct_object(value, deep=True) for key, value in node.value
-    }
+            loader.found.append(_at(key_node, "a key is a text", "E102", have=str(key), hint=f'"{key}":'))
+        elif key in made:
+            what = f"the key `{key}` is given twice"
+            loader.found.append(_at(key_node, what, "E107", have=key, hint="rename or remove one of them"))
+        else:
+            made[key] = loader.construct_object(value_node, deep=True)
+    return made
 
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
@@ -121,26 +133,72 @@ def parse_yaml(text: str, name: str) -> Any:
     """Parse one document; `name` is what errors call it."""
     try:
         _check_bounds(text, name)
-        return yaml.load(text, _Loader)  # noqa: S506 — a safe loader
+        loader = _Loader(text)
+        try:
+            document = loader.get_single_data()
+        finally:
+            loader.dispose()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark is not None else name
         problem = getattr(error, "problem", None) or str(error)
         raise SpecError(f"this is not YAML: {problem}", code="E101", field=where, hint="run: echo hello") from None
-    except SpecError as error:
-        if error.record.field.startswith(":"):
-            raise SpecError(
-                str(error),
-                code=error.record.code,
-                field=f"{name}{error.record.field}",
-                have=error.record.have,
-                hint=error.record.hint,
-            ) from None
-        raise
-    except (RecursionError, ValueError) as error:
+    except (RecursionError, ValueError, TypeError) as error:
         raise SpecError(
             f"this is not YAML that can be read: {error}", code="E101", field=name, hint="run: echo hello"
         ) from None
+    if loader.found:
+        raise together([msgspec.structs.replace(of, field=f"{name}{of.field}") for of in loader.found])
+    return document
+
+
+@contextmanager
+def located(place: Place) -> Iterator[None]:
+    """Errors tell where their fields were written."""
+    try:
+        yield
+    except PoiseError as error:
+        error.record = placed(error.record, place)
+        raise
+
+
+def place_in_file(path: Path) -> Place:
+    """Line and column of the fields of a YAML file; of what is not in it, those of what it would lie in. The file is
+    read once somebody asks.
+    """
+    marks: dict[str, tuple[int, int]] = {}
+
+    def place(field: str) -> str:
+        if not marks:
+            marks.update(_marks(path))
+        known = next((one for one in (field, *above(field)) if one in marks), "")
+        line, column = marks.get(known, (0, 0))
+        return f"{path}:{line}:{column}" if line and field else ""
+
+    return place
+
+
+def _marks(path: Path) -> dict[str, tuple[int, int]]:
+    """By path: line and column of the key, or of the item of a list."""
+    made: dict[str, tuple[int, int]] = {"": (0, 0)}
+    try:
+        text = path.read_text(encoding="utf-8")
+        _check_bounds(text, str(path))
+        ahead = [("", yaml.compose(text, _Loader))]
+    except (OSError, ValueError, yaml.YAMLError, SpecError):  # it was there before: not worth another error
+        return made
+    while ahead:
+        at, node = ahead.pop()
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                field = f"{at}.{key.value}" if at else str(key.value)
+                made.setdefault(field, (key.start_mark.line + 1, key.start_mark.column + 1))
+                ahead.append((field, value))
+        elif isinstance(node, yaml.SequenceNode):
+            for number, value in enumerate(node.value):
+                made[f"{at}[{number}]"] = (value.start_mark.line + 1, value.start_mark.column + 1)
+                ahead.append((f"{at}[{number}]", value))
+    return made
 
 
 class _Open:
@@ -199,6 +257,8 @@ def _check_bounds(text: str, name: str) -> None:
             )
 
 
-def _at(node: Any, message: str, code: str, *, have: str, hint: str) -> SpecError:
+def _at(node: Any, message: str, code: str, *, have: str, hint: str) -> ErrorRecord:
     mark = node.start_mark
-    return SpecError(message, code=code, field=f":{mark.line + 1}:{mark.column + 1}", have=have, hint=hint)
+    return ErrorRecord(
+        code=code, message=message, field=f":{mark.line + 1}:{mark.column + 1}", have=have[:80], hint=hint
+    )

@@ -19,7 +19,7 @@ import msgspec
 from poise.errors import Busy, Conflict, NotFound, PoiseError, StoreFull
 from poise.kernel.dispatch import Dispatch
 from poise.kernel.find import find, find_node
-from poise.kernel.fitting import check_fits, check_quota
+from poise.kernel.fitting import check_all
 from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of
 from poise.kernel.schedulable import prepare
 from poise.kernel.verify import verify_place, verify_preempt
@@ -502,10 +502,7 @@ class Controller:
             )
         after = tuple(self._awaited(name).id for name in compiled.after)
         quotas = self.ledger.quotas()
-        for unit in compiled.units:
-            check_fits(self.ledger.fleet(), unit)
-            if user in quotas:
-                check_quota(user, quotas[user][0], unit)
+        check_all(compiled.units, self.ledger.fleet(), user, quotas[user][0] if user in quotas else None)
         return compiled.job(self.ledger.next_job_id(), after, user)
 
     def _cancel(self, message: Cancel, now: int) -> str:

@@ -42,6 +42,7 @@ from poise.model.reports import (
     report_of,
 )
 from poise.model.resources import PLENTY, WHOLE
+from poise.model.sweep import values_in
 from poise.model.views import Candidate, Snapshot
 from poise.units import format_bytes, format_duration
 
@@ -149,6 +150,7 @@ def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now:
             for past in task.past
         ),
         result=_result(ending.result),
+        sweep=values_in(spec.env),
         artifact=unit.spec.artifact_of(unit.variant) if unit.epoch else "",
     )
 
@@ -172,17 +174,18 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
     """Every reason why a unit has not started, or never will; none once it has."""
     found: list[Reason] = []
     if unit.status == "waiting":
-        by_name = {other.spec.name: other for other in job.units}
+        needed = {need: ledger.unit(f"{job.id}.{need}") for need in unit.spec.needs}
         found += [
             Reason(code="NEEDS", need=need, wakes="finished")
-            for need in unit.spec.needs
-            if by_name[need].status != "done"
+            for need, other in needed.items()
+            if other is not None and other.status != "done"
         ]
         found += [
             Reason(code="AFTER", need=other, wakes="finished")
             for other in job.after
             if other in ledger.jobs and not ledger.jobs[other].ended
         ]
+        found += turn_of(job, unit)
     elif unit.status == "pending":
         if unit.not_before > now:
             found.append(Reason(code="BACKOFF", need=format_duration(unit.not_before - now)))
@@ -205,6 +208,14 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
         if not ledger.may_be_placed(unit) and not unit.stopping:
             found.append(Reason(code="NEEDS_ITS_NODE", wakes="joined"))
     return found
+
+
+def turn_of(job: JobState, unit: UnitState) -> list[Reason]:
+    """That it is not its turn, if other parts of its task come before it and only so many run at once."""
+    given = job.turns.get(unit.spec.name.partition("[")[0], 0)
+    if not unit.spec.at_most or unit.spec.tasks[0].part < unit.spec.at_most + given:
+        return []
+    return [Reason(code="AT_MOST", need=str(unit.spec.at_most), wakes="finished")]
 
 
 def critical_path(job: JobState) -> tuple[str, ...]:
@@ -412,7 +423,7 @@ def _waiting(ledger: Ledger, job: JobState, units: Sequence[UnitState], now: int
         for need in needed
         if by_name[need].status in ("pending", "active")
     ]
-    found += [reason for reason in reasons(ledger, job, waiting[0], now) if reason.code == "AFTER"]
+    found += [reason for reason in reasons(ledger, job, waiting[0], now) if reason.code != "NEEDS"]
     return [After(tuple(unit.id for unit in waiting), tuple(found))]
 
 

@@ -14,8 +14,8 @@ import msgspec
 from poise.errors import NotFound
 from poise.kernel.explain import job_report, units_exit_code
 from poise.kernel.ledger import JobState, Ledger, UnitState, units_status
+from poise.model.document import near
 from poise.model.reports import JobReport
-from poise.model.spec import near
 
 FEW = 12
 """Names that are told where the right one is not known."""

@@ -1,9 +1,12 @@
 """Whether any node of the fleet could ever hold a unit; if none could, what comes closest, and what to ask for."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
 
 from poise.errors import SpecError
+from poise.model.document import Findings
 from poise.model.fleet import DeviceModel, Fleet, model_of
 from poise.model.jobs import Unit
 from poise.model.quotas import Quota, asked
@@ -15,7 +18,35 @@ FEW = 12
 """Models that are told where the right one is not known."""
 
 
-def check_fits(fleet: Fleet, unit: Unit) -> None:
+def check_all(units: Sequence[Unit], fleet: Fleet, user: str, quota: Quota | None) -> None:
+    """Raise SpecError for all units that no node here could ever run, or that are more than the whole quota of their
+    user. Units that are alike are looked at once.
+    """
+    found = Findings()
+    alike: set[tuple[object, ...]] = set()
+    is_graph = any(_task_of(unit) != "main" for unit in units)
+    for unit in units:
+        asks = (_task_of(unit), unit.shape, unit.variants, unit.least, len(unit.tasks))
+        if asks in alike:
+            continue
+        alike.add(asks)
+        field = f"tasks.{_task_of(unit)}." if is_graph else ""
+        try:
+            _check_fits(fleet, unit)
+            if quota is not None:
+                _check_quota(user, quota, unit)
+        except SpecError as error:
+            error.record = msgspec.structs.replace(error.record, field=f"{field}{error.record.field}")
+            found.add(error)
+    found.check()
+
+
+def _task_of(unit: Unit) -> str:
+    """The task of the file that it was made of."""
+    return unit.name.partition("[")[0].removesuffix(".merge")
+
+
+def _check_fits(fleet: Fleet, unit: Unit) -> None:
     """Raise SpecError for what no node here could ever run, saying which comes closest. A fleet without nodes may get
     any.
     """
@@ -49,7 +80,7 @@ def check_fits(fleet: Fleet, unit: Unit) -> None:
     )
 
 
-def check_quota(user: str, quota: Quota, unit: Unit) -> None:
+def _check_quota(user: str, quota: Quota, unit: Unit) -> None:
     """Raise SpecError for what is more than the whole quota of its user, whatever else of theirs runs."""
     wanted = unit.least or len(unit.tasks)
     needs = [asked(unit.shape_of(of), wanted) for of in range(len(unit.variants) + 1)]
@@ -129,6 +160,3 @@ def _fitting_hint(node: Node, shape: Shape) -> str:
 
 def _memory(device: Device) -> int:
     return device.memory
-
-
-__all__ = ["check_fits", "check_quota"]

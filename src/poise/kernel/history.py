@@ -20,6 +20,7 @@ import msgspec
 from poise.errors import NotFound
 from poise.kernel.explain import job_text, what_for
 from poise.kernel.ledger import CAUSES, JobState, Ledger, job_status
+from poise.model.document import near
 from poise.model.events import (
     Event,
     Finished,
@@ -53,7 +54,6 @@ from poise.model.history import (
 )
 from poise.model.load import LEVELS
 from poise.model.resources import WHOLE, Shape
-from poise.model.spec import near
 from poise.units import SECOND
 
 MOST = {"jobs": 500, "attempts": 4000, "happenings": 4000, "failures": 500, "yields": 500, "classes": 200}

@@ -202,7 +202,8 @@ class UnitState(msgspec.Struct, gc=False):
 
 class JobState(msgspec.Struct, gc=False):
     """A job and its units. `unfinished` counts units that are not over; `awaited` the jobs it still comes after. Of one
-    that serves calls, `calls` is the book of them and the units are its workers.
+    that serves calls, `calls` is the book of them and the units are its workers. Where only so many parts of a task run
+    at once, `turns` is, by task, how many have had their turn beyond the first.
     """
 
     id: str
@@ -220,6 +221,7 @@ class JobState(msgspec.Struct, gc=False):
     cancelled_by: str = ""
     note: str = ""
     calls: CallBook | None = None
+    turns: dict[str, int] = {}
 
     @property
     def calls_closed(self) -> bool:
@@ -505,7 +507,7 @@ class Ledger:
                     job=job.id,
                     ordinal=state.units_ever,
                     queue=self._queue_of(job.id, job.user, len(job.units), unit),
-                    missing=len(set(unit.needs)),
+                    missing=len(set(unit.needs)) + (0 < unit.at_most <= unit.tasks[0].part),
                     tasks=[TaskState() for _ in unit.tasks],
                 )
             )
@@ -859,7 +861,20 @@ class Ledger:
                 self._refresh_candidates(job)
         else:
             self._skip(followers, at)
+        if unit.spec.at_most and not job.cancelled_by:
+            self._pass_turn(job, unit.spec, at)
         self._end_if_over(job, at)
+
+    def _pass_turn(self, job: JobState, ended: Unit, at: int) -> None:
+        """A part has ended where only so many run at once: the next one may."""
+        task = ended.name.partition("[")[0]
+        given = job.turns.get(task, 0)
+        job.turns[task] = given + 1
+        follower = self._units.get(f"{job.id}.{task}[{ended.at_most + given}]")
+        if follower is not None:
+            follower.missing -= 1
+            if follower.missing == 0 and follower.status == "waiting" and not job.awaited:
+                self._make_pending(follower, at)
 
     def _close(self, unit: UnitState, status: UnitStatus, at: int) -> None:
         if unit.status == "pending":

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from poise.errors import Conflict
-from poise.kernel.explain import Active, After, Alike, Question, artifacts_of
+from poise.kernel.explain import Active, After, Alike, Question, artifacts_of, turn_of
 from poise.kernel.find import find_node
 from poise.kernel.ledger import Ledger, State, job_status
 from poise.model.decisions import Hold, Place, Plan, Preempt, Reason
@@ -588,17 +588,15 @@ def propose(ledger: Ledger, job: Job, now: int) -> Proposal:
     ]
     if reasons:
         return Proposal(job, (), (After(tuple(unit.id for unit in units), tuple(reasons)),))
-    later: dict[tuple[str, ...], list[str]] = {}
+    later: dict[tuple[Reason, ...], list[str]] = {}
     for unit in units:
         if unit.status == "waiting":
-            later.setdefault(unit.spec.needs, []).append(unit.id)
+            why = [Reason(code="NEEDS", need=need, wakes="finished") for need in unit.spec.needs]
+            later.setdefault((*why, *turn_of(own.jobs[job.id], unit)), []).append(unit.id)
     return Proposal(
         job,
         tuple(own.candidate(unit) for unit in units if unit.status == "pending"),
-        tuple(
-            After(tuple(names), tuple(Reason(code="NEEDS", need=need, wakes="finished") for need in needs))
-            for needs, names in later.items()
-        ),
+        tuple(After(tuple(names), why) for why, names in later.items()),
     )
 
 

@@ -45,6 +45,7 @@ REASONS = {
     "QUOTA": "the quota of {subject} has {have} left, {need} needed",
     "NEEDS": "waits for {need}",
     "AFTER": "waits for job {need}",
+    "AT_MOST": "waits for its turn: at most {need} of the task's parts run at once",
     "BACKOFF": "is tried again in {need}",
     "BEHIND": "waits behind {subject}, which came first",
     "KEPT": "room there is kept for it",

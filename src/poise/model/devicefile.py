@@ -18,10 +18,18 @@ import msgspec
 
 from poise.errors import SpecError
 from poise.model.catalogue import device_of, models_named
+from poise.model.document import Findings
 from poise.model.figures import with_figures
-from poise.model.fleetfile import MAX_DEVICES, DeviceSpec, figures_of, processor_figures
+from poise.model.fleetfile import (
+    MAX_DEVICES,
+    DeviceSpec,
+    ProcessorSpec,
+    check_range,
+    example,
+    figures_of,
+    processor_figures,
+)
 from poise.model.resources import Device
-from poise.model.spec import convert
 
 
 class FoundSpec(DeviceSpec, forbid_unknown_fields=True):
@@ -34,8 +42,8 @@ class DevicesSpec(msgspec.Struct, forbid_unknown_fields=True):
     """The file."""
 
     kind: str = "devices"
-    devices: list[Any] = []
-    processor: Any = None
+    devices: list[FoundSpec] = []
+    processor: ProcessorSpec | None = None
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -65,27 +73,31 @@ class Declared(msgspec.Struct, frozen=True):
 
 
 def compile_devices(document: Any) -> Declared:
-    """Raises `SpecError` with the path of the field, what was expected and a hint."""
-    top = convert(document, DevicesSpec, DevicesSpec, "")
+    """Raises `SpecError` with everything that is wrong: the path of each field, what was expected and a hint."""
+    found = Findings()
+    top = found.convert(document, DevicesSpec)
+    made = None if top is None else _compile(top, found)
+    found.check(lambda field: example(field) if field else "devices: [{model: A10, price: 0.6}]")
+    if made is None:
+        raise AssertionError("a document that is not compiled has something wrong in it")
+    return made
+
+
+def _compile(top: DevicesSpec, found: Findings) -> Declared:
     if top.kind != "devices":
-        raise SpecError(
-            "this file is not about devices", field="kind", need="devices", have=top.kind, hint="kind: devices"
-        )
+        what = "this file is not about devices"
+        found.add(SpecError(what, field="kind", need="devices", have=top.kind, hint="kind: devices"))
     said = []
-    for place, raw in enumerate(top.devices):
+    for place, spec in enumerate(top.devices):
         at = f"devices[{place}]"
-        spec = convert(raw, FoundSpec, FoundSpec, at)
         if spec.count != 1:
-            raise SpecError("devices are found, not made", field=f"{at}.count", hint="drop `count`")
-        if spec.index is not None and not 0 <= spec.index < MAX_DEVICES:
-            raise SpecError(
-                "the number is out of range", code="E103", field=f"{at}.index", need=f"0 to {MAX_DEVICES - 1}",
-                have=str(spec.index),
-            )  # fmt: skip
-        figures = figures_of(spec, at)
+            found.add(SpecError("devices are found, not made", field=f"{at}.count", hint="drop `count`"))
+        if spec.index is not None:
+            found.get(None, check_range, spec.index, 0, MAX_DEVICES - 1, f"{at}.index")
+        figures = figures_of(spec, at, found)
         kind = figures.pop("kind", "") if spec.index is None else ""
         said.append(Said(spec.index, spec.model, kind, figures))
-    return Declared(tuple(said), processor_figures(top.processor, "processor"))
+    return Declared(tuple(said), processor_figures(top.processor, "processor", found))
 
 
 def with_declared(devices: Sequence[Device], declared: Declared) -> tuple[Device, ...]:

@@ -9,7 +9,7 @@
 
 With `count`, nodes are named `big-0`, `big-1`, …; without it there is one, named as written. A device of a known model
 gets the catalogue's figures, and what the file says goes first. `compile_fleet` takes the parsed document and raises
-`SpecError` with the path of the field, what was expected and a hint.
+`SpecError` with everything that is wrong: the path of each field, what was expected and a hint.
 """
 
 import math
@@ -24,6 +24,7 @@ import msgspec
 
 from poise.errors import SpecError
 from poise.model.catalogue import CATALOGUE, device_of, models_named
+from poise.model.document import Findings, near, shown
 from poise.model.figures import with_figures, with_processor
 from poise.model.resources import DECLARED, Device, Link, Node
 from poise.model.spec import (
@@ -32,10 +33,7 @@ from poise.model.spec import (
     Quantity,
     check_name,
     check_text,
-    convert,
-    near,
     parse_or_raise,
-    shown,
 )
 from poise.units import HOUR, parse_bytes, parse_cpu, parse_duration, parse_flops, parse_rate
 
@@ -114,9 +112,9 @@ class NodeSpec(msgspec.Struct, forbid_unknown_fields=True):
     zone: str = ""
     rack: str = ""
     labels: dict[str, Any] = {}
-    processor: Any = None
-    devices: list[Any] = []
-    links: Any = None
+    processor: ProcessorSpec | None = None
+    devices: list[DeviceSpec] = []
+    links: LinkSpec | list[LinkSpec] | None = None
 
 
 class FleetSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -124,18 +122,19 @@ class FleetSpec(msgspec.Struct, forbid_unknown_fields=True):
 
     kind: str = ""
     name: str = "fleet"
-    nodes: dict[str, Any] = {}
-    throughputs: dict[str, Any] = {}
+    nodes: dict[str, NodeSpec] = {}
+    throughputs: dict[str, dict[str, float]] = {}
 
 
 def compile_fleet(document: Any) -> DeclaredFleet:
     """Compile a parsed file."""
-    try:
-        return _compile(document)
-    except SpecError as error:
-        if not error.record.hint:
-            error.record = msgspec.structs.replace(error.record, hint=_example(error.record.field))
-        raise
+    found = Findings()
+    top = found.convert(document, FleetSpec)
+    made = None if top is None else _compile(top, found)
+    found.check(example)
+    if made is None:
+        raise AssertionError("a document that is not compiled has something wrong in it")
+    return made
 
 
 def check_local(fleet: DeclaredFleet) -> None:
@@ -151,27 +150,25 @@ def check_local(fleet: DeclaredFleet) -> None:
         )
 
 
-def _compile(document: Any) -> DeclaredFleet:
-    top = convert(document, FleetSpec, FleetSpec, "")
+def _compile(top: FleetSpec, found: Findings) -> DeclaredFleet:
     if top.kind != "fleet":
-        raise SpecError("this file is no fleet", field="kind", need="fleet", have=top.kind, hint="kind: fleet")
-    check_name(top.name, "name")
+        found.add(SpecError("this file is no fleet", field="kind", need="fleet", have=top.kind, hint="kind: fleet"))
+    found.get(None, check_name, top.name, "name")
     if not top.nodes:
-        raise SpecError("the fleet has no nodes", field="nodes")
-    specs = {name: convert(raw, NodeSpec, NodeSpec, f"nodes.{name}") for name, raw in top.nodes.items()}
-    names = _names(specs)
+        found.add(SpecError("the fleet has no nodes", field="nodes"))
+    names = _names(top.nodes, found)
     nodes: list[Node] = []
     links = 0
-    for name, spec in specs.items():
+    for name, spec in top.nodes.items():
         first, *others = names[name]
-        node = _node(first, spec, f"nodes.{name}")
+        node = _node(first, spec, f"nodes.{name}", found)
         links += len(node.links)
         if links > MAX_LINKS:
-            raise SpecError(
-                "the fleet has too many links", code="E103", field=f"nodes.{name}.links", need=f"at most {MAX_LINKS}"
-            )
+            at = f"nodes.{name}.links"
+            found.add(SpecError("the fleet has too many links", code="E103", field=at, need=f"at most {MAX_LINKS}"))
+            break
         nodes += [node, *(msgspec.structs.replace(node, name=other) for other in others)]
-    return DeclaredFleet(name=top.name, nodes=tuple(nodes), throughputs=_throughputs(top.throughputs, nodes))
+    return DeclaredFleet(name=top.name, nodes=tuple(nodes), throughputs=_throughputs(top.throughputs, nodes, found))
 
 
 _EXAMPLES = {
@@ -204,7 +201,7 @@ _EXAMPLES = {
 }
 
 
-def _example(field: str) -> str:
+def example(field: str) -> str:
     """What could stand in a field: the last part of its path that is a name of ours and not of the user's."""
     parts = re.sub(r"\[.*?\]", "", field).split(".")
     own = parts[:1] if parts[0] in ("nodes", "throughputs") else parts
@@ -212,232 +209,231 @@ def _example(field: str) -> str:
     return _EXAMPLES.get(own[-1], _EXAMPLES["nodes"])
 
 
-def _names(specs: Mapping[str, NodeSpec]) -> dict[str, list[str]]:
+def _names(specs: Mapping[str, NodeSpec], found: Findings) -> dict[str, list[str]]:
     """The names of the nodes that each entry stands for; counted before they are made."""
     total = 0
     for name, spec in specs.items():
-        check_name(name, f"nodes.{name}")
+        found.get(None, check_name, name, f"nodes.{name}")
         if spec.count is not None:
-            _check_range(spec.count, 1, MAX_NODES, f"nodes.{name}.count")
+            found.get(None, check_range, spec.count, 1, MAX_NODES, f"nodes.{name}.count")
         total += 1 if spec.count is None else spec.count
     if total > MAX_NODES:
-        raise SpecError(
-            "the fleet has too many nodes", code="E103", field="nodes", need=f"at most {MAX_NODES}", have=str(total)
-        )
+        need, have = f"at most {MAX_NODES}", str(total)
+        found.add(SpecError("the fleet has too many nodes", code="E103", field="nodes", need=need, have=have))
+    if found:
+        return {name: [name] for name in specs}
     names = {
         name: [name] if spec.count is None else [f"{name}-{place}" for place in range(spec.count)]
         for name, spec in specs.items()
     }
     for name, made in names.items():
-        check_name(made[-1], f"nodes.{name}")
+        found.get(None, check_name, made[-1], f"nodes.{name}")
     twice = next(
         (one for one, times in Counter(one for made in names.values() for one in made).items() if times > 1), ""
     )
     if twice:
-        raise SpecError(
-            "two nodes have one name", code="E107", field="nodes", have=twice, hint="rename one of them, or its prefix"
-        )
+        what = "two nodes have one name"
+        found.add(SpecError(what, code="E107", field="nodes", have=twice, hint="rename one of them, or its prefix"))
     return names
 
 
-def _node(name: str, spec: NodeSpec, at: str) -> Node:
-    devices = _devices(spec.devices, f"{at}.devices")
+def _node(name: str, spec: NodeSpec, at: str, found: Findings) -> Node:
+    devices = _devices(spec.devices, f"{at}.devices", found)
     for what, text in (("zone", spec.zone), ("rack", spec.rack)):
-        check_text(text, f"{at}.{what}", most=MAX_TEXT)
+        found.get(None, check_text, text, f"{at}.{what}", most=MAX_TEXT)
     node = Node(
         name=name,
         incarnation="declared",
-        cpu=_some(parse_cpu, spec.cpu, f"{at}.cpu", MAX_CPU),
-        memory=_some(parse_bytes, spec.memory, f"{at}.memory", MAX_BYTES),
+        cpu=found.get(0, _some, parse_cpu, spec.cpu, f"{at}.cpu", MAX_CPU),
+        memory=found.get(0, _some, parse_bytes, spec.memory, f"{at}.memory", MAX_BYTES),
         devices=devices,
-        labels=_labels(spec.labels, f"{at}.labels") | DECLARED,
+        labels={label: found.get("", _label, label, of, f"{at}.labels.{label}") for label, of in spec.labels.items()}
+        | DECLARED,
         zone=spec.zone,
         rack=spec.rack,
-        network=parse_or_raise(parse_rate, spec.network, f"{at}.network", _MAX_RATE),
-        latency=parse_or_raise(parse_duration, spec.latency, f"{at}.latency", HOUR),
-        links=_links(spec.links, len(devices), f"{at}.links"),
+        network=found.get(0, parse_or_raise, parse_rate, spec.network, f"{at}.network", _MAX_RATE),
+        latency=found.get(0, parse_or_raise, parse_duration, spec.latency, f"{at}.latency", HOUR),
+        links=_links(spec.links, len(devices), f"{at}.links", found),
     )
-    return with_processor(node, processor_figures(spec.processor, f"{at}.processor"), "declared")
+    return with_processor(node, processor_figures(spec.processor, f"{at}.processor", found), "declared")
 
 
-def _labels(labels: Mapping[str, Any], at: str) -> dict[str, str]:
-    made: dict[str, str] = {}
-    for name, value in labels.items():
-        if not isinstance(value, str | int | float):
-            raise SpecError("the value has the wrong type", field=f"{at}.{name}", need="text or number")
-        made[name] = str(value).lower() if isinstance(value, bool) else str(value)
-        check_name(name, f"{at}.{name}")
-        check_text(made[name], f"{at}.{name}", most=MAX_TEXT)
-    return made
+def _label(name: str, value: Any, at: str) -> str:
+    if not isinstance(value, str | int | float):
+        raise SpecError("the value has the wrong type", field=at, need="text or number")
+    check_name(name, at)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    check_text(text, at, most=MAX_TEXT)
+    return text
 
 
-def _devices(raws: Iterable[Any], at: str) -> tuple[Device, ...]:
+def _devices(specs: Iterable[DeviceSpec], at: str, found: Findings) -> tuple[Device, ...]:
     made: list[Device] = []
-    for place, raw in enumerate(raws):
+    for place, spec in enumerate(specs):
         field = f"{at}[{place}]"
-        spec = convert(raw, DeviceSpec, DeviceSpec, field)
-        _check_range(spec.count, 1, MAX_DEVICES, f"{field}.count")
-        device = _device(spec, field)
-        made += [msgspec.structs.replace(device, index=len(made) + more) for more in range(spec.count)]
+        found.get(None, check_range, spec.count, 1, MAX_DEVICES, f"{field}.count")
+        device = _device(spec, field, found)
+        count = spec.count if 1 <= spec.count <= MAX_DEVICES else 1
+        made += [msgspec.structs.replace(device, index=len(made) + more) for more in range(count)]
     if len(made) > MAX_DEVICES:
-        raise SpecError(
-            "the node has too many devices", code="E103", field=at, need=f"at most {MAX_DEVICES}", have=str(len(made))
-        )
+        need, have = f"at most {MAX_DEVICES}", str(len(made))
+        found.add(SpecError("the node has too many devices", code="E103", field=at, need=need, have=have))
     return tuple(made)
 
 
-def _device(spec: DeviceSpec, at: str) -> Device:
-    known = figures_of(spec, at)
-    rates = known.pop("rates", {})
-    found = models_named(spec.model, known.get("memory", 0))
-    if len(found) > 1:
-        names = [entry.name for entry in found]
-        raise SpecError(
-            "several models have this name", field=f"{at}.model", have=spec.model, need=" or ".join(names),
-            hint=f"model: {names[-1]}",
-        )  # fmt: skip
-    device = with_figures(device_of(spec.model, 0), known | {"rates": rates}, "declared")
+def _device(spec: DeviceSpec, at: str, found: Findings) -> Device:
+    known = figures_of(spec, at, found)
+    models = models_named(spec.model, known.get("memory", 0))
+    if len(models) > 1:
+        names = [entry.name for entry in models]
+        need, hint = " or ".join(names), f"model: {names[-1]}"
+        what = "several models have this name"
+        found.add(SpecError(what, field=f"{at}.model", have=spec.model, need=need, hint=hint))
+    device = with_figures(device_of(spec.model, 0), {"rates": {}} | known, "declared")
     if not device.memory and device.kind != "cpu":
-        raise SpecError(
+        error = SpecError(
             "the catalogue does not know how much memory this device has",
             field=f"{at}.memory",
             have=spec.model or "no model",
             hint=near(spec.model, [entry.name for entry in CATALOGUE if entry.memory]) or "memory: 80GB",
         )
+        found.add(error, f"{at}.model", f"{at}.kind", f"{at}.type")
     return device
 
 
-def figures_of(spec: DeviceSpec, at: str) -> dict[str, Any]:
-    """The fields of `Device` that are said of it; a rate of 0 is a precision that it lacks. Raises `SpecError`."""
+def figures_of(spec: DeviceSpec, at: str, found: Findings) -> dict[str, Any]:
+    """The fields of `Device` that are said of it; a rate of 0 is a precision that it lacks."""
     if spec.kind is not None and spec.type is not None:
-        raise SpecError("`kind` and `type` are two spellings of one field", field=f"{at}.type", hint="drop `type`")
+        what = "`kind` and `type` are two spellings of one field"
+        found.add(SpecError(what, field=f"{at}.type", hint="drop `type`"))
     texts = {"model": spec.model, "kind": spec.kind or spec.type or "", "backend": spec.backend or ""}
     for name, text in texts.items():
-        check_text(text, f"{at}.{name}", most=MAX_TEXT)
+        found.get(None, check_text, text, f"{at}.{name}", most=MAX_TEXT)
         if "@" in text:
-            raise SpecError("the text may not hold an `@`", code="E107", field=f"{at}.{name}", have=text)
+            found.add(SpecError("the text may not hold an `@`", code="E107", field=f"{at}.{name}", have=text[:80]))
     for place, op in enumerate(spec.supported_ops or ()):
-        check_text(op, f"{at}.supported_ops[{place}]", most=MAX_TEXT)
+        found.get(None, check_text, op, f"{at}.supported_ops[{place}]", most=MAX_TEXT)
     known: dict[str, Any] = {}
     if spec.socket is not None:
-        _check_range(spec.socket, 0, MAX_DEVICES, f"{at}.socket")
+        found.get(None, check_range, spec.socket, 0, MAX_DEVICES, f"{at}.socket")
         known["socket"] = spec.socket
     if spec.memory is not None:
-        known["memory"] = parse_or_raise(parse_bytes, spec.memory, f"{at}.memory", MAX_BYTES)
+        known["memory"] = found.get(0, parse_or_raise, parse_bytes, spec.memory, f"{at}.memory", MAX_BYTES)
     known |= {name: texts[name].lower() for name in ("kind", "backend") if texts[name]}
     if spec.bandwidth is not None:
-        known["bandwidth"] = _bytes_rate(spec.bandwidth, f"{at}.bandwidth")
+        known["bandwidth"] = found.get(0, _bytes_rate, spec.bandwidth, f"{at}.bandwidth")
     if spec.supported_ops is not None:
         known["ops"] = tuple(dict.fromkeys(spec.supported_ops))
     if spec.power is not None:
-        known["power"] = parse_or_raise(_parse_power, spec.power, f"{at}.power", _MAX_RATE)
+        known["power"] = found.get(0, parse_or_raise, _parse_power, spec.power, f"{at}.power", _MAX_RATE)
     if spec.price is not None:
-        known["price"] = parse_or_raise(_parse_price, spec.price, f"{at}.price", _MAX_RATE)
-    rates = declared_rates(spec.compute_power, spec.rates, at)
+        known["price"] = found.get(0, parse_or_raise, _parse_price, spec.price, f"{at}.price", _MAX_RATE)
+    rates = _declared_rates(spec.compute_power, spec.rates, at, found)
     return known | {"rates": rates} if rates else known
 
 
-def processor_figures(raw: Any, at: str) -> dict[str, Any]:
-    """The fields of `Node` that are said of its CPUs. Raises `SpecError`."""
-    spec = convert({} if raw is None else raw, ProcessorSpec, ProcessorSpec, at)
-    check_text(spec.model, f"{at}.model", most=MAX_TEXT)
+def processor_figures(spec: ProcessorSpec | None, at: str, found: Findings) -> dict[str, Any]:
+    """The fields of `Node` that are said of its CPUs."""
+    if spec is None:
+        return {}
+    found.get(None, check_text, spec.model, f"{at}.model", most=MAX_TEXT)
     known: dict[str, Any] = {"model": spec.model} if spec.model else {}
-    if rates := declared_rates(spec.compute_power, spec.rates, at):
+    if rates := _declared_rates(spec.compute_power, spec.rates, at, found):
         known["rates"] = rates
-    if spec.bandwidth:
-        known["bandwidth"] = _bytes_rate(spec.bandwidth, f"{at}.bandwidth")
+    if spec.bandwidth is not None:
+        known["bandwidth"] = found.get(0, _bytes_rate, spec.bandwidth, f"{at}.bandwidth")
     return known
 
 
-def declared_rates(compute_power: Quantity | None, rates: Mapping[str, Quantity], at: str) -> dict[str, int]:
-    """Rates by precision; `compute_power` is that in fp32. Raises `SpecError`."""
+def _declared_rates(
+    compute_power: Quantity | None, rates: Mapping[str, Quantity], at: str, found: Findings
+) -> dict[str, int]:
+    """Rates by precision; `compute_power` is that in fp32."""
     made: dict[str, int] = {}
     if compute_power is not None:
+        field = f"{at}.compute_power"
         if "fp32" in rates:
-            raise SpecError("`compute_power` is the rate in fp32", field=f"{at}.compute_power", hint="drop one of them")
-        made["fp32"] = parse_or_raise(parse_flops, compute_power, f"{at}.compute_power", _MAX_RATE)
+            found.add(SpecError("`compute_power` is the rate in fp32", field=field, hint="drop one of them"))
+        made["fp32"] = found.get(0, parse_or_raise, parse_flops, compute_power, field, _MAX_RATE)
     for name, value in rates.items():
+        field = f"{at}.rates.{name}"
         if name not in PRECISIONS:
-            raise SpecError(
-                f"`{name}` is no precision", field=f"{at}.rates.{name}", have=name, need=", ".join(PRECISIONS),
-                hint=near(name, PRECISIONS),
-            )  # fmt: skip
-        made[name] = parse_or_raise(parse_flops, value, f"{at}.rates.{name}", _MAX_RATE)
+            need, hint = ", ".join(PRECISIONS), near(name, PRECISIONS)
+            found.add(SpecError(f"`{name}` is no precision", field=field, have=name, need=need, hint=hint))
+        made[name] = found.get(0, parse_or_raise, parse_flops, value, field, _MAX_RATE)
     return made
 
 
-def _links(raw: Any, devices: int, at: str) -> tuple[Link, ...]:
-    if raw is None:
+def _links(given: LinkSpec | list[LinkSpec] | None, devices: int, at: str, found: Findings) -> tuple[Link, ...]:
+    if given is None:
         return ()
-    if not isinstance(raw, list):
-        spec = convert(raw, LinkSpec, LinkSpec, at)
-        if spec.a is not None or spec.b is not None:
-            raise SpecError("one link stands in a list", field=at, hint="links: [{a: 0, b: 1}]")
-        return tuple(_link(spec, a, b, at) for a, b in combinations(range(devices), 2))
+    if isinstance(given, LinkSpec):
+        if given.a is not None or given.b is not None:
+            found.add(SpecError("one link stands in a list", field=at, hint="links: [{a: 0, b: 1}]"))
+        link = _link(given, at, found)
+        return tuple(msgspec.structs.replace(link, a=a, b=b) for a, b in combinations(range(devices), 2))
     made: dict[tuple[int, int], Link] = {}
-    for place, one in enumerate(raw):
+    for place, spec in enumerate(given):
         field = f"{at}[{place}]"
-        spec = convert(one, LinkSpec, LinkSpec, field)
-        ends = []
+        link = _link(spec, field, found)
         for name, end in (("a", spec.a), ("b", spec.b)):
             if end is None or not 0 <= end < devices:
-                raise SpecError(
-                    "a link joins two devices of its node", field=f"{field}.{name}",
-                    need=f"0 to {devices - 1}" if devices else "a node with devices", have=shown(end or 0),
-                )  # fmt: skip
-            ends.append(end)
-        pair = (min(ends), max(ends))
+                need = f"0 to {devices - 1}" if devices else "a node with devices"
+                have = "nothing" if end is None else shown(end)
+                what = "a link joins two devices of its node"
+                error = SpecError(what, field=f"{field}.{name}", need=need, have=have)
+                found.add(error, f"{at.removesuffix('.links')}.devices")
+        if spec.a is None or spec.b is None:
+            continue
+        pair = (min(spec.a, spec.b), max(spec.a, spec.b))
         if pair[0] == pair[1] or pair in made:
             what = "a device has no link to itself" if pair[0] == pair[1] else "the two devices have a link already"
-            raise SpecError(what, code="E107", field=field, have=f"{pair[0]} and {pair[1]}")
-        made[pair] = _link(spec, *pair, field)
+            found.add(SpecError(what, code="E107", field=field, have=f"{shown(pair[0])} and {shown(pair[1])}"))
+        made[pair] = msgspec.structs.replace(link, a=pair[0], b=pair[1])
     return tuple(made.values())
 
 
-def _link(spec: LinkSpec, a: int, b: int, at: str) -> Link:
-    check_text(spec.kind, f"{at}.kind", most=MAX_TEXT)
+def _link(spec: LinkSpec, at: str, found: Findings) -> Link:
+    found.get(None, check_text, spec.kind, f"{at}.kind", most=MAX_TEXT)
     return Link(
-        a=a,
-        b=b,
+        a=0,
+        b=0,
         kind=spec.kind,
-        bandwidth=parse_or_raise(parse_rate, spec.bandwidth, f"{at}.bandwidth", _MAX_RATE),
-        latency=parse_or_raise(parse_duration, spec.latency, f"{at}.latency", HOUR),
+        bandwidth=found.get(0, parse_or_raise, parse_rate, spec.bandwidth, f"{at}.bandwidth", _MAX_RATE),
+        latency=found.get(0, parse_or_raise, parse_duration, spec.latency, f"{at}.latency", HOUR),
     )
 
 
-def _throughputs(table: Mapping[str, Any], nodes: Iterable[Node]) -> dict[str, float]:
+def _throughputs(table: Mapping[str, Mapping[str, float]], nodes: Iterable[Node], found: Findings) -> dict[str, float]:
     """By `class@model`. A name that stands for several models (`A100`) is for all of them that are not named
     themselves.
     """
     own = {device.model for node in nodes for device in node.devices} | {node.model for node in nodes if node.model}
     made: dict[str, float] = {}
     for kind, row in table.items():
-        at = f"throughputs.{kind}"
-        check_text(kind, at, most=MAX_TEXT)
+        found.get(None, check_text, kind, f"throughputs.{kind}", most=MAX_TEXT)
         exact: dict[str, float] = {}
         family: dict[str, float] = {}
-        for model, value in convert(row, dict[str, Any], FleetSpec, at).items():
-            rate = _throughput(value, f"{at}.{model}")
+        for model, value in row.items():
+            at = f"throughputs.{kind}.{model}"
+            rate = found.get(1.0, _throughput, value, at)
             names = [model] if model in own else [entry.name for entry in models_named(model)]
             if not names:
                 known = sorted(own - {""} | {entry.name for entry in CATALOGUE})
-                raise SpecError(
-                    "no device of this model is declared, and the catalogue has none", code="E105",
-                    field=f"{at}.{model}", have=model, hint=near(model, known) or f"known: {', '.join(known)}",
-                )  # fmt: skip
+                hint = near(model, known) or f"known: {', '.join(known)}"
+                what = "no device of this model is declared, and the catalogue has none"
+                found.add(SpecError(what, code="E105", field=at, have=model, hint=hint))
             if len(names) == 1 and names[0] in exact:
-                raise SpecError("a model is named twice", code="E107", field=f"{at}.{model}", have=names[0])
+                found.add(SpecError("a model is named twice", code="E107", field=at, have=names[0]))
             (exact if len(names) == 1 else family).update(dict.fromkeys(names, rate))
         made |= {f"{kind}@{name}": rate for name, rate in (family | exact).items()}
     return made
 
 
-def _throughput(value: Any, field: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SpecError("the value has the wrong type", field=field, need="samples per second, such as 40.0")
+def _throughput(value: float, field: str) -> float:
     if not (0 < value < _MAX_RATE and math.isfinite(value)):
         raise SpecError("the number is out of range", code="E103", field=field, need="more than 0", have=shown(value))
-    return float(value)
+    return value
 
 
 def _some(parse: Callable[[Any], int], value: Quantity, field: str, limit: int) -> int:
@@ -454,7 +450,7 @@ def _bytes_rate(value: Quantity, field: str) -> int:
     return bits // 8 if isinstance(value, str) else bits
 
 
-def _check_range(value: int, least: int, most: int, field: str) -> None:
+def check_range(value: int, least: int, most: int, field: str) -> None:
     if not least <= value <= most:
         raise SpecError(
             "the number is out of range", code="E103", field=field, need=f"{least} to {most}", have=shown(value)

@@ -96,7 +96,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     `artifact` names its own artifact where it has several, `variants` the others; the placer chooses one. `checkpoint`
     is how often the work saves itself (0: never, so that all it did is lost when it ends) and `restore` what coming
     back costs, in nanoseconds; `preemptible` whether it may be asked to yield. `weight` is its business weight in
-    thousandths."""
+    thousandths. Of the parts of one task that have an `at_most` so many are placed at once (0: any number)."""
 
     name: str
     tasks: tuple[Task, ...]
@@ -116,6 +116,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     restore: int = 0
     preemptible: bool = True
     weight: int = WEIGHT
+    at_most: int = 0
 
     def shape_of(self, variant: int) -> Shape:
         """The shape of its artifact number `variant`; 0 is the unit's own."""

@@ -27,7 +27,7 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     """One task: what ran where and when, and why it was placed there or still waits. `artifact` is the one of several
-    that was started.
+    that was started, `sweep` what it tries of a sweep.
     """
 
     task: str
@@ -58,6 +58,7 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...]
     attempts: tuple[AttemptReport, ...]
     artifact: str
+    sweep: dict[str, str]
     result: Any
 
 

@@ -2,24 +2,25 @@
 
 One shape serves files and requests: `kind: job` is one command (perhaps a gang, perhaps cut by data), `kind: graph` is
 a mapping of named tasks. `compile_spec` takes the parsed document and gives integers, resolved references and expanded
-tasks, or raises `SpecError` with the path of the field, what was expected and a hint.
+tasks, or raises `SpecError` with everything that is wrong: the path of each field, what was expected and a hint.
 
 A task with `workers: 2` becomes a gang `name` of tasks `name[0]`, `name[1]`; one with `parts: 4` becomes four units
-`name[0]` … `name[3]` and, with `merge`, one more unit `name.merge` that what needs `name` then waits for.
+`name[0]` … `name[3]` and, with `merge`, one more unit `name.merge` that what needs `name` then waits for. A `sweep` is
+cut into a part for each combination of its values.
 """
 
-import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from poise.errors import SpecError
 from poise.model import graph
 from poise.model.catalogue import models_named
+from poise.model.document import Findings, field_parts, near, shown
 from poise.model.jobs import (
     GRACE,
     NO_WORK,
@@ -35,6 +36,7 @@ from poise.model.jobs import (
 )
 from poise.model.quotas import Quota
 from poise.model.resources import ANY_GPU, PLENTY, SHARED_CAP, WHOLE, Shape, Wants
+from poise.model.sweep import SweepSpec, combinations, in_env, in_words, names_of
 from poise.units import (
     DAY,
     SECOND,
@@ -54,6 +56,8 @@ Command = str | list[str]
 PriorityName = Literal["urgent", "high", "medium", "low"]
 
 MAX_TASKS = 10_000
+"""Tasks of one job: ten times as many take 3 s to take in, which is when a node of this machine counts as lost."""
+
 MAX_CPU = 100_000 * 1000
 MAX_BYTES = 2**50
 MAX_FLOPS = 2**62
@@ -64,6 +68,9 @@ MAX_JOB_BYTES = 16 * 2**20
 
 MAX_NEEDS = 100_000
 """Needs of all units together: parts that need parts multiply."""
+
+MAX_CYCLES = 10
+"""Cycles of one graph that are told."""
 
 MAX_TEXT = 4096
 _JOB_ID = re.compile(r"j[0-9]+")
@@ -161,6 +168,8 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     workers: int | str | WorkersSpec = 1
     parts: int = 0
     split: SplitSpec | None = None
+    sweep: SweepSpec | None = None
+    at_most: int = 0
     merge: Command | None = None
     retry: RetrySpec | None = None
     grace: Quantity = "10s"
@@ -181,17 +190,6 @@ class JobSpec(TaskSpec, forbid_unknown_fields=True):
     after: list[str] = []
     calls: bool = False
     tasks: dict[str, TaskSpec] = {}
-
-
-class _Top(TaskSpec, forbid_unknown_fields=True):
-    """`JobSpec` with its tasks still raw, so that an error in one can name it."""
-
-    kind: Literal["job", "graph"] = "job"
-    name: str = ""
-    folder: str = ""
-    after: list[str] = []
-    calls: bool = False
-    tasks: dict[str, Any] = {}
 
 
 class Compiled(NamedTuple):
@@ -250,45 +248,53 @@ def compile_spec(document: Any, *, wall: float, cut: Callable[[bool], Cut] = idl
     """Compile a parsed file or request. `wall` (seconds since 1970) is what absolute deadlines are measured from.
     `cut` says how finely a `split` of size `auto` is cut, for work on devices (True) or on CPUs alone.
     """
-    try:
-        return _compile(document, wall, cut)
-    except SpecError as error:
-        if not error.record.hint:
-            error.record = msgspec.structs.replace(error.record, hint=_example(error.record.field))
-        raise
+    found = Findings()
+    top = found.convert(document, JobSpec)
+    made = None if top is None else _compile(top, wall, cut, found)
+    found.check(_example)
+    if made is None:
+        raise AssertionError("a document that is not compiled has something wrong in it")
+    return made
 
 
-def _compile(document: Any, wall: float, cut: Callable[[bool], Cut]) -> Compiled:
-    top = convert(document, _Top, JobSpec, "")
+def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], found: Findings) -> Compiled:
     if top.name:
-        check_name(top.name, "name")
+        found.get(None, check_name, top.name, "name")
         if _JOB_ID.fullmatch(top.name):
-            raise SpecError("this name looks like the id of a job", code="E107", field="name", have=top.name)
-    check_text(top.folder, "folder")
+            found.add(SpecError("this name looks like the id of a job", code="E107", field="name", have=top.name))
+    found.get(None, check_text, top.folder, "folder")
     for index, other in enumerate(top.after):
-        check_text(other, f"after[{index}]")
-    env = _environment(top.env, "env")
-    inherited = _Defaults(top.priority or "medium", _deadline(top.deadline, "deadline", wall), wall, top.name, cut)
+        found.get(None, check_text, other, f"after[{index}]")
+    env = _environment(top.env, "env", found)
+    deadline = found.get(0, _deadline, top.deadline, "deadline", wall)
+    inherited = _Defaults(top.priority or "medium", deadline, wall, top.name, cut)
     due_by: dict[str, str] = {}
-    units = _job_units(top, inherited) if top.kind == "job" else _graph_units(top, inherited, due_by)
+    if top.kind == "graph" or (top.tasks and found.doubts("kind")):
+        units = _graph_units(top, inherited, due_by, found)
+    else:
+        units = _job_units(top, env, inherited, found)
     due_by |= {unit.name: "deadline" for unit in units if unit.deadline and unit.name not in due_by}
     after = tuple(dict.fromkeys(top.after))
-    return Compiled(top.name, top.folder, env, tuple(units), after, due_by=due_by, calls=_serves(top))
+    return Compiled(top.name, top.folder, env, tuple(units), after, due_by=due_by, calls=_serves(top, found))
 
 
-def _serves(top: _Top) -> bool:
+def _serves(top: JobSpec, found: Findings) -> bool:
     """Workers that serve calls are parts of one command: each is placed by itself, and takes what calls there are."""
-    given = {"workers": top.workers != 1, "merge": top.merge is not None, "split": top.split is not None}
-    wrong = next((name for name, is_given in given.items() if is_given), "")
-    if top.calls and (top.kind == "graph" or wrong):
-        raise SpecError(
-            "what serves calls is one command, in as many `parts` as may run at once",
-            code="E105",
-            field=wrong or "kind",
-            have="calls: true",
-            hint="calls: true, parts: 4",
-        )
-    return top.calls
+    if not top.calls:
+        return False
+    given = {
+        "kind": top.kind == "graph",
+        "workers": top.workers != 1,
+        "merge": top.merge is not None,
+        "split": top.split is not None,
+        "sweep": top.sweep is not None,
+        "at_most": top.at_most != 0,
+    }
+    for wrong in (name for name, is_given in given.items() if is_given):
+        what = "what serves calls is one command, in as many `parts` as may run at once"
+        hint = "calls: true, parts: 4"
+        found.add(SpecError(what, code="E105", field=wrong, have="calls: true", hint=hint), "calls")
+    return True
 
 
 _EXAMPLES = {
@@ -319,6 +325,8 @@ _EXAMPLES = {
     "max": "workers: 2..8",
     "parts": "parts: 4",
     "split": "split: {items: 1000, size: auto}",
+    "sweep": "sweep: {lr: [0.1, 0.01], seed: 1..5}",
+    "at_most": "at_most: 4",
     "items": "items: 1000",
     "size": "size: 50",
     "artifacts": "artifacts: {cuda: {run: ./train-cuda}, cpu: {run: ./train}}",
@@ -346,7 +354,7 @@ _EXAMPLES = {
 
 def _example(field: str) -> str:
     """What could stand in a field: the innermost one of its path that has a name of ours."""
-    known = [part for part in re.split(r"[.\[\]]", field) if part in _EXAMPLES]
+    known = [part for part in field_parts(field) if part in _EXAMPLES]
     return _EXAMPLES[known[-1]] if known else "run: echo hello"
 
 
@@ -358,43 +366,60 @@ class _Defaults(NamedTuple):
     cut: Callable[[bool], Cut]
 
 
-def _job_units(top: _Top, inherited: _Defaults) -> list[Unit]:
+class _Size(NamedTuple):
+    """Of how many tasks a task of the file is made: as a gang `least` to `most`, or cut into `parts`; of a sweep, what
+    each part is to try.
+    """
+
+    least: int
+    most: int
+    parts: int
+    sweep: Sequence[Mapping[str, str]] = ()
+
+
+def _job_units(top: JobSpec, env: Mapping[str, str], inherited: _Defaults, found: Findings) -> list[Unit]:
     if top.tasks:
-        raise SpecError(
-            "a job has `run`, a graph has `tasks`", field="kind", have="job", need="graph", hint="add `kind: graph`"
-        )
+        what = "a job has `run`, a graph has `tasks`"
+        found.add(SpecError(what, field="kind", have="job", need="graph", hint="add `kind: graph`"))
+        return []
     if top.needs:
-        raise SpecError(
-            "`needs` belongs to the tasks of a graph", field="needs", code="E105", hint="use `after: [JOB]`"
-        )
-    own = msgspec.structs.replace(top, env={}, deadline=None, parts=_parts_of(top, "", inherited.cut))
-    _check_size({"": own})
-    return [msgspec.structs.replace(unit, deadline=inherited.deadline) for unit in _units("main", own, "", inherited)]
+        what = "`needs` belongs to the tasks of a graph"
+        found.add(SpecError(what, field="needs", code="E105", hint="use `after: [JOB]`"))
+    size = _size_of(top, "", inherited.cut, found)
+    swept = in_env(env, size.sweep[0]) if size.sweep else {}  # the job's own environment is the same for all tasks
+    own = msgspec.structs.replace(
+        top, env={name: env[name] for name, value in swept.items() if value != env[name]}, deadline=None
+    )
+    sizes = _bounded({"": own}, {"": size}, found)
+    made = _units("main", own, sizes[""], "", inherited, found)
+    return [msgspec.structs.replace(unit, deadline=inherited.deadline) for unit in made]
 
 
-def _graph_units(top: _Top, inherited: _Defaults, due_by: dict[str, str]) -> list[Unit]:
+def _graph_units(top: JobSpec, inherited: _Defaults, due_by: dict[str, str], found: Findings) -> list[Unit]:
     """Its units; those of tasks that have a deadline of their own are named in `due_by`."""
     if not top.tasks:
-        raise SpecError("a graph has no tasks", field="tasks", code="E104", hint="tasks: {hello: {run: echo hello}}")
+        what = "a graph has no tasks"
+        found.add(SpecError(what, field="tasks", code="E104", hint="tasks: {hello: {run: echo hello}}"))
     for field, default in _OF_A_TASK.items():
         if getattr(top, field) != default:
-            shown = field.rstrip("_")
-            raise SpecError(f"a graph has `tasks`, not `{shown}`", field=shown, hint=f"move `{shown}` into the tasks")
-    specs: dict[str, TaskSpec] = {}
-    for name, raw in top.tasks.items():
-        check_name(name, f"tasks.{name}")
-        spec = convert(raw, TaskSpec, TaskSpec, f"tasks.{name}")
-        specs[name] = msgspec.structs.replace(spec, parts=_parts_of(spec, f"tasks.{name}.", inherited.cut))
-    _check_needs(specs)
-    _check_size(specs)
+            name = field.rstrip("_")
+            found.add(SpecError(f"a graph has `tasks`, not `{name}`", field=name, hint=f"move `{name}` into the tasks"))
+    specs = top.tasks
+    for name in specs:
+        found.get(None, check_name, name, f"tasks.{name}")
+    _check_needs(specs, found)
+    wanted = {name: _size_of(spec, f"tasks.{name}.", inherited.cut, found) for name, spec in specs.items()}
+    sizes = _bounded(specs, wanted, found)
     stands_for: dict[str, tuple[str, ...]] = {}
     units: list[Unit] = []
     for name, spec in specs.items():
-        made = _units(name, spec, f"tasks.{name}", inherited)
+        made = _units(name, spec, sizes[name], f"tasks.{name}", inherited, found)
         stands_for[name] = (f"{name}.merge",) if spec.merge is not None else tuple(unit.name for unit in made)
         due_by |= {unit.name: f"tasks.{name}.deadline" for unit in made if unit.deadline}
         units.extend(made)
-    _check_unique(units)
+    found.get(None, _check_unique, units)
+    if found:
+        return []
     resolved = _resolve(units, specs, stands_for)
     followed = {need for unit in resolved for need in unit.needs}
     return [
@@ -405,25 +430,49 @@ def _graph_units(top: _Top, inherited: _Defaults, due_by: dict[str, str]) -> lis
     ]
 
 
-def _parts_of(spec: TaskSpec, field: str, cut: Callable[[bool], Cut]) -> int:
-    """Into how many parts a task is cut: as it says, or by its items."""
-    split = spec.split
-    if split is None:
-        return spec.parts
-    if spec.parts:
-        raise SpecError("a task has `parts` or a `split`, not both", field=f"{field}split", hint="drop `parts`")
-    for name, value in (("items", split.items), ("min", split.min), ("max", split.max)):
-        if not 1 <= value <= MAX_BYTES:
-            have = shown(value)
-            raise SpecError(
-                "the number is out of range", code="E103", field=f"{field}split.{name}", need="1 or more", have=have
-            )
-    if split.size != "auto" and split.size < 1:
-        need, have = "1 or more, or auto", shown(split.size)
-        raise SpecError("the number is out of range", code="E103", field=f"{field}split.size", need=need, have=have)
+def _size_of(spec: TaskSpec, field: str, cut: Callable[[bool], Cut], found: Findings) -> _Size:
+    """Of how many tasks it is made; of one, where what it says of that is wrong."""
+    least, most = found.get((1, 1), _workers, spec.workers, f"{field}workers")
+    if bool(spec.parts) + (spec.split is not None) + (spec.sweep is not None) > 1:
+        what, last = "a task is cut in one way", "split" if spec.sweep is None else "sweep"
+        need = "`parts`, `split` or `sweep`"
+        found.add(SpecError(what, field=f"{field}{last}", need=need, hint=f"drop `{last}`, or the other"))
+    parts = spec.parts
+    sweep: Sequence[Mapping[str, str]] = ()
+    if spec.sweep is not None:
+        sweep = combinations(spec.sweep, f"{field}sweep", MAX_TASKS, found)
+        for value in dict.fromkeys(value for one in sweep for value in one.values()):
+            found.get(None, check_text, value, f"{field}sweep")
+        parts = len(sweep)
+    elif spec.split is not None:
+        parts = _parts_of(spec.split, spec.resources.gpu > 0, field, cut, found)
+        found.get(None, check_count, parts, 0, f"{field}split.size")
+    elif parts:
+        found.get(None, check_count, parts, 0, f"{field}parts")
+    if spec.at_most:
+        found.get(None, check_count, spec.at_most, 1, f"{field}at_most")
+        if not parts:
+            error = SpecError("`at_most` needs `parts`", field=f"{field}at_most", hint="parts: 4")
+            found.add(error, f"{field}parts", f"{field}split", f"{field}sweep")
+    return _Size(least, most, parts if 0 <= parts <= MAX_TASKS else 1, sweep)
+
+
+def _parts_of(split: SplitSpec, devices: bool, field: str, cut: Callable[[bool], Cut], found: Findings) -> int:
+    """Into how many parts a task is cut by its items."""
+    numbers = {"items": split.items, "min": split.min, "max": split.max}
+    if split.size != "auto":
+        numbers["size"] = split.size
+    for name, value in numbers.items():
+        if not 1 <= value <= MAX_BYTES and (name != "size" or value < 1):
+            need, have = "1 or more, or auto" if name == "size" else "1 or more", shown(value)
+            at = f"{field}split.{name}"
+            found.add(SpecError("the number is out of range", code="E103", field=at, need=need, have=have))
     if split.min > split.max:
-        raise SpecError("`min` is more than `max`", code="E103", field=f"{field}split.min", have=str(split.min))
-    size = part_size(split, cut(spec.resources.gpu > 0)) if split.size == "auto" else split.size
+        error = SpecError("`min` is more than `max`", code="E103", field=f"{field}split.min", have=str(split.min))
+        found.add(error, f"{field}split.max")
+    if found.doubts(f"{field}split"):
+        return 1
+    size = part_size(split, cut(devices)) if split.size == "auto" else split.size
     return -(-split.items // size)
 
 
@@ -434,7 +483,7 @@ def _workers(workers: int | str | WorkersSpec, field: str) -> tuple[int, int]:
     elif isinstance(workers, int):
         least = most = workers
     else:
-        match = re.fullmatch(r"\s*(\d{1,6})(?:\s*\.\.\s*(\d{1,6}))?\s*", workers)
+        match = re.fullmatch(r"\s*([0-9]{1,6})(?:\s*\.\.\s*([0-9]{1,6}))?\s*", workers)
         if match is None:
             raise SpecError(
                 "the number of workers cannot be read", code="E103", field=field, need="2 or 2..8", have=workers[:80]
@@ -447,24 +496,32 @@ def _workers(workers: int | str | WorkersSpec, field: str) -> tuple[int, int]:
     return least, most
 
 
-def _check_size(specs: Mapping[str, TaskSpec]) -> None:
-    """Refuse what would grow too large before it is made: a line of YAML can ask for a million tasks."""
+def _bounded(specs: Mapping[str, TaskSpec], sizes: Mapping[str, _Size], found: Findings) -> Mapping[str, _Size]:
+    """The sizes, or sizes of one where the job would grow too large: a line of YAML can ask for a million tasks."""
     tasks = size = needs = 0
     for name, spec in specs.items():
-        field = f"tasks.{name}." if name else ""
-        _, most = _workers(spec.workers, f"{field}workers")
-        check_count(spec.parts, 0, f"{field}split.size" if spec.split else f"{field}parts")
-        made = max(most, spec.parts)
+        made = max(sizes[name].most, sizes[name].parts)
         tasks += made + (spec.merge is not None)
         size += made * (_length(spec.run) + sum(len(key) + _length(str(value)) for key, value in spec.env.items()))
-        needs += max(1, spec.parts) * sum(1 if specs[of].merge else max(1, specs[of].parts) for of in spec.needs)
-    for what, found, most in (
+        size += sum(2 * len(value) + len(key) for one in sizes[name].sweep for key, value in one.items())
+        needs += max(1, sizes[name].parts) * sum(
+            1 if specs[of].merge else max(1, sizes[of].parts) for of in spec.needs if of in specs
+        )
+    totals = (
         ("tasks", tasks, MAX_TASKS),
         ("bytes of commands and environments", size, MAX_JOB_BYTES),
         ("needs between parts; a `merge` makes them few", needs, MAX_NEEDS),
-    ):
-        if found > most:
-            raise SpecError(f"the job has too many {what}", code="E103", need=f"at most {most}", have=str(found))
+    )
+    if all(amount <= most for _, amount, most in totals):
+        return sizes
+    for what, amount, most in totals:
+        if amount > most:
+            error = SpecError(f"the job has too many {what}", code="E103", need=f"at most {most}", have=str(amount))
+            found.add(error)
+            break
+    return {
+        name: _Size(min(of.least, 1), min(of.most, 2), min(of.parts, 1), of.sweep[:1]) for name, of in sizes.items()
+    }
 
 
 def _check_unique(units: list[Unit]) -> None:
@@ -485,6 +542,8 @@ _OF_A_TASK = {
     "workers": 1,
     "parts": 0,
     "split": None,
+    "sweep": None,
+    "at_most": 0,
     "merge": None,
     "retry": None,
     "grace": "10s",
@@ -511,124 +570,141 @@ def _resolve(units: list[Unit], specs: Mapping[str, TaskSpec], stands_for: Mappi
     ]
 
 
-def _check_needs(specs: Mapping[str, TaskSpec]) -> None:
+def _check_needs(specs: Mapping[str, TaskSpec], found: Findings) -> None:
     for name, spec in specs.items():
-        for need in spec.needs:
+        for place, need in enumerate(spec.needs):
             if need not in specs:
-                raise SpecError(
+                error = SpecError(
                     f"task `{name}` needs `{need}`, which is not in the graph",
                     code="E105",
-                    field=f"tasks.{name}.needs",
+                    field=f"tasks.{name}.needs[{place}]",
                     have=need,
                     hint=near(need, specs) or f"the graph has: {', '.join(list(specs)[:12])}",
                 )
-    try:
-        graph.topological_order({name: spec.needs for name, spec in specs.items()})
-    except graph.CycleError as error:
-        raise SpecError(
-            f"the graph has a cycle: {error}",
-            code="E106",
-            field=f"tasks.{error.path[0]}.needs",
-            hint=f"drop one of these needs, for example `{error.path[-2]}` from `tasks.{error.path[0]}.needs`",
-        ) from None
+                found.add(error, f"tasks.{need}")
+    needs = {name: [need for need in spec.needs if need in specs] for name, spec in specs.items()}
+    for _ in range(MAX_CYCLES):
+        try:
+            graph.topological_order(needs)
+            return
+        except graph.CycleError as error:
+            first, last = error.path[0], error.path[-2]
+            place = specs[first].needs.index(last)
+            found.add(
+                SpecError(
+                    f"the graph has a cycle: {error}",
+                    code="E106",
+                    field=f"tasks.{first}.needs[{place}]",
+                    hint=f"drop one of these needs, for example `{last}` from `tasks.{first}.needs`",
+                )
+            )
+            needs[first] = [need for need in needs[first] if need != last]
 
 
-def _units(name: str, spec: TaskSpec, at: str, inherited: _Defaults) -> list[Unit]:
+def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults, found: Findings) -> list[Unit]:
     """The units of one task of the file: one, a gang, or parts and their merge."""
     field = f"{at}." if at else ""
-    artifact, first, variants = _artifacts(spec, field)
-    argv = _command(first.run, f"{field}run")
-    least, most = _workers(spec.workers, f"{field}workers")
-    check_text(spec.class_, f"{field}class", most=128)
-    if spec.parts and most > 1:
-        raise SpecError("a task is a gang or cut by data, not both", field=f"{field}parts", hint="drop `workers`")
-    if spec.parts and variants:
-        raise SpecError("a task has artifacts or is cut by data, not both", field=f"{field}artifacts")
-    if spec.merge is not None and not spec.parts:
-        raise SpecError("`merge` needs `parts`", field=f"{field}merge", hint="parts: 4")
+    artifact, argv, shape, variants = _artifacts(spec, field, found)
+    _, most, parts, _ = size
+    if spec.class_:
+        found.get(None, check_text, spec.class_, f"{field}class", most=128)
+    if parts and most > 1:
+        error = SpecError("a task is a gang or cut by data, not both", field=f"{field}parts", hint="drop `workers`")
+        found.add(error, f"{field}workers")
+    if parts and variants:
+        error = SpecError("a task has artifacts or is cut by data, not both", field=f"{field}artifacts")
+        found.add(error, f"{field}parts", f"{field}split", f"{field}sweep")
+    if spec.merge is not None and not parts:
+        error = SpecError("`merge` needs `parts`", field=f"{field}merge", hint="parts: 4")
+        found.add(error, f"{field}parts", f"{field}split", f"{field}sweep")
+    own = next(iter(spec.artifacts.values())).run if spec.artifacts else spec.run
     kind = spec.class_ or (
-        f"{inherited.job}/{name}" if inherited.job and name != "main" else _class_of(argv, first.run)
+        f"{inherited.job}/{name}" if inherited.job and name != "main" else _class_of(argv, own) if argv else ""
     )
-    env = _environment(spec.env, f"{field}env")
-    checkpoint, restore = _checkpoint(spec.checkpoint, f"{field}checkpoint")
+    env = _environment(spec.env, f"{field}env", found)
+    checkpoint, restore = _checkpoint(spec.checkpoint, f"{field}checkpoint", found)
     base = Unit(
         name=name,
         tasks=(Task(name=name, argv=argv, env=env),),
-        shape=_shape(first.resources or spec.resources, f"{field}resources"),
+        shape=shape,
         needs=tuple(spec.needs),
         priority=Priority[(spec.priority or inherited.priority).upper()],
-        deadline=_deadline(spec.deadline, f"{field}deadline", inherited.wall),
-        expect=_duration(spec.expect, f"{field}expect") if spec.expect is not None else 0,
-        retry=RETRY if spec.retry is None else _retry(spec.retry, f"{field}retry"),
+        deadline=0
+        if spec.deadline is None
+        else found.get(0, _deadline, spec.deadline, f"{field}deadline", inherited.wall),
+        expect=found.get(0, _duration, spec.expect, f"{field}expect") if spec.expect is not None else 0,
+        retry=RETRY if spec.retry is None else _retry(spec.retry, f"{field}retry", found),
         kind=kind,
-        grace=_or(GRACE, _duration(spec.grace, f"{field}grace")),
-        least=least if least < most else 0,
+        grace=_or(GRACE, found.get(0, _duration, spec.grace, f"{field}grace")),
+        least=size.least if size.least < most else 0,
         artifact=artifact,
         variants=variants,
-        work=_work(spec.work, f"{field}work"),
+        work=_work(spec.work, f"{field}work", found),
         checkpoint=checkpoint,
         restore=restore,
         preemptible=spec.preemptible,
-        weight=_weight(spec.weight, f"{field}weight"),
+        weight=WEIGHT if spec.weight == 1 else found.get(WEIGHT, _weight, spec.weight, f"{field}weight"),
     )
-    if spec.parts:
-        return _parts(base, spec, argv, env, field)
+    if parts:
+        merge = found.get((), _command, spec.merge, f"{field}merge") if spec.merge is not None else ()
+        return _parts(base, spec, size, merge)
     if most > 1:
         gang = tuple(Task(name=f"{name}[{rank}]", argv=argv, env=env, rank=rank, world=most) for rank in range(most))
         return [msgspec.structs.replace(base, tasks=gang)]
     return [base]
 
 
-def _artifacts(spec: TaskSpec, field: str) -> tuple[str, ArtifactSpec, tuple[Variant, ...]]:
-    """The unit's own artifact, by its name, and the others; their names are the backends they were built for."""
+def _artifacts(spec: TaskSpec, field: str, found: Findings) -> tuple[str, tuple[str, ...], Shape, tuple[Variant, ...]]:
+    """The name, command and shape of the unit's own artifact, and the other ones; their names are the backends they
+    were built for.
+    """
     if not spec.artifacts:
-        return "", ArtifactSpec(run=spec.run, resources=spec.resources), ()
+        told = not spec.run and found.doubts(f"{field}artifacts")
+        argv = () if told else found.get((), _command, spec.run, f"{field}run")
+        return "", argv, _shape(spec.resources, f"{field}resources", found), ()
     if spec.run:
-        raise SpecError("a task has `run` or `artifacts`, not both", field=f"{field}run", hint="drop `run`")
-    made: list[tuple[str, ArtifactSpec]] = []
+        found.add(SpecError("a task has `run` or `artifacts`, not both", field=f"{field}run", hint="drop `run`"))
+    made: list[Variant] = []
     for name, artifact in spec.artifacts.items():
         at = f"{field}artifacts.{name}"
-        check_name(name, at)
+        found.get(None, check_name, name, at)
         resources = artifact.resources or spec.resources
+        asked = f"{at}.resources" if artifact.resources else f"{field}resources"
         if name == "cpu" and resources.gpu:
-            raise SpecError("the artifact for the CPU asks for devices", field=f"{at}.resources.gpu", hint="gpu: 0")
+            found.add(
+                SpecError("the artifact for the CPU asks for devices", field=f"{at}.resources.gpu", hint="gpu: 0")
+            )
         if name != "cpu":
             resources = msgspec.structs.replace(resources, backend=resources.backend or name)
-        made.append((name, ArtifactSpec(run=artifact.run, resources=resources)))
-    variants = tuple(
-        Variant(
-            name=name,
-            argv=_command(artifact.run, f"{field}artifacts.{name}.run"),
-            shape=_shape(artifact.resources or spec.resources, f"{field}artifacts.{name}.resources"),
-        )
-        for name, artifact in made[1:]
-    )
-    return *made[0], variants
+        argv = found.get((), _command, artifact.run, f"{at}.run")
+        made.append(Variant(name=name, argv=argv, shape=_shape(resources, asked, found)))
+    return made[0].name, made[0].argv, made[0].shape, tuple(made[1:])
 
 
-def _work(spec: WorkSpec | None, field: str) -> Work:
+def _work(spec: WorkSpec | None, field: str, found: Findings) -> Work:
     if spec is None:
         return NO_WORK
     return Work(
-        flops=parse_or_raise(parse_flops, spec.flops, f"{field}.flops", MAX_FLOPS),
-        bytes=parse_or_raise(parse_bytes, spec.bytes, f"{field}.bytes", MAX_BYTES),
-        input=parse_or_raise(parse_bytes, spec.input, f"{field}.input", MAX_BYTES),
-        model=parse_or_raise(parse_bytes, spec.model, f"{field}.model", MAX_BYTES),
+        flops=found.get(0, parse_or_raise, parse_flops, spec.flops, f"{field}.flops", MAX_FLOPS),
+        bytes=found.get(0, parse_or_raise, parse_bytes, spec.bytes, f"{field}.bytes", MAX_BYTES),
+        input=found.get(0, parse_or_raise, parse_bytes, spec.input, f"{field}.input", MAX_BYTES),
+        model=found.get(0, parse_or_raise, parse_bytes, spec.model, f"{field}.model", MAX_BYTES),
     )
 
 
-def _retry(spec: RetrySpec, field: str) -> Retry:
-    backoff = _duration(spec.backoff, f"{field}.backoff")
+def _retry(spec: RetrySpec, field: str, found: Findings) -> Retry:
+    backoff = found.get(0, _duration, spec.backoff, f"{field}.backoff")
     return _or(RETRY, Retry(limit=spec.limit, backoff=backoff, when=tuple(dict.fromkeys(spec.when))))
 
 
-def _checkpoint(spec: Quantity | CheckpointSpec | None, field: str) -> tuple[int, int]:
+def _checkpoint(spec: Quantity | CheckpointSpec | None, field: str, found: Findings) -> tuple[int, int]:
     """(interval, cost of restoring) in nanoseconds."""
     if spec is None:
         return 0, 0
     if isinstance(spec, CheckpointSpec):
-        return _duration(spec.every, f"{field}.every"), _duration(spec.restore, f"{field}.restore")
-    return _duration(spec, field), 0
+        every = found.get(0, _duration, spec.every, f"{field}.every")
+        return every, found.get(0, _duration, spec.restore, f"{field}.restore")
+    return found.get(0, _duration, spec, field), 0
 
 
 def _weight(weight: float, field: str) -> int:
@@ -638,32 +714,36 @@ def _weight(weight: float, field: str) -> int:
     return _or(WEIGHT, round(weight * 1000))
 
 
-def _parts(base: Unit, spec: TaskSpec, argv: tuple[str, ...], env: dict[str, str], field: str) -> list[Unit]:
+def _parts(base: Unit, spec: TaskSpec, size: _Size, merge: tuple[str, ...]) -> list[Unit]:
     """Each part of a `split` gets its items, and its share of the work and of the run time that is expected; its class
-    names how many items it has, since that is what its run time is learned by. What was said of the parts says nothing
-    of the merge: of that is known what its runs tell.
+    names how many items it has, since that is what its run time is learned by. Each part of a `sweep` gets what it is
+    to try. What was said of the parts says nothing of the merge: of that is known what its runs tell.
     """
     units = []
-    for part in range(spec.parts):
-        made, items = base, {}
+    [whole] = base.tasks
+    for part in range(size.parts):
+        made, argv, env = base, whole.argv, whole.env
         if spec.split:
-            first, last = part * spec.split.items // spec.parts, (part + 1) * spec.split.items // spec.parts
-            items = {"POISE_ITEMS_FROM": str(first), "POISE_ITEMS_TO": str(last)}
+            first, last = part * spec.split.items // size.parts, (part + 1) * spec.split.items // size.parts
+            env = env | {"POISE_ITEMS_FROM": str(first), "POISE_ITEMS_TO": str(last)}
             made = msgspec.structs.replace(
                 base,
-                expect=-(-base.expect // spec.parts),
-                work=Work(**{name: amount // spec.parts for name, amount in msgspec.structs.asdict(base.work).items()}),
-                kind=f"{base.kind}*{-(-spec.split.items // spec.parts)}",
+                expect=-(-base.expect // size.parts),
+                work=Work(**{name: amount // size.parts for name, amount in msgspec.structs.asdict(base.work).items()}),
+                kind=f"{base.kind}*{-(-spec.split.items // size.parts)}",
             )
-        task = Task(name=f"{base.name}[{part}]", argv=argv, env=env | items, part=part, parts=spec.parts)
-        units.append(msgspec.structs.replace(made, name=task.name, tasks=(task,)))
+        if size.sweep:
+            argv = in_words(argv, size.sweep[part], shell=isinstance(spec.run, str))
+            env = in_env(env, size.sweep[part]) | names_of(size.sweep[part])
+        task = Task(name=f"{base.name}[{part}]", argv=argv, env=env, part=part, parts=size.parts)
+        units.append(msgspec.structs.replace(made, name=task.name, tasks=(task,), at_most=spec.at_most))
     if spec.merge is not None:
-        merge = Task(name=f"{base.name}.merge", argv=_command(spec.merge, f"{field}merge"), env=env, parts=spec.parts)
+        task = Task(name=f"{base.name}.merge", argv=merge, env=whole.env, parts=size.parts)
         units.append(
             msgspec.structs.replace(
                 base,
-                name=merge.name,
-                tasks=(merge,),
+                name=task.name,
+                tasks=(task,),
                 needs=tuple(unit.name for unit in units),
                 kind=f"{base.kind}.merge",
                 expect=0,
@@ -676,69 +756,6 @@ def _parts(base: Unit, spec: TaskSpec, argv: tuple[str, ...], env: dict[str, str
 
 
 T = TypeVar("T")
-
-
-def convert(document: Any, kind: type[T], shown: type[msgspec.Struct], at: str) -> T:
-    try:
-        return msgspec.convert(document, kind, strict=True, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise _spec_error(str(error), shown, at) from None
-
-
-def _spec_error(text: str, shown: type[msgspec.Struct], at: str) -> SpecError:
-    """msgspec says `Expected X, got Y - at `$.path``; say it with the path first and a near miss."""
-    message, _, path = text.replace(" - at `key` in `$", " as a key - at `$").partition(" - at `$")
-    path = path.rstrip("`")
-    field = ".".join(part for part in (at, path.lstrip(".")) if part)
-    unknown = re.search(r"unknown field `(.+)`", message)
-    if unknown:
-        known = [item.encode_name for item in msgspec.structs.fields(_at(shown, path))]
-        field = f"{field}.{unknown[1]}" if field else unknown[1]
-        hint = near(unknown[1], known) or f"known fields: {', '.join(known)}"
-        return SpecError(f"there is no field `{unknown[1]}` here", field=field, have=unknown[1], hint=hint)
-    value = re.search(r"Invalid enum value '?(.+?)'?$", message)
-    if value:
-        known = _words(get_type_hints(_at(shown, path)).get(re.sub(r"\[.*", "", path).rpartition(".")[2]))
-        hint = near(value[1], known)
-        return SpecError(
-            f"`{value[1]}` is not known here", field=field, have=value[1], need=", ".join(known), hint=hint
-        )
-    missing = re.search(r"Expected `(.+?)`(?:, got `(.+)`)?", message)
-    if missing:
-        what = "a key has the wrong type" if message.endswith("as a key") else "the value has the wrong type"
-        return SpecError(
-            what,
-            field=field,
-            need=missing[1] + message[missing.end() :].removesuffix(" as a key"),
-            have=missing[2] or "",
-        )
-    return SpecError(message[:1].lower() + message[1:], field=field)
-
-
-def _words(hint: Any) -> list[str]:
-    """The words that a field takes."""
-    if isinstance(hint, str):
-        return [hint] if hint else []
-    return [word for inner in get_args(hint) for word in _words(inner)]
-
-
-def _at(shown: type[msgspec.Struct], path: str) -> type[msgspec.Struct]:
-    inner: dict[str, type[msgspec.Struct]] = {
-        "resources": ResourcesSpec,
-        "retry": RetrySpec,
-        "workers": WorkersSpec,
-        "split": SplitSpec,
-        "work": WorkSpec,
-        "checkpoint": CheckpointSpec,
-        "artifacts": ArtifactSpec,
-    }
-    named = [part for part in re.split(r"[.\[\]]", path) if part in inner]
-    return inner[named[-1]] if named else shown
-
-
-def near(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean `{close[0]}`?" if close else ""
 
 
 def check_name(name: str, field: str) -> None:
@@ -788,23 +805,24 @@ def _class_of(argv: tuple[str, ...], command: Command) -> str:
     return " ".join((program, *words)).strip()[:64]
 
 
-def _environment(env: Mapping[str, Any], field: str) -> dict[str, str]:
-    made: dict[str, str] = {}
-    for name, value in env.items():
-        at = f"{field}.{name}"
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise SpecError("this is no name for an environment variable", code="E107", field=at)
-        if value is None:
-            raise SpecError(
-                "this variable was to come from the submitter's environment, where it is not set",
-                field=at,
-                hint=f"export {name}=…, or give it a value in the file",
-            )
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise SpecError("the value has the wrong type", field=at, need="text or number", hint="put it in quotes")
-        made[name] = str(value)
-        check_text(made[name], at, most=MAX_COMMAND_BYTES)
-    return made
+def _environment(env: Mapping[str, Any], field: str, found: Findings) -> dict[str, str]:
+    return {name: found.get("", _variable, name, value, f"{field}.{name}") for name, value in env.items()}
+
+
+def _variable(name: str, value: Any, at: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise SpecError("this is no name for an environment variable", code="E107", field=at)
+    if value is None:
+        raise SpecError(
+            "this variable was to come from the submitter's environment, where it is not set",
+            field=at,
+            hint=f"export {name}=…, or give it a value in the file",
+        )
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise SpecError("the value has the wrong type", field=at, need="text or number", hint="put it in quotes")
+    text = str(value)
+    check_text(text, at, most=MAX_COMMAND_BYTES)
+    return text
 
 
 def check_text(text: str, field: str, *, most: int = MAX_TEXT, code: str = "E102") -> None:
@@ -826,29 +844,27 @@ def _length(text: str | list[str]) -> int:
     return sum(_length(word) for word in text)
 
 
-def _shape(resources: ResourcesSpec, field: str) -> Shape:
+def _shape(resources: ResourcesSpec, field: str, found: Findings) -> Shape:
     if resources == _NOTHING_SAID:
         return _ONE_CPU
-    _check_gpus(resources.gpu, f"{field}.gpu")
+    found.get(None, _check_gpus, resources.gpu, f"{field}.gpu")
     share = round(resources.gpu_share * WHOLE) if 0 < resources.gpu_share <= 1 else 0
     if not 1 <= share <= SHARED_CAP and share != WHOLE:
-        need = f"up to {SHARED_CAP / WHOLE:g}, or 1 for whole devices"
-        raise SpecError(
-            "the share of a device is out of range",
-            code="E103",
-            field=f"{field}.gpu_share",
-            need=need,
-            have=str(resources.gpu_share),
-        )
+        need, have = f"up to {SHARED_CAP / WHOLE:g}, or 1 for whole devices", str(resources.gpu_share)
+        at = f"{field}.gpu_share"
+        found.add(SpecError("the share of a device is out of range", code="E103", field=at, need=need, have=have))
     models = [resources.gpu_model] if isinstance(resources.gpu_model, str) else resources.gpu_model
+    gpu_memory = found.get(0, parse_or_raise, parse_bytes, resources.gpu_memory, f"{field}.gpu_memory", MAX_BYTES)
     if not resources.gpu:
         for name, asked in (
             ("gpu_share", share != WHOLE),
             ("gpu_model", models),
             ("gpu_kind", resources.gpu_kind != "gpu"),
+            ("gpu_memory", gpu_memory),
         ):
             if asked:
-                raise SpecError(f"`{name}` needs `gpu`", field=f"{field}.{name}", hint="gpu: 1")
+                error = SpecError(f"`{name}` needs `gpu`", field=f"{field}.{name}", hint="gpu: 1")
+                found.add(error, f"{field}.gpu")
     named = {
         "gpu_kind": [resources.gpu_kind],
         "gpu_model": models,
@@ -857,16 +873,14 @@ def _shape(resources: ResourcesSpec, field: str) -> Shape:
     }
     for name, given in named.items():
         for text in given:
-            check_text(text, f"{field}.{name}", most=64)
-    if parse_or_raise(parse_bytes, resources.gpu_memory, f"{field}.gpu_memory", MAX_BYTES) and not resources.gpu:
-        raise SpecError("`gpu_memory` needs `gpu`", field=f"{field}.gpu_memory", hint="gpu: 1")
+            found.get(None, check_text, text, f"{field}.{name}", most=64)
     return Shape(
-        cpu=parse_or_raise(parse_cpu, resources.cpu, f"{field}.cpu", MAX_CPU),
-        memory=parse_or_raise(parse_bytes, resources.memory, f"{field}.memory", MAX_BYTES),
+        cpu=found.get(0, parse_or_raise, parse_cpu, resources.cpu, f"{field}.cpu", MAX_CPU),
+        memory=found.get(0, parse_or_raise, parse_bytes, resources.memory, f"{field}.memory", MAX_BYTES),
         gpus=resources.gpu,
-        gpu_memory=parse_or_raise(parse_bytes, resources.gpu_memory, f"{field}.gpu_memory", MAX_BYTES),
+        gpu_memory=gpu_memory,
         share=share,
-        network=parse_or_raise(parse_rate, resources.network, f"{field}.network", MAX_BYTES),
+        network=found.get(0, parse_or_raise, parse_rate, resources.network, f"{field}.network", MAX_BYTES),
         wants=_or(
             ANY_GPU,
             Wants(
@@ -922,11 +936,6 @@ _WRITTEN: dict[Any, Callable[[int], str]] = {
 }
 
 
-def shown(value: Quantity) -> str:
-    """An integer of thousands of digits cannot even be written out."""
-    return "a number of many digits" if isinstance(value, int) and abs(value) >= 2**63 else str(value)[:80]
-
-
 def compile_quota(spec: QuotaSpec) -> Quota:
     """Raises SpecError for what is no amount."""
     return Quota(
@@ -944,7 +953,7 @@ def _deadline(value: Quantity | None, field: str, wall: float) -> int:
     """Nanoseconds from submission, from `30m` or `2026-12-01T12:00:00+01:00`; 0 for none."""
     if value is None:
         return 0
-    if isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\d", value):
+    if isinstance(value, str) and re.match(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", value):
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:

@@ -7,8 +7,8 @@
     score: {fit: 0.5, balance: 0.5}
     preempt: {by: class, min_run: 2m, budget: 1}
 
-`compile_recipe` takes the parsed document and raises `SpecError` with the path of the field, what was expected and a
-hint. A file names terms and never code: there is no way to a function from here.
+`compile_recipe` takes the parsed document and raises `SpecError` with everything that is wrong: the path of each field,
+what was expected and a hint. A file names terms and never code: there is no way to a function from here.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -18,16 +18,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from poise.errors import SpecError
-from poise.model.spec import (
-    MAX_DURATION,
-    Quantity,
-    check_count,
-    check_name,
-    convert,
-    near,
-    parse_or_raise,
-    shown,
-)
+from poise.model.document import Findings, near, shown
+from poise.model.spec import MAX_DURATION, Quantity, check_count, check_name, parse_or_raise
 from poise.model.triggers import Triggers
 from poise.policy.rank import ORDERS, PRESETS, RANK_TERMS
 from poise.policy.reclaim import Preemption
@@ -117,30 +109,36 @@ class PolicySpec(msgspec.Struct, forbid_unknown_fields=True):
     kind: str = ""
     name: str = ""
     extends: str = ""
-    order: str | dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
-    score: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    order: str | dict[str, float] | msgspec.UnsetType = msgspec.UNSET
+    score: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
     spread: bool | msgspec.UnsetType = msgspec.UNSET
     turns: str | msgspec.UnsetType = msgspec.UNSET
     overtake: bool | msgspec.UnsetType = msgspec.UNSET
     reserve: bool | msgspec.UnsetType = msgspec.UNSET
-    preempt: Any = msgspec.UNSET
+    preempt: PreemptSpec | msgspec.UnsetType | None = msgspec.UNSET
     elastic: bool | msgspec.UnsetType = msgspec.UNSET
     reallocate: bool | msgspec.UnsetType = msgspec.UNSET
-    triggers: Any = msgspec.UNSET
+    triggers: TriggersSpec | msgspec.UnsetType = msgspec.UNSET
 
 
 def compile_recipe(
     document: Any, terms: Collection[str] = tuple(TERMS), rank_terms: Collection[str] = tuple(RANK_TERMS)
 ) -> Recipe:
     """Compile a parsed file; `terms` and `rank_terms` name those that are known. Raises `SpecError`."""
-    try:
-        return _compile(document, terms, rank_terms)
-    except SpecError as error:
-        if not error.record.hint:
-            name = error.record.field.rpartition(".")[2] if error.record.field else "kind"
-            example = _EXAMPLES.get(name) or _EXAMPLES.get(error.record.field.partition(".")[0], _EXAMPLES["kind"])
-            error.record = msgspec.structs.replace(error.record, hint=example)
-        raise
+    found = Findings()
+    spec = found.convert(document, PolicySpec)
+    made = None if spec is None else _compile(spec, terms, rank_terms, found)
+    found.check(_example)
+    if made is None:
+        raise AssertionError("a document that is not compiled has something wrong in it")
+    return made
+
+
+def _example(field: str) -> str:
+    if field.startswith(("order.", "score.")):
+        return f"{field.partition('.')[2]}: 0.5"
+    name = field.rpartition(".")[2] if field else "kind"
+    return _EXAMPLES.get(name) or _EXAMPLES.get(field.partition(".")[0], _EXAMPLES["kind"])
 
 
 def digest_of(recipe: Recipe, sources: Iterable[str] = ()) -> str:
@@ -149,28 +147,27 @@ def digest_of(recipe: Recipe, sources: Iterable[str] = ()) -> str:
     return sha256(told).hexdigest()[:8]
 
 
-def _compile(document: Any, terms: Collection[str], rank_terms: Collection[str]) -> Recipe:
-    spec = convert(document, PolicySpec, PolicySpec, "")
+def _compile(spec: PolicySpec, terms: Collection[str], rank_terms: Collection[str], found: Findings) -> Recipe:
     if spec.kind != "policy":
-        raise SpecError("this file is no policy", field="kind", need="policy", have=spec.kind, hint="kind: policy")
+        found.add(SpecError("this file is no policy", field="kind", need="policy", have=spec.kind, hint="kind: policy"))
     if not spec.name:
-        raise SpecError("the policy has no name", field="name")
-    check_name(spec.name, "name")
-    base = _base(spec.extends)
+        found.add(SpecError("the policy has no name", field="name"))
+    found.get(None, check_name, spec.name, "name")
+    base = found.get(Recipe(name=""), _base, spec.extends)
     plain = ("spread", "overtake", "reserve", "elastic", "reallocate")
     changes: dict[str, Any] = {field: value for field in plain if (value := getattr(spec, field)) is not msgspec.UNSET}
     if spec.order is not msgspec.UNSET:
-        changes["order"] = _order(spec.order, rank_terms)
+        changes["order"] = found.get("", _order, spec.order, rank_terms, found)
     if spec.score is not msgspec.UNSET:
-        changes["score"] = _score(spec.score, terms)
+        changes["score"] = _score(spec.score, terms, found)
     if spec.turns is not msgspec.UNSET:
-        changes["turns"] = _one_of(spec.turns, TURNS, "turns")
+        changes["turns"] = found.get("", _one_of, spec.turns, TURNS, "turns")
     if spec.preempt is None:
         changes["preempt"] = None
     elif spec.preempt is not msgspec.UNSET:
-        changes["preempt"] = _preempt(spec.preempt, base.preempt or Preemption())
+        changes["preempt"] = _preempt(spec.preempt, base.preempt or Preemption(), found)
     if spec.triggers is not msgspec.UNSET:
-        changes["triggers"] = _triggers(spec.triggers, base.triggers)
+        changes["triggers"] = _triggers(spec.triggers, base.triggers, found)
     return msgspec.structs.replace(base, name=spec.name, **changes)
 
 
@@ -183,7 +180,7 @@ def _base(name: str) -> Recipe:
     return found
 
 
-def _order(order: str | dict[str, Any], rank_terms: Collection[str]) -> str | dict[str, float]:
+def _order(order: str | dict[str, float], rank_terms: Collection[str], found: Findings) -> str | dict[str, float]:
     if isinstance(order, str):
         known = [*ORDERS, *PRESETS]
         if order not in known and order in rank_terms:
@@ -192,76 +189,68 @@ def _order(order: str | dict[str, Any], rank_terms: Collection[str]) -> str | di
                 hint=f"order: {{{order}: 1}}",
             )  # fmt: skip
         return _one_of(order, known, "order")
-    return _weights(order, rank_terms, "order")
+    return _weights(order, rank_terms, "order", found)
 
 
-def _score(score: dict[str, Any], terms: Collection[str]) -> dict[str, float]:
-    weights = _weights(score, terms, "score")
-    if not sum(weights.values()) > 0:
-        raise SpecError(
-            "the weights of a score must add up to more than 0", code="E103", field="score", need="more than 0",
-            have=f"{sum(weights.values()):g}",
-        )  # fmt: skip
+def _score(score: dict[str, float], terms: Collection[str], found: Findings) -> dict[str, float]:
+    weights = _weights(score, terms, "score", found)
+    if not (total := sum(weights.values())) > 0:
+        what = "the weights of a score must add up to more than 0"
+        found.add(SpecError(what, code="E103", field="score", need="more than 0", have=f"{total:g}"))
     return weights
 
 
-def _weights(weights: Mapping[str, Any], known: Collection[str], field: str) -> dict[str, float]:
+def _weights(weights: Mapping[str, float], known: Collection[str], field: str, found: Findings) -> dict[str, float]:
     """Finite weights of known terms."""
     if not 1 <= len(weights) <= MAX_TERMS:
+        need, have, what = f"1 to {MAX_TERMS}", str(len(weights)), "the number of terms is out of range"
+        found.add(SpecError(what, code="E103", field=field, need=need, have=have))
+    return {name: found.get(0.0, _weight, name, weight, known, f"{field}.{name}") for name, weight in weights.items()}
+
+
+def _weight(name: str, weight: float, known: Collection[str], at: str) -> float:
+    if name not in known:
+        raise _unknown(f"there is no term `{name}`", name, known, at)
+    if not abs(weight) <= MAX_WEIGHT:  # nor if it is no number at all (nan)
         raise SpecError(
-            "the number of terms is out of range", code="E103", field=field, need=f"1 to {MAX_TERMS}",
-            have=str(len(weights)),
+            "the weight is out of range", code="E103", field=at, need=f"from {-MAX_WEIGHT:.0f} to {MAX_WEIGHT:.0f}",
+            have=shown(weight), hint=f"{name}: 0.5",
         )  # fmt: skip
-    made = {}
-    for name, weight in weights.items():
-        at = f"{field}.{name}"
-        if name not in known:
-            raise _unknown(f"there is no term `{name}`", name, known, at)
-        if isinstance(weight, bool) or not isinstance(weight, int | float):
-            raise SpecError("the value has the wrong type", field=at, need="a number", hint=f"{name}: 0.5")
-        if not abs(weight) <= MAX_WEIGHT:  # nor if it is no number at all (nan)
-            raise SpecError(
-                "the weight is out of range", code="E103", field=at, need=f"from {-MAX_WEIGHT:.0f} to {MAX_WEIGHT:.0f}",
-                have=shown(weight), hint=f"{name}: 0.5",
-            )  # fmt: skip
-        made[name] = float(weight)
-    return made
+    return weight
 
 
-def _triggers(raw: Any, base: Triggers) -> Triggers:
-    spec = convert(raw, TriggersSpec, TriggersSpec, "triggers")
+def _triggers(spec: TriggersSpec, base: Triggers, found: Findings) -> Triggers:
     changes: dict[str, int] = {}
     for field in TriggersSpec.__struct_fields__:
         value, at = getattr(spec, field), f"triggers.{field}"
         if value is msgspec.UNSET:
             continue
         if field == "failed_checks":
-            check_count(value, 1, at)
+            found.get(None, check_count, value, 1, at)
             changes[field] = value
         elif field in ("use_above", "hot_above", "cool_below"):
-            changes[field] = parse_or_raise(parse_share, value, at, 1000)
+            changes[field] = found.get(0, parse_or_raise, parse_share, value, at, 1000)
         else:
-            changes[field] = parse_or_raise(parse_duration, value, at, MAX_DURATION)
+            changes[field] = found.get(0, parse_or_raise, parse_duration, value, at, MAX_DURATION)
     made = msgspec.structs.replace(base, **changes)
     if made.cool_below > made.hot_above:
-        raise SpecError(
-            "a node cools below the share above which it is hot", code="E103", field="triggers.cool_below",
-            need=f"at most {made.hot_above / 10:g}%", have=f"{made.cool_below / 10:g}%",
-        )  # fmt: skip
+        what = "a node cools below the share above which it is hot"
+        need, have = f"at most {made.hot_above / 10:g}%", f"{made.cool_below / 10:g}%"
+        error = SpecError(what, code="E103", field="triggers.cool_below", need=need, have=have)
+        found.add(error, "triggers.hot_above")
     return made
 
 
-def _preempt(raw: Any, base: Preemption) -> Preemption:
-    spec = convert(raw, PreemptSpec, PreemptSpec, "preempt")
+def _preempt(spec: PreemptSpec, base: Preemption, found: Findings) -> Preemption:
     changes: dict[str, Any] = {}
     if spec.by is not msgspec.UNSET:
-        changes["by"] = _one_of(spec.by, YIELDS_BY, "preempt.by")
+        changes["by"] = found.get("", _one_of, spec.by, YIELDS_BY, "preempt.by")
     if spec.min_run is not msgspec.UNSET:
-        changes["min_run"] = parse_or_raise(parse_duration, spec.min_run, "preempt.min_run", MAX_DURATION)
+        changes["min_run"] = found.get(0, parse_or_raise, parse_duration, spec.min_run, "preempt.min_run", MAX_DURATION)
     for field, least in (("budget", 0), ("at_once", 1)):
         value = getattr(spec, field)
         if value is not msgspec.UNSET:
-            check_count(value, least, f"preempt.{field}")
+            found.get(None, check_count, value, least, f"preempt.{field}")
             changes[field] = value
     return msgspec.structs.replace(base, **changes)
 

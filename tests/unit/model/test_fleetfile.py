@@ -191,7 +191,7 @@ def test_near_misses_are_shown() -> None:
 def test_a_missing_field_says_what_could_stand_there() -> None:
     record = refused({"kind": "fleet", "nodes": {"n": {"cpu": 8}}})
     assert "memory" in str(record.message)
-    assert record.field == "nodes.n"
+    assert record.field == "nodes.n.memory"
 
 
 @pytest.mark.parametrize(

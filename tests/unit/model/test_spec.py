@@ -263,7 +263,7 @@ def test_a_cycle_is_named() -> None:
     tasks = {"a": {"run": "x", "needs": ["c"]}, "b": {"run": "x", "needs": ["a"]}, "c": {"run": "x", "needs": ["b"]}}
     error = refused({"kind": "graph", "tasks": tasks})
     assert (error.code, error.message) == ("E106", "the graph has a cycle: a -> b -> c -> a")
-    assert error.field == "tasks.a.needs"
+    assert error.field == "tasks.a.needs[0]"
     assert "`c` from `tasks.a.needs`" in error.hint
 
 
@@ -274,7 +274,7 @@ def test_a_task_cannot_need_itself() -> None:
 
 def test_dangling_needs_name_a_near_miss() -> None:
     error = refused({"kind": "graph", "tasks": {"prepare": {"run": "x"}, "b": {"run": "x", "needs": ["prepair"]}}})
-    assert (error.code, error.field, error.have) == ("E105", "tasks.b.needs", "prepair")
+    assert (error.code, error.field, error.have) == ("E105", "tasks.b.needs[0]", "prepair")
     assert error.hint == "did you mean `prepare`?"
     error = refused({"kind": "graph", "tasks": {"prepare": {"run": "x"}, "b": {"run": "x", "needs": ["zzz"]}}})
     assert error.hint == "the graph has: prepare, b"
@@ -336,7 +336,7 @@ def test_a_float_of_bytes_is_a_quantity_too() -> None:
         ({"run": "x", "parts": 2, "workers": 2}, "E102", "parts"),
         ({"run": "x", "merge": "y"}, "E102", "merge"),
         ({"run": "x", "parts": 2, "merge": " "}, "E104", "merge"),
-        ({"run": "x", "retry": {"limit": -1}}, "E102", "retry.limit"),
+        ({"run": "x", "retry": {"limit": -1}}, "E103", "retry.limit"),
         ({"run": "x", "retry": {"backoff": "soon"}}, "E103", "retry.backoff"),
         ({"run": "x", "grace": "-1s"}, "E103", "grace"),
         ({"run": "x", "expect": "a while"}, "E103", "expect"),

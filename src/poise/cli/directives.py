@@ -1,0 +1,206 @@
+"""What a script says at its head of what it needs.
+
+    #!/bin/bash
+    #POISE gpu=1 memory=8GiB
+    #POISE name=train sweep="{lr: [0.1, 0.01]}"
+    python train.py --lr "$POISE_SWEEP_LR"
+
+A directive is a flag of `poise submit`, or a field of the job file in YAML, as `name=value`; several stand in a line,
+quoted as for a shell. They end where the first line of code begins: one that comes later is refused. Lines of `#SBATCH`
+are not obeyed; what they would be here is told.
+"""
+
+import re
+import shlex
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import msgspec
+
+from poise.cli.asking import asked, asking, merged
+from poise.cli.render import say
+from poise.cli.slurm import of_slurm
+from poise.config import MAX_BODY
+from poise.drivers.yamlfile import Place, parse_yaml
+from poise.errors import ErrorRecord, SpecError, placed, together
+from poise.model.document import above, near
+from poise.model.spec import JobSpec, ResourcesSpec, compile_spec
+from poise.units import format_bytes
+
+_FLAGS = {
+    flag.opts[-1].lstrip("-").replace("-", "_"): flag
+    for flag in click.command()(asking(lambda **_: None)).params
+    if isinstance(flag, click.Option)
+}
+_OURS = re.compile(r"#POISE(?:\s+(.*))?")
+_NEARLY = re.compile(r"\s*#+\s*poise[: ]\s*-*[a-z][a-z_-]*=", re.IGNORECASE)
+_NEARLY_BEGINS = re.compile(r"\s*#+\s*poise[: ]\s*-*", re.IGNORECASE)
+_NOT_HERE = ("kind", "tasks", "needs", "run", "artifacts", "folder")
+"""Fields of a job file that a script does not say: it is what is run, where it is submitted."""
+
+_FIELD_OF = {"no_preempt": "preemptible", "retries": "retry"}
+_RESOURCES = tuple(field.encode_name for field in msgspec.structs.fields(ResourcesSpec))
+_FIELDS = tuple(field.encode_name for field in msgspec.structs.fields(JobSpec) if field.encode_name not in _NOT_HERE)
+
+
+class Script(NamedTuple):
+    """How to run a script, what it asks for, and where it says so."""
+
+    command: list[str]
+    spec: dict[str, Any]
+    place: Place
+
+
+class _Directive(NamedTuple):
+    """A word such as `gpu=1`, and the line that it stands in; `value` is none where there is no `=`."""
+
+    name: str
+    value: str | None
+    line: int
+
+
+def no_flags() -> dict[str, Any]:
+    """What flags are where none is given."""
+    return {flag.name or "": () if flag.multiple else False if flag.is_flag else None for flag in _FLAGS.values()}
+
+
+def read_script(path: Path, environ: dict[str, str], own: dict[str, Any]) -> Script:
+    """Read a script's directives; raises SpecError with everything that is wrong with them. What `#SBATCH` lines ask
+    for that neither directives nor flags (`own`) do is told on stderr.
+    """
+    lines = _read(path).splitlines()
+    code = next((number for number, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
+    wrong: list[ErrorRecord] = []
+    directives = list(_directives(path, lines, code, wrong))
+    spec, at = _fields(path, directives, environ, wrong)
+
+    def place(field: str) -> str:
+        return next((at[one] for one in (field, *above(field)) if one in at), "")
+
+    asks = merged(spec, own)
+    if wrong:
+        try:
+            compile_spec(asks | {"run": "true"}, wall=time.time())  # for what else is wrong
+        except SpecError as error:
+            wrong += placed(error.record, place).all()
+        raise together([msgspec.structs.replace(one, others=()) for one in wrong])
+    told = of_slurm(lines[:code], asks.keys() | asks.get("resources", {}).keys())
+    if told:
+        say(f"poise: {told}")
+    return Script(
+        _command(path, lines),
+        spec,
+        place,
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+        if len(content) > MAX_BODY:
+            need, have = f"at most {format_bytes(MAX_BODY)}", format_bytes(len(content))
+            raise SpecError("the script is too large", code="E101", field=str(path), need=need, have=have)
+        return content.decode()
+    except OSError as error:
+        what, hint = f"the file cannot be read: {error.strerror}", f"`ls -l {path}`"
+        raise SpecError(what, code="E101", field=str(path), hint=hint) from None
+    except UnicodeDecodeError as error:
+        hint = f"`file {path}`"
+        raise SpecError(
+            "the file is not UTF-8 text", code="E101", field=str(path), have=str(error), hint=hint
+        ) from None
+
+
+def _command(path: Path, lines: list[str]) -> list[str]:
+    """As its first line says; else the shell, or the Python of whoever submits it."""
+    script = str(path.absolute())
+    if lines and lines[0].startswith("#!") and (words := lines[0][2:].split(maxsplit=1)):
+        return [*(word.strip() for word in words), script]
+    if not path.name.endswith(".py"):
+        return ["/bin/sh", script]
+    return [shutil.which("python3") or shutil.which("python") or "python3", script]
+
+
+def _directives(path: Path, lines: list[str], code: int, wrong: list[ErrorRecord]) -> Iterator[_Directive]:
+    for number, line in enumerate(lines, start=1):
+        at = f"{path}:{number}"
+        match = _OURS.fullmatch(line.strip())
+        if match is None:
+            if number <= code and _NEARLY.match(line):
+                hint = f"#POISE {_NEARLY_BEGINS.sub('', line)}"
+                what = "a directive begins with `#POISE` and a space"
+                wrong.append(ErrorRecord(code="E102", message=what, at=at, have=line.strip()[:80], hint=hint[:120]))
+            continue
+        if number > code or line[:1].isspace():
+            what = "a directive stands at the head of a script, before the first line of code"
+            hint = f"move it up, above line {code + 1}"
+            wrong.append(ErrorRecord(code="E102", message=what, at=at, have=line.strip()[:80], hint=hint))
+            continue
+        try:
+            words = shlex.split(match[1] or "", comments=True)
+        except ValueError as error:
+            what = f"the directive cannot be read: {str(error).lower()}"
+            wrong.append(ErrorRecord(code="E102", message=what, at=at, have=line[:80], hint='#POISE name="my run"'))
+            continue
+        for word in words:
+            name, equals, value = word.lstrip("-").partition("=")
+            yield _Directive(name.replace("-", "_"), value if equals else None, number)
+
+
+def _fields(
+    path: Path, directives: list[_Directive], environ: dict[str, str], wrong: list[ErrorRecord]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The fields of a job that directives set, and where each is set."""
+    flags = no_flags()
+    spec: dict[str, Any] = {}
+    at: dict[str, str] = {}
+    seen: set[str] = set()
+    for name, value, line in directives:
+        where = f"{path}:{line}"
+        flag = _FLAGS.get(name)
+        record = _refusal(name, value, flag is not None and flag.is_flag, name in seen and not (flag and flag.multiple))
+        if record is not None:
+            wrong.append(msgspec.structs.replace(record, at=where))
+            continue
+        seen.add(name)
+        field = f"env.{(value or '').partition('=')[0]}" if name == "env" else _FIELD_OF.get(name, name)
+        field = f"resources.{field}" if field in _RESOURCES else field
+        at[field] = where
+        if flag is not None and not (value or "").startswith(("{", "[")):  # those are YAML
+            said = flag.name or ""
+            flags[said] = (*flags[said], value) if flag.multiple else True if flag.is_flag else value
+            continue
+        try:
+            told = value if name in ("class", "backend") else parse_yaml(value or "", name)
+        except SpecError as error:
+            wrong.append(msgspec.structs.replace(error.record, field=field, at=where, hint=f"#POISE {name}=…"))
+            continue
+        if name in _RESOURCES:
+            spec.setdefault("resources", {})[name] = told
+        else:
+            spec[name] = told
+    try:
+        return merged(spec, asked(flags, environ)), at
+    except SpecError as error:
+        wrong.append(msgspec.structs.replace(error.record, at=at.get("sweep", "")))
+        return spec, at
+
+
+def _refusal(name: str, value: str | None, is_flag: bool, twice: bool) -> ErrorRecord | None:
+    names = dict.fromkeys((*_FLAGS, *_RESOURCES, *_FIELDS))
+    if name not in names or name == "resources":
+        hint = near(name, names) or f"known: {', '.join(names)}"
+        if name in _NOT_HERE:
+            hint = "write it into a job file: `poise submit FILE.yaml`"
+        return ErrorRecord(code="E102", message=f"there is no directive `{name[:80]}`", have=name[:80], hint=hint)
+    if (value is None) != is_flag:
+        hint = f"#POISE {name}" if is_flag else f"#POISE {name}=…"
+        need = "no value" if is_flag else "a value"
+        return ErrorRecord(code="E102", message=f"`{name}` takes {need}", field=name, need=need, hint=hint)
+    if twice:
+        return ErrorRecord(code="E107", message=f"`{name}` is said twice", field=name, hint="drop one of them")
+    return None

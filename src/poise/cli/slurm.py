@@ -1,0 +1,80 @@
+"""What the `#SBATCH` lines of a script would be here. They are told, and never obeyed."""
+
+import re
+import shlex
+from collections.abc import Callable, Collection, Iterable
+
+_LINE = re.compile(r"#SBATCH\s+(.*)")
+
+
+def of_slurm(head: Iterable[str], said: Collection[str]) -> str:
+    """A sentence with the directive that says the same, without what is `said` already; empty where there is no need of
+    one.
+    """
+    told: list[str] = []
+    lines = [match[1] for line in head if (match := _LINE.fullmatch(line.strip()))]
+    for line in lines:
+        words = line.split("#")[0].split()
+        while words:
+            name, _, value = words.pop(0).partition("=")
+            if not name.startswith("--"):
+                name, value = f"--{_SHORT.get(name[1:2], '')}", name[2:] or value
+            if not value and words and not words[0].startswith("-"):
+                value = words.pop(0)
+            translate = _OF_SLURM.get(name[2:])
+            try:
+                told += translate(value).split(" ") if translate and value else []
+            except ValueError:  # an option that is written as no option is
+                continue
+    told = [one for one in dict.fromkeys(told) if one.partition("=")[0] not in said]
+    if told:
+        return f"`#SBATCH` lines are not obeyed; the same here: `#POISE {' '.join(told)}`"
+    return "`#SBATCH` lines are not obeyed, and nothing here is the same" if lines and not said else ""
+
+
+def _memory(text: str) -> str:
+    """Slurm's units are binary, and a bare number is of MiB."""
+    number, unit = text[:-1], text[-1:].upper()
+    return f"{number}{unit}iB" if unit in "KMGT" and unit else f"{text}MiB"
+
+
+def _time(text: str) -> str:
+    """`days-hours:minutes:seconds`, of which little needs to be there; a bare number is of minutes."""
+    days, dash, rest = text.rpartition("-")
+    numbers = rest.split(":")
+    units = "hms" if dash or len(numbers) == 3 else "ms"
+    told = "".join(f"{int(number)}{unit}" for number, unit in zip(numbers, units, strict=False) if int(number))
+    return (f"{int(days)}d" if days else "") + told
+
+
+def _array(text: str) -> str:
+    """`0-99` is so many parts; other lists are a sweep."""
+    which, _, most = text.partition("%")
+    limit = f" at_most={int(most)}" if most else ""
+    first, dash, last = which.partition("-")
+    if dash and first == "0" and last.isdigit():
+        return f"parts={int(last) + 1}{limit}"
+    return f"sweep=i={which.replace('-', '..')}{limit}"
+
+
+def _gpus(text: str) -> str:
+    words = text.removeprefix("gpu:").split(":")
+    model = f" gpu_model={words[0]}" if len(words) > 1 else ""
+    return f"gpu={words[-1] if words[-1].isdigit() else 1}{model}"
+
+
+_OF_SLURM: dict[str, Callable[[str], str]] = {
+    "gpus": _gpus,
+    "gpus-per-task": _gpus,
+    "gpus-per-node": _gpus,
+    "gres": _gpus,
+    "mem": lambda text: f"memory={_memory(text)}",
+    "cpus-per-task": lambda text: f"cpu={text}",
+    "ntasks": lambda text: f"workers={text}",
+    "time": lambda text: f"expect={_time(text)}",
+    "job-name": lambda text: f"name={shlex.quote(text)}",
+    "array": _array,
+}
+"""What it takes to say the same here. The time is a limit there; here it is what is expected."""
+
+_SHORT = {"c": "cpus-per-task", "n": "ntasks", "t": "time", "J": "job-name", "a": "array", "G": "gpus"}

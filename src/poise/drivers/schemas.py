@@ -1,0 +1,414 @@
+"""JSON Schema of every file that Poise reads: job, fleet, policy, and what is said of devices.
+
+Shapes come from the records that the files are read into; what a field means, and which texts and numbers it takes,
+stands here. A schema is never stricter than Poise: what is accepted is valid. What is not valid is refused.
+`poise schema` prints them; those in docs/reference are made of them.
+"""
+
+from typing import Any
+
+import msgspec
+
+from poise.model import devicefile, fleetfile, spec
+from poise.model.catalogue import CATALOGUE
+from poise.policy.rank import ORDERS, PRESETS, RANK_TERMS
+from poise.policy.recipe import MAX_TERMS, MAX_WEIGHT, RECIPES, TURNS, YIELDS_BY, PolicySpec
+from poise.policy.score import TERMS
+
+Schema = dict[str, Any]
+
+FILES = {
+    "job": "A job or a graph: `poise submit FILE.yaml`",
+    "fleet": "Nodes that are declared: `poise up --fleet FILE.yaml`",
+    "policy": "Who runs where, and when: `poise up --policy FILE.yaml`",
+    "devices": "What is known of the devices of this machine: `devices.yaml` in the home",
+}
+"""The kinds of files, and what each is for."""
+
+_ROOTS: dict[str, type[msgspec.Struct]] = {
+    "job": spec.JobSpec,
+    "fleet": fleetfile.FleetSpec,
+    "policy": PolicySpec,
+    "devices": devicefile.DevicesSpec,
+}
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+_NUMBER = r"[0-9]{1,40}(?:\.[0-9]{1,40})?"
+_TIME_UNIT = "(?:[nN][sS]|[uU][sS]|[mM][sS]|[sS]|[mM]|[mM][iI][nN]|[hH]|[dD])"
+
+
+def _quantity(pattern: str, *examples: str) -> Schema:
+    return {
+        "type": ["string", "number"],
+        "pattern": rf"^\s*{pattern}\s*$",
+        "patternErrorMessage": f"a quantity such as {' or '.join(examples)}",  # for editors that know it
+        "minimum": 0,
+        "examples": list(examples),
+    }
+
+
+_DURATION = _quantity(rf"(?:{_NUMBER}|(?:{_NUMBER}\s*{_TIME_UNIT}\s*)+)", "90s", "30m", "1h30m")
+_BYTES = _quantity(rf"{_NUMBER}\s*(?:[kKmMgGtTpP]?[bB]|[kKmMgGtTpP][iI][bB]?)?", "8GiB", "500MB")
+_CPU = _quantity(rf"{_NUMBER}\s*m?", "4", "500m")
+_RATE = _quantity(rf"{_NUMBER}\s*[kKMGTP]?(?:bit|b|B|Byte|bps)(?:/s|ps)?", "10Gbit", "900GB/s")
+_FLOPS = _quantity(
+    r"[0-9]{1,20}(?:\.[0-9]{1,20})?(?:e[0-9]{1,2})?\s*(?:[kKMGTPE]?(?:FLOPS?|OPS?)(?:/s)?)?", "312 TFLOPS", "2 PFLOP"
+)
+_SHARE = _quantity(r"[0-9]{1,20}(?:\.[0-9]{1,20})?\s*%?", "90%")
+_POWER = _quantity(r"[0-9]{1,9}(?:\.[0-9]{1,9})?\s*[mk]?W?", "700W")
+_PRICE = _quantity(r"\$?\s*[0-9]{1,9}(?:\.[0-9]{1,9})?\s*\$?(?:/h)?", "4.0")
+_MOMENT = {
+    "type": ["string", "number"],
+    "pattern": f"{_DURATION['pattern']}|^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}.+$",
+    "minimum": 0,
+    "examples": ["30m", "2026-12-01T12:00:00Z"],
+}
+
+_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+_NAMES = {"pattern": f"^{_NAME}$"}
+_COUNT = {"type": "integer", "minimum": 1, "maximum": spec.MAX_TASKS}
+_COUNT_OR_NONE = _COUNT | {"minimum": 0}
+_RATES = {
+    "type": "object",
+    "propertyNames": {"enum": list(fleetfile.PRECISIONS)},
+    "additionalProperties": _FLOPS,
+}
+_SWEPT = {"pattern": "^[a-z][a-z0-9_]{0,62}$"}
+_SCALAR = {"type": ["string", "number", "boolean"]}
+_VALUES = {
+    "anyOf": [
+        {"type": "string", "pattern": r"^\s*-?[0-9]{1,12}\s*\.\.\s*-?[0-9]{1,12}\s*(?::\s*[0-9]{1,12}\s*)?$"},
+        {"type": "array", "items": _SCALAR, "minItems": 1},
+    ],
+    "examples": ["1..5"],
+}
+_WEIGHT = {"type": "number", "minimum": -MAX_WEIGHT, "maximum": MAX_WEIGHT}
+
+
+def _weights(terms: Any) -> Schema:
+    return {
+        "type": "object",
+        "properties": dict.fromkeys(terms, _WEIGHT),
+        "additionalProperties": _WEIGHT,
+        "minProperties": 1,
+        "maxProperties": MAX_TERMS,
+    }
+
+
+_FORMS: dict[str, Schema] = {
+    "name": {"pattern": f"^(?:(?!j[0-9]+$){_NAME})?$"},
+    "tasks": {"propertyNames": _NAMES},
+    "artifacts": {"propertyNames": _NAMES},
+    "env": {
+        "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
+        "additionalProperties": {"type": ["string", "number", "null"]},
+    },
+    "deadline": {"anyOf": [_MOMENT, {"type": "null"}]},
+    "expect": {"anyOf": [_DURATION, {"type": "null"}]},
+    "grace": _DURATION,
+    "workers": {
+        "anyOf": [
+            _COUNT,
+            {
+                "type": "string",
+                "pattern": r"^\s*[0-9]{1,6}(?:\s*\.\.\s*[0-9]{1,6})?\s*$",
+                "examples": ["2..8"],
+            },
+            {"$ref": "#/$defs/WorkersSpec"},
+        ]
+    },
+    "parts": _COUNT_OR_NONE,
+    "at_most": _COUNT_OR_NONE,
+    "sweep": {
+        "anyOf": [
+            {
+                "type": "object",
+                "propertyNames": _SWEPT,
+                "properties": {
+                    "zip": {"type": "object", "propertyNames": _SWEPT, "additionalProperties": _VALUES},
+                },
+                "additionalProperties": _VALUES,
+                "minProperties": 1,
+            },
+            {
+                "type": "array",
+                "items": {"type": "object", "propertyNames": _SWEPT, "additionalProperties": _SCALAR},
+                "minItems": 1,
+            },
+            {"type": "null"},
+        ]
+    },
+    "weight": {"minimum": 0.001, "maximum": 1000},
+    "checkpoint": {"anyOf": [_DURATION, {"$ref": "#/$defs/CheckpointSpec"}, {"type": "null"}]},
+    "resources.cpu": _CPU,
+    "resources.memory": _BYTES,
+    "resources.gpu": {"minimum": 0, "maximum": 1024},
+    "resources.gpu_memory": _BYTES,
+    "resources.gpu_share": {"exclusiveMinimum": 0, "maximum": 1},
+    "resources.gpu_model": {"examples": [entry.name for entry in CATALOGUE if entry.memory]},
+    "resources.network": _RATE,
+    "retry.backoff": _DURATION,
+    "workers.min": _COUNT,
+    "workers.max": _COUNT,
+    "split.items": {"minimum": 1},
+    "split.size": {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]},
+    "split.min": {"minimum": 1},
+    "split.max": {"minimum": 1},
+    "work.flops": _FLOPS,
+    "work.bytes": _BYTES,
+    "work.input": _BYTES,
+    "work.model": _BYTES,
+    "checkpoint.every": _DURATION,
+    "checkpoint.restore": _DURATION,
+    "fleet.kind": {"const": "fleet"},
+    "fleet.name": _NAMES,
+    "fleet.nodes": {"propertyNames": _NAMES, "minProperties": 1},
+    "fleet.throughputs": {
+        "additionalProperties": {
+            "type": "object",
+            "additionalProperties": {"type": "number", "exclusiveMinimum": 0},
+        }
+    },
+    "node.cpu": _CPU,
+    "node.memory": _BYTES,
+    "node.count": {"anyOf": [_COUNT | {"maximum": fleetfile.MAX_NODES}, {"type": "null"}]},
+    "node.network": _RATE,
+    "node.latency": _DURATION,
+    "node.labels": {
+        "propertyNames": _NAMES,
+        "additionalProperties": {"type": ["string", "number", "boolean"]},
+    },
+    "processor.compute_power": {"anyOf": [_FLOPS, {"type": "null"}]},
+    "processor.rates": _RATES,
+    "processor.bandwidth": {"anyOf": [_RATE, {"type": "null"}]},
+    "device.model": {"examples": [entry.name for entry in CATALOGUE]},
+    "device.count": _COUNT | {"maximum": fleetfile.MAX_DEVICES},
+    "device.memory": {"anyOf": [_BYTES, {"type": "null"}]},
+    "device.compute_power": {"anyOf": [_FLOPS, {"type": "null"}]},
+    "device.rates": _RATES,
+    "device.bandwidth": {"anyOf": [_RATE, {"type": "null"}]},
+    "device.power": {"anyOf": [_POWER, {"type": "null"}]},
+    "device.price": {"anyOf": [_PRICE, {"type": "null"}]},
+    "device.socket": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": fleetfile.MAX_DEVICES}, {"type": "null"}]},
+    "found.count": {"const": 1},
+    "found.index": {
+        "anyOf": [{"type": "integer", "minimum": 0, "maximum": fleetfile.MAX_DEVICES - 1}, {"type": "null"}]
+    },
+    "devices.kind": {"const": "devices"},
+    "link.a": {"minimum": 0},
+    "link.b": {"minimum": 0},
+    "link.bandwidth": _RATE,
+    "link.latency": _DURATION,
+    "policy.kind": {"const": "policy"},
+    "policy.name": _NAMES,
+    "policy.extends": {"enum": ["", *(recipe.name for recipe in RECIPES)]},
+    "policy.order": {"anyOf": [{"enum": [*ORDERS, *PRESETS]}, _weights(RANK_TERMS)]},
+    "policy.score": _weights(TERMS),
+    "policy.turns": {"enum": list(TURNS)},
+    "preempt.by": {"enum": list(YIELDS_BY)},
+    "preempt.min_run": _DURATION,
+    "preempt.budget": _COUNT_OR_NONE,
+    "preempt.at_once": _COUNT,
+    "triggers.failed_checks": _COUNT,
+    "triggers.response_above": _DURATION,
+    "triggers.use_above": _SHARE,
+    "triggers.use_for": _DURATION,
+    "triggers.hot_above": _SHARE,
+    "triggers.cool_below": _SHARE,
+    "triggers.hot_for": _DURATION,
+    "triggers.settles": _DURATION,
+}
+"""What a field takes beyond its type."""
+
+_RULES: dict[str, Schema] = {
+    "job": {
+        "if": {"properties": {"kind": {"const": "graph"}}, "required": ["kind"]},
+        "then": {"properties": {"tasks": {"minProperties": 1}}, "required": ["tasks"]},
+        "else": {
+            "anyOf": [{"required": ["run"]}, {"required": ["artifacts"]}],
+            "properties": {"tasks": {"maxProperties": 0}},
+        },
+    },
+    "fleet": {"required": ["kind", "nodes"]},
+    "policy": {"required": ["kind", "name"]},
+    "TaskSpec": {"anyOf": [{"required": ["run"]}, {"required": ["artifacts"]}]},
+}
+"""What has to be there."""
+
+MEANING = {
+    "kind": "`job` is one command; `graph` is a mapping of `tasks`.",
+    "name": "Unique among unfinished jobs. Commands take it in place of the id.",
+    "folder": "Where commands run. Relative to the file's folder; that folder itself by default.",
+    "after": "Ids or names of jobs that must be done first. If one fails, this job is skipped.",
+    "tasks": "The tasks of a graph, by name.",
+    "calls": "Serve calls of functions: the `parts` are workers that are started as calls come. Made by `poise.task`.",
+    "run": "A list is executed as it is; a text goes through `/bin/sh -c`.",
+    "needs": "Tasks of the same graph that must be done first.",
+    "resources": "What one task takes while it runs. See below.",
+    "env": "Environment variables. `null` takes the value from whoever submits.",
+    "priority": "Class of the task. In a graph, the job's class holds where a task names none. `medium` by default.",
+    "deadline": "A time from submission (`30m`) or a moment with its zone (`2026-12-01T12:00:00Z`).",
+    "expect": "How long it should run, until finished runs of its class say more. Of an elastic gang: with its least "
+    "workers. It says nothing of the `merge`.",
+    "workers": "A gang: this many tasks, started together or not at all. `2..8` or `{min: 2, max: 8}` is elastic: it "
+    "starts with the least or more, and is made larger or smaller at a checkpoint.",
+    "parts": "Cut by data: this many tasks, each told its `POISE_PART` of `POISE_PARTS`.",
+    "split": "Cut by data: as many tasks as the items make parts. See below.",
+    "sweep": "A task for each combination of these values. See below. `${lr}` or `{lr}` in `run` and `env` stands for "
+    "the value, which is also in `POISE_SWEEP_LR`.",
+    "at_most": "Of the parts, or of the tasks of a sweep, so many run at once. 0: any number.",
+    "merge": "A command that runs once every part is done, with the same resources. What needs this task waits for the "
+    "merge, and a deadline holds for both. How long it runs is learned; to say more of it, make it a task of a graph.",
+    "retry": "When to try again. See below.",
+    "grace": "Time between SIGTERM and SIGKILL when the task is stopped.",
+    "class": "Tasks of one class share what is learned of their run times.",
+    "artifacts": "The same work built for several backends, by name (`cuda`, `rocm`, `cann`, `cpu`), instead of `run`. "
+    "The one that is foreseen to be done first is started.",
+    "work": "What one task has to do, for an estimate before anything was measured. See below.",
+    "checkpoint": "How often the command saves its state, or a mapping. What yields loses what came since.",
+    "preemptible": "Whether it may be asked to yield to more urgent work. `true` by default.",
+    "weight": "Its business weight, for policies that look at it.",
+    "resources.cpu": "CPUs: `2`, `0.5` or `500m`. Whole CPUs are bound to cores of their own.",
+    "resources.memory": "Reserved and limited: `8GiB`. 0 reserves nothing and limits nothing.",
+    "resources.gpu": "Devices.",
+    "resources.gpu_memory": "Memory that each of these devices must have; of a share, what it takes. A device of 80 GB "
+    "has `80GB`, and not `80GiB`.",
+    "resources.gpu_share": "The part of each device's compute, up to 0.8, so that others can share it; 1 is a device "
+    "of its own.",
+    "resources.gpu_kind": "`gpu`, `npu`, or as the fleet calls it.",
+    "resources.gpu_model": "Any of these models will do; `A100` is every A100.",
+    "resources.backend": "What the command was built for: `cuda`, `rocm`, `cann`. Only such devices will do.",
+    "resources.precision": "What it would compute in. Devices that lack it do with the next wider one, as below.",
+    "resources.ops": "Operators that the device must support.",
+    "resources.network": "Bandwidth of the node's network that is reserved: `10Gbit`.",
+    "workers.min": "It starts with so many tasks or more.",
+    "workers.max": "So many it can use.",
+    "split.items": "How many there are. Each part is told its own: from `POISE_ITEMS_FROM` up to `POISE_ITEMS_TO`.",
+    "split.size": "Items in a part. `auto`: at most 10, fewer the busier and the less even the fleet is, and fewer "
+    "still if a deadline asks for it.",
+    "split.min": "The least that `auto` makes of it.",
+    "split.max": "The most that `auto` makes of it.",
+    "artifact.run": "As of a task.",
+    "artifact.resources": "Instead of the task's.",
+    "work.flops": "Floating-point operations: `2 PFLOP`.",
+    "work.bytes": "Bytes of device memory that it moves.",
+    "work.input": "Bytes of input.",
+    "work.model": "Bytes of its model.",
+    "checkpoint.every": "How often its state is saved.",
+    "checkpoint.restore": "How long it takes to go on from it.",
+    "fleet.kind": "`fleet`.",
+    "fleet.name": "What it is called.",
+    "fleet.nodes": "By name.",
+    "fleet.throughputs": "Samples per second of a class of work, by class and device model (`cpu` for no device).",
+    "node.cpu": "CPUs that are placed; commands share what the machine has.",
+    "node.memory": "Memory that is placed.",
+    "node.count": "So many nodes alike, named with a number.",
+    "node.network": "Bandwidth.",
+    "node.latency": "To the rest of the fleet.",
+    "node.zone": "Gangs keep to one zone where they can.",
+    "node.rack": "And in a zone to one rack.",
+    "node.labels": "Any texts.",
+    "node.processor": "What its CPUs can do.",
+    "node.devices": "Its accelerators.",
+    "node.links": "How its devices are connected: one mapping for every pair, or a list.",
+    "processor.model": "What it is called.",
+    "processor.compute_power": "Its rate in fp32: `2 TFLOPS`.",
+    "processor.rates": "By precision.",
+    "processor.bandwidth": "Of its memory.",
+    "device.model": "One that the catalogue knows (`H100`, `A100-80`, …) or any other name.",
+    "device.count": "So many.",
+    "device.kind": "`gpu` by default, or the catalogue's.",
+    "device.type": "Another spelling of `kind`.",
+    "device.backend": "`cuda`, `rocm`, `cann`, …",
+    "device.memory": "Of each.",
+    "device.compute_power": "Its rate in fp32: `20 TFLOPS`.",
+    "device.rates": "By precision: `{fp16: 300 TFLOPS}`.",
+    "device.bandwidth": "Of its memory.",
+    "device.supported_ops": "Only these operators; any, unless given.",
+    "device.power": "At full load: `300W`.",
+    "device.price": "Of an hour.",
+    "device.socket": "The socket it is attached to.",
+    "found.count": "Devices are found, not made.",
+    "found.index": "The device with this number; `model` is then what it is to be called. Without it, `model` and "
+    "`kind` tell which devices are meant, and none means all.",
+    "devices.kind": "`devices`.",
+    "devices.devices": "What is said of devices that are found here.",
+    "devices.processor": "What its CPUs can do.",
+    "link.a": "A device's number; without `a` and `b`, every pair.",
+    "link.b": "The other's.",
+    "link.kind": "`nvlink`, `pcie`, …",
+    "link.bandwidth": "Of the link.",
+    "link.latency": "Of the link.",
+    "retry.limit": "Tries after the first one, 0 to 1000.",
+    "retry.backoff": "Pause before the second try; it doubles with each one, up to a minute.",
+    "retry.when": "Outcomes after which to try again. `lost` is tried again without a pause.",
+    "policy.kind": "`policy`.",
+    "policy.name": "What the log calls it, with a digest of what the file says.",
+    "policy.extends": "A shipped recipe; what the file leaves out is as there.",
+    "policy.order": "Who comes first: a known order, or weights of rank terms.",
+    "policy.score": "Where it goes: weights of node terms. The highest weighted mean wins.",
+    "policy.spread": "Score a node again after each task that it takes, instead of filling it.",
+    "policy.turns": "Nodes in turn, whatever their score.",
+    "policy.overtake": "Whether what fits may start before what came first and does not fit.",
+    "policy.reserve": "Keep room for what has waited long.",
+    "policy.preempt": "Who may make whom yield. `null`: nobody.",
+    "policy.elastic": "Let elastic units grow into idle room.",
+    "policy.reallocate": "Move work off nodes that stay hot.",
+    "policy.triggers": "What forces a round.",
+    "preempt.by": "By which rank one goes before another.",
+    "preempt.min_run": "Nobody is asked to yield before it has run for so long.",
+    "preempt.budget": "How often one unit is asked; then again after half an hour at a stretch.",
+    "preempt.at_once": "Units asked in one round, or as many as the other has tasks.",
+    "triggers.failed_checks": "Heartbeats missed in a row.",
+    "triggers.response_above": "A mean response of short work that is longer.",
+    "triggers.use_above": "A use of the fleet that is larger.",
+    "triggers.use_for": "And for so long.",
+    "triggers.hot_above": "A node is hot at this use.",
+    "triggers.cool_below": "Until it is at this use or less.",
+    "triggers.hot_for": "Each for so long.",
+    "triggers.settles": "A load level counts after so long.",
+}
+"""What each field means. Fields of a mapping are named with what they lie in, those of a task alone."""
+
+
+def schema_of(kind: str) -> Schema:
+    """The JSON Schema (draft 2020-12) of one of `FILES`."""
+    root = _ROOTS[kind]
+    _, shapes = msgspec.json.schema_components([root], ref_template="#/$defs/{name}")
+    definitions: dict[str, Schema] = {}
+    for name, shape in shapes.items():
+        whole = _within(name)
+        fields = {field: _field(f"{whole}{field}", form) for field, form in shape["properties"].items()}
+        definitions[name] = shape | {"properties": fields} | _RULES.get(name, {})
+        definitions[name].pop("title")
+    top = definitions.pop(root.__name__)
+    about = {"$schema": _DIALECT, "$id": f"urn:poise:{kind}", "title": f"A Poise {kind} file"}
+    rules = _RULES.get(kind, {})
+    required = sorted({*top.pop("required"), *rules.get("required", ())})
+    made = about | top | rules | {"required": required, "$defs": dict(sorted(definitions.items()))}
+    return {key: _sorted_enums(value) for key, value in made.items()}
+
+
+def _within(name: str) -> str:
+    """How the fields of a record are named in `MEANING`: those of a device that is found are a device's, mostly."""
+    whole = name.removesuffix("Spec").lower()
+    return "" if whole in ("job", "task") else f"{whole}."
+
+
+def _field(name: str, form: Schema) -> Schema:
+    """A field with its meaning, and what it takes. A form with a type of its own takes the place of the record's."""
+    if name not in MEANING:
+        name = name.replace("found.", "device.")
+    taken = _FORMS.get(name, {})
+    if taken.keys() & {"type", "anyOf", "enum", "const"}:
+        form = {key: value for key, value in form.items() if key == "default"}
+    if not form.get("default", True) and not isinstance(form["default"], bool | int | float):
+        del form["default"]  # nothing, which an editor need not offer
+    return {"description": MEANING[name]} | form | taken
+
+
+def _sorted_enums(value: Any) -> Any:
+    """Words of a literal type come in no order of their own."""
+    if isinstance(value, dict):
+        return {key: sorted(item) if key == "enum" else _sorted_enums(item) for key, item in value.items()}
+    return [_sorted_enums(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,309 @@
+"""From a parsed document to a record, with everything that is wrong in it told at once.
+
+`Findings` gathers errors while a document is compiled. A value that cannot be read is kept as an error, and something
+harmless stands in for it, so that the rest is looked at too; what is only wrong because of it is not told.
+
+    found = Findings()
+    spec = found.convert({"gpus": 1, "cpu": "many"}, ResourcesSpec, "resources")
+    cpu = found.get(1000, parse_or_raise, parse_cpu, spec.cpu, "resources.cpu", MAX_CPU)
+    found.check()               # raises one SpecError that holds both
+
+A document that is right is converted by msgspec alone. Only one that is not is walked again here, field by field.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
+
+import msgspec
+from msgspec import inspect
+
+from poise.errors import ErrorRecord, SpecError, together
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+MAX_TOLD = 100
+"""Errors of one document that are told."""
+
+LARGEST = 1e308
+"""A floating-point number can hold little more."""
+
+_WRONG: Any = object()
+_ANOTHER_NAME = {
+    "array": "parts",
+    "command": "run",
+    "script": "run",
+    "cmd": "run",
+    "depends_on": "needs",
+    "dependencies": "needs",
+    "gpus": "gpu",
+    "cpus": "cpu",
+    "mem": "memory",
+    "ram": "memory",
+    "environment": "env",
+    "retries": "retry",
+    "replicas": "workers",
+    "cwd": "folder",
+    "workdir": "folder",
+    "matrix": "sweep",
+    "max_parallel": "at_most",
+}
+"""What other schedulers call a field of ours."""
+
+
+class Findings:
+    """What was found to be wrong in one document, in the order in which it was found."""
+
+    def __init__(self) -> None:
+        self._errors: list[ErrorRecord] = []
+        self._wrong: set[str] = set()
+        self._above: set[str] = set()
+        self._more = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._errors)
+
+    def get(self, otherwise: T, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `read` returns; where it raises SpecError, that is kept, and `otherwise` stands in."""
+        try:
+            return read(*args, **kwargs)
+        except SpecError as error:
+            self.add(error)
+            return otherwise
+
+    def add(self, error: SpecError, *beside: str) -> None:
+        """Keep an error, unless its field, or one of the fields `beside` that it comes of, is known to be wrong."""
+        for record in error.record.all():
+            if any(self.doubts(field) for field in (record.field, *beside)):
+                continue
+            self._wrong.add(record.field)
+            self._above.update(above(record.field))
+            if len(self._errors) < MAX_TOLD:
+                self._errors.append(msgspec.structs.replace(record, others=()))
+            else:
+                self._more += 1
+
+    def doubts(self, field: str) -> bool:
+        """Whether it, something in it, or what it lies in was found to be wrong."""
+        if not self._errors:
+            return False
+        return field in self._wrong or field in self._above or not self._wrong.isdisjoint(above(field))
+
+    def convert(self, document: Any, kind: type[T], at: str = "") -> T | None:
+        """The document as a record, without the fields that are wrong; none where nothing is left to look at."""
+        try:
+            return msgspec.convert(document, kind, strict=True, str_keys=True)
+        except msgspec.ValidationError as error:
+            told = str(error)
+        before = len(self._errors) + self._more
+        kept = self._right(document, inspect.type_info(kind), at, ())
+        if len(self._errors) + self._more == before:  # we and msgspec differ: its word counts
+            self.add(SpecError(told[:1].lower() + told[1:], field=at))
+            return None
+        return None if kept is _WRONG else msgspec.convert(kept, kind, strict=True, str_keys=True)
+
+    def check(self, example: Callable[[str], str] = lambda field: "") -> None:
+        """Raise one SpecError with everything that was found; what has no hint is given the `example` of its field."""
+        if not self._errors:
+            return
+        told = [
+            record if record.hint else msgspec.structs.replace(record, hint=example(record.field))
+            for record in self._errors
+        ]
+        if self._more:
+            told.append(ErrorRecord(code="E102", message=f"and {self._more} more errors", hint="mend these first"))
+        raise together(told)
+
+    def _right(self, value: Any, kind: inspect.Type, at: str, words: tuple[str, ...]) -> Any:
+        """The value without what is wrong in it, or `_WRONG`. `words` are those that the field takes, in our order."""
+        fits = [one for one in _alternatives(kind) if _fits(value, one)]
+        if not fits:
+            self.add(
+                SpecError("the value has the wrong type", field=at, need=_expected(kind, words), have=_seen(value))
+            )
+            return _WRONG
+        chosen = fits[0]
+        if isinstance(chosen, inspect.StructType):
+            return self._right_struct(value, chosen, at)
+        if isinstance(chosen, inspect.DictType):
+            made = {
+                name: self._right(inner, chosen.value_type, _in(at, name), words)
+                for name, inner in value.items()
+                if self._is_name(name, at)
+            }
+            return {name: inner for name, inner in made.items() if inner is not _WRONG}
+        if isinstance(chosen, inspect.ListType):
+            items = [self._right(inner, chosen.item_type, f"{at}[{n}]", words) for n, inner in enumerate(value)]
+            return _WRONG if any(inner is _WRONG for inner in items) else items
+        return value if self._is_right_scalar(value, fits, at, words) else _WRONG
+
+    def _right_struct(self, value: dict[Any, Any], kind: inspect.StructType, at: str) -> Any:
+        fields = {field.encode_name: field for field in kind.fields}
+        made: dict[str, Any] = {}
+        for name, inner in value.items():
+            if not self._is_name(name, at):
+                continue
+            if name not in fields:
+                meant, hint = _other_field(name, fields)
+                what = f"there is no field `{name[:80]}` here"
+                self.add(SpecError(what, field=_in(at, name), have=name[:80], hint=hint))
+                if meant:
+                    self._wrong.add(_in(at, meant))  # that it is missing is not worth telling
+                continue
+            hints = _hints(kind.cls)
+            kept = self._right(inner, fields[name].type, _in(at, name), tuple(_words(hints[fields[name].name])))
+            if kept is not _WRONG:
+                made[name] = kept
+        missing = [name for name, field in fields.items() if field.required and name not in value]
+        for name in missing:
+            need = _expected(fields[name].type, ())
+            self.add(SpecError(f"the field `{name}` is missing", field=_in(at, name), need=need))
+        return {name: _stand_in(field.type) for name, field in fields.items() if field.required} | made
+
+    def _is_name(self, name: Any, at: str) -> bool:
+        if not isinstance(name, str):
+            self.add(SpecError("a key has the wrong type", field=at, need="a text", have=_seen(name)))
+        return isinstance(name, str)
+
+    def _is_right_scalar(self, value: Any, fits: list[inspect.Type], at: str, words: tuple[str, ...]) -> bool:
+        if isinstance(value, str) and all(isinstance(one, inspect.LiteralType) for one in fits):
+            if any(value in one.values for one in fits if isinstance(one, inspect.LiteralType)):
+                return True
+            message = f"`{value[:80]}` is not known here"
+            self.add(SpecError(message, field=at, need=", ".join(words), have=value[:80], hint=near(value, words)))
+            return False
+        for one in fits:
+            if not isinstance(one, inspect.IntType | inspect.FloatType):
+                continue
+            if not isinstance(one, inspect.FloatType) and one.ge is None and one.le is None:
+                continue
+            least = -LARGEST if one.ge is None else one.ge
+            most = LARGEST if one.le is None else one.le
+            if value < least or value > most:
+                need, have = f"{least:g} to {most:g}", shown(value)
+                self.add(SpecError("the number is out of range", code="E103", field=at, need=need, have=have))
+                return False
+        return True
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """A hint that names what was probably meant, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean `{close[0]}`?" if close else ""
+
+
+def shown(value: str | int | float) -> str:
+    """An integer of thousands of digits cannot even be written out."""
+    return "a number of many digits" if isinstance(value, int) and abs(value) >= 2**63 else str(value)[:80]
+
+
+def _in(at: str, name: str) -> str:
+    return f"{at}.{name[:80]}" if at else name[:80]
+
+
+def above(field: str) -> Iterator[str]:
+    """What a field lies in: `tasks.a.ops`, `tasks.a` and `tasks` for `tasks.a.ops[0]`."""
+    for end in range(len(field) - 1, 0, -1):
+        if field[end] in ".[":
+            yield field[:end]
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _alternatives(kind: inspect.Type) -> tuple[inspect.Type, ...]:
+    if isinstance(kind, inspect.Metadata):
+        return _alternatives(kind.type)
+    return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+
+
+_OF_PYTHON: tuple[tuple[type[inspect.Type], Any], ...] = (
+    (inspect.StructType, dict),
+    (inspect.DictType, dict),
+    (inspect.ListType, list),
+    (inspect.StrType, str),
+    (inspect.BoolType, bool),
+    (inspect.NoneType, type(None)),
+    (inspect.AnyType, object),
+)
+
+
+def _fits(value: Any, kind: inspect.Type) -> bool:
+    """Whether the value is of the right sort, whatever is in it."""
+    if isinstance(kind, inspect.IntType):
+        return isinstance(value, int) and not isinstance(value, bool)
+    if isinstance(kind, inspect.FloatType):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(kind, inspect.LiteralType):
+        return isinstance(value, str)
+    return any(isinstance(kind, of) and isinstance(value, python) for of, python in _OF_PYTHON)
+
+
+_SAID: tuple[tuple[type[inspect.Type], str], ...] = (
+    (inspect.StrType, "a text"),
+    (inspect.IntType, "a whole number"),
+    (inspect.FloatType, "a number"),
+    (inspect.BoolType, "`true` or `false`"),
+    (inspect.ListType, "a list"),
+    (inspect.StructType, "a mapping"),
+    (inspect.DictType, "a mapping"),
+)
+
+
+def _expected(kind: inspect.Type, words: tuple[str, ...]) -> str:
+    """What a field takes, in words."""
+    kinds = _alternatives(kind)
+    said = [text for of, text in _SAID if any(isinstance(one, of) for one in kinds)]
+    if "a number" in said and "a whole number" in said:
+        said.remove("a whole number")
+    said += words if any(isinstance(one, inspect.LiteralType) for one in kinds) else ()
+    return " or ".join(dict.fromkeys(said))
+
+
+def _seen(value: Any) -> str:
+    """What stands there, in words."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict | list):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    return f"the text `{value[:80]}`" if isinstance(value, str) else shown(value)
+
+
+def _stand_in(kind: inspect.Type) -> Any:
+    """Something that could stand in a field that has to be there, so that the rest can be looked at."""
+    return 1 if any(isinstance(one, inspect.IntType) for one in _alternatives(kind)) else "true"
+
+
+def _words(hint: Any) -> Iterator[str]:
+    """The words that a field takes."""
+    if isinstance(hint, str):
+        if hint:
+            yield hint
+        return
+    for inner in get_args(hint):
+        yield from _words(inner)
+
+
+def _other_field(name: str, fields: dict[str, inspect.Field]) -> tuple[str, str]:
+    """The field that was probably meant, in its place or in a mapping of its own, and a hint."""
+    meant = _ANOTHER_NAME.get(name, name)
+    close = [meant] if meant in fields else difflib.get_close_matches(name, list(fields), n=1)
+    if close and meant == close[0]:
+        return meant, f"did you mean `{meant}`?"
+    for outer, field in fields.items():
+        for one in _alternatives(field.type):
+            if isinstance(one, inspect.StructType) and any(inner.encode_name == meant for inner in one.fields):
+                return "", f"it belongs in `{outer}`: `{outer}: {{{meant}: …}}`"
+    return (close[0], f"did you mean `{close[0]}`?") if close else ("", f"known fields: {', '.join(fields)}")
+
+
+def field_parts(field: str) -> list[str]:
+    """The names and places along the path of a field."""
+    return [part for part in re.split(r"[.\[\]]", field) if part]

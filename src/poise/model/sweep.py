@@ -1,0 +1,160 @@
+"""What a sweep tries: every combination of the values of some names.
+
+    sweep: {lr: [0.1, 0.01], seed: 1..5}                    every lr with every seed: ten
+    sweep: {zip: {lr: [0.1, 0.01], steps: [100, 1000]}}     the first with the first, and so on: two
+    sweep: [{lr: 0.1, seed: 1}, {lr: 0.01, seed: 7}]        as listed
+
+Each combination becomes a part of the task. It finds its values in `POISE_SWEEP_LR`, `POISE_SWEEP_SEED`, and `${lr}` or
+`{lr}` in the task's command and environment stands for them.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from math import prod
+
+from poise.errors import SpecError
+from poise.model.document import Findings, shown
+
+Scalar = str | int | float | bool
+Values = str | list[Scalar]
+SweepSpec = dict[str, Values | dict[str, Values]] | list[dict[str, Scalar]]
+Combination = Mapping[str, str]
+
+PREFIX = "POISE_SWEEP_"
+MAX_NAMES = 32
+"""Names of one sweep: each is a variable of each of its tasks."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_RANGE = re.compile(r"\s*(-?[0-9]{1,12})\s*\.\.\s*(-?[0-9]{1,12})\s*(?::\s*([0-9]{1,12})\s*)?")
+
+
+def combinations(spec: SweepSpec, field: str, limit: int, found: Findings) -> list[Combination]:
+    """Every combination, at most `limit`, in the order written, the last name changing fastest; none where something is
+    wrong, which `found` then holds.
+    """
+    if isinstance(spec, list):
+        made: list[Combination] = [{name: as_text(value) for name, value in one.items()} for one in spec]
+        for place, one in enumerate(made):
+            found.get(None, _check_names, one, f"{field}[{place}]")
+            if set(one) != set(made[0]):
+                need, have = ", ".join(made[0]), ", ".join(one)
+                what = "all mappings of a sweep have the same names"
+                found.add(SpecError(what, field=f"{field}[{place}]", need=need, have=have))
+        if len(made) > limit:
+            found.add(_too_many(field, len(made), limit))
+        axes = [made]
+    else:
+        axes = [_axis(name, values, f"{field}.{name}", limit, found) for name, values in spec.items()]
+    if not axes or not all(axes):
+        found.add(SpecError("the sweep has nothing to try", code="E103", field=field))
+    elif (total := prod(map(len, axes))) > limit:
+        found.add(_too_many(field, total, limit))
+    if found.doubts(field):
+        return []
+    combined: list[Combination] = [
+        {name: value for one in row for name, value in one.items()} for row in product(*axes)
+    ]
+    found.get(None, _check_names, combined[0], field)
+    if len(combined[0]) < sum(len(axis[0]) for axis in axes):
+        found.add(SpecError("a name of the sweep is given twice", code="E107", field=field))
+    return [] if found.doubts(field) else combined
+
+
+def in_words(argv: Sequence[str], values: Combination, *, shell: bool) -> tuple[str, ...]:
+    """A command with `${lr}` and `{lr}` replaced: by the value, or, where a `shell` reads it, by a variable that it
+    looks up itself, so that a value is one word wherever a variable would be.
+    """
+    written = {name: f"${{{PREFIX}{name.upper()}}}" for name in values} if shell else values
+    pattern = _pattern(values)
+    return tuple(pattern.sub(lambda match: written[match[1]], word) for word in argv)
+
+
+def in_env(env: Mapping[str, str], values: Combination) -> dict[str, str]:
+    """An environment with `${lr}` and `{lr}` replaced by their values."""
+    pattern = _pattern(values)
+    return {name: pattern.sub(lambda match: values[match[1]], text) for name, text in env.items()}
+
+
+def names_of(values: Combination) -> dict[str, str]:
+    """The variables that tell a task what it is to try.
+
+    >>> names_of({"lr": "0.1"})
+    {'POISE_SWEEP_LR': '0.1'}
+    """
+    return {f"{PREFIX}{name.upper()}": value for name, value in values.items()}
+
+
+def values_in(env: Mapping[str, str]) -> dict[str, str]:
+    """What a task is to try, from its environment; nothing where it is no part of a sweep."""
+    return {name.removeprefix(PREFIX).lower(): value for name, value in env.items() if name.startswith(PREFIX)}
+
+
+def as_text(value: Scalar) -> str:
+    """A value as a command sees it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _axis(name: str, values: object, field: str, limit: int, found: Findings) -> list[Combination]:
+    """What one entry of a sweep goes through: the values of a name, or of the names of a `zip` side by side."""
+    if isinstance(values, dict):
+        if name != "zip":
+            what = "only the names of a `zip` are a mapping"
+            found.add(SpecError(what, field=field, hint=f"sweep: {{zip: {{{name}: [1, 2]}}}}"))
+            return []
+        columns = {of: found.get([], _values, of, inner, f"{field}.{of}", limit) for of, inner in values.items()}
+        lengths = {of: len(column) for of, column in columns.items()}
+        if not found.doubts(field) and len(set(lengths.values())) > 1:
+            have = ", ".join(f"{of}: {length}" for of, length in lengths.items())
+            what = "the lists of a `zip` are equally long"
+            found.add(SpecError(what, code="E103", field=field, have=have, need="one length"))
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)]
+    return [{name: value} for value in found.get([], _values, name, values, field, limit)]
+
+
+def _values(name: str, values: object, field: str, limit: int) -> list[str]:
+    """The values of one name, from a list or a range such as `1..5` or `0..99:2`; both ends belong to it."""
+    _check_names([name], field)
+    if isinstance(values, list):
+        made = [as_text(value) for value in values]
+    else:
+        match = _RANGE.fullmatch(str(values))
+        if match is None:
+            need, have = "a list, or a range such as 1..5 or 0..99:2", str(values)[:80]
+            hint = f"{name}: [{str(values)[:80]}]"
+            raise SpecError("the range cannot be read", code="E103", field=field, need=need, have=have, hint=hint)
+        first, last, step = int(match[1]), int(match[2]), int(match[3] or 1)
+        if not step or (count := (last - first) // step + 1) < 1:
+            have = str(values)[:80]
+            raise SpecError("the range is empty", code="E103", field=field, need="1..5 or 0..99:2", have=have)
+        if count > limit:
+            raise _too_many(field, count, limit)
+        made = [str(value) for value in range(first, last + 1, step)]
+    if not made:
+        raise SpecError("there is no value to try", code="E103", field=field, need="a value", hint=f"{name}: [1, 2]")
+    return made
+
+
+def _check_names(names: Iterable[str], field: str) -> None:
+    given = list(names)
+    if not 1 <= len(given) <= MAX_NAMES:
+        need, have = f"1 to {MAX_NAMES}", str(len(given))
+        raise SpecError("the number of names is out of range", code="E103", field=field, need=need, have=have)
+    for name in given:
+        if not _NAME.fullmatch(name) or name == "zip":
+            raise SpecError(
+                "a name of a sweep has small letters, digits and `_`, and starts with a letter",
+                code="E107",
+                field=field,
+                have=shown(name),
+                hint=f"{re.sub('[^a-z0-9_]', '_', name.lower()[:63]).lstrip('_0123456789') or 'x'}: [1, 2]",
+            )
+
+
+def _too_many(field: str, count: int, limit: int) -> SpecError:
+    what = "the sweep has too many combinations"
+    return SpecError(what, code="E103", field=field, need=f"at most {limit}", have=shown(count))
+
+
+def _pattern(values: Iterable[str]) -> re.Pattern[str]:
+    return re.compile(rf"\$?\{{({'|'.join(values)})\}}")

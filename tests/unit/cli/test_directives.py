@@ -1,0 +1,136 @@
+from pathlib import Path
+
+import pytest
+
+from poise.cli.asking import asked
+from poise.cli.directives import Script, no_flags, read_script
+from poise.cli.slurm import of_slurm
+from poise.cli.submit import asked_for
+from poise.errors import ErrorRecord, PoiseError, SpecError, placed
+from poise.model.spec import compile_spec
+
+NO_FLAGS = no_flags()
+
+
+def script(folder: Path, *lines: str, name: str = "train.sh") -> Path:
+    path = folder / name
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def read(folder: Path, *lines: str, name: str = "train.sh") -> Script:
+    return read_script(script(folder, *lines, name=name), {"USER": "me"}, {})
+
+
+def refused(folder: Path, *lines: str) -> list[ErrorRecord]:
+    with pytest.raises(SpecError) as caught:
+        read(folder, *lines)
+    return list(caught.value.record.all())
+
+
+def test_a_script_says_what_it_needs(tmp_path: Path) -> None:
+    made = read(
+        tmp_path,
+        "#!/usr/bin/env bash",
+        "# Trains.",
+        "#POISE gpu=1 memory=8GiB --gpu-model=H100 gpu_model=A100",
+        "",
+        '#POISE name=train env=SEED=1 env=USER expect=10m preemptible=false retry="{limit: 2, when: [oom]}"',
+        "python train.py",
+    )
+    assert made.command == ["/usr/bin/env", "bash", str(tmp_path / "train.sh")]
+    assert made.spec == {
+        "resources": {"gpu": 1, "memory": "8GiB", "gpu_model": ["H100", "A100"]},
+        "name": "train",
+        "env": {"SEED": "1", "USER": "me"},
+        "expect": "10m",
+        "preemptible": False,
+        "retry": {"limit": 2, "when": ["oom"]},
+    }
+    compile_spec(made.spec | {"run": made.command}, wall=0.0)
+
+
+def test_a_sweep_in_either_spelling(tmp_path: Path) -> None:
+    flags = read(tmp_path, "#POISE sweep=lr=0.1,0.01 sweep=seed=1..5 at_most=2")
+    assert flags.spec == {"sweep": {"lr": ["0.1", "0.01"], "seed": "1..5"}, "at_most": 2}
+    assert read(tmp_path, '#POISE sweep="{lr: [0.1, 0.01]}"').spec == {"sweep": {"lr": [0.1, 0.01]}}
+
+
+def test_without_a_first_line_the_ending_tells_what_runs_it(tmp_path: Path) -> None:
+    assert read(tmp_path, "echo").command == ["/bin/sh", str(tmp_path / "train.sh")]
+    assert "python" in read(tmp_path, "print()", name="train.py").command[0]
+
+
+def test_flags_override_directives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script(tmp_path, "#POISE gpu=1 memory=8GiB env=A=1 name=a")
+    spec, place = asked_for(["train.sh", "--epochs", "3"], NO_FLAGS | {"gpu": "2", "env": ("B=2",), "name": "b"})
+    assert spec["resources"] == {"gpu": 2, "memory": "8GiB"}
+    assert (spec["env"], spec["name"], spec["folder"]) == ({"A": "1", "B": "2"}, "b", str(tmp_path))
+    assert spec["run"][-2:] == ["--epochs", "3"]
+    assert (place("resources.memory"), place("resources.gpu"), place("name")) == ("train.sh:1", "", "")
+
+
+def test_every_mistake_is_told_with_its_line(tmp_path: Path) -> None:
+    records = refused(
+        tmp_path,
+        "#!/bin/sh",
+        "#POISE gpus=1 priorty=high grace=soon",
+        '#POISE name="a',
+        "#POISE no_preempt=yes cpu",
+        "#POISE name=a name=b",
+        "# POISE memory=1GiB",
+        "#POISE run=x",
+        "#POISE retry={limit",
+        "echo",
+        "#POISE gpu=2",
+    )
+    assert [record.at.rpartition(":")[2] for record in records] == [
+        "3", "6", "10", "2", "2", "4", "4", "5", "7", "8", "2"
+    ]  # fmt: skip
+    hints = {record.at.rpartition(":")[2]: record.hint for record in records}
+    assert hints["6"] == "#POISE memory=1GiB"
+    assert hints["10"] == "move it up, above line 9"
+    assert "did you mean `priority`?" in [record.hint for record in records]
+    assert all(record.hint for record in records)
+
+
+def test_what_the_scheduler_refuses_is_told_with_its_line(tmp_path: Path) -> None:
+    made = read(tmp_path, "#!/bin/sh", "#POISE memory=lots", "#POISE env=1=x")
+    with pytest.raises(PoiseError) as caught:
+        compile_spec(made.spec | {"run": made.command}, wall=0.0)
+    found = {record.field: record.at for record in placed(caught.value.record, made.place).all()}
+    assert found == {"resources.memory": f"{tmp_path}/train.sh:2", "env.1": f"{tmp_path}/train.sh:3"}
+
+
+@pytest.mark.parametrize(
+    ("line", "same"),
+    [
+        ("--gres=gpu:h100:2 --mem=16G", "gpu=2 gpu_model=h100 memory=16GiB"),
+        ("-c 4 -t 1-02:30:00 -J fit", "cpu=4 expect=1d2h30m name=fit"),
+        ("--time=90 --mem 500", "expect=90m memory=500MiB"),
+        ("--array=0-99%4", "parts=100 at_most=4"),
+        ("--array=1-9:2", "sweep=i=1..9:2"),
+        ("--ntasks=4 --partition=long", "workers=4"),
+    ],
+)
+def test_slurms_lines_are_told_and_not_obeyed(line: str, same: str) -> None:
+    assert of_slurm(["#!/bin/sh", f"#SBATCH {line}"], ()) == (
+        f"`#SBATCH` lines are not obeyed; the same here: `#POISE {same}`"
+    )
+
+
+def test_what_is_said_already_is_not_told() -> None:
+    assert of_slurm(["#SBATCH --mem=1G"], ("memory",)) == ""
+    assert of_slurm(["# no line of theirs"], ()) == ""
+    assert of_slurm(["#SBATCH --partition=long"], ()).endswith("nothing here is the same")
+
+
+def test_sweeps_on_the_command_line() -> None:
+    assert asked(NO_FLAGS | {"sweep": ("lr=0.1,0.01", "seed=1..5")}, {})["sweep"] == {
+        "lr": ["0.1", "0.01"],
+        "seed": "1..5",
+    }
+    for wrong in (("lr",), ("lr=1..3,7",), ("lr=1", "lr=2")):
+        with pytest.raises(SpecError):
+            asked(NO_FLAGS | {"sweep": wrong}, {})

@@ -1,0 +1,68 @@
+"""Errors of files tell the line and column of each field."""
+
+from pathlib import Path
+
+import pytest
+
+from poise.cli.directives import no_flags
+from poise.cli.nodes import read_fleet
+from poise.cli.render import show_error
+from poise.cli.submit import asked_for
+from poise.drivers.yamlfile import load_yaml, located, place_in_file
+from poise.errors import SpecError
+from poise.model.spec import compile_spec
+
+JOB = """\
+kind: graph
+tasks:
+  prepare:
+    run: [python, prepare.py]
+  train:
+    needs:
+      - prepare
+      - prepair
+    resources: {gpus: 1, memory: lots}
+    run: x
+"""
+
+
+def test_each_error_has_line_and_column(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    with pytest.raises(SpecError) as caught, located(place_in_file(path)):
+        compile_spec(load_yaml(path), wall=0.0)
+    assert {record.field: record.at for record in caught.value.record.all()} == {
+        "tasks.train.resources.gpus": f"{path}:9:17",
+        "tasks.train.needs[1]": f"{path}:8:9",
+        "tasks.train.resources.memory": f"{path}:9:26",
+    }
+
+
+def test_they_are_shown_in_the_order_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text("kind: fleet\nthroughputs: {a: {Sundial: 1}}\nnodes:\n  n: {cpu: 8, memory: much}\n")
+    with pytest.raises(SpecError) as caught:
+        read_fleet(path)
+    show_error(caught.value, as_json=False)
+    shown = capsys.readouterr().err
+    assert shown.index("fleet.yaml:2:19") < shown.index("fleet.yaml:4:15")
+    assert shown.endswith("2 errors\n")
+
+
+def test_a_flag_has_no_place_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("run: x\nresources: {cpu: 1, memory: 1GiB}\nenv: {A: 1}\n")
+    spec, place = asked_for([str(path)], no_flags() | {"cpu": "many", "priority": "low"})
+    assert spec["resources"] == {"cpu": "many", "memory": "1GiB"}
+    assert (place("resources.cpu"), place("priority"), place("folder")) == ("", "", "")
+    assert (place("resources.memory"), place("env.B")) == (f"{path}:2:21", f"{path}:3:1")
+
+
+def test_keys_given_twice_are_told_together(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("run: x\nrun: y\nenv: {A: 1, A: 2, 3: x, [1]: y}\n")
+    with pytest.raises(SpecError) as caught:
+        load_yaml(path)
+    assert [record.field.removeprefix(f"{path}:") for record in caught.value.record.all()] == [
+        "2:1", "3:13", "3:19", "3:25",
+    ]  # fmt: skip

@@ -1,0 +1,199 @@
+"""The schemas are what Poise reads: every example is valid, and what Poise accepts is valid, whatever is changed."""
+
+import copy
+import random
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from poise.drivers.schemas import FILES, schema_of
+from poise.drivers.yamlfile import load_yaml, parse_yaml
+from poise.errors import SpecError
+from poise.model.devicefile import compile_devices
+from poise.model.fleetfile import compile_fleet
+from poise.model.spec import compile_spec
+from poise.policy.recipe import compile_recipe
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+VALIDATORS = {kind: jsonschema.Draft202012Validator(schema_of(kind)) for kind in FILES}
+MUTATIONS = 600
+"""Of each kind of file."""
+
+
+def compile_job(document: Any) -> object:
+    """As the command line does: variables without a value come from whoever submits."""
+    document = copy.deepcopy(document)
+    if isinstance(document, dict):
+        tasks = document.get("tasks")
+        for one in [document, *(tasks.values() if isinstance(tasks, dict) else ())]:
+            env = one.get("env") if isinstance(one, dict) else None
+            if isinstance(env, dict):
+                env.update({name: "x" for name, value in env.items() if value is None})
+    return compile_spec(document, wall=1_700_000_000.0)
+
+
+COMPILE: dict[str, Callable[[Any], object]] = {
+    "job": compile_job,
+    "fleet": compile_fleet,
+    "policy": compile_recipe,
+    "devices": compile_devices,
+}
+
+
+def kind_of(document: Any) -> str:
+    said = str(document.get("kind", "job"))
+    return said if said in FILES else "job"
+
+
+def written() -> Iterator[tuple[str, Any]]:
+    """Every YAML file that ships, and every one in a page."""
+    for path in sorted([*(ROOT / "examples").glob("*.yaml"), *(ROOT / "src").rglob("*.yaml")]):
+        yield path.name, load_yaml(path)
+    for page in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]):
+        for number, text in enumerate(re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)):
+            yield f"{page.name}[{number}]", parse_yaml(text, page.name)
+
+
+WRITTEN = dict(written())
+MORE: dict[str, list[Any]] = {
+    "job": [
+        {"run": ["x"], "sweep": {"lr": [0.1, "a", True], "seed": "1..5", "zip": {"a": [1, 2], "b": "1..2"}}},
+        {"run": "x", "sweep": [{"a": 1}, {"a": 2}], "at_most": 1, "merge": ["y"], "deadline": "2050-01-01T00:00:00Z"},
+        {"run": "x", "workers": {"min": 1, "max": 2}, "checkpoint": "5m", "retry": {"limit": 0, "when": []}},
+        {"run": "x", "split": {"items": 9, "size": 2}, "resources": {"gpu": 1, "gpu_share": 0.5, "network": "1Gbit"}},
+    ],
+    "fleet": [
+        {
+            "kind": "fleet",
+            "nodes": {
+                "a": {
+                    "cpu": "500m",
+                    "memory": "1GiB",
+                    "count": 2,
+                    "processor": {"model": "x", "rates": {"fp32": "1 TFLOPS"}, "bandwidth": "1GB/s"},
+                    "devices": [{"model": "x", "memory": "1GB", "power": "0.3kW", "price": "$4/h", "socket": 1},
+                                {"type": "npu", "memory": 1}],
+                    "links": [{"a": 0, "b": 1, "latency": "1us"}],
+                }
+            },
+        }
+    ],
+    "devices": [
+        {
+            "kind": "devices",
+            "devices": [{"index": 0, "memory": "20GB", "price": 0.6}, {"type": "GPU", "rates": {"fp16": "1 TFLOPS"}}],
+            "processor": {"compute_power": "2 TFLOPS", "bandwidth": "200GB/s"},
+        }
+    ],
+    "policy": [
+        {
+            "kind": "policy",
+            "name": "a",
+            "turns": "equal",
+            "order": "arrival",
+            "spread": True,
+            "preempt": None,
+            "triggers": {"use_above": "90%", "cool_below": 0.5, "hot_for": "3s", "failed_checks": 2},
+        }
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_schema_is_one(kind: str) -> None:
+    schema = schema_of(kind)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["$id"] == f"urn:poise:{kind}"
+    for shape in (schema, *schema["$defs"].values()):
+        assert shape["additionalProperties"] is False
+        assert all(field["description"] for field in shape["properties"].values())
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_is_written_is_valid(name: str) -> None:
+    document = WRITTEN[name]
+    kind = kind_of(document)
+    if kind == "job" and not document.keys() & {"run", "tasks", "artifacts"}:  # some fields of a task
+        document |= {"run": "x"}
+    VALIDATORS[kind].validate(document)
+    COMPILE[kind](document)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_what_is_accepted_is_valid(kind: str) -> None:
+    """And so what is not valid is refused. Most changes are refused by both, or accepted by both."""
+    chosen = random.Random(7)  # noqa: S311 — the same changes each time
+    originals = [document for document in WRITTEN.values() if kind_of(document) == kind] + MORE[kind]
+    outcomes = {(valid, accepted): 0 for valid in (True, False) for accepted in (True, False)}
+    for turn in range(MUTATIONS):
+        document = changed(copy.deepcopy(originals[turn % len(originals)]), chosen)
+        valid = VALIDATORS[kind].is_valid(document)
+        try:
+            COMPILE[kind](document)
+        except SpecError:
+            outcomes[valid, False] += 1
+        else:
+            outcomes[valid, True] += 1
+            assert valid, (document, [error.message for error in VALIDATORS[kind].iter_errors(document)])
+    assert outcomes[True, True] > MUTATIONS / 20
+    assert outcomes[False, False] > MUTATIONS / 3
+    assert outcomes[True, False] < outcomes[False, False] / 3  # what no schema can know: names, sums, contradictions
+
+
+VALUES: list[Any] = [
+    None, True, False, 0, 1, -1, 3, 2.5, 0.5, 1.0, 10**6, 1e300, "", "x", "1", "5m", " 8GiB ", "500m",
+    "12 parsecs", "1h 30m",
+    "10Gbit/s", "2 PFLOP", "90%", "auto", "1..3", "2..", "graph", "high", "lost", "class", "fleet", "policy", "poise",
+    "a b", "ä", "1ns", "3 d", "1.5e3", "+1", "-5s", "700W", "$1", "0.4", "1_0", "٣", "1\n", [], ["x"], [1],
+    ["lost"], [None],
+    {}, {"x": 1}, {"x": "1"}, {"x": [1]}, {"x": {}}, {"min": 1, "max": 2}, {"run": "x"}, [{"x": 1}], [{}],
+]  # fmt: skip
+KEYS = [
+    "x",
+    "run",
+    "name",
+    "kind",
+    "gpu",
+    "cpu",
+    "needs",
+    "parts",
+    "sweep",
+    "zip",
+    "model",
+    "memory",
+    "J",
+    "a b",
+    "9",
+    "nodes",
+]
+
+
+def changed(document: Any, chosen: random.Random) -> Any:
+    """One or two values replaced, removed, renamed or added, anywhere."""
+    for _ in range(chosen.choice((1, 1, 2))):
+        places = list(_places(document))
+        within, key = chosen.choice(places)
+        what = chosen.random()
+        if what < 0.55:
+            within[key] = copy.deepcopy(chosen.choice(VALUES))
+        elif what < 0.7:
+            del within[key]
+        elif isinstance(within, dict):
+            value = within[key] if what < 0.85 else copy.deepcopy(chosen.choice(VALUES))
+            if what < 0.85:
+                del within[key]
+            within[chosen.choice(KEYS)] = value
+        if not document:
+            break
+    return document
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    for key in list(value) if isinstance(value, dict) else range(len(value)):
+        yield value, key
+        if isinstance(value[key], dict | list):
+            yield from _places(value[key])
