@@ -37,10 +37,13 @@ WORKS = {
     "quota": "quota --json",
     "events": "events --json",
     "completion": "completion --json bash",
+    "doctor": "doctor --json",
+    "catalogue": "catalogue --json",
+    "report": "report --json",
     "schema": "schema --json job",
 }
-LONG = {"demo"}
-"""Takes minutes, and has tests of its own."""
+LONG = {"demo", "bench-devices"}
+"""Take long, and have tests of their own."""
 
 ASKS = ("submit -- true", "cancel JOB", "drain NODE", "quota", "events", "top", "ls --watch", "wait JOB", "show -w JOB")
 """What a control plane has to be there for."""
