@@ -3,7 +3,7 @@
     python benchmarks/decide.py [--nodes 10000] [--pending 100000] [--shapes 200] [--rounds 5] [--json]
 
 The world is a real ledger: nodes of 8 devices in racks of 32, of two models; running work of a medium class that may be
-asked to yield; pending jobs of all four classes and of eight users with quotas, two of which are tight; one in five
+asked to yield; pending jobs of all four classes and of eight tenants with quotas, two of which are tight; one in five
 hundred is a gang of four. *Round*: nearly all is taken, and
 `--gaps` devices are free, with which some 1,000 tasks are placed. *Bulk*: nothing is taken, and all that is shown has
 room. "Decide" is the policy alone, on one core; "whole" is the view, the decision, its verification, its durable append
@@ -59,7 +59,7 @@ MODELS = ("A100-80", "H100")
 GANG_ONE_IN = 500
 GANG_OF = 4
 BULK_SHOWN = 40_000
-USERS = 8
+TENANTS = 8
 
 
 class World:
@@ -75,10 +75,10 @@ class World:
         if gaps is not None:
             self._fill(nodes, gaps)
         self.now += 10 * MINUTE  # what runs has run long enough to be asked to yield
-        for user in range(USERS):
-            tight = user >= USERS - 2  # and is used up in the bulk
+        for tenant in range(TENANTS):
+            tight = tenant >= TENANTS - 2  # and is used up in the bulk
             quota = Quota(cpu=10**9, gpus=(200 if tight else 20_000) * WHOLE)
-            self._apply(QuotaSet(at=self.now, user=f"user-{user}", quota=quota))
+            self._apply(QuotaSet(at=self.now, tenant=f"tenant-{tenant}", quota=quota))
         asked = [self._shape() for _ in range(shapes)]
         for number in range(pending):
             self._submit(number, asked[number % shapes], number % shapes)
@@ -131,7 +131,7 @@ class World:
             kind=f"class-{kind}",
             expect=5 * MINUTE,
         )
-        job = Job(id=self.ledger.next_job_id(), units=(unit,), user=f"user-{kind % USERS}")
+        job = Job(id=self.ledger.next_job_id(), units=(unit,), tenant=f"tenant-{kind % TENANTS}")
         self._apply(JobSubmitted(at=self.now, job=job))
 
     def _fill(self, nodes: int, gaps: int) -> None:

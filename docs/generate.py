@@ -39,7 +39,7 @@ from poise.model.fleetfile import PRECISIONS
 from poise.policy.feasible import FALLBACKS
 from poise.policy.suites import POLICIES
 
-KINDS = {"JOB": "job", "NODE": "node", "USER": "user", "FILE": "file", "--] COMMAND": "command"}
+KINDS = {"JOB": "job", "NODE": "node", "TENANT": "tenant", "FILE": "file", "--] COMMAND": "command"}
 """What is to be completed, by how a metavar begins."""
 
 WORDS = {
@@ -123,14 +123,23 @@ def commands() -> str:
     root = click.Context(poise, info_name="poise")
     for name in COMMANDS:
         command = cast(click.Command, poise.get_command(root, name))
-        context = click.Context(command, info_name=name, parent=root)
-        usage = " ".join(["poise", name, *command.collect_usage_pieces(context)])
-        lines += ["", f"## poise {name}", "", "```", usage, "```", "", " ".join((command.help or "").split())]
-        options = [option for option in command.params if isinstance(option, click.Option)]
-        records = [record for option in options if (record := option.get_help_record(context))]
-        rows = [(f"`{left}`", " ".join(right.split())) for left, right in records]
-        lines += ["", *_table(("option", "meaning"), rows)]
+        lines += _command(command, click.Context(command, info_name=name, parent=root), "##")
     return HEADER + "\n".join(lines) + "\n"
+
+
+def _command(command: click.Command, context: click.Context, heading: str) -> Iterator[str]:
+    """A command, or a group of them with each of its own."""
+    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    yield from ("", f"{heading} {context.command_path}", "", "```", usage, "```", "")
+    yield " ".join((command.help or "").split())
+    if isinstance(command, click.Group):
+        for name, own in command.commands.items():
+            yield from _command(own, click.Context(own, info_name=name, parent=context), f"{heading}#")
+        return
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    records = [record for option in options if (record := option.get_help_record(context))]
+    rows = [(f"`{left}`", " ".join(right.split())) for left, right in records]
+    yield from ("", *_table(("option", "meaning"), rows))
 
 
 def flags() -> str:
@@ -545,12 +554,20 @@ def routes() -> str:
     nobody = Mock()  # routes are only listed here, none is called
     guard: Any = make_app(nobody, Home(Path("/")), "", nobody, nobody)
     document = guard._rest.openapi_schema.to_schema()
+    roles = {
+        (method, route.path_format): handler.opt.get("role")
+        for route in guard._rest.routes
+        for handler in getattr(route, "route_handlers", ())
+        for method in handler.http_methods
+    }
     rows: list[tuple[str, ...]] = []
     parameters: list[tuple[str, ...]] = []
     for path, methods in document["paths"].items():
         for method, route in methods.items():
             answer = next(iter(route["responses"]))
-            rows.append((f"`{method.upper()} {path}`", route["summary"], answer, "no" if path in PUBLIC else "yes"))
+            needed = roles[method.upper(), path]
+            role = needed.name.lower() if needed is not None else "no token" if path in PUBLIC else "nobody"
+            rows.append((f"`{method.upper()} {path}`", route["summary"], answer, role))
             for one in route.get("parameters", []):
                 schema = one["schema"]
                 default = json.dumps(schema["default"]) if "default" in schema else ""
@@ -561,7 +578,9 @@ def routes() -> str:
         "HTTP on the Unix socket `poise.sock` in the home, and on a loopback port that `control.json` names. Bodies",
         "are JSON of at most 4 MiB. The OpenAPI document is at `/v1/schema/openapi.json`.",
         "",
-        "Every request carries the token of the home, except where the table says *no*:",
+        "Every request carries a token, that of the home or [one that was given](../how-to/share-a-machine.md), except",
+        "where the table says *no token*. It is answered with what is of the token's tenant; from the operator on,",
+        "with what is of all.",
         "",
         "```sh",
         'curl --unix-socket ~/.poise/poise.sock -H "Authorization: Bearer $(cat ~/.poise/token)" http://poise/v1/status',
@@ -585,7 +604,7 @@ def routes() -> str:
         "",
         "## Routes",
         "",
-        *_table(("route", "does", "answers", "token"), rows),
+        *_table(("route", "does", "answers", "role"), rows),
         "",
         "## Parameters",
         "",

@@ -23,7 +23,7 @@ from websockets.sync.client import ClientConnection, connect
 from poise.config import Home
 from poise.control.start import ensure_up, user_name
 from poise.drivers import functions, sockets, values
-from poise.drivers.security import read_token
+from poise.drivers.security import token_for
 from poise.errors import CallFailed, CallLost, Conflict, PoiseError, Unreachable
 from poise.model.calls import (
     MAX_UNRETURNED,
@@ -296,7 +296,7 @@ class Calls:
                 with connect(
                     "ws://poise/v1/calls",
                     sock=sock,
-                    additional_headers={"Authorization": f"Bearer {read_token(self._home)}"},
+                    additional_headers={"Authorization": f"Bearer {token_for(self._home)}"},
                     compression=None,
                     max_size=None,
                     ping_interval=None,

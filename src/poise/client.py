@@ -22,7 +22,7 @@ import msgspec
 from poise.config import Home
 from poise.drivers import sockets
 from poise.drivers.lock import is_held
-from poise.drivers.security import read_token
+from poise.drivers.security import digest, new_secret, token_for
 from poise.errors import ErrorRecord, Fault, PoiseError, SpecError, Unreachable, from_record
 from poise.model.reports import (
     Explanation,
@@ -33,8 +33,11 @@ from poise.model.reports import (
     Overview,
     PlanReport,
     QuotaReport,
+    RefusalsReport,
     StatusReport,
+    TokenReport,
     UnblockReport,
+    WhoReport,
     WhyNot,
 )
 
@@ -46,8 +49,12 @@ THOUGHT = 60.0
 
 
 def current_home(path: Path | str | None = None) -> Home:
-    """The home at this path, or at `POISE_HOME`, or `~/.poise`."""
-    return Home(Path(path or os.environ.get("POISE_HOME") or "~/.poise").expanduser().resolve())
+    """The home at this path, or at `POISE_HOME`, or `~/.poise`; where no path is given and `POISE_SOCKET` is set, the
+    control plane of somebody else behind it.
+    """
+    root = Path(path or os.environ.get("POISE_HOME") or "~/.poise").expanduser().resolve()
+    shared = os.environ.get("POISE_SOCKET") if path is None else None
+    return Home(root, Path(shared).expanduser().absolute() if shared else None)
 
 
 class _Error(msgspec.Struct):
@@ -168,10 +175,36 @@ class Client:
     def quotas(self) -> list[QuotaReport]:
         return self._call("GET", "/v1/quotas", list[QuotaReport])
 
-    def set_quota(self, user: str, bounds: Mapping[str, str | float] | None) -> None:
-        """What the work of a user may hold at once from now on: `cpu`, `memory`, `gpu`; None: anything."""
+    def set_quota(self, tenant: str, bounds: Mapping[str, str | float] | None) -> None:
+        """What the work of a tenant may hold at once from now on: `cpu`, `memory`, `gpu`; None: anything."""
         method = "DELETE" if bounds is None else "PUT"
-        self._call(method, f"/v1/quotas/{_quoted(user)}", dict[str, str], bounds)
+        self._call(method, f"/v1/quotas/{_quoted(tenant)}", dict[str, str], bounds)
+
+    def whoami(self) -> WhoReport:
+        """The tenant and the role of the token that this client has."""
+        return self._call("GET", "/v1/whoami", WhoReport)
+
+    def tokens(self) -> list[TokenReport]:
+        """Those that were given, the latest revoked ones included."""
+        return self._call("GET", "/v1/tokens", list[TokenReport])
+
+    def add_token(
+        self, tenant: str, role: str, *, name: str = "", expires: str | float | None = None
+    ) -> tuple[TokenReport, str]:
+        """A token for somebody of a tenant, and its secret, which only the caller knows; `expires` is a duration from
+        now.
+        """
+        secret = new_secret()
+        body = {"tenant": tenant, "role": role, "hash": digest(secret), "name": name, "expires": expires}
+        return self._call("POST", "/v1/tokens", TokenReport, body), secret
+
+    def revoke_token(self, token: str) -> None:
+        """Nobody gets in with it any more."""
+        self._call("DELETE", f"/v1/tokens/{_quoted(token)}", dict[str, str])
+
+    def refusals(self) -> RefusalsReport:
+        """How many requests were refused since the control plane started, and the latest of them."""
+        return self._call("GET", "/v1/refusals", RefusalsReport)
 
     def drain(self, node: str, *, on: bool = True) -> str:
         """Close a node to new work, or open it again; answers with its whole name."""
@@ -217,10 +250,16 @@ class Client:
 
     def events(self, *, after: int = -1, decisions: bool = False, follow: bool = True) -> Iterator[bytes]:
         """Records of the log as JSON, each once it is durable."""
-        choice = f"decisions={str(decisions).lower()}&follow={str(follow).lower()}"
+        return self._records(f"/v1/events?decisions={str(decisions).lower()}&", after, follow)
+
+    def audit(self, *, after: int = 0, follow: bool = False) -> Iterator[bytes]:
+        """Records of what somebody asked for, as JSON."""
+        return self._records("/v1/audit?", after, follow)
+
+    def _records(self, route: str, after: int, follow: bool) -> Iterator[bytes]:
         while True:
             try:
-                with self._stream(f"/v1/events?after={after}&{choice}") as response:
+                with self._stream(f"{route}after={after}&follow={str(follow).lower()}") as response:
                     for line in response:
                         if line.startswith(b"id: "):
                             after = int(line[4:])
@@ -240,7 +279,7 @@ class Client:
         sock = sockets.connect(self.home.socket)
         head = (
             "POST /v1/jobs HTTP/1.1\r\nHost: poise\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n"
-            f"Content-Type: application/x-ndjson\r\nAuthorization: Bearer {read_token(self.home)}\r\n\r\n"
+            f"Content-Type: application/x-ndjson\r\nAuthorization: Bearer {token_for(self.home)}\r\n\r\n"
         )
         with sock:
             sock.sendall(head.encode())
@@ -277,7 +316,7 @@ class Client:
                 break
             except (OSError, http.client.HTTPException) as error:
                 self.close()
-                if time.monotonic() > deadline or not (is_held(self.home.lock) or is_held(self.home.supervisor)):
+                if time.monotonic() > deadline or not _is_kept_alive(self.home):
                     raise _unreachable(self.home, error) from None
                 time.sleep(0.05)
         if response.status >= 400:
@@ -292,7 +331,7 @@ class Client:
         self._connection.timeout = timeout
         if self._connection.sock is not None:
             self._connection.sock.settimeout(timeout)
-        headers = {"Authorization": f"Bearer {read_token(self.home)}"}
+        headers = {"Authorization": f"Bearer {token_for(self.home)}"}
         if data is not None:
             headers["Content-Type"] = "application/json"
         self._connection.request(method, path, data, headers)
@@ -303,7 +342,7 @@ class Client:
     def _stream(self, path: str) -> Iterator[http.client.HTTPResponse]:
         connection = _Connection(self.home.socket, 60.0)
         try:
-            connection.request("GET", path, headers={"Authorization": f"Bearer {read_token(self.home)}"})
+            connection.request("GET", path, headers={"Authorization": f"Bearer {token_for(self.home)}"})
             response = connection.getresponse()
             if response.status >= 400:
                 raise _error_of(response)
@@ -357,7 +396,17 @@ def failure_of(home: Home) -> Fault | None:
     return fault
 
 
+def _is_kept_alive(home: Home) -> bool:
+    """Whether it is worth waiting for an answer: somebody starts the control plane again, or its socket is left."""
+    if home.elsewhere is not None:
+        return home.elsewhere.exists()
+    return is_held(home.lock) or is_held(home.supervisor)
+
+
 def _unreachable(home: Home, error: Exception) -> Fault:
+    if home.elsewhere is not None:
+        hint = "ask who shares it: `poise up --share`"
+        return Unreachable("no control plane answers", field=str(home.elsewhere), have=str(error), hint=hint)
     return failure_of(home) or Unreachable(
         "no control plane answers", field=str(home.socket), have=str(error), hint="`poise up`, or set POISE_HOME"
     )

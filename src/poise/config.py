@@ -8,9 +8,13 @@ from poise.units import SECOND
 
 
 class Home(msgspec.Struct, frozen=True):
-    """`POISE_HOME`: everything Poise keeps on one machine. Nothing outside it is written."""
+    """`POISE_HOME`: everything Poise keeps on one machine. Nothing outside it is written.
+
+    With `elsewhere`, the socket of a control plane that somebody else shares, nothing of this home is used.
+    """
 
     root: Path
+    elsewhere: Path | None = None
 
     @property
     def lock(self) -> Path:
@@ -27,7 +31,7 @@ class Home(msgspec.Struct, frozen=True):
 
     @property
     def socket(self) -> Path:
-        return self.root / "poise.sock"
+        return self.elsewhere or self.root / "poise.sock"
 
     @property
     def endpoint(self) -> Path:

@@ -5,7 +5,8 @@
     │   ├── SpecError         a file or a flag is wrong; `field` names the place
     │   ├── NotFound          no such job, node, task
     │   ├── Conflict          the name is taken, or the state does not allow it
-    │   ├── Denied            no token, or the wrong one
+    │   ├── Denied            no token, a wrong one, or one that has expired
+    │   ├── Forbidden         not with this token, or not from there
     │   └── CallFailed        a function could not be called, or failed in a way that has no exception here
     └── Fault                 exit 2: Poise or its machine failed
         ├── Unreachable       no control plane answers
@@ -40,6 +41,8 @@ CODES = {
     "E123": "what was typed is the beginning of several names",
     "E130": "the request carries no token, or a wrong one",
     "E131": "the request comes from a place that is not allowed (Host or Origin)",
+    "E132": "the token has expired",
+    "E133": "the role of the token does not allow this",
     "E140": "the request is too large",
     "E150": "a function cannot be called, or its exception cannot be brought here",
     "E201": "no control plane answers",
@@ -132,6 +135,11 @@ class Denied(InputError):
     default_code = "E130"
 
 
+class Forbidden(InputError):
+    status = 403
+    default_code = "E133"
+
+
 class CallFailed(InputError):
     """A function could not be called, or failed in a way that has no exception here."""
 
@@ -181,7 +189,7 @@ def placed(record: ErrorRecord, place: Callable[[str], str]) -> ErrorRecord:
 
 
 _BY_STATUS: dict[int, type[PoiseError]] = {
-    kind.status: kind for kind in (InputError, SpecError, NotFound, Conflict, Denied, Fault, StoreFull, Busy)
+    kind.status: kind for kind in (InputError, SpecError, NotFound, Conflict, Denied, Forbidden, Fault, StoreFull, Busy)
 }
 
 

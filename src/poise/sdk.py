@@ -38,7 +38,7 @@ from poise.client import Client, current_home
 from poise.config import Home
 from poise.control.start import ensure_up, kept_environment, user_name
 from poise.drivers import functions, values
-from poise.errors import CallFailed, CallLost
+from poise.errors import CallFailed, CallLost, Conflict
 from poise.model.calls import Result
 from poise.units import parse_cpu
 
@@ -106,6 +106,13 @@ class Task(Generic[P, R]):
     def _submit(self, kind: str, positional: list[Any], named: dict[str, Any]) -> Future[Any]:
         function, options = self.__poise_function__, self._options
         home, arguments = self._home or current_home(), (kind, positional, named)
+        if home.elsewhere is not None:
+            raise Conflict(
+                "functions are called on a control plane of one's own: their values are files in its home",
+                field="POISE_SOCKET",
+                have=str(home.elsewhere),
+                hint="`unset POISE_SOCKET`, or `poise submit`",
+            )
         future: Future[Any] = Future(function.__qualname__)
         if options.get("workers", 1) != 1:
             _when_done(_futures_in(arguments), future, lambda: _submit_gang(home, function, options, arguments, future))

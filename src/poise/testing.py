@@ -36,6 +36,7 @@ from poise.kernel.controller import (
     Message,
     Recovered,
     Reply,
+    Request,
     SayCaller,
     SayWorker,
     Send,
@@ -53,6 +54,7 @@ from poise.model.jobs import Ending, Outcome
 from poise.model.messages import Attempt, Beat, Desired, Ended, FromAgent, Hello, Launch, Report, Running
 from poise.model.resources import Device, Node
 from poise.model.spec import QuotaSpec, ResourcesSpec, compile_quota
+from poise.model.tenants import DEFAULT, HOME, Bearer, Role
 from poise.policy.suites import ClusterPolicy, policy_named
 from poise.units import MILLISECOND, SECOND, parse_bytes, parse_cpu, parse_duration
 
@@ -140,21 +142,23 @@ class World:
         return self.connect(joining.name)
 
     def job(self, name: str = "", **fields: Any) -> "World":
-        """Submit a job, as `user`. `cpu`, `memory`, `gpu`, `gpu_memory` … are its resources, anything else a field of
+        """Submit a job of `tenant`. `cpu`, `memory`, `gpu`, `gpu_memory` … are its resources, anything else a field of
         the file.
         """
-        user = fields.pop("user", "")
-        return self.submit(_spec(name, fields), user=user)
+        tenant = fields.pop("tenant", DEFAULT)
+        return self.submit(_spec(name, fields), tenant=tenant)
 
     def graph(self, name: str = "", *, tasks: Mapping[str, Mapping[str, Any]], **fields: Any) -> "World":
         """Submit a graph of tasks, each with the fields that `job` takes."""
         made = {task: _spec("", dict(of)) for task, of in tasks.items()}
-        return self.submit({"kind": "graph", "tasks": made, **_spec(name, fields, run=False)})
+        tenant = fields.pop("tenant", DEFAULT)
+        return self.submit({"kind": "graph", "tasks": made, **_spec(name, fields, run=False)}, tenant=tenant)
 
-    def submit(self, document: Any, key: str = "", user: str = "") -> "World":
+    def submit(self, document: Any, key: str = "", user: str = "", tenant: str = DEFAULT) -> "World":
         """Submit a parsed file as it is. Raises what it is refused with; what is accepted is in `replies`."""
-        compiled = self.controller.prepare(document, WALL, self.now)
-        return self._ask(Submit(self._request(), compiled, key, user))
+        compiled = self.controller.prepare(document, WALL, self.now, tenant)
+        bearer = HOME if tenant == DEFAULT else Bearer(tenant, Role.SUBMITTER)
+        return self.ask(Submit(self.request(), compiled, key, user, bearer=bearer))
 
     # --- letting it run ----------------------------------------------------------------------------------------------
 
@@ -233,16 +237,16 @@ class World:
 
     # --- what befalls it ---------------------------------------------------------------------------------------------
 
-    def cancel(self, job: str) -> "World":
-        return self._ask(Cancel(self._request(), job))
+    def cancel(self, job: str, bearer: Bearer = HOME) -> "World":
+        return self.ask(Cancel(self.request(), job, bearer))
 
     def drain(self, name: str, on: bool = True) -> "World":
-        return self._ask(Drain(self._request(), name, on))
+        return self.ask(Drain(self.request(), name, on))
 
-    def quota(self, user: str, *, none: bool = False, **bounds: Any) -> "World":
-        """Bound what the work of a user may hold: `cpu`, `memory`, `gpu`; or with `none`, no more."""
+    def quota(self, tenant: str, *, none: bool = False, **bounds: Any) -> "World":
+        """Bound what the work of a tenant may hold: `cpu`, `memory`, `gpu`; or with `none`, no more."""
         quota = None if none else compile_quota(QuotaSpec(**bounds))
-        return self._ask(SetQuota(self._request(), user, quota))
+        return self.ask(SetQuota(self.request(), tenant, quota))
 
     def disconnect(self, name: str) -> "World":
         self.connected.discard(name)
@@ -303,8 +307,10 @@ class World:
     # --- looking at it -----------------------------------------------------------------------------------------------
 
     def state(self, name: str) -> JobState:
-        """A job by name or id."""
+        """A job by id, or by name: of the tenant `default`, or else the latest that has it."""
         job = self.ledger.find_job(name)
+        if job is None:
+            job = next((job for job in reversed(self.ledger.jobs.values()) if job.name == name), None)
         if job is None:
             raise KeyError(name)
         return job
@@ -424,7 +430,8 @@ class World:
     def _holder(self, attempt: Attempt) -> dict[Attempt, Launch]:
         return next((of_node for of_node in self.held.values() if attempt in of_node), {})
 
-    def _ask(self, message: Submit | Cancel | Drain | SetQuota) -> "World":
+    def ask(self, message: Request) -> "World":
+        """Make a request, with a number from `request`. Raises what it is refused with."""
         self.say(message)
         for reply in self.replies:
             if reply.request == message.request and reply.error is not None:
@@ -435,7 +442,8 @@ class World:
         """The error of the latest reply."""
         return self.replies[-1].error if self.replies else None
 
-    def _request(self) -> int:
+    def request(self) -> int:
+        """The number of a new request."""
         self._requests += 1
         return self._requests
 

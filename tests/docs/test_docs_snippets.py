@@ -137,7 +137,8 @@ def run_document(document: Path) -> str:
 
 def run(folder: Path, command: str) -> str:
     """What a user would see, both streams together."""
-    environ = {
+    kept = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    environ = kept | {
         "HOME": str(folder),
         "PYTHONPATH": str(ROOT / "src"),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",

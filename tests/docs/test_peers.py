@@ -56,7 +56,8 @@ def is_there(name: str) -> bool:
 def options_of(command: str) -> set[str]:
     found = poise.get_command(click.Context(poise), command)
     assert found is not None
-    return {option for parameter in found.params for option in parameter.opts}
+    each = list(found.commands.values()) if isinstance(found, click.Group) else [found]
+    return set.intersection(*({option for parameter in of.params for option in parameter.opts} for of in each))
 
 
 def test_there_are_so_many_rows_and_every_cell_of_a_peer_has_its_source() -> None:

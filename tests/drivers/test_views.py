@@ -25,7 +25,7 @@ def busy() -> World:
     world = World().nodes(3, cpu=4, gpus=2).join(node("other", cpu=1)).job("short", **{"class": "s"}).after("1s")
     world.finish("short", run="10ms").job("gang", workers=2, gpu=1).job("long", cpu=2, memory="1GiB")
     world.job("share", gpu=1, gpu_share=0.3, gpu_memory="1GiB").job("stretch", workers={"min": 1, "max": 3})
-    world.quota("ann", cpu=1, gpu=0.5).job("hers", user="ann", cpu=0.5).job("hers-too", user="ann", cpu=1)
+    world.quota("ann", cpu=1, gpu=0.5).job("hers", tenant="ann", cpu=0.5).job("hers-too", tenant="ann", cpu=1)
     world.after("1s").drain("n2").lose("other").job("after", after=["long"]).job("waits", cpu=4)
     return world.graph("graph", tasks={"a": {"cpu": 3}, "b": {"needs": ["a"]}})
 
@@ -63,7 +63,7 @@ def test_who_has_yielded_to_whom_arrives() -> None:
 
 
 def test_a_plan_beyond_a_quota_is_none() -> None:
-    world = World().nodes(1, cpu=4).quota("ann", cpu=1).job("a", user="ann").job("b", user="ann")
+    world = World().nodes(1, cpu=4).quota("ann", cpu=1).job("a", tenant="ann").job("b", tenant="ann")
     view = view_of(world)
     both = Plan(
         base=view.revision,

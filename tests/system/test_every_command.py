@@ -35,6 +35,9 @@ WORKS = {
     "nodes": "nodes --json",
     "drain": "drain --json --undo NODE",
     "quota": "quota --json",
+    "token": "token ls --json",
+    "whoami": "whoami --json",
+    "audit": "audit --json",
     "events": "events --json",
     "completion": "completion --json bash",
     "doctor": "doctor --json",
@@ -135,7 +138,7 @@ def test_forms_agree_with_the_json(here: Here, names: dict[str, str], line: str)
     if line.endswith("name"):
         value = here.poise(line.replace("name", "json"), names).value
         items = value["tasks"] if isinstance(value, dict) else value
-        key = {"ls": "id", "show": "task", "nodes": "name", "quota": "user"}[line.split()[0]]
+        key = {"ls": "id", "show": "task", "nodes": "name", "quota": "tenant"}[line.split()[0]]
         assert done.text.split() == [item[key] for item in items] != []
 
 

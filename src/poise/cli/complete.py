@@ -17,7 +17,7 @@ FLAGS = Path(__file__).with_name("flags.json")
 SECONDS = 0.1
 """That a control plane may take to answer; one that is busier is not waited for."""
 
-LIVE = ("job", "node", "user")
+LIVE = ("job", "node", "tenant")
 """Kinds of names that a control plane knows."""
 
 Branch = dict[str, Any]
@@ -101,19 +101,21 @@ def _beginning(known: Iterable[tuple[str, str]], typed: str) -> Iterator[str]:
 
 
 def live_names(kind: str, typed: str) -> list[str]:
-    """Names of jobs and tasks, nodes or users, if a control plane runs and answers at once."""
+    """Names of jobs and tasks, nodes or tenants, if a control plane runs and answers at once."""
     from urllib.parse import quote
 
     from poise.config import Home
     from poise.drivers import sockets
-    from poise.drivers.security import read_token
+    from poise.drivers.security import token_for
     from poise.errors import PoiseError
 
-    home = Home(Path(os.environ.get("POISE_HOME") or "~/.poise").expanduser().resolve())
+    shared = os.environ.get("POISE_SOCKET")
+    root = Path(os.environ.get("POISE_HOME") or "~/.poise").expanduser().resolve()
+    home = Home(root, Path(shared).expanduser().absolute() if shared else None)
     try:
         head = (
             f"GET /v1/names/{kind}?typed={quote(typed, safe='')} HTTP/1.1\r\nHost: poise\r\nConnection: close\r\n"
-            f"Authorization: Bearer {read_token(home)}\r\n\r\n"
+            f"Authorization: Bearer {token_for(home)}\r\n\r\n"
         )
         with sockets.connect(home.socket, SECONDS) as sock:
             sock.sendall(head.encode("ascii"))

@@ -14,6 +14,7 @@ from poise.client import current_home
 from poise.control.start import connected, running, supervised
 from poise.errors import SpecError
 from poise.model.reports import JobReport, TaskReport
+from poise.model.tenants import DEFAULT
 from poise.units import SECOND, format_bytes, format_duration, parse_duration
 
 COMMAND_WIDTH = 60
@@ -35,12 +36,14 @@ def ls(everything: bool, form: str, watch: bool) -> int:
 
 
 def _jobs_shown(jobs: list[JobReport]) -> Shown:
+    several = len({job.tenant for job in jobs}) > 1
     return Shown(
         jobs,
         [job.id for job in jobs],
         [
             Column("JOB", [job.id for job in jobs]),
             Column("NAME", [job.name or "-" for job in jobs]),
+            *([Column("TENANT", [job.tenant for job in jobs])] if several else []),
             Column("USER", [job.user or "-" for job in jobs], only="wide"),
             Column("STATUS", [status_text(job.status) for job in jobs]),
             Column("EXIT", ["-" if job.exit_code is None else str(job.exit_code) for job in jobs], only="wide"),
@@ -77,9 +80,11 @@ def show(job: str, form: str, watch: bool) -> int:
 def _job_shown(report: JobReport) -> Shown:
     title = f"{report.id}{f' {report.name}' if report.name else ''}"
     ended = f", took {format_duration(report.elapsed)}" if report.exit_code is not None else ""
+    who = f" by {report.user}" if report.user else ""
+    whose = f" for {report.tenant}" if report.tenant != DEFAULT else ""
     head = [
         f"{click.style(title, bold=True)}  {status_text(report.status)}  {report.command}",
-        f"submitted {ago(report.submitted)} ago{f' by {report.user}' if report.user else ''}{ended}",
+        f"submitted {ago(report.submitted)} ago{who}{whose}{ended}",
     ]
     if report.critical_path:
         left = f" ({format_duration(report.remaining)} of it expected still to come)" if report.remaining else ""

@@ -17,24 +17,25 @@ from poise.units import format_bytes, format_cpu
 @click.option("-g", "--gpu", metavar="N", help="Devices that its work may hold at once; a share counts as its share.")
 @click.option("--none", "lifted", is_flag=True, help="Without bound from now on.")
 @output.rows
-@click.argument("user", required=False)
+@click.argument("tenant", required=False)
 def quota(
-    cpu: str | None, memory: str | None, gpu: str | None, lifted: bool, form: str, watch: bool, user: str | None
+    cpu: str | None, memory: str | None, gpu: str | None, lifted: bool, form: str, watch: bool, tenant: str | None
 ) -> int:
-    """Bound what the work of USER may hold at once, on all nodes together; without USER, list the quotas.
+    """Bound what the work of TENANT may hold at once, on all nodes together; without TENANT, list the quotas.
 
     What is not named has no bound. What runs already goes on, even where it is more than that.
     """
     bounds = {name: text for name, text in (("cpu", cpu), ("memory", memory), ("gpu", gpu)) if text is not None}
-    if user is None and (bounds or lifted):
-        raise click.UsageError("whose quota? `poise quota USER --cpu 4`")
-    if user is not None and bool(bounds) == lifted:
-        raise click.UsageError(f"`poise quota {user} --cpu 4`, or `--none`")
+    if tenant is None and (bounds or lifted):
+        raise click.UsageError("whose quota? `poise quota TENANT --cpu 4`")
+    if tenant is not None and bool(bounds) == lifted:
+        raise click.UsageError(f"`poise quota {tenant} --cpu 4`, or `--none`")
     client = connected(current_home())
-    if user is not None:
-        client.set_quota(user, None if lifted else bounds)
+    if tenant is not None:
+        client.set_quota(tenant, None if lifted else bounds)
         if form == "table" and not watch:
-            say(f"the work of {user} has no bound any more" if lifted else f"the work of {user} is bounded from now on")
+            freed = f"the work of {tenant} has no bound any more"
+            say(freed if lifted else f"the work of {tenant} is bounded from now on")
             return 0
     return output.show(lambda: _shown(client.quotas()), form, watch)
 
@@ -42,14 +43,14 @@ def quota(
 def _shown(quotas: list[QuotaReport]) -> Shown:
     return Shown(
         quotas,
-        [of.user for of in quotas],
+        [of.tenant for of in quotas],
         [
-            Column("USER", [of.user for of in quotas]),
+            Column("TENANT", [of.tenant for of in quotas]),
             Column("CPU", [_cpu(of) for of in quotas]),
             Column("MEMORY", [_memory(of) for of in quotas]),
             Column("GPU", [_gpu(of) for of in quotas]),
         ],
-        nothing="poise: no quotas; `poise quota USER --cpu 4` sets one",
+        nothing="poise: no quotas; `poise quota TENANT --cpu 4` sets one",
     )
 
 

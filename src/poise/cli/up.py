@@ -18,6 +18,7 @@ from poise.control.start import START_SECONDS, ensure_up, running, supervised
 from poise.drivers.devices import declared_devices
 from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
+from poise.drivers.sockets import check_shareable
 from poise.errors import Conflict, Fault, Unreachable
 from poise.model.reports import JobReport
 from poise.model.spec import parse_or_raise
@@ -30,6 +31,19 @@ STOP_SECONDS = 15.0
 
 LONGEST = 1 * MINUTE
 """Time that a policy may be given for a round: while it thinks, nothing is placed."""
+
+
+def own_home() -> Home:
+    """For what is done to one's own control plane only; raises `Conflict` where `POISE_SOCKET` names another."""
+    home = current_home()
+    if home.elsewhere is not None:
+        raise Conflict(
+            "the control plane of somebody else is theirs to start and stop",
+            field="POISE_SOCKET",
+            have=str(home.elsewhere),
+            hint="`unset POISE_SOCKET` for one of your own",
+        )
+    return home
 
 
 @click.command()
@@ -55,6 +69,12 @@ LONGEST = 1 * MINUTE
     metavar="FILE",
     help="Start the nodes that FILE declares instead of this machine; kept for this home.",
 )
+@click.option(
+    "--share",
+    type=click.Path(path_type=Path),
+    metavar="SOCKET",
+    help="Also listen on a socket here, to which other users of this machine may connect with tokens of theirs.",
+)
 @click.option("--no-fleet", is_flag=True, help="Start this machine again instead of declared nodes.")
 @click.option("--foreground", is_flag=True, help="Stay in this terminal, as a service manager wants it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
@@ -63,6 +83,7 @@ def up(
     decide_within: str | None,
     port: int | None,
     fleet_file: Path | None,
+    share: Path | None,
     no_fleet: bool,
     foreground: bool,
     as_json: bool,
@@ -75,7 +96,7 @@ def up(
     """
     if fleet_file and no_fleet:
         raise click.UsageError("`--fleet` and `--no-fleet` exclude each other")
-    home = current_home()
+    home = own_home()
     declared_devices(home)  # the agent would leave a bad file out; here its mistakes are seen
     name, label = _settle_policy(home, policy)
     fleet = _settle_fleet(home, fleet_file, no_fleet)
@@ -84,6 +105,9 @@ def up(
         options += ["--decide-within", str(parse_or_raise(parse_duration, decide_within, "--decide-within", LONGEST))]
     if port is not None:
         options += ["--port", str(port)]
+    if share is not None:
+        check_shareable(share.absolute())
+        options += ["--share", str(share.absolute())]
     if foreground:
         if supervised(home) or running(home):
             raise Conflict("Poise is up already", code="E204", field=str(home.root), hint="`poise down`")
@@ -97,8 +121,9 @@ def up(
     if fleet:
         _wait_for_nodes(client, fleet)
     status = client.status()
-    if already and (_was_given("port") or _was_given("decide_within")):
-        say("poise: it was up already; `--port` and `--decide-within` count when it starts")
+    if already and (late := [of for of in ("port", "decide_within", "share") if _was_given(of)]):
+        names = " and ".join(f"`--{of.replace('_', '-')}`" for of in late)
+        say(f"poise: it was up already; {names} {'counts' if len(late) == 1 else 'count'} when it starts")
     if as_json:
         print_json(status)
     else:
@@ -153,7 +178,7 @@ def status(form: str) -> int:
     lost = f", {report.lost} of them lost" if report.lost else ""
     refused = "" if report.accepting or not report.up else ", which cannot be written: nothing new is accepted"
     for name, text in (
-        ("home", f"{home.root}, {'up' if report.up else 'not up'}"),
+        ("home", f"{home.elsewhere or home.root}, {'up' if report.up else 'not up'}"),
         ("policy", report.policy or "-"),
         ("fleet", f"{report.fleet}, declared" if report.fleet else "this machine"),
         ("nodes", f"{report.nodes}{lost}"),
@@ -226,7 +251,7 @@ def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFle
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     """Stop the control plane and the agents. Refuses while jobs are unfinished, unless told what to do with them."""
-    home = current_home()
+    home = own_home()
     nodes = [home.node / "lock", *sorted(home.nodes.glob("*/lock"))]
     was_up = running(home) or supervised(home) or any(map(is_held, nodes))
     if was_up:

@@ -29,7 +29,7 @@ from poise.control.plane import Plane, load_ledger
 from poise.drivers.lock import take_lock
 from poise.drivers.plugins import choose
 from poise.drivers.security import ensure_token
-from poise.drivers.sockets import listen
+from poise.drivers.sockets import listen, share
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import SystemClock, boot_id, settle_memory
 from poise.drivers.tidy import remove_abandoned
@@ -66,6 +66,7 @@ def main() -> int:
     parser.add_argument("--until-idle", action="store_true", help="end once no job is left")
     parser.add_argument("--fleet", type=Path, help="compiled fleet that is declared here [HOME/fleet.json]")
     parser.add_argument("--log-limit", type=int, default=0, help="bytes that the log may take; 0: the disk's room")
+    parser.add_argument("--share", type=Path, help="another socket, for every user of this machine")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
@@ -142,7 +143,8 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
         )
     )
     tcp, port = _loopback(options.port)
-    serving = asyncio.create_task(server.serve(sockets=[listen(home.socket), tcp]))
+    listening = [listen(home.socket), tcp, *([share(options.share)] if options.share else [])]
+    serving = asyncio.create_task(server.serve(sockets=listening))
     while not server.started and not serving.done():  # noqa: ASYNC110 — the server says it no other way
         await asyncio.sleep(0.005)
     _write_endpoint(home, port)
@@ -154,8 +156,9 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
     tidying.cancel()
     decider.close()
     store.close()
-    with contextlib.suppress(OSError):
-        home.endpoint.unlink()
+    for told in [home.endpoint, *([options.share] if options.share else [])]:  # nobody is to wait for an answer there
+        with contextlib.suppress(OSError):
+            told.unlink()
     return WANTED_AGAIN if lifetime.wanted_again else 0
 
 

@@ -1,13 +1,20 @@
-"""The HTTP API: its routes, its OpenAPI document, its errors. No logic: each route asks the plane or draws a report."""
+"""The HTTP API: its routes, its OpenAPI document, its errors. No logic: each route asks the plane or draws a report.
+
+Each route says which role it needs (`opt`), and answers with what the bearer of the token may see, and nothing else.
+"""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from litestar import Litestar, Request, Response, delete, get, post, put
+from litestar import Litestar, Request, Response, Router, delete, get, post, put
+from litestar.connection import ASGIConnection
+from litestar.di import Provide
 from litestar.exceptions import HTTPException, ValidationException
+from litestar.handlers import BaseRouteHandler
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.spec import Components, SecurityScheme
 from litestar.params import Parameter
@@ -15,7 +22,8 @@ from litestar.response import Stream
 
 from poise import __version__
 from poise.config import Home
-from poise.control.guard import App, ErrorBody, Guard
+from poise.control.gatekeeper import Gatekeeper
+from poise.control.guard import PUBLIC, App, ErrorBody, Guard
 from poise.control.hot import (
     UNREADABLE,
     CallerChannel,
@@ -30,29 +38,45 @@ from poise.control.openapi import CompleteDocument, LoggedEvent
 from poise.control.plane import Plane
 from poise.drivers.joblogs import follow_job
 from poise.drivers.security import worker_key
-from poise.errors import ErrorRecord, PoiseError
+from poise.errors import ErrorRecord, PoiseError, SpecError, StoreFull
 from poise.kernel import controller as machine
 from poise.kernel import whatif
-from poise.kernel.explain import Question, job_report, node_report, question, quota_report, status_report
+from poise.kernel.audit import audit_report
+from poise.kernel.explain import (
+    Question,
+    job_report,
+    node_report,
+    question,
+    status_report,
+    token_report,
+    who_report,
+)
 from poise.kernel.find import Found, find, found_report
 from poise.kernel.find import names as find_names
 from poise.kernel.ledger import Ledger
 from poise.kernel.overview import overview
-from poise.model.events import Held, NodeLevelled, Placed, PolicyFailed, Preempted, Triggered
+from poise.kernel.visible import Sight
+from poise.model.events import AUDITED, Event, Held, NodeLevelled, Placed, PolicyFailed, Preempted, Triggered
 from poise.model.reports import (
+    AuditReport,
     Explanation,
     JobReport,
     NodeReport,
     Overview,
     PlanReport,
     QuotaReport,
+    RefusalsReport,
     StatusReport,
+    TokenReport,
     UnblockReport,
+    WhoReport,
     WhyNot,
 )
-from poise.model.spec import QuotaSpec, check_name, compile_quota
+from poise.model.spec import MAX_DURATION, Quantity, QuotaSpec, check_name, compile_quota, parse_or_raise
+from poise.model.tenants import Bearer, Role, Token
 from poise.model.views import Snapshot
 from poise.policy.suites import ClusterPolicy
+from poise.units import parse_duration
 
 MAX_WAIT = 60.0
 """Seconds that one request may wait for a job; clients ask again."""
@@ -68,6 +92,10 @@ WHOLE = b": whole\n\n"
 
 DECISIONS = Placed | Held | Preempted | NodeLevelled | Triggered | PolicyFailed
 """What was decided, and what made it be: events of a stream of decisions."""
+
+VIEWER, SUBMITTER = {"role": Role.VIEWER}, {"role": Role.SUBMITTER}
+OPERATOR, ADMIN = {"role": Role.OPERATOR}, {"role": Role.ADMIN}
+"""The role that a route needs."""
 
 EVENT_PAGE = 1000
 KEEP_ALIVE = 15.0
@@ -88,12 +116,30 @@ class DrainRequest(msgspec.Struct, frozen=True):
     on: bool = True
 
 
+class TokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A token for somebody of a tenant. Its secret is made by who asks and told nobody: `hash` is its SHA-256, in
+    hexadecimal digits. `expires` is a duration from now; without it the token is good until it is revoked.
+    """
+
+    tenant: str
+    role: Literal["viewer", "submitter", "operator", "admin"]
+    hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    name: str = ""
+    expires: Quantity | None = None
+
+
 def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined: Callable[[], ClusterPolicy]) -> App:
     """The whole API behind its guard. `imagined` gives the policy in charge, to be asked what if."""
 
-    async def settled_job(name: str, task: str = "") -> tuple[Ledger, Found]:
+    gate = Gatekeeper(plane, token)
+
+    def allowed(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+        if (path := connection.scope["path"]) not in PUBLIC:
+            gate.allow(_bearer_of(connection), handler.opt.get("role"), path)
+
+    async def settled_job(bearer: Bearer, name: str, task: str = "") -> tuple[Ledger, Found]:
         ledger = await plane.settled()
-        return ledger, find(ledger, name, task)
+        return ledger, find(ledger, name, task, bearer)
 
     deciding = asyncio.Lock()
 
@@ -102,8 +148,8 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
         async with deciding:
             return await asyncio.to_thread(answer, imagined())
 
-    async def asked_about(name: str, everything: bool = False) -> tuple[Snapshot, Question]:
-        ledger, found = await settled_job(name)
+    async def asked_about(bearer: Bearer, name: str, everything: bool = False) -> tuple[Snapshot, Question]:
+        ledger, found = await settled_job(bearer, name)
         view = plane.controller.snapshot(plane.clock.now())
         return view, question(ledger, found.job, view, units=found.units, everything=everything)
 
@@ -111,122 +157,243 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
     async def health() -> dict[str, bool]:
         return {"ready": True, "accepting": plane.controller.accepting}
 
-    @get("/v1/status", summary="The control plane at a glance")
-    async def status() -> StatusReport:
+    @get("/v1/status", summary="The control plane at a glance", opt=VIEWER)
+    async def status(bearer: Bearer) -> StatusReport:
         ledger = await plane.settled()
         controller = plane.controller
-        return status_report(ledger, __version__, fleet=controller.settings.fleet, accepting=controller.accepting)
+        told = status_report(ledger, __version__, fleet=controller.settings.fleet, accepting=controller.accepting)
+        return Sight(ledger, bearer).status(told)
 
-    @get("/v1/overview", summary="Everything at a glance: the fleet, what runs, what waits and why, and rates")
-    async def everything_at_a_glance() -> Overview:
+    @get(
+        "/v1/overview",
+        summary="Everything at a glance: the fleet, what runs, what waits and why, and rates",
+        opt=VIEWER,
+    )
+    async def everything_at_a_glance(bearer: Bearer) -> Overview:
         ledger, controller = await plane.settled(), plane.controller
-        return overview(ledger, plane.clock.now(), controller.load_of, plane.rates(), accepting=controller.accepting)
+        told = overview(
+            ledger, plane.clock.now(), controller.load_of, plane.rates(), bearer, accepting=controller.accepting
+        )
+        return Sight(ledger, bearer).only(told)
 
-    @post("/v1/jobs", summary="Submit a job (or, as application/x-ndjson, a stream of them)", status_code=201)
-    async def submit(data: Submission, if_revision: Revision | None = None) -> Submitted:
-        compiled = plane.controller.prepare(data.spec, plane.clock.wall(), plane.clock.now())
-        job = await plane.request(lambda request: machine.Submit(request, compiled, data.key, data.user, if_revision))
+    @get("/v1/whoami", summary="Who asks: the tenant and the role of the token", opt=VIEWER)
+    async def whoami(bearer: Bearer) -> WhoReport:
+        return who_report(await plane.settled(), bearer)
+
+    @post(
+        "/v1/jobs",
+        summary="Submit a job (or, as application/x-ndjson, a stream of them)",
+        status_code=201,
+        opt=SUBMITTER,
+    )
+    async def submit(bearer: Bearer, data: Submission, if_revision: Revision | None = None) -> Submitted:
+        compiled = plane.controller.prepare(data.spec, plane.clock.wall(), plane.clock.now(), bearer.tenant)
+        job = await plane.request(
+            lambda request: machine.Submit(request, compiled, data.key, data.user, if_revision, bearer)
+        )
         return Submitted(job, compiled.note)
 
-    @get("/v1/jobs", summary="Jobs: the unfinished ones and the latest finished ones, or all")
-    async def jobs(all_jobs: Annotated[bool, Parameter(query="all")] = False) -> list[JobReport]:
+    @get("/v1/jobs", summary="Jobs: the unfinished ones and the latest finished ones, or all", opt=VIEWER)
+    async def jobs(bearer: Bearer, all_jobs: Annotated[bool, Parameter(query="all")] = False) -> list[JobReport]:
         ledger = await plane.settled()
         now = plane.clock.now()
-        shown = ledger.jobs.values() if all_jobs else ledger.recent_jobs(RECENT)
+        shown = Sight(ledger, bearer).jobs(None if all_jobs else RECENT)
         return [job_report(ledger, job, now, tasks=False) for job in shown]
 
-    @get("/v1/jobs/{name:str}", summary="One job with its tasks, or some of them; `wait` seconds for them to be over")
-    async def job(name: str, wait: float = 0.0) -> JobReport:
-        ledger, found = await settled_job(name)
+    @get(
+        "/v1/jobs/{name:str}",
+        summary="One job with its tasks, or some of them; `wait` seconds for them to be over",
+        opt=VIEWER,
+    )
+    async def job(bearer: Bearer, name: str, wait: float = 0.0) -> JobReport:
+        ledger, found = await settled_job(bearer, name)
         if wait > 0 and not found.job.ended:
             units = () if found.whole else tuple(unit.id for unit in found.units)
             await plane.over(found.job.id, units, min(wait, MAX_WAIT))
             ledger = await plane.settled()
-        return found_report(ledger, found, plane.clock.now())
+        return Sight(ledger, bearer).only(found_report(ledger, found, plane.clock.now()))
 
     @post(
         "/v1/jobs/{name:str}/cancel",
         summary="Cancel a job, or some of its tasks; what runs gets SIGTERM, then SIGKILL",
         status_code=202,
+        opt=SUBMITTER,
     )
-    async def cancel(name: str) -> Submitted:
-        return Submitted(await plane.request(lambda request: machine.Cancel(request, name, "user")))
+    async def cancel(bearer: Bearer, name: str) -> Submitted:
+        return Submitted(await plane.request(lambda request: machine.Cancel(request, name, bearer)))
 
-    @get("/v1/jobs/{name:str}/explanation", summary="Why a job waits and what frees it, or why it is where it is")
-    async def explanation(name: str, everything: Annotated[bool, Parameter(query="all")] = False) -> Explanation:
-        view, asked = await asked_about(name, everything)
-        return await thought_about(lambda policy: whatif.explain(policy, view, asked, everything=everything))
+    @get(
+        "/v1/jobs/{name:str}/explanation",
+        summary="Why a job waits and what frees it, or why it is where it is",
+        opt=VIEWER,
+    )
+    async def explanation(
+        bearer: Bearer, name: str, everything: Annotated[bool, Parameter(query="all")] = False
+    ) -> Explanation:
+        view, asked = await asked_about(bearer, name, everything)
+        told = await thought_about(lambda policy: whatif.explain(policy, view, asked, everything=everything))
+        return Sight(plane.ledger, bearer).only(told)
 
-    @get("/v1/jobs/{name:str}/why-not/{node:str}", summary="Every reason against a node for a job")
-    async def why_not(name: str, node: str) -> WhyNot:
-        view, asked = await asked_about(name)
-        return await thought_about(lambda policy: whatif.why_not(policy, view, asked, node))
+    @get("/v1/jobs/{name:str}/why-not/{node:str}", summary="Every reason against a node for a job", opt=VIEWER)
+    async def why_not(bearer: Bearer, name: str, node: str) -> WhyNot:
+        view, asked = await asked_about(bearer, name)
+        told = await thought_about(lambda policy: whatif.why_not(policy, view, asked, node))
+        return Sight(plane.ledger, bearer).only(told)
 
-    @get("/v1/jobs/{name:str}/unblock", summary="The smallest changes that let a waiting job start now")
-    async def unblock(name: str) -> UnblockReport:
-        view, asked = await asked_about(name)
-        return await thought_about(lambda policy: whatif.unblock(policy, view, asked))
+    @get("/v1/jobs/{name:str}/unblock", summary="The smallest changes that let a waiting job start now", opt=VIEWER)
+    async def unblock(bearer: Bearer, name: str) -> UnblockReport:
+        view, asked = await asked_about(bearer, name)
+        sight = Sight(plane.ledger, bearer)
+        told = await thought_about(lambda policy: whatif.unblock(policy, view, asked, may_end=sight.shows))
+        return sight.only(told)
 
-    @post("/v1/plan", summary="What would happen if a job were submitted now; nothing changes", status_code=200)
-    async def plan(data: Submission, everything: Annotated[bool, Parameter(query="all")] = False) -> PlanReport:
+    @post(
+        "/v1/plan",
+        summary="What would happen if a job were submitted now; nothing changes",
+        status_code=200,
+        opt=VIEWER,
+    )
+    async def plan(
+        bearer: Bearer, data: Submission, everything: Annotated[bool, Parameter(query="all")] = False
+    ) -> PlanReport:
         ledger = await plane.settled()
         now = plane.clock.now()
-        compiled = plane.controller.prepare(data.spec, plane.clock.wall(), now)
+        compiled = plane.controller.prepare(data.spec, plane.clock.wall(), now, bearer.tenant)
         proposal = whatif.propose(ledger, plane.controller.would_submit(compiled, data.user), now)
         view = plane.controller.snapshot(now)
-        return await thought_about(
+        told = await thought_about(
             lambda policy: whatif.plan(policy, view, proposal, note=compiled.note, everything=everything)
         )
+        return Sight(plane.ledger, bearer).only(told, proposal.job.id)
 
-    @get("/v1/jobs/{name:str}/logs", summary="What a job wrote, as lines of JSON; `follow` until it is over")
-    async def logs(name: str, follow: bool = False, task: str = "") -> Stream:
-        _, found = await settled_job(name, task)
+    @get(
+        "/v1/jobs/{name:str}/logs", summary="What a job wrote, as lines of JSON; `follow` until it is over", opt=VIEWER
+    )
+    async def logs(bearer: Bearer, name: str, follow: bool = False, task: str = "") -> Stream:
+        _, found = await settled_job(bearer, name, task)
         pieces = follow_job(home.logs, lambda: plane.ledger, found.job.id, found.tasks, follow=follow)
-        return Stream(_lines(pieces), media_type="application/x-ndjson")
+        return Stream(_lines(pieces, lambda: gate.stands(bearer)), media_type="application/x-ndjson")
 
-    @get("/v1/nodes", summary="Nodes, what they have and what is taken")
-    async def nodes() -> list[NodeReport]:
+    @get("/v1/nodes", summary="Nodes, what they have and what is taken", opt=VIEWER)
+    async def nodes(bearer: Bearer) -> list[NodeReport]:
         ledger = await plane.settled()
-        return [node_report(state, plane.controller.load_of(name)) for name, state in ledger.nodes.items()]
+        sight = Sight(ledger, bearer)
+        return [sight.node(node_report(state, plane.controller.load_of(name))) for name, state in ledger.nodes.items()]
 
-    @get("/v1/names/{kind:str}", summary="Names of kind job, node or user that begin as `typed`, to complete them")
-    async def names(kind: Literal["job", "node", "user"], typed: str = "") -> list[str]:
-        return find_names(await plane.settled(), kind, typed)
+    @get(
+        "/v1/names/{kind:str}",
+        summary="Names of kind job, node or tenant that begin as `typed`, to complete them",
+        opt=VIEWER,
+    )
+    async def names(bearer: Bearer, kind: Literal["job", "node", "tenant"], typed: str = "") -> list[str]:
+        return find_names(await plane.settled(), kind, typed, bearer)
 
-    @post("/v1/nodes/{name:str}/drain", summary="Close a node to new work, or open it again", status_code=202)
-    async def drain(name: str, data: DrainRequest) -> dict[str, str]:
-        return {"node": await plane.request(lambda request: machine.Drain(request, name, data.on))}
+    @post(
+        "/v1/nodes/{name:str}/drain",
+        summary="Close a node to new work, or open it again",
+        status_code=202,
+        opt=OPERATOR,
+    )
+    async def drain(bearer: Bearer, name: str, data: DrainRequest) -> dict[str, str]:
+        return {"node": await plane.request(lambda request: machine.Drain(request, name, data.on, bearer))}
 
-    @get("/v1/quotas", summary="What users may hold at once, and what they hold")
-    async def quotas() -> list[QuotaReport]:
-        ledger = await plane.settled()
-        return [quota_report(user, quota, held) for user, (quota, held) in ledger.quotas().items()]
+    @get("/v1/quotas", summary="What tenants may hold at once, and what they hold", opt=VIEWER)
+    async def quotas(bearer: Bearer) -> list[QuotaReport]:
+        return Sight(await plane.settled(), bearer).quotas()
 
-    @put("/v1/quotas/{user:str}", summary="Bound what the work of a user may hold at once", status_code=202)
-    async def set_quota(user: str, data: QuotaSpec) -> dict[str, str]:
-        check_name(user, "user")
+    @put(
+        "/v1/quotas/{tenant:str}",
+        summary="Bound what the work of a tenant may hold at once",
+        status_code=202,
+        opt=ADMIN,
+    )
+    async def set_quota(bearer: Bearer, tenant: str, data: QuotaSpec) -> dict[str, str]:
+        check_name(tenant, "tenant")
         quota = compile_quota(data)
-        return {"user": await plane.request(lambda request: machine.SetQuota(request, user, quota))}
+        return {"tenant": await plane.request(lambda request: machine.SetQuota(request, tenant, quota, bearer))}
 
-    @delete("/v1/quotas/{user:str}", summary="Let the work of a user hold what there is", status_code=202)
-    async def lift_quota(user: str) -> dict[str, str]:
-        return {"user": await plane.request(lambda request: machine.SetQuota(request, user, None))}
+    @delete(
+        "/v1/quotas/{tenant:str}",
+        summary="Let the work of a tenant hold what there is",
+        status_code=202,
+        opt=ADMIN,
+    )
+    async def lift_quota(bearer: Bearer, tenant: str) -> dict[str, str]:
+        return {"tenant": await plane.request(lambda request: machine.SetQuota(request, tenant, None, bearer))}
 
-    @get("/v1/events", summary="The log as server-sent events, from `after` on; `decisions` only, or all")
+    @get("/v1/tokens", summary="Tokens that were given, the latest revoked ones included", opt=ADMIN)
+    async def tokens() -> list[TokenReport]:
+        ledger = await plane.settled()
+        now = plane.clock.now()
+        return [token_report(ledger, of, now) for of in sorted(ledger.tokens.values(), key=_in_order)]
+
+    @post("/v1/tokens", summary="Let a token in, by the hash of its secret", status_code=201, opt=ADMIN)
+    async def add_token(bearer: Bearer, data: TokenRequest) -> TokenReport:
+        check_name(data.tenant, "tenant")
+        if data.name:
+            check_name(data.name, "name")
+        lasts = 0 if data.expires is None else parse_or_raise(parse_duration, data.expires, "expires", MAX_DURATION)
+        if data.expires is not None and not lasts:
+            raise SpecError("the token would expire at once", code="E103", field="expires", hint="expires: 30d")
+        made = await plane.request(
+            lambda request: machine.AddToken(
+                request=request,
+                tenant=data.tenant,
+                role=Role[data.role.upper()],
+                hash=data.hash,
+                name=data.name,
+                lasts=lasts,
+                bearer=bearer,
+            )
+        )
+        return token_report(plane.ledger, made, plane.clock.now())
+
+    @delete("/v1/tokens/{token_id:str}", summary="Revoke a token", status_code=202, opt=ADMIN)
+    async def revoke_token(bearer: Bearer, token_id: str) -> dict[str, str]:
+        return {"token": await plane.request(lambda request: machine.RevokeToken(request, token_id, bearer))}
+
+    @get("/v1/events", summary="The log as server-sent events, from `after` on; `decisions` only, or all", opt=VIEWER)
     async def events(
-        request: Request[Any, Any, Any], after: Revision = -1, decisions: bool = False, follow: bool = True
+        bearer: Bearer,
+        request: Request[Any, Any, Any],
+        after: Revision = -1,
+        decisions: bool = False,
+        follow: bool = True,
     ) -> Stream:
-        last = request.headers.get("last-event-id", "")
-        start = min(int(last), MAX_REVISION) if last.isdecimal() and len(last) < 20 else after
-        return Stream(_event_stream(plane, start, decisions, follow), media_type="text/event-stream")
+        def shown(revision: int, event: Event) -> LoggedEvent | None:
+            seen = Sight(plane.ledger, bearer).event(event)
+            wanted = seen is not None and (not decisions or isinstance(event, DECISIONS))
+            return LoggedEvent(revision, seen) if wanted else None
 
-    @post("/v1/shutdown", summary="Stop the control plane; running work goes on", status_code=202)
-    async def shutdown() -> dict[str, bool]:
+        stream = _event_stream(plane, _resumed(request, after), shown, lambda: gate.stands(bearer), follow=follow)
+        return Stream(stream, media_type="text/event-stream")
+
+    @get("/v1/audit", summary="What was changed by whom, as server-sent events, from `after` on", opt=ADMIN)
+    async def audit(
+        bearer: Bearer, request: Request[Any, Any, Any], after: Revision = -1, follow: bool = True
+    ) -> Stream:
+        def shown(revision: int, event: Event) -> AuditReport | None:
+            return audit_report(plane.ledger, revision, event) if isinstance(event, AUDITED) else None
+
+        stream = _event_stream(plane, _resumed(request, after), shown, lambda: gate.stands(bearer), follow=follow)
+        return Stream(stream, media_type="text/event-stream")
+
+    @get("/v1/refusals", summary="Requests that were refused, counted, and the latest of them", opt=ADMIN)
+    async def refusals() -> RefusalsReport:
+        return gate.refusals()
+
+    @post("/v1/shutdown", summary="Stop the control plane; running work goes on", status_code=202, opt=ADMIN)
+    async def shutdown(bearer: Bearer) -> dict[str, bool]:
+        with contextlib.suppress(StoreFull):  # it cannot be recorded then, and is done all the same
+            await plane.request(lambda request: machine.AskToStop(request, bearer))
         asyncio.get_running_loop().call_later(0.05, lifetime.end)
         return {"stopping": True}
 
     @post(
-        "/v1/stay", summary="Stay up when no job is left, if started only for as long as there is one", status_code=202
+        "/v1/stay",
+        summary="Stay up when no job is left, if started only for as long as there is one",
+        status_code=202,
+        opt=ADMIN,
     )
     async def stay() -> dict[str, bool]:
         lifetime.stay()
@@ -239,6 +406,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
             health,
             status,
             everything_at_a_glance,
+            whoami,
             submit,
             jobs,
             job,
@@ -254,37 +422,63 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
             quotas,
             set_quota,
             lift_quota,
+            tokens,
+            add_token,
+            revoke_token,
             events,
+            audit,
+            refusals,
             shutdown,
             stay,
         ],
         exception_handlers=answers,
+        guards=[allowed],
+        dependencies={"bearer": Provide(_bearer_of, sync_to_thread=False)},
         openapi_config=OpenAPIConfig(
             title="Poise",
             version=__version__,
-            path="/v1/schema",
+            openapi_router=Router(path="/v1/schema", route_handlers=[], opt=VIEWER, include_in_schema=False),
             render_plugins=[CompleteDocument()],
             components=Components(security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}),
             security=[{"token": []}],
         ),
         logging_config=None,
     )
-    hot: dict[str, App] = {
-        "submissions": Submissions(plane),
-        "channel": NodeChannel(plane),
-        "calls": CallerChannel(plane),
-        "workers": WorkerChannel(plane, lambda attempt: worker_key(token, attempt)),
+    hot: dict[str, tuple[Role | None, App]] = {
+        "submissions": (Role.SUBMITTER, Submissions(plane, gate)),
+        "channel": (Role.ADMIN, NodeChannel(plane, gate)),
+        "calls": (Role.SUBMITTER, CallerChannel(plane, gate)),
+        "workers": (None, WorkerChannel(plane, lambda attempt: worker_key(token, attempt))),
     }
-    return Guard(token, rest, hot, lifetime.request)  # type: ignore[arg-type]
+    return Guard(gate, rest, hot, lifetime.request)  # type: ignore[arg-type]
 
 
-async def _lines(pieces: AsyncIterator[Any]) -> AsyncIterator[bytes]:
-    """One a line; an empty line now and then says that there is somebody here."""
+def _bearer_of(request: ASGIConnection[Any, Any, Any, Any]) -> Bearer:
+    """Whom the guard found to be asking."""
+    bearer: Bearer = request.scope["bearer"]  # type: ignore[typeddict-item]
+    return bearer
+
+
+def _in_order(token: Token) -> tuple[int, str]:
+    """t2 before t10."""
+    return len(token.id), token.id
+
+
+def _resumed(request: Request[Any, Any, Any], after: int) -> int:
+    """The revision after which to go on: where a client was cut off, else where it says."""
+    last = request.headers.get("last-event-id", "")
+    return min(int(last), MAX_REVISION) if last.isdecimal() and len(last) < 20 else after
+
+
+async def _lines(pieces: AsyncIterator[Any], stands: Callable[[], bool]) -> AsyncIterator[bytes]:
+    """One a line, for as long as the token stands; an empty line now and then says that there is somebody here."""
     source = aiter(pieces)
     upcoming = asyncio.ensure_future(anext(source, None))
     try:
         while True:
             done, _ = await asyncio.wait((upcoming,), timeout=KEEP_ALIVE)
+            if not stands():
+                return
             if not done:
                 yield b"\n"
                 continue
@@ -297,23 +491,30 @@ async def _lines(pieces: AsyncIterator[Any]) -> AsyncIterator[bytes]:
         upcoming.cancel()
 
 
-async def _event_stream(plane: Plane, after: int, decisions: bool, follow: bool) -> AsyncIterator[bytes]:
-    """`after` below zero means from now on."""
+async def _event_stream(
+    plane: Plane,
+    after: int,
+    shown: Callable[[int, Event], msgspec.Struct | None],
+    stands: Callable[[], bool],
+    *,
+    follow: bool,
+) -> AsyncIterator[bytes]:
+    """`after` below zero means from now on; `shown` makes of a record what is to be shown, or None. It ends when the
+    token no longer stands.
+    """
     await plane.settled()
     position = plane.ledger.revision if after < 0 else after
     news = plane.follow()
     try:
         yield b": poise\n\n"
-        while True:
+        while stands():
             news.clear()
             page = plane.events_after(position, EVENT_PAGE)
             chunks = []
             for revision, event in page:
                 position = revision
-                if not decisions or isinstance(event, DECISIONS):
-                    chunks.append(
-                        b"id: %d\ndata: %s\n\n" % (revision, msgspec.json.encode(LoggedEvent(revision, event)))
-                    )
+                if (told := shown(revision, event)) is not None:
+                    chunks.append(b"id: %d\ndata: %s\n\n" % (revision, msgspec.json.encode(told)))
             if chunks:
                 yield b"".join(chunks)
             if page:

@@ -1,8 +1,9 @@
 """The gate in front of every route: deny by default.
 
-A request passes with the home's token as `Authorization: Bearer …`, a Host that names this machine, and no Origin from
-elsewhere (so that no page in a browser can reach the API, whatever name it resolves to). Only `PUBLIC` needs no token.
-Bodies are bounded before they are buffered.
+A request passes with a token as `Authorization: Bearer …`, a Host that names this machine, and no Origin from elsewhere
+(so that no page in a browser can reach the API, whatever name it resolves to). Only `PUBLIC` needs no token. Who came
+is in the scope as `bearer`; each route says which role it needs, and one that says nothing is for nobody. Bodies are
+bounded before they are buffered.
 """
 
 import contextlib
@@ -12,8 +13,9 @@ from typing import Any
 import msgspec
 
 from poise.config import MAX_BODY
-from poise.drivers.security import same_token
-from poise.errors import Denied, ErrorRecord, InputError, PoiseError
+from poise.control.gatekeeper import Gatekeeper
+from poise.errors import ErrorRecord, Forbidden, InputError, PoiseError
+from poise.model.tenants import Bearer, Role
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -22,7 +24,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PUBLIC = frozenset({"/healthz"})
 KEYED = frozenset({"/v1/workers"})
-"""Routes that take the key of an attempt in place of the home's token, and check it themselves."""
+"""Routes that take the key of an attempt in place of a token, and check it themselves."""
 
 HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]", "poise"})
 
@@ -40,10 +42,16 @@ class Guard:
     """ASGI application that checks, then passes on: streams of submissions and node channels to bare handlers."""
 
     def __init__(
-        self, token: str, rest: App, hot: dict[str, App], during: Callable[[], contextlib.AbstractContextManager[None]]
+        self,
+        gate: Gatekeeper,
+        rest: App,
+        hot: dict[str, tuple[Role | None, App]],
+        during: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
-        """`during` surrounds every request that passes, other than those of agents."""
-        self._token = token
+        """`hot` are the bare handlers, each with the role that it needs, or none where it takes a key and checks it;
+        `rest` looks at roles itself. `during` surrounds every request that passes, other than those of agents.
+        """
+        self._gate = gate
         self._rest = rest
         self._hot = hot
         self._during = during
@@ -53,46 +61,47 @@ class Guard:
             await self._rest(scope, receive, send)
             return
         headers = text_headers(scope)
-        error = self._refusal(scope["path"], headers)
-        if error is not None:
+        try:
+            bearer = self._checked(scope["path"], headers)
+        except PoiseError as error:
+            self._gate.refused(error, scope["path"])
             await refuse(scope, send, error)
             return
+        app, body = self._rest, bounded(receive)
         hot = self._hot.get(_hot_key(scope, headers))
+        if bearer is not None:
+            scope["bearer"] = bearer
+        if hot is not None:
+            needed, app = hot
+            body = receive
+            if bearer is not None:
+                try:
+                    self._gate.allow(bearer, needed, scope["path"])
+                except Forbidden as error:
+                    await refuse(scope, send, error)
+                    return
         if scope["type"] == "websocket":
-            await (hot or self._rest)(scope, receive, send)
+            await app(scope, receive, send)
             return
         with self._during():
-            if hot is not None:
-                await hot(scope, receive, send)
-            else:
-                await self._rest(scope, bounded(receive), send)
+            await app(scope, body, send)
 
-    def _refusal(self, path: str, headers: dict[str, str]) -> PoiseError | None:
+    def _checked(self, path: str, headers: dict[str, str]) -> Bearer | None:
+        """Who asks; nobody where no token is needed. Raises what the request is refused with."""
         host = headers.get("host", "")
         name = host if host.endswith("]") else host.rsplit(":", 1)[0]
         if name not in HOSTS:
-            return _ForbiddenError("the Host is not this machine", code="E131", field="Host", have=host[:80])
+            raise Forbidden("the Host is not this machine", code="E131", field="Host", have=host[:80])
         origin = headers.get("origin")
         if origin is not None and origin.split("//", 1)[-1] != host:
-            return _ForbiddenError(
-                "requests from other sites are refused", code="E131", field="Origin", have=origin[:80]
-            )
+            raise Forbidden("requests from other sites are refused", code="E131", field="Origin", have=origin[:80])
         if path in PUBLIC or path in KEYED:
             return None
-        if not same_token(bearer(headers), self._token):
-            return Denied(
-                "the request carries no token, or a wrong one",
-                field="Authorization",
-                hint="`Authorization: Bearer $(cat ~/.poise/token)`",
-            )
+        bearer = self._gate.bearer(secret_of(headers))
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > MAX_BODY and not is_stream(headers):
-            return too_large(length)
-        return None
-
-
-class _ForbiddenError(InputError):
-    status = 403
+            raise too_large(length)
+        return bearer
 
 
 class TooLargeError(InputError):
@@ -137,8 +146,8 @@ async def refuse(scope: Scope, send: Send, error: PoiseError) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def bearer(headers: Mapping[str, str]) -> str:
-    """The token that a request carries; empty where there is none."""
+def secret_of(headers: Mapping[str, str]) -> str:
+    """The secret that a request carries; empty where there is none."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return given if scheme.lower() == "bearer" else ""
 

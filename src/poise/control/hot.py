@@ -14,13 +14,15 @@ from typing import Annotated, Any
 import msgspec
 
 from poise.config import MAX_BODY
-from poise.control.guard import Receive, Scope, Send, bearer, text_headers
+from poise.control.gatekeeper import Gatekeeper
+from poise.control.guard import Receive, Scope, Send, secret_of, text_headers
 from poise.control.plane import Answer, Plane
 from poise.drivers.security import same_token
 from poise.errors import ErrorRecord, InputError, PoiseError, SpecError
 from poise.kernel import controller as machine
 from poise.model.calls import FromCaller, FromWorker, Ready, Resume, ToCaller, ToWorker
 from poise.model.messages import Attempt, FromAgent, Hello, ToAgent
+from poise.model.tenants import Bearer
 
 MAX_UNANSWERED = 4096
 """Submissions of one stream that wait for the log; reading pauses beyond."""
@@ -62,24 +64,26 @@ _submission = msgspec.json.Decoder(Submission)
 _accepted = msgspec.json.Encoder()
 
 
-def submit(plane: Plane, line: bytes, wall: float, done: "Done") -> None:
+def submit(plane: Plane, bearer: Bearer, line: bytes, wall: float, done: "Done") -> None:
     """Compile one submission and post it; raises PoiseError when it cannot be compiled."""
     try:
         submission = _submission.decode(line)
     except UNREADABLE as error:
         raise not_json(error) from None
-    compiled = plane.controller.prepare(submission.spec, wall, plane.clock.now())
+    compiled = plane.controller.prepare(submission.spec, wall, plane.clock.now(), bearer.tenant)
     answer = _answering(done, compiled.note)
-    plane.ask(lambda request: machine.Submit(request, compiled, submission.key, submission.user), answer)
+    plane.ask(lambda request: machine.Submit(request, compiled, submission.key, submission.user, bearer=bearer), answer)
 
 
 class Submissions:
-    """One `POST` of many lines; answers stream back while lines still come in."""
+    """One `POST` of many lines; answers stream back while lines still come in, for as long as the token stands."""
 
-    def __init__(self, plane: Plane) -> None:
+    def __init__(self, plane: Plane, gate: Gatekeeper) -> None:
         self._plane = plane
+        self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        bearer: Bearer = scope["bearer"]
         await send(
             {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]}
         )
@@ -90,14 +94,14 @@ class Submissions:
             more = True
             while more:
                 message = await receive()
-                if message["type"] == "http.disconnect":
+                if message["type"] == "http.disconnect" or not self._gate.stands(bearer):
                     break
                 lines = (rest + message.get("body", b"")).split(b"\n")
                 rest = lines.pop()
                 more = message.get("more_body", False)
                 if not more and rest:
                     lines.append(rest)
-                self._take(lines, stream)
+                self._take(bearer, lines, stream)
                 if len(rest) > MAX_BODY:
                     stream.expect()(Accepted(error=_too_long().record))
                     break
@@ -106,14 +110,14 @@ class Submissions:
             stream.close()
             await writer
 
-    def _take(self, lines: list[bytes], stream: "_Stream") -> None:
+    def _take(self, bearer: Bearer, lines: list[bytes], stream: "_Stream") -> None:
         wall = self._plane.clock.wall()
         for line in lines:
             if not line.strip():
                 continue
             done = stream.expect()
             try:
-                submit(self._plane, line, wall, done)
+                submit(self._plane, bearer, line, wall, done)
             except PoiseError as error:
                 done(Accepted(error=error.record))
 
@@ -160,10 +164,11 @@ class _Stream:
 
 
 class NodeChannel:
-    """One agent's WebSocket: its hello names the node, then frames go both ways."""
+    """One agent's WebSocket: its hello names the node, then frames go both ways, for as long as the token stands."""
 
-    def __init__(self, plane: Plane) -> None:
+    def __init__(self, plane: Plane, gate: Gatekeeper) -> None:
         self._plane = plane
+        self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
@@ -173,7 +178,7 @@ class NodeChannel:
         try:
             while True:
                 event = await receive()
-                if event["type"] == "websocket.disconnect":
+                if event["type"] == "websocket.disconnect" or not self._gate.stands(scope["bearer"]):
                     return
                 message = _from_agent.decode(event.get("bytes") or b"")
                 if isinstance(message, Hello):
@@ -190,12 +195,16 @@ class NodeChannel:
 
 
 class CallerChannel:
-    """The WebSocket of one caller: its first frame names the job, then calls come in and results go out."""
+    """The WebSocket of one caller: its first frame names a job of its tenant, then calls come in and results go out,
+    for as long as the token stands.
+    """
 
-    def __init__(self, plane: Plane) -> None:
+    def __init__(self, plane: Plane, gate: Gatekeeper) -> None:
         self._plane = plane
+        self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        bearer: Bearer = scope["bearer"]
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
         channel = Channel(send)
@@ -203,10 +212,13 @@ class CallerChannel:
         try:
             while True:
                 event = await receive()
-                if event["type"] == "websocket.disconnect":
+                if event["type"] == "websocket.disconnect" or not self._gate.stands(bearer):
                     return
                 message = _from_caller.decode(event.get("bytes") or b"")
                 if isinstance(message, Resume):
+                    found = self._plane.ledger.jobs.get(message.job)
+                    if job or (found is not None and found.tenant != bearer.tenant):
+                        return  # as of a job that is not there
                     job = message.job
                     self._plane.connect_caller(job, channel)
                 if job:
@@ -229,7 +241,7 @@ class WorkerChannel:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
-        given = bearer(text_headers(scope))
+        given = secret_of(text_headers(scope))
         channel = Channel(send)
         attempt: Attempt | None = None
         try:

@@ -13,7 +13,7 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from poise.control.guard import PUBLIC, ErrorBody
 from poise.control.hot import Accepted
 from poise.model.events import Event
-from poise.model.reports import LogLine
+from poise.model.reports import AuditReport, LogLine
 from poise.model.spec import JobSpec
 
 LINES = "application/x-ndjson"
@@ -35,8 +35,8 @@ class CompleteDocument(JsonRenderPlugin):
 
 def complete(document: dict[str, Any]) -> dict[str, Any]:
     """The same document with everything in it; doing it twice changes nothing."""
-    (errors, accepted, logged, line, job), schemas = msgspec.json.schema_components(
-        [ErrorBody, Accepted, LoggedEvent, LogLine, JobSpec], ref_template="#/components/schemas/{name}"
+    (errors, accepted, logged, audited, line, job), schemas = msgspec.json.schema_components(
+        [ErrorBody, Accepted, LoggedEvent, AuditReport, LogLine, JobSpec], ref_template="#/components/schemas/{name}"
     )
     document["components"]["schemas"] |= schemas
     document["components"]["schemas"]["Submission"]["properties"]["spec"] = job
@@ -59,6 +59,9 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
     )
     document["paths"]["/v1/events"]["get"]["responses"]["200"] = _answer(
         "Server-sent events: `id` is the revision, `data` the record", logged, "text/event-stream"
+    )
+    document["paths"]["/v1/audit"]["get"]["responses"]["200"] = _answer(
+        "Server-sent events: `id` is the revision, `data` who did what", audited, "text/event-stream"
     )
     return document
 

@@ -33,8 +33,8 @@ def user_name() -> str:
 
 
 def running(home: Home) -> bool:
-    """Whether a control plane holds this home."""
-    return is_held(home.lock)
+    """Whether a control plane holds this home; of one elsewhere only asking it tells."""
+    return home.elsewhere is not None or is_held(home.lock)
 
 
 def supervised(home: Home) -> bool:
@@ -54,6 +54,8 @@ def ensure_up(home: Home, *options: str) -> Client:
 
     A control plane that nobody keeps alive (its supervisor was killed) gets a supervisor, which leaves it as it is.
     """
+    if home.elsewhere is not None:
+        return Client(home)
     ensure_token(home)
     for _ in range(3):
         if not supervised(home):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from poise.errors import Conflict
+from poise.errors import Conflict, Denied
 
 _ATTEMPTS = 50
 _PAUSE = 0.01
@@ -60,6 +60,12 @@ def _look(path: Path) -> tuple[bool, int]:
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False, 0
+    except PermissionError:
+        raise Denied(
+            "the home belongs to somebody else",
+            field=str(path.parent),
+            hint="set POISE_HOME to one of your own, or POISE_SOCKET to what they share",
+        ) from None
     try:
         return (False, 0) if _lock(handle) else (True, _written(handle))
     finally:

@@ -1,11 +1,16 @@
-"""The token of a home: made at first start, readable by its owner only, found by the local command by itself."""
+"""Tokens: that of a home, made at first start, readable by its owner only, found by the local command by itself; and
+those that an admin gave somebody.
+"""
 
 import contextlib
+import hashlib
 import hmac
 import os
 import secrets
+from pathlib import Path
 
 from poise.config import Home
+from poise.drivers.sockets import check_shareable
 from poise.errors import Denied, InputError
 from poise.model.messages import Attempt
 
@@ -32,7 +37,7 @@ def ensure_token(home: Home) -> str:
         draft = home.root / f"token.{os.getpid()}.{secrets.token_hex(4)}"
         try:
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(secrets.token_urlsafe(TOKEN_BYTES))
+                file.write(new_secret())
             with contextlib.suppress(FileExistsError):  # somebody else was first: theirs holds
                 os.link(draft, home.token)
         except OSError as error:
@@ -44,21 +49,56 @@ def ensure_token(home: Home) -> str:
     return read_token(home)
 
 
+def token_for(home: Home) -> str:
+    """The token with which to ask: POISE_TOKEN, what the file POISE_TOKEN_FILE holds, or else the home's own. Raises
+    `Denied`, and InputError where it would be sent to somebody else.
+    """
+    if home.elsewhere is not None:
+        check_shareable(home.elsewhere)
+    if token := os.environ.get("POISE_TOKEN", "").strip():
+        return token
+    if file := os.environ.get("POISE_TOKEN_FILE"):
+        return _read(Path(file).expanduser(), "ask an admin: `poise token add`")
+    if home.elsewhere is not None:
+        raise Denied(
+            "a token is needed for a control plane of somebody else",
+            field=str(home.elsewhere),
+            hint="ask its admin for one (`poise token add`), and set POISE_TOKEN_FILE",
+        )
+    return read_token(home)
+
+
 def read_token(home: Home) -> str:
     """The home's token. Raises `Denied` when it cannot be read or others may read it."""
+    return _read(home.token, f"rm {home.token}, then `poise up`")
+
+
+def new_secret() -> str:
+    """A token that nobody can guess."""
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def digest(secret: str) -> str:
+    """What is kept of a token: SHA-256, in hexadecimal digits. A secret of 256 random bits needs no salt."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _read(path: Path, remedy: str) -> str:
     try:
-        mode = home.token.stat().st_mode
-        token = home.token.read_text(encoding="ascii").strip()
+        mode = path.stat().st_mode
+        token = path.read_text(encoding="ascii").strip()
     except FileNotFoundError:
-        raise Denied("this home has no token yet", field=str(home.token), hint="`poise up` makes one") from None
+        raise Denied("there is no token yet", field=str(path), hint="`poise up` makes that of a home") from None
     except PermissionError:
-        raise Denied("the token belongs to somebody else", field=str(home.token), hint="set POISE_HOME") from None
+        raise Denied("the token belongs to somebody else", field=str(path), hint="set POISE_HOME") from None
+    except IsADirectoryError:
+        raise Denied("this is a folder, not a token", field=str(path), hint=remedy) from None
     except UnicodeDecodeError:
-        raise Denied("the token is damaged", field=str(home.token), hint=f"rm {home.token}, then `poise up`") from None
+        raise Denied("the token is damaged", field=str(path), hint=remedy) from None
     if mode & 0o077:
-        raise Denied("others may read the token", field=str(home.token), hint=f"chmod 600 {home.token}")
+        raise Denied("others may read the token", field=str(path), hint=f"chmod 600 {path}")
     if not token:
-        raise Denied("the token file is empty", field=str(home.token), hint=f"rm {home.token}, then `poise up`")
+        raise Denied("the token file is empty", field=str(path), hint=remedy)
     return token
 
 

@@ -3,8 +3,11 @@
 import contextlib
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+
+from poise.errors import InputError
 
 
 def listen(path: Path, backlog: int = 1024) -> socket.socket:
@@ -19,6 +22,35 @@ def listen(path: Path, backlog: int = 1024) -> socket.socket:
         finally:
             os.umask(before)
     sock.listen(backlog)
+    return sock
+
+
+def check_shareable(path: Path) -> None:
+    """Raises InputError unless nobody but its owner can put a socket there: whoever could would be sent the tokens of
+    those who connect.
+    """
+    folder = path.parent
+    try:
+        state = folder.stat()
+        here = path.lstat() if path.is_symlink() or path.exists() else None
+    except OSError as error:
+        raise InputError(
+            f"no socket can be there: {error.strerror}", field=str(path), hint=f"mkdir -m 755 {folder}"
+        ) from None
+    if state.st_mode & 0o022:
+        raise InputError("others could put a socket of theirs there", field=str(folder), hint=f"chmod 755 {folder}")
+    if here is not None and not stat.S_ISSOCK(here.st_mode):
+        raise InputError("there is something else already", field=str(path), hint="another name")
+
+
+def share(path: Path) -> socket.socket:
+    """A listening socket that every user of this machine may connect to; replaces a stale one."""
+    check_shareable(path)
+    try:
+        sock = listen(path)
+        path.chmod(0o666)
+    except OSError as error:
+        raise InputError(f"no socket can be made: {error.strerror}", field=str(path), hint="`ls -ld`") from None
     return sock
 
 

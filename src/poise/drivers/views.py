@@ -178,12 +178,12 @@ def check_plan(plan: Plan, view: Snapshot) -> None:
         shape = (candidate.shape, *candidate.others)[decision.variant]
         if not decision.queued:
             taking.take(decision, shape)
-        if candidate.user in quotas and not candidate.recovering:
-            quotas[candidate.user] = quotas[candidate.user].plus(asked(shape, len(decision.spots)), -1)
+        if candidate.tenant in quotas and not candidate.recovering:
+            quotas[candidate.tenant] = quotas[candidate.tenant].plus(asked(shape, len(decision.spots)), -1)
     taking.check()
-    for user, left in quotas.items():
-        if any(now < min(0, before) for now, before in zip(left, view.quotas[user], strict=True)):
-            raise Unsound(f"the quota of {user} has not the room for all that is placed")
+    for tenant, left in quotas.items():
+        if any(now < min(0, before) for now, before in zip(left, view.quotas[tenant], strict=True)):
+            raise Unsound(f"the quota of {tenant} has not the room for all that is placed")
 
 
 def _check_place(place: Place, candidate: Candidate, fleet: Fleet) -> None:

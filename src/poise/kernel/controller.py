@@ -49,6 +49,9 @@ from poise.model.events import (
     Remembered,
     Returned,
     Started,
+    StopAsked,
+    TokenAdded,
+    TokenRevoked,
     Triggered,
     UnitsCancelled,
 )
@@ -72,6 +75,7 @@ from poise.model.profiles import ENOUGH_RUNS
 from poise.model.quotas import Quota
 from poise.model.resources import PLENTY, Node, is_declared
 from poise.model.spec import Compiled
+from poise.model.tenants import DEFAULT, HOME, Bearer, Role, Token
 from poise.model.triggers import Triggers
 from poise.model.views import Snapshot
 from poise.policy.feasible import NAMED
@@ -83,6 +87,8 @@ ROUND = 200 * MILLISECOND
 CHECKPOINT_EVERY = 20_000
 MAX_UNFINISHED = 200_000
 RECOVER_EVERY = 1 * SECOND
+
+MAX_TOKENS = 10_000
 
 RECALL_AFTER = 2 * SECOND
 """What still waits on a node behind its like after this long was queued on a wrong forecast, and is asked back."""
@@ -117,24 +123,54 @@ class Submit(msgspec.Struct, frozen=True):
     key: str = ""
     user: str = ""
     if_revision: int | None = None
+    bearer: Bearer = HOME
 
 
 class Cancel(msgspec.Struct, frozen=True):
     request: int
     job: str
-    by: str = ""
+    bearer: Bearer = HOME
 
 
 class Drain(msgspec.Struct, frozen=True):
     request: int
     node: str
     on: bool
+    bearer: Bearer = HOME
 
 
 class SetQuota(msgspec.Struct, frozen=True):
     request: int
-    user: str
+    tenant: str
     quota: Quota | None
+    bearer: Bearer = HOME
+
+
+class AddToken(msgspec.Struct, frozen=True, kw_only=True):
+    """Answered with the `Token`, also when it is asked again. `hash` is the SHA-256 of its secret; it `lasts` so many
+    nanoseconds, 0: for ever.
+    """
+
+    request: int
+    tenant: str
+    role: Role
+    hash: str
+    name: str = ""
+    lasts: int = 0
+    bearer: Bearer = HOME
+
+
+class RevokeToken(msgspec.Struct, frozen=True):
+    request: int
+    id: str
+    bearer: Bearer = HOME
+
+
+class AskToStop(msgspec.Struct, frozen=True):
+    """Recorded; whoever sent it ends the control plane once it is answered."""
+
+    request: int
+    bearer: Bearer = HOME
 
 
 class Barrier(msgspec.Struct, frozen=True):
@@ -195,11 +231,9 @@ class Decided(msgspec.Struct, frozen=True):
     plan: Plan
 
 
+Request = Submit | Cancel | Drain | SetQuota | AddToken | RevokeToken | AskToStop
 Message = (
-    Submit
-    | Cancel
-    | Drain
-    | SetQuota
+    Request
     | Barrier
     | FromNode
     | Gone
@@ -375,6 +409,12 @@ class Controller:
                     self._outbox.appendleft((0, HangCaller(message.job, error)))
             case CallerGone():
                 self._dispatch.caller_gone(message.job, now)
+            case AddToken():
+                self._answer(message.request, lambda: self._add_token(message, now))
+            case RevokeToken():
+                self._answer(message.request, lambda: self._revoke_token(message, now))
+            case AskToStop():
+                self._answer(message.request, lambda: self._commit(StopAsked(at=now, by=message.bearer.token)))
             case Gone():
                 self._disconnect(message.node)
             case AppendFailed():
@@ -419,9 +459,9 @@ class Controller:
         """What the policy is shown now."""
         return self.ledger.snapshot(now, self.settings.seed, self.settings.throughputs, tuple(self._fired))
 
-    def prepare(self, document: Any, wall: float, now: int) -> Compiled:
-        """A request compiled for the fleet as it is `now`; raises SpecError. `wall` is in seconds since 1970."""
-        return prepare(lambda: self.snapshot(now), lambda: self._use() / 1000, document, wall)
+    def prepare(self, document: Any, wall: float, now: int, tenant: str = DEFAULT) -> Compiled:
+        """A tenant's request compiled for the fleet as it is `now`; raises SpecError. `wall` in seconds since 1970."""
+        return prepare(lambda: self.snapshot(now), lambda: self._use() / 1000, document, wall, tenant)
 
     def load_of(self, node: str) -> Load | None:
         """What the node last said of how busy it is."""
@@ -470,7 +510,7 @@ class Controller:
             self._outbox.appendleft((0, Reply(request, error=error)))
 
     def _submit(self, message: Submit, now: int) -> str:
-        existing = self.ledger.submitted_under(message.key) if message.key else None
+        existing = self.ledger.submitted_under(message.key, message.compiled.tenant) if message.key else None
         if existing is not None:
             return existing
         if message.if_revision is not None and message.if_revision != self.ledger.revision:
@@ -483,30 +523,32 @@ class Controller:
                 hint="`poise plan` again, and submit with the revision that it tells",
             )
         job = self.would_submit(message.compiled, message.user)
-        self._commit(JobSubmitted(at=now, job=job, key=message.key))
+        self._commit(JobSubmitted(at=now, job=job, key=message.key, by=message.bearer.token))
         return job.id
 
     def would_submit(self, compiled: Compiled, user: str = "") -> Job:
         """The job that a submission would make now. Raises what it would be refused with; nothing changes."""
         unfinished = self.ledger.unfinished_units()
         if unfinished + len(compiled.units) > MAX_UNFINISHED:
-            raise Busy("too much is waiting already", need=f"at most {MAX_UNFINISHED} units", have=str(unfinished))
-        if compiled.name and self.ledger.job_named(compiled.name):
-            held = self.ledger.job_named(compiled.name)
+            raise Busy("too much is waiting already", need=f"at most {MAX_UNFINISHED} units in all")
+        tenant = compiled.tenant
+        if compiled.name and (held := self.ledger.job_named(compiled.name, tenant)):
             raise Conflict(
                 f"the name `{compiled.name}` is taken by an unfinished job",
                 code="E107",
                 field="name",
-                have=held.id if held else "",
+                have=held.id,
                 hint=f"`poise cancel {compiled.name}`, or another name",
             )
-        after = tuple(self._awaited(name).id for name in compiled.after)
+        own = Bearer(tenant, Role.SUBMITTER)
+        after = tuple(self._awaited(name, own).id for name in compiled.after)
         quotas = self.ledger.quotas()
-        check_all(compiled.units, self.ledger.fleet(), user, quotas[user][0] if user in quotas else None)
+        check_all(compiled.units, self.ledger.fleet(), tenant, quotas[tenant][0] if tenant in quotas else None)
         return compiled.job(self.ledger.next_job_id(), after, user)
 
     def _cancel(self, message: Cancel, now: int) -> str:
-        found = find(self.ledger, message.job)
+        found = find(self.ledger, message.job, bearer=message.bearer)
+        by = message.bearer.token
         job, units = found.job, [unit for unit in found.units if not unit.over]
         if not units:
             what = f"job {job.id}" if found.whole else found.name
@@ -526,10 +568,10 @@ class Controller:
                     hint=f"`poise cancel {unit.id}`",
                 )
         if found.whole:
-            self._commit(JobCancelled(at=now, job=job.id, by=message.by))
+            self._commit(JobCancelled(at=now, job=job.id, by=by))
         else:
             ids = tuple(unit.id for unit in units)
-            self._commit(UnitsCancelled(at=now, job=job.id, units=ids, by=message.by))
+            self._commit(UnitsCancelled(at=now, job=job.id, units=ids, by=by))
         for unit in units:
             if unit.status == "active":
                 self._stop(unit, now)
@@ -537,25 +579,57 @@ class Controller:
         return found.name
 
     def _set_quota(self, message: SetQuota, now: int) -> str:
-        known = self.ledger.quotas().get(message.user)
+        known = self.ledger.quotas().get(message.tenant)
         if (known[0] if known else None) != message.quota:
-            self._commit(QuotaSet(at=now, user=message.user, quota=message.quota))
+            self._commit(QuotaSet(at=now, tenant=message.tenant, quota=message.quota, by=message.bearer.token))
             self._dirty = True
-        return message.user
+        return message.tenant
+
+    def _add_token(self, message: AddToken, now: int) -> Token:
+        standing = sum(not token.revoked for token in self.ledger.tokens.values())
+        if standing >= MAX_TOKENS:
+            raise Conflict(
+                "there are too many tokens",
+                need=f"at most {MAX_TOKENS}",
+                have=str(standing),
+                hint="`poise token ls`, then `poise token rm ID` for those that nobody needs",
+            )
+        known = self.ledger.token_of(message.hash)
+        if known is not None:
+            if (known.tenant, known.role, known.name) != (message.tenant, message.role, message.name):
+                raise Conflict("this secret is another token's", field="hash", have=known.id, hint="make a new secret")
+            return known
+        token = Token(
+            id=self.ledger.next_token_id(),
+            tenant=message.tenant,
+            role=message.role,
+            hash=message.hash,
+            name=message.name,
+            expires=now + message.lasts if message.lasts else 0,
+        )
+        self._commit(TokenAdded(at=now, token=token, by=message.bearer.token))
+        return token
+
+    def _revoke_token(self, message: RevokeToken, now: int) -> str:
+        token = self.ledger.tokens.get(message.id)
+        if token is None or token.revoked:
+            raise NotFound(f"there is no token `{message.id}`", field="token", have=message.id, hint="`poise token ls`")
+        self._commit(TokenRevoked(at=now, id=token.id, by=message.bearer.token))
+        return token.id
 
     def _drain(self, message: Drain, now: int) -> str:
         name = find_node(self.ledger.nodes, message.node)
         if self.ledger.nodes[name].drained != message.on:
-            self._commit(NodeDrained(at=now, name=name, on=message.on))
+            self._commit(NodeDrained(at=now, name=name, on=message.on, by=message.bearer.token))
             self._dirty = True
             waiting = [attempt_of(unit, 0) for unit, task in self.ledger.queued_since(now) if task.node == name]
             if message.on and waiting:
                 self._send(name, Desired(recalls=tuple(waiting)))
         return name
 
-    def _awaited(self, name: str) -> JobState:
+    def _awaited(self, name: str, bearer: Bearer) -> JobState:
         """A job that another comes after. A whole name: what is written down lasts longer than what is typed."""
-        job = self.ledger.find_job(name)
+        job = self.ledger.find_job(name, bearer)
         if job is None:
             raise NotFound(
                 f"there is no job `{name}`",

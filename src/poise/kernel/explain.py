@@ -38,11 +38,14 @@ from poise.model.reports import (
     QuotaReport,
     StatusReport,
     TaskReport,
+    TokenReport,
     Told,
+    WhoReport,
     report_of,
 )
 from poise.model.resources import PLENTY, WHOLE
 from poise.model.sweep import values_in
+from poise.model.tenants import Bearer, Token
 from poise.model.views import Candidate, Snapshot
 from poise.units import format_bytes, format_duration
 
@@ -65,6 +68,7 @@ def job_report(ledger: Ledger, job: JobState, now: int, *, tasks: bool) -> JobRe
     return JobReport(
         id=job.id,
         name=job.name,
+        tenant=job.tenant,
         user=job.user,
         status=job_status(job),
         exit_code=exit_code(job),
@@ -363,21 +367,46 @@ def status_report(
     )
 
 
-def quota_report(user: str, quota: Quota, held: Amounts) -> QuotaReport:
-    """A user's quota and what is held of it."""
+def quota_report(tenant: str, quota: Quota, held: Amounts) -> QuotaReport:
+    """A tenant's quota and what is held of it."""
 
     def bound(amount: int) -> int | None:
         return amount if amount < PLENTY else None
 
     gpus = bound(quota.gpus)
     return QuotaReport(
-        user=user,
+        tenant=tenant,
         cpu=bound(quota.cpu),
         memory=bound(quota.memory),
         gpu=None if gpus is None else gpus / WHOLE,
         cpu_held=held.cpu,
         memory_held=held.memory,
         gpu_held=held.gpus / WHOLE,
+    )
+
+
+def token_report(ledger: Ledger, token: Token, now: int) -> TokenReport:
+    """A token as of `now`."""
+    return TokenReport(
+        id=token.id,
+        tenant=token.tenant,
+        role=token.role.name.lower(),
+        name=token.name,
+        expires=ledger.wall(token.expires),
+        expired=0 < token.expires <= now,
+        revoked=ledger.wall(token.revoked),
+    )
+
+
+def who_report(ledger: Ledger, bearer: Bearer) -> WhoReport:
+    """Who a bearer is."""
+    token = ledger.tokens.get(bearer.token)
+    return WhoReport(
+        tenant=bearer.tenant,
+        role=bearer.role.name.lower(),
+        token=bearer.token,
+        name=bearer.name,
+        expires=ledger.wall(token.expires) if token is not None else 0.0,
     )
 
 

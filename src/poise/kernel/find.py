@@ -16,6 +16,7 @@ from poise.kernel.explain import job_report, units_exit_code
 from poise.kernel.ledger import JobState, Ledger, UnitState, units_status
 from poise.model.document import near
 from poise.model.reports import JobReport
+from poise.model.tenants import HOME, Bearer
 
 FEW = 12
 """Names that are told where the right one is not known."""
@@ -41,22 +42,24 @@ class Found(NamedTuple):
         return self.name == self.job.id
 
 
-def find(ledger: Ledger, name: str, task: str = "") -> Found:
+def find(ledger: Ledger, name: str, task: str = "", bearer: Bearer = HOME) -> Found:
     """What `JOB` or `JOB.TASK` means, or `task` of the job `name`, each perhaps not typed to its end. A gang, or all
-    parts of a task, go by the name that they were given. Raises NotFound, also where it could be several.
+    parts of a task, go by the name that they were given. What the bearer may not see is not there. Raises NotFound,
+    also where it could be several.
     """
     splits = [(name, task)] if task else list(_splits(name))
     for job_name, rest in splits:
-        job = ledger.find_job(job_name)
+        job = ledger.find_job(job_name, bearer)
         if job is not None:
             return _narrowed(job, rest)
-    ids = {job.name: job.id for job in ledger.jobs.values() if job.name}
+    ids = {job.name: job.id for job in ledger.jobs.values() if job.name and job.tenant == bearer.tenant}
     for job_name, rest in splits:
         begun = "" if _is_id(job_name) else only(job_name, ids, "job")
-        job = ledger.find_job(begun) if begun else None
+        job = ledger.find_job(begun, bearer) if begun else None
         if job is not None:
             return _narrowed(job, rest)
-    known = dict.fromkeys(name for job in reversed(ledger.jobs.values()) for name in (job.name, job.id) if name)
+    seen = (job for job in reversed(ledger.jobs.values()) if bearer.sees(job.tenant))
+    known = dict.fromkeys(name for job in seen for name in (job.name, job.id) if name)
     hint = near(name.partition(".")[0], known) or "`poise ls --all` lists the jobs"
     raise NotFound(f"there is no job `{name}`", field="job", have=name, hint=hint)
 
@@ -88,16 +91,18 @@ def only(typed: str, known: Mapping[str, str], what: str) -> str:
     )
 
 
-def names(ledger: Ledger, kind: str, typed: str) -> list[str]:
-    """What could be meant by what was typed so far, at most `MANY`: names of `kind` job, node or user. Of jobs the
-    latest come first; tasks are named once their job is.
+def names(ledger: Ledger, kind: str, typed: str, bearer: Bearer = HOME) -> list[str]:
+    """What could be meant by what was typed so far, at most `MANY`: names of `kind` job, node or tenant that the bearer
+    may see. Of jobs the latest come first; tasks are named once their job is.
     """
     if kind == "node":
         known: Iterable[str] = ledger.nodes
-    elif kind == "user":
-        known = sorted({*ledger.quotas(), *(job.user for job in ledger.jobs.values() if job.user)})
+    elif kind == "tenant":
+        tenants = {*ledger.quotas(), *(job.tenant for job in ledger.jobs.values())}
+        tenants.update(token.tenant for token in ledger.tokens.values() if not token.revoked)
+        known = sorted(filter(bearer.sees, tenants))
     else:
-        known = _job_names(ledger, typed)
+        known = _job_names(ledger, typed, bearer)
     return list(islice((name for name in known if name.startswith(typed)), MANY))
 
 
@@ -118,14 +123,14 @@ def found_report(ledger: Ledger, found: Found, now: int) -> JobReport:
     )
 
 
-def _job_names(ledger: Ledger, typed: str) -> Iterator[str]:
+def _job_names(ledger: Ledger, typed: str, bearer: Bearer) -> Iterator[str]:
     """Names and ids of jobs, and of the tasks of those that are named whole."""
     for job in reversed(ledger.jobs.values()):
-        if job.name and ledger.find_job(job.name) is job:
+        if job.name and job.tenant == bearer.tenant and ledger.find_job(job.name, bearer) is job:
             yield job.name
-    yield from reversed(ledger.jobs)
+    yield from (job.id for job in reversed(ledger.jobs.values()) if bearer.sees(job.tenant))
     for job_name, rest in _splits(typed):
-        found = ledger.find_job(job_name)
+        found = ledger.find_job(job_name, bearer)
         if found is not None and job_name != typed:
             given = dict.fromkeys(_given(unit) for unit in found.units)
             whole = (task.name for unit in found.units for task in unit.spec.tasks)

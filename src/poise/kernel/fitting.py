@@ -18,9 +18,9 @@ FEW = 12
 """Models that are told where the right one is not known."""
 
 
-def check_all(units: Sequence[Unit], fleet: Fleet, user: str, quota: Quota | None) -> None:
+def check_all(units: Sequence[Unit], fleet: Fleet, tenant: str, quota: Quota | None) -> None:
     """Raise SpecError for all units that no node here could ever run, or that are more than the whole quota of their
-    user. Units that are alike are looked at once.
+    tenant. Units that are alike are looked at once.
     """
     found = Findings()
     alike: set[tuple[object, ...]] = set()
@@ -34,7 +34,7 @@ def check_all(units: Sequence[Unit], fleet: Fleet, user: str, quota: Quota | Non
         try:
             _check_fits(fleet, unit)
             if quota is not None:
-                _check_quota(user, quota, unit)
+                _check_quota(tenant, quota, unit)
         except SpecError as error:
             error.record = msgspec.structs.replace(error.record, field=f"{field}{error.record.field}")
             found.add(error)
@@ -80,14 +80,14 @@ def _check_fits(fleet: Fleet, unit: Unit) -> None:
     )
 
 
-def _check_quota(user: str, quota: Quota, unit: Unit) -> None:
-    """Raise SpecError for what is more than the whole quota of its user, whatever else of theirs runs."""
+def _check_quota(tenant: str, quota: Quota, unit: Unit) -> None:
+    """Raise SpecError for what is more than the whole quota of its tenant, whatever else of theirs runs."""
     wanted = unit.least or len(unit.tasks)
     needs = [asked(unit.shape_of(of), wanted) for of in range(len(unit.variants) + 1)]
     if not any(quota.amounts.holds(need) for need in needs):
-        reason = quota.amounts.refusal(user, needs[0])
+        reason = quota.amounts.refusal(tenant, needs[0])
         raise SpecError(
-            f"`{unit.name}` asks for more than {user} may hold at once",
+            f"`{unit.name}` asks for more than {tenant} may hold at once",
             code="E110",
             field="resources",
             need=reason.need,

@@ -258,7 +258,7 @@ class History:
             case NodeLevelled():
                 self._note(event.at, "load", event.name, LEVELS[event.level] + (", for a while" if event.hot else ""))
             case QuotaSet():
-                self._note(event.at, "quota", event.user, "set" if event.quota is not None else "lifted")
+                self._note(event.at, "quota", event.tenant, "set" if event.quota is not None else "lifted")
             case Triggered():
                 self._note(event.at, "round forced", event.subject or "fleet", f"{event.trigger} {event.have}".strip())
             case PolicyFailed():

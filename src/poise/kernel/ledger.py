@@ -20,7 +20,7 @@ back, and is placed again elsewhere if its retry policy allows that.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal, get_args
 
@@ -52,6 +52,9 @@ from poise.model.events import (
     Remembered,
     Returned,
     Started,
+    StopAsked,
+    TokenAdded,
+    TokenRevoked,
     Triggered,
     UnitsCancelled,
 )
@@ -68,11 +71,12 @@ from poise.model.fleet import (
     Resident,
     model_under,
 )
-from poise.model.jobs import RETRYABLE, Ending, Priority, Unit, Work
+from poise.model.jobs import RETRYABLE, Ending, Job, Priority, Unit, Work
 from poise.model.messages import Attempt
 from poise.model.profiles import Profile, estimate_run, is_brief, outlasting
 from poise.model.quotas import Amounts, Quota, asked
 from poise.model.resources import PLENTY, SHARED_CAP, WHOLE, Node, Shape
+from poise.model.tenants import DEFAULT, HOME, Bearer, Token
 from poise.model.views import Candidate, Snapshot
 
 UnitStatus = Literal["waiting", "pending", "active", "done", "failed", "cancelled", "skipped"]
@@ -102,6 +106,9 @@ UNSTABLE = 8
 
 OF_THE_NODE = ("lost", "killed", "unstartable")
 """Outcomes that count against the node; other failures are the command's own."""
+
+PAST_TOKENS = 256
+"""Revoked tokens that are kept; the log has them all."""
 
 MAX_PROFILES = 4096
 """Classes whose run times are kept; of more, those not seen for longest are forgotten."""
@@ -222,6 +229,7 @@ class JobState(msgspec.Struct, gc=False):
     note: str = ""
     calls: CallBook | None = None
     turns: dict[str, int] = {}
+    tenant: str = DEFAULT
 
     @property
     def calls_closed(self) -> bool:
@@ -275,7 +283,7 @@ class NodeState(msgspec.Struct):
 
 class State(msgspec.Struct):
     """Everything that a checkpoint holds. `yielded` says which units have yielded to which that still wait.
-    `quotas` are by user: the user of a job.
+    `quotas` are by tenant.
     """
 
     revision: int = 0
@@ -295,9 +303,10 @@ class State(msgspec.Struct):
     profiles: dict[str, Profile] = {}
     held: dict[str, tuple[Reason, ...]] = {}
     memory: dict[str, Any] = {}
-    keys: dict[str, str] = {}
     yielded: dict[str, str] = {}
     quotas: dict[str, Quota] = {}
+    tokens: dict[str, Token] = {}
+    tokens_ever: int = 0
 
 
 CAUSES: tuple[str, ...] = get_args(Cause)
@@ -376,21 +385,24 @@ class Ledger:
     def next_job_id(self) -> str:
         return f"j{self._state.jobs_ever + 1}"
 
-    def submitted_under(self, key: str) -> str | None:
-        """The job that an earlier submission with this key made."""
-        return self._state.keys.get(key)
+    def submitted_under(self, key: str, tenant: str = DEFAULT) -> str | None:
+        """The job that an earlier submission of this tenant with this key made."""
+        return self._keys.get((tenant, key))
 
-    def job_named(self, name: str) -> JobState | None:
-        """The unfinished job of this name; names are free again once their job is over."""
-        found = self._names.get(name)
+    def job_named(self, name: str, tenant: str = DEFAULT) -> JobState | None:
+        """The tenant's unfinished job of this name; names are free again once their job is over."""
+        found = self._names.get((tenant, name))
         return self._state.jobs.get(found) if found else None
 
-    def find_job(self, name: str) -> JobState | None:
-        """By id, or by name: the unfinished job of that name, else the latest that had it."""
-        job = self._state.jobs.get(name) or self.job_named(name)
-        if job is None:
-            job = next((job for job in reversed(self._state.jobs.values()) if job.name == name), None)
-        return job
+    def find_job(self, name: str, bearer: Bearer = HOME) -> JobState | None:
+        """By id, or by name within the bearer's tenant: the unfinished job of that name, else the latest that had it.
+        What the bearer may not see is not there.
+        """
+        job, tenant = self._state.jobs.get(name), bearer.tenant
+        if job is not None and bearer.sees(job.tenant):
+            return job
+        latest = (job for job in reversed(self._state.jobs.values()) if job.name == name and job.tenant == tenant)
+        return self.job_named(name, tenant) or next(latest, None)
 
     def task(self, task_id: str) -> tuple[UnitState, TaskState] | None:
         """The unit and state of `job.task`."""
@@ -439,7 +451,7 @@ class Ledger:
         """Units that are not over, whatever they wait for."""
         return self._unfinished_count
 
-    def active_units(self) -> Iterable[UnitState]:
+    def active_units(self) -> Collection[UnitState]:
         """Units that hold room, those that were placed first at the front."""
         return self._active.values()
 
@@ -506,7 +518,7 @@ class Ledger:
                     spec=unit,
                     job=job.id,
                     ordinal=state.units_ever,
-                    queue=self._queue_of(job.id, job.user, len(job.units), unit),
+                    queue=_queue_of(job, unit),
                     missing=len(set(unit.needs)) + (0 < unit.at_most <= unit.tasks[0].part),
                     tasks=[TaskState() for _ in unit.tasks],
                 )
@@ -527,10 +539,9 @@ class Ledger:
             awaited=sum(1 for other in after if not other.ended),
             note=job.note,
             calls=CallBook() if job.calls else None,
+            tenant=job.tenant,
         )
         state.jobs[job.id] = made
-        if event.key:
-            state.keys[event.key] = job.id
         self._index_job(made)
         self._unfinished_count += len(units)
         if any(other.ended and job_status(other) != "done" for other in after):
@@ -789,6 +800,9 @@ class Ledger:
     def _policy_failed(self, event: PolicyFailed) -> None:
         pass  # a record for people; the plan that followed says what was done
 
+    def _stop_asked(self, event: StopAsked) -> None:
+        pass  # a record for people; the next thing in the log is another control plane
+
     def _remembered(self, event: Remembered) -> None:
         self._state.memory = msgspec.msgpack.decode(_encoder.encode(event.memory))  # as it would be after a restart
 
@@ -909,7 +923,7 @@ class Ledger:
             job.ended = at
             self._state.finished.append(job.id)
             if job.name:
-                self._names.pop(job.name, None)
+                self._names.pop((job.tenant, job.name), None)
             for other in job.after:  # no longer waited for, if it ended without them
                 self._stop_awaiting(other, job.id)
             awaiting = self._awaited_by.pop(job.id, ())
@@ -939,7 +953,7 @@ class Ledger:
         for job_id in self._state.finished[:surplus]:
             job = self._state.jobs.pop(job_id)
             if job.key:
-                self._state.keys.pop(job.key, None)
+                self._keys.pop((job.tenant, job.key), None)
             for unit in job.units:
                 del self._units[unit.id]
                 del self._dependents[unit.id]
@@ -1097,21 +1111,18 @@ class Ledger:
     def _quota_set(self, event: QuotaSet) -> None:
         state = self._state
         if event.quota is None:
-            state.quotas.pop(event.user, None)
+            state.quotas.pop(event.tenant, None)
         else:
-            state.quotas[event.user] = event.quota
+            state.quotas[event.tenant] = event.quota
         self._count_held()
         for job in state.jobs.values():
-            for unit in job.units if job.user == event.user and not job.ended else ():
-                if unit.status == "pending":
-                    self._remove_pending(unit)
-                unit.queue = self._queue_of(job.id, job.user, len(job.units), unit.spec)
-                if unit.status == "pending":
-                    self._index_pending(unit)
-                self._mark(unit)
+            if job.tenant == event.tenant and not job.ended:
+                self._refresh_candidates(job)
+                for unit in job.units:
+                    self._mark(unit)
 
     def _count_held(self) -> None:
-        """What the work of each user with a quota holds."""
+        """What the work of each tenant with a quota holds."""
         self._held_by = dict.fromkeys(self._state.quotas, Amounts())
         for unit in self._active.values() if self._held_by else ():
             for task in unit.tasks:
@@ -1119,37 +1130,58 @@ class Ledger:
                     self._count(unit, 1)
 
     def _count(self, unit: UnitState, sign: int) -> None:
-        user = self._state.jobs[unit.job].user
-        held = self._held_by.get(user)
+        tenant = self._state.jobs[unit.job].tenant
+        held = self._held_by.get(tenant)
         if held is not None:
-            self._held_by[user] = held.plus(asked(unit.shape), sign)
+            self._held_by[tenant] = held.plus(asked(unit.shape), sign)
 
     def over_quota(self, unit: UnitState, shape: Shape, tasks: int) -> list[Reason]:
-        """Why so many tasks would be more than the quota of the unit's user, without what it still holds itself."""
-        user = self._state.jobs[unit.job].user
-        if user not in self._held_by:
+        """Why so many tasks would be more than the quota of the unit's tenant, without what it still holds itself."""
+        tenant = self._state.jobs[unit.job].tenant
+        if tenant not in self._held_by:
             return []
         own = asked(unit.shape, sum(task.active for task in unit.tasks))
-        left = self._state.quotas[user].amounts.plus(self._held_by[user], -1).plus(own)
+        left = self._state.quotas[tenant].amounts.plus(self._held_by[tenant], -1).plus(own)
         need = asked(shape, tasks)
-        return [] if left.holds(need) else [left.refusal(user, need)]
+        return [] if left.holds(need) else [left.refusal(tenant, need)]
 
-    def limited_user(self, job: JobState) -> str:
+    def limited_tenant(self, job: JobState) -> str:
         """Whose quota its work counts against; nobody's where there is none."""
-        return job.user if job.user in self._held_by else ""
+        return job.tenant if job.tenant in self._held_by else ""
 
     def quotas(self) -> dict[str, tuple[Quota, Amounts]]:
-        """By user: the quota, and what is held of it."""
-        return {user: (quota, self._held_by[user]) for user, quota in sorted(self._state.quotas.items())}
+        """By tenant: the quota, and what is held of it."""
+        return {tenant: (quota, self._held_by[tenant]) for tenant, quota in sorted(self._state.quotas.items())}
+
+    # --- tokens ------------------------------------------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> dict[str, Token]:
+        """By id; the latest revoked ones are kept, so that the audit can name them."""
+        return self._state.tokens
+
+    def next_token_id(self) -> str:
+        return f"t{self._state.tokens_ever + 1}"
+
+    def token_of(self, secret_hash: str) -> Token | None:
+        """The token of which this is the hash, expired or not, unless it was revoked."""
+        found = self._secrets.get(secret_hash)
+        return self._state.tokens[found] if found else None
+
+    def _token_added(self, event: TokenAdded) -> None:
+        self._state.tokens_ever += 1
+        self._state.tokens[event.token.id] = event.token
+        self._secrets[event.token.hash] = event.token.id
+
+    def _token_revoked(self, event: TokenRevoked) -> None:
+        tokens = self._state.tokens
+        del self._secrets[tokens[event.id].hash]
+        tokens[event.id] = msgspec.structs.replace(tokens[event.id], revoked=event.at)
+        gone = sorted((token.revoked, token_id) for token_id, token in tokens.items() if token.revoked)
+        for _, token_id in gone[:-PAST_TOKENS]:
+            del tokens[token_id]
 
     # --- pending -----------------------------------------------------------------------------------------------------
-
-    def _queue_of(self, job: str, user: str, units: int, unit: Unit) -> str:
-        """Units alike to placement, served in order; a graph, a deadline, a gang or a quota sets units apart."""
-        apart = units > 1 or unit.deadline or len(unit.tasks) > 1 or unit.variants or unit.weight != 1000
-        own = job if apart or unit.work != NO_WORK else ""
-        whose = f"{user}:" if user in self._state.quotas else ""
-        return f"{whose}{int(unit.priority)}/{unit.shape.key()}/{unit.kind}/{own}"
 
     def _make_pending(self, unit: UnitState, at: int) -> None:
         unit.status, unit.ready = "pending", at
@@ -1211,7 +1243,7 @@ class Ledger:
             avoid=unit.avoid,
             saved=unit.saved,
             outlived=unit.outlived,
-            user=self.limited_user(job),
+            tenant=self.limited_tenant(job),
         )
 
     def _refresh_candidates(self, job: JobState) -> None:
@@ -1239,7 +1271,7 @@ class Ledger:
                 self._resident(unit) for unit in sorted(self._elastic.values(), key=_ordinal) if not unit.stopping
             ),
             yielded=dict(self._state.yielded),
-            quotas={user: quota.amounts.plus(held, -1) for user, (quota, held) in self.quotas().items()},
+            quotas={tenant: quota.amounts.plus(held, -1) for tenant, (quota, held) in self.quotas().items()},
             memory=self._state.memory,
             triggers=triggers,
             seed=seed,
@@ -1369,7 +1401,7 @@ class Ledger:
             work=spec.work,
             saved=unit.saved,
             outlived=unit.outlived,
-            user=self.limited_user(self._state.jobs[unit.job]),
+            tenant=self.limited_tenant(self._state.jobs[unit.job]),
         )
 
     # --- derived indexes ---------------------------------------------------------------------------------------------
@@ -1384,6 +1416,9 @@ class Ledger:
             Preempted: self._preempted,
             NodeLevelled: self._node_levelled,
             QuotaSet: self._quota_set,
+            TokenAdded: self._token_added,
+            TokenRevoked: self._token_revoked,
+            StopAsked: self._stop_asked,
             Triggered: self._triggered,
             FunctionTold: self._function_told,
             Called: self._called,
@@ -1404,7 +1439,8 @@ class Ledger:
         self._tasks: dict[str, tuple[UnitState, int]] = {}
         self._dependents: dict[str, list[UnitState]] = {}
         self._awaited_by: dict[str, dict[str, None]] = {}
-        self._names: dict[str, str] = {}
+        self._names: dict[tuple[str, str], str] = {}
+        self._keys: dict[tuple[str, str], str] = {}
         self._queues: dict[str, dict[str, Candidate]] = {}
         self._delayed: dict[str, UnitState] = {}
         self._active: dict[str, UnitState] = {}
@@ -1417,6 +1453,7 @@ class Ledger:
         self._pending_count = 0
         self._unfinished_count = 0
         self._held_by = dict.fromkeys(self._state.quotas, Amounts())
+        self._secrets = {token.hash: token.id for token in self._state.tokens.values() if not token.revoked}
         for job in self._state.jobs.values():
             self._index_job(job)
             if job.calls is not None:
@@ -1445,7 +1482,9 @@ class Ledger:
 
     def _index_job(self, job: JobState) -> None:
         if job.name and not job.ended:
-            self._names[job.name] = job.id
+            self._names[job.tenant, job.name] = job.id
+        if job.key:
+            self._keys[job.tenant, job.key] = job.id
         for other in job.after:
             if not job.ended and other in self._state.jobs and not self._state.jobs[other].ended:
                 self._awaited_by.setdefault(other, {})[job.id] = None
@@ -1477,7 +1516,16 @@ class Ledger:
         for index in ("_units", "_tasks", "_dependents", "_delayed", "_active", "_elastic", "_recovering"):
             mine, theirs = getattr(self, index), getattr(again, index)
             _hold(mine.keys() == theirs.keys(), f"index {index} differs from one made anew")
-        for index in ("_names", "_awaited_by", "_queues", "_pending_count", "_unfinished_count", "_held_by"):
+        for index in (
+            "_names",
+            "_keys",
+            "_secrets",
+            "_awaited_by",
+            "_queues",
+            "_pending_count",
+            "_unfinished_count",
+            "_held_by",
+        ):
             mine, theirs = getattr(self, index), getattr(again, index)
             _hold(mine == theirs, f"index {index} differs from one made anew: {mine} is not {theirs}")
         _hold(self.snapshot(self.now) == again.snapshot(self.now), "a policy would see something else after a restart")
@@ -1577,6 +1625,20 @@ def device_key(index: int) -> str:
     return str(index)
 
 
+def tenant_of_queue(queue: str) -> str:
+    """Whose work waits in it."""
+    tenant, colon, _ = queue.partition("/")[0].partition(":")
+    return tenant if colon else DEFAULT
+
+
+def _queue_of(job: Job, unit: Unit) -> str:
+    """Units alike to placement, served in order; a tenant, a graph, a deadline or a gang sets units apart."""
+    apart = len(job.units) > 1 or unit.deadline or len(unit.tasks) > 1 or unit.variants or unit.weight != 1000
+    own = job.id if apart or unit.work != NO_WORK else ""
+    whose = "" if job.tenant == DEFAULT else f"{job.tenant}:"
+    return f"{whose}{int(unit.priority)}/{unit.shape.key()}/{unit.kind}/{own}"
+
+
 def attempt_of(unit: UnitState, index: int) -> Attempt:
     return Attempt(f"{unit.job}.{unit.spec.tasks[index].name}", unit.epoch)
 
@@ -1639,4 +1701,5 @@ __all__ = [
     "deciding_ending",
     "device_key",
     "job_status",
+    "tenant_of_queue",
 ]

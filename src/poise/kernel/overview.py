@@ -2,7 +2,8 @@
 every second, so it costs what is shown, and of what is not shown only the counting.
 """
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from poise.kernel.ledger import Ledger, NodeState, UnitState
 from poise.model.events import Event, Finished, Placed, Returned
 from poise.model.load import LEVELS, Load
 from poise.model.reports import NodeUse, Overview, TaskUse, UnitWait
+from poise.model.tenants import HOME, Bearer
 from poise.units import SECOND
 
 SHOWN = 64
@@ -49,29 +51,38 @@ def rates(latest_first: Iterable[Event], now: int) -> Rates:
 
 
 def overview(
-    ledger: Ledger, now: int, load_of: Callable[[str], Load | None], measured: Rates, *, accepting: bool
+    ledger: Ledger,
+    now: int,
+    load_of: Callable[[str], Load | None],
+    measured: Rates,
+    bearer: Bearer = HOME,
+    *,
+    accepting: bool,
 ) -> Overview:
-    """As of `now`; `load_of` gives what a node last said of how busy it is."""
-    queue = {priority.name.lower(): count for priority, count in ledger.waiting_by_class().items()}
+    """As of `now`; `load_of` gives what a node last said of how busy it is. One who sees a tenant only is told what is
+    of that, and no rates.
+    """
     nodes = sorted(ledger.nodes.values(), key=_fullest_first)
-    active = ledger.active_units()
+    seen = _all_of(ledger) if bearer.sees_all else _of_tenant(ledger, bearer.tenant)
+    measured = measured if bearer.sees_all else Rates()
+    queue, active = seen.queue, seen.active
     running = [
         _task(ledger, unit, index, now)
         for unit in islice(active, SHOWN)
         for index, task in enumerate(unit.tasks)
         if task.active
     ]
-    waiting = [_waiting(ledger, unit, now) for unit in ledger.first_waiting(SHOWN)]
+    waiting = [_waiting(ledger, unit, now) for unit in seen.waiting]
     pending = sum(queue.values())
     return Overview(
         policy=ledger.policy,
         revision=ledger.revision,
         accepting=accepting,
-        unfinished=ledger.unfinished_jobs(),
+        unfinished=seen.jobs,
         nodes_up=sum(state.status == "up" for state in nodes),
         nodes_lost=sum(state.status == "lost" for state in nodes),
         queue=queue,
-        blocked=max(0, ledger.unfinished_units() - ledger.active() - pending),
+        blocked=max(0, seen.unfinished - len(seen.active) - pending),
         starts=measured.starts,
         ends=measured.ends,
         returns=measured.returns,
@@ -79,9 +90,53 @@ def overview(
         running=tuple(running[:SHOWN]),
         waiting=tuple(waiting),
         more_nodes=max(0, len(nodes) - SHOWN),
-        more_running=max(0, ledger.active_tasks() - min(SHOWN, len(running))),
+        more_running=max(0, seen.tasks - min(SHOWN, len(running))),
         more_waiting=pending - len(waiting),
     )
+
+
+class _Seen(NamedTuple):
+    """What of a ledger is told: counts of unfinished jobs and units and of active tasks, waiting units by class, active
+    units, and the first that wait.
+    """
+
+    jobs: int
+    unfinished: int
+    tasks: int
+    queue: dict[str, int]
+    active: Collection[UnitState]
+    waiting: Sequence[UnitState]
+
+
+def _all_of(ledger: Ledger) -> _Seen:
+    return _Seen(
+        jobs=ledger.unfinished_jobs(),
+        unfinished=ledger.unfinished_units(),
+        tasks=ledger.active_tasks(),
+        queue={priority.name.lower(): count for priority, count in ledger.waiting_by_class().items()},
+        active=ledger.active_units(),
+        waiting=ledger.first_waiting(SHOWN),
+    )
+
+
+def _of_tenant(ledger: Ledger, tenant: str) -> _Seen:
+    jobs = [job for job in ledger.jobs.values() if job.tenant == tenant and not job.ended]
+    units = [unit for job in jobs for unit in job.units if not unit.over]
+    active = [unit for unit in units if unit.status == "active"]
+    waiting = sorted((unit for unit in units if unit.status == "pending"), key=_first_served)
+    counts = Counter(unit.spec.priority for unit in waiting)
+    return _Seen(
+        jobs=len(jobs),
+        unfinished=len(units),
+        tasks=sum(task.active for unit in active for task in unit.tasks),
+        queue={priority.name.lower(): counts[priority] for priority in sorted(counts)},
+        active=active,
+        waiting=waiting[:SHOWN],
+    )
+
+
+def _first_served(unit: UnitState) -> tuple[int, int]:
+    return int(unit.spec.priority), unit.ordinal
 
 
 def _fullest_first(state: NodeState) -> tuple[bool, float, str]:

@@ -24,6 +24,7 @@ from poise.model.jobs import Unit
 from poise.model.profiles import CERTAIN, expected_run
 from poise.model.resources import WHOLE, Shape
 from poise.model.spec import Compiled, Cut, compile_spec
+from poise.model.tenants import DEFAULT
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import MOST_TASKS, ability
 from poise.policy.place import Draft
@@ -62,9 +63,11 @@ class Bound(NamedTuple):
         return self.deadline - self.least
 
 
-def prepare(view: Callable[[], Snapshot], use: Callable[[], float], document: Any, wall: float) -> Compiled:
-    """Compile a request for the fleet as it is: `use` in [0, 1] is how much of it is taken; it and the `view` are asked
-    for where something depends on them. What is to be cut is cut finer before its deadline is refused. Raises
+def prepare(
+    view: Callable[[], Snapshot], use: Callable[[], float], document: Any, wall: float, tenant: str = DEFAULT
+) -> Compiled:
+    """Compile a tenant's request for the fleet as it is: `use` in [0, 1] is how much of it is taken; it and the `view`
+    are asked for where something depends on them. What is to be cut is cut finer before its deadline is refused. Raises
     SpecError.
     """
     seen: list[Snapshot] = []
@@ -81,7 +84,7 @@ def prepare(view: Callable[[], Snapshot], use: Callable[[], float], document: An
             cuts.append(Cut(use(), spread(look().fleet, devices), finer))
             return cuts[-1]
 
-        compiled = compile_spec(document, wall=wall, cut=cut)
+        compiled = compile_spec(document, wall=wall, cut=cut, tenant=tenant)
         if not compiled.due_by:
             return compiled
         try:

@@ -575,7 +575,7 @@ def propose(ledger: Ledger, job: Job, now: int) -> Proposal:
     """
     latest = next(reversed(ledger.jobs.values()), None)
     ordinal = latest.units[-1].ordinal if latest is not None else 0
-    quotas = {user: quota for user, (quota, _) in ledger.quotas().items()}
+    quotas = {tenant: quota for tenant, (quota, _) in ledger.quotas().items()}
     own = Ledger(State(now=now, units_ever=ordinal, profiles=dict(ledger.profiles), quotas=quotas))
     own.apply(JobSubmitted(at=max(1, now), job=job))
     units = own.jobs[job.id].units
@@ -667,15 +667,17 @@ def _planned(places: list[Place], artifacts: dict[str, tuple[str, ...]], everyth
 # --- unblock ---------------------------------------------------------------------------------------------------------
 
 
-def unblock(policy: ClusterPolicy, view: Snapshot, asked: Question) -> UnblockReport:
+def unblock(
+    policy: ClusterPolicy, view: Snapshot, asked: Question, *, may_end: Callable[[str], bool] = lambda job: True
+) -> UnblockReport:
     """The smallest change of each kind with which the job's first waiting unit starts now. Each was decided on.
 
     Changes of the job and of what is closed come first, by size: the share of what was asked that is given up, the
     classes that its priority is raised as a share of all; nothing for a node that is opened. Then comes what it costs
-    others, then more hardware.
+    others, then more hardware. `may_end` tells of the id of another job whether its end may be proposed.
     """
     if not asked.pending:
-        return _unblock_active(policy, view, asked)
+        return _unblock_active(policy, view, asked, may_end)
     alike = asked.pending[0]
     candidate = alike.candidate
     said = UnblockReport(job=asked.job, unit=candidate.unit, revision=view.revision)
@@ -686,12 +688,14 @@ def unblock(policy: ClusterPolicy, view: Snapshot, asked: Question) -> UnblockRe
         return msgspec.structs.replace(said, text="nothing blocks it: it is placed in the next round")
     if candidate.unit not in {shown.unit for shown in view.candidates}:
         view = hypothetical.with_candidates(view, [candidate])
-    found = _smallest(_Search(policy, view, asked.job, candidate))
+    found = _smallest(_Search(policy, view, asked.job, candidate, may_end))
     text = "" if found else "no single change was found that lets it start now"
     return msgspec.structs.replace(said, suggestions=tuple(found), text=text)
 
 
-def _unblock_active(policy: ClusterPolicy, view: Snapshot, asked: Question) -> UnblockReport:
+def _unblock_active(
+    policy: ClusterPolicy, view: Snapshot, asked: Question, may_end: Callable[[str], bool]
+) -> UnblockReport:
     """Of a job of which nothing is pending: what a unit on a lost node waits for, and what lets it start elsewhere."""
     lost = next((of for of in asked.active if any(reason.code == "NODE_LOST" for reason in of.reasons)), None)
     if lost is None:
@@ -705,7 +709,7 @@ def _unblock_active(policy: ClusterPolicy, view: Snapshot, asked: Question) -> U
         return msgspec.structs.replace(said, text=f"{waits}; it goes on if the node comes back")
     if hypothetical.placed(policy.decide(view), candidate.unit) is not None:
         return msgspec.structs.replace(said, text=f"{waits}; it is placed elsewhere in the next round")
-    found = _smallest(_Search(policy, view, asked.job, candidate))
+    found = _smallest(_Search(policy, view, asked.job, candidate, may_end))
     text = f"{waits}; it goes on if the node comes back, and starts elsewhere as soon as there is room"
     return msgspec.structs.replace(said, suggestions=tuple(found), text=text)
 
@@ -728,8 +732,16 @@ def _smallest(search: "_Search") -> list[Suggestion]:
 class _Search:
     """Changes tried, each on a view of its own."""
 
-    def __init__(self, policy: ClusterPolicy, view: Snapshot, job: str, candidate: Candidate) -> None:
+    def __init__(
+        self,
+        policy: ClusterPolicy,
+        view: Snapshot,
+        job: str,
+        candidate: Candidate,
+        may_end: Callable[[str], bool],
+    ) -> None:
         self._policy, self._view, self._job, self._candidate = policy, view, job, candidate
+        self._may_end = may_end
         self._shape = candidate.shape
         self._needed = candidate.least or candidate.tasks
         self._tries = max(FEW, min(TRIED, LOOKED_AT // max(1, len(view.fleet) + len(view.candidates))))
@@ -859,7 +871,7 @@ class _Search:
         costs = sorted(
             (sum(cost_of(resident, now) for resident in units.values()) / HOUR, job)
             for job, units in jobs.items()
-            if job != self._job
+            if job != self._job and self._may_end(job)
         )
         for cost, job in costs[: self._tries]:
             waiting = [candidate.unit for candidate in self._view.candidates if candidate.job == job]

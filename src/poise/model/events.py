@@ -1,6 +1,7 @@
 """What has happened: the records of the log, and the only thing that changes the ledger.
 
-Each has `at`, nanoseconds since the log was born. A record's tag never changes its meaning; a new meaning is a new tag.
+Each has `at`, nanoseconds since the log was born. What somebody asked for has `by`, the id of the token they came with;
+it is empty for that of the home. A record's tag never changes its meaning; a new meaning is a new tag.
 """
 
 from typing import Any
@@ -12,6 +13,7 @@ from poise.model.decisions import Cause, Reason, Spot, Why
 from poise.model.jobs import Ending, Job
 from poise.model.quotas import Quota
 from poise.model.resources import Node
+from poise.model.tenants import Token
 
 
 class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_defaults=True):
@@ -31,11 +33,12 @@ class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_default
 
 
 class JobSubmitted(msgspec.Struct, frozen=True, tag="submitted", kw_only=True, omit_defaults=True, gc=False):
-    """A job was accepted. `key` makes a repeated submission harmless."""
+    """A job was accepted. `key` makes a repeated submission of the same tenant harmless."""
 
     at: int
     job: Job
     key: str = ""
+    by: str = ""
 
 
 class JobCancelled(msgspec.Struct, frozen=True, tag="cancelled", kw_only=True, omit_defaults=True):
@@ -140,20 +143,43 @@ class Triggered(msgspec.Struct, frozen=True, tag="triggered", kw_only=True, omit
     have: str = ""
 
 
-class NodeDrained(msgspec.Struct, frozen=True, tag="drained", kw_only=True):
+class NodeDrained(msgspec.Struct, frozen=True, tag="drained", kw_only=True, omit_defaults=True):
     """`on` closes the node to new placements, off opens it again."""
 
     at: int
     name: str
     on: bool
+    by: str = ""
 
 
 class QuotaSet(msgspec.Struct, frozen=True, tag="quota", kw_only=True, omit_defaults=True):
-    """What a user's work may hold at once from now on; None: anything."""
+    """What a tenant's work may hold at once from now on; None: anything."""
 
     at: int
-    user: str
+    tenant: str
     quota: Quota | None = None
+    by: str = ""
+
+
+class TokenAdded(msgspec.Struct, frozen=True, tag="token-added", kw_only=True, omit_defaults=True):
+    at: int
+    token: Token
+    by: str = ""
+
+
+class TokenRevoked(msgspec.Struct, frozen=True, tag="token-revoked", kw_only=True, omit_defaults=True):
+    """Whoever still has the token is refused from now on."""
+
+    at: int
+    id: str
+    by: str = ""
+
+
+class StopAsked(msgspec.Struct, frozen=True, tag="stop-asked", kw_only=True, omit_defaults=True):
+    """The control plane was told to end over its API."""
+
+    at: int
+    by: str = ""
 
 
 class FunctionTold(msgspec.Struct, frozen=True, tag="function", kw_only=True):
@@ -227,6 +253,9 @@ Event = (
     | NodeForgotten
     | NodeDrained
     | QuotaSet
+    | TokenAdded
+    | TokenRevoked
+    | StopAsked
     | NodeLevelled
     | Triggered
     | FunctionTold
@@ -237,6 +266,9 @@ Event = (
     | PolicyFailed
     | Remembered
 )
+
+AUDITED = JobSubmitted | JobCancelled | UnitsCancelled | NodeDrained | QuotaSet | TokenAdded | TokenRevoked | StopAsked
+"""What was done because somebody asked for it."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)

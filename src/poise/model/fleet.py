@@ -53,7 +53,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is how often it has yielded, `moved` how often it was stopped for its own good, `saved` what of its earlier
     attempts need not be done again, in nanoseconds of one task; `size` and `least` are the tasks of its unit, now and
     at the least (0: all), `most` how many it could use; `attained` is the service of its earlier attempts. `stopping`:
-    its room is about to be free. `user` is whose quota it counts against, where there is one.
+    its room is about to be free. `tenant` is whose quota it counts against, where there is one.
     """
 
     unit: str
@@ -79,7 +79,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     work: Work = NO_WORK
     saved: int = 0
     outlived: int = 0
-    user: str = ""
+    tenant: str = ""
 
 
 class Fleet:

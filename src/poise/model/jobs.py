@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from poise.model.resources import Shape
+from poise.model.tenants import DEFAULT
 from poise.units import SECOND
 
 Outcome = Literal["done", "failed", "killed", "signal", "oom", "lost", "stopped", "returned", "unstartable"]
@@ -129,8 +130,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A compiled job. `name` is empty unless the user gave one. `after` holds ids of jobs that must be done first;
-    `note` is what the user was told when it was submitted. With `calls` its units are workers that serve calls of
-    functions.
+    `note` is what the user was told when it was submitted, `user` who the client says its user is, for people to read.
+    With `calls` its units are workers that serve calls of functions.
     """
 
     id: str
@@ -142,6 +143,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     user: str = ""
     note: str = ""
     calls: bool = False
+    tenant: str = DEFAULT
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -1,4 +1,4 @@
-"""Quotas: how much the work of one user may hold at once, on all nodes together."""
+"""Quotas: how much the work of one tenant may hold at once, on all nodes together."""
 
 from typing import NamedTuple
 
@@ -28,12 +28,12 @@ class Amounts(NamedTuple):
         """How many times it holds another."""
         return max(0, min((have // need for have, need in zip(self, each, strict=True) if need), default=PLENTY))
 
-    def refusal(self, user: str, other: "Amounts") -> Reason:
+    def refusal(self, tenant: str, other: "Amounts") -> Reason:
         """Why it does not hold another: of what there is too little in the quota, and how much is left of that."""
         short = [place for place, (have, need) in enumerate(zip(self, other, strict=True)) if need > have]
         have = ", ".join(_words(place, self[place]) for place in short)
         need = ", ".join(_words(place, other[place]) for place in short)
-        return Reason(code="QUOTA", subject=user, need=need, have=have, wakes="finished")
+        return Reason(code="QUOTA", subject=tenant, need=need, have=have, wakes="finished")
 
 
 def _words(place: int, amount: int) -> str:
@@ -41,7 +41,7 @@ def _words(place: int, amount: int) -> str:
 
 
 class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The most that a user's running work may have taken: milli-CPU, bytes, thousandths of devices."""
+    """The most that a tenant's running work may have taken: milli-CPU, bytes, thousandths of devices."""
 
     cpu: int = PLENTY
     memory: int = PLENTY

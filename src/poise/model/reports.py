@@ -77,11 +77,12 @@ class CallsReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     """One job. `exit_code` is what `poise wait` ends with: 0, or the first failed task's; none while unfinished. `note`
-    is what the user was told when it was submitted.
+    is what the user was told when it was submitted, `user` what the client called them.
     """
 
     id: str
     name: str
+    tenant: str
     user: str
     status: str
     exit_code: int | None
@@ -121,17 +122,71 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuotaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the work of a user may hold at once (none: without bound), and what it holds. CPU in milli-CPU, memory in
+    """What the work of a tenant may hold at once (none: without bound), and what it holds. CPU in milli-CPU, memory in
     bytes, devices as a number, of which shares are parts.
     """
 
-    user: str
+    tenant: str
     cpu: int | None
     memory: int | None
     gpu: float | None
     cpu_held: int
     memory_held: int
     gpu_held: float
+
+
+class WhoReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks: the tenant and role that a token is bound to, and its id and name (none: the home's own). `expires` as
+    of `TokenReport`.
+    """
+
+    tenant: str
+    role: str
+    token: str
+    name: str
+    expires: float
+
+
+class TokenReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A token that was given to somebody; nobody knows its secret but them. `expires` and `revoked` are 0 for never."""
+
+    id: str
+    tenant: str
+    role: str
+    name: str
+    expires: float
+    expired: bool
+    revoked: float
+
+
+class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that somebody asked for: when, `what`, and who by the id, name and tenant of their token (no id: that
+    of the home).
+    """
+
+    revision: int
+    at: float
+    token: str
+    name: str
+    tenant: str
+    what: str
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """A request that was refused before it was looked at: the code of its error, and whose token it carried, if any."""
+
+    at: float
+    code: str
+    path: str
+    token: str
+    tenant: str
+
+
+class RefusalsReport(msgspec.Struct, frozen=True):
+    """How many requests were refused since the control plane started, by code, and the latest of them."""
+
+    counts: dict[str, int]
+    latest: tuple[Refusal, ...]
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):

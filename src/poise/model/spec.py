@@ -37,6 +37,7 @@ from poise.model.jobs import (
 from poise.model.quotas import Quota
 from poise.model.resources import ANY_GPU, PLENTY, SHARED_CAP, WHOLE, Shape, Wants
 from poise.model.sweep import SweepSpec, combinations, in_env, in_words, names_of
+from poise.model.tenants import DEFAULT, class_of_tenant
 from poise.units import (
     DAY,
     SECOND,
@@ -99,7 +100,7 @@ class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class QuotaSpec(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What the work of a user may hold at once; what is not named has no bound."""
+    """What the work of a tenant may hold at once; what is not named has no bound."""
 
     cpu: Quantity | None = None
     memory: Quantity | None = None
@@ -205,6 +206,7 @@ class Compiled(NamedTuple):
     note: str = ""
     due_by: Mapping[str, str] = {}
     calls: bool = False
+    tenant: str = DEFAULT
 
     def job(self, job_id: str, after: tuple[str, ...], user: str = "") -> Job:
         return Job(
@@ -217,6 +219,7 @@ class Compiled(NamedTuple):
             user=user,
             note=self.note,
             calls=self.calls,
+            tenant=self.tenant,
         )
 
 
@@ -244,20 +247,22 @@ def idle_and_even(devices: bool) -> Cut:
     return Cut()
 
 
-def compile_spec(document: Any, *, wall: float, cut: Callable[[bool], Cut] = idle_and_even) -> Compiled:
-    """Compile a parsed file or request. `wall` (seconds since 1970) is what absolute deadlines are measured from.
-    `cut` says how finely a `split` of size `auto` is cut, for work on devices (True) or on CPUs alone.
+def compile_spec(
+    document: Any, *, wall: float, cut: Callable[[bool], Cut] = idle_and_even, tenant: str = DEFAULT
+) -> Compiled:
+    """Compile a parsed file or request of a tenant. `wall` (seconds since 1970) is what absolute deadlines are measured
+    from. `cut` says how finely a `split` of size `auto` is cut, for work on devices (True) or on CPUs alone.
     """
     found = Findings()
     top = found.convert(document, JobSpec)
-    made = None if top is None else _compile(top, wall, cut, found)
+    made = None if top is None else _compile(top, wall, cut, tenant, found)
     found.check(_example)
     if made is None:
         raise AssertionError("a document that is not compiled has something wrong in it")
     return made
 
 
-def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], found: Findings) -> Compiled:
+def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], tenant: str, found: Findings) -> Compiled:
     if top.name:
         found.get(None, check_name, top.name, "name")
         if _JOB_ID.fullmatch(top.name):
@@ -267,7 +272,7 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], found: Findi
         found.get(None, check_text, other, f"after[{index}]")
     env = _environment(top.env, "env", found)
     deadline = found.get(0, _deadline, top.deadline, "deadline", wall)
-    inherited = _Defaults(top.priority or "medium", deadline, wall, top.name, cut)
+    inherited = _Defaults(top.priority or "medium", deadline, wall, top.name, cut, tenant)
     due_by: dict[str, str] = {}
     if top.kind == "graph" or (top.tasks and found.doubts("kind")):
         units = _graph_units(top, inherited, due_by, found)
@@ -275,7 +280,9 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], found: Findi
         units = _job_units(top, env, inherited, found)
     due_by |= {unit.name: "deadline" for unit in units if unit.deadline and unit.name not in due_by}
     after = tuple(dict.fromkeys(top.after))
-    return Compiled(top.name, top.folder, env, tuple(units), after, due_by=due_by, calls=_serves(top, found))
+    return Compiled(
+        top.name, top.folder, env, tuple(units), after, due_by=due_by, calls=_serves(top, found), tenant=tenant
+    )
 
 
 def _serves(top: JobSpec, found: Findings) -> bool:
@@ -364,6 +371,7 @@ class _Defaults(NamedTuple):
     wall: float
     job: str
     cut: Callable[[bool], Cut]
+    tenant: str
 
 
 class _Size(NamedTuple):
@@ -634,7 +642,7 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         else found.get(0, _deadline, spec.deadline, f"{field}deadline", inherited.wall),
         expect=found.get(0, _duration, spec.expect, f"{field}expect") if spec.expect is not None else 0,
         retry=RETRY if spec.retry is None else _retry(spec.retry, f"{field}retry", found),
-        kind=kind,
+        kind=class_of_tenant(kind, inherited.tenant),
         grace=_or(GRACE, found.get(0, _duration, spec.grace, f"{field}grace")),
         least=size.least if size.least < most else 0,
         artifact=artifact,

@@ -22,7 +22,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `tasks` is how many it can use and `least` how many it must have (0: all). `others` are the shapes of its further
     artifacts. `attained` is the run time of its earlier attempts that were asked to yield, `preempted` their number,
     `saved` what of their work need not be done again, in nanoseconds of one task, and `outlived` how long its work is
-    known to take at least. `user` is whose quota it counts against, where there is one.
+    known to take at least. `tenant` is whose quota it counts against, where there is one.
     `depth` counts the units before it on its longest path, `followers` those that need it, `weight` is its business
     weight in thousandths.
     """
@@ -55,7 +55,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     avoid: str = ""
     saved: int = 0
     outlived: int = 0
-    user: str = ""
+    tenant: str = ""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     `profiles` holds what was learned, by class and by `class@device model`; `throughputs` declared
     speeds, by the same keys. `elastic` has one entry for each running unit that could use more tasks or fewer;
     `yielded` says which units have yielded to which that still wait, `quotas` how much more the work
-    of a user with a quota may take.
+    of a tenant with a quota may take.
     `triggers` names what forced this round."""
 
     revision: int

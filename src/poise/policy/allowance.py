@@ -9,25 +9,25 @@ from poise.model.views import Candidate
 
 
 class Allowance:
-    """Counts down as work of users with a quota is placed. What a lost node still holds of a unit counts already."""
+    """Counts down as work of tenants with a quota is placed. What a lost node still holds of a unit counts already."""
 
     def __init__(self, left: Mapping[str, Amounts]) -> None:
         self._left = dict(left)
         self._needs: dict[str, Amounts] = {}  # by queue: what is alike counts alike
 
-    def room_for(self, user: str, shape: Shape, most: int) -> int:
+    def room_for(self, tenant: str, shape: Shape, most: int) -> int:
         """For how many tasks of a shape there is room, `most` at most."""
-        left = self._left.get(user)
+        left = self._left.get(tenant)
         return most if left is None else min(most, left.room_for(asked(shape)))
 
     def room_of(self, candidate: Candidate, shape: Shape) -> int:
         """For how many tasks of the unit, in this artifact."""
-        user = "" if candidate.recovering else candidate.user
-        return self.room_for(user, shape, candidate.tasks)
+        tenant = "" if candidate.recovering else candidate.tenant
+        return self.room_for(tenant, shape, candidate.tasks)
 
     def against(self, candidate: Candidate) -> tuple[Reason, ...]:
         """Why none of its artifacts is within the quota, in the least size; nothing if one is."""
-        left = self._left.get(candidate.user)
+        left = self._left.get(candidate.tenant)
         if left is None or left.holds(self._need(candidate)):
             return ()
         refused = [self.against_artifact(candidate, shape) for shape in (candidate.shape, *candidate.others)]
@@ -38,27 +38,27 @@ class Allowance:
         needed = candidate.least or candidate.tasks
         if self.room_of(candidate, shape) >= needed:
             return ()
-        return (self._left[candidate.user].refusal(candidate.user, asked(shape, needed)),)
+        return (self._left[candidate.tenant].refusal(candidate.tenant, asked(shape, needed)),)
 
     def take(self, candidate: Candidate, shape: Shape, tasks: int) -> None:
-        if candidate.user in self._left and not candidate.recovering:
-            self._left[candidate.user] = self._left[candidate.user].plus(asked(shape, tasks), -1)
+        if candidate.tenant in self._left and not candidate.recovering:
+            self._left[candidate.tenant] = self._left[candidate.tenant].plus(asked(shape, tasks), -1)
 
     def share_out(self, ordered: Sequence[Candidate]) -> tuple[list[Candidate], dict[str, tuple[Reason, ...]]]:
         """Those that there is room for, the first in order before others, and why the queues of the rest wait. Nothing
         is taken. Units of several artifacts are left in, since which one they get is not known yet.
         """
-        left = {user: list(amounts) for user, amounts in self._left.items()}
+        left = {tenant: list(amounts) for tenant, amounts in self._left.items()}
         within: list[Candidate] = []
         over: dict[str, tuple[Reason, ...]] = {}
         needs = self._needs
         for candidate in ordered:  # tens of thousands in bulk
-            have = left.get(candidate.user) if candidate.user and not candidate.others else None
+            have = left.get(candidate.tenant) if candidate.tenant and not candidate.others else None
             if have is not None:
                 cpu, memory, gpus = need = needs.get(candidate.queue) or self._need(candidate)
                 if cpu > have[0] or memory > have[1] or gpus > have[2]:
                     if candidate.queue not in over:
-                        over[candidate.queue] = (Amounts(*have).refusal(candidate.user, need),)
+                        over[candidate.queue] = (Amounts(*have).refusal(candidate.tenant, need),)
                     continue
                 have[0] -= cpu
                 have[1] -= memory

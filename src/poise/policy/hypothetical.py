@@ -198,9 +198,9 @@ class Hypothesis:
         return self._rows
 
     def _count(self, resident: Resident, sign: int) -> None:
-        left = self._quotas.get(resident.user)
+        left = self._quotas.get(resident.tenant)
         if left is not None:
-            self._quotas[resident.user] = left.plus(asked(resident.shape), sign)
+            self._quotas[resident.tenant] = left.plus(asked(resident.shape), sign)
 
     def _take(self, row: int, shape: Shape, devices: tuple[int, ...], sign: int) -> None:
         fleet = self.fleet
@@ -571,7 +571,7 @@ def _resident(
         work=candidate.work,
         saved=candidate.saved,
         outlived=candidate.outlived,
-        user=candidate.user,
+        tenant=candidate.tenant,
     )
 
 
@@ -597,7 +597,7 @@ def _waiting_again(resident: Resident, now: int, expected: int) -> Candidate:
         work=resident.work,
         saved=resident.saved,
         outlived=resident.outlived,
-        user=resident.user,
+        tenant=resident.tenant,
     )
 
 

@@ -16,6 +16,7 @@ from math import sqrt
 from poise.model.fleet import DeviceModel, Resident
 from poise.model.jobs import Work
 from poise.model.profiles import Estimate, Profile, estimate_run, outlasting
+from poise.model.tenants import declared_class
 from poise.policy.feasible import precision_on
 from poise.units import SECOND
 
@@ -65,8 +66,11 @@ class Speeds:
 
     def _estimate(self, kind: str, precision: str, declared: int, work: Work, devices: bool) -> list[Estimate]:
         looked_at = {index: model for index, model in enumerate(self._models) if (model.kind != "cpu") == devices}
+        declared_as = declared_class(kind)
         tabled = {
-            index: rate for index, model in looked_at.items() if (rate := self._throughputs.get(f"{kind}@{model.name}"))
+            index: rate
+            for index, model in looked_at.items()
+            if (rate := self._throughputs.get(f"{declared_as}@{model.name}"))
         }
         measured = {
             index: profile

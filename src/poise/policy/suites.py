@@ -207,7 +207,7 @@ class _Round:
         for candidate in ordered:
             if candidate.queue in self.holds and not candidate.recovering:
                 continue
-            if candidate.user and (over := self.allowance.against(candidate)):
+            if candidate.tenant and (over := self.allowance.against(candidate)):
                 self.holds[candidate.queue] = over
                 continue
             if last_lane is not None and self.order.lane(candidate, self.view.now) > last_lane:
@@ -289,7 +289,7 @@ class _Round:
             return self._place_gang(candidate, shapes)
         best: tuple[bool, int, int, int, Shape] | None = None
         for variant, shape in enumerate(shapes):
-            if candidate.user and candidate.others and not self.allowance.room_of(candidate, shape):
+            if candidate.tenant and candidate.others and not self.allowance.room_of(candidate, shape):
                 continue
             if shape in self._full:
                 row = None
@@ -409,7 +409,7 @@ class _Round:
 
     def _behind(self, candidate: Candidate) -> Place | None:
         profile = self.view.profiles.get(candidate.kind)
-        if candidate.others or candidate.user or not is_brief(profile, candidate.shape, candidate.tasks):
+        if candidate.others or candidate.tenant or not is_brief(profile, candidate.shape, candidate.tasks):
             return None
         spot = self.draft.place_behind(candidate, max(1, expected_run(profile, 0)))
         return None if spot is None else Place(unit=candidate.unit, spots=(spot,), queued=True, why=self._why_behind)
@@ -609,7 +609,7 @@ class _Round:
         for run in np.unique([*there[room > 0].tolist(), here]).tolist():
             size = int(room[there <= run].sum()) + resident.size * (here <= run)
             if size >= resident.least:
-                more = self.allowance.room_for(resident.user, shape, resident.most)
+                more = self.allowance.room_for(resident.tenant, shape, resident.most)
                 return min(resident.most, size, resident.size + more), run / max(1, here)
         return 0, 1.0
 

@@ -130,7 +130,7 @@ def test_nodes_by_their_beginning() -> None:
         ("job", "exp.1.m", ["exp.1.main"]),
         ("job", "zzz", []),
         ("node", "", ["n1"]),
-        ("user", "", ["ann"]),
+        ("tenant", "", ["ann", "default"]),
     ],
 )
 def test_names_that_can_be_completed(kind: str, typed: str, expected: list[str]) -> None:

@@ -27,6 +27,7 @@ from poise.model.jobs import Ending, Outcome
 from poise.model.messages import Attempt, Beat, Launch
 from poise.model.quotas import Amounts, asked
 from poise.model.resources import SHARED_CAP, WHOLE, Link, Node, Shape
+from poise.model.tenants import DEFAULT
 from poise.policy.feasible import NAMED
 from poise.policy.rank import AGEING, LENDING, PATIENCE
 from poise.policy.reclaim import LOOKED_AT
@@ -117,10 +118,10 @@ def document_of(work: dict[str, Any], factor: int = 1) -> dict[str, Any]:
     return {"run": "true", "resources": resources, **rest}
 
 
-def submit(world: World, work: dict[str, Any], factor: int = 1, user: str = "") -> bool:
+def submit(world: World, work: dict[str, Any], factor: int = 1, tenant: str = DEFAULT) -> bool:
     """Whether it was accepted: what no node could ever run, or no quota hold, is refused at once."""
     try:
-        world.submit(document_of(work, factor), user=user)
+        world.submit(document_of(work, factor), tenant=tenant)
     except InputError:
         return False
     return True
@@ -204,11 +205,11 @@ class Story(RuleBasedStateMachine):
         for _ in range(chance.randint(1, 5)):
             work = any_work(chance)
             for _ in range(chance.choice([1, 1, 3])):
-                submit(self.world, work, user=chance.choice(["", "ann", "bob"]))
+                submit(self.world, work, tenant=chance.choice([DEFAULT, "ann", "bob"]))
         self.world.round()
 
-    @rule(chance=CHANCE, user=st.sampled_from(["ann", "bob"]))
-    def set_quota(self, chance: Random, user: str) -> None:
+    @rule(chance=CHANCE, tenant=st.sampled_from(["ann", "bob"]))
+    def set_quota(self, chance: Random, tenant: str) -> None:
         """What is held already may be more than a new quota, and is not taken away."""
         bounds = {
             "cpu": chance.choice([1, 2, 4]),
@@ -216,11 +217,11 @@ class Story(RuleBasedStateMachine):
             "memory": chance.choice(["2GiB", "9GiB"]),
         }
         some = dict(chance.sample(sorted(bounds.items()), chance.randint(0, 3)))
-        self.world.quota(user, none=not some, **some)
-        self.bounds.pop(user, None)
+        self.world.quota(tenant, none=not some, **some)
+        self.bounds.pop(tenant, None)
         if some:
-            quota, held = self.world.ledger.quotas()[user]
-            self.bounds[user] = Amounts(*map(max, quota.amounts, held))
+            quota, held = self.world.ledger.quotas()[tenant]
+            self.bounds[tenant] = Amounts(*map(max, quota.amounts, held))
         self.world.round()
 
     # --- what nodes and time do --------------------------------------------------------------------------------------
@@ -343,13 +344,13 @@ class Story(RuleBasedStateMachine):
     def s6_nobody_holds_more_than_the_quota(self) -> None:
         if not hasattr(self, "world"):
             return
-        for user, bound in self.bounds.items():
+        for tenant, bound in self.bounds.items():
             held = Amounts()
             for name in self.world.known:
                 for launch in launches_on(self.world, name):
                     job = self.world.ledger.jobs[launch.attempt.task.partition(".")[0]]
-                    held = held.plus(asked(launch.shape), job.user == user)
-            assert bound.holds(held), (user, bound, held)
+                    held = held.plus(asked(launch.shape), job.tenant == tenant)
+            assert bound.holds(held), (tenant, bound, held)
 
     def teardown(self) -> None:
         """No starvation: faults and arrivals stop, whatever runs comes to its end, and every job is done."""
@@ -358,8 +359,8 @@ class Story(RuleBasedStateMachine):
         world = self.world
         for name in sorted(world.known):
             world.drain(name, False).connect(name)
-        for user in self.bounds:  # lowered, it may be less than what was accepted before
-            world.quota(user, none=True)
+        for tenant in self.bounds:  # lowered, it may be less than what was accepted before
+            world.quota(tenant, none=True)
         given_up = {unit.job for unit in units(world) if unit.stopping}
         left = [job for job in world.ledger.jobs.values() if not job.ended and job.id not in given_up]
         come_to_rest(world)

@@ -1,0 +1,157 @@
+"""`poise token`, `whoami` and `audit`: who may do what here, and who did."""
+
+import time
+from collections.abc import Iterable
+
+import click
+import msgspec
+
+from poise.cli import output
+from poise.cli.output import Column, Shown
+from poise.cli.render import ago, print_json, say
+from poise.client import current_home
+from poise.control.start import connected
+from poise.model.reports import AuditReport, RefusalsReport, TokenReport
+from poise.units import SECOND, format_duration
+
+ROLES = ("viewer", "submitter", "operator", "admin")
+
+
+@click.group()
+def token() -> None:
+    """Let others in: each token is bound to a tenant and a role.
+
+    A viewer sees the work of its tenant, a submitter submits and cancels it. An operator sees and cancels that of all
+    tenants and drains nodes; an admin gives tokens and quotas. Commands of every tenant run as the user who started
+    Poise.
+    """
+
+
+@token.command()
+@click.option("--tenant", required=True, metavar="NAME", help="Whose work it is for.")
+@click.option("--role", required=True, type=click.Choice(ROLES), help="What it allows.")
+@click.option("--name", default="", metavar="NAME", help="Who has it, for the audit.")
+@click.option("--expires", metavar="TIME", help="How long it is good for, e.g. 30d. [default: until it is revoked]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def add(tenant: str, role: str, name: str, expires: str | None, as_json: bool) -> int:
+    """Make a token and print it, this once: what is kept is its SHA-256."""
+    made, secret = connected(current_home()).add_token(tenant, role, name=name, expires=expires)
+    if as_json:
+        print_json({**msgspec.to_builtins(made), "secret": secret})
+        return 0
+    click.echo(secret)
+    say(f"poise: this is {made.id}, {role} of {tenant}; it is shown this once")
+    return 0
+
+
+@token.command()
+@click.option("--all", "everything", is_flag=True, help="Also the latest that were revoked.")
+@output.rows
+def ls(everything: bool, form: str, watch: bool) -> int:
+    """List the tokens that were given; the one of this home is not among them."""
+    client = connected(current_home())
+    return output.show(lambda: _tokens_shown(client.tokens(), everything), form, watch)
+
+
+def _tokens_shown(tokens: list[TokenReport], everything: bool) -> Shown:
+    found = [of for of in tokens if everything or not of.revoked]
+    return Shown(
+        found,
+        [of.id for of in found],
+        [
+            Column("TOKEN", [of.id for of in found]),
+            Column("NAME", [of.name or "-" for of in found]),
+            Column("TENANT", [of.tenant for of in found]),
+            Column("ROLE", [of.role for of in found]),
+            Column("EXPIRES", [_lasts(of) for of in found], moving=True),
+        ],
+        nothing="poise: no tokens yet; `poise token add --tenant NAME --role submitter`",
+    )
+
+
+@token.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@click.argument("tokens", nargs=-1, required=True, metavar="TOKEN...")
+def rm(tokens: tuple[str, ...], as_json: bool) -> int:
+    """Revoke every TOKEN, by its id: nobody gets in with it any more. What was submitted with it goes on."""
+    client = connected(current_home())
+    for one in tokens:
+        client.revoke_token(one)
+    if as_json:
+        print_json({"revoked": tokens})
+    else:
+        say(f"revoked {', '.join(tokens)}")
+    return 0
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def whoami(as_json: bool) -> int:
+    """Tell the tenant and the role of the token that commands use here.
+
+    It is POISE_TOKEN, else what the file POISE_TOKEN_FILE holds, else the token of the home, which is admin.
+    """
+    told = connected(current_home()).whoami()
+    if as_json:
+        print_json(told)
+        return 0
+    which = f"{told.token}{f' {told.name}' if told.name else ''}" if told.token else "the token of the home"
+    click.echo(f"{told.role} of {told.tenant}, by {which}")
+    return 0
+
+
+@click.command()
+@click.option("--after", type=int, default=0, metavar="REVISION", help="Only what came after this revision.")
+@click.option("--refused", is_flag=True, help="Requests that were refused since the control plane started instead.")
+@output.rows
+def audit(after: int, refused: bool, form: str, watch: bool) -> int:
+    """Tell who changed what, from the log: submissions, cancellations, drained nodes, quotas, tokens, shutdowns."""
+    client = connected(current_home())
+    if refused:
+        return output.show(lambda: _refused_shown(client.refusals()), form, watch)
+    return output.show(lambda: _audit_shown(client.audit(after=after)), form, watch)
+
+
+def _audit_shown(records: Iterable[bytes]) -> Shown:
+    found = [msgspec.json.decode(record, type=AuditReport) for record in records]
+    return Shown(
+        found,
+        [str(of.revision) for of in found],
+        [
+            Column("REVISION", [str(of.revision) for of in found], right=True),
+            Column("WHEN", [f"{ago(of.at)} ago" for of in found], moving=True),
+            Column("WHO", [_who(of) for of in found]),
+            Column("TENANT", [of.tenant or "-" for of in found]),
+            Column("WHAT", [of.what for of in found]),
+        ],
+        nothing="poise: nobody has changed anything yet",
+    )
+
+
+def _refused_shown(told: RefusalsReport) -> Shown:
+    latest = told.latest
+    return Shown(
+        told,
+        [of.code for of in latest],
+        [
+            Column("WHEN", [f"{ago(of.at)} ago" for of in latest], moving=True),
+            Column("CODE", [of.code for of in latest]),
+            Column("TOKEN", [of.token or "-" for of in latest]),
+            Column("TENANT", [of.tenant or "-" for of in latest]),
+            Column("PATH", [of.path for of in latest]),
+        ],
+        notes=[", ".join(f"{code}: {count}" for code, count in told.counts.items())] if told.counts else [],
+        nothing="poise: nothing was refused since the control plane started",
+    )
+
+
+def _who(of: AuditReport) -> str:
+    return f"{of.token}{f' {of.name}' if of.name else ''}" if of.token else "home"
+
+
+def _lasts(of: TokenReport) -> str:
+    if of.revoked:
+        return "revoked"
+    if of.expired:
+        return "expired"
+    return f"in {format_duration(int((of.expires - time.time()) * SECOND))}" if of.expires else "never"

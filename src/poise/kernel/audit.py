@@ -1,0 +1,67 @@
+"""What somebody asked for, and who that was: for people, from the records of the log."""
+
+from poise.kernel.ledger import Ledger
+from poise.model.events import (
+    AUDITED,
+    JobCancelled,
+    JobSubmitted,
+    NodeDrained,
+    QuotaSet,
+    TokenAdded,
+    TokenRevoked,
+    UnitsCancelled,
+)
+from poise.model.quotas import Quota
+from poise.model.reports import AuditReport
+from poise.model.resources import PLENTY
+from poise.model.tenants import DEFAULT
+from poise.units import format_bytes, format_cpu
+
+FEW = 8
+"""Units that are named."""
+
+
+def audit_report(ledger: Ledger, revision: int, event: AUDITED) -> AuditReport:
+    """One record. Names are those that the ledger still knows; the log has them all."""
+    by = "" if event.by == "user" else event.by  # as cancellations of 0.1.0 have it
+    token = ledger.tokens.get(by)
+    return AuditReport(
+        revision=revision,
+        at=ledger.wall(event.at),
+        token=by,
+        name=token.name if token is not None else "",
+        tenant=token.tenant if token is not None else "" if by else DEFAULT,
+        what=_in_words(event),
+    )
+
+
+def _in_words(event: AUDITED) -> str:
+    match event:
+        case JobSubmitted():
+            job = event.job
+            return f"submitted {job.id}{f' {job.name}' if job.name else ''} of {job.tenant}"
+        case JobCancelled():
+            return f"cancelled {event.job}"
+        case UnitsCancelled():
+            return f"cancelled {', '.join(event.units[:FEW])}{', …' if len(event.units) > FEW else ''}"
+        case NodeDrained():
+            return f"{'drained' if event.on else 'opened'} {event.name}"
+        case QuotaSet():
+            bounds = _bounds(event.quota) if event.quota is not None else ""
+            return f"bounded {event.tenant} to {bounds}" if bounds else f"lifted the quota of {event.tenant}"
+        case TokenAdded():
+            token = event.token
+            name = f" ({token.name})" if token.name else ""
+            return f"added token {token.id}{name}: {token.role.name.lower()} of {token.tenant}"
+        case TokenRevoked():
+            return f"revoked token {event.id}"
+    return "stopped the control plane"
+
+
+def _bounds(quota: Quota) -> str:
+    told = (
+        (quota.cpu, f"{format_cpu(quota.cpu)} CPU"),
+        (quota.memory, format_bytes(quota.memory)),
+        (quota.gpus, f"{format_cpu(quota.gpus)} GPU"),
+    )
+    return ", ".join(words for amount, words in told if amount < PLENTY)

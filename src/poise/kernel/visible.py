@@ -1,0 +1,172 @@
+"""What the bearer of a token may see of a ledger: nothing that is of another tenant.
+
+The fleet is everybody's: how much of a node is taken shows, who holds it does not. A job of another tenant is not
+there. Where an answer about one's own work names that of others (what it waits behind, what yields to it), the name is
+taken out and the fact stays. Texts that Poise makes name units as `j7.train` and in no other way, so that taking those
+out is enough; what users write is left alone.
+"""
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from poise.kernel.explain import quota_report
+from poise.kernel.ledger import JobState, Ledger, tenant_of_queue
+from poise.model.events import (
+    Began,
+    Called,
+    CallsClosed,
+    CallTried,
+    Event,
+    Finished,
+    FunctionTold,
+    Held,
+    JobCancelled,
+    JobSubmitted,
+    NodeDrained,
+    NodeForgotten,
+    NodeJoined,
+    NodeLevelled,
+    NodeLost,
+    Placed,
+    Preempted,
+    QuotaSet,
+    Returned,
+    Started,
+    TokenAdded,
+    TokenRevoked,
+    UnitsCancelled,
+)
+from poise.model.reports import Ahead, NodeReport, QuotaReport, StatusReport
+from poise.model.tenants import Bearer, Role
+
+OTHERS = "work of another tenant"
+
+_UNIT = re.compile(r"(?<![\w.-])j[1-9][0-9]*(?:\.[\w.\[\]-]*[\w\]])?(?![\w-])")
+"""A job, a unit or a task, as Poise writes it: `j7`, `j7.train`, `j7.shard[2]`."""
+
+_AGAIN = re.compile(f"{OTHERS}(?:, {OTHERS})+")
+
+_WRITTEN_BY_USERS = frozenset({"name", "command", "user", "result", "artifact"})
+
+Report = TypeVar("Report")
+
+
+class Sight:
+    """A ledger as a bearer sees it, at this moment."""
+
+    def __init__(self, ledger: Ledger, bearer: Bearer) -> None:
+        self.ledger = ledger
+        self.bearer = bearer
+
+    def jobs(self, recent: int | None = None) -> list[JobState]:
+        """All, or the unfinished ones and so many of the latest finished ones."""
+        ledger, bearer = self.ledger, self.bearer
+        if bearer.sees_all:
+            return list(ledger.jobs.values()) if recent is None else ledger.recent_jobs(recent)
+        own = [job for job in ledger.jobs.values() if job.tenant == bearer.tenant]
+        if recent is None:
+            return own
+        latest = {job.id for job in sorted((job for job in own if job.ended), key=_ended)[-recent:]}
+        return [job for job in own if not job.ended or job.id in latest]
+
+    def quotas(self) -> list[QuotaReport]:
+        return [
+            quota_report(tenant, quota, held)
+            for tenant, (quota, held) in self.ledger.quotas().items()
+            if self.bearer.sees(tenant)
+        ]
+
+    def status(self, report: StatusReport) -> StatusReport:
+        """With the counts of the bearer's tenant."""
+        if self.bearer.sees_all:
+            return report
+        own = [job for job in self.ledger.jobs.values() if job.tenant == self.bearer.tenant and not job.ended]
+        statuses = [unit.status for job in own for unit in job.units]
+        return msgspec.structs.replace(
+            report, unfinished=len(own), pending=statuses.count("pending"), active=statuses.count("active")
+        )
+
+    def node(self, report: NodeReport) -> NodeReport:
+        """Without the names of those who hold its devices, but for one's own."""
+        if self.bearer.sees_all:
+            return report
+        return msgspec.structs.replace(report, devices=self._only(report.devices, frozenset()))
+
+    def shows(self, job: str) -> bool:
+        """Whether a job may be seen, by its id."""
+        return self.bearer.sees_all or self._is_own(job)
+
+    def only(self, report: Report, *own: str) -> Report:
+        """A report on one's own work without the names of others'; `own` are ids of jobs that are not there yet."""
+        return report if self.bearer.sees_all else self._only(report, frozenset(own))
+
+    def event(self, event: Event) -> Any:
+        """The record as the bearer may see it, or None. Of a job that the ledger has forgotten only its submission
+        is known to be one's own.
+        """
+        if isinstance(event, TokenAdded) and self.bearer.role == Role.ADMIN:
+            return msgspec.structs.replace(event, token=msgspec.structs.replace(event.token, hash=""))
+        if isinstance(event, TokenAdded | TokenRevoked) and self.bearer.role < Role.ADMIN:
+            return None
+        if self.bearer.sees_all:
+            return event
+        match event:
+            case JobSubmitted():
+                return self._asked(event) if event.job.tenant == self.bearer.tenant else None
+            case JobCancelled() | UnitsCancelled():
+                return self._asked(event) if self._is_own(event.job) else None
+            case QuotaSet():
+                return self._asked(event) if event.tenant == self.bearer.tenant else None
+            case NodeDrained():
+                return self._asked(event)
+            case Placed() | Preempted():
+                return self._only(event, frozenset()) if self._is_own(event.unit) else None
+            case FunctionTold() | Called() | CallTried() | Returned() | CallsClosed():
+                return event if self._is_own(event.job) else None
+            case Started() | Finished():
+                return event if self._is_own(event.task) else None
+            case Held():
+                mine = tenant_of_queue(event.queue) == self.bearer.tenant
+                return self._only(event, frozenset()) if mine else None
+            case Began() | NodeJoined() | NodeLost() | NodeForgotten() | NodeLevelled():
+                return event
+        return None  # what is not known to be harmless is not shown
+
+    def _is_own(self, name: str) -> bool:
+        """Of a job, unit or task."""
+        job = self.ledger.jobs.get(name.partition(".")[0])
+        return job is not None and job.tenant == self.bearer.tenant
+
+    def _asked(self, event: Any) -> Any:
+        """Who asked for it is told if it was somebody of this tenant."""
+        token = self.ledger.tokens.get(event.by)
+        known = token is not None and token.tenant == self.bearer.tenant
+        return event if known else msgspec.structs.replace(event, by="")
+
+    def _only(self, value: Any, own: frozenset[str]) -> Any:
+        """What holds no name of others is given back as it is."""
+        if isinstance(value, str):
+            return _AGAIN.sub(OTHERS, _UNIT.sub(lambda found: self._called(found[0], own), value))
+        if isinstance(value, tuple | list):
+            told = [self._only(item, own) for item in value]
+            kept = all(new is old for new, old in zip(told, value, strict=True))
+            return value if kept else type(value)(dict.fromkeys(told) if OTHERS in told else told)
+        if isinstance(value, dict):
+            return {key: self._only(item, own) for key, item in value.items()}
+        if isinstance(value, Ahead) and not (self._is_own(value.unit) or value.unit.partition(".")[0] in own):
+            return Ahead(OTHERS, "")
+        if isinstance(value, msgspec.Struct):
+            fields = (field for field in value.__struct_fields__ if field not in _WRITTEN_BY_USERS)
+            told_of = {field: self._only(getattr(value, field), own) for field in fields}
+            changed = {field: new for field, new in told_of.items() if new is not getattr(value, field)}
+            return msgspec.structs.replace(value, **changed) if changed else value
+        return value
+
+    def _called(self, name: str, own: frozenset[str]) -> str:
+        return name if name.partition(".")[0] in own or self._is_own(name) else OTHERS
+
+
+def _ended(job: JobState) -> int:
+    return job.ended

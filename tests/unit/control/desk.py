@@ -1,0 +1,190 @@
+"""The HTTP API over a world in memory: every route, without a process, a socket or a disk."""
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from poise.config import Home
+from poise.control.api import make_app
+from poise.control.guard import App
+from poise.control.lifetime import Lifetime
+from poise.control.plane import Plane
+from poise.drivers.security import digest
+from poise.kernel.controller import AddToken, Controller
+from poise.kernel.ledger import Ledger
+from poise.kernel.overview import Rates
+from poise.model.tenants import Role
+from poise.policy.suites import policy_named
+from poise.testing import WALL, World
+
+OWNER = "home"
+PATIENCE = 10.0
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+
+    @property
+    def value(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        code: str = self.value["error"]["code"]
+        return code
+
+
+class _Clock:
+    def __init__(self, desk: "Desk") -> None:
+        self._desk = desk
+
+    def now(self) -> int:
+        return self._desk.world.now
+
+    def wall(self) -> float:
+        return WALL
+
+
+class _Plane:
+    """What the routes ask of a plane, answered at once."""
+
+    def __init__(self, desk: "Desk") -> None:
+        self._desk = desk
+        self.clock = _Clock(desk)
+
+    @property
+    def controller(self) -> Controller:
+        return self._desk.world.controller
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._desk.world.ledger
+
+    async def settled(self) -> Ledger:
+        return self.ledger
+
+    async def request(self, make: Any) -> Any:
+        world = self._desk.world
+        world.ask(make(world.request()))
+        return world.replies[-1].value
+
+    def ask(self, make: Any, answer: Any) -> None:
+        world = self._desk.world
+        world.say(make(world.request()))
+        answer(world.replies[-1])
+
+    def events_after(self, revision: int, limit: int) -> list[tuple[int, Any]]:
+        return [*enumerate(self._desk.world.log, start=1)][revision : revision + limit]
+
+    def follow(self) -> asyncio.Event:
+        return asyncio.Event()
+
+    def unfollow(self, news: asyncio.Event) -> None:
+        pass
+
+    async def over(self, job: str, units: tuple[str, ...], within: float) -> None:
+        pass
+
+    def rates(self) -> Rates:
+        return Rates(7.0, 7.0, 7.0)
+
+
+class _Lifetime:
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def request(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def end(self) -> None:
+        self.asked.append("end")
+
+    def stay(self) -> None:
+        self.asked.append("stay")
+
+
+class Desk:
+    """Ask the API about a world. `tokens` are secrets: each is known by the name that it was given."""
+
+    def __init__(self, world: World | None = None, logs: Path = Path("/nowhere")) -> None:
+        self.world = world or World()
+        self.lifetime = _Lifetime()
+        self.app: App = make_app(
+            cast(Plane, _Plane(self)),
+            Home(logs),
+            OWNER,
+            cast(Lifetime, self.lifetime),
+            lambda: policy_named(self.world.ledger.policy),
+        )
+
+    def token(self, secret: str, tenant: str, role: Role, *, lasts: int = 0) -> str:
+        """Let a secret in; its id."""
+        request = self.world.request()
+        self.world.ask(
+            AddToken(request=request, tenant=tenant, role=role, hash=digest(secret), name=secret, lasts=lasts)
+        )
+        made: str = self.world.replies[-1].value.id
+        return made
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        who: str | None = OWNER,
+        kind: str = "application/json",
+        host: str = "poise",
+    ) -> Answer:
+        return asyncio.run(asyncio.wait_for(self._call(method, path, body, who, kind, host), PATIENCE))
+
+    async def _call(self, method: str, path: str, body: Any, who: str | None, kind: str, host: str) -> Answer:
+        content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        route, _, query = path.partition("?")
+        headers = [(b"host", host.encode()), (b"content-type", kind.encode())]
+        headers.append((b"content-length", str(len(content)).encode()))
+        if who is not None:
+            headers.append((b"authorization", f"Bearer {who}".encode()))
+        websocket = method == "WEBSOCKET"
+        scope: dict[str, Any] = {
+            "type": "websocket" if websocket else "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "path": route,
+            "raw_path": route.encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "scheme": "http",
+            "headers": headers,
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 7717),
+            "subprotocols": [],
+            "state": {},
+        }
+        sent: list[Any] = []
+        answered = asyncio.Event()
+        todo = [{"type": "websocket.connect"} if websocket else {"type": "http.request", "body": content}]
+
+        async def receive() -> Any:
+            if todo:
+                return todo.pop(0)
+            if websocket:
+                return {"type": "websocket.disconnect", "code": 1000}
+            await answered.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                answered.set()
+
+        await self.app(scope, receive, send)
+        if websocket:
+            status = {"websocket.accept": 200, "websocket.close": 403}[sent[0]["type"]]
+            return Answer(status, b"")
+        status = next(of["status"] for of in sent if of["type"] == "http.response.start")
+        return Answer(status, b"".join(of.get("body", b"") for of in sent if of["type"] == "http.response.body"))
