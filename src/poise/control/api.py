@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -26,7 +27,7 @@ from poise.control.hot import (
     not_json,
 )
 from poise.control.lifetime import Lifetime
-from poise.control.openapi import CompleteDocument, LoggedEvent
+from poise.control.openapi import CompleteDocument, LoggedEvent, schema_router
 from poise.control.plane import Plane
 from poise.drivers.joblogs import follow_job
 from poise.drivers.security import worker_key
@@ -60,7 +61,9 @@ MAX_WAIT = 60.0
 RECENT = 20
 """Finished jobs shown beside the unfinished ones unless all are asked for."""
 
-MAX_REVISION = 2**62
+MAX_REVISION = 2**53 - 1
+"""The largest integer that JSON keeps exact wherever it is read."""
+
 Revision = Annotated[int, Parameter(le=MAX_REVISION)]
 
 WHOLE = b": whole\n\n"
@@ -259,10 +262,11 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
             stay,
         ],
         exception_handlers=answers,
+        before_request=_tell_methods,
         openapi_config=OpenAPIConfig(
             title="Poise",
             version=__version__,
-            path="/v1/schema",
+            openapi_router=schema_router("/v1/schema"),
             render_plugins=[CompleteDocument()],
             components=Components(security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}),
             security=[{"token": []}],
@@ -359,7 +363,23 @@ def _on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Res
     record = ErrorRecord(
         code=code, message=error.detail, field=request.url.path, hint="`/v1/schema/openapi.json` lists the routes"
     )
-    return _answer(record, error.status_code)
+    answer = _answer(record, error.status_code)
+    if error.status_code == 405:
+        answer.headers["Allow"] = ", ".join(_allowed(request.app, request.url.path))
+    return answer
+
+
+def _tell_methods(request: Request[Any, Any, Any]) -> Response[None] | None:
+    """Answers OPTIONS, which the framework answers for one of the methods of a path alone."""
+    if request.method != "OPTIONS":
+        return None
+    return Response(None, status_code=204, headers={"Allow": ", ".join(_allowed(request.app, request.url.path))})
+
+
+def _allowed(app: Litestar, path: str) -> list[str]:
+    """The methods of the routes that a path fits; the framework does not tell them."""
+    fits = (route for route in app.routes if re.fullmatch(re.sub("{[^}]*}", "[^/]*", route.path_format), path))
+    return sorted({method for route in fits for method in getattr(route, "methods", ())})
 
 
 def _on_any_error(request: Request[Any, Any, Any], error: Exception) -> Response[ErrorBody]:
