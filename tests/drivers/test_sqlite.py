@@ -746,7 +746,7 @@ def test_a_full_disk_refuses_appends_reads_go_on_and_space_heals(small_disk: Pat
 # --- killed, and not alone --------------------------------------------------------------------------------------------
 
 _CHILD = """
-import os, sys
+import os, sys, threading
 from pathlib import Path
 import msgspec
 from poise.drivers.sqlite import SqliteStore
@@ -756,15 +756,22 @@ class Note(msgspec.Struct, frozen=True, tag="note"):
 
 store = SqliteStore(Path(sys.argv[1]), msgspec.msgpack.encode, msgspec.msgpack.Decoder(Note).decode,
                     call_soon=lambda call: call())
-store.on_durable = lambda revision: os.write(1, b"%d\\n" % revision)
+room = threading.Event()
+
+def durable(revision):
+    os.write(1, b"%d\\n" % revision)
+    room.set()
+
+store.on_durable = durable
 last = store.durable()
 os.write(1, b"0\\n")
 while True:
-    size = 1 + last % 7
-    if last - store.durable() < 100:
-        last = store.append([Note(f"note {last + number}") for number in range(1, size + 1)], expected=last)
-        if last % 50 == 0:
-            store.checkpoint(last, b"state" * 2000)
+    while last - store.durable() >= 100:  # wait, rather than take the interpreter from the thread that writes
+        room.wait()
+        room.clear()
+    last = store.append([Note(f"note {last + number}") for number in range(1, 2 + last % 7)], expected=last)
+    if last % 50 == 0:
+        store.checkpoint(last, b"state" * 2000)
 """
 
 

@@ -138,7 +138,7 @@ def plan(view: Snapshot, *decisions: Any, **fields: Any) -> Plan:
         ({"memory": [1]}, "malformed"),
         ({"failed": "I could not"}, "I could not"),
     ],
-    ids=str,
+    ids=lambda value: value[:40] if isinstance(value, str) else "+".join(value),
 )
 def test_a_plan_that_is_not_sound_is_told(fields: dict[str, Any], says: str) -> None:
     view = view_of(busy())
@@ -204,7 +204,7 @@ def test_shipped_policies_make_sound_plans(policy: str, jobs: list[dict[str, Any
                 world.finish(attempt.task, run=data.draw(st.sampled_from(["50ms", "1m"])))
 
 
-@pytest.mark.parametrize("answer", [None, [], {"base": 1}, "fifo", object()], ids=str)
+@pytest.mark.parametrize("answer", [None, [], {"base": 1}, "fifo", object()], ids=lambda answer: type(answer).__name__)
 def test_what_is_no_plan_is_told(answer: Any) -> None:
     with pytest.raises(Unsound, match="not a Plan"):
         encode_plan(answer)
