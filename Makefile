@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test lint format bench quality peers docs site clean
+.PHONY: help setup demo test fuzz schemathesis lint format bench quality peers docs site clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##|^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,7 +20,14 @@ demo: setup      ## a graph of real work, undisturbed and under kill -9, beside 
 	$(BIN)/poise demo
 
 test: setup      ## all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+fuzz: setup      ## 100,000 mutated files, requests and frames: minutes (SEED=1 COUNT=100000)
+	PYTHONPATH=tests $(BIN)/python -m fuzz --seed $(or $(SEED),1) --count $(or $(COUNT),100000)
+
+schemathesis: setup  ## a real control plane against its own OpenAPI document
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	PYTHONPATH=tests $(BIN)/python -m fuzz.api
 
 lint: setup      ## style, types, layers
 	$(BIN)/ruff check .

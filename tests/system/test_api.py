@@ -170,8 +170,12 @@ def test_the_document_describes_every_route_in_full(document: Any) -> None:
         for method, operation in operations.items():
             assert operation["summary"], (method, path)
             names.add(operation["operationId"])
-            error = operation["responses"]["default"]["content"]["application/json"]["schema"]
-            assert error == {"$ref": "#/components/schemas/ErrorBody"}
+            errors = {status: answer for status, answer in operation["responses"].items() if status >= "4"}
+            assert {"403", "500", "503"} <= set(errors)
+            assert ("401" in errors) == (path != "/healthz")
+            assert ("404" in errors) == ("{" in path)
+            for answer in errors.values():
+                assert answer["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ErrorBody"}
             good = [answer for status, answer in operation["responses"].items() if status.startswith("2")]
             assert good
             for answer in good:

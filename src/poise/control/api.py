@@ -6,11 +6,12 @@ Each route says which role it needs (`opt`), and answers with what the bearer of
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from litestar import Litestar, Request, Response, Router, delete, get, post, put
+from litestar import Litestar, Request, Response, delete, get, post, put
 from litestar.connection import ASGIConnection
 from litestar.di import Provide
 from litestar.exceptions import HTTPException, ValidationException
@@ -34,7 +35,7 @@ from poise.control.hot import (
     not_json,
 )
 from poise.control.lifetime import Lifetime
-from poise.control.openapi import CompleteDocument, LoggedEvent
+from poise.control.openapi import CompleteDocument, LoggedEvent, schema_router
 from poise.control.plane import Plane
 from poise.drivers.joblogs import follow_job
 from poise.drivers.security import worker_key
@@ -84,7 +85,9 @@ MAX_WAIT = 60.0
 RECENT = 20
 """Finished jobs shown beside the unfinished ones unless all are asked for."""
 
-MAX_REVISION = 2**62
+MAX_REVISION = 2**53 - 1
+"""The largest integer that JSON keeps exact wherever it is read."""
+
 Revision = Annotated[int, Parameter(le=MAX_REVISION)]
 
 WHOLE = b": whole\n\n"
@@ -434,10 +437,11 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
         exception_handlers=answers,
         guards=[allowed],
         dependencies={"bearer": Provide(_bearer_of, sync_to_thread=False)},
+        before_request=_tell_methods,
         openapi_config=OpenAPIConfig(
             title="Poise",
             version=__version__,
-            openapi_router=Router(path="/v1/schema", route_handlers=[], opt=VIEWER, include_in_schema=False),
+            openapi_router=schema_router("/v1/schema", opt=VIEWER),
             render_plugins=[CompleteDocument()],
             components=Components(security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}),
             security=[{"token": []}],
@@ -560,7 +564,23 @@ def _on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Res
     record = ErrorRecord(
         code=code, message=error.detail, field=request.url.path, hint="`/v1/schema/openapi.json` lists the routes"
     )
-    return _answer(record, error.status_code)
+    answer = _answer(record, error.status_code)
+    if error.status_code == 405:
+        answer.headers["Allow"] = ", ".join(_allowed(request.app, request.url.path))
+    return answer
+
+
+def _tell_methods(request: Request[Any, Any, Any]) -> Response[None] | None:
+    """Answers OPTIONS, which the framework answers for one of the methods of a path alone."""
+    if request.method != "OPTIONS":
+        return None
+    return Response(None, status_code=204, headers={"Allow": ", ".join(_allowed(request.app, request.url.path))})
+
+
+def _allowed(app: Litestar, path: str) -> list[str]:
+    """The methods of the routes that a path fits; the framework does not tell them."""
+    fits = (route for route in app.routes if re.fullmatch(re.sub("{[^}]*}", "[^/]*", route.path_format), path))
+    return sorted({method for route in fits for method in getattr(route, "methods", ())})
 
 
 def _on_any_error(request: Request[Any, Any, Any], error: Exception) -> Response[ErrorBody]:

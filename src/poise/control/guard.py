@@ -7,6 +7,7 @@ bounded before they are buffered.
 """
 
 import contextlib
+import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -27,7 +28,7 @@ KEYED = frozenset({"/v1/workers"})
 """Routes that take the key of an attempt in place of a token, and check it themselves."""
 
 HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]", "poise"})
-
+_HOST = re.compile(r"([a-z0-9.]+|\[::1\])(?::([0-9]{1,5}))?")
 
 WEBSOCKETS = {"/v1/channel": "channel", "/v1/calls": "calls", "/v1/workers": "workers"}
 
@@ -89,8 +90,7 @@ class Guard:
     def _checked(self, path: str, headers: dict[str, str]) -> Bearer | None:
         """Who asks; nobody where no token is needed. Raises what the request is refused with."""
         host = headers.get("host", "")
-        name = host if host.endswith("]") else host.rsplit(":", 1)[0]
-        if name not in HOSTS:
+        if _host_name(host) not in HOSTS:
             raise Forbidden("the Host is not this machine", code="E131", field="Host", have=host[:80])
         origin = headers.get("origin")
         if origin is not None and origin.split("//", 1)[-1] != host:
@@ -144,6 +144,12 @@ async def refuse(scope: Scope, send: Send, error: PoiseError) -> None:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def _host_name(host: str) -> str:
+    """The name that a Host has before its port; empty for what is no Host."""
+    match = _HOST.fullmatch(host)
+    return match[1] if match is not None and int(match[2] or 0) < 2**16 else ""
 
 
 def secret_of(headers: Mapping[str, str]) -> str:
