@@ -9,11 +9,12 @@ kept in `tests/fuzz/found`, which the tests try again forever.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -65,25 +66,33 @@ async def fuzz_live(
     failures: list[dict[str, Any]] = []
     samples: list[tuple[int, int]] = []
     waiting = iter(order)
+    latest: deque[tuple[str, int]] = deque(maxlen=3 * AT_ONCE)
     done = 0
 
     async def send() -> None:
         nonlocal done
         for part, number in waiting:
-            wrong = await target.check(part, chance_of(seed, part, number))
+            latest.append((part, number))
+            if target.process.poll() is not None:
+                return
+            try:
+                wrong = await target.check(part, chance_of(seed, part, number))
+            except OSError as error:  # nobody listens
+                wrong = f"{error}, after {list(latest)}"
             if wrong:
                 data = b""
-                if part != "frames":
+                if part != "frames" and target.process.poll() is None:
                     request = (body_request if part == "bodies" else raw_request)(
                         chance_of(seed, part, number), target.token
                     )
                     data = await _smaller(target, request, wrong)
                 failures.append(_kept(part, number, wrong, data.replace(target.token.encode(), b"TOKEN")))
             done += 1
-            if done % max(1, len(order) // SAMPLES) == 0:
+            if done % max(1, len(order) // SAMPLES) == 0 and target.process.poll() is None:
                 samples.append((done, target.resident()))
             if done % SWEEP_EVERY == 0:
-                await target.sweep()
+                with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                    await target.sweep()
 
     stop = asyncio.Event()
     slow = [asyncio.create_task(target.drip(stop)) for _ in range(4)]
@@ -155,13 +164,13 @@ def main() -> int:
             figures |= {
                 "resident_mib": [round(size / 2**20, 1) for _, size in samples[:: max(1, len(samples) // 10)]],
                 "bytes_per_input": round(growth, 1),
-                "descriptors": [before, control.descriptors()],
+                "descriptors": [before, control.descriptors()] if control.process.poll() is None else [],
             }
             if complaint:
                 failures.append({"part": "log", "wrong": complaint})
             if len(order) >= LONG and growth > MAX_SLOPE:
                 failures.append({"part": "memory", "wrong": f"it grows by {growth:.0f} bytes for each input"})
-            if figures["descriptors"][1] > before + 4:
+            if max(figures["descriptors"], default=0) > before + 4:
                 failures.append({"part": "descriptors", "wrong": "connections are not closed"})
     figures["seconds"] = round(time.monotonic() - began, 1)
     figures["failed"] = dict(Counter(failure["part"] for failure in failures))

@@ -3,12 +3,19 @@
 Tasks of equal `Shape` are interchangeable to placement: they fit on the same nodes and leave the same room.
 """
 
+from typing import Annotated
+
 import msgspec
 
 from poise.units import format_bytes, format_cpu, format_rate
 
 PLENTY = 2**62
 """An amount without bound, such as the network of a node that did not say: never the reason to refuse."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+Amount = Annotated[int, msgspec.Meta(ge=0, le=2**56)]
+Rate = Annotated[int, msgspec.Meta(ge=0, le=PLENTY)]
+"""What a node may say of itself: sums over a fleet are kept in 64 bits. Checked where a message is read."""
 
 WHOLE = 1000
 """Thousandths of a device's compute: all of it."""
@@ -93,30 +100,30 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     it where it is not `index`. `sources` tells who said a figure (`model/figures.py`), where it is not the catalogue.
     """
 
-    index: int
+    index: Count
     kind: str = "gpu"
     model: str = ""
-    memory: int = 0
+    memory: Amount = 0
     uuid: str = ""
     backend: str = ""
-    rates: dict[str, int] = {}
-    bandwidth: int = 0
+    rates: dict[str, Rate] = {}
+    bandwidth: Rate = 0
     ops: tuple[str, ...] = ()
-    socket: int = 0
-    price: int = 0
-    power: int = 0
-    driver_index: int | None = None
+    socket: Count = 0
+    price: Rate = 0
+    power: Rate = 0
+    driver_index: Count | None = None
     sources: dict[str, str] = {}
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A direct connection of two devices of one node: `bandwidth` in bits per second, `latency` in nanoseconds."""
 
-    a: int
-    b: int
+    a: Count
+    b: Count
     kind: str = "nvlink"
-    bandwidth: int = 0
-    latency: int = 0
+    bandwidth: Rate = 0
+    latency: Rate = 0
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -130,18 +137,18 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     name: str
     incarnation: str
-    cpu: int
-    memory: int
+    cpu: Count
+    memory: Amount
     devices: tuple[Device, ...] = ()
     labels: dict[str, str] = {}
     zone: str = ""
     rack: str = ""
-    network: int = 0
-    latency: int = 0
+    network: Rate = 0
+    latency: Rate = 0
     links: tuple[Link, ...] = ()
     model: str = ""
-    rates: dict[str, int] = {}
-    bandwidth: int = 0
+    rates: dict[str, Rate] = {}
+    bandwidth: Rate = 0
     sources: dict[str, str] = {}
 
 

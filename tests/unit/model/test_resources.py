@@ -1,8 +1,11 @@
+from typing import Any
+
 import hypothesis.strategies as st
 import msgspec
 import pytest
 from hypothesis import given
 
+from poise.model.messages import Hello
 from poise.model.resources import WHOLE, Shape, Wants
 
 SHAPES = st.builds(Shape, *[st.integers(0, 10**12)] * 4)
@@ -68,3 +71,14 @@ def test_keys_of_choosy_shapes_are_equal_only_for_equal_shapes(one: Shape, other
 @given(CHOOSY)
 def test_a_shape_survives_encoding(shape: Shape) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(shape), type=Shape) == shape
+
+
+@pytest.mark.parametrize(
+    "said", [{"cpu": 2**63}, {"cpu": -1}, {"memory": 2**62}, {"network": 2**63}, {"rates": {"fp32": -5}}]
+)
+def test_a_node_that_says_what_cannot_be_is_not_heard(said: dict[str, Any]) -> None:
+    hello = {"type": "hello", "node": {"name": "n1", "incarnation": "1", "cpu": 4000, "memory": 2**33}}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(hello), type=Hello).node.cpu == 4000
+    hello["node"] |= said  # type: ignore[operator]
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(hello), type=Hello)
