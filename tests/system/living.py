@@ -195,6 +195,21 @@ class Diary:
         line = f'echo "%s {name} $POISE_EPOCH" >> {self.path}'
         return f"{line % 'start'}; sleep {seconds:g}; {line % 'end'}"
 
+    def held(self) -> str:
+        """As `command`, but it goes on until `release`, however long that takes: one process, a shell."""
+        os.mkfifo(self._gate)
+        return self.command(0).replace("sleep 0", f"read _ < {self._gate}")
+
+    def release(self) -> None:
+        """Let the one command that waits go on, once it waits."""
+        gate = until(lambda: _opened(self._gate), "a command waits to be released")
+        os.write(gate, b"\n")
+        os.close(gate)
+
+    @property
+    def _gate(self) -> Path:
+        return self.path.with_suffix(".gate")
+
     def entries(self) -> Iterator[tuple[str, str, int]]:
         for line in self.path.read_text().splitlines():
             word, name, epoch = line.split()
@@ -216,3 +231,11 @@ class Diary:
                 assert running.get(name) == epoch, f"{name} ended under epoch {epoch}, which did not run"
                 del running[name]
         assert set(running) <= killed, f"never ended: {running}"
+
+
+def _opened(gate: Path) -> int:
+    """The gate, open for writing; 0 while nobody reads it."""
+    try:
+        return os.open(gate, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return 0

@@ -423,9 +423,10 @@ def test_much_works_without_a_control_plane(living: Living) -> None:
 def test_down_refuses_leaves_or_cancels(living: Living) -> None:
     living.up()
     diary = Diary(living.work / "diary")
-    living.file("long.yaml", f"run: '{diary.command(4)}'\n")
+    living.file("long.yaml", f"run: '{diary.held()}'\n")
     job = living.poise("submit", "long.yaml").text.strip()
-    task = until(lambda: len(tasks := living.tasks()) == 2 and tasks, "it runs: a shell and its `sleep`")
+    until(lambda: list(diary.entries()), "it runs")
+    task = living.tasks()
     refused = living.poise("down", "--json")
     assert refused.code == 1
     assert (refused.error["code"], refused.error["have"]) == ("E121", job)
@@ -435,6 +436,7 @@ def test_down_refuses_leaves_or_cancels(living: Living) -> None:
     assert living.tasks() == task
     living.up()
     assert living.tasks() == task
+    diary.release()
     assert living.poise("wait", job).code == 0
     assert diary.endings() == [f"{job}.main"]
     another = living.poise("submit", "--", "sleep", "60").text.strip()

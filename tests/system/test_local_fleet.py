@@ -190,9 +190,10 @@ def test_nodes_of_an_earlier_fleet_are_forgotten_and_what_ran_there_runs_elsewhe
 ) -> None:
     start(living)
     diary = Diary(living.work / "diary")
-    living.file("long.yaml", f"run: '{diary.command(3)}'\n")
+    living.file("long.yaml", f"run: '{diary.held()}'\n")
     job = living.poise("submit", "long.yaml").text.strip()
-    before = until(living.tasks, "it runs", living.messages)
+    until(lambda: list(diary.entries()), "it runs", living.messages)
+    before = living.tasks()
     assert living.poise("down", "--leave").code == 0
     assert set(before) <= set(living.tasks())
     living.file("other.yaml", "kind: fleet\nname: other\nnodes: {left: {cpu: 2, memory: 2GiB}}\n")
@@ -201,6 +202,8 @@ def test_nodes_of_an_earlier_fleet_are_forgotten_and_what_ran_there_runs_elsewhe
     names = ["left"] if len(options) > 1 else [os.uname().nodename]
     until(lambda: sorted(nodes(living)) == names, "the others are forgotten", living.messages)
     assert living.client().status().fleet == ("other" if len(options) > 1 else "")
+    until(lambda: not set(before) & set(living.tasks()), "the first attempt is ended", living.messages)
+    diary.release()
     assert living.poise("wait", job).code == 0
     [task] = living.client().job(job).tasks
     assert (task.epoch, task.node, [attempt.outcome for attempt in task.attempts]) == (2, names[0], ["lost"])
