@@ -1,4 +1,4 @@
-"""`make schemathesis`: every check that Schemathesis has, of a real control plane against its own OpenAPI document.
+"""`make schemathesis`: a real control plane against its own OpenAPI document, by the checks of `schemathesis.toml`.
 
 python -m fuzz.api [OPTION OF `st run`]…
 """
