@@ -19,8 +19,9 @@ $(READY): pyproject.toml
 demo: setup      ## a graph of real work, undisturbed and under kill -9, beside the baseline policies
 	$(BIN)/poise demo
 
-test: setup      ## all tests (WORKERS=2: a file at a time in each of two processes)
-	$(BIN)/python -m pytest --numprocesses $(or $(WORKERS),0) --dist loadfile
+test: setup      ## all tests: those without processes of their own side by side, the others one by one
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit
+	$(BIN)/python -m pytest --ignore tests/unit
 
 fuzz: setup      ## 100,000 mutated files, requests and frames: minutes (SEED=1 COUNT=100000)
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seed $(or $(SEED),1) --count $(or $(COUNT),100000)

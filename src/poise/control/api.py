@@ -441,7 +441,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
         openapi_config=OpenAPIConfig(
             title="Poise",
             version=__version__,
-            openapi_router=schema_router("/v1/schema", VIEWER),
+            openapi_router=schema_router("/v1/schema", opt=VIEWER),
             render_plugins=[CompleteDocument()],
             components=Components(security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}),
             security=[{"token": []}],

@@ -57,6 +57,7 @@ def no_page(response: Response[Any]) -> Response[Any]:
 
 
 def schema_router(path: str, opt: dict[str, Any]) -> Router:
+    """Where the document is; `opt` says which role its routes need."""
     return Router(path, route_handlers=[], opt=opt, include_in_schema=False, after_request=no_page)
 
 
@@ -89,17 +90,11 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
     )
     document["paths"]["/v1/events"]["get"]["responses"]["200"] = _answer(
         "Server-sent events: `id` is the revision, `data` the record",
-        {
-            "type": "object",
-            "properties": {
-                "id": {"type": "string"},
-                "data": {"type": "string", "contentMediaType": "application/json", "contentSchema": logged},
-            },
-        },
+        _sent(logged),
         "text/event-stream",
     )
     document["paths"]["/v1/audit"]["get"]["responses"]["200"] = _answer(
-        "Server-sent events: `id` is the revision, `data` who did what", audited, "text/event-stream"
+        "Server-sent events: `id` is the revision, `data` who did what", _sent(audited), "text/event-stream"
     )
     return document
 
@@ -118,6 +113,12 @@ def _refusals(method: str, path: str, operation: dict[str, Any]) -> list[str]:
     if method != "get":
         found += ["409", "507"]
     return sorted(found)
+
+
+def _sent(record: Any) -> dict[str, Any]:
+    """One server-sent event whose data is a record."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": record}
+    return {"type": "object", "properties": {"id": {"type": "string"}, "data": data}}
 
 
 def _answer(description: str, schema: Any, media_type: str = "application/json") -> dict[str, Any]:
