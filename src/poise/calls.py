@@ -26,6 +26,7 @@ from poise.drivers import functions, sockets, values
 from poise.drivers.security import token_for
 from poise.errors import CallFailed, CallLost, Conflict, PoiseError, Unreachable
 from poise.model.calls import (
+    MAX_FUNCTIONS,
     MAX_UNRETURNED,
     NOTHING,
     Accepted,
@@ -89,8 +90,23 @@ class Future(concurrent.futures.Future[R]):
         return "failed" if self.exception() is not None else "done"
 
     def cancel(self) -> bool:
-        """Ask that the call is not begun. One that a worker has been given goes on: then this is False."""
-        return self._calls.cancel(self) if self._calls is not None and not self.done() else super().cancel()
+        """Ask that the call is not begun. True if that is sure already; else it is cancelled when nobody has begun it
+        (see `cancelled()` once it is done), and goes on where somebody has.
+        """
+        if self._calls is not None and self.number and not self.done():
+            return self._calls.cancel(self)
+        before = self.cancelled()
+        if not super().cancel():
+            return False
+        if not before:
+            self.set_running_or_notify_cancel()  # so that those who wait for it are told
+        return True
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a poise.Future cannot be pickled: as an argument of a call it may stand alone, in lists, in tuples and "
+            "among the values of dictionaries"
+        )
 
     def __await__(self) -> Generator[Any, None, R]:
         return asyncio.wrap_future(self).__await__()
@@ -113,6 +129,12 @@ ATOMS = frozenset((type(None), bool, int, float, str, bytes))
 """Types of values that hold no futures."""
 
 
+def _cancelled(future: Future[Any]) -> None:
+    """It is cancelled, and those who wait for it are told."""
+    if concurrent.futures.Future.cancel(future):
+        future.set_running_or_notify_cancel()
+
+
 class _NotDone(Exception):
     """A call takes the result of one that failed or was cancelled."""
 
@@ -133,6 +155,7 @@ class Calls:
         self._arguments: dict[int, Value] = {}
         self._uses: dict[int, int] = {}
         self._kept: dict[int, Value] = {}
+        self._needs_of_unsent: dict[int, tuple[int, ...]] = {}
         self._unsent: collections.deque[Call] = collections.deque()
         self._sent: dict[int, Call] = {}
         self._functions: list[Function] = []
@@ -176,11 +199,19 @@ class Calls:
                 raise self._failed or Conflict("this connection is closed", hint="submit before the end of the program")
             index = self._indices.get(function)
             if index is None:
+                if len(self._functions) >= MAX_FUNCTIONS:
+                    raise CallFailed(
+                        "one program submits too many functions",
+                        need=f"at most {MAX_FUNCTIONS}",
+                        hint="define a function once, and give it what differs as an argument",
+                    )
                 index = self._indices[function] = len(self._functions)
                 self._functions.append(functions.reference(function, self._folder))
             number = future.number = next(self._numbers)
             future._calls = self
             self._futures[number] = future
+            if needs:
+                self._needs_of_unsent[number] = tuple(needs)
             if value.file:
                 self._arguments[number] = value
             self._unsent.append(Call(number, index, value, tuple(needs), retries))
@@ -229,16 +260,20 @@ class Calls:
         return self._home.values / (self.job or "new")
 
     def cancel(self, future: Future[Any]) -> bool:
+        """What has not been sent is not sent; of the rest the control plane is asked."""
+        number = future.number
         with self._lock:
-            waiting = any(call.number == future.number for call in self._unsent)
-            if waiting:
-                self._unsent = collections.deque(call for call in self._unsent if call.number != future.number)
-                self._futures.pop(future.number, None)
-        if waiting:
-            return concurrent.futures.Future.cancel(future)
-        self._say(Uncall((future.number,)))
-        concurrent.futures.wait((future,), timeout=1.0)
-        return future.cancelled()
+            unsent = number in self._futures and number not in self._sent
+            needs = self._needs_of_unsent.pop(number, ()) if unsent else ()
+            if unsent:
+                del self._futures[number]
+        if not unsent:
+            self._say(Uncall((number,)))
+            return future.cancelled()
+        self._release(needs)
+        values.discard(self._arguments.pop(number, NOTHING))
+        _cancelled(future)
+        return True
 
     # --- the connection ----------------------------------------------------------------------------------------------
 
@@ -273,8 +308,10 @@ class Calls:
                     calls: list[Call] = []
                     while self._unsent and len(calls) < 512 and len(self._sent) < WINDOW:
                         call = self._unsent.popleft()
-                        self._sent[call.number] = call
-                        calls.append(call)
+                        self._needs_of_unsent.pop(call.number, None)
+                        if call.number in self._futures:  # else it was cancelled
+                            self._sent[call.number] = call
+                            calls.append(call)
                     first, told = self._told, tuple(self._functions[self._told :])
                     self._told = len(self._functions)
                     message = Calling(told, tuple(calls), first)
@@ -302,9 +339,11 @@ class Calls:
                     ping_interval=None,
                 ) as channel:
                     self._hear(channel)
-                    lost_at = time.monotonic()
+                lost_at = time.monotonic()
             except (OSError, WebSocketException, EOFError) as error:
-                if time.monotonic() - lost_at > PATIENCE:
+                if self._channel is not None:
+                    lost_at = time.monotonic()
+                elif time.monotonic() - lost_at > PATIENCE:
                     self._fail(Unreachable("no control plane answers", have=str(error), hint="`poise up`"))
             except PoiseError as error:
                 self._fail(error)
@@ -329,9 +368,8 @@ class Calls:
                 if self._channel is not channel:
                     self._resume(channel, message)
             elif isinstance(message, Over):
-                self._fail(
-                    CallLost(f"job {self.job} takes no calls any more: {message.why}", hint=f"`poise logs {self.job}`")
-                )
+                why = f"job {self.job} takes no calls any more: {message.why}"
+                self._fail(CallLost(why, hint=f"`poise logs {self.job}`"), cancelled=message.why == "cancelled")
                 return
 
     def _resume(self, channel: ClientConnection, resumed: Accepted) -> None:
@@ -367,18 +405,18 @@ class Calls:
             elif result.outcome == "raised":
                 future.set_exception(functions.decode_failure(result.value))
             elif result.outcome == "cancelled":
-                concurrent.futures.Future.cancel(future)
-                future.set_running_or_notify_cancel()
+                _cancelled(future)
             elif result.outcome == "skipped":
                 future.set_exception(CallFailed(f"{future.name} was not called: {result.note}"))
             else:
                 future.set_exception(CallLost(f"{future.name}: {result.note}", hint=f"`poise logs {self.job}`"))
-        except Exception as error:  # what the value is made of cannot be had here
-            future.set_exception(error)
+        except BaseException as error:  # what the value is made of cannot be had here
+            known = error if isinstance(error, Exception) else CallFailed(f"its result cannot be read: {error!r}")
+            future.set_exception(known)
         if number not in self._kept:
             values.discard(result.value)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException, *, cancelled: bool = False) -> None:
         """Nothing more will come: every future says so."""
         with self._lock:
             self._failed = self._failed or error
@@ -387,7 +425,9 @@ class Calls:
             self._futures.clear()
             self._room.notify_all()
         for future in left:
-            if not future.done():
+            if cancelled and not future.done():
+                _cancelled(future)
+            elif not future.done():
                 future.set_exception(error)
 
     def close(self) -> None:

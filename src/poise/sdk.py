@@ -19,6 +19,7 @@ Nothing needs to be started first.
 
 import atexit
 import collections
+import contextlib
 import functools
 import itertools
 import os
@@ -37,9 +38,9 @@ from poise.calls import ATOMS, Calls, Future
 from poise.client import Client, current_home
 from poise.config import Home
 from poise.control.start import ensure_up, kept_environment, user_name
-from poise.drivers import functions, values
+from poise.drivers import functions, tidy, values
 from poise.errors import CallFailed, CallLost, Conflict
-from poise.model.calls import Result
+from poise.model.calls import MAX_NEEDS, Result
 from poise.units import parse_cpu
 
 P = ParamSpec("P")
@@ -68,6 +69,8 @@ class Task(Generic[P, R]):
         self.__poise_function__ = function
         self._options = dict(options)
         self._home = home
+        with contextlib.suppress(AttributeError):  # as it is now: the file may change before the first call
+            function.__poise_source__ = functions.source_of(function)  # type: ignore[attr-defined]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.__poise_function__(*args, **kwargs)
@@ -123,7 +126,10 @@ class Task(Generic[P, R]):
             name, retries = future.name, options.get("retries", 0)
             calls.submit(function, name, arguments, retries=retries, future=future)
 
-        _when_done([of for of in _futures_in(arguments) if of._calls is not calls or not of.number], future, submit)
+        others = list(dict.fromkeys(_futures_in(arguments)))
+        if len(others) <= MAX_NEEDS:  # those of the same job are waited for there
+            others = [of for of in others if of._calls is not calls or not of.number]
+        _when_done(others, future, submit)
         return future
 
 
@@ -186,6 +192,11 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
             known = ", ".join(sorted(_OPTIONS | _OTHERS))
             hint = f"{near[0]}={options[name]!r}" if near else f"one of {known}"
             raise CallFailed(f"a task has no option `{name}`", field=name, hint=hint)
+    for name, least, most in (("retries", 0, 1000), ("most", 1, MOST_WORKERS)):
+        value = options.get(name, least)
+        if type(value) is not int or not least <= value <= most:
+            need, have = f"a whole number from {least} to {most}", repr(value)
+            raise CallFailed(f"`{name}` is out of range", field=name, need=need, have=have, hint=f"{name}=2")
     return options
 
 
@@ -222,6 +233,11 @@ def _when_done(others: Iterable[Future[Any]], future: Future[Any], submit: Calla
         submit()
         return
     _held_up[future] = None
+
+    def submit_or_not() -> None:
+        if not future.cancelled():
+            submit()
+
     left = len(waiting)
     lock = threading.Lock()
 
@@ -231,7 +247,7 @@ def _when_done(others: Iterable[Future[Any]], future: Future[Any], submit: Calla
             left -= 1
         if not left:
             try:
-                submit()
+                submit_or_not()
             except Exception as error:
                 future.set_exception(error)
             finally:
@@ -279,10 +295,11 @@ def _default_most(home: Home, options: Mapping[str, Any]) -> int:
 
 def close() -> None:
     """Say that no more calls will come. Done at the end of the program; what was submitted is still made."""
-    while _held_up:
+    while _held_up and getattr(sys, "last_type", None) is not KeyboardInterrupt:
         time.sleep(0.005)
-    for calls in list(_all_calls.values()):
-        calls.close()
+    for (_, _, process), calls in list(_all_calls.items()):
+        if process == os.getpid():  # else this is a fork of the program whose calls they are
+            calls.close()
     _all_calls.clear()
 
 
@@ -328,7 +345,10 @@ class Mapped(Generic[R]):
                 self._finish()
                 raise StopIteration
             piece, size = self._pieces.popleft()
-            self._open(piece.result(), piece, size)
+            try:
+                self._open(piece.result(), piece, size)
+            except Exception as error:
+                self._fail(error)
         return self._ready.popleft()
 
     def __aiter__(self) -> AsyncIterator[R]:
@@ -341,8 +361,22 @@ class Mapped(Generic[R]):
                 self._finish()
                 raise StopAsyncIteration
             piece, size = self._pieces.popleft()
-            self._open(await piece, piece, size)
+            try:
+                self._open(await piece, piece, size)
+            except Exception as error:
+                self._fail(error)
         return self._ready.popleft()
+
+    def _fail(self, error: Exception) -> None:
+        """The results before the item that failed are given first."""
+        before = error.__dict__.pop(functions.BEFORE, None)
+        if not before:
+            raise error
+        self._ready.extend(before)
+        self.done += len(before)
+        failed: Future[list[R]] = Future(self._task.__qualname__)
+        failed.set_exception(error)
+        self._pieces.appendleft((failed, 0))
 
     def cancel(self) -> None:
         """Take no more items; pieces that have not begun are not begun."""
@@ -427,7 +461,7 @@ def _submit_gang(
     home: Home, function: Callable[..., Any], options: Mapping[str, Any], arguments: Sequence[Any], future: Future[Any]
 ) -> None:
     """A gang is a job of its own: its members are processes that start together, call the function and end."""
-    folder = home.values / f"gang-{secrets.token_hex(8)}"
+    folder = home.values / f"{tidy.GANGS}{secrets.token_hex(8)}"
     folder.mkdir(mode=0o700, parents=True)
     given = _resolved(list(arguments))
     told = functions.reference(function, folder)
@@ -435,9 +469,14 @@ def _submit_gang(
     spec = _job_spec(options)
     spec["run"] = [sys.executable, "-m", "poise.agent.worker", "--gang", str(folder)]
     spec["workers"] = options["workers"]
-    spec["retry"] = {"limit": options.get("retries", 3), "when": ["lost", "killed"]}
+    when = ["lost", "killed", "failed"] if "retries" in options else ["lost", "killed"]
+    spec["retry"] = {"limit": options.get("retries", 3), "when": when}
     client = ensure_up(home, "--until-idle")
-    job = client.submit(spec, user=user_name())
+    try:
+        job = client.submit(spec, user=user_name())
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     future.set_running_or_notify_cancel()
 
     def follow() -> None:

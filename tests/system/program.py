@@ -96,6 +96,28 @@ def shape(array: object) -> tuple[int, ...]:
     return tuple(array.shape)  # type: ignore[attr-defined]
 
 
+@poise.task
+def stops(value: int) -> int:
+    raise StopIteration
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("\ud800")
+
+
+@poise.task
+def mute() -> None:
+    raise MuteError
+
+
+@poise.task
+def tenth(value: int) -> int:
+    if value == 10:
+        raise OwnError("ten")
+    return value
+
+
 @poise.task(workers=2, cpu="0.5")
 def member(value: str) -> list[object]:
     return [value, poise.rank(), poise.world_size()]
@@ -198,13 +220,39 @@ def act_cancel() -> object:
     blocking = [nap.submit(0.5) for _ in range(4)]
     time.sleep(0.2)
     later = [nap.submit(0.0) for _ in range(50)]
-    cancelled = later[-1].cancel()
+    later[-1].cancel()
     others = [future.result() for future in later[:-1]]
-    return {
-        "cancelled": cancelled and later[-1].cancelled(),
-        "others": len(others),
-        "first": len(poise.gather(blocking)),
-    }
+    first = len(poise.gather(blocking))
+    return {"cancelled": later[-1].cancelled(), "others": len(others), "first": first}
+
+
+def act_odd() -> object:
+    """What returns strangely is said, and stops neither a loop nor a worker."""
+    found: dict[str, object] = {}
+    try:
+        list(stops.map([1]))
+    except RuntimeError as error:
+        found["stop"] = str(error)
+    try:
+        mute.submit().result()
+    except Exception as error:
+        found["mute"] = type(error).__name__
+    mapped = tenth.map(range(20), chunk=20)
+    kept: list[int] = []
+    try:
+        kept.extend(mapped)
+    except OwnError:
+        found["kept"] = len(kept)
+    found["many"] = add.submit(*[square.submit(1) for _ in range(1500)]).result()
+    try:
+        square.submit({fail.submit(1)}).result()
+    except TypeError as error:
+        found["set"] = "lists" in str(error)
+    if os.fork() == 0:
+        sys.exit(0)
+    os.wait()
+    found["after"] = square.submit(5).result()
+    return found
 
 
 def act_killed() -> object:

@@ -79,7 +79,43 @@ def test_workers_stay_warm(shared: Living) -> None:
 
 def test_a_call_that_nobody_has_begun_is_cancelled(shared: Living) -> None:
     found = run(shared, "cancel")
-    assert found["others"] == 49 and found["first"] == 4
+    assert found == {"cancelled": True, "others": 49, "first": 4}
+
+
+def test_what_is_odd_is_said_and_stops_nothing(shared: Living) -> None:
+    assert run(shared, "odd") == {
+        "stop": "the function raised StopIteration",
+        "mute": "MuteError",
+        "kept": 10,
+        "many": 1500,
+        "set": True,
+        "after": 25,
+    }
+
+
+def test_a_module_that_is_run_finds_its_own_classes_again(shared: Living) -> None:
+    package = shared.work / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "kinds.py").write_text("class Kind(Exception):\n    pass\n")
+    (package / "__main__.py").write_text(
+        "import poise\nfrom .kinds import Kind\nclass Own(Kind):\n    pass\n"
+        "@poise.task\ndef fails(kind):\n    raise kind('x')\n"
+        'if __name__ == "__main__":\n'
+        "    for kind in (Kind, Own):\n"
+        "        try:\n            fails.submit(kind).result()\n"
+        "        except kind:\n            print('caught')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "package"],
+        cwd=shared.work,
+        env=shared.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "caught\ncaught\n", done.stderr
 
 
 def test_what_was_submitted_is_made_even_if_nobody_waits(shared: Living) -> None:

@@ -98,7 +98,7 @@ class Worker:
                 value = self._call(todo)
                 result = Result(number, "done", values.encode(value, self._folder), clock() - began)
             except BaseException as error:
-                note = f"{type(error).__qualname__}: {error}"[:500]
+                note = functions.readable(f"{type(error).__qualname__}: {functions.message_of(error)}"[:500])
                 failure = functions.encode_failure(error, self._folder)
                 result = Result(number, "raised", failure, clock() - began, note)
             self._unknown[number] = result
@@ -212,7 +212,8 @@ def _made(function: Callable[..., Any], arguments: Any) -> Any:
         try:
             results.append(function(*item) if kind == "star" else function(item))
         except Exception as error:
-            error.add_note(f"in the item {reprlib.repr(item)}")
+            error.add_note(functions.readable(f"in the item {reprlib.repr(item)}"))
+            error.__dict__[functions.BEFORE] = results
             raise
     return results
 

@@ -17,7 +17,7 @@ from poise.kernel import controller as machine
 from poise.kernel.controller import Controller
 from poise.kernel.ledger import Ledger
 from poise.kernel.overview import Rates, rates
-from poise.model.calls import FromCaller, FromWorker
+from poise.model.calls import FromCaller, FromWorker, Over
 from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.messages import Attempt, FromAgent
@@ -277,8 +277,9 @@ class Plane:
                 case machine.HangCaller():
                     _log.warning("the caller of %s is hung up on: %s", effect.job, effect.error)
                     channel = self._callers.pop(effect.job, None)
-                    if channel is not None:
-                        channel.close()
+                    if channel is not None:  # told why, it leaves by itself; nothing more is heard of it
+                        channel.send(Over(f"a call was refused: {effect.error}"))
+                        self.post(machine.CallerGone(effect.job))
                 case machine.HangCalls():
                     self._hang_up(self._callers)
                     self._hang_up(self._workers)

@@ -23,14 +23,13 @@ from poise.model.calls import Function, Value
 def reference(function: Callable[..., Any], folder: Path) -> Function:
     """What a worker needs to find this function. One that cannot be found by name is written to `folder`."""
     module, name = getattr(function, "__module__", "") or "", getattr(function, "__qualname__", "")
-    script = values.script_of_main() if module == "__main__" else ""
+    if module == values.SCRIPT:  # in a worker that loaded the script itself
+        module = "__main__"
+    script = values.program() if module == "__main__" else ""
     named = name and "<" not in name and (module != "__main__" or script) and unwrapped(_find(module, name)) is function
     if not named:
         return Function(name or repr(function), code=values.encode(function, folder))
-    package = getattr(sys.modules["__main__"], "__spec__", None)
-    if script and package is not None:  # python -m: it can be imported under its own name
-        module, script = package.name, ""
-    return Function(name, module, script, source_of(function))
+    return Function(name, module, script, getattr(function, "__poise_source__", None) or source_of(function))
 
 
 def load(told: Function) -> Callable[..., Any]:
@@ -69,11 +68,12 @@ loading: list[str] = []
 
 
 def load_script(path: str) -> None:
-    """Run a script as a module that is not `__main__`, so that it only defines; as `__main__` to what unpickles."""
+    """Run a program as a module that is not `__main__`, so that it only defines; as `__main__` to what unpickles."""
     if getattr(sys.modules["__main__"], "__poise_script__", "") != path:
         module = types.ModuleType(values.SCRIPT)
         loading.append(path)
-        module.__dict__.update(runpy.run_path(path, run_name=values.SCRIPT))
+        run = runpy.run_module if path.startswith(values.MODULE) else runpy.run_path
+        module.__dict__.update(run(path.removeprefix(values.MODULE), run_name=values.SCRIPT))
         module.__dict__["__poise_script__"] = path
         loading.clear()
         sys.modules[values.SCRIPT] = sys.modules["__main__"] = module
@@ -100,15 +100,41 @@ def _find(module: str, name: str) -> Any:
 
 
 def encode_failure(error: BaseException, folder: Path) -> Value:
-    """An exception with its traceback, from the function on: `[pickle or None, text, type, message]`."""
+    """An exception with its traceback, from the function on: `[pickle or None, text, type, message, before]`; `before`
+    is what a piece of a `map` had until then.
+    """
     inner = error.with_traceback(error.__traceback__.tb_next if error.__traceback__ is not None else None)
-    text = "".join(traceback.format_exception(inner))
-    data = None
+    try:
+        text = "".join(traceback.format_exception(inner))
+    except Exception:  # it cannot say what it is
+        text = "".join(traceback.format_tb(inner.__traceback__))
+    data = before = None
+    if BEFORE in getattr(error, "__dict__", ()):
+        with contextlib.suppress(Exception):
+            before = values.pickled(error.__dict__.pop(BEFORE))
     if isinstance(error, Exception):
         with contextlib.suppress(Exception):
             data = values.pickled(error)
             values.decode(Value("p", data))  # some can be written, and not read
-    return values.encode([data, text[-65_536:], type(error).__qualname__, str(error)[:4096]], folder)
+    said = [readable(text[-65_536:]), type(error).__qualname__, readable(message_of(error)[:4096])]
+    return values.encode([data, *said, before], folder)
+
+
+BEFORE = "_poise_before"
+"""Attribute of an exception: the results of the items before the one that raised it."""
+
+
+def message_of(error: BaseException) -> str:
+    """What it says; some exceptions raise when they are asked."""
+    try:
+        return str(error)
+    except Exception:
+        return "(it cannot say what it is)"
+
+
+def readable(text: str) -> str:
+    """Without lone surrogates, which no encoding takes."""
+    return text.encode("utf-8", "replace").decode()
 
 
 class _RemoteTraceback(Exception):
@@ -124,7 +150,7 @@ class _RemoteTraceback(Exception):
 
 def decode_failure(value: Value) -> Exception:
     """The user's exception, with the traceback of the worker as its cause; CallFailed where it cannot be had."""
-    data, text, kind, message = values.decode(value)
+    data, text, kind, message, before = values.decode(value)
     error: Exception | None = None
     if data is not None:
         with contextlib.suppress(Exception):
@@ -132,4 +158,10 @@ def decode_failure(value: Value) -> Exception:
     if error is None:
         error = CallFailed(f"{kind}: {message}", hint="its traceback is above")
     error.__cause__ = _RemoteTraceback(text)
+    if isinstance(error, StopIteration | StopAsyncIteration):  # raised here, it would end a loop without a word
+        raised, error = error, RuntimeError(f"the function raised {kind}")
+        error.__cause__ = raised
+    if before is not None:
+        with contextlib.suppress(Exception):
+            error.__dict__[BEFORE] = values.decode(Value("p", before))
     return error

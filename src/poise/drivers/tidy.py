@@ -5,6 +5,10 @@ import time
 from collections.abc import Set
 from pathlib import Path
 
+GANGS = "gang-"
+GANG_SECONDS = 30 * 86_400.0
+"""A gang may train for weeks, and nothing changes in its folder meanwhile."""
+
 
 def remove_abandoned(folder: Path, kept: Set[str], seconds: float) -> None:
     """Remove each folder in `folder` whose name is not kept and in which nothing was made or removed for so long."""
@@ -13,5 +17,6 @@ def remove_abandoned(folder: Path, kept: Set[str], seconds: float) -> None:
             unchanged = time.time() - path.stat().st_mtime
         except FileNotFoundError:
             continue
-        if path.name not in kept and unchanged > seconds:
+        least = GANG_SECONDS if path.name.startswith(GANGS) else seconds
+        if path.name not in kept and unchanged > least:
             shutil.rmtree(path, ignore_errors=True)

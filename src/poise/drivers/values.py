@@ -89,7 +89,7 @@ def discard(value: Value) -> None:
 
 def pickled(value: Any) -> bytes:
     """Standard pickle where that is enough, cloudpickle where it is not: for lambdas, and what a notebook defines."""
-    if script_of_main():
+    if program():
         try:
             return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
         except (pickle.PicklingError, AttributeError, TypeError):
@@ -97,10 +97,22 @@ def pickled(value: Any) -> bytes:
     return bytes(cloudpickle.dumps(value))
 
 
-def script_of_main() -> str:
-    """The script that `__main__` is; empty for a notebook or a prompt, which workers cannot load."""
-    path = getattr(sys.modules["__main__"], "__file__", None) or ""
-    return str(Path(path).resolve()) if Path(path).is_file() else ""
+MODULE = "-m "
+
+
+def program() -> str:
+    """What `__main__` is: a script, or `-m` and the name of a module; empty for a notebook or a prompt, which workers
+    cannot load.
+    """
+    main = sys.modules["__main__"]
+    loaded = getattr(main, "__poise_script__", "")
+    if loaded:
+        return str(loaded)
+    path = getattr(main, "__file__", None) or ""
+    if not Path(path).is_file():
+        return ""
+    spec = getattr(main, "__spec__", None)
+    return MODULE + spec.name if spec is not None else str(Path(path).resolve())
 
 
 def is_plain(value: Any) -> bool:
@@ -140,6 +152,10 @@ def _placed(encoding: str, data: bytes, folder: Path) -> Value:
         return Value(encoding, data)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / secrets.token_hex(8)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+    except OSError:  # half a value on a full disk would keep it full
+        path.unlink(missing_ok=True)
+        raise
     return Value(encoding, b"", str(path), len(data))

@@ -8,6 +8,11 @@ import msgspec
 
 from poise.model.calls import KEPT, Call, Function, Result
 
+LEFT = "its caller has left"
+"""Why a job that serves calls was closed by its caller, or for want of one."""
+
+KEPT_WHEN_OVER = 1000
+
 
 class CallBook(msgspec.Struct):
     """`done` and `failed` count all calls that returned ever; `run` is the time in functions that are done, in
@@ -44,6 +49,10 @@ class CallBook(msgspec.Struct):
     def accept(self, call: Call) -> None:
         self.open[str(call.number)] = call
         self.last = call.number
+
+    def forget(self) -> None:
+        """The job is over. A few results stay for a caller that was away when it was ended for it."""
+        self.results = self.results[-KEPT_WHEN_OVER:] if self.closed != LEFT else []
 
     def close(self, result: Result) -> None:
         """A call has returned. The oldest results that no open call takes make room; in batches, since that costs a

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from poise.errors import PoiseError, SpecError
-from poise.kernel.book import CallBook
+from poise.kernel.book import LEFT, CallBook
 from poise.kernel.ledger import JobState, Ledger, attempt_of
 from poise.model.calls import (
     INLINE,
+    MAX_FUNCTIONS,
     MAX_NEEDS,
     MAX_UNRETURNED,
     NOTHING,
@@ -67,11 +68,11 @@ WARM = 30 * SECOND
 YIELDING = SECOND // 4
 """… and for so long where other work waits to be placed."""
 
+UNBEGUN = "cancelled before it began"
+
 HEAR_OUT = 10 * SECOND
 ORPHANED = 30 * SECOND
 """A job whose caller has been away for so long is closed: what it accepted is still done."""
-
-MAX_FUNCTIONS = 10_000
 
 
 class Worker(msgspec.Struct):
@@ -89,8 +90,9 @@ class Worker(msgspec.Struct):
 
 class Line(msgspec.Struct):
     """The calls of one job that wait to be handed out, and its connected workers by task. `missing` counts, by call,
-    the needs that are open; `followers` are those calls by need. `results` are kept ones by number. `unsure_until`:
-    until then workers may be about to say what they hold.
+    the needs that are open; `followers` are those calls by need. `results` are kept ones by number; `unwanted` are
+    calls that were cancelled while a worker held them. `unsure_until`: until then workers may be about to say what they
+    hold.
     """
 
     ready: deque[int]
@@ -98,6 +100,7 @@ class Line(msgspec.Struct):
     followers: dict[int, list[int]] = {}
     results: dict[int, Result] = {}
     workers: dict[str, Worker] = {}
+    unwanted: set[int] = set()
     caller: bool = False
     left: int = 0
     unsure_until: int = 0
@@ -142,7 +145,7 @@ class Dispatch:
         elif isinstance(message, Uncall):
             self._cancel(job, book, message.numbers, now)
         elif isinstance(message, Closing):
-            self._close(job, book, "its caller has left", now)
+            self._close(job, book, LEFT, now)
 
     def caller_gone(self, job_id: str, now: int) -> None:
         line = self._lines.get(job_id)
@@ -200,10 +203,17 @@ class Dispatch:
         """What no worker holds has not begun. What one holds may have: it is asked back, and is heard of either way."""
         line = self._lines[job.id]
         holder = {number: worker for worker in line.workers.values() for number in worker.held}
+        back: dict[str, list[int]] = {}
         for number in numbers:
-            if str(number) not in book.open or number in holder:
+            if str(number) not in book.open:
                 continue
-            self._return(job, book, line, Result(number, "cancelled", note="cancelled before it began"), "", now)
+            if number in holder:
+                line.unwanted.add(number)
+                back.setdefault(holder[number].attempt.task, []).append(number)
+            else:
+                self._return(job, book, line, Result(number, "cancelled", note=UNBEGUN), "", now)
+        for task, wanted in back.items():
+            self._say_worker(line.workers[task].attempt, Back(tuple(wanted)))
 
     def _close(self, job: JobState, book: CallBook, why: str, now: int) -> None:
         if not book.closed:
@@ -238,7 +248,11 @@ class Dispatch:
         else:
             self._take(job, book, line, worker, message.results, now)
             for number in message.back:
-                if worker.held.pop(number, 0) is None and str(number) in book.open:
+                if worker.held.pop(number, 0) is not None or str(number) not in book.open:
+                    continue
+                if number in line.unwanted:
+                    self._return(job, book, line, Result(number, "cancelled", note=UNBEGUN), "", now)
+                else:
                     line.ready.appendleft(number)
         worker.heard = now
         worker.stuck = worker.stuck and not message.results
@@ -315,6 +329,7 @@ class Dispatch:
         if line.missing:
             line.missing.pop(result.number, None)
         line.results[result.number] = result
+        line.unwanted.discard(result.number)
         if job.calls is not None and len(line.results) > len(job.calls.results) + MAX_UNRETURNED:
             line.results = {kept.number: kept for kept in job.calls.results}
 
@@ -400,7 +415,7 @@ class Dispatch:
                 del self._lines[job_id]
                 continue
             if not line.caller and not job.calls.closed and now - line.left >= ORPHANED:
-                self._close(job, job.calls, "its caller has left", now)
+                self._close(job, job.calls, LEFT, now)
             if line.unsure_until <= now:
                 line.unsure_until = 0
             self._hand_out(job, job.calls, line, now)

@@ -921,6 +921,8 @@ class Ledger:
             if job.unfinished or job.ended:
                 continue
             job.ended = at
+            if job.calls is not None:
+                job.calls.forget()
             self._state.finished.append(job.id)
             if job.name:
                 self._names.pop((job.tenant, job.name), None)

@@ -26,6 +26,9 @@ KEPT = 2 * MAX_UNRETURNED
 MAX_NEEDS = 1024
 """Earlier calls whose results one call takes."""
 
+MAX_FUNCTIONS = 10_000
+"""Functions of one job; a caller that defines them in a loop meets it."""
+
 CallOutcome = Literal["done", "raised", "lost", "skipped", "cancelled"]
 """How a call returned.
 

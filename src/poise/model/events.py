@@ -153,8 +153,7 @@ class NodeDrained(msgspec.Struct, frozen=True, tag="drained", kw_only=True, omit
 
 
 class QuotaSet(msgspec.Struct, frozen=True, tag="quota", kw_only=True, omit_defaults=True):
-    """What a tenant's work may hold at once from now on; None: anything. Logs call it `user`, as it was first written.
-    """
+    """What a tenant's work may hold at once from now on; None: anything. In logs it is `user`, as it was at first."""
 
     at: int
     tenant: str = msgspec.field(name="user")
