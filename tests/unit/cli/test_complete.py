@@ -16,7 +16,7 @@ TREE = json.loads(FLAGS.read_text(encoding="utf-8"))
 @pytest.fixture(autouse=True)
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
     """A control plane that knows a few names."""
-    known = {"job": ["train", "train-2", "j1"], "node": ["n1"], "user": ["ann"]}
+    known = {"job": ["train", "train-2", "j1"], "node": ["n1"], "tenant": ["ann"]}
 
     def answer(kind: str, typed: str) -> list[str]:
         return [name for name in known[kind] if name.startswith(typed)]

@@ -91,7 +91,9 @@ def every_command(check: Callable[[str, click.Command], bool]) -> list[str]:
 
 
 def test_every_command_prints_json() -> None:
-    def has(_: str, command: click.Command) -> bool:
+    def has(name: str, command: click.Command) -> bool:
+        if isinstance(command, click.Group):
+            return all(has(each, of) for each, of in command.commands.items())
         return any("--json" in param.opts for param in command.params)
 
     assert every_command(has) == []

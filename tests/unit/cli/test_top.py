@@ -16,7 +16,7 @@ def told(world: World) -> Overview:
 
 
 def busy() -> World:
-    world = World().nodes(3, cpu=2, gpus=1).job("train", gpu=1, cpu=2, user="ann").round().start("train")
+    world = World().nodes(3, cpu=2, gpus=1).job("train", gpu=1, cpu=2, tenant="research").round().start("train")
     return (
         world.job("next", cpu=2, priority="urgent").job("big", workers=3, cpu=2).job("last", after=["big"]).after("2s")
     )
@@ -29,7 +29,7 @@ def test_the_first_reason_of_everything_that_waits() -> None:
     assert shown.waiting[0].why == world.reasons("big")[0].sentence()
     assert (shown.queue, shown.blocked, shown.unfinished) == ({"medium": 1}, 1, 4)
     assert {task.task for task in shown.running} == {"j1.main", "j2.main"}
-    assert shown.running[0].user == "ann"
+    assert shown.running[0].user == ""
     assert (shown.nodes[0].name, shown.nodes[0].devices_used, shown.nodes[0].cpu_used) == ("n1", 1, 2000)
 
 
