@@ -16,6 +16,9 @@ from poise.model.messages import Attempt
 
 TOKEN_BYTES = 32
 
+ASK = "ask the owner for a token (`poise token add`), and write nothing but it into the file POISE_TOKEN_FILE names"
+"""What somebody does whose token is no good, and not that of their own home."""
+
 
 def ensure_home(home: Home) -> None:
     """Make the home if there is none, for its owner only. One that is there is left as it is."""
@@ -56,9 +59,9 @@ def token_for(home: Home) -> str:
     if home.elsewhere is not None:
         check_shareable(home.elsewhere)
     if token := os.environ.get("POISE_TOKEN", "").strip():
-        return token
+        return _whole(token, "POISE_TOKEN", ASK)
     if file := os.environ.get("POISE_TOKEN_FILE"):
-        return _read(Path(file).expanduser(), "ask an admin: `poise token add`")
+        return _read(Path(file).expanduser(), ASK, missing=("POISE_TOKEN_FILE names a file that is not there", ASK))
     if home.elsewhere is not None:
         raise Denied(
             "a token is needed for a control plane of somebody else",
@@ -83,12 +86,16 @@ def digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def _read(path: Path, remedy: str) -> str:
+NONE_YET = ("there is no token yet", "`poise up` makes that of a home")
+"""Message and hint where a home has no token."""
+
+
+def _read(path: Path, remedy: str, missing: tuple[str, str] = NONE_YET) -> str:
     try:
         mode = path.stat().st_mode
         token = path.read_text(encoding="ascii").strip()
     except FileNotFoundError:
-        raise Denied("there is no token yet", field=str(path), hint="`poise up` makes that of a home") from None
+        raise Denied(missing[0], field=str(path), hint=missing[1]) from None
     except PermissionError:
         raise Denied("the token belongs to somebody else", field=str(path), hint="set POISE_HOME") from None
     except IsADirectoryError:
@@ -99,7 +106,21 @@ def _read(path: Path, remedy: str) -> str:
         raise Denied("others may read the token", field=str(path), hint=f"chmod 600 {path}")
     if not token:
         raise Denied("the token file is empty", field=str(path), hint=remedy)
-    return token
+    return _whole(token, str(path), remedy)
+
+
+def _whole(token: str, field: str, remedy: str) -> str:
+    """The token, if it is one word of visible ASCII as a header needs. Raises `Denied`, which never tells its value."""
+    lines = token.splitlines()
+    if len(lines) > 1:
+        why = f"it has {len(lines)} lines"
+    elif any(letter.isspace() for letter in token):
+        why = "it has spaces in it"
+    elif not (token.isascii() and token.isprintable()):
+        why = "it has letters that no token has"
+    else:
+        return token
+    raise Denied(f"this is no token: {why}", field=field, hint=remedy)
 
 
 def worker_key(token: str, attempt: Attempt) -> str:
