@@ -175,10 +175,12 @@ class Client:
     def quotas(self) -> list[QuotaReport]:
         return self._call("GET", "/v1/quotas", list[QuotaReport])
 
-    def set_quota(self, tenant: str, bounds: Mapping[str, str | float] | None) -> None:
-        """What the work of a tenant may hold at once from now on: `cpu`, `memory`, `gpu`; None: anything."""
+    def set_quota(self, tenant: str, bounds: Mapping[str, str | float] | None) -> str:
+        """What the work of a tenant may hold at once from now on: `cpu`, `memory`, `gpu`; None: anything. Returns what
+        is to be known of it, such as that nobody knows the tenant; mostly nothing.
+        """
         method = "DELETE" if bounds is None else "PUT"
-        self._call(method, f"/v1/quotas/{_quoted(tenant)}", dict[str, str], bounds)
+        return self._call(method, f"/v1/quotas/{_quoted(tenant)}", dict[str, str], bounds).get("note", "")
 
     def whoami(self) -> WhoReport:
         """The tenant and the role of the token that this client has."""
@@ -405,6 +407,12 @@ def _is_kept_alive(home: Home) -> bool:
 
 def _unreachable(home: Home, error: Exception) -> Fault:
     if home.elsewhere is not None:
+        if not home.elsewhere.exists():
+            return Unreachable(
+                "no socket is there; a relative POISE_SOCKET goes by the folder that a command runs in",
+                field=str(home.elsewhere),
+                hint=f"`export POISE_SOCKET=$PWD/{home.elsewhere.name}` in its folder, or ask who shares it",
+            )
         hint = "ask who shares it: `poise up --share`"
         return Unreachable("no control plane answers", field=str(home.elsewhere), have=str(error), hint=hint)
     return failure_of(home) or Unreachable(

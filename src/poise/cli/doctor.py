@@ -45,7 +45,16 @@ def doctor(form: str) -> int:
 
 
 def _control(home: Home) -> Iterator[Check]:
-    """The control plane: whether it answers, what it is bound to, what it left behind, what it said last."""
+    """The control plane: whether it answers, what it is bound to, what it left behind, what it said last. Of one of
+    somebody else: whether it answers, and nothing that belongs to its owner.
+    """
+    if home.elsewhere is not None:
+        if home.elsewhere.exists():
+            yield Check("socket", "ok", f"{home.elsewhere}, shared by its owner")
+        else:
+            yield Check("socket", "fail", f"{home.elsewhere} is not there", "set POISE_SOCKET to the whole path")
+        yield from _running(home)
+        return
     up, kept = running(home), supervised(home)
     failure = failure_of(home)
     if failure is not None:
@@ -66,7 +75,8 @@ def _running(home: Home) -> Iterator[Check]:
         with contextlib.closing(connected(home)) as client:
             status = client.status()
     except PoiseError as error:
-        yield Check("control plane", "fail", str(error), error.record.hint or f"tail {home.messages}")
+        remedy = f"tail {home.messages}" if home.elsewhere is None else "ask who shares it"
+        yield Check("control plane", "fail", str(error), error.record.hint or remedy)
         return
     text = f"up, policy {status.policy}, revision {status.revision}, {status.nodes} nodes, {status.unfinished} jobs"
     if not status.accepting:

@@ -32,10 +32,14 @@ def quota(
         raise click.UsageError(f"`poise quota {tenant} --cpu 4`, or `--none`")
     client = connected(current_home())
     if tenant is not None:
-        client.set_quota(tenant, None if lifted else bounds)
+        note = client.set_quota(tenant, None if lifted else bounds)
+        if note:
+            say(f"poise: {note}")
         if form == "table" and not watch:
-            freed = f"the work of {tenant} has no bound any more"
-            say(freed if lifted else f"the work of {tenant} is bounded from now on")
+            if not lifted:
+                say(f"the work of {tenant} is bounded from now on")
+            elif not note:
+                say(f"the work of {tenant} has no bound any more")
             return 0
     return output.show(lambda: _shown(client.quotas()), form, watch)
 

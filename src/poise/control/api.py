@@ -54,6 +54,7 @@ from poise.kernel.explain import (
 )
 from poise.kernel.find import Found, find, found_report
 from poise.kernel.find import names as find_names
+from poise.kernel.find import quota_note
 from poise.kernel.ledger import Ledger
 from poise.kernel.overview import overview
 from poise.kernel.visible import Sight
@@ -313,7 +314,9 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
     async def set_quota(bearer: Bearer, tenant: str, data: QuotaSpec) -> dict[str, str]:
         check_name(tenant, "tenant")
         quota = compile_quota(data)
-        return {"tenant": await plane.request(lambda request: machine.SetQuota(request, tenant, quota, bearer))}
+        note = quota_note(await plane.settled(), tenant, lifted=False)
+        await plane.request(lambda request: machine.SetQuota(request, tenant, quota, bearer))
+        return {"tenant": tenant, "note": note}
 
     @delete(
         "/v1/quotas/{tenant:str}",
@@ -322,7 +325,9 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
         opt=ADMIN,
     )
     async def lift_quota(bearer: Bearer, tenant: str) -> dict[str, str]:
-        return {"tenant": await plane.request(lambda request: machine.SetQuota(request, tenant, None, bearer))}
+        note = quota_note(await plane.settled(), tenant, lifted=True)
+        await plane.request(lambda request: machine.SetQuota(request, tenant, None, bearer))
+        return {"tenant": tenant, "note": note}
 
     @get("/v1/tokens", summary="Tokens that were given, the latest revoked ones included", opt=ADMIN)
     async def tokens() -> list[TokenReport]:

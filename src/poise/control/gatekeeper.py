@@ -38,7 +38,7 @@ class Gatekeeper:
             raise Denied(
                 "the request carries no token, or a wrong one",
                 field="Authorization",
-                hint="`Authorization: Bearer $(cat ~/.poise/token)`",
+                hint="set POISE_TOKEN, or POISE_TOKEN_FILE to its file; the owner makes one: `poise token add`",
             )
         if token.expires and token.expires <= self._plane.clock.now():
             raise Denied(
@@ -46,7 +46,7 @@ class Gatekeeper:
                 code="E132",
                 field="Authorization",
                 have=token.id,
-                hint=f"ask an admin for another: `poise token add --tenant {token.tenant}`",
+                hint=f"ask an admin: `poise token add --tenant {token.tenant} --role {token.role.name.lower()}`",
             )
         return Bearer(token.tenant, token.role, token.id, token.name)
 
@@ -77,7 +77,10 @@ class Gatekeeper:
     def refused(self, error: PoiseError, path: str, bearer: Bearer | None = None) -> None:
         code = error.record.code
         self._counts[code] += 1
+        expired = self._plane.ledger.tokens.get(error.record.have) if code == "E132" else None
         token, tenant = (bearer.token, bearer.tenant) if bearer is not None else ("", "")
+        if expired is not None:
+            token, tenant = expired.id, expired.tenant
         self._latest.append(Refusal(self._plane.clock.wall(), code, path[:LONGEST], token, tenant))
 
     def refusals(self) -> RefusalsReport:

@@ -10,7 +10,7 @@ import secrets
 from pathlib import Path
 
 from poise.config import Home
-from poise.drivers.sockets import check_shareable
+from poise.drivers.sockets import check_shared
 from poise.errors import Denied, InputError
 from poise.model.messages import Attempt
 
@@ -57,7 +57,7 @@ def token_for(home: Home) -> str:
     `Denied`, and InputError where it would be sent to somebody else.
     """
     if home.elsewhere is not None:
-        check_shareable(home.elsewhere)
+        check_shared(home.elsewhere)
     if token := os.environ.get("POISE_TOKEN", "").strip():
         return _whole(token, "POISE_TOKEN", ASK)
     if file := os.environ.get("POISE_TOKEN_FILE"):

@@ -43,6 +43,19 @@ def check_shareable(path: Path) -> None:
         raise InputError("there is something else already", field=str(path), hint="another name")
 
 
+def check_shared(path: Path) -> None:
+    """Raises InputError unless there is a folder there, in which nobody but its owner can put a socket: for one who
+    connects.
+    """
+    if not path.parent.exists():
+        raise InputError(
+            "no socket is there; a relative POISE_SOCKET goes by the folder that a command runs in",
+            field=str(path),
+            hint=f"export POISE_SOCKET=$PWD/{path.name}, in the folder of the socket",
+        )
+    check_shareable(path)
+
+
 def share(path: Path) -> socket.socket:
     """A listening socket that every user of this machine may connect to; replaces a stale one."""
     check_shareable(path)

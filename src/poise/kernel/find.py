@@ -58,7 +58,16 @@ def find(ledger: Ledger, name: str, task: str = "", bearer: Bearer = HOME) -> Fo
         job = ledger.find_job(begun, bearer) if begun else None
         if job is not None:
             return _narrowed(job, rest)
-    seen = (job for job in reversed(ledger.jobs.values()) if bearer.sees(job.tenant))
+    seen = [job for job in reversed(ledger.jobs.values()) if bearer.sees(job.tenant)]
+    for job_name, rest in splits:
+        theirs = next((job for job in seen if job.name == job_name), None)
+        if theirs is not None:  # the name counts for its own tenant only, but is what a list shows
+            raise NotFound(
+                f"there is no job `{name}` of tenant `{bearer.tenant}`; the one of tenant `{theirs.tenant}` goes by its id",
+                field="job",
+                have=name,
+                hint=f"`poise show {theirs.id}{f'.{rest}' if rest else ''}`",
+            )
     known = dict.fromkeys(name for job in seen for name in (job.name, job.id) if name)
     hint = near(name.partition(".")[0], known) or "`poise ls --all` lists the jobs"
     raise NotFound(f"there is no job `{name}`", field="job", have=name, hint=hint)
@@ -98,12 +107,30 @@ def names(ledger: Ledger, kind: str, typed: str, bearer: Bearer = HOME) -> list[
     if kind == "node":
         known: Iterable[str] = ledger.nodes
     elif kind == "tenant":
-        tenants = {*ledger.quotas(), *(job.tenant for job in ledger.jobs.values())}
-        tenants.update(token.tenant for token in ledger.tokens.values() if not token.revoked)
-        known = sorted(filter(bearer.sees, tenants))
+        known = sorted(filter(bearer.sees, _tenants(ledger)))
     else:
         known = _job_names(ledger, typed, bearer)
     return list(islice((name for name in known if name.startswith(typed)), MANY))
+
+
+def quota_note(ledger: Ledger, tenant: str, *, lifted: bool) -> str:
+    """What is to be known before the quota of a tenant is set or `lifted`: that nobody knows the tenant, or that it has
+    no quota; else empty. It may be set all the same: its tokens may be given later.
+    """
+    if lifted:
+        known, said = set(ledger.quotas()), f"tenant `{tenant}` has no quota"
+    else:
+        known, said = _tenants(ledger) | {HOME.tenant}, f"no token or job is of tenant `{tenant}`"
+    if tenant in known:
+        return ""
+    return "; ".join(filter(None, (said, near(tenant, sorted(known)))))
+
+
+def _tenants(ledger: Ledger) -> set[str]:
+    """Those of quotas, jobs, and tokens that were not revoked."""
+    tenants = {*ledger.quotas(), *(job.tenant for job in ledger.jobs.values())}
+    tenants.update(token.tenant for token in ledger.tokens.values() if not token.revoked)
+    return tenants
 
 
 def found_report(ledger: Ledger, found: Found, now: int) -> JobReport:

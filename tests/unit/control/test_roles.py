@@ -227,3 +227,27 @@ def test_a_stream_ends_when_its_token_does() -> None:
     assert gate.stands(bearer)
     desk.call("DELETE", f"/v1/tokens/{mine}")
     assert not gate.stands(bearer)
+
+
+def test_a_refused_token_is_told_what_to_type_and_an_expired_one_is_named() -> None:
+    desk = Desk(World())
+    wrong = desk.call("GET", "/v1/status", who="wrong").value["error"]
+    assert "POISE_TOKEN_FILE" in wrong["hint"]
+    assert "poise token add" in wrong["hint"]
+    desk.token("late", "ann", Role.VIEWER, lasts=1)
+    desk.world.after(SECOND)
+    late = desk.call("GET", "/v1/status", who="late").value["error"]
+    assert "`poise token add --tenant ann --role viewer`" in late["hint"]
+    latest = desk.call("GET", "/v1/refusals").value["latest"]
+    assert [(of["code"], of["token"], of["tenant"]) for of in latest] == [("E130", "", ""), ("E132", "t1", "ann")]
+
+
+def test_a_quota_of_a_tenant_that_nobody_knows_is_set_and_said() -> None:
+    desk = Desk(World())
+    desk.token("ann", "research", Role.VIEWER)
+    said = desk.call("PUT", "/v1/quotas/resaerch", {"cpu": 1}).value
+    assert said["note"] == "no token or job is of tenant `resaerch`; did you mean `research`?"
+    assert "resaerch" in desk.world.ledger.quotas()
+    assert desk.call("PUT", "/v1/quotas/research", {"cpu": 1}).value["note"] == ""
+    assert desk.call("DELETE", "/v1/quotas/research").value["note"] == ""
+    assert desk.call("DELETE", "/v1/quotas/zzz").value["note"] == "tenant `zzz` has no quota"

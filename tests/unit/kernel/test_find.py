@@ -6,6 +6,7 @@ import pytest
 
 from poise.errors import NotFound
 from poise.kernel.find import find, find_node, found_report, names
+from poise.model.tenants import Bearer, Role
 from poise.testing import World
 
 TASKS: dict[str, dict[str, Any]] = {
@@ -137,3 +138,15 @@ def test_names_that_can_be_completed(kind: str, typed: str, expected: list[str])
     made = World().nodes(1).graph("train", tasks=TASKS).job("exp.1").quota("ann", cpu=1)
     offered = names(made.ledger, kind, typed)
     assert [name for name in offered if typed != "train." or "[" not in name] == expected
+
+
+@pytest.mark.parametrize(("name", "hint"), [("mine", "`poise show j1`"), ("mine.main", "`poise show j1.main`")])
+def test_the_name_of_a_job_of_another_tenant_leads_to_its_id(name: str, hint: str) -> None:
+    """An operator sees it listed; the name alone counts for its own tenant."""
+    ledger = World().nodes(1).submit({"name": "mine", "run": "true"}, tenant="ann").ledger
+    with pytest.raises(NotFound) as refused:
+        find(ledger, name, bearer=Bearer("ops", Role.OPERATOR))
+    assert refused.value.record.hint == hint
+    with pytest.raises(NotFound) as refused:
+        find(ledger, name, bearer=Bearer("bob", Role.SUBMITTER))
+    assert "j1" not in str(refused.value.record)

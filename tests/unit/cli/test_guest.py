@@ -1,0 +1,38 @@
+"""Commands of somebody who uses a control plane that another shares."""
+
+from pathlib import Path
+
+import pytest
+
+from poise.cli.doctor import _control
+from poise.cli.main import main
+from poise.config import Home
+from poise.drivers.security import token_for
+from poise.errors import InputError
+
+
+def test_a_report_is_not_made_of_another_home(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("POISE_HOME", str(tmp_path))
+    monkeypatch.setenv("POISE_SOCKET", str(tmp_path / "shared.sock"))
+    assert main(["report"]) != 0
+    assert "unset POISE_SOCKET" in capsys.readouterr().err
+
+
+def test_the_doctor_of_a_guest_leaves_what_is_the_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POISE_TOKEN", "guest")
+    tmp_path.chmod(0o755)
+    shared = tmp_path / "shared.sock"
+    checks = {check.name: check for check in _control(Home(tmp_path / "home", shared))}
+    assert set(checks) == {"socket", "control plane"}
+    assert "poise.log" not in checks["control plane"].hint
+    assert checks["control plane"].status == "fail"
+    assert "no socket is there" in checks["control plane"].text
+    assert checks["socket"].status == "fail"
+
+
+def test_a_socket_that_is_not_there_is_not_to_be_made_by_a_client(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no socket is there") as refused:
+        token_for(Home(tmp_path, tmp_path / "nowhere" / "shared.sock"))
+    assert "export POISE_SOCKET=$PWD/shared.sock" in refused.value.record.hint
