@@ -8,7 +8,7 @@ from poise.config import Home
 from poise.drivers.security import token_for
 from poise.errors import Denied
 
-SECRET = "Vq3secret"
+SECRET = "Vq3secret"  # noqa: S105 — of nobody
 
 
 @pytest.fixture

@@ -52,9 +52,8 @@ from poise.kernel.explain import (
     token_report,
     who_report,
 )
-from poise.kernel.find import Found, find, found_report
+from poise.kernel.find import Found, find, found_report, quota_note
 from poise.kernel.find import names as find_names
-from poise.kernel.find import quota_note
 from poise.kernel.ledger import Ledger
 from poise.kernel.overview import overview
 from poise.kernel.visible import Sight

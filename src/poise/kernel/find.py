@@ -63,7 +63,7 @@ def find(ledger: Ledger, name: str, task: str = "", bearer: Bearer = HOME) -> Fo
         theirs = next((job for job in seen if job.name == job_name), None)
         if theirs is not None:  # the name counts for its own tenant only, but is what a list shows
             raise NotFound(
-                f"there is no job `{name}` of tenant `{bearer.tenant}`; the one of tenant `{theirs.tenant}` goes by its id",
+                f"there is no job `{name}` of tenant `{bearer.tenant}`; that of `{theirs.tenant}` goes by its id",
                 field="job",
                 have=name,
                 hint=f"`poise show {theirs.id}{f'.{rest}' if rest else ''}`",
