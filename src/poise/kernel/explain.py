@@ -29,7 +29,7 @@ from poise.model.decisions import Reason, Why
 from poise.model.events import Preempted
 from poise.model.jobs import Ending, Unit
 from poise.model.load import LEVELS, Load
-from poise.model.quotas import Amounts, Quota
+from poise.model.quotas import Amounts, Quota, asked
 from poise.model.reports import (
     AttemptReport,
     CallsReport,
@@ -263,7 +263,9 @@ class Active(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What is asked of a job, and all that the ledger knows of it."""
+    """What is asked of a job, and all that the ledger knows of it. `beyond` says why no end of other work lets its
+    first pending unit start: it is more than the whole quota of its tenant.
+    """
 
     job: str
     name: str
@@ -273,6 +275,7 @@ class Question(NamedTuple):
     active: tuple[Active, ...]
     story: tuple[Told, ...]
     left_out: int
+    beyond: str = ""
 
 
 def question(
@@ -296,15 +299,34 @@ def question(
     happened = story(ledger, job, units, most)
     told = happened if everything else happened[:1] + happened[1:][-3 * SOME :]
     left_out = len(alike) + len(active) - min(len(alike), most) - min(len(active), most)
+    pending = tuple(_alike(ledger, of, view) for of in list(alike.values())[:most])
     return Question(
         job=job.id,
         name=job.name,
         status=job_status(job),
-        pending=tuple(_alike(ledger, of, view) for of in list(alike.values())[:most]),
+        pending=pending,
         waiting=() if job.calls is not None else tuple(_waiting(ledger, job, units, view.now)),
         active=tuple(_active(ledger, job, unit, view.now) for unit in active[:most]),
         story=tuple(told),
         left_out=left_out + len(happened) - len(told),
+        beyond=_beyond(ledger, job.tenant, pending[0].candidate) if pending else "",
+    )
+
+
+def _beyond(ledger: Ledger, tenant: str, candidate: Candidate) -> str:
+    """That a unit needs more than the whole quota of its tenant, in every artifact and in its least size; else empty.
+    A quota may be set below what waits already.
+    """
+    if tenant not in ledger.quotas():
+        return ""
+    whole = ledger.quotas()[tenant][0].amounts
+    needs = [asked(shape, candidate.least or candidate.tasks) for shape in (candidate.shape, *candidate.others)]
+    if any(whole.holds(need) for need in needs):
+        return ""
+    short = whole.refusal(tenant, needs[0])
+    return (
+        f"it needs {short.need}, more than the whole quota of tenant `{tenant}` ({short.have}); "
+        "it starts once an admin raises that (`poise quota --help`), or if it asks for less"
     )
 
 

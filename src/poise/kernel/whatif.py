@@ -689,7 +689,7 @@ def unblock(
     if candidate.unit not in {shown.unit for shown in view.candidates}:
         view = hypothetical.with_candidates(view, [candidate])
     found = _smallest(_Search(policy, view, asked.job, candidate, may_end))
-    text = "" if found else "no single change was found that lets it start now"
+    text = asked.beyond or ("" if found else "no single change was found that lets it start now")
     return msgspec.structs.replace(said, suggestions=tuple(found), text=text)
 
 

@@ -597,3 +597,12 @@ def test_a_node_for_another_artifact_is_compared_by_what_is_foreseen() -> None:
     assert told.text.startswith("it fits as cpu, in 1m0s by history; cuda on n1 in 5.0 s by history")
     refused = not_on(world, "a", "n3")
     assert [reason.code for reason in refused.reasons] == ["GPU_TOO_FEW", "CPU_TOO_SMALL"]
+
+
+def test_a_quota_below_what_waits_is_told_by_unblock() -> None:
+    world = World().nodes(1).submit({"name": "big", "run": "true", "resources": {"cpu": 2}}, tenant="ann")
+    world.quota("ann", cpu=1).round()
+    told = unblocked(world, "j1").text
+    assert "it needs 2 CPU, more than the whole quota of tenant `ann` (1 CPU)" in told
+    world.quota("ann", cpu=2)
+    assert "quota" not in unblocked(world, "j1").text
