@@ -119,7 +119,7 @@ def _sweep(given: tuple[str, ...]) -> dict[str, Any]:
     for one in given:
         name, equals, values = one.partition("=")
         words = values.split(",")
-        if not equals or name in made or (len(words) > 1 and any(".." in word for word in words)):
+        if not equals or not all(words) or name in made or (len(words) > 1 and any(".." in word for word in words)):
             what = "a name is swept twice" if name in made else "the values of a sweep cannot be read"
             need = "NAME=0.1,0.01 or NAME=1..5"
             raise SpecError(what, field="--sweep", need=need, have=one, hint="--sweep lr=0.1,0.01 --sweep seed=1..5")

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from poise.cli.asking import asked, asking
+from poise.errors import SpecError
 from poise.model.spec import JobSpec, ResourcesSpec
 
 IN_FILES_ONLY = {
@@ -67,3 +68,9 @@ def test_every_field_has_a_flag_or_a_reason() -> None:
         return (field.encode_name for field in msgspec.structs.fields(of))
 
     assert {*names(JobSpec), *names(ResourcesSpec)} - set_here == IN_FILES_ONLY.keys()
+
+
+@pytest.mark.parametrize("given", ["a=", "a=1,,2", "a"])
+def test_a_sweep_without_values_is_refused(given: str) -> None:
+    with pytest.raises(SpecError):
+        flags_of("--sweep", given)
