@@ -146,7 +146,7 @@ def _directives(path: Path, lines: list[str], code: int, wrong: list[ErrorRecord
             what = f"the directive cannot be read: {str(error).lower()}"
             wrong.append(ErrorRecord(code="E102", message=what, at=at, have=line[:80], hint='#POISE name="my run"'))
             continue
-        if "=" in words or any(word.startswith("=") or word.endswith("=") for word in words[:-1]):
+        if "=" in words or any(word.startswith("=") or word.find("=") == len(word) - 1 for word in words[:-1]):
             what, hint = "a directive has no blanks around `=`", re.sub(r"\s*=\s*", "=", line.strip())[:120]
             wrong.append(ErrorRecord(code="E102", message=what, at=at, have=line[:80], hint=hint))
             continue

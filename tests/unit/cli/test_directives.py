@@ -146,3 +146,11 @@ def test_sweeps_on_the_command_line() -> None:
 )
 def test_what_other_schedulers_write_is_understood_as_a_near_miss(tmp_path: Path, line: str, hint: str) -> None:
     assert [one.hint for one in refused(tmp_path, line, "true")] == [hint]
+
+
+def test_a_variable_may_be_empty(tmp_path: Path) -> None:
+    assert read(tmp_path, "#POISE env=A= gpu=1", "true").spec == {"env": {"A": ""}, "resources": {"gpu": 1}}
+
+
+def test_a_flag_may_stand_before_others(tmp_path: Path) -> None:
+    assert read(tmp_path, "#POISE no_preempt gpu=1", "true").spec == {"preemptible": False, "resources": {"gpu": 1}}
