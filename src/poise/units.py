@@ -86,10 +86,10 @@ def parse_bytes(text: str | int | float) -> int:
 def parse_cpu(text: str | int | float) -> int:
     """Milli-CPU from `2`, `0.5` or `500m`."""
     if not isinstance(text, str):
-        return _from_number(text, 1000, "a number of CPUs such as `2`, `0.5` or `500m`")
+        return _from_number(text, 1000, "a number such as `2`, `0.5` or `500m`")
     match = _NUMBER_UNIT.fullmatch(text.strip())
     if match is None or match[2] not in ("", "m"):
-        raise ValueError(f"a number of CPUs such as `2`, `0.5` or `500m`, not `{_short(text)}`")
+        raise ValueError(f"a number such as `2`, `0.5` or `500m`, not `{_short(text)}`")
     return _bounded(Decimal(match[1]) * (1 if match[2] else 1000), text)
 
 

@@ -60,7 +60,7 @@ def _running(living: Living) -> int:
 def test_a_waiting_job_is_explained(pair: Living) -> None:
     done = pair.poise("explain", "late")
     assert done.code == 0, done.err
-    for said in ("left: 0 fitting device free, 1 needed", "right: 0 fitting", "j1.main on ", "expected start  in "):
+    for said in ("left: fitting devices free: 0, needed: 1", "right: fitting", "j1.main on ", "expected start  in "):
         assert said in done.text, done.text
     told = pair.poise("explain", "--json", "--all", "late").value
     [waiting] = told["waiting"]
@@ -106,7 +106,7 @@ def test_a_finished_job_is_a_story(pair: Living) -> None:
 def test_why_not_names_every_reason_of_a_node(pair: Living) -> None:
     done = pair.poise("why-not", "late", "left")
     assert done.code == 0, done.err
-    assert "0 fitting device free, 1 needed" in done.text
+    assert "fitting devices free: 0, needed: 1" in done.text
     assert pair.poise("why-not", "--json", "late", "left").value["reasons"][0]["code"] == "GPU_BUSY"
     there = pair.client().explain("first").running[0].nodes[0]
     assert "it is there" in pair.poise("why-not", "first", there).text

@@ -1,12 +1,17 @@
 """Flags by which a command says what it needs, shared by `run`, `submit` and `plan`."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import msgspec
 
-from poise.errors import SpecError
+from poise.cli.render import say
+from poise.errors import ErrorRecord, PoiseError, SpecError
+from poise.model.sweep import PREFIX
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -103,6 +108,50 @@ def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
     return spec
 
 
+_A_FIELD = re.compile(r"(\w+): ([^\s{}\[\]]+)")
+
+
+@contextmanager
+def told_as_flags(flags: dict[str, Any]) -> Iterator[None]:
+    """Errors about fields that these flags set name the flag (`--memory` for `resources.memory`), and hint at one."""
+    try:
+        yield
+    except PoiseError as error:
+        first, *others = [_as_flag(one, flags) for one in error.record.all()]
+        error.record = msgspec.structs.replace(first, others=tuple(others))
+        raise
+
+
+def _as_flag(record: ErrorRecord, flags: dict[str, Any]) -> ErrorRecord:
+    name = _flag_of(record.field)
+    if record.at or not flags.get(name):
+        return msgspec.structs.replace(record, others=())
+    match = _A_FIELD.fullmatch(record.hint)
+    hint = f"{_typed(_flag_of(match[1]))} {match[2]}" if match and _flag_of(match[1]) in flags else record.hint
+    if name == "retries":
+        hint = "--retries 3"
+    return msgspec.structs.replace(record, field=_typed(name), hint=hint, others=())
+
+
+def _flag_of(field: str) -> str:
+    """The keyword of the flag that sets a field."""
+    name = re.split(r"[.\[]", field.removeprefix("resources."))[0]
+    return {"retry": "retries", "class": "kind"}.get(name, name)
+
+
+def _typed(name: str) -> str:
+    return "--class" if name == "kind" else f"--{name.replace('_', '-')}"
+
+
+def note_unused(spec: dict[str, Any]) -> None:
+    """Tell where the values of a sweep are, if the command names none of them."""
+    names = spec.get("sweep")
+    texts = [*spec["run"], *map(str, spec.get("env", {}).values())]
+    if names and not any(f"{{{name}}}" in text or PREFIX in text for name in names for text in texts):
+        name = next(iter(names))
+        say(f"poise: nothing in the command is `{{{name}}}`; each task finds its value in {PREFIX}{name.upper()}")
+
+
 def merged(spec: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """A job with the fields of `own` in place of its own; resources and variables are replaced one by one."""
     both = {
@@ -119,7 +168,7 @@ def _sweep(given: tuple[str, ...]) -> dict[str, Any]:
     for one in given:
         name, equals, values = one.partition("=")
         words = values.split(",")
-        if not equals or name in made or (len(words) > 1 and any(".." in word for word in words)):
+        if not equals or not all(words) or name in made or (len(words) > 1 and any(".." in word for word in words)):
             what = "a name is swept twice" if name in made else "the values of a sweep cannot be read"
             need = "NAME=0.1,0.01 or NAME=1..5"
             raise SpecError(what, field="--sweep", need=need, have=one, hint="--sweep lr=0.1,0.01 --sweep seed=1..5")

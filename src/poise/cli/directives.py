@@ -27,7 +27,7 @@ from poise.cli.slurm import of_slurm
 from poise.config import MAX_BODY
 from poise.drivers.yamlfile import Place, parse_yaml
 from poise.errors import ErrorRecord, SpecError, placed, together
-from poise.model.document import above, near
+from poise.model.document import ANOTHER_NAME, above, near
 from poise.model.spec import JobSpec, ResourcesSpec, compile_spec
 from poise.units import format_bytes
 
@@ -146,6 +146,10 @@ def _directives(path: Path, lines: list[str], code: int, wrong: list[ErrorRecord
             what = f"the directive cannot be read: {str(error).lower()}"
             wrong.append(ErrorRecord(code="E102", message=what, at=at, have=line[:80], hint='#POISE name="my run"'))
             continue
+        if "=" in words or any(word.startswith("=") or word.find("=") == len(word) - 1 for word in words[:-1]):
+            what, hint = "a directive has no blanks around `=`", re.sub(r"\s*=\s*", "=", line.strip())[:120]
+            wrong.append(ErrorRecord(code="E102", message=what, at=at, have=line[:80], hint=hint))
+            continue
         for word in words:
             name, equals, value = word.lstrip("-").partition("=")
             yield _Directive(name.replace("-", "_"), value if equals else None, number)
@@ -193,7 +197,8 @@ def _fields(
 def _refusal(name: str, value: str | None, is_flag: bool, twice: bool) -> ErrorRecord | None:
     names = dict.fromkeys((*_FLAGS, *_RESOURCES, *_FIELDS))
     if name not in names or name == "resources":
-        hint = near(name, names) or f"known: {', '.join(names)}"
+        other = ANOTHER_NAME.get(name)
+        hint = (f"did you mean `{other}`?" if other in names else near(name, names)) or f"known: {', '.join(names)}"
         if name in _NOT_HERE:
             hint = "write it into a job file: `poise submit FILE.yaml`"
         return ErrorRecord(code="E102", message=f"there is no directive `{name[:80]}`", have=name[:80], hint=hint)

@@ -78,7 +78,9 @@ def _running(home: Home) -> Iterator[Check]:
         remedy = f"tail {home.messages}" if home.elsewhere is None else "ask who shares it"
         yield Check("control plane", "fail", str(error), error.record.hint or remedy)
         return
-    text = f"up, policy {status.policy}, revision {status.revision}, {status.nodes} nodes, {status.unfinished} jobs"
+    nodes = "1 node" if status.nodes == 1 else f"{status.nodes} nodes"
+    jobs = "1 job" if status.unfinished == 1 else f"{status.unfinished} jobs"
+    text = f"up, policy {status.policy}, revision {status.revision}, {nodes}, {jobs}"
     if not status.accepting:
         yield Check("control plane", "fail", f"{text}; its log cannot be written", "df -h; poise events | tail")
     elif status.lost:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from poise.cli.asking import asking
+from poise.cli.asking import asking, told_as_flags
 from poise.cli.output import TEXT, forms
 from poise.cli.render import ago, print_json, say, status_text, tell
 from poise.cli.submit import asked_for
@@ -92,7 +92,7 @@ def plan(source: tuple[str, ...], everything: bool, form: str, **flags: Any) -> 
     home = current_home()
     everything = everything or form == "wide"
     up = _is_up(home)
-    with located(place):
+    with told_as_flags(flags), located(place):
         if up:
             told = connected(home).plan(spec, user=user_name(), everything=everything)
         else:

@@ -8,6 +8,18 @@ import click
 
 from poise.cli.main import COMMANDS, broken_pipe, help_text
 
+_ANOTHER_NAME = {
+    "stop": "down",
+    "start": "up",
+    "ps": "ls",
+    "queue": "ls",
+    "jobs": "ls",
+    "list": "ls",
+    "kill": "cancel",
+    "describe": "show",
+}
+"""What other tools call a command of ours."""
+
 
 class Commands(click.Group):
     """Commands by name."""
@@ -33,7 +45,8 @@ class Commands(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            other = _ANOTHER_NAME.get(args[0])
+            near = [other] if other else difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f"\n\nhint: `poise {near[0]}`" if near else "\n\nhint: `poise --help`"
             raise click.UsageError(f"there is no command `{args[0]}`{hint}")
         return super().resolve_command(ctx, args)

@@ -72,8 +72,12 @@ def help_text() -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code (the console script exits with it)."""
     given = sys.argv[1:] if arguments is None else arguments
-    if given in ([], ["-h"], ["--help"]):
+    if given in ([], ["-h"], ["--help"], ["help"]):
         return _print_help()
+    if given[0] == "help":
+        given = [*given[1:], "--help"]
+    elif given == ["version"]:
+        given = ["--version"]
     if given[0] == COMPLETE:
         from poise.cli.complete import print_offers
 

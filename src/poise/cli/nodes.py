@@ -92,7 +92,7 @@ def _shown(found: list[NodeReport]) -> Shown:
 
 
 def _labels(node: NodeReport) -> str:
-    return " ".join(f"{name}={text}" for name, text in node.labels.items())
+    return " ".join(f"{name}={text}" for name, text in node.labels.items() if name != "no-devices")  # said by DEVICES
 
 
 def _busy(load: Load | None) -> str:

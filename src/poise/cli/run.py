@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import re
 import secrets
+import shlex
 import signal
 import sys
 import threading
@@ -12,7 +14,7 @@ from typing import Any
 
 import click
 
-from poise.cli.asking import asked, asking, is_script, merged
+from poise.cli.asking import asked, asking, is_script, merged, note_unused, told_as_flags
 from poise.cli.render import print_json, say, tell
 from poise.client import Client, current_home
 from poise.config import Home
@@ -22,6 +24,10 @@ from poise.model.reports import LogEnd, LogPiece
 
 SAY_WHY_AFTER = 1.5
 SUBMIT_ATTEMPTS = 3
+NOT_FOUND = 127
+"""What a command that does not exist ends with, as in a shell."""
+
+_SHELL = re.compile(r"[\s|&;<>$`*?]")
 
 
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
@@ -43,7 +49,8 @@ def run(command: tuple[str, ...], as_json: bool, **flags: Any) -> int:
     home = current_home()
     with _Interrupts(home) as interrupts:
         try:
-            client, job = _submit(home, spec, user_name())
+            with told_as_flags(flags):
+                client, job = _submit(home, spec, user_name())
         except PoiseError as error:
             error.record = placed(error.record, place)
             raise
@@ -69,6 +76,11 @@ def run(command: tuple[str, ...], as_json: bool, **flags: Any) -> int:
         for task in report.tasks:
             if task.outcome not in ("", "done", "failed") or task.note:
                 say(f"poise: {task.task} {task.outcome}{f': {task.note}' if task.note else ''}")
+            elif task.outcome == "failed" and len(report.tasks) > 1:
+                tried = ", ".join(f"{name}={value}" for name, value in task.sweep.items())
+                say(f"poise: {task.task}{f' ({tried})' if tried else ''} failed with {task.exit_code}")
+        if code == NOT_FOUND and len(command) == 1 and _SHELL.search(command[0]):
+            say(f"poise: a shell would read it: `poise run -- sh -c {shlex.quote(command[0])}`")
     return code
 
 
@@ -77,7 +89,9 @@ def _asked_for(
 ) -> tuple[dict[str, Any], Callable[[str], str]]:
     """The job of a command, or of a script with directives, and where its fields were written."""
     if not is_script(command[0]):
-        return own | {"run": list(command)}, lambda field: ""
+        spec = own | {"run": list(command)}
+        note_unused(spec)
+        return spec, lambda field: ""
     from poise.cli.directives import read_script
 
     script = read_script(Path(command[0]), environ, own)

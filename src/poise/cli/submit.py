@@ -7,13 +7,16 @@ from typing import Any, NamedTuple
 
 import click
 
-from poise.cli.asking import asked, asking, is_script, merged
+from poise.cli.asking import asked, asking, is_script, merged, note_unused, told_as_flags
 from poise.cli.render import print_json, say, tell
 from poise.client import current_home
 from poise.control.start import connected, user_name
 from poise.drivers.yamlfile import Place, load_kind, located, place_in_file
 from poise.errors import SpecError
 from poise.model.document import above
+
+FILE_ENDINGS = (".yaml", ".yml", ".json")
+"""JSON is YAML."""
 
 
 @click.command(context_settings={"allow_interspersed_args": True})
@@ -34,7 +37,7 @@ def submit(source: tuple[str, ...], if_revision: int | None, as_json: bool, **fl
     are relative to the file's folder. A script says what it needs in `#POISE` lines at its head. Flags override both.
     """
     spec, place = asked_for(source, flags)
-    with located(place):
+    with told_as_flags(flags), located(place):
         job = connected(current_home()).submit(spec, user=user_name(), say=tell, if_revision=if_revision)
     if as_json:
         print_json({"job": job})
@@ -55,7 +58,7 @@ def asked_for(source: Sequence[str], flags: dict[str, Any]) -> Asked:
     """The job that a file, a script or a command, and flags, ask for."""
     environ = dict(os.environ)
     own = asked(flags, environ)
-    if len(source) == 1 and source[0].endswith((".yaml", ".yml")):
+    if len(source) == 1 and source[0].endswith(FILE_ENDINGS):
         path = Path(source[0])
         return Asked(merged(read_spec(path, environ), own), _but_for(own, place_in_file(path)))
     if is_script(source[0]):
@@ -65,9 +68,11 @@ def asked_for(source: Sequence[str], flags: dict[str, Any]) -> Asked:
         spec = merged(script.spec, own) | {"run": [*script.command, *source[1:]], "folder": str(Path.cwd())}
         return Asked(spec, _but_for(own, script.place))
     if len(source) == 1 and Path(source[0]).is_file() and not os.access(source[0], os.X_OK):
-        what = "a file to submit ends in .yaml, .sh, .bash or .py"
-        raise SpecError(what, field=source[0], hint=f"`poise submit {source[0]}.yaml`")
-    return Asked(own | {"run": list(source), "folder": str(Path.cwd())}, lambda field: "")
+        what = "a file to submit ends in .yaml, .yml, .json, .sh, .bash or .py"
+        raise SpecError(what, field=source[0], hint=f"`mv {source[0]} {source[0]}.yaml`, then submit that")
+    spec = own | {"run": list(source), "folder": str(Path.cwd())}
+    note_unused(spec)
+    return Asked(spec, lambda field: "")
 
 
 def _but_for(own: dict[str, Any], place: Place) -> Place:

@@ -155,7 +155,10 @@ def _fitting_hint(node: Node, shape: Shape) -> str:
         if shape.gpu_memory:
             least = min(device.memory for device in fits)
             asks.append(f"--gpu-memory {type_bytes(min(shape.gpu_memory, least))}")
-    return f"`{' '.join(asks)}` would fit on {node.name}"
+    without = " without `--gpu`" if shape.gpus and not node.devices else ""
+    if without and shape.cpu <= node.cpu and shape.memory <= node.memory and shape.network <= node.network:
+        return f"leave out `--gpu`: the rest would fit on {node.name}"
+    return f"`{' '.join(asks)}`{without} would fit on {node.name}"
 
 
 def _memory(device: Device) -> int:

@@ -34,10 +34,10 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 REASONS = {
     "CPU_BUSY": "{have} CPU free, {need} needed",
     "MEMORY_BUSY": "{have} of memory free, {need} needed",
-    "GPU_BUSY": "{have} fitting device free, {need} needed",
+    "GPU_BUSY": "fitting devices free: {have}, needed: {need}",
     "CPU_TOO_SMALL": "has {have} CPU in all, {need} needed",
     "MEMORY_TOO_SMALL": "has {have} of memory in all, {need} needed",
-    "GPU_TOO_FEW": "has {have} fitting device in all, {need} needed",
+    "GPU_TOO_FEW": "fitting devices in all: {have}, needed: {need}",
     "GANG_INCOMPLETE": "room for {have} of the {need} tasks of the gang",
     "NODE_DRAINED": "is drained",
     "NODE_LOST": "is lost",

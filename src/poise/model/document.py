@@ -32,7 +32,7 @@ LARGEST = 1e308
 """A floating-point number can hold little more."""
 
 _WRONG: Any = object()
-_ANOTHER_NAME = {
+ANOTHER_NAME = {
     "array": "parts",
     "command": "run",
     "script": "run",
@@ -48,6 +48,7 @@ _ANOTHER_NAME = {
     "replicas": "workers",
     "cwd": "folder",
     "workdir": "folder",
+    "time": "expect",
     "matrix": "sweep",
     "max_parallel": "at_most",
 }
@@ -293,7 +294,7 @@ def _words(hint: Any) -> Iterator[str]:
 
 def _other_field(name: str, fields: dict[str, inspect.Field]) -> tuple[str, str]:
     """The field that was probably meant, in its place or in a mapping of its own, and a hint."""
-    meant = _ANOTHER_NAME.get(name, name)
+    meant = ANOTHER_NAME.get(name, name)
     close = [meant] if meant in fields else difflib.get_close_matches(name, list(fields), n=1)
     if close and meant == close[0]:
         return meant, f"did you mean `{meant}`?"

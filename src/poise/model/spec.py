@@ -36,7 +36,7 @@ from poise.model.jobs import (
 )
 from poise.model.quotas import Quota
 from poise.model.resources import ANY_GPU, PLENTY, SHARED_CAP, WHOLE, Shape, Wants
-from poise.model.sweep import SweepSpec, combinations, in_env, in_words, names_of
+from poise.model.sweep import SweepSpec, check_placeholders, combinations, in_env, in_words, names_of
 from poise.model.tenants import DEFAULT, class_of_tenant
 from poise.units import (
     DAY,
@@ -452,6 +452,11 @@ def _size_of(spec: TaskSpec, field: str, cut: Callable[[bool], Cut], found: Find
         for value in dict.fromkeys(value for one in sweep for value in one.values()):
             found.get(None, check_text, value, f"{field}sweep")
         parts = len(sweep)
+        if sweep:
+            words = spec.run if isinstance(spec.run, list) else []  # a text has variables of its shell's own
+            found.get(None, check_placeholders, words, sweep[0], f"{field}run")
+            for name, text in spec.env.items():
+                found.get(None, check_placeholders, [str(text)], sweep[0], f"{field}env.{name}")
     elif spec.split is not None:
         parts = _parts_of(spec.split, spec.resources.gpu > 0, field, cut, found)
         found.get(None, check_count, parts, 0, f"{field}split.size")
@@ -969,7 +974,8 @@ def _deadline(value: Quantity | None, field: str, wall: float) -> int:
                 "the moment cannot be read", code="E103", field=field, have=value, need="2026-12-01T12:00:00Z"
             ) from None
         if moment.tzinfo is None:
-            raise SpecError("the moment has no time zone", code="E103", field=field, have=value, hint=f"{value}Z")
+            hint = f"{moment.isoformat()}Z"
+            raise SpecError("the moment has no time zone", code="E103", field=field, have=value, hint=hint)
         left = int((moment - datetime.fromtimestamp(wall, UTC)).total_seconds() * SECOND)
         if left > MAX_DURATION:
             raise SpecError("the deadline is absurd", code="E103", field=field, have=value, need="within ten years")

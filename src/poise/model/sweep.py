@@ -14,7 +14,7 @@ from itertools import product
 from math import prod
 
 from poise.errors import SpecError
-from poise.model.document import Findings, shown
+from poise.model.document import Findings, near, shown
 
 Scalar = str | int | float | bool
 Values = str | list[Scalar]
@@ -26,6 +26,7 @@ MAX_NAMES = 32
 """Names of one sweep: each is a variable of each of its tasks."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_PLACEHOLDER = re.compile(r"\$?\{([A-Za-z][A-Za-z0-9_-]{0,62})\}")
 _RANGE = re.compile(r"\s*(-?[0-9]{1,12})\s*\.\.\s*(-?[0-9]{1,12})\s*(?::\s*([0-9]{1,12})\s*)?")
 
 
@@ -74,6 +75,18 @@ def in_env(env: Mapping[str, str], values: Combination) -> dict[str, str]:
     """An environment with `${lr}` and `{lr}` replaced by their values."""
     pattern = _pattern(values)
     return {name: pattern.sub(lambda match: values[match[1]], text) for name, text in env.items()}
+
+
+def check_placeholders(texts: Iterable[str], names: Iterable[str], field: str) -> None:
+    """Raises SpecError for the first `${lrr}` or `{lrr}` that is no name of the sweep but nearly one: it would reach
+    every task as it stands. What resembles no name is left alone; it may be meant for the command.
+    """
+    known = list(names)
+    for text in texts:
+        for match in _PLACEHOLDER.finditer(text):
+            if match[1] not in known and (hint := near(match[1], known)):
+                need = ", ".join(known)
+                raise SpecError("nothing of that name is swept", field=field, need=need, have=match[0], hint=hint)
 
 
 def names_of(values: Combination) -> dict[str, str]:

@@ -7,8 +7,9 @@ import click
 import msgspec
 import pytest
 
-from poise.cli.asking import asked, asking
-from poise.model.spec import JobSpec, ResourcesSpec
+from poise.cli.asking import asked, asking, told_as_flags
+from poise.errors import SpecError
+from poise.model.spec import JobSpec, ResourcesSpec, compile_spec
 
 IN_FILES_ONLY = {
     "kind": "a command is a job",
@@ -67,3 +68,20 @@ def test_every_field_has_a_flag_or_a_reason() -> None:
         return (field.encode_name for field in msgspec.structs.fields(of))
 
     assert {*names(JobSpec), *names(ResourcesSpec)} - set_here == IN_FILES_ONLY.keys()
+
+
+@pytest.mark.parametrize("given", ["a=", "a=1,,2", "a"])
+def test_a_sweep_without_values_is_refused(given: str) -> None:
+    with pytest.raises(SpecError):
+        flags_of("--sweep", given)
+
+
+@pytest.mark.parametrize(
+    ("given", "where", "hint"),
+    [("--memory lots", "--memory", "--memory 8GiB"), ("--retries -1", "--retries", "--retries 3")],
+)
+def test_errors_about_flags_name_the_flag(given: str, where: str, hint: str) -> None:
+    flags = {"memory": None, "retries": None} | {given.split()[0][2:]: given.split()[1]}
+    with pytest.raises(SpecError) as caught, told_as_flags(flags):
+        compile_spec({"run": "x"} | flags_of(*given.split()), wall=0.0)
+    assert (caught.value.record.field, caught.value.record.hint) == (where, hint)

@@ -134,3 +134,23 @@ def test_sweeps_on_the_command_line() -> None:
     for wrong in (("lr",), ("lr=1..3,7",), ("lr=1", "lr=2")):
         with pytest.raises(SpecError):
             asked(NO_FLAGS | {"sweep": wrong}, {})
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("#POISE array=3", "did you mean `parts`?"),
+        ("#POISE time=10m", "did you mean `expect`?"),
+        ("#POISE memory = 1GiB", "#POISE memory=1GiB"),
+    ],
+)
+def test_what_other_schedulers_write_is_understood_as_a_near_miss(tmp_path: Path, line: str, hint: str) -> None:
+    assert [one.hint for one in refused(tmp_path, line, "true")] == [hint]
+
+
+def test_a_variable_may_be_empty(tmp_path: Path) -> None:
+    assert read(tmp_path, "#POISE env=A= gpu=1", "true").spec == {"env": {"A": ""}, "resources": {"gpu": 1}}
+
+
+def test_a_flag_may_stand_before_others(tmp_path: Path) -> None:
+    assert read(tmp_path, "#POISE no_preempt gpu=1", "true").spec == {"preemptible": False, "resources": {"gpu": 1}}

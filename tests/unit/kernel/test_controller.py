@@ -209,7 +209,7 @@ def test_after_names_jobs_that_there_are() -> None:
         ({"memory": "1TiB"}, "closest is n1: has 8 GiB of memory in all, 1 TiB needed", "`--cpu 1 --memory 8GiB`"),
         (
             {"gpu": 1, "gpu_memory": "80GiB"},
-            "closest is n1: has 0 fitting device",
+            "closest is n1: fitting devices in all: 0",
             "--gpu 1 --gpu-memory 16GiB` would",
         ),
     ],

@@ -499,3 +499,9 @@ def test_what_is_no_number_or_no_known_word_is_refused_by_its_field(fields: dict
 
 def test_a_number_of_workers_may_be_text() -> None:
     assert len(compile_spec({"run": "true", "workers": "3"}, wall=WALL).units[0].tasks) == 3
+
+
+def test_the_hint_for_a_date_without_a_zone_can_be_typed() -> None:
+    with pytest.raises(SpecError) as caught:
+        compile_spec({"run": "x", "deadline": "2026-12-01"}, wall=0.0)
+    assert caught.value.record.hint == "2026-12-01T00:00:00Z"

@@ -100,3 +100,11 @@ def test_as_many_as_a_job_may_have() -> None:
 def test_at_most_is_of_parts() -> None:
     with pytest.raises(SpecError, match="`at_most` needs `parts`"):
         compile_spec({"run": "x", "at_most": 2}, wall=0.0)
+
+
+@pytest.mark.parametrize("word", ["{lrr}", "--lr=${lrr}"])
+def test_a_placeholder_that_is_nearly_a_name_of_the_sweep_is_refused(word: str) -> None:
+    record = refused({"lr": [1, 2]}, run=["echo", word])
+    assert (record.field, record.hint) == ("run", "did you mean `lr`?")
+    assert refused({"lr": [1, 2]}, env={"OUT": word}).field == "env.OUT"
+    tried({"lr": [1, 2]}, run="echo ${lrr}")  # a variable of the shell's own
