@@ -99,7 +99,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_and_one_that_may_not_is_told(l
     assert refused.code == 1
     assert "E108" in refused.err
     assert "at least 10m0s" in refused.err
-    assert "deadline: 600s" in refused.err
+    assert "--deadline 600s" in refused.err
     fits = lab.poise("submit", "--expect", "10m", "--deadline", "11m", "--", "true")
     assert "may be late" not in fits.err
     cores = sum(node["cpu"] for node in lab.poise("nodes", "--json").value) // 1000
@@ -112,16 +112,16 @@ def test_a_deadline_that_cannot_be_met_is_refused_and_one_that_may_not_is_told(l
         lab.poise("cancel", job)
 
 
-def test_a_quota_holds_back_the_work_of_one_user_alone(living: Living) -> None:
+def test_a_quota_holds_back_the_work_of_one_tenant_alone(living: Living) -> None:
     living.up()
-    me = living.client().job(living.poise("submit", "--json", "--", "true").value["job"]).user
+    me = "default"
     assert living.poise("quota", me, "--cpu", "1").code == 0
     first = living.poise("submit", "--json", "--", "sleep", "600").value["job"]
     until(lambda: living.client().job(first).status == "running", "it runs")
     second = living.poise("submit", "--json", "--", "echo", "ran").value["job"]
     until(lambda: "quota" in living.poise("show", second).text, "it says why it waits")
     [told] = living.poise("quota", "--json").value
-    assert (told["user"], told["cpu"], told["cpu_held"], told["gpu"]) == (me, 1000, 1000, None)
+    assert (told["tenant"], told["cpu"], told["cpu_held"], told["gpu"]) == (me, 1000, 1000, None)
     refused = living.poise("submit", "--json", "--cpu", "2", "--", "true")
     assert (refused.error["code"], refused.error["have"]) == ("E110", "a quota of 1 CPU")
     for words in (("quota",), ("quota", me), ("quota", me, "--none", "--cpu", "1"), ("quota", "--cpu", "1")):

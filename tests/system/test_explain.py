@@ -88,7 +88,7 @@ def test_a_task_may_be_named_where_a_job_is(pair: Living) -> None:
 
 def test_a_device_that_nobody_has_is_told_with_what_was_meant(pair: Living) -> None:
     done = pair.poise("submit", "-g", "1", "--gpu-model", "H1000", "--json", "--", "true")
-    assert (done.code, done.error["field"]) == (1, "resources.gpu_model")
+    assert (done.code, done.error["field"]) == (1, "--gpu-model")
     assert "did you mean `H100`?" in done.error["hint"]
     done = pair.poise("run", "-g", "1", "--gpu-kind", "npu", "--", "true")
     assert (done.code, "no node has a device of kind `npu`" in done.err) == (125, True)
