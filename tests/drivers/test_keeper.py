@@ -253,7 +253,7 @@ def test_only_commands_that_go_on_are_announced(connect: Open) -> None:
     for number in range(20):
         line.run(f"short{number}", "/bin/true")
     line.run("long", "sleep", "0.05")
-    heard = []
+    heard: list[Any] = []
     while not heard or heard[-1][:2] != ["ended", ["j1.long", 1]]:
         heard.append(line.hear())
     announced = [one[1][0] for one in heard if one[0] == "started"]
