@@ -284,7 +284,7 @@ def test_a_name_is_taken_while_its_job_is_unfinished(shared: Living) -> None:
     held = shared.poise("submit", "--name", "taken", "--", "sleep", "60").text.strip()
     again = shared.poise("submit", "--name", "taken", "--json", "--", "true")
     assert again.code == 1
-    assert (again.error["code"], again.error["field"], again.error["have"]) == ("E107", "name", held)
+    assert (again.error["code"], again.error["field"], again.error["have"]) == ("E107", "--name", held)
     _type(shared, again.error["hint"])  # `poise cancel taken`
     assert shared.poise("wait", held).code == 130
     assert shared.poise("run", "--name", "taken", "--", "true").code == 0
