@@ -108,7 +108,7 @@ class Task(Generic[P, R]):
 
     def _submit(self, kind: str, positional: list[Any], named: dict[str, Any]) -> Future[Any]:
         function, options = self.__poise_function__, self._options
-        home, arguments = self._home or current_home(), (kind, positional, named)
+        home, arguments = self._home or _home_now(), [kind, positional, named]
         if home.elsewhere is not None:
             raise Conflict(
                 "functions are called on a control plane of one's own: their values are files in its home",
@@ -257,13 +257,24 @@ def _when_done(others: Iterable[Future[Any]], future: Future[Any], submit: Calla
         other.add_done_callback(one_less)
 
 
+def _home_now() -> Home:
+    return _home_at(os.environ.get("POISE_HOME"), os.environ.get("POISE_SOCKET"))
+
+
+@functools.cache
+def _home_at(*_: str | None) -> Home:
+    """What the environment says; looked at once for each that there is, since every call asks."""
+    return current_home()
+
+
 _all_calls: dict[tuple[Home, str, int], Calls] = {}
 _making = threading.Lock()
 
 
 def _calls_for(home: Home, options: Mapping[str, Any]) -> Calls:
     """The calls of tasks that ask for the same share workers; `retries` is of each call."""
-    key = (home, repr(sorted((name, value) for name, value in options.items() if name != "retries")), os.getpid())
+    own = [(name, value) for name, value in options.items() if name != "retries"]
+    key = (home, repr(sorted(own)) if own else "", os.getpid())
     found = _all_calls.get(key)
     if found is None or found.closed:
         with _making:

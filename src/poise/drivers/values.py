@@ -10,6 +10,7 @@ between them.
 Up to `INLINE` bytes travel inside records; more goes to a file.
 """
 
+import functools
 import os
 import pickle
 import secrets
@@ -108,11 +109,16 @@ def program() -> str:
     loaded = getattr(main, "__poise_script__", "")
     if loaded:
         return str(loaded)
-    path = getattr(main, "__file__", None) or ""
+    spec = getattr(main, "__spec__", None)
+    return _program_in(getattr(main, "__file__", None) or "", spec.name if spec is not None else "")
+
+
+@functools.cache
+def _program_in(path: str, module: str) -> str:
+    """Looked at once: every value that is pickled asks."""
     if not Path(path).is_file():
         return ""
-    spec = getattr(main, "__spec__", None)
-    return MODULE + spec.name if spec is not None else str(Path(path).resolve())
+    return MODULE + module if module else str(Path(path).resolve())
 
 
 def is_plain(value: Any) -> bool:
