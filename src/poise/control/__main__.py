@@ -25,7 +25,7 @@ from poise.config import DEFAULT_PORT, Endpoint, Home, Times
 from poise.control.api import make_app
 from poise.control.decider import decider_for
 from poise.control.lifetime import Lifetime
-from poise.control.plane import Plane, load_ledger
+from poise.control.plane import Plane
 from poise.drivers.lock import take_lock
 from poise.drivers.plugins import choose
 from poise.drivers.security import ensure_token
@@ -33,6 +33,7 @@ from poise.drivers.sockets import listen, share
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import SystemClock, boot_id, settle_memory
 from poise.drivers.tidy import remove_abandoned
+from poise.engine.host import load_ledger
 from poise.errors import Conflict, PoiseError, SpecError
 from poise.kernel.controller import Controller, Settings
 from poise.model.events import Event, decode_event, encode_event

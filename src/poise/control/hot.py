@@ -16,8 +16,9 @@ import msgspec
 from poise.config import MAX_BODY
 from poise.control.gatekeeper import Gatekeeper
 from poise.control.guard import Receive, Scope, Send, secret_of, text_headers
-from poise.control.plane import Answer, Plane
+from poise.control.plane import Plane
 from poise.drivers.security import same_token
+from poise.engine.host import Answer
 from poise.errors import ErrorRecord, InputError, PoiseError, SpecError
 from poise.kernel import controller as machine
 from poise.model.calls import FromCaller, FromWorker, Ready, Resume, ToCaller, ToWorker

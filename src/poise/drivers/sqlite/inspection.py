@@ -8,8 +8,8 @@ from typing import NamedTuple
 from poise.drivers.sqlite import faults, tables
 from poise.drivers.sqlite.faults import READ_ERRORS
 from poise.drivers.sqlite.mark import mark_path
-from poise.drivers.sqlite.record import FORMAT, is_whole
 from poise.errors import StoreDamaged
+from poise.model.record import FORMAT, is_whole
 
 
 class Found(NamedTuple):

@@ -14,11 +14,11 @@ from pathlib import Path
 from poise.drivers.sqlite import tables
 from poise.drivers.sqlite.mark import SYNC_SECONDS, Mark, mark_path
 from poise.drivers.sqlite.reader import LogReader
-from poise.drivers.sqlite.record import seal
 from poise.drivers.sqlite.repair import make_whole
 from poise.drivers.sqlite.verified import Event, VerifiedLog, log
 from poise.drivers.sqlite.writer import Writer
 from poise.errors import Busy, Conflict, PoiseError, StoreFull
+from poise.model.record import seal
 from poise.ports import StoredCheckpoint
 
 QUEUE_LIMIT = 100_000

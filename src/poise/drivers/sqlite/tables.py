@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from poise.drivers.sqlite.faults import READ_ERRORS, is_damage, translating
-from poise.drivers.sqlite.record import FORMAT, checksum
+from poise.model.record import FORMAT, checksum
 from poise.ports import StoredCheckpoint
 
 BUSY_SECONDS = 2.0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from poise.drivers.sqlite import faults, tables
-from poise.drivers.sqlite.record import FORMAT, is_whole, unseal
+from poise.model.record import FORMAT, is_whole, unseal
 from poise.ports import StoredCheckpoint
 
 Event = TypeVar("Event")

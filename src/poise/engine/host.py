@@ -1,0 +1,304 @@
+"""The loop around the controller: messages in, effects carried out, whatever the doors.
+
+What arrives in one turn is handled together, so that one round decides for all of it and one commit makes all of it
+durable. The control plane runs it on asyncio's loop with the real doors, the fault simulator on virtual time.
+"""
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from poise.errors import PoiseError, StoreFull
+from poise.kernel import controller as machine
+from poise.kernel.controller import Controller
+from poise.kernel.ledger import Ledger
+from poise.model.calls import FromCaller, FromWorker, Over
+from poise.model.decisions import Plan
+from poise.model.events import Event
+from poise.model.messages import Attempt, FromAgent
+from poise.ports import Clock, Decider, Store
+from poise.units import SECOND
+
+STOOD_STILL = 1 * SECOND
+HEAR_FIRST = 0.2
+"""When this process wakes so much too late it was stopped (or the machine was), and nodes that kept on talking are not
+to be taken for dead: what they said meanwhile is read first, for so many seconds."""
+
+Answer = Callable[[machine.Reply], None]
+
+
+class Handle(Protocol):
+    """Something that will be called, unless it is cancelled."""
+
+    def cancel(self) -> None: ...
+
+
+class Timers(Protocol):
+    """What calls back: asyncio's loop, or a timeline. Delays in seconds."""
+
+    def call_soon(self, call: Callable[..., object], /, *arguments: Any) -> object: ...
+    def call_later(self, delay: float, call: Callable[..., object], /, *arguments: Any) -> Handle: ...
+
+
+class Channel(Protocol):
+    """A connected agent, caller or worker."""
+
+    def send(self, message: Any) -> None: ...
+    def close(self) -> None: ...
+
+
+class Host:
+    """Owner of controller and store. `post` is called by the timers' thread only.
+
+    `tell` is given what a person should read. Every turn runs inside `guard()`: after an error that nobody foresaw,
+    ledger and log may differ, and only a start from the log puts that right.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        store: Store,
+        clock: Clock,
+        decider: Decider,
+        timers: Timers,
+        *,
+        tell: Callable[[str], None],
+        guard: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        self.controller = controller
+        self.store = store
+        self.clock = clock
+        self._decider = decider
+        self._timers = timers
+        self._tell = tell
+        self._guard = guard
+        self._inbox: deque[machine.Message] = deque()
+        self._scheduled = False
+        self._timer: Handle | None = None
+        self._due: int | None = None
+        self._requests: dict[int, Answer] = {}
+        self._next_request = 0
+        self._channels: dict[str, Channel] = {}
+        self._callers: dict[str, Channel] = {}
+        self._workers: dict[Attempt, Channel] = {}
+        store.on_durable = self._on_durable
+        store.on_failed = self._on_failed
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.controller.ledger
+
+    def begin(self, *, boot: str, boottime: int) -> None:
+        """Take the log."""
+        self._perform(self.controller.begin(self.clock.now(), boot=boot, boottime=boottime, wall=self.clock.wall()))
+        self._schedule()
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def post(self, message: machine.Message) -> None:
+        """Hand a message to the controller in the next turn of the loop."""
+        self._inbox.append(message)
+        self._schedule()
+
+    def ask(self, make: Callable[[int], machine.Message], answer: Answer) -> None:
+        """Post a request; `answer` is called when it is durable, or refused."""
+        self._next_request += 1
+        self._requests[self._next_request] = answer
+        self.post(make(self._next_request))
+
+    # --- agents ------------------------------------------------------------------------------------------------------
+
+    def connect(self, node: str, channel: Channel) -> None:
+        """An agent has said hello; the newest connection of a node wins."""
+        old = self._channels.get(node)
+        if old is not None and old is not channel:
+            old.close()
+        self._channels[node] = channel
+
+    def disconnect(self, node: str, channel: Channel) -> None:
+        if self._channels.get(node) is channel:
+            del self._channels[node]
+            self.post(machine.Gone(node))
+
+    def hear(self, node: str, channel: Channel, message: FromAgent) -> None:
+        """A message from a node; only its newest connection is heard."""
+        if self._channels.get(node) is channel:
+            self.post(machine.FromNode(node, message))
+
+    # --- callers and workers -----------------------------------------------------------------------------------------
+
+    def connect_caller(self, job: str, channel: Channel) -> None:
+        """The newest connection of a job's caller wins, as it does of a node and of a worker."""
+        old = self._callers.get(job)
+        if old is not None and old is not channel:
+            old.close()
+        self._callers[job] = channel
+
+    def hear_caller(self, job: str, channel: Channel, message: FromCaller) -> None:
+        if self._callers.get(job) is channel:
+            self.post(machine.FromJobCaller(job, message))
+
+    def disconnect_caller(self, job: str, channel: Channel) -> None:
+        if self._callers.get(job) is channel:
+            del self._callers[job]
+            self.post(machine.CallerGone(job))
+
+    def connect_worker(self, attempt: Attempt, channel: Channel) -> None:
+        old = self._workers.get(attempt)
+        if old is not None and old is not channel:
+            old.close()
+        self._workers[attempt] = channel
+
+    def hear_worker(self, attempt: Attempt, channel: Channel, message: FromWorker) -> None:
+        if self._workers.get(attempt) is channel:
+            self.post(machine.FromCallWorker(attempt, message))
+
+    def disconnect_worker(self, attempt: Attempt, channel: Channel) -> None:
+        if self._workers.get(attempt) is channel:
+            del self._workers[attempt]
+
+    def _hang_up(self, channels: dict[Any, Channel]) -> None:
+        for channel in channels.values():
+            channel.close()
+        channels.clear()
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._timers.call_soon(self._run)
+
+    def _run(self) -> None:
+        """One turn: all messages, then time, then rounds until nothing more is to be decided."""
+        with self._guard():
+            self._turn()
+
+    def _turn(self) -> None:
+        now = self.clock.now()
+        if self._due is not None and now - self._due > STOOD_STILL:
+            self._due = None
+            self._timers.call_later(HEAR_FIRST, self._run)
+            return
+        self._scheduled = False
+        effects: list[machine.Effect] = []
+        while self._inbox:
+            effects.extend(self.controller.handle(self._inbox.popleft(), now))
+        effects.extend(self.controller.tick(now))
+        self._perform(effects)
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = self._due = None
+        wakeup = self.controller.wakeup()
+        if wakeup is not None:
+            self._due = wakeup
+            delay = max(0.0, (wakeup - self.clock.now()) / SECOND)
+            self._timer = self._timers.call_later(delay, self._schedule)
+
+    def _perform(self, effects: Sequence[machine.Effect]) -> None:
+        appends: list[Event] = []
+        expected = -1
+        for effect in effects:
+            match effect:
+                case machine.Append():
+                    if not appends:
+                        expected = effect.expected
+                    appends.extend(effect.events)
+                case machine.Reply():
+                    answer = self._requests.pop(effect.request, None)
+                    if answer is not None:
+                        answer(effect)
+                case machine.Send():
+                    channel = self._channels.get(effect.node)
+                    if channel is not None:
+                        channel.send(effect.message)
+                case machine.SayCaller():
+                    channel = self._callers.get(effect.job)
+                    if channel is not None:
+                        channel.send(effect.message)
+                case machine.SayWorker():
+                    channel = self._workers.get(effect.attempt)
+                    if channel is not None:
+                        channel.send(effect.message)
+                case machine.HangCaller():
+                    self._tell(f"the caller of {effect.job} is hung up on: {effect.error}")
+                    channel = self._callers.pop(effect.job, None)
+                    if channel is not None:  # told why, it leaves by itself; nothing more is heard of it
+                        channel.send(Over(f"a call was refused: {effect.error}"))
+                        self.post(machine.CallerGone(effect.job))
+                case machine.HangCalls():
+                    self._hang_up(self._callers)
+                    self._hang_up(self._workers)
+                case machine.Decide():
+                    self._decider.decide(effect.view, self._on_plan)
+                case machine.Hang():
+                    channel = self._channels.pop(effect.node, None)
+                    if channel is not None:
+                        channel.close()
+                case machine.Checkpoint():
+                    self._append(appends, expected)
+                    appends, expected = [], -1
+                    self.store.checkpoint(effect.revision, effect.state)
+                case machine.TryRecover():
+                    if self.store.recover():
+                        self._tell("the log can be written again")
+                        self.post(machine.Recovered())
+        self._append(appends, expected)
+
+    def _on_plan(self, plan: Plan) -> None:
+        self.post(machine.Decided(plan))
+
+    def _append(self, events: Sequence[Event], expected: int) -> None:
+        if not events:
+            return
+        try:
+            self.store.append(events, expected=expected)
+        except PoiseError as error:
+            if self.controller.accepting:
+                self._timers.call_soon(self._on_failed, error)
+            return
+        self._appended(events, expected)
+
+    def _on_durable(self, revision: int) -> None:
+        with self._guard():
+            self._perform(self.controller.handle(machine.Durable(revision), self.clock.now()))
+            self._published_up_to(revision)
+            if self._inbox:
+                self._schedule()
+
+    def _appended(self, events: Sequence[Event], expected: int) -> None:
+        """These were handed to the log, which may still refuse them."""
+
+    def _published_up_to(self, revision: int) -> None:
+        """Everything up to here is durable, and may be shown."""
+
+    def _taken_back(self, durable: int) -> None:
+        """Nothing after this revision has happened."""
+
+    def _on_failed(self, error: Exception) -> None:
+        """The log cannot be written: back to what is durable."""
+        with self._guard():
+            self._go_back(error)
+
+    def _go_back(self, error: Exception) -> None:
+        if not self.controller.accepting:
+            return
+        self._tell(f"the log cannot be written: {error}")
+        known = error if isinstance(error, PoiseError) else StoreFull(str(error))
+        self._taken_back(self.store.durable())
+        ledger = load_ledger(self.store)
+        self._perform(self.controller.handle(machine.AppendFailed(ledger, known), self.clock.now()))
+        self._schedule()
+
+
+def load_ledger(store: Store) -> Ledger:
+    """The ledger as the log has it: the latest checkpoint and every event after it."""
+    checkpoint = store.latest_checkpoint()
+    ledger = Ledger.decode(checkpoint.state) if checkpoint else Ledger()
+    for _, event in store.read(ledger.revision):
+        ledger.apply(event)
+    return ledger
