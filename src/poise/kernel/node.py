@@ -169,6 +169,10 @@ class NodeMachine:
         """Attempts here that have not ended."""
         return len(self._launches)
 
+    def waiting(self) -> list[Attempt]:
+        """Attempts that it holds and has not handed to a slot."""
+        return [attempt for attempt in self._launches if attempt not in self._slot_of]
+
     # --- from the control plane --------------------------------------------------------------------------------------
 
     def _hello(self) -> list[Effect]:
