@@ -118,7 +118,9 @@ class SimulatedExecutor:
 
     def hang(self, attempt: Attempt) -> None:
         """It never gets on again; somebody has to stop it."""
-        self._cancel(self.copies[attempt][1])
+        copy = self.copies[attempt][1]
+        if not copy.stopping:
+            self._cancel(copy)
 
     def bury(self, slot: int) -> None:
         """The keeper of a slot is killed: what it holds is lost."""
@@ -253,6 +255,7 @@ class SimulatedMachine:
 
     def _beat(self):
         from poise.model.messages import Beat
+
         if self._channel is not None:
             self._channel.send(Beat())
         self.agent.call_later(1.0, self._beat)
@@ -325,7 +328,9 @@ class SimulatedMachine:
         if self._timer is not None:
             self._timer.cancel()
         due = self.machine.wakeup() if self.machine is not None and hasattr(self.machine, "wakeup") else None
-        self._timer = None if due is None else self.agent.call_later(max(0, due - self._clock.now()) / SECOND, self._tick)
+        self._timer = (
+            None if due is None else self.agent.call_later(max(0, due - self._clock.now()) / SECOND, self._tick)
+        )
 
 
 class Listener(Protocol):

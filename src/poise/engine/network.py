@@ -41,7 +41,12 @@ class Network:
         self.cut[node, way] = self.cut.get((node, way), 0) + (1 if on else -1)
 
     def dial(
-        self, node: str, caller: Process, called: Process, opened: Callable[["End", "End"], None], failed: Callable[[], None]
+        self,
+        node: str,
+        caller: Process,
+        called: Process,
+        opened: Callable[["End", "End"], None],
+        failed: Callable[[], None],
     ) -> None:
         """`opened` is called with the caller's end and the other one, or `failed`: at once where nobody listens."""
         if self.is_cut(node, UP) or self.is_cut(node, DOWN) or self.random.random() < self.loss:
@@ -50,7 +55,9 @@ class Network:
             self.timeline.call_at(self.timeline.now + self.latency, failed, process=caller)
         else:
             connection = Connection(self, node, caller, called)
-            self.timeline.call_at(self.timeline.now + self.latency, opened, connection.near, connection.far, process=caller)
+            self.timeline.call_at(
+                self.timeline.now + self.latency, opened, connection.near, connection.far, process=caller
+            )
 
 
 class Connection:

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 from zlib import crc32
 
-
 from poise.errors import PoiseError
 from poise.kernel.explain import reasons
 from poise.kernel.find import find
@@ -180,7 +179,9 @@ class Judge:
         unit = self._unit_of[event.task]
         held = self._held.get(unit)
         if held is None or held.epoch != event.epoch or event.task not in held.active:
-            raise Violation("S4", f"an ending of {event.task}#{event.epoch} was accepted, which is not the one that counts")
+            raise Violation(
+                "S4", f"an ending of {event.task}#{event.epoch} was accepted, which is not the one that counts"
+            )
         held.active.remove(event.task)
         if event.ending.outcome == "done":
             real = self._ended.get(Attempt(event.task, event.epoch))

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from poise.model.resources import Device, Node
-from poise.units import MILLISECOND, SECOND
+from poise.units import MILLISECOND, SECOND, parse_duration
 
 FaultKind = Literal[
     "kill-task",
@@ -51,14 +51,15 @@ FaultKind = Literal[
 Way = Literal["both", "up", "down"]
 
 
-class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
-    """One kind of fault as a nemesis brings it: `every` so many seconds on average, for about `lasts` seconds, `amount`
-    as the kind has it (a chance for messages, seconds for what is late or wrong, a factor for what is slow).
+class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One kind of fault as a nemesis brings it: `every` so often on average, for about as long as it `lasts`. `amount`
+    is a chance in [0, 1] for messages that are lost or doubled, seconds for what is late or wrong, a factor for what is
+    slow.
     """
 
     fault: FaultKind
-    every: float
-    lasts: float = 5.0
+    every: str | float
+    lasts: str | float = 5
     amount: float = 0.0
     way: Way = "both"
 
@@ -129,7 +130,7 @@ MEETS_A_NODE: frozenset[FaultKind] = frozenset(
         "kill-keeper",
         "kill-agent",
         "machine-off",
-            "cut",
+        "cut",
         "flap",
         "pause-agent",
         "out-of-memory",
@@ -140,7 +141,16 @@ MEETS_A_NODE: frozenset[FaultKind] = frozenset(
     )
 )
 INSTANT: frozenset[FaultKind] = frozenset(
-    ("kill-task", "kill-keeper", "kill-agent", "kill-control", "die-at-a-door", "power-cut", "flip-a-bit", "out-of-memory")
+    (
+        "kill-task",
+        "kill-keeper",
+        "kill-agent",
+        "kill-control",
+        "die-at-a-door",
+        "power-cut",
+        "flip-a-bit",
+        "out-of-memory",
+    )
 )
 
 
@@ -190,11 +200,13 @@ def _acts(random: Random, nodes: tuple[Node, ...], heals: int) -> list[Act]:
     if random.random() < 0.3:
         node, at = random.choice(nodes).name, int(random.uniform(0, heals))
         acts.append(Act(at=at, act="drain", of=node))
-        acts.append(Act(at=min(heals, at + 20 * SECOND), act="undrain", of=node))
+        acts.append(Act(at=heals + 10 * SECOND, act="undrain", of=node))
     if random.random() < 0.3:
         tenant = random.choice(TENANTS[1:])
-        acts.append(Act(at=int(random.uniform(0, heals)), act="quota", tenant=tenant, amount=random.choice((2, 4)) * 1000))
-        acts.append(Act(at=heals, act="quota", tenant=tenant))
+        acts.append(
+            Act(at=int(random.uniform(0, heals)), act="quota", tenant=tenant, amount=random.choice((2, 4)) * 1000)
+        )
+        acts.append(Act(at=heals + 10 * SECOND, act="quota", tenant=tenant))
     return acts
 
 
@@ -234,9 +246,10 @@ def _work(random: Random, seconds: float) -> str:
 def _draw(random: Random, spec: FaultSpec, nodes: tuple[Node, ...], heals: int) -> list[Fault]:
     """Arrivals are exponential, so that any two faults may meet."""
     faults, at = [], 0.0
-    while (at := at + random.expovariate(1 / spec.every)) * SECOND < heals:
+    every, mean = parse_duration(spec.every) / SECOND, parse_duration(spec.lasts) / SECOND
+    while (at := at + random.expovariate(1 / every)) * SECOND < heals:
         instant = spec.fault in INSTANT
-        lasts = 0 if instant else int(random.expovariate(1 / spec.lasts) * SECOND) + 100 * MILLISECOND
+        lasts = 0 if instant else int(random.expovariate(1 / mean) * SECOND) + 100 * MILLISECOND
         faults.append(
             Fault(
                 at=int(at * SECOND),

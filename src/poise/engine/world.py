@@ -203,7 +203,9 @@ class World:
             if disk.synced != self._seen:
                 self.catch_up()
             if timeline.steps > MOST_STEPS:
-                raise Violation("L4", f"the world goes on for ever: {MOST_STEPS} steps by {timeline.now / SECOND:.1f} s")
+                raise Violation(
+                    "L4", f"the world goes on for ever: {MOST_STEPS} steps by {timeline.now / SECOND:.1f} s"
+                )
             if timeline.now - looked >= SECOND:
                 looked = timeline.now
                 self._look()
@@ -216,7 +218,7 @@ class World:
     def _finish(self, end: int) -> None:
         """Everything must come to its end: L1 to L4."""
         timeline = self.timeline
-        self._go(timeline.now + 2 * CALM)
+        self._go(timeline.now + 2 * CALM)  # people undo what they did, too
         apart = timeline.now
         idle = timeline.now
         while timeline.now < end:
@@ -231,7 +233,11 @@ class World:
                 raise Violation("L2", wrong)
             self.judge.has_reasons(host.ledger, host.clock.now())
             jobs = [job for job in host.ledger.jobs.values() if not job.ended]
-            if any(unit.status == "active" for job in jobs for unit in job.units):
+            units = [unit for job in jobs for unit in job.units if unit.status in ("active", "pending")]
+            now = host.clock.now()
+            if not any(unit.status == "pending" and unit.not_before <= now for unit in units) or any(
+                unit.status == "active" for unit in units
+            ):
                 idle = timeline.now
             if not jobs and not self.client.open:
                 self._go(timeline.now + CALM)
@@ -239,7 +245,7 @@ class World:
                 if wrong:
                     raise Violation("L2", f"all is over, and {wrong}")
                 return
-            if jobs and timeline.now - idle > CALM + self._longest_pause(host.clock.now()):
+            if jobs and timeline.now - idle > CALM:
                 raise Violation("L1", f"nothing runs, and {jobs[0].id} waits: {self._why(jobs[0].id)}")
         raise Violation("L4", f"not over by {end / SECOND:.0f} s: {self._left()}")
 
@@ -258,17 +264,6 @@ class World:
         if host is not None and not host.controller.accepting:
             return "nothing is accepted"
         return ""
-
-    def _longest_pause(self, now: int) -> int:
-        """Back-off is no idleness."""
-        host = self.control.host
-        waits = [
-            unit.not_before - now
-            for job in (host.ledger.jobs.values() if host is not None else ())
-            for unit in job.units
-            if unit.status == "pending"
-        ]
-        return max((wait for wait in waits if wait > 0), default=0)
 
     def _why(self, job: str) -> str:
         host = self.control.host

@@ -334,6 +334,7 @@ class Controller:
         self._dirty = True
         self._head = 0
         self._deciding = False
+        self._base = 0
         self._until: int | None = None
         self._watch = Watch(settings.triggers)
         self._fired: list[str] = []
@@ -450,7 +451,7 @@ class Controller:
         due = self._until is not None and self._until <= now
         if not self._deciding and (self._dirty or waited or due or (backed_off is not None and backed_off <= now)):
             self._dirty, self._deciding, self._last_round, self._until = False, True, now, None
-            self._head = self.ledger.head()
+            self._head, self._base = self.ledger.head(), self.ledger.revision
             effects.append(Decide(self.snapshot(now)))
             self._fired.clear()  # what fires while this is decided on is told to the next round
         return effects
@@ -810,7 +811,7 @@ class Controller:
         if self._full:
             return
         self._until = plan.until
-        stale = plan.base != self.ledger.revision
+        stale = self._base != self.ledger.revision  # whatever the plan says: a policy may be wrong
         if plan.failed:
             self._commit(PolicyFailed(at=now, policy=self.settings.policy, error=plan.failed))
         launches: dict[str, list[Launch]] = {}
