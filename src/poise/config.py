@@ -114,9 +114,15 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """The one table of times, in nanoseconds."""
+    """The one table of times, in nanoseconds.
+
+    A node that holds work says a word each `heartbeat`; one that has held none for `idle_after` says one more and more
+    rarely, down to one each `heartbeat_idle`.
+    """
 
     heartbeat: int = 1 * SECOND
+    heartbeat_idle: int = 10 * SECOND
+    idle_after: int = 10 * SECOND
     dead_local: int = 3 * SECOND
     dead_remote: int = 10 * SECOND
     reprobe: int = 5 * SECOND

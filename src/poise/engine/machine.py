@@ -250,15 +250,6 @@ class SimulatedMachine:
         self._pause = RECONNECT[0]
         self._dial()
         self.agent.call_later(LOOK_EVERY, self._look)
-        if not hasattr(self.machine, "wakeup"):
-            self._beat()
-
-    def _beat(self):
-        from poise.model.messages import Beat
-
-        if self._channel is not None:
-            self._channel.send(Beat())
-        self.agent.call_later(1.0, self._beat)
 
     def _agent_gone(self) -> None:
         self.machine = None
@@ -321,13 +312,13 @@ class SimulatedMachine:
                 case machine.Say():
                     if self._channel is not None:
                         self._channel.send(effect.message)
-                case _:
+                case machine.Hang():
                     if self._channel is not None:
                         self._channel.close()
                         self._closed()
         if self._timer is not None:
             self._timer.cancel()
-        due = self.machine.wakeup() if self.machine is not None and hasattr(self.machine, "wakeup") else None
+        due = self.machine.wakeup() if self.machine is not None else None
         self._timer = (
             None if due is None else self.agent.call_later(max(0, due - self._clock.now()) / SECOND, self._tick)
         )

@@ -12,10 +12,11 @@ the two is sent again, and is harmless to receive twice: an attempt is a task an
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from poise.config import Times
 from poise.errors import Busy, Conflict, NotFound, PoiseError, StoreFull
 from poise.kernel.dispatch import Dispatch
 from poise.kernel.find import find, find_node
@@ -65,6 +66,7 @@ from poise.model.messages import (
     Desired,
     Ended,
     FromAgent,
+    Heard,
     Hello,
     Launch,
     Report,
@@ -87,6 +89,8 @@ ROUND = 200 * MILLISECOND
 CHECKPOINT_EVERY = 20_000
 MAX_UNFINISHED = 200_000
 RECOVER_EVERY = 1 * SECOND
+
+HEARTBEAT, HEARTBEAT_IDLE = Times().heartbeat, Times().heartbeat_idle
 
 MAX_TOKENS = 10_000
 
@@ -319,6 +323,34 @@ QUIET = (Held, Placed, Preempted, Remembered, Started, FunctionTold, Called, Cal
 """Events that change nothing for the policy, unless more waits to be placed after them."""
 
 
+class Contact(NamedTuple):
+    """When a node was heard: `at`, with the promise of another word within `every`. `asked`: what is to be answered has
+    been sent to it since, and a promise that it made before it knew of that does not count.
+    """
+
+    at: int
+    every: int
+    asked: bool = False
+
+    @property
+    def heard(self) -> int:
+        """When it would have been heard if it said a word each `HEARTBEAT`: silence is counted from here."""
+        return self.at + self.every - HEARTBEAT
+
+    def after(self, message: FromAgent, now: int) -> "Contact":
+        """It has said this."""
+        every = min(max(HEARTBEAT, message.every), HEARTBEAT_IDLE) if isinstance(message, Beat) else HEARTBEAT
+        asked = self.asked and every > HEARTBEAT
+        return Contact(now, HEARTBEAT if asked else every, asked)
+
+    def expecting(self, now: int) -> "Contact":
+        """It is asked something, and an answer is expected as of a node that is busy."""
+        return Contact(self.at if self.every == HEARTBEAT else now, HEARTBEAT, asked=True)
+
+
+NEVER = Contact(0, HEARTBEAT)
+
+
 class Controller:
     """Owner of the ledger. Call `handle` with each message, then `tick` once; both answer with effects, in order."""
 
@@ -329,7 +361,7 @@ class Controller:
         self._checkpointed = ledger.revision
         self._events: list[Event] = []
         self._outbox: deque[tuple[int, Effect]] = deque()
-        self._seen: dict[str, int] = {}
+        self._contacts: dict[str, Contact] = {}
         self._connected: set[str] = set()
         self._dirty = True
         self._head = 0
@@ -342,6 +374,7 @@ class Controller:
         self._last_recall = 0
         self._full = False
         self._last_recovery = 0
+        self._now = ledger.now
         self._dispatch = self._make_dispatch(ledger.now)
 
     @property
@@ -375,11 +408,12 @@ class Controller:
                 self._commit(NodeForgotten(at=now, name=name))
         for name, node in self.ledger.nodes.items():
             if node.status == "up":
-                self._seen[name] = now
+                self._contacts[name] = Contact(now, HEARTBEAT)
         return self._flush()
 
     def handle(self, message: Message, now: int) -> Sequence[Effect]:
         """Take in one message."""
+        self._now = now
         match message:
             case FromNode():
                 self._from_node(message.node, message.message, now)
@@ -426,13 +460,14 @@ class Controller:
 
     def tick(self, now: int) -> Sequence[Effect]:
         """What time alone brings: lost nodes, rounds, recovery of the log."""
+        self._now = now
         if self._full:
             if now - self._last_recovery < RECOVER_EVERY:
                 return ()
             self._last_recovery = now
             return (TryRecover(),)
         for name, node in list(self.ledger.nodes.items()):
-            silence = now - self._seen.get(name, 0)
+            silence = now - self._contact(name).heard
             if node.status == "up" and silence > self.settings.dead_after:
                 self._node_lost(name, now)
             elif node.status == "up":
@@ -488,7 +523,7 @@ class Controller:
         times: list[int] = []
         for name, node in self.ledger.nodes.items():
             if node.status == "up":
-                heard = self._seen.get(name, 0)
+                heard = self._contact(name).heard
                 silent_at = self._watch.silent_at(name, heard)
                 times.append(heard + self.settings.dead_after + 1 if silent_at is None else silent_at)
         due = [self._watch.due(), self._dispatch.wakeup()]
@@ -644,7 +679,7 @@ class Controller:
     # --- nodes -------------------------------------------------------------------------------------------------------
 
     def _from_node(self, name: str, message: FromAgent, now: int) -> None:
-        self._seen[name] = now
+        self._contacts[name] = self._contact(name).after(message, now)
         if self._full:  # nothing can be recorded, so nothing is acknowledged: the agent keeps it and says it again
             self._hang(name)
         elif isinstance(message, Hello):
@@ -654,9 +689,13 @@ class Controller:
         elif isinstance(message, Beat):
             if message.load is not None:
                 self._watch.load(name, message.load, now)
+            self._outbox.appendleft((0, Send(name, Heard(beat=message.number))))  # it promises nothing
         elif isinstance(message, Report):
             self._take_report(name, message.running, message.ended, now)
             self._send(name, Acked(serial=message.serial))
+
+    def _contact(self, name: str) -> "Contact":
+        return self._contacts.get(name, NEVER)
 
     def _hang(self, name: str) -> None:
         self._outbox.appendleft((0, Hang(name)))
@@ -664,6 +703,7 @@ class Controller:
     def _disconnect(self, name: str) -> None:
         """What waits to be sent is dropped: the next Hello is answered by all that should be there, and that alone."""
         self._connected.discard(name)
+        self._contacts[name] = self._contact(name).expecting(self._now)
         self._outbox = deque(
             entry for entry in self._outbox if not (isinstance(entry[1], Send) and entry[1].node == name)
         )
@@ -928,7 +968,10 @@ class Controller:
 
     def _release(self) -> Iterable[Effect]:
         while self._outbox and self._outbox[0][0] <= self._durable:
-            yield self._outbox.popleft()[1]
+            effect = self._outbox.popleft()[1]
+            if isinstance(effect, Send) and isinstance(effect.message, Desired):
+                self._contacts[effect.node] = self._contact(effect.node).expecting(self._now)
+            yield effect
 
     def _on_durable(self, revision: int) -> Sequence[Effect]:
         self._durable = max(self._durable, revision)

@@ -13,6 +13,10 @@ run, and the ledger shrinks its pools by the same rule: room that it has given t
 An attempt that the control plane has given up runs on until it is stopped, and the ledger no longer counts it. So the
 node looks for itself as well: no slot is opened without room for it, no device is given to two, and of one task the
 next attempt starts only when the last has ended.
+
+The node beats: it says a word at least each second while it holds anything, more and more rarely when it is idle, and
+each beat tells when the next word comes. What it says is answered; when nothing is heard the way is cut, whatever the
+connection says, and it hangs up and connects anew.
 """
 
 from collections import deque
@@ -20,8 +24,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from poise.config import Times
 from poise.model.jobs import Ending
-from poise.model.messages import Acked, Attempt, Desired, Ended, FromAgent, Hello, Launch, Report, Running
+from poise.model.load import Load, has_changed
+from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, FromAgent, Heard, Hello, Launch, Report, Running
 from poise.model.resources import SHARED_CAP, WHOLE, Node, Shape
 from poise.units import MILLISECOND, SECOND
 
@@ -57,6 +63,10 @@ class Say(msgspec.Struct, frozen=True):
     message: FromAgent
 
 
+class Hang(msgspec.Struct, frozen=True):
+    """Hang up, and connect anew: nothing has been heard for too long."""
+
+
 class Changed(msgspec.Struct, frozen=True):
     """The executor saw attempts start and end."""
 
@@ -72,8 +82,8 @@ class Disconnected(msgspec.Struct, frozen=True):
     pass
 
 
-Effect = Start | Stop | Forget | Say
-Message = Desired | Acked | Changed | Connected | Disconnected
+Effect = Start | Stop | Forget | Say | Hang
+Message = Desired | Acked | Heard | Changed | Load | Connected | Disconnected
 
 
 class Slot(msgspec.Struct):
@@ -105,10 +115,13 @@ class Pool(msgspec.Struct):
 
 
 class NodeMachine:
-    """One node. Feed it what the executor holds first (`adopt`), then messages; it answers with effects, in order."""
+    """One node. Feed it what the executor holds first (`adopt`), then messages, and call `tick` at `wakeup`; it answers
+    with effects, in order.
+    """
 
-    def __init__(self, node: Node, cores: Sequence[int]) -> None:
+    def __init__(self, node: Node, cores: Sequence[int], times: Times | None = None) -> None:
         self.node = node
+        self._times = times or Times()
         self._free_cores = sorted(cores)
         self._pools: dict[Shape, Pool] = {}
         self._launches: dict[Attempt, Launch] = {}
@@ -126,6 +139,10 @@ class NodeMachine:
         self._in_flight: dict[int, tuple[Attempt, ...]] = {}
         self._unsaid_running: dict[Attempt, Running] = {}
         self._unsaid_ended: dict[Attempt, Ended] = {}
+        self._said_load: Load | None = None
+        self._beats = 0
+        self._every = self._times.heartbeat
+        self._spoke = self._heard = self._held_until = 0
 
     def adopt(
         self, held: Iterable[tuple[int, Launch, tuple[int, ...], Running | None]], ended: Iterable[Ended]
@@ -153,17 +170,43 @@ class NodeMachine:
         """Take in one message."""
         match message:
             case Changed():
-                return self._changed(message, now)
+                effects = self._changed(message, now)
             case Desired():
-                return self._desired(message, now)
+                self._heard, self._every = now, self._times.heartbeat
+                effects = self._desired(message, now)
             case Acked():
-                return self._acked(message.serial)
+                self._heard = now
+                effects = self._acked(message.serial, now)
+            case Heard():
+                self._heard = now
+                effects = []
+            case Load():
+                effects = self._sampled(message, now)
             case Connected():
-                return self._hello()
+                effects = self._hello(now)
             case Disconnected():
-                self._connected = False
-                self._in_flight.clear()
-                return []
+                self._disconnect()
+                effects = []
+        if self._launches or self._ended:
+            self._held_until = now
+        return effects
+
+    def tick(self, now: int) -> list[Effect]:
+        """What time alone brings: a beat, or the end of a connection on which nothing comes."""
+        if not self._connected:
+            return []
+        if now >= self._silent_at():
+            self._disconnect()
+            return [Hang()]
+        if now < self._spoke + self._every:
+            return []
+        if not self._launches and not self._ended and now - self._held_until >= self._times.idle_after:
+            self._every = min(self._times.heartbeat_idle, 2 * self._every)
+        return [self._beat(None, now)]
+
+    def wakeup(self) -> int | None:
+        """When to tick next, if nothing happens before."""
+        return min(self._spoke + self._every, self._silent_at()) if self._connected else None
 
     def held(self) -> int:
         """Attempts here that have not ended."""
@@ -173,10 +216,36 @@ class NodeMachine:
         """Attempts that it holds and has not handed to a slot."""
         return [attempt for attempt in self._launches if attempt not in self._slot_of]
 
-    # --- from the control plane --------------------------------------------------------------------------------------
+    # --- the channel -------------------------------------------------------------------------------------------------
 
-    def _hello(self) -> list[Effect]:
+    def _say(self, message: FromAgent, now: int) -> Say:
+        self._spoke = now
+        return Say(message)
+
+    def _beat(self, load: Load | None, now: int) -> Say:
+        self._beats += 1
+        return self._say(Beat(load=load, number=self._beats, every=self._every), now)
+
+    def _sampled(self, load: Load, now: int) -> list[Effect]:
+        """How busy the node is, said where that has changed noticeably."""
+        if not self._connected or not has_changed(self._said_load, load):
+            return []
+        self._said_load = load
+        return [self._beat(load, now)]
+
+    def _silent_at(self) -> int:
+        """When the control plane has been silent for so long that the way must be cut."""
+        return self._heard + self._every + self._times.dead_local
+
+    def _disconnect(self) -> None:
+        self._connected = False
+        self._in_flight.clear()
+
+    def _hello(self, now: int) -> list[Effect]:
         self._connected = True
+        self._heard = self._held_until = now
+        self._every = self._times.heartbeat
+        self._said_load = None
         self._serial = 0
         self._in_flight = {0: tuple(self._ended)}
         self._unsaid_running.clear()
@@ -185,7 +254,9 @@ class NodeMachine:
         hello = Hello(
             node=self.node, queued=queued, running=tuple(self._running.values()), ended=tuple(self._ended.values())
         )
-        return [Say(hello)]
+        return [self._say(hello, now)]
+
+    # --- from the control plane --------------------------------------------------------------------------------------
 
     def _desired(self, desired: Desired, now: int) -> list[Effect]:
         effects: list[Effect] = []
@@ -208,15 +279,15 @@ class NodeMachine:
             line = pool.lines.setdefault(key, deque())
             line.append(Waiting(launch, now))
         effects.extend(self._fill(now))
-        effects.extend(self._report())
+        effects.extend(self._report(now))
         return effects
 
-    def _acked(self, serial: int) -> list[Effect]:
+    def _acked(self, serial: int, now: int) -> list[Effect]:
         attempts = self._in_flight.pop(serial, ())
         for attempt in attempts:
             self._ended.pop(attempt, None)
         effects: list[Effect] = [Forget(attempts)] if attempts else []
-        return effects + self._report()
+        return effects + self._report(now)
 
     def _stop(self, attempt: Attempt) -> list[Effect]:
         """Hand back what waits here; ask the executor to stop what it holds."""
@@ -247,7 +318,7 @@ class NodeMachine:
             if done.attempt in self._launches:
                 self._learn(self._launches[done.attempt].kind, done.ending)
                 self._end(done)
-        return self._fill(now) + self._report()
+        return self._fill(now) + self._report(now)
 
     def _end(self, done: Ended) -> None:
         attempt = done.attempt
@@ -273,7 +344,7 @@ class NodeMachine:
         if len(self._levels) > MAX_CLASSES:
             del self._levels[next(iter(self._levels))]
 
-    def _report(self) -> list[Effect]:
+    def _report(self, now: int) -> list[Effect]:
         """One report in flight at a time: while the log writes one, the next gathers what comes."""
         if not self._connected or self._in_flight or not (self._unsaid_running or self._unsaid_ended):
             return []
@@ -286,7 +357,7 @@ class NodeMachine:
         self._in_flight[self._serial] = tuple(self._unsaid_ended)
         self._unsaid_running.clear()
         self._unsaid_ended.clear()
-        return [Say(report)]
+        return [self._say(report, now)]
 
     # --- slots -------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import msgspec
 from poise.model.jobs import Ending
 from poise.model.load import Load
 from poise.model.resources import Node, Shape
+from poise.units import SECOND
 
 
 class Attempt(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
@@ -91,9 +92,14 @@ class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True, omit_defau
 class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True, omit_defaults=True):
     """Nothing to say, but alive; or the node's load, where it has changed noticeably since it was last said on this
     connection.
+
+    Each has a `number`, by which it is answered. The next word comes within `every` nanoseconds, unless the node is
+    lost; after any other message it comes within a second.
     """
 
     load: Load | None = None
+    number: int = 0
+    every: int = SECOND
 
 
 # control plane -> agent
@@ -118,5 +124,11 @@ class Acked(msgspec.Struct, frozen=True, tag="acked", kw_only=True):
     serial: int
 
 
+class Heard(msgspec.Struct, frozen=True, tag="heard", kw_only=True):
+    """The beat of this number has come: the way is open in both directions. It waits for no disk."""
+
+    beat: int
+
+
 FromAgent = Hello | Report | Beat
-ToAgent = Desired | Acked
+ToAgent = Desired | Acked | Heard

@@ -32,7 +32,7 @@ from poise.kernel.ledger import Ledger, UnitState, attempt_of
 from poise.kernel.node import NodeMachine
 from poise.model.events import Event
 from poise.model.jobs import Ending, Outcome
-from poise.model.messages import Attempt, Beat, Ended, FromAgent, Hello, Launch, Running, ToAgent
+from poise.model.messages import Attempt, Ended, FromAgent, Hello, Launch, Running, ToAgent
 from poise.model.resources import Node
 from poise.model.spec import compile_spec
 from poise.policy.suites import policy_named
@@ -96,6 +96,7 @@ class Site:
         self.down: deque[ToAgent] = deque()
         self.connected = False
         self.announced = False
+        self.hung = False
         self.machine = self._machine()
 
     def restart_agent(self) -> None:
@@ -129,8 +130,14 @@ class Site:
 
     def feed(self, message: node_side.Message, now: int) -> None:
         before = set(self.slots.running())
+        self._perform(self.machine.handle(message, now), now, before)
+
+    def tick(self, now: int) -> None:
+        self._perform(self.machine.tick(now), now, set(self.slots.running()))
+
+    def _perform(self, effects: Sequence[node_side.Effect], now: int, before: set[Attempt]) -> None:
         changed: list[Ended] = []
-        for effect in self.machine.handle(message, now):
+        for effect in effects:
             match effect:
                 case node_side.Start():
                     self.slots.start(effect.slot, effect.launch, effect.cpus)
@@ -143,6 +150,8 @@ class Site:
                 case node_side.Say():
                     if self.connected:
                         self.up.append(effect.message)
+                case node_side.Hang():
+                    self.hung = True
         began = [Running(attempt=attempt, pid=1) for attempt in self.slots.running() if attempt not in before]
         if began or changed:
             self.feed(node_side.Changed(tuple(began), tuple(changed)), now)
@@ -188,8 +197,10 @@ class Fleet:
     def tick(self, duration: int) -> None:
         self.now += duration
         for site in self.sites.values():
-            if site.connected:
-                site.up.append(Beat())
+            site.tick(self.now)
+            if site.hung:
+                site.hung = False
+                self.break_channel(site)
         self._perform(self.controller.tick(self.now))
 
     def sync(self) -> None:

@@ -12,11 +12,11 @@ from poise.kernel.ledger import Ledger
 from poise.model.decisions import Plan, Preempt, Spot, Why
 from poise.model.events import Finished, JobSubmitted, NodeLost, Placed, Preempted, Remembered
 from poise.model.jobs import Ending
-from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, Report
+from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, Heard, Report
 from poise.model.resources import DECLARED, Device, Node
 from poise.model.spec import compile_spec
 from poise.testing import WALL, World, node, replay
-from poise.units import MILLISECOND, SECOND
+from poise.units import MILLISECOND, SECOND, parse_duration
 
 AGAIN: dict[str, Any] = {"limit": 3, "when": ["failed", "lost", "killed"], "backoff": "0s"}
 
@@ -355,6 +355,47 @@ def test_reports_are_acknowledged_even_if_they_are_history() -> None:
     world = World().nodes(1)
     world.hear("n1", Report(serial=5, ended=(Ended(attempt=Attempt("j9.main", 1), ending=Ending(outcome="done")),)))
     assert world.sent[-1] == Send("n1", Acked(serial=5))
+
+
+def test_each_beat_is_answered_at_once_whatever_the_disk_does() -> None:
+    world = World().nodes(1)
+    world.slow_disk = True
+    world.job("a").hear("n1", Beat(number=7))
+    assert world.sent[-1] == Send("n1", Heard(beat=7))
+
+
+def silence(world: World, *, until: str) -> float:
+    """Seconds until the node n1 is lost, or has been silent for as long as that."""
+    began = world.now
+    world.connected.clear()  # it says nothing more, and its connection stays open
+    while world.ledger.nodes["n1"].status == "up" and world.now < began + parse_duration(until):
+        wakeup = world.controller.wakeup()
+        assert wakeup is not None
+        world.now = max(wakeup, world.now + MILLISECOND)
+        world.tick()
+    return round((world.now - began) / SECOND, 1)
+
+
+def test_a_node_that_beats_each_second_is_lost_after_three() -> None:
+    world = World().nodes(1).after("5s")
+    assert silence(world, until="20s") == 3
+
+
+def test_an_idle_node_is_given_the_time_that_it_promised() -> None:
+    world = World().nodes(1).after("5s").hear("n1", Beat(every=10 * SECOND))
+    assert silence(world, until="20s") == 12
+
+
+def test_an_idle_node_that_is_sent_work_has_to_answer_soon() -> None:
+    world = World().nodes(1).after("5s").hear("n1", Beat(every=10 * SECOND))
+    world.now += 5 * SECOND
+    world.job("a").round().hear("n1", Beat(every=10 * SECOND))  # said before it knew
+    assert silence(world, until="20s") == 3
+
+
+def test_an_idle_node_whose_connection_has_closed_has_to_come_back_soon() -> None:
+    world = World().nodes(1).after("5s").hear("n1", Beat(every=10 * SECOND)).disconnect("n1")
+    assert silence(world, until="20s") == 3
 
 
 def test_whoever_speaks_without_having_said_hello_is_hung_up() -> None:

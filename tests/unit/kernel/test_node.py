@@ -9,13 +9,27 @@ from poise.kernel.node import (
     Disconnected,
     Effect,
     Forget,
+    Hang,
     NodeMachine,
     Say,
     Start,
     Stop,
 )
 from poise.model.jobs import Ending, Outcome
-from poise.model.messages import Acked, Attempt, Desired, Ended, FromAgent, Hello, Launch, Report, Running
+from poise.model.load import Load
+from poise.model.messages import (
+    Acked,
+    Attempt,
+    Beat,
+    Desired,
+    Ended,
+    FromAgent,
+    Heard,
+    Hello,
+    Launch,
+    Report,
+    Running,
+)
 from poise.model.resources import Shape
 from poise.testing import node
 from poise.units import MILLISECOND, SECOND
@@ -360,3 +374,76 @@ def test_a_restarted_agent_takes_over_what_its_keepers_hold() -> None:
     assert (start.slot, start.cpus) == (0, (0,))  # the adopted slot keeps its number and its core
     [forget] = machine.handle(Acked(serial=0), 3)
     assert forget == Forget((at("z"),))
+
+
+# --- beats -----------------------------------------------------------------------------------------------------------
+
+
+def beats(bench: Bench, until: int) -> list[tuple[float, float]]:
+    """Time passes, and every beat is answered: when each was said and what it promised, in seconds."""
+    found = []
+    while (wakeup := bench.machine.wakeup()) is not None and wakeup <= until:
+        bench.now = max(bench.now, wakeup)
+        for effect in bench.machine.tick(bench.now):
+            assert isinstance(effect, Say) and isinstance(effect.message, Beat)
+            found.append((bench.now / SECOND, effect.message.every / SECOND))
+            bench.feed(Heard(beat=effect.message.number))
+    bench.now = until
+    return found
+
+
+def test_a_node_that_holds_work_says_a_word_each_second() -> None:
+    bench = Bench()
+    bench.launch(launch("a"))
+    assert beats(bench, 41 * SECOND) == [(at, 1) for at in range(2, 42)]
+
+
+def test_whatever_is_said_is_as_good_as_a_beat() -> None:
+    bench = Bench()
+    bench.launch(launch("a"))
+    bench.now += SECOND // 2
+    bench.feed(Changed(running=(Running(attempt=at("a"), pid=1),)))
+    assert bench.machine.wakeup() == bench.now + SECOND
+
+
+def test_an_idle_node_says_less_and_less_and_promises_when_it_will() -> None:
+    bench = Bench()
+    told = beats(bench, 50 * SECOND)
+    assert told == [*((at, 1) for at in range(2, 11)), (11, 2), (13, 4), (17, 8), (25, 10), (35, 10), (45, 10)]
+    bench.launch(launch("a"))
+    assert beats(bench, 52 * SECOND) == [(50, 1), (51, 1), (52, 1)]  # at once, and each second
+
+
+def test_the_load_is_said_when_it_has_changed_noticeably() -> None:
+    bench = Bench()
+    [say] = bench.feed(Load(cpu=500))
+    assert isinstance(say, Say) and isinstance(say.message, Beat)
+    assert (say.message.load, say.message.every) == (Load(cpu=500), SECOND)
+    assert bench.feed(Load(cpu=501)) == []
+    bench.feed(Disconnected())
+    assert bench.feed(Load(cpu=900)) == []
+    bench.feed(Connected())
+    assert len(bench.feed(Load(cpu=900))) == 1  # whoever is told anew is told everything
+
+
+def test_when_nothing_is_heard_the_node_connects_anew() -> None:
+    bench = Bench()
+    bench.launch(launch("a"))
+    last, hung = bench.now, None
+    while hung is None:
+        wakeup = bench.machine.wakeup()
+        assert wakeup is not None
+        bench.now = wakeup
+        if Hang() in bench.machine.tick(wakeup):
+            hung = wakeup
+    assert hung == last + 4 * SECOND  # three beyond the second within which its beat should have been answered
+    assert bench.machine.wakeup() is None
+    assert bench.machine.tick(bench.now + SECOND) == []
+    [say] = bench.feed(Connected())
+    assert isinstance(say, Say) and isinstance(say.message, Hello)
+
+
+def test_a_node_that_is_not_connected_says_nothing() -> None:
+    bench = Bench(connected=False)
+    assert bench.machine.wakeup() is None
+    assert bench.machine.tick(100 * SECOND) == []
