@@ -12,7 +12,7 @@ from zlib import crc32
 from poise.errors import PoiseError
 from poise.kernel.explain import reasons
 from poise.kernel.find import find
-from poise.kernel.ledger import Ledger
+from poise.kernel.ledger import JobState, Ledger, UnitState, attempt_of
 from poise.kernel.visible import Sight
 from poise.model.events import (
     Event,
@@ -29,9 +29,17 @@ from poise.model.messages import Attempt, Launch
 from poise.model.quotas import Amounts, Quota, asked
 from poise.model.resources import SHARED_CAP, WHOLE, Node
 from poise.model.tenants import Bearer, Role
+from poise.policy.feasible import NAMED
 
 DEEP_EVERY = 64
 """Durable events after which all invariants of the ledger are checked anew; the rest is checked at each."""
+
+
+ABOUT_NODES = frozenset(
+    ("CPU_BUSY", "MEMORY_BUSY", "GPU_BUSY", "CPU_TOO_SMALL", "MEMORY_TOO_SMALL", "GPU_TOO_FEW", "NODE_DRAINED")
+    + ("NODE_LOST", "GANG_INCOMPLETE", "NO_SUCH_DEVICE")
+)
+"""Reasons that nodes give: where there are no others, each node must have given one."""
 
 
 class Violation(AssertionError):
@@ -68,6 +76,8 @@ class Judge:
         self._epochs: dict[str, int] = {}
         self._done: set[str] = set()
         self._quotas: dict[str, Quota] = {}
+        self._keys: dict[tuple[str, str], str] = {}
+        self._untold: dict[str, str] = {}
         self._since_deep = 0
 
     # --- what executors do -------------------------------------------------------------------------------------------
@@ -82,7 +92,7 @@ class Judge:
         self._begun.add(attempt)
         for other, running in self._running.items():
             for copy in running:
-                if copy.task == attempt.task and (getattr(launch, "lease", 0) or other == node):
+                if copy.task == attempt.task and (getattr(launch, "lease", False) or other == node):
                     raise Violation("S5", f"{attempt} runs on {node} while {copy} runs on {other}")
         here = self._running.setdefault(node, {})
         here[attempt] = launch
@@ -149,6 +159,10 @@ class Judge:
             self.look_deep()
 
     def _submitted(self, event: JobSubmitted) -> None:
+        key = (event.job.tenant, event.key)
+        known = self._keys.setdefault(key, event.job.id)
+        if event.key and known != event.job.id:
+            raise Violation("S3", f"{event.key} was submitted once, and is {known} and {event.job.id}")
         for unit in event.job.units:
             name = f"{event.job.id}.{unit.name}"
             self._units[name] = (unit, event.job.tenant)
@@ -220,16 +234,24 @@ class Judge:
                 raise Violation("S8", f"{tenant} finds {foreign.id} of {foreign.tenant}")
 
     def has_reasons(self, ledger: Ledger, now: int) -> None:
-        """Whatever waits does so for a reason that is told."""
-        for job in ledger.jobs.values():
-            for unit in job.units:
-                if unit.status in ("pending", "waiting") and not reasons(ledger, job, unit, now):
-                    raise Violation("L3", f"{unit.id} is {unit.status} for no reason")
+        """Whatever waits does so for reasons that are told, and tells of every node that refuses it. What was just
+        placed or has just joined may be told of in the next round: it counts when it is met twice.
+        """
+        untold = {
+            unit.id: what
+            for job in ledger.jobs.values()
+            for unit in job.units
+            if unit.status in ("pending", "waiting") and (what := _untold(ledger, job, unit, now))
+        }
+        for name, what in untold.items():
+            if name in self._untold:
+                raise Violation("L3", f"{name} waits, and {what}")
+        self._untold = untold
 
     def held_on(self, node: str) -> set[Attempt]:
         """What the durable log says that a node holds."""
         return {
-            Attempt(unit.tasks[index] and f"{unit.job}.{unit.spec.tasks[index].name}", unit.epoch)
+            attempt_of(unit, index)
             for unit, index in self.ledger.attempts_on(node)
         }
 
@@ -238,6 +260,21 @@ class Judge:
 
     def _note(self, what: str) -> None:
         self.digest = crc32(what.encode(), self.digest)
+
+
+def _untold(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> str:
+    """What is not told of why a unit waits; empty where everything is."""
+    told = [reason for reason in reasons(ledger, job, unit, now) if reason.code != "NEXT_ROUND"]
+    if not told:
+        return "no reason is told"
+    if {reason.code for reason in told} - ABOUT_NODES or len(ledger.nodes) > NAMED or ledger.policy == "static":
+        return ""  # under `static` only the node of its own partition counts
+    named, shape = {reason.subject for reason in told}, unit.shape
+    for name, state in ledger.nodes.items():
+        has_room = len(unit.tasks) > 1 and state.node.cpu - state.used_cpu >= shape.cpu
+        if name not in named and not has_room:
+            return f"nothing is told of {name}"
+    return ""
 
 
 __all__ = ["Judge", "Violation"]
