@@ -1,7 +1,7 @@
 """Bugs that somebody could write, as switches that exist only here. Each breaks a promise; the simulator has to notice.
 
-    PYTHONPATH=tests python -m faults.planted          the table: which seed finds which bug, at most 2,000 tried
-    PYTHONPATH=tests python -m faults.planted no-fence
+PYTHONPATH=tests python -m faults.planted          the table: which seed finds which bug, at most 2,000 tried
+PYTHONPATH=tests python -m faults.planted no-fence
 """
 
 import contextlib
@@ -9,14 +9,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
 
-from poise.drivers.nemeses import shipped
+from poise.drivers.nemeses import keep_scenario, shipped
 from poise.engine import disk, timeline
-from poise.engine.faults import try_seed
+from poise.engine.faults import nemeses_of, shrink, try_scenario, try_seed
+from poise.engine.scenario import scenario_of
 from poise.kernel import controller, verify
 from poise.kernel.controller import Controller
 from poise.kernel.ledger import Ledger
@@ -25,6 +27,7 @@ from poise.model.messages import Attempt
 from poise.policy.suites import Suite
 from poise.units import SECOND
 
+SEEDS = Path(__file__).parent.parent / "seeds"
 MOST_SEEDS = 2_000
 HASH_SEEDS = ("1", "2")
 
@@ -104,7 +107,8 @@ def lease_on_wall_clock() -> Any:
     """The clock that leases, losses and rounds go by is the one that people set."""
 
     def now(self: Any) -> int:
-        return int((self.wall() - timeline.WALL) * SECOND) + self._offset
+        offset: int = self._offset
+        return int((self.wall() - timeline.WALL) * SECOND) + offset
 
     return patch.object(timeline.SimulatedClock, "now", now)
 
@@ -175,6 +179,14 @@ def first_seed(bug: str, most: int = MOST_SEEDS) -> tuple[int, str]:
     return 0, ""
 
 
+def _keep(bug: str, seed: int) -> None:
+    """The smallest scenario that finds it, so that a test need not search."""
+    whole = scenario_of(seed, nemeses_of(seed, shipped()))
+    with BUGS[bug]():
+        small = shrink(whole, try_scenario(whole).promise)
+    keep_scenario(small, SEEDS, bug)
+
+
 def digests(first: int, count: int, bug: str = "") -> Iterator[str]:
     """What seeds come to, one after the other."""
     known = shipped()
@@ -206,9 +218,12 @@ def main() -> int:
             print(digest, flush=True)
         return 0
     missed = 0
-    for bug in sys.argv[1:] or BUGS:
+    keep = sys.argv[1:2] == ["--keep"]
+    for bug in sys.argv[1 + keep :] or BUGS:
         seed, what = first_seed(bug)
         missed += not seed
+        if keep and bug != "unsorted-set":
+            _keep(bug, seed)
         print(f"{bug:<28}{seed or 'not found':>8}  {what[:110]}", flush=True)
     return int(missed > 0)
 

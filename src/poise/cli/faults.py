@@ -190,6 +190,4 @@ def _keep(scenario: Scenario, outcome: Outcome, folder: Path | None) -> None:
         say("poise: making it smaller …")
         small = shrink(scenario, outcome.promise)
         path = keep_scenario(small, folder, f"{outcome.promise.lower()}-{scenario.seed}")
-        say(
-            f"poise: kept with {len(small.faults)} faults and {len(small.acts)} requests: `poise faults --scenario {path}`"
-        )
+        say(f"poise: kept: {len(small.faults)} faults, {len(small.acts)} requests; `poise faults --scenario {path}`")

@@ -1,7 +1,7 @@
 """The control plane as one process: the real host and controller, on a simulated disk and before simulated doors.
 
-It is started again when it ends, as the supervisor does. Where a door is used it may die: `die_in` counts down the doors
-it still goes through, so that every instant between two steps of a commit is one at which it can end.
+It is started again when it ends, as the supervisor does. Where a door is used it may die: `die_in` counts down the
+doors it still goes through, so that every instant between two steps of a commit is one at which it can end.
 """
 
 import contextlib
@@ -133,7 +133,7 @@ class SimulatedControl:
         self.process.start()
         was_damaged = self.disk.damaged
         try:
-            store = SimulatedStore(self.disk, self.process, self._told)
+            store = SimulatedStore(self.disk, self.process, self._told, self.pass_door)
             ledger = load_ledger(store)
         except StoreDamaged as error:
             self._told(f"refused to start: {error}")
@@ -150,7 +150,7 @@ class SimulatedControl:
         self.decider.fault = self.fault
         self.host = Host(
             Controller(ledger, self._settings),
-            _Watched(self, store),
+            store,
             clock,
             self.decider,
             self.process,
@@ -239,39 +239,3 @@ class SimulatedControl:
     def _restored(self) -> None:
         self.disk.restore()
         self.start()
-
-
-class _Watched:
-    """The store, as one more door at which the process may die: before an append, and after it."""
-
-    def __init__(self, control: SimulatedControl, store: SimulatedStore) -> None:
-        self._control = control
-        self._store = store
-        self.durable = store.durable
-        self.read = store.read
-        self.checkpoint = store.checkpoint
-        self.latest_checkpoint = store.latest_checkpoint
-        self.recover = store.recover
-        self.close = store.close
-
-    @property
-    def on_durable(self) -> Callable[[int], None]:
-        return self._store.on_durable
-
-    @on_durable.setter
-    def on_durable(self, call: Callable[[int], None]) -> None:
-        self._store.on_durable = call
-
-    @property
-    def on_failed(self) -> Callable[[Exception], None]:
-        return self._store.on_failed
-
-    @on_failed.setter
-    def on_failed(self, call: Callable[[Exception], None]) -> None:
-        self._store.on_failed = call
-
-    def append(self, events: Any, *, expected: int) -> int:
-        self._control.pass_door()
-        revision = self._store.append(events, expected=expected)
-        self._control.pass_door()
-        return revision

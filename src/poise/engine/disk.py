@@ -75,11 +75,15 @@ class SimulatedDisk:
 class SimulatedStore:
     """One process's `Store`. `warn` is told what was cut; raises `StoreDamaged` on opening what cannot be trusted."""
 
-    def __init__(self, disk: SimulatedDisk, process: Process, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, disk: SimulatedDisk, process: Process, warn: Callable[[str], None], step: Callable[[], None]
+    ) -> None:
+        """`step` is called before each step of a commit; the process may die there."""
         self.on_durable: Callable[[int], None] = lambda _: None
         self.on_failed: Callable[[Exception], None] = lambda _: None
         self._disk = disk
         self._process = process
+        self._step = step
         self._make_whole(warn)
         self._head = self._durable = len(disk.records)
         self._queue: list[bytes] = []
@@ -103,6 +107,7 @@ class SimulatedStore:
         disk.checkpoints = [kept for kept in disk.checkpoints if kept[0] <= last]
 
     def append(self, events: Sequence[Event], *, expected: int) -> int:
+        self._step()
         if self._failure is not None:
             raise self._failure
         if expected != self._head:
@@ -110,6 +115,7 @@ class SimulatedStore:
         self._queue += [seal(at, encode_event(event)) for at, event in enumerate(events, start=expected + 1)]
         self._head = expected + len(events)
         self._go_on()
+        self._step()
         return self._head
 
     def durable(self) -> int:
@@ -151,6 +157,7 @@ class SimulatedStore:
         return self._checkpoint is not None and self._checkpoint.revision <= self._durable
 
     def _write(self) -> None:
+        self._step()
         rows, self._queue = self._queue, []
         if rows and self._disk.full:
             self._fail(StoreFull("the disk of the log is full"))
@@ -159,10 +166,12 @@ class SimulatedStore:
         self._process.call_later(self._disk.sync_delay / 1e9, self._sync, len(self._disk.records))
 
     def _sync(self, upto: int) -> None:
+        self._step()
         self._disk.synced = self._durable = upto
         self._process.call_soon(self._told, upto)
 
     def _told(self, upto: int) -> None:
+        self._step()
         self._disk.mark = upto
         if self._checkpoint_due() and self._checkpoint is not None:
             revision, state = self._checkpoint

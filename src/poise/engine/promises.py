@@ -1,8 +1,8 @@
 """The judge: what was promised, checked against what happened, at every step.
 
-It believes neither the controller nor the ledger that decides. It sees what executors really run, what is durable in the
-log, and what clients were told; from the log it keeps books of its own, in the simplest way that works. The names of
-the promises are those of `docs/explanation/promises.md`.
+It believes neither the controller nor the ledger that decides. It sees what executors really run, what is durable in
+the log, and what clients were told; from the log it keeps books of its own, in the simplest way that works. The names
+of the promises are those of `docs/explanation/promises.md`.
 """
 
 from collections.abc import Iterable
@@ -36,8 +36,18 @@ DEEP_EVERY = 64
 
 
 ABOUT_NODES = frozenset(
-    ("CPU_BUSY", "MEMORY_BUSY", "GPU_BUSY", "CPU_TOO_SMALL", "MEMORY_TOO_SMALL", "GPU_TOO_FEW", "NODE_DRAINED")
-    + ("NODE_LOST", "GANG_INCOMPLETE", "NO_SUCH_DEVICE")
+    (
+        "CPU_BUSY",
+        "MEMORY_BUSY",
+        "GPU_BUSY",
+        "CPU_TOO_SMALL",
+        "MEMORY_TOO_SMALL",
+        "GPU_TOO_FEW",
+        "NODE_DRAINED",
+        "NODE_LOST",
+        "GANG_INCOMPLETE",
+        "NO_SUCH_DEVICE",
+    )
 )
 """Reasons that nodes give: where there are no others, each node must have given one."""
 
@@ -250,10 +260,7 @@ class Judge:
 
     def held_on(self, node: str) -> set[Attempt]:
         """What the durable log says that a node holds."""
-        return {
-            attempt_of(unit, index)
-            for unit, index in self.ledger.attempts_on(node)
-        }
+        return {attempt_of(unit, index) for unit, index in self.ledger.attempts_on(node)}
 
     def _note_event(self, event: Event) -> None:
         self.digest = crc32(encode_event(event), self.digest)

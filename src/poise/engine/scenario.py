@@ -74,8 +74,8 @@ class Nemesis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One fault: from `at` for `lasts` nanoseconds. `node` is whom it meets where it meets one, `draw` decides what else
-    is to be drawn when it begins.
+    """One fault: from `at` for `lasts` nanoseconds. `node` is whom it meets where it meets one, `draw` decides what
+    else is to be drawn when it begins.
     """
 
     at: int
@@ -96,8 +96,8 @@ ActKind = Literal["submit", "cancel", "drain", "undrain", "quota"]
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What somebody asks for: `document` is the job that is submitted, under `key`; `of` the key whose job is cancelled,
-    or the node; `amount` a quota in milli-CPU, 0 for none.
+    """What somebody asks for: `document` is the job that is submitted, under `key`; `of` the key whose job is
+    cancelled, or the node; `amount` a quota in milli-CPU, 0 for none.
     """
 
     at: int
