@@ -198,7 +198,9 @@ def digests(first: int, count: int, bug: str = "") -> Iterator[str]:
 def digests_under(hash_seed: str, first: int, count: int, bug: str = "") -> list[str]:
     """The same in a process of its own, in which texts hash otherwise."""
     program = [sys.executable, "-m", "faults.planted", "--digests", str(first), str(count), bug]
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    tests = str(Path(__file__).parent.parent)
+    path = os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
     return subprocess.run(program, env=environment, check=True, capture_output=True, text=True).stdout.split()
 
 

@@ -36,6 +36,9 @@ LAST = 30
 CALM = 10 * SECOND
 """L2: once faults have ended, what is wanted and what is there are the same within this time."""
 
+LOOK_EVERY = 5 * SECOND
+"""How often somebody looks who must not see everything."""
+
 TRY_AGAIN = 1 * SECOND
 MOST_STEPS = 400_000
 """More would be a world that goes round in circles."""
@@ -206,7 +209,7 @@ class World:
                 raise Violation(
                     "L4", f"the world goes on for ever: {MOST_STEPS} steps by {timeline.now / SECOND:.1f} s"
                 )
-            if timeline.now - looked >= SECOND:
+            if timeline.now - looked >= LOOK_EVERY:
                 looked = timeline.now
                 self._look()
 
