@@ -43,6 +43,8 @@ from poise.model.events import (
     NodeJoined,
     NodeLevelled,
     NodeLost,
+    NodeSuspected,
+    NodeTrusted,
     Placed,
     PolicyFailed,
     Preempted,
@@ -99,12 +101,14 @@ RECALL_AFTER = 2 * SECOND
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in nanoseconds. `dead_after`: silence after which a node is lost. `fleet` is the name of the declared
+    """Times in nanoseconds. A node is suspect after a silence of `suspect_after` and lost after one of `dead_after`; it
+    is given as much more as it promised to be silent beyond a `HEARTBEAT`. `fleet` is the name of the declared
     fleet and `declared` its nodes, where there is one.
     """
 
     policy: str = "poise"
     history: int = 10_000
+    suspect_after: int = 2 * SECOND
     dead_after: int = 3 * SECOND
     seed: int = 0
     version: str = ""
@@ -319,36 +323,43 @@ Effect = (
     Append | Reply | Send | Hang | SayCaller | SayWorker | HangCaller | HangCalls | Decide | Checkpoint | TryRecover
 )
 
-QUIET = (Held, Placed, Preempted, Remembered, Started, FunctionTold, Called, CallTried, Returned, CallsClosed)
+QUIET = (
+    Held,
+    Placed,
+    Preempted,
+    Remembered,
+    Started,
+    NodeSuspected,
+    FunctionTold,
+    Called,
+    CallTried,
+    Returned,
+    CallsClosed,
+)
 """Events that change nothing for the policy, unless more waits to be placed after them."""
 
 
 class Contact(NamedTuple):
-    """When a node was heard: `at`, with the promise of another word within `every`. `asked`: what is to be answered has
-    been sent to it since, and a promise that it made before it knew of that does not count.
+    """A node's silence is counted from `heard`: its last word, or as much later as it promised to be silent beyond a
+    `HEARTBEAT`. `asked`: what is to be answered has been sent to it, and promises that it made before it knew of that
+    do not count.
     """
 
-    at: int
-    every: int
+    heard: int
     asked: bool = False
-
-    @property
-    def heard(self) -> int:
-        """When it would have been heard if it said a word each `HEARTBEAT`: silence is counted from here."""
-        return self.at + self.every - HEARTBEAT
 
     def after(self, message: FromAgent, now: int) -> "Contact":
         """It has said this."""
         every = min(max(HEARTBEAT, message.every), HEARTBEAT_IDLE) if isinstance(message, Beat) else HEARTBEAT
         asked = self.asked and every > HEARTBEAT
-        return Contact(now, HEARTBEAT if asked else every, asked)
+        return Contact(now if asked else now + every - HEARTBEAT, asked)
 
     def expecting(self, now: int) -> "Contact":
         """It is asked something, and an answer is expected as of a node that is busy."""
-        return Contact(self.at if self.every == HEARTBEAT else now, HEARTBEAT, asked=True)
+        return Contact(min(self.heard, now), asked=True)
 
 
-NEVER = Contact(0, HEARTBEAT)
+NEVER = Contact(0)
 
 
 class Controller:
@@ -407,7 +418,7 @@ class Controller:
                 self._commit(NodeForgotten(at=now, name=name))
         for name, node in self.ledger.nodes.items():
             if node.status == "up":
-                self._contacts[name] = Contact(now, HEARTBEAT)
+                self._contacts[name] = Contact(now)
         return self._flush()
 
     def handle(self, message: Message, now: int) -> Sequence[Effect]:
@@ -466,11 +477,15 @@ class Controller:
             self._last_recovery = now
             return (TryRecover(),)
         for name, node in list(self.ledger.nodes.items()):
+            if node.status != "up":
+                continue
             silence = now - self._contact(name).heard
-            if node.status == "up" and silence > self.settings.dead_after:
+            if silence > self.settings.dead_after:
                 self._node_lost(name, now)
-            elif node.status == "up":
-                self._fire(self._watch.silent(name, silence), now)
+                continue
+            if silence > self.settings.suspect_after and not node.suspect:
+                self._commit(NodeSuspected(at=now, name=name))
+            self._fire(self._watch.silent(name, silence), now)
         for change in self._watch.settled(now):
             self._commit(NodeLevelled(at=now, name=change.node, level=change.level, hot=change.hot))
         if self._watch.is_long_full(now):
@@ -524,7 +539,10 @@ class Controller:
             if node.status == "up":
                 heard = self._contact(name).heard
                 silent_at = self._watch.silent_at(name, heard)
-                times.append(heard + self.settings.dead_after + 1 if silent_at is None else silent_at)
+                after = self.settings.dead_after if node.suspect else self.settings.suspect_after
+                times.append(heard + after + 1)
+                if silent_at is not None:
+                    times.append(silent_at)
         due = [self._watch.due(), self._dispatch.wakeup()]
         if not self._deciding:  # else the plan comes as a message, and the next round is not before it
             due += [self.ledger.wakeup(self._last_round), self._until]
@@ -679,6 +697,9 @@ class Controller:
 
     def _from_node(self, name: str, message: FromAgent, now: int) -> None:
         self._contacts[name] = self._contact(name).after(message, now)
+        known = self.ledger.nodes.get(name)
+        if known is not None and known.suspect and not self._full:
+            self._commit(NodeTrusted(at=now, name=name))
         if self._full:  # nothing can be recorded, so nothing is acknowledged: the agent keeps it and says it again
             self._hang(name)
         elif isinstance(message, Hello):

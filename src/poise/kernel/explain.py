@@ -357,7 +357,7 @@ def node_report(state: NodeState, load: Load | None = None) -> NodeReport:
     running = sum(pool.slots for pool in state.pools.values())
     return msgspec.structs.replace(
         report_of(state.node, held_by=held),
-        status="drained" if state.drained and state.status == "up" else state.status,
+        status=state.condition,
         cpu_used=state.used_cpu,
         memory_used=state.used_memory,
         network_used=state.used_network,

@@ -45,6 +45,8 @@ from poise.model.events import (
     NodeJoined,
     NodeLevelled,
     NodeLost,
+    NodeSuspected,
+    NodeTrusted,
     Placed,
     PolicyFailed,
     Preempted,
@@ -59,11 +61,10 @@ from poise.model.events import (
     UnitsCancelled,
 )
 from poise.model.fleet import (
+    CONDITIONS,
     CPU,
     DEVICES,
-    DRAINED,
     HOT,
-    LOST,
     MEMORY,
     NETWORK,
     Fleet,
@@ -258,7 +259,7 @@ class NodeState(msgspec.Struct):
     """A node, the room taken on it, and who holds each busy device, by `device_key`; `shares` where it is shared.
 
     `level` is its load level, `hot` whether that has been high for a sustained window; `failures` the smoothed share of
-    attempts that failed there, in thousandths.
+    attempts that failed there, in thousandths. A `suspect` has been silent for a moment.
     """
 
     node: Node
@@ -275,6 +276,14 @@ class NodeState(msgspec.Struct):
     level: int = 0
     hot: bool = False
     failures: int = 0
+    suspect: bool = False
+
+    @property
+    def condition(self) -> str:
+        """up, suspect, drained or lost; something may be placed there only while it is up."""
+        if self.status == "lost":
+            return "lost"
+        return "drained" if self.drained else "suspect" if self.suspect else "up"
 
     def shared_memory(self, device: int) -> int:
         """Bytes of a device that its shares hold together."""
@@ -761,6 +770,7 @@ class Ledger:
             self._state.nodes = dict(sorted(self._state.nodes.items()))
         else:
             known.node, known.status, known.joined, known.lost = event.node, "up", event.at, 0
+            known.suspect = False
             for unit, index in list(self.attempts_on(event.node.name)):
                 task = unit.tasks[index]
                 if task.status == "recovering":
@@ -770,12 +780,20 @@ class Ledger:
 
     def _node_lost(self, event: NodeLost) -> None:
         node = self._state.nodes[event.name]
-        node.status, node.lost = "lost", event.at
+        node.status, node.lost, node.suspect = "lost", event.at, False
         for unit, index in self.attempts_on(event.name):
             unit.tasks[index].status = "recovering"
             self._index_recovering(unit)
         node.failures += (1000 - node.failures) // UNSTABLE
         node.level, node.hot = 0, False
+        self._stale.add(event.name)
+
+    def _node_suspected(self, event: NodeSuspected) -> None:
+        self._state.nodes[event.name].suspect = True
+        self._stale.add(event.name)
+
+    def _node_trusted(self, event: NodeTrusted) -> None:
+        self._state.nodes[event.name].suspect = False
         self._stale.add(event.name)
 
     def _node_forgotten(self, event: NodeForgotten) -> None:
@@ -1345,7 +1363,7 @@ class Ledger:
             for device in node.devices
         )
         fleet.free[:, row] = (node.cpu - state.used_cpu, node.memory - state.used_memory, network, free)
-        fleet.closed[row] = LOST if state.status == "lost" else DRAINED if state.drained else 0
+        fleet.closed[row] = CONDITIONS.index(state.condition)
         fleet.levels[row] = HOT if state.hot else state.level
         fleet.failures[row] = state.failures / 1000
         for place, device in enumerate(node.devices):
@@ -1432,6 +1450,8 @@ class Ledger:
             Held: self._held,
             NodeJoined: self._node_joined,
             NodeLost: self._node_lost,
+            NodeSuspected: self._node_suspected,
+            NodeTrusted: self._node_trusted,
             NodeForgotten: self._node_forgotten,
             NodeDrained: self._node_drained,
             PolicyFailed: self._policy_failed,

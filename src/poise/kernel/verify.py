@@ -78,7 +78,7 @@ def _against_room(ledger: Ledger, shape: Shape, spots: tuple[Spot, ...]) -> list
     reasons: list[Reason] = []
     for name in dict.fromkeys(spot.node for spot in spots):
         state = ledger.nodes.get(name)
-        if state is None or state.status == "lost" or state.drained:
+        if state is None or state.condition != "up":
             reasons += _closed(state, name)
             continue
         here = [spot for spot in spots if spot.node == name]
@@ -125,7 +125,7 @@ def _against_waiting(ledger: Ledger, shape: Shape, spots: tuple[Spot, ...], brie
         reasons.append(Reason(code="NOT_BRIEF", fixable="never"))
     for spot in spots[:1]:
         node = ledger.nodes.get(spot.node)
-        if node is None or node.status == "lost" or node.drained:
+        if node is None or node.condition != "up":
             reasons += _closed(node, spot.node)
             continue
         pool = node.pools.get(shape.key())
@@ -137,8 +137,8 @@ def _against_waiting(ledger: Ledger, shape: Shape, spots: tuple[Spot, ...], brie
 def _closed(node: NodeState | None, name: str) -> list[Reason]:
     if node is None:
         return [Reason(code="UNKNOWN_NODE", subject=name, fixable="never")]
-    reasons = [Reason(code="NODE_LOST", subject=name)] if node.status == "lost" else []
-    return [*reasons, Reason(code="NODE_DRAINED", subject=name)] if node.drained else reasons
+    codes = (("NODE_LOST", node.status == "lost"), ("NODE_SUSPECT", node.suspect), ("NODE_DRAINED", node.drained))
+    return [Reason(code=code, subject=name) for code, holds in codes if holds]
 
 
 def _refuse(place: Place, reasons: list[Reason]) -> Rejection:

@@ -41,6 +41,7 @@ REASONS = {
     "GANG_INCOMPLETE": "room for {have} of the {need} tasks of the gang",
     "NODE_DRAINED": "is drained",
     "NODE_LOST": "is lost",
+    "NODE_SUSPECT": "has been silent for a moment",
     "NO_NODES": "no node has joined yet",
     "QUOTA": "the quota of {subject} has {have} left, {need} needed",
     "NEEDS": "waits for {need}",

@@ -118,6 +118,20 @@ class NodeLost(msgspec.Struct, frozen=True, tag="lost", kw_only=True):
     name: str
 
 
+class NodeSuspected(msgspec.Struct, frozen=True, tag="suspected", kw_only=True):
+    """A node has been silent for longer than it promised: nothing new is placed there, nothing is taken away."""
+
+    at: int
+    name: str
+
+
+class NodeTrusted(msgspec.Struct, frozen=True, tag="trusted", kw_only=True):
+    """A node that was suspected has been heard."""
+
+    at: int
+    name: str
+
+
 class NodeForgotten(msgspec.Struct, frozen=True, tag="forgotten", kw_only=True):
     """A node is no longer part of the fleet, and holds nothing any more."""
 
@@ -250,6 +264,8 @@ Event = (
     | Held
     | NodeJoined
     | NodeLost
+    | NodeSuspected
+    | NodeTrusted
     | NodeForgotten
     | NodeDrained
     | QuotaSet

@@ -10,7 +10,16 @@ from poise.kernel import controller as machine
 from poise.kernel.controller import Append, Barrier, Checkpoint, Decide, Decided, Send, Submit, TryRecover
 from poise.kernel.ledger import Ledger
 from poise.model.decisions import Plan, Preempt, Spot, Why
-from poise.model.events import Finished, JobSubmitted, NodeLost, Placed, Preempted, Remembered
+from poise.model.events import (
+    Finished,
+    JobSubmitted,
+    NodeLost,
+    NodeSuspected,
+    NodeTrusted,
+    Placed,
+    Preempted,
+    Remembered,
+)
 from poise.model.jobs import Ending
 from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, Heard, Report
 from poise.model.resources import DECLARED, Device, Node
@@ -396,6 +405,46 @@ def test_an_idle_node_that_is_sent_work_has_to_answer_soon() -> None:
 def test_an_idle_node_whose_connection_has_closed_has_to_come_back_soon() -> None:
     world = World().nodes(1).after("5s").hear("n1", Beat(every=10 * SECOND)).disconnect("n1")
     assert silence(world, until="20s") == 3
+
+
+def test_beats_that_are_half_a_second_early_or_late_make_nobody_suspect() -> None:
+    world = World().nodes(1)
+    for early in (False, True) * 10:
+        world.now += 2 * SECOND - 1 if early else MILLISECOND  # the most and the least between two of them
+        world.tick().hear("n1", Beat())
+    assert not any(isinstance(event, NodeSuspected | NodeTrusted) for event in world.log)
+
+
+def test_a_node_that_is_silent_for_a_moment_gets_nothing_new_and_loses_nothing() -> None:
+    world = World().nodes(2, cpu=1).job("a").round().start("a").after("1s")
+    [at] = world.where("a")
+    world.connected.discard(at)
+    world.after("2001ms")
+    assert world.ledger.nodes[at].condition == "suspect"
+    assert world.status("a") == "running"
+    other = next(name for name in world.connected)
+    assert world.job("b").job("c").after("300ms").where("b") == [other]
+    assert {(reason.code, reason.subject) for reason in world.reasons("c")} == {
+        ("CPU_BUSY", other),
+        ("NODE_SUSPECT", at),
+    }
+    world.hear(at, Beat())
+    assert world.ledger.nodes[at].condition == "up"
+    assert [type(event) for event in world.log if isinstance(event, NodeSuspected | NodeTrusted)] == [
+        NodeSuspected,
+        NodeTrusted,
+    ]
+    world.finish("a").after("300ms")
+    assert world.where("c") == [at]
+
+
+def test_suspicion_outlives_the_control_plane_and_ends_with_the_first_word() -> None:
+    world = World().nodes(1).after("1s")
+    world.connected.clear()
+    world.after("2500ms").restart()
+    assert world.ledger.nodes["n1"].condition == "suspect"
+    world.connect("n1")
+    assert world.ledger.nodes["n1"].condition == "up"
 
 
 def test_whoever_speaks_without_having_said_hello_is_hung_up() -> None:
