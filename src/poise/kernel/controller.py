@@ -102,8 +102,8 @@ RECALL_AFTER = 2 * SECOND
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Times in nanoseconds. A node is suspect after a silence of `suspect_after` and lost after one of `dead_after`; it
-    is given as much more as it promised to be silent beyond a `HEARTBEAT`. `fleet` is the name of the declared
-    fleet and `declared` its nodes, where there is one.
+    is given as much more as it promised to be silent beyond a `HEARTBEAT`. Exclusive work has a `lease`. `fleet` is
+    the name of the declared fleet and `declared` its nodes, where there is one.
     """
 
     policy: str = "poise"
@@ -111,6 +111,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     suspect_after: int = 2 * SECOND
     dead_after: int = 3 * SECOND
     seed: int = 0
+    lease: int = Times().lease
     version: str = ""
     throughputs: dict[str, float] = {}
     triggers: Triggers = Triggers()
@@ -733,7 +734,7 @@ class Controller:
         self._disconnect(name)  # whatever was said on an earlier connection
         known = self.ledger.nodes.get(name)
         if known is not None and known.node.incarnation != hello.node.incarnation:
-            self._lose_attempts(name, now, "the node was started anew")
+            self._lose_attempts(name, now, "the node was started anew", gone=True)
         elif known is not None and known.node.devices != hello.node.devices:
             self._lose_devices(known, hello.node, now)
         if known is not None:
@@ -795,10 +796,10 @@ class Controller:
         unit, task = found
         return unit.epoch == attempt.epoch and task.active and task.node == node
 
-    def _finish(self, attempt: Attempt, ending: Ending, now: int) -> None:
+    def _finish(self, attempt: Attempt, ending: Ending, now: int, until: int = 0) -> None:
         found = self.ledger.task(attempt.task)
         was_stopping = bool(found and found[0].stopping)
-        self._commit(Finished(at=now, task=attempt.task, epoch=attempt.epoch, ending=ending))
+        self._commit(Finished(at=now, task=attempt.task, epoch=attempt.epoch, ending=ending, until=until))
         self._dirty = True
         self._dispatch.ended(attempt, now, blame=ending.outcome not in ("stopped", "returned"))
         if found and found[0].brief and ending.outcome == "done":
@@ -817,7 +818,8 @@ class Controller:
                 self._send(task.node, Desired(stops=(attempt_of(unit, index),)))
 
     def _node_lost(self, name: str, now: int) -> None:
-        self._commit(NodeLost(at=now, name=name))
+        until = self._lease_end((unit for unit, _ in self.ledger.attempts_on(name)), now)
+        self._commit(NodeLost(at=now, name=name, until=until))
         self._watch.forget(name)
         self._connected.discard(name)
         self._dirty = True
@@ -826,14 +828,21 @@ class Controller:
             if elsewhere or unit.stopping:
                 self._lose(unit, index, f"node {name} was lost", now)
 
-    def _lose(self, unit: UnitState, index: int, note: str, now: int) -> None:
-        """End an attempt as lost, unless that of another member of its gang has ended it already."""
+    def _lose(self, unit: UnitState, index: int, note: str, now: int, *, gone: bool = False) -> None:
+        """End an attempt as lost, unless that of another member of its gang has ended it already. Unless it is known to
+        be `gone`, an exclusive one may run on until its lease is over.
+        """
         if unit.tasks[index].active:
-            self._finish(attempt_of(unit, index), Ending(outcome="lost", note=note), now)
+            until = 0 if gone else self._lease_end([unit], now)
+            self._finish(attempt_of(unit, index), Ending(outcome="lost", note=note), now, until)
 
-    def _lose_attempts(self, name: str, now: int, note: str) -> None:
+    def _lose_attempts(self, name: str, now: int, note: str, *, gone: bool = False) -> None:
         for unit, index in list(self.ledger.attempts_on(name)):
-            self._lose(unit, index, note, now)
+            self._lose(unit, index, note, now, gone=gone)
+
+    def _lease_end(self, units: Iterable[UnitState], now: int) -> int:
+        """When what is given up now has ended at the latest, if any of it is exclusive; else 0."""
+        return now + self.settings.lease if any(unit.spec.lease == "exclusive" for unit in units) else 0
 
     def _lose_devices(self, known: NodeState, node: Node, now: int) -> None:
         """Devices have gone, or have less memory than is shared of them: only the work on them is touched."""
@@ -946,6 +955,7 @@ class Controller:
             parts=task.parts,
             queued=unit.queued,
             serves=job.calls is not None,
+            lease=self.settings.lease if spec.lease == "exclusive" else 0,
         )
 
     # --- log and outbox ----------------------------------------------------------------------------------------------

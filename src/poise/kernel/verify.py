@@ -4,7 +4,7 @@ base.
 What holds becomes an event; what does not is refused by name, and the next round decides again.
 """
 
-from poise.kernel.ledger import Ledger, NodeState, device_key
+from poise.kernel.ledger import Ledger, NodeState, device_key, leased
 from poise.model.decisions import Place, Preempt, Reason, Rejection, Spot
 from poise.model.events import Placed, Preempted
 from poise.model.fleet import model_of
@@ -23,6 +23,7 @@ def verify_place(ledger: Ledger, place: Place, now: int) -> Placed | Rejection:
         reasons.append(Reason(code="NOT_PENDING", subject=place.unit, have=unit.status, fixable="never"))
     if unit.stopping or unit.not_before > now:
         reasons.append(Reason(code="NOT_YET", subject=place.unit))
+    reasons += leased(unit, now)
     if not (unit.spec.least or len(unit.tasks)) <= len(place.spots) <= len(unit.tasks):
         need, have = str(len(unit.tasks)), str(len(place.spots))
         reasons.append(Reason(code="NOT_WHOLE", subject=place.unit, need=need, have=have))

@@ -111,9 +111,7 @@ def _waiting(
 ) -> Waiting:
     """`later` is the view once `plan` has been carried out, `ordered` the order in which it served."""
     candidate = alike.candidate
-    held = _why_held(plan, candidate, alike.unseen)
-    if alike.not_before:
-        held = (Reason(code="BACKOFF", need=format_duration(alike.not_before - view.now)), *held)
+    held = (*alike.back, *_why_held(plan, candidate, alike.unseen))
     order = hypothetical.order_of(policy)
     ahead, first = _before(order, view, ordered, alike, everything) if order is not None else (0, ())
     going = hypothetical.placed(plan, candidate.unit)
@@ -636,7 +634,7 @@ def plan(
                 later,
                 decided,
                 ordered,
-                Alike(tuple(units), own[units[0]], 0, 0, artifacts[units[0]]),
+                Alike(tuple(units), own[units[0]], 0, (), 0, artifacts[units[0]]),
                 everything,
             )
             for units in waiting.values()

@@ -47,6 +47,7 @@ REASONS = {
     "NEEDS": "waits for {need}",
     "AFTER": "waits for job {need}",
     "AT_MOST": "waits for its turn: at most {need} of the task's parts run at once",
+    "LEASE": "may still run on {subject} until its lease ends in {need}",
     "BACKOFF": "is tried again in {need}",
     "BEHIND": "waits behind {subject}, which came first",
     "KEPT": "room there is kept for it",
