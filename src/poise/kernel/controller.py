@@ -43,6 +43,8 @@ from poise.model.events import (
     NodeJoined,
     NodeLevelled,
     NodeLost,
+    NodeSuspected,
+    NodeTrusted,
     Placed,
     PolicyFailed,
     Preempted,
@@ -99,14 +101,17 @@ RECALL_AFTER = 2 * SECOND
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in nanoseconds. `dead_after`: silence after which a node is lost. `fleet` is the name of the declared
-    fleet and `declared` its nodes, where there is one.
+    """Times in nanoseconds. A node is suspect after a silence of `suspect_after` and lost after one of `dead_after`; it
+    is given as much more as it promised to be silent beyond a `HEARTBEAT`. Exclusive work has a `lease`. `fleet` is
+    the name of the declared fleet and `declared` its nodes, where there is one.
     """
 
     policy: str = "poise"
     history: int = 10_000
+    suspect_after: int = 2 * SECOND
     dead_after: int = 3 * SECOND
     seed: int = 0
+    lease: int = Times().lease
     version: str = ""
     throughputs: dict[str, float] = {}
     triggers: Triggers = Triggers()
@@ -319,36 +324,43 @@ Effect = (
     Append | Reply | Send | Hang | SayCaller | SayWorker | HangCaller | HangCalls | Decide | Checkpoint | TryRecover
 )
 
-QUIET = (Held, Placed, Preempted, Remembered, Started, FunctionTold, Called, CallTried, Returned, CallsClosed)
+QUIET = (
+    Held,
+    Placed,
+    Preempted,
+    Remembered,
+    Started,
+    NodeSuspected,
+    FunctionTold,
+    Called,
+    CallTried,
+    Returned,
+    CallsClosed,
+)
 """Events that change nothing for the policy, unless more waits to be placed after them."""
 
 
 class Contact(NamedTuple):
-    """When a node was heard: `at`, with the promise of another word within `every`. `asked`: what is to be answered has
-    been sent to it since, and a promise that it made before it knew of that does not count.
+    """A node's silence is counted from `heard`: its last word, or as much later as it promised to be silent beyond a
+    `HEARTBEAT`. `asked`: what is to be answered has been sent to it, and promises that it made before it knew of that
+    do not count.
     """
 
-    at: int
-    every: int
+    heard: int
     asked: bool = False
-
-    @property
-    def heard(self) -> int:
-        """When it would have been heard if it said a word each `HEARTBEAT`: silence is counted from here."""
-        return self.at + self.every - HEARTBEAT
 
     def after(self, message: FromAgent, now: int) -> "Contact":
         """It has said this."""
         every = min(max(HEARTBEAT, message.every), HEARTBEAT_IDLE) if isinstance(message, Beat) else HEARTBEAT
         asked = self.asked and every > HEARTBEAT
-        return Contact(now, HEARTBEAT if asked else every, asked)
+        return Contact(now if asked else now + every - HEARTBEAT, asked)
 
     def expecting(self, now: int) -> "Contact":
         """It is asked something, and an answer is expected as of a node that is busy."""
-        return Contact(self.at if self.every == HEARTBEAT else now, HEARTBEAT, asked=True)
+        return Contact(min(self.heard, now), asked=True)
 
 
-NEVER = Contact(0, HEARTBEAT)
+NEVER = Contact(0)
 
 
 class Controller:
@@ -408,7 +420,7 @@ class Controller:
                 self._commit(NodeForgotten(at=now, name=name))
         for name, node in self.ledger.nodes.items():
             if node.status == "up":
-                self._contacts[name] = Contact(now, HEARTBEAT)
+                self._contacts[name] = Contact(now)
         return self._flush()
 
     def handle(self, message: Message, now: int) -> Sequence[Effect]:
@@ -467,11 +479,15 @@ class Controller:
             self._last_recovery = now
             return (TryRecover(),)
         for name, node in list(self.ledger.nodes.items()):
+            if node.status != "up":
+                continue
             silence = now - self._contact(name).heard
-            if node.status == "up" and silence > self.settings.dead_after:
+            if silence > self.settings.dead_after:
                 self._node_lost(name, now)
-            elif node.status == "up":
-                self._fire(self._watch.silent(name, silence), now)
+                continue
+            if silence > self.settings.suspect_after and not node.suspect:
+                self._commit(NodeSuspected(at=now, name=name))
+            self._fire(self._watch.silent(name, silence), now)
         for change in self._watch.settled(now):
             self._commit(NodeLevelled(at=now, name=change.node, level=change.level, hot=change.hot))
         if self._watch.is_long_full(now):
@@ -525,7 +541,10 @@ class Controller:
             if node.status == "up":
                 heard = self._contact(name).heard
                 silent_at = self._watch.silent_at(name, heard)
-                times.append(heard + self.settings.dead_after + 1 if silent_at is None else silent_at)
+                after = self.settings.dead_after if node.suspect else self.settings.suspect_after
+                times.append(heard + after + 1)
+                if silent_at is not None:
+                    times.append(silent_at)
         due = [self._watch.due(), self._dispatch.wakeup()]
         if not self._deciding:  # else the plan comes as a message, and the next round is not before it
             due += [self.ledger.wakeup(self._last_round), self._until]
@@ -680,6 +699,9 @@ class Controller:
 
     def _from_node(self, name: str, message: FromAgent, now: int) -> None:
         self._contacts[name] = self._contact(name).after(message, now)
+        known = self.ledger.nodes.get(name)
+        if known is not None and known.suspect and not self._full:
+            self._commit(NodeTrusted(at=now, name=name))
         if self._full:  # nothing can be recorded, so nothing is acknowledged: the agent keeps it and says it again
             self._hang(name)
         elif isinstance(message, Hello):
@@ -713,7 +735,7 @@ class Controller:
         self._disconnect(name)  # whatever was said on an earlier connection
         known = self.ledger.nodes.get(name)
         if known is not None and known.node.incarnation != hello.node.incarnation:
-            self._lose_attempts(name, now, "the node was started anew")
+            self._lose_attempts(name, now, "the node was started anew", gone=True)
         elif known is not None and known.node.devices != hello.node.devices:
             self._lose_devices(known, hello.node, now)
         if known is not None:
@@ -775,10 +797,10 @@ class Controller:
         unit, task = found
         return unit.epoch == attempt.epoch and task.active and task.node == node
 
-    def _finish(self, attempt: Attempt, ending: Ending, now: int) -> None:
+    def _finish(self, attempt: Attempt, ending: Ending, now: int, until: int = 0) -> None:
         found = self.ledger.task(attempt.task)
         was_stopping = bool(found and found[0].stopping)
-        self._commit(Finished(at=now, task=attempt.task, epoch=attempt.epoch, ending=ending))
+        self._commit(Finished(at=now, task=attempt.task, epoch=attempt.epoch, ending=ending, until=until))
         self._dirty = True
         self._dispatch.ended(attempt, now, blame=ending.outcome not in ("stopped", "returned"))
         if found and found[0].brief and ending.outcome == "done":
@@ -797,7 +819,8 @@ class Controller:
                 self._send(task.node, Desired(stops=(attempt_of(unit, index),)))
 
     def _node_lost(self, name: str, now: int) -> None:
-        self._commit(NodeLost(at=now, name=name))
+        until = self._lease_end((unit for unit, _ in self.ledger.attempts_on(name)), now)
+        self._commit(NodeLost(at=now, name=name, until=until))
         self._watch.forget(name)
         self._connected.discard(name)
         self._dirty = True
@@ -806,14 +829,21 @@ class Controller:
             if elsewhere or unit.stopping:
                 self._lose(unit, index, f"node {name} was lost", now)
 
-    def _lose(self, unit: UnitState, index: int, note: str, now: int) -> None:
-        """End an attempt as lost, unless that of another member of its gang has ended it already."""
+    def _lose(self, unit: UnitState, index: int, note: str, now: int, *, gone: bool = False) -> None:
+        """End an attempt as lost, unless that of another member of its gang has ended it already. Unless it is known to
+        be `gone`, an exclusive one may run on until its lease is over.
+        """
         if unit.tasks[index].active:
-            self._finish(attempt_of(unit, index), Ending(outcome="lost", note=note), now)
+            until = 0 if gone else self._lease_end([unit], now)
+            self._finish(attempt_of(unit, index), Ending(outcome="lost", note=note), now, until)
 
-    def _lose_attempts(self, name: str, now: int, note: str) -> None:
+    def _lose_attempts(self, name: str, now: int, note: str, *, gone: bool = False) -> None:
         for unit, index in list(self.ledger.attempts_on(name)):
-            self._lose(unit, index, note, now)
+            self._lose(unit, index, note, now, gone=gone)
+
+    def _lease_end(self, units: Iterable[UnitState], now: int) -> int:
+        """When what is given up now has ended at the latest, if any of it is exclusive; else 0."""
+        return now + self.settings.lease if any(unit.spec.lease == "exclusive" for unit in units) else 0
 
     def _lose_devices(self, known: NodeState, node: Node, now: int) -> None:
         """Devices have gone, or have less memory than is shared of them: only the work on them is touched."""
@@ -926,6 +956,7 @@ class Controller:
             parts=task.parts,
             queued=unit.queued,
             serves=job.calls is not None,
+            lease=self.settings.lease if spec.lease == "exclusive" else 0,
         )
 
     # --- log and outbox ----------------------------------------------------------------------------------------------

@@ -27,8 +27,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
 
     `slots` is how many attempts of `shape` may run at once on this node, as of this launch; one that is `queued` waits
     for another of them to end, any other has room of its own. One that `serves` calls gets a key to the control plane.
-    `expect` is the run time that the control plane foresees
-    in nanoseconds; 0 is unknown.
+    `expect` is the run time that the control plane foresees in nanoseconds; 0 is unknown. Exclusive work has a `lease`
+    in nanoseconds (0: none), from when the node sent what was last answered: when that runs out, nothing of it runs.
     """
 
     attempt: Attempt
@@ -49,6 +49,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     parts: int = 0
     queued: bool = False
     serves: bool = False
+    lease: int = 0
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
