@@ -16,12 +16,14 @@ from unittest.mock import patch
 import msgspec
 
 from poise.drivers.nemeses import keep_scenario, shipped
-from poise.engine import disk, timeline
+from poise.engine import disk, machine, timeline
 from poise.engine.faults import nemeses_of, shrink, try_scenario, try_seed
+from poise.engine.host import Host
 from poise.engine.scenario import scenario_of
 from poise.kernel import controller, verify
 from poise.kernel.controller import Controller
 from poise.kernel.ledger import Ledger
+from poise.kernel.node import NodeMachine
 from poise.model.decisions import Hold, Plan
 from poise.model.messages import Attempt
 from poise.policy.suites import Suite
@@ -145,6 +147,25 @@ def retry_without_idempotence() -> Any:
     return patch.object(Ledger, "submitted_under", lambda *_: None)
 
 
+def lease_not_kept() -> Any:
+    """Exclusive work goes on though its node hears nothing: neither agent nor keeper ends it."""
+    return _both(
+        patch.object(NodeMachine, "_let_go", lambda *_: []),
+        patch.object(machine.SimulatedExecutor, "renew", lambda *_: None),
+    )
+
+
+def older_connection_wins() -> Any:
+    """Of two connections of a node the one counts whose hello came last, though it was sent first."""
+    real = Host.connect
+
+    def connect(self: Any, hello: Any, channel: Any) -> bool:
+        self._newest.clear()
+        return real(self, hello, channel)
+
+    return patch.object(Host, "connect", connect)
+
+
 def _both(*patches: Any) -> Any:
     stack = contextlib.ExitStack()
     for one in patches:
@@ -163,6 +184,8 @@ BUGS: dict[str, Plant] = {
     "first-reason-only": first_reason_only,
     "unsorted-set": unsorted_set,
     "retry-without-idempotence": retry_without_idempotence,
+    "lease-not-kept": lease_not_kept,
+    "older-connection-wins": older_connection_wins,
 }
 
 

@@ -18,6 +18,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -118,7 +119,7 @@ class Agent:
 
     async def _session(self, channel: ClientConnection) -> None:
         self._unsent.clear()
-        self._feed(machine.Connected())
+        self._feed(machine.Connected(time.clock_gettime_ns(time.CLOCK_BOOTTIME)))
         sender = asyncio.create_task(self._send(channel))
         try:
             async for frame in channel:

@@ -183,8 +183,9 @@ class NodeChannel:
                     return
                 message = _from_agent.decode(event.get("bytes") or b"")
                 if isinstance(message, Hello):
+                    if not self._plane.connect(message, channel):
+                        return
                     node = message.node.name
-                    self._plane.connect(node, channel)
                 if node:
                     self._plane.hear(node, channel, message)
         except UNREADABLE as error:

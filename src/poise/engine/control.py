@@ -173,8 +173,10 @@ class SimulatedControl:
             if host is None:
                 return
             if isinstance(message, Hello):
+                if not host.connect(message, door):
+                    channel.close()
+                    return
                 node = message.node.name
-                host.connect(node, door)
             if node:
                 host.hear(node, door, message)
 

@@ -57,6 +57,7 @@ class SimulatedExecutor:
         self.slots: dict[int, deque[Copy]] = {}
         self.copies: dict[Attempt, tuple[int, Copy]] = {}
         self.evidence: dict[Attempt, Ended] = {}
+        self._until: dict[Attempt, int] = {}
         self._name = name
         self._keepers = keepers
         self._seed = seed
@@ -94,6 +95,11 @@ class SimulatedExecutor:
         takes = copy.launch.grace if copy.deaf else min(copy.launch.grace, 50 * MILLISECOND)
         self._cancel(copy)
         copy.timer = self._keepers.call_later(takes / SECOND, self._end_running, slot, copy, "stopped")
+
+    def renew(self, attempt: Attempt, until: int) -> None:
+        """Kept by the keeper, so that it holds without an agent."""
+        self._until[attempt] = until
+        self._keepers.timeline.call_at(until, self._lease_over, attempt, process=self._keepers)
 
     def forget(self, attempts: Sequence[Attempt]) -> None:
         for attempt in attempts:
@@ -140,11 +146,23 @@ class SimulatedExecutor:
         self.slots.clear()
         self.copies.clear()
         self.evidence.clear()
+        self._until.clear()
 
     def running(self) -> list[Attempt]:
         return [attempt for attempt, (_, copy) in self.copies.items() if copy.since >= 0]
 
     # inside
+
+    def _lease_over(self, attempt: Attempt) -> None:
+        found = self.copies.get(attempt)
+        if found is None or self._until[attempt] > self._keepers.timeline.now:
+            return
+        slot, copy = found
+        self._cancel(copy)
+        if copy.since >= 0:
+            self._end_running(slot, copy, "lost", "its lease ran out")
+        else:
+            self._end(slot, copy, Ending(outcome="returned", note="its lease ran out"))
 
     def _running(self, copy: Copy) -> Running:
         return Running(attempt=copy.launch.attempt, pid=1, cpus=copy.cpus)
@@ -167,6 +185,7 @@ class SimulatedExecutor:
         attempt = copy.launch.attempt
         if self.copies.pop(attempt, None) is None:
             return
+        self._until.pop(attempt, None)
         if copy.since >= 0:
             self._watcher.ended(self._name, copy.launch, ending)
         line = self.slots[slot]
@@ -281,7 +300,7 @@ class SimulatedMachine:
         self._channel = near
         near.on_message = self._feed
         near.on_close = self._closed
-        self._feed(machine.Connected())
+        self._feed(machine.Connected(self.timeline.now))
 
     def _closed(self) -> None:
         self._channel = None
@@ -307,6 +326,8 @@ class SimulatedMachine:
                     self.executor.start(effect.slot, effect.launch, effect.cpus)
                 case machine.Stop():
                     self.executor.stop(effect.attempt)
+                case machine.Renew():
+                    self.executor.renew(effect.attempt, effect.until)
                 case machine.Forget():
                     self.executor.forget(effect.attempts)
                 case machine.Say():

@@ -102,7 +102,7 @@ class Judge:
         self._begun.add(attempt)
         for other, running in self._running.items():
             for copy in running:
-                if copy.task == attempt.task and (getattr(launch, "lease", False) or other == node):
+                if copy.task == attempt.task and (launch.lease or other == node):
                     raise Violation("S5", f"{attempt} runs on {node} while {copy} runs on {other}")
         here = self._running.setdefault(node, {})
         here[attempt] = launch

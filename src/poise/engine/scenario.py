@@ -236,6 +236,8 @@ def _document(random: Random, most_gpus: int) -> dict[str, Any]:
         document["priority"] = random.choice(("urgent", "high", "low"))
     if random.random() < 0.2:
         document["preemptible"] = False
+    if random.random() < 0.25:
+        document["lease"] = "exclusive"
     return {**document, "run": _work(random, seconds), "resources": resources}
 
 

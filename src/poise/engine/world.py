@@ -19,8 +19,9 @@ from poise.engine.network import DOWN, UP, Network
 from poise.engine.promises import Judge, Violation
 from poise.engine.scenario import TENANTS, Act, Fault, Scenario
 from poise.engine.timeline import WALL, Timeline
-from poise.errors import PoiseError
+from poise.errors import PoiseError, SpecError
 from poise.kernel.controller import Cancel, Drain, Message, Reply, SetQuota, Settings, Submit
+from poise.kernel.fitting import check_all
 from poise.model.events import Event, decode_event
 from poise.model.jobs import Ending
 from poise.model.messages import Attempt, Launch
@@ -222,6 +223,7 @@ class World:
         """Everything must come to its end: L1 to L4."""
         timeline = self.timeline
         self._go(timeline.now + 2 * CALM)  # people undo what they did, too
+        self._give_up_what_never_fits()
         apart = timeline.now
         idle = timeline.now
         while timeline.now < end:
@@ -251,6 +253,17 @@ class World:
             if jobs and timeline.now - idle > CALM:
                 raise Violation("L1", f"nothing runs, and {jobs[0].id} waits: {self._why(jobs[0].id)}")
         raise Violation("L4", f"not over by {end / SECOND:.0f} s: {self._left()}")
+
+    def _give_up_what_never_fits(self) -> None:
+        """What was accepted while no node was known may be more than any of them has: its user cancels it."""
+        host = self.control.host
+        for job in host.ledger.jobs.values() if host is not None else ():
+            try:
+                if not job.ended and host is not None:
+                    check_all([unit.spec for unit in job.units], host.ledger.fleet(), job.tenant, None)
+            except SpecError:
+                key = next((key for key, known in self.client.jobs.items() if known == job.id), "")
+                self.client.act(Act(at=0, act="cancel", of=key, tenant=job.tenant))
 
     def _apart(self) -> str:
         """How what is wanted differs from what is there; empty where it does not."""

@@ -98,7 +98,9 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 class Connected(msgspec.Struct, frozen=True):
-    """A channel to the control plane is open."""
+    """A channel to the control plane is open, since `session`; 0: the same as before, but all is to be said anew."""
+
+    session: int = 0
 
 
 class Disconnected(msgspec.Struct, frozen=True):
@@ -165,6 +167,7 @@ class NodeMachine:
         self._device_shares: dict[int, int] = {}  # thousandths that are taken
         self._tasks: dict[str, Attempt] = {}
         self._connected = False
+        self._session = 0
         self._serial = 0
         self._in_flight: dict[int, Sent] = {}
         self._unsaid_running: dict[Attempt, Running] = {}
@@ -218,6 +221,7 @@ class NodeMachine:
             case Load():
                 effects = self._sampled(message, now)
             case Connected():
+                self._session = message.session or self._session
                 effects = self._hello(now)
             case Disconnected():
                 self._disconnect()
@@ -300,7 +304,11 @@ class NodeMachine:
         self._unsaid_ended.clear()
         queued = tuple(attempt for attempt in self._launches if attempt not in self._running)
         hello = Hello(
-            node=self.node, queued=queued, running=tuple(self._running.values()), ended=tuple(self._ended.values())
+            node=self.node,
+            session=self._session,
+            queued=queued,
+            running=tuple(self._running.values()),
+            ended=tuple(self._ended.values()),
         )
         return [self._say(hello, now)]
 

@@ -73,10 +73,12 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     """First frame of a connection: who this is and every attempt it holds; it counts as report 0.
 
-    `queued` are held but not started.
+    `queued` are held but not started. `session` is when the connection was made, in nanoseconds since the machine was
+    booted: of two connections it tells which is the newer one, whichever is heard first.
     """
 
     node: Node
+    session: int = 0
     queued: tuple[Attempt, ...] = ()
     running: tuple[Running, ...] = ()
     ended: tuple[Ended, ...] = ()
