@@ -150,7 +150,7 @@ def retry_without_idempotence() -> Any:
 def lease_not_kept() -> Any:
     """Exclusive work goes on though its node hears nothing: neither agent nor keeper ends it."""
     return _both(
-        patch.object(NodeMachine, "_let_go", lambda *_: []),
+        patch.object(NodeMachine, "_stop_at", lambda *_: 2**62),
         patch.object(machine.SimulatedExecutor, "renew", lambda *_: None),
     )
 
