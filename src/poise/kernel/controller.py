@@ -22,10 +22,10 @@ from poise.kernel.find import find, find_node
 from poise.kernel.fitting import check_all
 from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of
 from poise.kernel.schedulable import prepare
-from poise.kernel.verify import verify_place, verify_preempt
+from poise.kernel.verify import verify_hold, verify_place, verify_preempt
 from poise.kernel.watch import Fired, Watch
 from poise.model.calls import FromCaller, FromWorker, ToCaller, ToWorker
-from poise.model.decisions import Hold, Place, Plan, Preempt, Reason
+from poise.model.decisions import Hold, Place, Plan, Preempt
 from poise.model.events import (
     Began,
     Called,
@@ -48,6 +48,7 @@ from poise.model.events import (
     QuotaSet,
     Remembered,
     Returned,
+    Round,
     Started,
     StopAsked,
     TokenAdded,
@@ -78,7 +79,6 @@ from poise.model.spec import Compiled
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role, Token
 from poise.model.triggers import Triggers
 from poise.model.views import Snapshot
-from poise.policy.feasible import NAMED
 from poise.units import MILLISECOND, SECOND
 
 ROUND = 200 * MILLISECOND
@@ -96,7 +96,7 @@ RECALL_AFTER = 2 * SECOND
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Times in nanoseconds. `dead_after`: silence after which a node is lost. `fleet` is the name of the declared
-    fleet and `declared` its nodes, where there is one.
+    fleet and `declared` its nodes, where there is one. `recipe` and `code` are for the log (see `Began`).
     """
 
     policy: str = "poise"
@@ -108,6 +108,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     triggers: Triggers = Triggers()
     fleet: str = ""
     declared: tuple[str, ...] = ()
+    recipe: dict[str, Any] = {}
+    code: str = ""
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -228,7 +230,10 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 class Decided(msgspec.Struct, frozen=True):
+    """The plan for a view; without one it was made by hand, and cannot be made again."""
+
     plan: Plan
+    view: Snapshot | None = None
 
 
 Request = Submit | Cancel | Drain | SetQuota | AddToken | RevokeToken | AskToStop
@@ -315,7 +320,7 @@ Effect = (
     Append | Reply | Send | Hang | SayCaller | SayWorker | HangCaller | HangCalls | Decide | Checkpoint | TryRecover
 )
 
-QUIET = (Held, Placed, Preempted, Remembered, Started, FunctionTold, Called, CallTried, Returned, CallsClosed)
+QUIET = (Held, Placed, Preempted, Remembered, Round, Started, FunctionTold, Called, CallTried, Returned, CallsClosed)
 """Events that change nothing for the policy, unless more waits to be placed after them."""
 
 
@@ -334,6 +339,7 @@ class Controller:
         self._dirty = True
         self._head = 0
         self._deciding = False
+        self._reloaded = 0
         self._until: int | None = None
         self._watch = Watch(settings.triggers)
         self._fired: list[str] = []
@@ -365,6 +371,10 @@ class Controller:
             boot=boot,
             boottime=boottime,
             wall=wall,
+            seed=self.settings.seed,
+            throughputs=self.settings.throughputs,
+            recipe=self.settings.recipe,
+            code=self.settings.code,
         )
         self._commit(began)
         self._dispatch = self._make_dispatch(now)
@@ -387,7 +397,7 @@ class Controller:
             case Submit():
                 self._answer(message.request, lambda: self._submit(message, now))
             case Decided():
-                self._decided(message.plan, now)
+                self._decided(message.plan, message.view, now)
             case Barrier():
                 self._later(Reply(message.request, barrier=True))
             case Cancel():
@@ -418,7 +428,7 @@ class Controller:
             case Gone():
                 self._disconnect(message.node)
             case AppendFailed():
-                return self._append_failed(message)
+                return self._append_failed(message, now)
             case Recovered():
                 self._full, self._dirty = False, True
         return self._flush()
@@ -805,7 +815,7 @@ class Controller:
 
     # --- deciding ----------------------------------------------------------------------------------------------------
 
-    def _decided(self, plan: Plan, now: int) -> None:
+    def _decided(self, plan: Plan, view: Snapshot | None, now: int) -> None:
         self._deciding = False
         if self._full:
             return
@@ -813,6 +823,7 @@ class Controller:
         stale = plan.base != self.ledger.revision
         if plan.failed:
             self._commit(PolicyFailed(at=now, policy=self.settings.policy, error=plan.failed))
+        before = self.ledger.revision
         launches: dict[str, list[Launch]] = {}
         for decision in plan.decisions:
             if isinstance(decision, Place):
@@ -825,6 +836,9 @@ class Controller:
             self._dirty = True  # all that was shown may have found room: show the rest
         if plan.memory is not None:
             self._commit(Remembered(at=now, memory=plan.memory))
+        if self.ledger.revision > before and view is not None and view.now > self._reloaded:  # else it saw what never was
+            by = plan.policy if plan.policy != self.settings.policy else ""
+            self._commit(Round(at=now, base=view.revision, asked=view.now, fired=view.triggers, policy=by))
         for node, batch in launches.items():
             self._send(node, Desired(launches=tuple(batch)))
         self._fire(self._watch.use(self._use(), now), now)
@@ -851,15 +865,9 @@ class Controller:
             self._stop(unit, now)
 
     def _hold(self, hold: Hold, now: int) -> None:
-        if not self.ledger.waits(hold.queue):
-            return
-        known = self.ledger.held_queue(hold.queue)
-        if len(self.ledger.nodes) > NAMED:  # how much is free changes all the time; it is told when somebody asks
-            changed = [_gist(reason) for reason in known] != [_gist(reason) for reason in hold.reasons]
-        else:
-            changed = known != hold.reasons
-        if changed:
-            self._commit(Held(at=now, queue=hold.queue, reasons=hold.reasons))
+        held = verify_hold(self.ledger, hold, now)
+        if held is not None:
+            self._commit(held)
 
     def _launch(self, unit: UnitState, index: int) -> Launch:
         job, spec = self.ledger.jobs[unit.job], unit.spec
@@ -933,11 +941,11 @@ class Controller:
         self._durable = max(self._durable, revision)
         return tuple(self._release())
 
-    def _append_failed(self, message: AppendFailed) -> Sequence[Effect]:
+    def _append_failed(self, message: AppendFailed, now: int) -> Sequence[Effect]:
         """Go back to what is durable; refuse what waited; make every node say anew what it holds."""
         self.ledger, self._durable = message.ledger, message.ledger.revision
         self._checkpointed = min(self._checkpointed, self.ledger.revision)
-        self._full, self._deciding = True, False
+        self._full, self._deciding, self._reloaded = True, False, now
         self._events.clear()
         refused = [
             effect if effect.barrier or effect.error else Reply(effect.request, error=message.error)
@@ -949,7 +957,3 @@ class Controller:
         self._connected.clear()
         self._dispatch = self._make_dispatch(self.ledger.now)
         return (*refused, *hung, HangCalls())
-
-
-def _gist(reason: Reason) -> tuple[str, str, str]:
-    return (reason.code, reason.subject, reason.need)

@@ -51,6 +51,7 @@ from poise.model.events import (
     QuotaSet,
     Remembered,
     Returned,
+    Round,
     Started,
     StopAsked,
     TokenAdded,
@@ -307,6 +308,7 @@ class State(msgspec.Struct):
     quotas: dict[str, Quota] = {}
     tokens: dict[str, Token] = {}
     tokens_ever: int = 0
+    began: Began | None = None
 
 
 CAUSES: tuple[str, ...] = get_args(Cause)
@@ -353,6 +355,11 @@ class Ledger:
     @property
     def policy(self) -> str:
         return self._state.policy
+
+    @property
+    def began(self) -> Began | None:
+        """What the control plane that has the log said when it took it; None in an empty log, and in states of 0.1.0."""
+        return self._state.began
 
     @property
     def nodes(self) -> dict[str, NodeState]:
@@ -502,6 +509,7 @@ class Ledger:
     def _began(self, event: Began) -> None:
         self._state.term = event.term
         self._state.policy = event.policy
+        self._state.began = event
         self._state.history = event.history
         self._state.memory = {}
         self._state.anchor_at, self._state.anchor_wall = event.at, event.wall
@@ -799,6 +807,9 @@ class Ledger:
 
     def _policy_failed(self, event: PolicyFailed) -> None:
         pass  # a record for people; the plan that followed says what was done
+
+    def _round(self, event: Round) -> None:
+        pass  # what it decided stands before it; it says on what view
 
     def _stop_asked(self, event: StopAsked) -> None:
         pass  # a record for people; the next thing in the log is another control plane
@@ -1436,6 +1447,7 @@ class Ledger:
             NodeDrained: self._node_drained,
             PolicyFailed: self._policy_failed,
             Remembered: self._remembered,
+            Round: self._round,
         }
         self._units: dict[str, UnitState] = {}
         self._tasks: dict[str, tuple[UnitState, int]] = {}
