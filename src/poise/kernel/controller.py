@@ -339,6 +339,7 @@ class Controller:
         self._dirty = True
         self._head = 0
         self._deciding = False
+        self._asked: Snapshot | None = None
         self._reloaded = 0
         self._until: int | None = None
         self._watch = Watch(settings.triggers)
@@ -461,7 +462,8 @@ class Controller:
         if not self._deciding and (self._dirty or waited or due or (backed_off is not None and backed_off <= now)):
             self._dirty, self._deciding, self._last_round, self._until = False, True, now, None
             self._head = self.ledger.head()
-            effects.append(Decide(self.snapshot(now)))
+            self._asked = self.snapshot(now)
+            effects.append(Decide(self._asked))
             self._fired.clear()  # what fires while this is decided on is told to the next round
         return effects
 
@@ -816,7 +818,9 @@ class Controller:
     # --- deciding ----------------------------------------------------------------------------------------------------
 
     def _decided(self, plan: Plan, view: Snapshot | None, now: int) -> None:
-        self._deciding = False
+        if view is not None and view is not self._asked and view.now <= self._reloaded:
+            return  # it saw what never was: the log has lost that
+        self._deciding, self._asked = False, None
         if self._full:
             return
         self._until = plan.until
@@ -836,7 +840,7 @@ class Controller:
             self._dirty = True  # all that was shown may have found room: show the rest
         if plan.memory is not None:
             self._commit(Remembered(at=now, memory=plan.memory))
-        if self.ledger.revision > before and view is not None and view.now > self._reloaded:  # else it saw what never was
+        if view is not None and self.ledger.revision > before:
             by = plan.policy if plan.policy != self.settings.policy else ""
             self._commit(Round(at=now, base=view.revision, asked=view.now, fired=view.triggers, policy=by))
         for node, batch in launches.items():
@@ -945,7 +949,7 @@ class Controller:
         """Go back to what is durable; refuse what waited; make every node say anew what it holds."""
         self.ledger, self._durable = message.ledger, message.ledger.revision
         self._checkpointed = min(self._checkpointed, self.ledger.revision)
-        self._full, self._deciding, self._reloaded = True, False, now
+        self._full, self._deciding, self._asked, self._reloaded = True, False, None, now
         self._events.clear()
         refused = [
             effect if effect.barrier or effect.error else Reply(effect.request, error=message.error)

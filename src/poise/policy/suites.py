@@ -792,6 +792,15 @@ def _order_of(order: str | Mapping[str, float], terms: Mapping[str, RankTerm]) -
 
 POLICIES: dict[str, ClusterPolicy] = {recipe.name: Suite(recipe) for recipe in RECIPES} | {"static": Static()}
 
+SAFE_POLICY = "fifo"
+"""Decides where the policy in charge cannot."""
+
+
+def decide_safely(view: Snapshot) -> Plan:
+    """What the safe policy does in the place of another: it is told nothing of what that one remembers, and leaves it."""
+    plan = POLICIES[SAFE_POLICY].decide(msgspec.structs.replace(view, memory={}))
+    return msgspec.structs.replace(plan, memory=None)
+
 
 def policy_named(name: str) -> ClusterPolicy:
     """The policy of this name. Raises KeyError with the known names."""
@@ -801,4 +810,13 @@ def policy_named(name: str) -> ClusterPolicy:
         raise KeyError(f"there is no policy `{name}`; known: {', '.join(POLICIES)}") from None
 
 
-__all__ = ["POLICIES", "RECIPES", "ClusterPolicy", "Recipe", "Suite", "policy_named"]
+__all__ = [
+    "POLICIES",
+    "RECIPES",
+    "SAFE_POLICY",
+    "ClusterPolicy",
+    "Recipe",
+    "Suite",
+    "decide_safely",
+    "policy_named",
+]
