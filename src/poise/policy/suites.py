@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Spot, Why
