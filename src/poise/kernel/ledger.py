@@ -358,7 +358,7 @@ class Ledger:
 
     @property
     def began(self) -> Began | None:
-        """What the control plane that has the log said when it took it; None in an empty log, and in states of 0.1.0."""
+        """What the control plane that has the log said when it took it; None in an empty log and in old states."""
         return self._state.began
 
     @property

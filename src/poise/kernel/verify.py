@@ -18,7 +18,9 @@ def verify(ledger: Ledger, decision: Decision, now: int) -> Placed | Preempted |
     """The event for a decision, or why there is none; None for a hold that says nothing new."""
     if isinstance(decision, Place):
         return verify_place(ledger, decision, now)
-    return verify_preempt(ledger, decision, now) if isinstance(decision, Preempt) else verify_hold(ledger, decision, now)
+    return (
+        verify_preempt(ledger, decision, now) if isinstance(decision, Preempt) else verify_hold(ledger, decision, now)
+    )
 
 
 def verify_place(ledger: Ledger, place: Place, now: int) -> Placed | Rejection:

@@ -21,8 +21,8 @@ class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_default
 
     `boot` and `boottime` anchor `at` to this boot's clock; `wall` (seconds since 1970) is for people only.
 
-    What else its views had, so that its rounds can be decided again: `seed`, `throughputs`, the `recipe` of a policy that
-    does not ship with Poise, and `code`, which tells versions of the code that decides apart.
+    What else its views had, so that its rounds can be decided again: `seed`, `throughputs`, the `recipe` of a policy
+    that does not ship with Poise, and `code`, which tells versions of the code that decides apart.
     """
 
     at: int

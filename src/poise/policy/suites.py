@@ -798,7 +798,7 @@ SAFE_POLICY = "fifo"
 
 
 def decide_safely(view: Snapshot) -> Plan:
-    """What the safe policy does in the place of another: it is told nothing of what that one remembers, and leaves it."""
+    """What the safe policy does in the place of another, of whose memory it is told nothing."""
     plan = POLICIES[SAFE_POLICY].decide(msgspec.structs.replace(view, memory={}))
     return msgspec.structs.replace(plan, memory=None)
 

@@ -22,8 +22,8 @@ SPEEDS = {"train": 4.0, "train@gpu": 40.0}
 
 
 def busy(policy: str | ClusterPolicy = "poise", *, seed: int = 1, steps: int = 28, **settings: Any) -> World:
-    """Gangs, elastic and brief work of two tenants in all classes, a node that is lost and comes back, a drain, a quota,
-    a restart, a full disk.
+    """Gangs and single tasks of two tenants in all classes, a node that is lost and comes back, a drain, a quota, a
+    restart, a full disk.
     """
     chance = Random(seed)  # noqa: S311 — a world, and no secrets
     world = World(policy, check=False, seed=seed, throughputs=SPEEDS, **settings).nodes(3, cpu=4, gpus=4)
@@ -106,7 +106,11 @@ def test_a_change_in_the_policy_is_found_at_the_first_round_that_it_decides_othe
 
     told = replay(log, choose=lambda _: Changed(policy_named(policy), late))
     assert not told.same and told.difference is not None
-    assert (told.difference.revision, told.difference.base, told.difference.asked) == (wanted, record.base, record.asked)
+    assert (told.difference.revision, told.difference.base, told.difference.asked) == (
+        wanted,
+        record.base,
+        record.asked,
+    )
     assert told.difference.recorded and not told.difference.now
     assert told.different == len(rounds) - len(rounds) // 2
     assert told.rounds == len(rounds)
@@ -243,7 +247,15 @@ def test_what_a_policy_remembers_is_compared() -> None:
 
 
 def test_it_goes_on_through_a_lost_node_and_a_later_control_plane() -> None:
-    world = World("poise").nodes(2, gpus=2).job("a", gpu=2, retry={"limit": 2, "when": ["lost"]}).round().start("a").lose("n1").after("1s")
+    world = (
+        World("poise")
+        .nodes(2, gpus=2)
+        .job("a", gpu=2, retry={"limit": 2, "when": ["lost"]})
+        .round()
+        .start("a")
+        .lose("n1")
+        .after("1s")
+    )
     assert any(isinstance(event, NodeLost) for event in world.log)
     world.restart(policy="poise", seed=3).job("b", gpu=1).after("1s")
     told = replay(as_read(world.log))
