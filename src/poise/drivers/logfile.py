@@ -26,6 +26,9 @@ from poise.ports import StoredCheckpoint
 
 MAGIC = b"poise log 1\n"
 FOR_EVER = 2**63
+
+DATABASE = ".db"
+"""How the name of a home's log ends."""
 _LENGTH = 4
 
 Event = TypeVar("Event")
@@ -35,15 +38,6 @@ class _Head(msgspec.Struct, frozen=True):
     written_by: str
     revision: int = 0
     state: bytes = b""
-
-
-def is_log_file(path: Path) -> bool:
-    """Whether it begins as such a file does."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
 
 
 def write_log(path: Path, events: Iterable[bytes], *, start: StoredCheckpoint | None, written_by: str) -> int:
@@ -85,12 +79,12 @@ def open_log(path: Path, decode: Callable[[bytes], Event], until: int = 0) -> It
 
     Raises `InputError` for what is neither, `StoreDamaged` and `StoreNewer`, also while events are read.
     """
-    if is_log_file(path):
+    if not path.is_file():
+        raise NotFound("there is no log", field=str(path), hint="a log.db of a home, or an exported log")
+    if path.suffix != DATABASE:
         file = LogFile(path, decode)
         yield Recording(file.start, _Again(file.read, until or FOR_EVER), file.written_by)
         return
-    if not path.is_file():
-        raise NotFound("there is no log", field=str(path), hint="a log.db of a home, or an exported log")
     with contextlib.closing(LogReader(path, decode)) as reader:
         last = reader.last_revision()
         start = reader.oldest_checkpoint()
@@ -186,6 +180,9 @@ def _write(file: BinaryIO, record: bytes) -> None:
 
 
 def _read(file: BinaryIO) -> bytes | None:
-    """The next record, whole or cut short; None at the end."""
+    """The next record, empty where it is cut short; None at the end."""
     length = file.read(_LENGTH)
-    return file.read(int.from_bytes(length, "big")) if length else None
+    if not length:
+        return None
+    record = file.read(int.from_bytes(length, "big"))
+    return record if len(record) == int.from_bytes(length, "big") else b""
