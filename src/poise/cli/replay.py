@@ -107,14 +107,14 @@ def _replay(recording: Recording[Event], first: int, instead: "ClusterPolicy | N
 
 
 def _shown(told: Replayed) -> Shown:
-    where = f"revisions {told.first} to {told.last}"
+    where, rounds = f"revisions {told.first} to {told.last}", _many(told.rounds, "round")
     if told.policy:
-        how = f"`{told.policy}` would have decided {told.different} of {told.rounds} rounds otherwise"
+        how = f"`{told.policy}` would have decided {told.different} of {rounds} otherwise"
     elif told.same:
-        how = f"{told.rounds} rounds, {told.decisions} decisions, all the same"
+        how = f"{rounds}, {_many(told.decisions, 'decision')}, all the same"
     else:
-        how = f"{told.different} of {told.rounds} rounds are decided otherwise"
-    notes = [f"poise: {count} rounds are not compared: {why}" for why, count in told.left_out.items()]
+        how = f"{told.different} of {rounds} decided otherwise"
+    notes = [f"poise: {_many(count, 'round')} not compared: {why}" for why, count in told.left_out.items()]
     if told.first > 1:
         notes.append(f"poise: earlier records than revision {told.first} are no longer kept")
     if told.difference is None:
@@ -123,11 +123,14 @@ def _shown(told: Replayed) -> Shown:
 
 
 def _side_by_side(told: Replayed, first: Difference, head: str, notes: Sequence[str]) -> Shown:
-    """Both plans, a row for each unit or queue that either speaks of; `*` before those that differ."""
+    """Both plans, a row for each unit or queue of which they say something else; of all, if only the order differs."""
     recorded = {_subject(made): made for made in first.recorded}
     now = {_subject(made): made for made in first.now}
-    subjects = list(dict.fromkeys([*recorded, *now]))
+    either = dict.fromkeys([*recorded, *now])
+    subjects = [subject for subject in either if recorded.get(subject) != now.get(subject)] or list(either)
     pairs = [(recorded.get(subject), now.get(subject)) for subject in subjects]
+    if len(subjects) < len(either):
+        notes = [*notes, f"poise: {_many(len(either) - len(subjects), 'other decision')} of this round: the same"]
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(first.wall))
     lines = [
         head,
@@ -135,7 +138,6 @@ def _side_by_side(told: Replayed, first: Difference, head: str, notes: Sequence[
         *([f"the policy fails now: {first.failed}"] if first.failed else []),
     ]
     columns = [
-        Column("", ["" if then == again else "*" for then, again in pairs]),
         Column("OF", subjects),
         Column("RECORDED", [_cell(then, again) for then, again in pairs]),
         Column("NOW", [_cell(again, then) for then, again in pairs]),
@@ -168,6 +170,10 @@ def _done(made: Made) -> str:
     if isinstance(made, Held):
         return f"hold: {'; '.join(reason.sentence() for reason in made.reasons)}"
     return json.dumps(made.memory)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _spot(spot: Spot) -> str:
