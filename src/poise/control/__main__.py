@@ -27,7 +27,7 @@ from poise.control.decider import decider_for
 from poise.control.lifetime import Lifetime
 from poise.control.plane import Plane
 from poise.drivers.lock import take_lock
-from poise.drivers.plugins import choose
+from poise.drivers.plugins import choose, code_of
 from poise.drivers.security import ensure_token
 from poise.drivers.sockets import listen, share
 from poise.drivers.sqlite import SqliteStore
@@ -119,6 +119,8 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
         fleet=fleet.name if fleet else "",
         declared=tuple(node.name for node in fleet.nodes) if fleet else (),
         triggers=choice.recipe.triggers if choice.recipe else Triggers(),
+        recipe=msgspec.to_builtins(choice.recipe) if choice.recipe else {},
+        code=code_of(choice),
     )
     decider = decider_for(choice, Times(decide=options.decide_within))
     await decider.ready()

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
-import msgspec
-
 from poise.engine.disk import SimulatedDisk, SimulatedStore
 from poise.engine.host import Answer, Host, load_ledger
 from poise.engine.network import End
@@ -21,10 +19,9 @@ from poise.kernel.controller import Controller, Settings
 from poise.model.decisions import Place, Plan, Preempt, Spot, Why
 from poise.model.messages import Hello
 from poise.model.views import Snapshot
-from poise.policy.suites import ClusterPolicy, policy_named
+from poise.policy.suites import ClusterPolicy, decide_safely, policy_named
 from poise.units import MILLISECOND, SECOND
 
-SAFE_POLICY = "fifo"
 RESTART_AFTER = SECOND // 10
 PERSON_COMES_AFTER = 20 * SECOND
 BUDGET = 1 * SECOND
@@ -42,8 +39,7 @@ class SimulatedDecider:
     def decide(self, view: Snapshot, answer: Callable[[Plan], None], /) -> None:
         cost = self._random.randrange(MILLISECOND // 10, 5 * MILLISECOND)
         if self.fault in ("raise", "loop"):
-            plan = policy_named(SAFE_POLICY).decide(view)
-            plan = msgspec.structs.replace(plan, failed=f"POLICY_FAILED: {self.fault}")
+            plan = decide_safely(view, f"POLICY_FAILED: {self.fault}")
             cost = BUDGET if self.fault == "loop" else cost
         elif self.fault == "lie":
             plan = self._lie(view)

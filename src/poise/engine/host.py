@@ -7,6 +7,7 @@ durable. The control plane runs it on asyncio's loop with the real doors, the fa
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from poise.errors import PoiseError, StoreFull
@@ -17,6 +18,7 @@ from poise.model.calls import FromCaller, FromWorker, Over
 from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.messages import Attempt, FromAgent, Hello
+from poise.model.views import Snapshot
 from poise.ports import Clock, Decider, Store
 from poise.units import SECOND
 
@@ -248,7 +250,7 @@ class Host:
                     self._hang_up(self._callers)
                     self._hang_up(self._workers)
                 case machine.Decide():
-                    self._decider.decide(effect.view, self._on_plan)
+                    self._decider.decide(effect.view, partial(self._on_plan, effect.view))
                 case machine.Hang():
                     channel = self._channels.pop(effect.node, None)
                     if channel is not None:
@@ -263,8 +265,8 @@ class Host:
                         self.post(machine.Recovered())
         self._append(appends, expected)
 
-    def _on_plan(self, plan: Plan) -> None:
-        self.post(machine.Decided(plan))
+    def _on_plan(self, view: Snapshot, plan: Plan) -> None:
+        self.post(machine.Decided(plan, view))
 
     def _append(self, events: Sequence[Event], expected: int) -> None:
         if not events:

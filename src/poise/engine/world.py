@@ -22,13 +22,15 @@ from poise.engine.timeline import WALL, Timeline
 from poise.errors import PoiseError, SpecError
 from poise.kernel.controller import Cancel, Drain, Message, Reply, SetQuota, Settings, Submit
 from poise.kernel.fitting import check_all
-from poise.model.events import Event, decode_event
+from poise.kernel.replay import replay, shipped
+from poise.model.events import Began, Event, decode_event
 from poise.model.jobs import Ending
 from poise.model.messages import Attempt, Launch
 from poise.model.quotas import Quota
 from poise.model.record import unseal
 from poise.model.resources import PLENTY
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role
+from poise.policy.suites import ClusterPolicy
 from poise.units import MILLISECOND, SECOND
 
 LAST = 30
@@ -39,6 +41,9 @@ CALM = 10 * SECOND
 
 LOOK_EVERY = 5 * SECOND
 """How often somebody looks who must not see everything."""
+
+REPLAYED = 3
+"""Of so many seeds one is decided again from its log."""
 
 TRY_AGAIN = 1 * SECOND
 MOST_STEPS = 400_000
@@ -185,7 +190,7 @@ class World:
 
     def run(self, until: int | None = None) -> None:
         """To its end, or to an instant. Raises `Violation`."""
-        scenario, timeline = self.scenario, self.timeline
+        scenario = self.scenario
         end = scenario.ends if until is None else min(until, scenario.ends)
         try:
             self._go(min(end, scenario.heals))
@@ -198,7 +203,19 @@ class World:
         self.judge.look_deep()
         if until is None:
             self._took(self.control)
-        del timeline
+            if scenario.seed % REPLAYED == 0:
+                self._decide_again()
+
+    def _decide_again(self) -> None:
+        """From the log alone the same policy decides the same."""
+        events = (decode_event(unseal(record)) for record in self.disk.sound(0, self.disk.synced))
+        told = replay(list(events), choose=self._honest)
+        if told.difference is not None:
+            found = told.difference
+            raise Violation("S7", f"decided again, revision {found.revision} is {found.now}, and was {found.recorded}")
+
+    def _honest(self, began: Began) -> ClusterPolicy | str:
+        return "a liar decided" if "policy-lies" in self.met else shipped(began)
 
     def _go(self, until: int) -> None:
         timeline, disk = self.timeline, self.disk
