@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
+import msgspec
+
 from poise.engine.disk import SimulatedDisk, SimulatedStore
 from poise.engine.host import Answer, Host, load_ledger
 from poise.engine.network import End
@@ -39,7 +41,7 @@ class SimulatedDecider:
     def decide(self, view: Snapshot, answer: Callable[[Plan], None], /) -> None:
         cost = self._random.randrange(MILLISECOND // 10, 5 * MILLISECOND)
         if self.fault in ("raise", "loop"):
-            plan = decide_safely(view, f"POLICY_FAILED: {self.fault}")
+            plan = msgspec.structs.replace(decide_safely(view), failed=f"POLICY_FAILED: {self.fault}")
             cost = BUDGET if self.fault == "loop" else cost
         elif self.fault == "lie":
             plan = self._lie(view)

@@ -96,6 +96,9 @@ HEARTBEAT, HEARTBEAT_IDLE = Times().heartbeat, Times().heartbeat_idle
 
 MAX_TOKENS = 10_000
 
+TELL_AGAIN = 10 * SECOND
+"""A policy that goes on failing in the same way is recorded no more often."""
+
 RECALL_AFTER = 2 * SECOND
 """What still waits on a node behind its like after this long was queued on a wrong forecast, and is asked back."""
 
@@ -338,6 +341,7 @@ QUIET = (
     Round,
     Started,
     NodeSuspected,
+    PolicyFailed,
     FunctionTold,
     Called,
     CallTried,
@@ -387,6 +391,7 @@ class Controller:
         self._deciding = False
         self._asked: Snapshot | None = None
         self._reloaded = 0
+        self._failing, self._told_failing = "", 0
         self._until: int | None = None
         self._watch = Watch(settings.triggers)
         self._fired: list[str] = []
@@ -897,8 +902,10 @@ class Controller:
             return
         self._until = plan.until
         stale = view is None or view.revision != self.ledger.revision  # whatever the plan says: a policy may be wrong
-        if plan.failed:
+        if plan.failed and (plan.failed != self._failing or now - self._told_failing >= TELL_AGAIN):
+            self._told_failing = now
             self._commit(PolicyFailed(at=now, policy=self.settings.policy, error=plan.failed))
+        self._failing = plan.failed
         before = self.ledger.revision
         launches: dict[str, list[Launch]] = {}
         for decision in plan.decisions:
