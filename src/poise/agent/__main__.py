@@ -72,7 +72,7 @@ class Agent:
         self._home = home
         self._keepers = keepers
         self._node = node
-        self._clock = SystemClock()
+        self._clock = SystemClock.of_the_boot()
         self._times = Times()
         self._unsent: deque[FromAgent] = deque()
         self._news = asyncio.Event()
@@ -152,6 +152,8 @@ class Agent:
                     self._keepers.start(effect.slot, effect.launch, effect.cpus)
                 case machine.Stop():
                     self._keepers.stop(effect.attempt)
+                case machine.Renew():
+                    self._keepers.renew(effect.attempt, effect.until)
                 case machine.Forget():
                     self._keepers.forget(effect.attempts)
                 case machine.Say():
