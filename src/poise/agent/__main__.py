@@ -38,6 +38,7 @@ from poise.drivers.security import ensure_home, ensure_token, read_token, worker
 from poise.drivers.system import HostMeter, ProcessMeter, SystemClock, boot_id, probe_cgroups, settle_memory
 from poise.errors import NotFound, PoiseError
 from poise.kernel import node as machine
+from poise.kernel.link import Broken, Link
 from poise.kernel.node import NodeMachine
 from poise.model.fleetfile import DeclaredFleet
 from poise.model.load import Load
@@ -52,7 +53,7 @@ KEEP_LOG_BYTES = 4 * 2**30
 KEEP_LOG_FILES = 50_000
 
 _log = logging.getLogger("poise.agent")
-_to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
+_to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent]] = msgspec.msgpack.Decoder(tuple[int, ToAgent])
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -107,7 +108,7 @@ class Agent:
                     ) as channel:
                         pause, self._sock = RECONNECT_SECONDS[0], sock
                         await self._session(channel)
-            except (OSError, WebSocketException, PoiseError, EOFError) as error:
+            except (OSError, WebSocketException, PoiseError, EOFError, Broken) as error:
                 _log.debug("no channel: %s", error)
             finally:
                 self._sock = None
@@ -119,19 +120,22 @@ class Agent:
     async def _session(self, channel: ClientConnection) -> None:
         self._unsent.clear()
         self._feed(machine.Connected())
-        sender = asyncio.create_task(self._send(channel))
+        link = Link()
+        sender = asyncio.create_task(self._send(channel, link))
         try:
             async for frame in channel:
-                self._feed(_to_agent.decode(frame if isinstance(frame, bytes) else frame.encode()))
+                serial, message = _to_agent.decode(frame if isinstance(frame, bytes) else frame.encode())
+                if link.hears(serial):
+                    self._feed(message)
         finally:
             sender.cancel()
 
-    async def _send(self, channel: ClientConnection) -> None:
+    async def _send(self, channel: ClientConnection, link: Link) -> None:
         """What the machine says."""
         try:
             while True:
                 while self._unsent:
-                    await channel.send(_encode(self._unsent.popleft()))
+                    await channel.send(_encode((link.number(), self._unsent.popleft())))
                 self._news.clear()
                 await self._news.wait()
         except WebSocketException:
