@@ -29,7 +29,7 @@ import uvloop
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
-from poise.config import Home, Times
+from poise.config import Home
 from poise.drivers import sockets
 from poise.drivers.devices import Inventory, identity, incarnation_of
 from poise.drivers.lock import take_lock
@@ -39,11 +39,13 @@ from poise.drivers.security import ensure_home, ensure_token, read_token, worker
 from poise.drivers.system import HostMeter, ProcessMeter, SystemClock, boot_id, probe_cgroups, settle_memory
 from poise.errors import NotFound, PoiseError
 from poise.kernel import node as machine
+from poise.kernel.link import Broken, Link
 from poise.kernel.node import NodeMachine
 from poise.model.fleetfile import DeclaredFleet
 from poise.model.load import Load
 from poise.model.messages import Attempt, Ended, FromAgent, Launch, Running, ToAgent
 from poise.model.resources import WHOLE, Node
+from poise.model.times import Times
 from poise.ports import Held
 from poise.units import SECOND
 
@@ -53,7 +55,7 @@ KEEP_LOG_BYTES = 4 * 2**30
 KEEP_LOG_FILES = 50_000
 
 _log = logging.getLogger("poise.agent")
-_to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
+_to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent]] = msgspec.msgpack.Decoder(tuple[int, ToAgent])
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -73,7 +75,7 @@ class Agent:
         self._home = home
         self._keepers = keepers
         self._node = node
-        self._clock = SystemClock()
+        self._clock = SystemClock.of_the_boot()
         self._times = Times()
         self._unsent: deque[FromAgent] = deque()
         self._news = asyncio.Event()
@@ -108,7 +110,7 @@ class Agent:
                     ) as channel:
                         pause, self._sock = RECONNECT_SECONDS[0], sock
                         await self._session(channel)
-            except (OSError, WebSocketException, PoiseError, EOFError) as error:
+            except (OSError, WebSocketException, PoiseError, EOFError, Broken) as error:
                 _log.debug("no channel: %s", error)
             finally:
                 self._sock = None
@@ -120,19 +122,22 @@ class Agent:
     async def _session(self, channel: ClientConnection) -> None:
         self._unsent.clear()
         self._feed(machine.Connected(time.clock_gettime_ns(time.CLOCK_BOOTTIME)))
-        sender = asyncio.create_task(self._send(channel))
+        link = Link()
+        sender = asyncio.create_task(self._send(channel, link))
         try:
             async for frame in channel:
-                self._feed(_to_agent.decode(frame if isinstance(frame, bytes) else frame.encode()))
+                serial, message = _to_agent.decode(frame if isinstance(frame, bytes) else frame.encode())
+                if link.hears(serial):
+                    self._feed(message)
         finally:
             sender.cancel()
 
-    async def _send(self, channel: ClientConnection) -> None:
+    async def _send(self, channel: ClientConnection, link: Link) -> None:
         """What the machine says."""
         try:
             while True:
                 while self._unsent:
-                    await channel.send(_encode(self._unsent.popleft()))
+                    await channel.send(_encode((link.number(), self._unsent.popleft())))
                 self._news.clear()
                 await self._news.wait()
         except WebSocketException:
@@ -153,6 +158,8 @@ class Agent:
                     self._keepers.start(effect.slot, effect.launch, effect.cpus)
                 case machine.Stop():
                     self._keepers.stop(effect.attempt)
+                case machine.Renew():
+                    self._keepers.renew(effect.attempt, effect.until)
                 case machine.Forget():
                     self._keepers.forget(effect.attempts)
                 case machine.Say():

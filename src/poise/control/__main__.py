@@ -21,7 +21,7 @@ import uvicorn
 import uvloop
 
 from poise import __version__
-from poise.config import DEFAULT_PORT, Endpoint, Home, Times
+from poise.config import DEFAULT_PORT, Endpoint, Home
 from poise.control.api import make_app
 from poise.control.decider import decider_for
 from poise.control.lifetime import Lifetime
@@ -38,6 +38,7 @@ from poise.errors import Conflict, PoiseError, SpecError
 from poise.kernel.controller import Controller, Settings
 from poise.model.events import Event, decode_event, encode_event
 from poise.model.fleetfile import DeclaredFleet
+from poise.model.times import Times
 from poise.model.triggers import Triggers
 from poise.units import HOUR, SECOND, Instant
 

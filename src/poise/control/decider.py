@@ -26,7 +26,6 @@ from typing import Any
 
 import msgspec
 
-from poise.config import Times
 from poise.control.plane import or_die
 from poise.drivers.plugins import Choice, build
 from poise.drivers.views import Unsound, check_plan, decode_plan, decode_view, encode_plan, encode_view
@@ -34,6 +33,7 @@ from poise.errors import ErrorRecord, PoiseError, SpecError
 from poise.model.decisions import Plan
 from poise.model.fleet import Fleet
 from poise.model.resources import Node
+from poise.model.times import Times
 from poise.model.views import Snapshot
 from poise.policy.suites import ClusterPolicy, decide_safely
 from poise.ports import Decider

@@ -5,10 +5,9 @@ from pathlib import Path
 import msgspec
 
 from poise.drivers.yamlfile import load_yaml, located, place_in_file
-from poise.engine.scenario import Nemesis, Scenario
+from poise.engine.scenario import Nemesis, Scenario, compile_nemesis
 from poise.errors import NotFound, SpecError
-from poise.model.document import Findings, near
-from poise.units import parse_duration
+from poise.model.document import near
 
 SHIPPED = Path(__file__).parent.parent / "engine" / "nemeses"
 
@@ -40,21 +39,7 @@ def read_nemesis(path: Path) -> Nemesis:
     """A file of kind `nemesis`. Raises SpecError with everything that is wrong in it."""
     document = load_yaml(path)
     with located(place_in_file(path)):
-        found = Findings()
-        nemesis = found.convert(document, Nemesis)
-        for number, spec in enumerate(nemesis.faults if nemesis is not None else ()):
-            for field in ("every", "lasts"):
-                try:
-                    length = parse_duration(getattr(spec, field))
-                except ValueError as error:
-                    found.add(SpecError(f"not a duration: {error}", field=f"faults[{number}].{field}"))
-                    continue
-                if length <= 0:
-                    found.add(SpecError("must be more than nothing", field=f"faults[{number}].{field}"))
-        found.check()
-    if nemesis is None:
-        raise AssertionError("unreachable")
-    return nemesis
+        return compile_nemesis(document)
 
 
 def read_scenario(path: Path) -> Scenario:

@@ -11,8 +11,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from poise.errors import SpecError
+from poise.model.document import Findings
 from poise.model.resources import Device, Node
-from poise.units import MILLISECOND, SECOND, parse_duration
+from poise.model.spec import parse_or_raise
+from poise.units import DAY, MILLISECOND, SECOND, parse_duration
 
 FaultKind = Literal[
     "kill-task",
@@ -68,9 +71,25 @@ class Nemesis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A file of kind `nemesis`: faults that belong together."""
 
     name: str
-    faults: tuple[FaultSpec, ...]
-    kind: Literal["nemesis"] = "nemesis"
+    faults: list[FaultSpec]
+    kind: Literal["nemesis"]
     about: str = ""
+
+
+def compile_nemesis(document: Any) -> Nemesis:
+    """A parsed file of kind `nemesis`. Raises SpecError with everything that is wrong in it."""
+    found = Findings()
+    nemesis = found.convert(document, Nemesis)
+    for number, spec in enumerate(nemesis.faults if nemesis is not None else ()):
+        for field in ("every", "lasts"):
+            at = f"faults[{number}].{field}"
+            length = found.get(1, parse_or_raise, parse_duration, getattr(spec, field), at, DAY)
+            if length <= 0:
+                found.add(SpecError("must be more than nothing", field=at, have=str(getattr(spec, field))))
+    found.check()
+    if nemesis is None:
+        raise AssertionError("unreachable")
+    return nemesis
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from poise.config import Times
 from poise.errors import Busy, Conflict, NotFound, PoiseError, StoreFull
 from poise.kernel.dispatch import Dispatch
 from poise.kernel.find import find, find_node
@@ -81,6 +80,7 @@ from poise.model.quotas import Quota
 from poise.model.resources import PLENTY, Node, is_declared
 from poise.model.spec import Compiled
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role, Token
+from poise.model.times import Times
 from poise.model.triggers import Triggers
 from poise.model.views import Snapshot
 from poise.units import MILLISECOND, SECOND

@@ -30,11 +30,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from poise.config import Times
 from poise.model.jobs import Ending
 from poise.model.load import Load, has_changed
 from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, FromAgent, Heard, Hello, Launch, Report, Running
 from poise.model.resources import SHARED_CAP, WHOLE, Node, Shape
+from poise.model.times import Times
 from poise.units import MILLISECOND, SECOND
 
 QUANTA = (100 * MILLISECOND, 10 * SECOND)

@@ -710,7 +710,7 @@ def _grace(spec: TaskSpec, field: str, found: Findings) -> int:
         error = SpecError(
             "exclusive work has to end soon when it is stopped",
             field=f"{field}grace",
-            need=f"at most {format_duration(EXCLUSIVE_GRACE)}",
+            need="at most 1s",
             have=str(spec.grace),
             hint="grace: 1s",
         )
