@@ -92,7 +92,8 @@ CHECKPOINT_EVERY = 20_000
 MAX_UNFINISHED = 200_000
 RECOVER_EVERY = 1 * SECOND
 
-HEARTBEAT, HEARTBEAT_IDLE = Times().heartbeat, Times().heartbeat_idle
+TIMES = Times()
+HEARTBEAT = TIMES.heartbeat
 
 MAX_TOKENS = 10_000
 
@@ -112,10 +113,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str = "poise"
     history: int = 10_000
-    suspect_after: int = 2 * SECOND
-    dead_after: int = 3 * SECOND
+    suspect_after: int = HEARTBEAT + TIMES.suspect
+    dead_after: int = TIMES.dead_local
     seed: int = 0
-    lease: int = Times().lease
+    lease: int = TIMES.lease
     version: str = ""
     throughputs: dict[str, float] = {}
     triggers: Triggers = Triggers()
@@ -362,7 +363,7 @@ class Contact(NamedTuple):
 
     def after(self, message: FromAgent, now: int) -> "Contact":
         """It has said this."""
-        every = min(max(HEARTBEAT, message.every), HEARTBEAT_IDLE) if isinstance(message, Beat) else HEARTBEAT
+        every = min(max(HEARTBEAT, message.every), TIMES.heartbeat_idle) if isinstance(message, Beat) else HEARTBEAT
         asked = self.asked and every > HEARTBEAT
         return Contact(now if asked else now + every - HEARTBEAT, asked)
 
