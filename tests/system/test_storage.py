@@ -15,7 +15,7 @@ import pytest
 from poise.errors import PoiseError
 from system.calls import Caller
 from system.damage import NotHere, cut, fill, filled, flip, history, small_disk, tear
-from system.living import PATIENCE, Living, until
+from system.living import PATIENCE, Living, alive, until
 
 # --- two control planes ----------------------------------------------------------------------------------------------
 
@@ -37,6 +37,31 @@ def test_a_second_control_plane_is_refused_and_told_who_holds_the_home(living: L
     assert living.poise("run", "--", "echo", "still here") == (0, b"still here\n", "")
     assert living.poise("up", "--foreground").code == 1
     assert not living.home.failure.exists()
+
+
+def test_who_finds_that_another_writes_to_the_log_leaves_it_to_them(living: Living) -> None:
+    """The file of the lock was removed, so that two could take it. One wins the log, and everybody finds that one."""
+    living.up()
+    client = living.client()
+    job = client.submit({"run": ["sleep", "60"], "resources": {"cpu": 0.1}})
+    until(living.tasks, "it runs")
+    first = living.pid("control")
+    living.home.lock.unlink()
+    program = [sys.executable, "-m", "poise.control", str(living.home.root), "--port", "0"]
+    with living.home.messages.open("ab") as messages:
+        second = subprocess.Popen(program, stderr=messages)
+
+    def one_has_left() -> bool:
+        client.submit({"run": ["true"], "resources": {"cpu": 0.1}})  # on its connection to the first
+        return second.poll() is not None or not alive(first)
+
+    until(one_has_left, "one of the two has left", living.messages)
+    assert living.poise("run", "--cpu", "0.1", "--", "echo", "goes on") == (0, b"goes on\n", "")
+    assert (second.poll() is None) != alive(first)
+    task = living.client().job(job).tasks[0]
+    assert (task.status, task.epoch, task.attempts) == ("running", 1, ())
+    assert living.poise("down", "--cancel").code == 0
+    second.wait(PATIENCE)
 
 
 def test_looking_at_a_lock_never_keeps_anybody_from_taking_it(living: Living) -> None:
