@@ -127,6 +127,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
     await decider.ready()
     plane = Plane(Controller(ledger, settings), store, clock, decider)
     plane.begin(boot=boot, boottime=boottime)
+    await plane.settled()  # who does not get the log takes nobody's place at the socket
     lifetime = Lifetime(plane, home, until_idle=options.until_idle)
     server = _Server(
         uvicorn.Config(
