@@ -42,6 +42,7 @@ WORKS = {
     "completion": "completion --json bash",
     "doctor": "doctor --json",
     "catalogue": "catalogue --json",
+    "faults": "faults --seeds 2 --processes 1 --json",
     "replay": "replay --json",
     "report": "report --json",
     "schema": "schema --json job",
