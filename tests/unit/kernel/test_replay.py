@@ -260,3 +260,19 @@ def test_it_goes_on_through_a_lost_node_and_a_later_control_plane() -> None:
     world.restart(policy="poise", seed=3).job("b", gpu=1).after("1s")
     told = replay(as_read(world.log))
     assert told.same and told.rounds >= 2
+
+
+def test_what_is_shown_of_long_queues_does_not_depend_on_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queues come in another order from a checkpoint than from all events: one of them had an earlier unit back."""
+    monkeypatch.setattr("poise.kernel.ledger.SHOWN", 40)
+    monkeypatch.setattr("poise.kernel.ledger.HEAD", 4)
+    retry = {"limit": 2, "when": ["killed"], "backoff": "0s"}
+    world = World("fifo", check=False).nodes(1, cpu=1).job("back", cpu=1, retry=retry, **{"class": "a"}).round()
+    for count, kind in ((12, "b"), (40, "a")):
+        for _ in range(count):
+            world.job(cpu=1, **{"class": kind})
+    world.job(cpu=1, priority="low").start("back").finish("back", outcome="killed")
+    again = Ledger.decode(world.ledger.encode())
+    shown = world.ledger.snapshot(world.now).candidates
+    assert shown == again.snapshot(world.now).candidates
+    assert sum(candidate.kind == "a" for candidate in shown) > sum(candidate.kind == "b" for candidate in shown) == 12
