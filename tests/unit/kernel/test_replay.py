@@ -180,6 +180,14 @@ def test_a_round_in_which_the_safe_policy_stood_in_is_decided_by_it_again() -> N
     assert replay(as_read(world.log)).same
 
 
+def test_a_plan_that_says_it_is_of_another_policy_is_left_out() -> None:
+    world = World("poise").nodes(2).job("a")
+    view = world.controller.snapshot(world.now)
+    world.say(Decided(msgspec.structs.replace(policy_named("poise").decide(view), policy="liar"), view))
+    told = replay(as_read(world.log))
+    assert (told.rounds, told.left_out) == (0, {"decided by `liar` in the place of another": 1})
+
+
 def test_a_plan_for_what_the_log_has_lost_is_dropped() -> None:
     world = World("fifo").nodes(1, cpu=4).job("a")
     world.slow_disk = True
