@@ -108,7 +108,9 @@ def _replay(recording: Recording[Event], first: int, instead: "ClusterPolicy | N
 
 def _shown(told: Replayed) -> Shown:
     where, rounds = f"revisions {told.first} to {told.last}", _many(told.rounds, "round")
-    if told.policy:
+    if not told.rounds:
+        how = "no round was compared"
+    elif told.policy:
         how = f"`{told.policy}` would have decided {told.different} of {rounds} otherwise"
     elif told.same:
         how = f"{rounds}, {_many(told.decisions, 'decision')}, all the same"

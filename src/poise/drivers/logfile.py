@@ -28,7 +28,7 @@ MAGIC = b"poise log 1\n"
 FOR_EVER = 2**63
 
 DATABASE = ".db"
-"""How the name of a home's log ends."""
+"""How the name of a home's log ends; a copy of it may have any name."""
 _LENGTH = 4
 
 Event = TypeVar("Event")
@@ -81,7 +81,7 @@ def open_log(path: Path, decode: Callable[[bytes], Event], until: int = 0) -> It
     """
     if not path.is_file():
         raise NotFound("there is no log", field=str(path), hint="a log.db of a home, or an exported log")
-    if path.suffix != DATABASE:
+    if path.suffix != DATABASE and not _is_database(path):
         file = LogFile(path, decode)
         yield Recording(file.start, _Again(file.read, until or FOR_EVER), file.written_by)
         return
@@ -173,6 +173,13 @@ class LogFile(Generic[Event]):
 
     def _newer(self, message: str) -> StoreNewer:
         return newer(f"`{self._path}`: {message}", self.written_by)
+
+
+def _is_database(path: Path) -> bool:
+    """Whether it begins as a file of SQLite does (sqlite.org/fileformat2.html)."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(16) == b"SQLite format 3\0"
+    return False
 
 
 def _write(file: BinaryIO, record: bytes) -> None:

@@ -1351,7 +1351,8 @@ class Ledger:
         for name, units in self._queues.items():
             classes.setdefault(next(iter(units.values())).priority, []).append(name)
         for priority in sorted(classes)[:-1]:
-            names = classes[priority]
+            longer = [name for name in classes[priority] if len(self._queues[name]) > head]
+            names = sorted(longer, key=lambda name: (len(self._queues[name]), name))  # the order of queues is chance
             for number, name in enumerate(names):
                 more = max(0, min(len(self._queues[name]) - head, left // (len(names) - number)))
                 heads[name] += more

@@ -179,7 +179,7 @@ class _Replay:
     def _begin(self, coming: Round) -> _Round | None:
         """Decide on the ledger as it is, which is as the round that comes saw it."""
         began, chosen = self._ledger.began, self._instead or self._policy
-        if began is None or isinstance(chosen, str):
+        if began is None or isinstance(chosen, str) or (self._instead is None and _impostor(coming, chosen)):
             return None
         view = self._ledger.snapshot(coming.asked, began.seed, began.throughputs, coming.fired)
         stood_in = self._instead is None and coming.policy == SAFE_POLICY
@@ -203,7 +203,7 @@ class _Replay:
         revision = ledger.revision + 1
         if again is None:
             if revision > self._after:
-                self._leave_out(self._policy if isinstance(self._policy, str) else UNSEEN)
+                self._leave_out(self._why_not(event))
             return
         self._rounds += 1
         self._decisions += sum(not isinstance(made, Remembered) for made in again.recorded)
@@ -221,8 +221,18 @@ class _Replay:
                 failed=again.failed,
             )
 
+    def _why_not(self, event: Round) -> str:
+        if isinstance(self._policy, str):
+            return self._policy
+        return f"decided by `{event.policy}` in the place of another" if _impostor(event, self._policy) else UNSEEN
+
     def _leave_out(self, why: str) -> None:
         self._left_out[why] = self._left_out.get(why, 0) + 1
+
+
+def _impostor(event: Round, chosen: ClusterPolicy) -> bool:
+    """Whether the plan came from neither the policy in charge nor the safe one."""
+    return event.policy not in ("", SAFE_POLICY, chosen.name)
 
 
 def _made(ledger: Ledger, plan: Plan, at: int) -> Iterator[Made]:

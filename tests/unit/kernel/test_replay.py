@@ -180,6 +180,14 @@ def test_a_round_in_which_the_safe_policy_stood_in_is_decided_by_it_again() -> N
     assert replay(as_read(world.log)).same
 
 
+def test_a_plan_that_says_it_is_of_another_policy_is_left_out() -> None:
+    world = World("poise").nodes(2).job("a")
+    view = world.controller.snapshot(world.now)
+    world.say(Decided(msgspec.structs.replace(policy_named("poise").decide(view), policy="liar"), view))
+    told = replay(as_read(world.log))
+    assert (told.rounds, told.left_out) == (0, {"decided by `liar` in the place of another": 1})
+
+
 def test_a_plan_for_what_the_log_has_lost_is_dropped() -> None:
     world = World("fifo").nodes(1, cpu=4).job("a")
     world.slow_disk = True
@@ -260,3 +268,19 @@ def test_it_goes_on_through_a_lost_node_and_a_later_control_plane() -> None:
     world.restart(policy="poise", seed=3).job("b", gpu=1).after("1s")
     told = replay(as_read(world.log))
     assert told.same and told.rounds >= 2
+
+
+def test_what_is_shown_of_long_queues_does_not_depend_on_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queues come in another order from a checkpoint than from all events: one of them had an earlier unit back."""
+    monkeypatch.setattr("poise.kernel.ledger.SHOWN", 40)
+    monkeypatch.setattr("poise.kernel.ledger.HEAD", 4)
+    retry = {"limit": 2, "when": ["killed"], "backoff": "0s"}
+    world = World("fifo", check=False).nodes(1, cpu=1).job("back", cpu=1, retry=retry, **{"class": "a"}).round()
+    for count, kind in ((12, "b"), (40, "a")):
+        for _ in range(count):
+            world.job(cpu=1, **{"class": kind})
+    world.job(cpu=1, priority="low").start("back").finish("back", outcome="killed")
+    again = Ledger.decode(world.ledger.encode())
+    shown = world.ledger.snapshot(world.now).candidates
+    assert shown == again.snapshot(world.now).candidates
+    assert sum(candidate.kind == "a" for candidate in shown) > sum(candidate.kind == "b" for candidate in shown) == 12
