@@ -17,11 +17,11 @@ from time import perf_counter
 
 import commands
 import decide
-import faults
 import footprint
 import functions
 import harness
 import latency
+import live_faults
 import mixed
 import peers
 import restart
@@ -45,7 +45,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
             "functions": lambda: functions.measure(500, 10_000, 2),
             "footprint": lambda: footprint.measure(100, seconds=5.0, runs=5, starts=2),
             "restart": lambda: restart.measure(10_000, repeats=2),
-            "faults": lambda: faults.measure((), 1, 5.0, with_peers=False),
+            "faults": lambda: live_faults.measure((), 1, 5.0, with_peers=False),
             LONG: lambda: mixed.measure(["poise", "fifo"], 20, [1]),
         }
     return {
@@ -56,7 +56,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
         "functions": lambda: functions.measure(10_000, 1_000_000, 5),
         "footprint": lambda: footprint.measure(1000, seconds=20.0, runs=30, starts=5),
         "restart": lambda: restart.measure(100_000, repeats=5),
-        "faults": lambda: faults.measure((), 3, 5.0, with_peers=True),
+        "faults": lambda: live_faults.measure((), 3, 5.0, with_peers=True),
     }
 
 

@@ -1,6 +1,6 @@
 """The faults of the matrix that one machine can have, done to a live Poise with real kills, and timed.
 
-    python benchmarks/faults.py [--rows 1,2,4,…] [--repeats 3] [--outage 5] [--no-peers] [--json]
+    python benchmarks/live_faults.py [--rows 1,2,4,…] [--repeats 3] [--outage 5] [--no-peers] [--json]
 
 Each turn brings up a home of its own, brings it work, does the fault, and looks. *noticed*: from the fault until
 somebody says so. *recovered*: from then until what should run runs again, or what should be accepted is. Who says so is
