@@ -34,12 +34,13 @@ import restart
 import uvloop
 from harness import Figure, say
 
-from poise.config import Home, Times
+from poise.config import Home
 from poise.drivers.sqlite import SqliteStore
 from poise.errors import PoiseError
 from poise.kernel.controller import ROUND
 from poise.model.events import Event
 from poise.model.spec import JobSpec
+from poise.model.times import Times
 from poise.units import SECOND
 
 TESTS = Path(__file__).parent.parent / "tests"

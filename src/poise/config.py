@@ -4,8 +4,6 @@ from pathlib import Path
 
 import msgspec
 
-from poise.units import SECOND
-
 
 class Home(msgspec.Struct, frozen=True):
     """`POISE_HOME`: everything Poise keeps on one machine. Nothing outside it is written.
@@ -111,20 +109,6 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     version: str
     agent: int = 0
-
-
-class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """The one table of times, in nanoseconds."""
-
-    heartbeat: int = 1 * SECOND
-    dead_local: int = 3 * SECOND
-    dead_remote: int = 10 * SECOND
-    reprobe: int = 5 * SECOND
-    sample: int = 1 * SECOND
-    idle_exit: int = 3 * SECOND
-    decide: int = 1 * SECOND
-    policy_start: int = 10 * SECOND
-    policy_rest: int = 60 * SECOND
 
 
 MAX_BODY = 4 * 2**20

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from poise.config import Times
 from poise.control.decider import FAILED, IN_A_ROW, InlineDecider, WorkerDecider, try_out
 from poise.drivers.plugins import Choice, choose
 from poise.errors import SpecError
 from poise.model.decisions import Plan
+from poise.model.times import Times
 from poise.model.views import Snapshot
 from poise.policy.suites import POLICIES, policy_named
 from poise.ports import Decider

@@ -29,6 +29,8 @@ from poise.model.events import (
     NodeJoined,
     NodeLevelled,
     NodeLost,
+    NodeSuspected,
+    NodeTrusted,
     Placed,
     Preempted,
     QuotaSet,
@@ -130,7 +132,9 @@ class Sight:
             case Held():
                 mine = tenant_of_queue(event.queue) == self.bearer.tenant
                 return self._only(event, frozenset()) if mine else None
-            case Began() | NodeJoined() | NodeLost() | NodeForgotten() | NodeLevelled():
+            case (
+                Began() | NodeJoined() | NodeLost() | NodeForgotten() | NodeLevelled() | NodeSuspected() | NodeTrusted()
+            ):
                 return event
         return None  # what is not known to be harmless is not shown
 

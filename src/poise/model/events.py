@@ -20,6 +20,9 @@ class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_default
     """A control plane took the log. `term` fences its predecessors; `history` is how many finished jobs are kept.
 
     `boot` and `boottime` anchor `at` to this boot's clock; `wall` (seconds since 1970) is for people only.
+
+    What else its views had, so that its rounds can be decided again: `seed`, `throughputs`, the `recipe` of a policy
+    that does not ship with Poise, and `code`, which tells versions of the code that decides apart.
     """
 
     at: int
@@ -30,6 +33,10 @@ class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_default
     boot: str = ""
     boottime: int = 0
     wall: float = 0.0
+    seed: int = 0
+    throughputs: dict[str, float] = {}
+    recipe: dict[str, Any] = {}
+    code: str = ""
 
 
 class JobSubmitted(msgspec.Struct, frozen=True, tag="submitted", kw_only=True, omit_defaults=True, gc=False):
@@ -93,11 +100,14 @@ class Started(msgspec.Struct, frozen=True, tag="started", kw_only=True, omit_def
     cpus: tuple[int, ...] = ()
 
 
-class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True, gc=False):
+class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True, omit_defaults=True, gc=False):
+    """An attempt is over. `until`: of exclusive work that was given up unheard, when it has ended at the latest."""
+
     at: int
     task: str
     epoch: int
     ending: Ending
+    until: int = 0
 
 
 class Held(msgspec.Struct, frozen=True, tag="held", kw_only=True):
@@ -113,7 +123,24 @@ class NodeJoined(msgspec.Struct, frozen=True, tag="joined", kw_only=True):
     node: Node
 
 
-class NodeLost(msgspec.Struct, frozen=True, tag="lost", kw_only=True):
+class NodeLost(msgspec.Struct, frozen=True, tag="lost", kw_only=True, omit_defaults=True):
+    """A node has been silent for too long. `until`: when exclusive work on it has ended at the latest."""
+
+    at: int
+    name: str
+    until: int = 0
+
+
+class NodeSuspected(msgspec.Struct, frozen=True, tag="suspected", kw_only=True):
+    """A node has been silent for longer than it promised: nothing new is placed there, nothing is taken away."""
+
+    at: int
+    name: str
+
+
+class NodeTrusted(msgspec.Struct, frozen=True, tag="trusted", kw_only=True):
+    """A node that was suspected has been heard."""
+
     at: int
     name: str
 
@@ -238,6 +265,21 @@ class Remembered(msgspec.Struct, frozen=True, tag="remembered", kw_only=True):
     memory: dict[str, Any]
 
 
+class Round(msgspec.Struct, frozen=True, tag="round", kw_only=True, omit_defaults=True, gc=False):
+    """A plan has been carried out: what was placed, preempted, held and remembered since the round before, as far as it
+    still could be. A round that changed nothing leaves no record.
+
+    The plan was made on the view of revision `base` as of the instant `asked`, which told of the triggers that had
+    `fired`; by the safe policy where `policy` names it, else by the one in charge.
+    """
+
+    at: int
+    base: int
+    asked: int
+    fired: tuple[str, ...] = ()
+    policy: str = ""
+
+
 Event = (
     Began
     | JobSubmitted
@@ -250,6 +292,8 @@ Event = (
     | Held
     | NodeJoined
     | NodeLost
+    | NodeSuspected
+    | NodeTrusted
     | NodeForgotten
     | NodeDrained
     | QuotaSet
@@ -265,6 +309,7 @@ Event = (
     | CallsClosed
     | PolicyFailed
     | Remembered
+    | Round
 )
 
 AUDITED = JobSubmitted | JobCancelled | UnitsCancelled | NodeDrained | QuotaSet | TokenAdded | TokenRevoked | StopAsked

@@ -21,10 +21,13 @@ Bools = NDArray[np.bool_]
 CPU, MEMORY, NETWORK, DEVICES = range(4)
 """Rows of `free` and `total`: milli-CPU, bytes, bits per second, devices of which nothing is taken."""
 
-OPEN, LOST, DRAINED = range(3)
+OPEN, LOST, DRAINED, SUSPECT = range(4)
 """Values of `closed`."""
 
-CLOSED_CODES = ("", "NODE_LOST", "NODE_DRAINED")
+CONDITIONS = ("up", "lost", "drained", "suspect")
+CLOSED_CODES = ("", "NODE_LOST", "NODE_DRAINED", "NODE_SUSPECT")
+CLOSED_WAKES = ("", "joined", "drained", "trusted")
+"""By value of `closed`: its name, the reason it gives, and the kind of event that ends it."""
 
 LOW, MEDIUM, HIGH, HOT = range(4)
 """Load levels (`levels`); a hot node's has been high for a sustained window."""
