@@ -369,6 +369,19 @@ time.sleep(600)
 """
 
 
+def memory_always_exceeded(living: Living) -> Turn:
+    """At most two retries, whatever is asked for."""
+    living.up()
+    command = [sys.executable, "-c", EATS.replace('== "1"', '!= ""'), str(living.work / "begins")]
+    retry = {"limit": 5, "backoff": "10ms", "when": ["oom"]}
+    client = living.client()
+    job = client.submit({"run": command, "resources": {"memory": "64MiB"}, "retry": retry})
+    report = client.wait(job, PATIENCE)
+    outcomes = [attempt.outcome for attempt in report.tasks[0].attempts] + [report.tasks[0].outcome]
+    assert outcomes == ["oom"] * 3, outcomes
+    return Turn()
+
+
 def memory_exceeded(living: Living) -> Turn:
     """It ends `oom`, with its peak and its limit, and is tried again."""
     living.up()
@@ -619,6 +632,7 @@ def cases(outage_seconds: float) -> list[Case]:
         Case(10, "a torn tail", tail_torn, f"{CLOCK}: one `poise up`"),
         Case(10, "a log cut before what was acknowledged", log_cut, f"{CLOCK}: one refused `poise up`"),
         Case(12, "a command exceeds its memory", memory_exceeded, EVENT, 1.0, 5.0),
+        Case(12, "a command exceeds its memory each time", memory_always_exceeded, EVENT),
         Case(14, "a command hangs, `hang: 2s`", hung, EVENT, 60.0, 60.0),
         Case(17, "a second control plane", second_control_plane, CLOCK),
         Case(17, "a second control plane, the lock removed", lock_removed, CLOCK),
@@ -653,8 +667,8 @@ def _measured(case: Case, repeats: int) -> list[Figure]:
             say(f"{name}: BROKEN: {story}")
         finally:
             living.destroy()
-    noticed = [value for turn in turns for value in turn.noticed]
-    recovered = [value for turn in turns for value in turn.recovered]
+    noticed = [round(value, 4) for turn in turns for value in turn.noticed]  # nobody looks more often
+    recovered = [round(value, 4) for turn in turns for value in turn.recovered]
     figures = []
     if noticed:
         figures.append(Figure(name=f"{name}, noticed", unit="s", values=noticed, limit=case.notice, note=case.by))
