@@ -712,7 +712,8 @@ def _faults(figures: Sequence[dict[str, Any]]) -> list[str]:
             beside.append(_figure(figure)[:2])
     heads = (*kinds, "who says so")
     rows = [(fault, *(cells.get(head, "") for head in heads)) for fault, cells in done.items()]
-    return [*_table(("fault", *heads), rows), "", *_table(("under the same kill", "median [min-max]"), beside)]
+    lines = _table(("fault", *heads), rows) if rows else []
+    return [*lines, "", *_table(("under the same kill", "median [min-max]"), beside)] if beside else lines
 
 
 def _fault_cell(figure: dict[str, Any]) -> str:
