@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import peers
 import restart
 import uvloop
 from harness import Figure, say
@@ -44,6 +45,8 @@ from poise.units import SECOND
 
 TESTS = Path(__file__).parent.parent / "tests"
 sys.path.append(str(TESTS))  # what kills in the tests kills here
+sys.path.append(str(peers.SCRIPTS))
+import killing  # noqa: E402
 from system.damage import NotHere, cut, fill, filled, flip, history, small_disk, tear  # noqa: E402
 from system.dying import STEPS  # noqa: E402
 from system.living import PATIENCE, Diary, Living, alive, kill, until  # noqa: E402
@@ -366,6 +369,19 @@ time.sleep(600)
 """
 
 
+def memory_always_exceeded(living: Living) -> Turn:
+    """At most two retries, whatever is asked for."""
+    living.up()
+    command = [sys.executable, "-c", EATS.replace('== "1"', '!= ""'), str(living.work / "begins")]
+    retry = {"limit": 5, "backoff": "10ms", "when": ["oom"]}
+    client = living.client()
+    job = client.submit({"run": command, "resources": {"memory": "64MiB"}, "retry": retry})
+    report = client.wait(job, PATIENCE)
+    outcomes = [attempt.outcome for attempt in report.tasks[0].attempts] + [report.tasks[0].outcome]
+    assert outcomes == ["oom"] * 3, outcomes
+    return Turn()
+
+
 def memory_exceeded(living: Living) -> Turn:
     """It ends `oom`, with its peak and its limit, and is tried again."""
     living.up()
@@ -519,6 +535,74 @@ def long_log() -> "tempfile.TemporaryDirectory[str]":
     return folder
 
 
+# --- beside the peers ------------------------------------------------------------------------------------------------
+
+DELAYS = (0, 3)
+PEER_TURNS = 2
+POISE = "Poise"
+
+
+def beside(repeats: int) -> list[Figure]:
+    """The same two kills for the peers that are installed, and for Poise in the same turns.
+
+    Of twenty commands of half a second, each acknowledged, how many were done in the end, when the control plane was
+    killed so many seconds after the last one and started again; and how soon work runs again whose worker was killed,
+    under the defaults of each system (Poise pauses for a second before the first retry).
+    """
+    systems = [POISE, *(peer.name for peer in peers.PEERS.values())]
+    killed = {f"{delay} s": ("control", str(delay)) for delay in DELAYS} | {"worker": ("worker",)}
+    values: dict[tuple[str, str], list[float]] = {}
+    notes: dict[tuple[str, str], str] = {}
+    for _ in range(repeats):
+        for what, arguments in killed.items():
+            for system in systems:
+                try:
+                    answer = _own(*arguments) if system == POISE else _theirs(system, *arguments)
+                except peers.Absent as why:
+                    notes[system, what] = f"absent: {why}"
+                    continue
+                value = answer["again" if what == "worker" else "done"]
+                if value is None:
+                    notes[system, what] = "not run again while it was looked at"
+                else:
+                    values.setdefault((system, what), []).append(value)
+                say(f"{system}, {what}: {answer}")
+    figures = []
+    for what in killed:
+        for system in systems:
+            found, note = values.get((system, what), []), notes.get((system, what), "")
+            if what == "worker":
+                name = f"kill -9 of a worker, its work runs again: {system}"
+                figures.append(Figure(name=name, unit="s", values=found, note=note))
+            else:
+                name = f"{SUBMISSIONS} acknowledged, control plane killed {what} later, done in the end: {system}"
+                limit = float(SUBMISSIONS) if system == POISE else None
+                figures.append(Figure(name=name, unit="", values=found, limit=limit, larger=True, note=note))
+    return figures
+
+
+def _theirs(system: str, *arguments: str) -> dict[str, Any]:
+    return peers.ask(peers.FOLDER, system, peers.PEERS[system].killed, *arguments)
+
+
+def _own(what: str, delay: str = "0") -> dict[str, Any]:
+    living = Living()
+    try:
+        living.up()
+        client = living.client()
+        if what == "worker":
+            noted = living.work / "noted"
+            client.submit({"run": killing.once(noted)})
+            return {"again": killing.again_after_kill(noted)}
+        for number in range(SUBMISSIONS):
+            client.submit({"run": killing.command(living.work, number)})
+        time.sleep(float(delay))
+        kill(living.pid("control"))
+        return {"done": float(killing.done_in_the_end(living.work))}
+    finally:
+        living.destroy()
+
+
 # --- the rows --------------------------------------------------------------------------------------------------------
 
 EVENT = "by events"
@@ -548,6 +632,7 @@ def cases(outage_seconds: float) -> list[Case]:
         Case(10, "a torn tail", tail_torn, f"{CLOCK}: one `poise up`"),
         Case(10, "a log cut before what was acknowledged", log_cut, f"{CLOCK}: one refused `poise up`"),
         Case(12, "a command exceeds its memory", memory_exceeded, EVENT, 1.0, 5.0),
+        Case(12, "a command exceeds its memory each time", memory_always_exceeded, EVENT),
         Case(14, "a command hangs, `hang: 2s`", hung, EVENT, 60.0, 60.0),
         Case(17, "a second control plane", second_control_plane, CLOCK),
         Case(17, "a second control plane, the lock removed", lock_removed, CLOCK),
@@ -558,13 +643,13 @@ def cases(outage_seconds: float) -> list[Case]:
     ]
 
 
-def measure(rows: Sequence[int], repeats: int, outage_seconds: float) -> list[Figure]:
+def measure(rows: Sequence[int], repeats: int, outage_seconds: float, *, with_peers: bool) -> list[Figure]:
     """All turns of the cases of these rows; no rows: of all."""
     figures = []
     for case in cases(outage_seconds):
         if not rows or case.row in rows:
             figures += _measured(case, repeats)
-    return figures
+    return figures + (beside(min(repeats, PEER_TURNS)) if with_peers else [])
 
 
 def _measured(case: Case, repeats: int) -> list[Figure]:
@@ -582,8 +667,8 @@ def _measured(case: Case, repeats: int) -> list[Figure]:
             say(f"{name}: BROKEN: {story}")
         finally:
             living.destroy()
-    noticed = [value for turn in turns for value in turn.noticed]
-    recovered = [value for turn in turns for value in turn.recovered]
+    noticed = [round(value, 4) for turn in turns for value in turn.noticed]  # nobody looks more often
+    recovered = [round(value, 4) for turn in turns for value in turn.recovered]
     figures = []
     if noticed:
         figures.append(Figure(name=f"{name}, noticed", unit="s", values=noticed, limit=case.notice, note=case.by))
@@ -601,13 +686,17 @@ def main() -> int:
     parser.add_argument("--rows", default="", help="rows of the matrix, with commas between [all]")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--outage", type=float, default=5.0, help="seconds without a control plane")
+    parser.add_argument("--no-peers", action="store_true", help="without the peers under the same kills")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = [int(row) for row in options.rows.split(",") if row]
     known = {case.row for case in cases(options.outage)}
     if unknown := [str(row) for row in rows if row not in known]:
         parser.error(f"no such row: {', '.join(unknown)}; there are {', '.join(map(str, sorted(known)))}")
-    return harness.program(lambda: measure(rows, options.repeats, options.outage), as_json=options.json)
+    with_peers = not options.no_peers
+    return harness.program(
+        lambda: measure(rows, options.repeats, options.outage, with_peers=with_peers), as_json=options.json
+    )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python benchmarks/run_all.py [--quick] [--only PART] [--out .bench/results.json]
 
-About ten minutes with the peers, less without, and over half an hour more for `--only quality`, which is not among
-them otherwise. `--quick` is for trying it out, its figures mean little. Parts that are not measured stay as they were.
+About ten minutes with the peers, less without. Not among them are `--only quality`, over half an hour more, and `--only
+faults`, real kills for a quarter of an hour. `--quick` is for trying it out, its figures mean little. Parts that are
+not measured stay as they were.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import footprint
 import functions
 import harness
 import latency
+import live_faults
 import mixed
 import peers
 import restart
@@ -31,7 +33,8 @@ from poise.policy.suites import POLICIES
 OUT = Path(__file__).parent.parent / ".bench" / "results.json"
 
 
-LONG = "quality"
+LONG = ("quality", "faults")
+"""Measured only when they are asked for."""
 
 
 def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
@@ -44,16 +47,18 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
             "functions": lambda: functions.measure(500, 10_000, 2),
             "footprint": lambda: footprint.measure(100, seconds=5.0, runs=5, starts=2),
             "restart": lambda: restart.measure(10_000, repeats=2),
-            LONG: lambda: mixed.measure(["poise", "fifo"], 20, [1]),
+            "faults": lambda: live_faults.measure((), 1, 5.0, with_peers=False),
+            "quality": lambda: mixed.measure(["poise", "fifo"], 20, [1]),
         }
     return {
         "commands": lambda: commands.measure(commands.SYSTEMS, peers.FOLDER, 1000, 5, big=10_000),
         "decisions": lambda: decide.measure(10_000, 100_000, 200, 480, 5),
-        LONG: lambda: mixed.measure(list(POLICIES), 200, [1]),
+        "quality": lambda: mixed.measure(list(POLICIES), 200, [1]),
         "submissions": lambda: latency.measure(200, 20.0, held_jobs=20_000, rounds=3),
         "functions": lambda: functions.measure(10_000, 1_000_000, 5),
         "footprint": lambda: footprint.measure(1000, seconds=20.0, runs=30, starts=5),
         "restart": lambda: restart.measure(100_000, repeats=5),
+        "faults": lambda: live_faults.measure((), 3, 5.0, with_peers=True),
     }
 
 
@@ -64,7 +69,7 @@ def measure(quick: bool, only: str, out: Path) -> list[Figure]:
     everything: list[Figure] = []
     begun = perf_counter()
     for title, part in parts(quick).items():
-        if title != only if only else title == LONG:
+        if title != only if only else title in LONG:
             continue
         say(f"--- {title}")
         figures = part()

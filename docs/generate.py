@@ -2,7 +2,7 @@
 
     python docs/generate.py            write every page
     python docs/generate.py --check    say which pages are out of date, and end with 1 if any is
-    python docs/generate.py --numbers  copy the measured figures of .bench/results.json into docs/numbers.md
+    python docs/generate.py --numbers  copy the measured figures of .bench/results.json into the pages that show them
 
 Commands come from click, errors from `errors.CODES` and its tree, fields from the JSON Schemas of the files, routes
 from the OpenAPI document.
@@ -54,6 +54,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 RESULTS = ROOT / ".bench" / "results.json"
 NUMBERS = ROOT / "docs" / "numbers.md"
+FAULTS = ROOT / "docs" / "explanation" / "fault-matrix.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 HEADER = "<!-- Made by docs/generate.py. Change the code, then run `make docs`. -->\n\n"
 
@@ -61,7 +62,7 @@ HEADER = "<!-- Made by docs/generate.py. Change the code, then run `make docs`. 
 def main() -> int:
     parser = argparse.ArgumentParser(description="write docs/reference/ from the code")
     parser.add_argument("--check", action="store_true", help="write nothing; end with 1 if a page is out of date")
-    parser.add_argument("--numbers", action="store_true", help="copy .bench/results.json into docs/numbers.md")
+    parser.add_argument("--numbers", action="store_true", help="copy .bench/results.json into the pages")
     options = parser.parse_args()
     if options.numbers:
         return write_numbers()
@@ -681,12 +682,46 @@ def write_numbers() -> int:
     about = [f"* {key}: {value}" for key, value in dict(results).items() if isinstance(value, str)]
     about.append(f"* date: {datetime.fromtimestamp(RESULTS.stat().st_mtime, UTC):%Y-%m-%d}")
     rows = [_figure(figure) for figure in _figures(results)]
-    text = NUMBERS.read_text(encoding="utf-8")
-    before, after = text.split(BEGIN, 1)[0], text.split(END, 1)[1]
-    lines = [*about, "", *_table(("figure", "median [min-max]", "target", "met"), rows)]
-    NUMBERS.write_text(f"{before}{BEGIN}\n" + "\n".join(lines).strip() + f"\n{END}{after}", encoding="utf-8")
-    print(f"{len(rows)} figures written to {NUMBERS.relative_to(ROOT)}")
+    _put(NUMBERS, [*about, "", *_table(("figure", "median [min-max]", "target", "met"), rows)])
+    _put(FAULTS, _faults(list(_figures(results.get("faults", [])))))
     return 0
+
+
+def _put(page: Path, lines: Sequence[str]) -> None:
+    """Between the two marks of a page."""
+    text = page.read_text(encoding="utf-8")
+    before, after = text.split(BEGIN, 1)[0], text.split(END, 1)[1]
+    page.write_text(f"{before}{BEGIN}\n" + "\n".join(lines).strip() + f"\n{END}{after}", encoding="utf-8")
+    print(f"{len(lines)} lines of figures written to {page.relative_to(ROOT)}")
+
+
+def _faults(figures: Sequence[dict[str, Any]]) -> list[str]:
+    """One line for each fault that was done, then a line for each figure of Poise and the peers side by side."""
+    kinds = ("noticed", "recovered", "promises broken")
+    done: dict[str, dict[str, str]] = {}
+    beside = []
+    for figure in figures:
+        fault, _, kind = figure["name"].removeprefix("fault ").rpartition(", ")
+        if kind in kinds:
+            done.setdefault(fault, {"who says so": ""})[kind] = _fault_cell(figure)
+            if kind != "promises broken":
+                done[fault]["who says so"] = figure.get("note", "")
+        elif figure["name"].startswith("fault "):  # absent
+            done[figure["name"].removeprefix("fault ")] = {"noticed": figure.get("note", "")}
+        else:
+            beside.append(_figure(figure)[:2])
+    heads = (*kinds, "who says so")
+    rows = [(fault, *(cells.get(head, "") for head in heads)) for fault, cells in done.items()]
+    lines = _table(("fault", *heads), rows) if rows else []
+    return [*lines, "", *_table(("under the same kill", "median [min-max]"), beside)] if beside else lines
+
+
+def _fault_cell(figure: dict[str, Any]) -> str:
+    """The figure and, where it has a target, whether it is met."""
+    _, measured, target, met = _figure(figure)
+    if not figure["unit"]:
+        return "none" if figure["met"] else f"**{_number(figure['median'])}**: {figure['note']}"
+    return f"{measured}; {target}: {met}" if target else measured
 
 
 def _figures(value: Any) -> Iterator[dict[str, Any]]:

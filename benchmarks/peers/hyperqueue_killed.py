@@ -14,23 +14,25 @@ from pathlib import Path
 
 from hyperqueue import Client, Job, LocalCluster  # type: ignore[import-not-found]
 from hyperqueue.cluster import WorkerConfig  # type: ignore[import-not-found]
-from killing import COUNT, again_after_kill, command, done_in_the_end, once
+from killing import COUNT, again_after_kill, command, done_in_the_end, once, until
 
 RUN = Path(os.environ["TMPDIR"]).resolve()
 
 
-def serve() -> None:
+def serve(told: Path) -> None:
     cluster = LocalCluster(str(RUN / "server"))
     cluster.start_worker(WorkerConfig(cores=2))
-    print(cluster.cluster.server_dir, flush=True)
+    told.write_text(str(cluster.cluster.server_dir))
     time.sleep(600)
 
 
-def server() -> "tuple[subprocess.Popen[str], str]":
+def server(number: int) -> "tuple[subprocess.Popen[bytes], str]":
     """The child, and the folder by which clients find it."""
-    child = subprocess.Popen([sys.executable, __file__, "serve"], stdout=subprocess.PIPE, text=True, cwd=RUN)
-    assert child.stdout is not None
-    return child, child.stdout.readline().strip()
+    told = RUN / f"server-{number}"
+    with (RUN / "server.out").open("ab") as out:
+        child = subprocess.Popen([sys.executable, __file__, "serve", str(told)], stdout=out, stderr=out, cwd=RUN)
+    until(lambda: told.exists() and told.read_text(), "the server")
+    return child, told.read_text()
 
 
 def job_of(text: str) -> Job:
@@ -40,25 +42,23 @@ def job_of(text: str) -> Job:
 
 
 def main() -> None:
-    child, folder = server()
+    first, folder = server(1)
     client = Client(folder)
     if sys.argv[2] == "worker":
         path = RUN / "noted"
         client.submit(job_of(once(path)))
-        answer: dict[str, object] = {"again": again_after_kill(path)}
-    else:
-        for number in range(COUNT):
-            client.submit(job_of(command(RUN, number)))
-        time.sleep(float(sys.argv[3]))
-        child.kill()
-        child.wait()
-        child, _ = server()
-        answer = {"done": done_in_the_end(RUN)}
-    child.kill()
-    print(json.dumps(answer))
+        print(json.dumps({"again": again_after_kill(path)}))
+        return
+    for number in range(COUNT):
+        client.submit(job_of(command(RUN, number)))
+    time.sleep(float(sys.argv[3]))
+    first.kill()
+    first.wait()
+    server(2)
+    print(json.dumps({"done": done_in_the_end(RUN)}))
 
 
 if sys.argv[1] == "serve":
-    serve()
+    serve(Path(sys.argv[2]))
 else:
     main()

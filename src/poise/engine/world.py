@@ -22,15 +22,14 @@ from poise.engine.timeline import WALL, Timeline
 from poise.errors import PoiseError, SpecError
 from poise.kernel.controller import Cancel, Drain, Message, Reply, SetQuota, Settings, Submit
 from poise.kernel.fitting import check_all
-from poise.kernel.replay import replay, shipped
-from poise.model.events import Began, Event, decode_event
+from poise.kernel.replay import replay
+from poise.model.events import Event, decode_event
 from poise.model.jobs import Ending
 from poise.model.messages import Attempt, Launch
 from poise.model.quotas import Quota
 from poise.model.record import unseal
 from poise.model.resources import PLENTY
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role
-from poise.policy.suites import ClusterPolicy
 from poise.units import MILLISECOND, SECOND
 
 LAST = 30
