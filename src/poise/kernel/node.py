@@ -44,6 +44,9 @@ BOOST_AFTER = 1 * SECOND
 AHEAD = 20 * MILLISECOND
 """Foreseen work handed to a slot beside what it runs."""
 
+HELLO = 0
+"""A hello counts as this report."""
+
 MAX_AHEAD = 32
 STOP_AT, KILL_AT = 80, 90
 """Hundredths of its lease after which exclusive work is stopped, and killed; between them lies its grace."""
@@ -287,10 +290,11 @@ class NodeMachine:
         self._unanswered.clear()
 
     def _beat_heard(self, beat: int, now: int) -> list[Effect]:
+        """Before the hello is answered it renews nothing: the answer may say that some of the work is to be stopped."""
         sent = None
         while self._unanswered and self._unanswered[0][0] <= beat:
             sent = self._unanswered.popleft()[1]
-        return [] if sent is None else self._answer(sent, now)
+        return [] if sent is None or HELLO in self._in_flight else self._answer(sent, now)
 
     def _hello(self, now: int) -> list[Effect]:
         self._connected = True
@@ -298,7 +302,7 @@ class NodeMachine:
         self._every = self._times.heartbeat
         self._said_load = None
         self._serial = 0
-        self._in_flight = {0: Sent(now, tuple(self._ended))}
+        self._in_flight = {HELLO: Sent(now, tuple(self._ended))}
         self._unanswered.clear()
         self._unsaid_running.clear()
         self._unsaid_ended.clear()

@@ -7,12 +7,13 @@ acknowledged job is lost, and every job ends once the faults stop.
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from poise.kernel.controller import Cancel, Drain
 from poise.model.events import JobSubmitted, Started
 from poise.testing import node, replay
-from poise.units import MILLISECOND
+from poise.units import MILLISECOND, SECOND
 
 from .fleet import Fleet, Site
 
@@ -153,3 +154,30 @@ class Faults(RuleBasedStateMachine):
 
 
 TestFaults = Faults.TestCase
+
+
+@pytest.mark.parametrize("agent", ["goes on", "is killed", "comes back"])
+@pytest.mark.parametrize("noticed", [True, False])
+def test_exclusive_work_of_a_node_that_is_cut_off_never_runs_twice(agent: str, noticed: bool) -> None:
+    fleet = Fleet([node("n1", cpu=1), node("n2", cpu=1)])
+    for site in fleet.sites.values():
+        fleet.connect(site)
+    fleet.run_dry()
+    fleet.submit({"run": "true", "lease": "exclusive", "retry": {"limit": 9, "when": ["lost"]}})
+    fleet.tick(250 * MILLISECOND)
+    fleet.run_dry()
+    [first] = [site for site in fleet.sites.values() if site.slots.running()]
+    for step in range(80):
+        fleet.tick(250 * MILLISECOND)
+        if step == 10:
+            fleet.break_channel(first, noticed=noticed)
+            if agent == "is killed":
+                first.restart_agent()
+        if step == 62 and agent == "comes back":
+            fleet.connect(first)
+        for attempt in list(first.slots.stopping & first.slots.running().keys()):
+            first.end(attempt, "stopped", SECOND, fleet.now)
+        fleet.run_dry()
+        fleet.check()
+    [second] = [site for site in fleet.sites.values() if site.slots.running()]
+    assert second is not first

@@ -499,6 +499,22 @@ def test_an_answer_that_comes_late_renews_from_when_was_asked() -> None:
     assert silent_until(bench, 60 * SECOND) == [(10, Stop(at("a")))]
 
 
+def test_a_beat_that_is_answered_before_the_hello_renews_nothing() -> None:
+    """What the answer to the hello says to stop may be on another node when a lease has passed since the hello."""
+    bench = Bench()
+    bench.launch(launch("a", **LEASE))
+    bench.feed(Disconnected())
+    bench.feed(Connected())
+    bench.now += SECOND
+    [say] = bench.machine.tick(bench.now)
+    assert isinstance(say, Say) and isinstance(say.message, Beat)
+    assert bench.feed(Heard(beat=say.message.number)) == []
+    bench.feed(Desired(complete=True, keep=(at("a"),)))
+    bench.now = 5 * SECOND
+    bench.feed(Acked(serial=0))
+    assert silent_until(bench, 60 * SECOND) == [(9, Stop(at("a")))]  # the hello was said at 1 s
+
+
 def test_exclusive_work_does_not_begin_without_a_connection_and_is_handed_back_in_time() -> None:
     bench = Bench()
     bench.launch(launch("a"), launch("b", queued=True, **LEASE))
