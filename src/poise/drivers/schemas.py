@@ -106,6 +106,7 @@ _FORMS: dict[str, Schema] = {
     "deadline": {"anyOf": [_MOMENT, {"type": "null"}]},
     "expect": {"anyOf": [_DURATION, {"type": "null"}]},
     "grace": _DURATION,
+    "hang": _DURATION,
     "workers": {
         "anyOf": [
             _COUNT,
@@ -261,6 +262,8 @@ MEANING = {
     "merge, and a deadline holds for both. How long it runs is learned; to say more of it, make it a task of a graph.",
     "retry": "When to try again. See below.",
     "grace": "Time between SIGTERM and SIGKILL when the task is stopped.",
+    "hang": "The command says at least so often that it gets on, by touching the file `$POISE_PROGRESS` "
+    "(`poise.step()` in Python); silent for longer, it has hung and is stopped. 0: it is not watched; else 1 s or more.",
     "class": "Tasks of one class share what is learned of their run times.",
     "artifacts": "The same work built for several backends, by name (`cuda`, `rocm`, `cann`, `cpu`), instead of `run`. "
     "The one that is foreseen to be done first is started.",

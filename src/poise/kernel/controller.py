@@ -885,6 +885,7 @@ class Controller:
             parts=task.parts,
             queued=unit.queued,
             serves=job.calls is not None,
+            hang=spec.hang,
         )
 
     # --- log and outbox ----------------------------------------------------------------------------------------------

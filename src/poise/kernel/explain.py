@@ -548,6 +548,7 @@ def _how_it_ended(ending: Ending) -> str:
         "killed": "was killed",
         "signal": f"ended by signal {ending.signal}",
         "oom": f"ran out of memory ({format_bytes(ending.peak)} of {format_bytes(ending.limit)})",
+        "hung": "hung",
         "lost": "was lost",
         "stopped": "was stopped",
         "returned": "was handed back unstarted",
@@ -574,9 +575,11 @@ def _place_in_queue(unit: UnitState | Candidate) -> tuple[int, int]:
 
 
 def _exit_code(ending: Ending) -> int:
-    """As a shell would say it: 128 + signal, 125 where Poise lost or stopped it."""
+    """As a shell would say it: 128 + signal, 125 where Poise lost or stopped it, 124 as `timeout` has it."""
     if ending.outcome in ("lost", "stopped", "returned"):
         return 125
+    if ending.outcome == "hung":
+        return 124
     if ending.outcome == "oom":
         return 137
     return 128 + ending.signal if ending.signal else ending.code

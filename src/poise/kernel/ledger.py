@@ -735,7 +735,7 @@ class Ledger:
             task.started = task.started or max(unit.placed, event.at - ending.run)
         if ending.outcome == "done":
             self._learn(unit, task, ending)
-        elif ending.outcome in ("failed", "signal", "oom") and unit.spec.kind in self._state.profiles:
+        elif ending.outcome in ("failed", "signal", "oom", "hung") and unit.spec.kind in self._state.profiles:
             profiles, kind = self._state.profiles, unit.spec.kind
             profiles[kind] = profiles[kind].failed(self._state.revision)
         if ending.outcome == "stopped" and unit.stopping in CAUSES:

@@ -13,15 +13,15 @@ from poise.model.resources import Shape
 from poise.model.tenants import DEFAULT
 from poise.units import SECOND
 
-Outcome = Literal["done", "failed", "killed", "signal", "oom", "lost", "stopped", "returned", "unstartable"]
+Outcome = Literal["done", "failed", "killed", "signal", "oom", "hung", "lost", "stopped", "returned", "unstartable"]
 """How an attempt ended.
 
 `done` exit code 0 · `failed` another exit code · `killed` SIGKILL that Poise did not send · `signal` another signal ·
-`oom` over its memory limit · `lost` its node or keeper went away · `stopped` Poise stopped it · `returned` handed back
+`oom` over its memory limit · `hung` silent for longer than it promised · `lost` its node or keeper went away · `stopped` Poise stopped it · `returned` handed back
 before it started · `unstartable` the command could not be executed.
 """
 
-RETRYABLE: tuple[Outcome, ...] = ("failed", "killed", "signal", "oom", "lost")
+RETRYABLE: tuple[Outcome, ...] = ("failed", "killed", "signal", "oom", "hung", "lost")
 
 
 class Priority(IntEnum):
@@ -38,7 +38,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     limit: int = 3
     backoff: int = 1 * SECOND
-    when: tuple[Outcome, ...] = ("lost", "killed")
+    when: tuple[Outcome, ...] = ("lost", "killed", "hung")
 
     def delay(self, tries: int) -> int:
         """Nanoseconds to wait after the `tries`-th failure (1 is the first); capped at one minute."""
@@ -97,7 +97,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     `artifact` names its own artifact where it has several, `variants` the others; the placer chooses one. `checkpoint`
     is how often the work saves itself (0: never, so that all it did is lost when it ends) and `restore` what coming
     back costs, in nanoseconds; `preemptible` whether it may be asked to yield. `weight` is its business weight in
-    thousandths. Of the parts of one task that have an `at_most` so many are placed at once (0: any number)."""
+    thousandths. Of the parts of one task that have an `at_most` so many are placed at once (0: any number). Its commands
+    say at least every `hang` nanoseconds that they get on (0: they say nothing)."""
 
     name: str
     tasks: tuple[Task, ...]
@@ -118,6 +119,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     preemptible: bool = True
     weight: int = WEIGHT
     at_most: int = 0
+    hang: int = 0
 
     def shape_of(self, variant: int) -> Shape:
         """The shape of its artifact number `variant`; 0 is the unit's own."""

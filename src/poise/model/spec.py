@@ -63,6 +63,9 @@ MAX_CPU = 100_000 * 1000
 MAX_BYTES = 2**50
 MAX_FLOPS = 2**62
 MAX_DURATION = 3650 * DAY
+LEAST_HANG = 1 * SECOND
+"""`poise.step` says at most every 100 ms that a command gets on, and a busy machine may delay that."""
+
 MAX_COMMAND_BYTES = 128 * 1024
 MAX_JOB_BYTES = 16 * 2**20
 """Commands and environments of all tasks together: parts multiply what a small file says."""
@@ -112,8 +115,8 @@ class RetrySpec(msgspec.Struct, forbid_unknown_fields=True):
 
     limit: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 3
     backoff: Quantity = "1s"
-    when: list[Literal["failed", "killed", "signal", "oom", "lost"]] = msgspec.field(
-        default_factory=lambda: ["lost", "killed"]
+    when: list[Literal["failed", "killed", "signal", "oom", "hung", "lost"]] = msgspec.field(
+        default_factory=lambda: ["lost", "killed", "hung"]
     )
 
 
@@ -174,6 +177,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     merge: Command | None = None
     retry: RetrySpec | None = None
     grace: Quantity = "10s"
+    hang: Quantity = 0
     artifacts: dict[str, ArtifactSpec] = {}
     work: WorkSpec | None = None
     checkpoint: Quantity | CheckpointSpec | None = None
@@ -296,6 +300,7 @@ def _serves(top: JobSpec, found: Findings) -> bool:
         "split": top.split is not None,
         "sweep": top.sweep is not None,
         "at_most": top.at_most != 0,
+        "hang": top.hang != 0,
     }
     for wrong in (name for name, is_given in given.items() if is_given):
         what = "what serves calls is one command, in as many `parts` as may run at once"
@@ -352,6 +357,7 @@ _EXAMPLES = {
     "backoff": "backoff: 1s",
     "when": "when: [lost, killed]",
     "grace": "grace: 10s",
+    "hang": "hang: 60s",
     "class": "class: resnet",
     "calls": "calls: true",
     "kind": "kind: graph",
@@ -560,6 +566,7 @@ _OF_A_TASK = {
     "merge": None,
     "retry": None,
     "grace": "10s",
+    "hang": 0,
     "artifacts": {},
     "work": None,
     "checkpoint": None,
@@ -649,6 +656,7 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         retry=RETRY if spec.retry is None else _retry(spec.retry, f"{field}retry", found),
         kind=class_of_tenant(kind, inherited.tenant),
         grace=_or(GRACE, found.get(0, _duration, spec.grace, f"{field}grace")),
+        hang=0 if spec.hang == 0 else found.get(0, _hang, spec.hang, f"{field}hang"),
         least=size.least if size.least < most else 0,
         artifact=artifact,
         variants=variants,
@@ -763,6 +771,7 @@ def _parts(base: Unit, spec: TaskSpec, size: _Size, merge: tuple[str, ...]) -> l
                 work=NO_WORK,
                 checkpoint=0,
                 restore=0,
+                hang=0,
             )
         )
     return units
@@ -960,6 +969,15 @@ def compile_quota(spec: QuotaSpec) -> Quota:
 
 def _duration(value: Quantity, field: str) -> int:
     return parse_or_raise(parse_duration, value, field, MAX_DURATION)
+
+
+def _hang(value: Quantity, field: str) -> int:
+    """Nanoseconds; 0: not watched."""
+    hang = _duration(value, field)
+    if 0 < hang < LEAST_HANG:
+        need, have = f"{format_duration(LEAST_HANG)} or more, or 0", shown(value)
+        raise SpecError("silence so short is no hang", code="E103", field=field, need=need, have=have)
+    return hang
 
 
 def _deadline(value: Quantity | None, field: str, wall: float) -> int:

@@ -12,7 +12,7 @@ from poise.model.events import Finished, Placed
 from poise.model.jobs import Ending, Outcome
 from poise.testing import World, node, replay
 
-OUTCOMES: tuple[Outcome, ...] = ("done", "failed", "killed", "signal", "oom", "lost", "stopped", "unstartable")
+OUTCOMES: tuple[Outcome, ...] = ("done", "failed", "killed", "signal", "oom", "hung", "lost", "stopped", "unstartable")
 RETRIES: tuple[dict[str, Any], ...] = (
     {},
     {"limit": 0},
