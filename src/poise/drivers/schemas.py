@@ -263,7 +263,7 @@ MEANING = {
     "retry": "When to try again. See below.",
     "grace": "Time between SIGTERM and SIGKILL when the task is stopped.",
     "hang": "The command says at least so often that it gets on, by touching the file `$POISE_PROGRESS` "
-    "(`poise.step()` in Python); silent for longer, it has hung and is stopped. 0: it is not watched; else 1 s or more.",
+    "(`poise.step()` in Python); silent for longer, it has hung and is stopped. 0: not watched; else 1 s or more.",
     "class": "Tasks of one class share what is learned of their run times.",
     "artifacts": "The same work built for several backends, by name (`cuda`, `rocm`, `cann`, `cpu`), instead of `run`. "
     "The one that is foreseen to be done first is started.",

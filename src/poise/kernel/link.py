@@ -6,7 +6,7 @@ needs to be sent again by itself.
 """
 
 
-class Broken(Exception):  # noqa: N818 — it says what the link is
+class Broken(Exception):
     """Something that was sent has not come."""
 
 

@@ -17,7 +17,8 @@ Outcome = Literal["done", "failed", "killed", "signal", "oom", "hung", "lost", "
 """How an attempt ended.
 
 `done` exit code 0 · `failed` another exit code · `killed` SIGKILL that Poise did not send · `signal` another signal ·
-`oom` over its memory limit · `hung` silent for longer than it promised · `lost` its node or keeper went away · `stopped` Poise stopped it · `returned` handed back
+`oom` over its memory limit · `hung` silent for longer than it promised ·
+`lost` its node or keeper went away · `stopped` Poise stopped it · `returned` handed back
 before it started · `unstartable` the command could not be executed.
 """
 
@@ -97,8 +98,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     `artifact` names its own artifact where it has several, `variants` the others; the placer chooses one. `checkpoint`
     is how often the work saves itself (0: never, so that all it did is lost when it ends) and `restore` what coming
     back costs, in nanoseconds; `preemptible` whether it may be asked to yield. `weight` is its business weight in
-    thousandths. Of the parts of one task that have an `at_most` so many are placed at once (0: any number). Its commands
-    say at least every `hang` nanoseconds that they get on (0: they say nothing)."""
+    thousandths. Of the parts of one task that have an `at_most` so many are placed at once (0: any number). Its
+    commands say at least every `hang` nanoseconds that they get on (0: they say nothing)."""
 
     name: str
     tasks: tuple[Task, ...]

@@ -26,8 +26,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
 
     `slots` is how many attempts of `shape` may run at once on this node, as of this launch; one that is `queued` waits
     for another of them to end, any other has room of its own. One that `serves` calls gets a key to the control plane.
-    `expect` is the run time that the control plane foresees in nanoseconds; 0 is unknown. One with a `hang` has hung when
-    it has been silent for that many nanoseconds.
+    `expect` is the run time that the control plane foresees in nanoseconds; 0 is unknown. One with a `hang` has hung
+    when it has been silent for that many nanoseconds.
     """
 
     attempt: Attempt
