@@ -149,7 +149,7 @@ def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now:
                 node=past.node,
                 outcome=past.ending.outcome,
                 run=past.ending.run,
-                note=past.ending.note,
+                note="; ".join(_evidence(past.ending, _tried_again(unit, past))),
             )
             for past in task.past
         ),
@@ -503,7 +503,8 @@ def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int,
     alike: dict[tuple[int, str], list[tuple[str, PastAttempt]]] = {}
     for task, spec in zip(unit.tasks, unit.spec.tasks, strict=True):
         for past in task.past:
-            alike.setdefault((past.epoch, _how_it_ended(past.ending)), []).append((spec.name, past))
+            how = _how_it_ended(past.ending, _tried_again(unit, past))
+            alike.setdefault((past.epoch, how), []).append((spec.name, past))
     for (epoch, how), members in alike.items():
         name, last = max(members, key=_when_it_ended)
         nodes = ", ".join(dict.fromkeys(past.node for _, past in members))
@@ -517,6 +518,8 @@ def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int,
         nodes = ", ".join(dict.fromkeys(task.node for task in unit.tasks if task.node))
         artifact = unit.spec.artifact_of(unit.variant)
         behind = f"{f' as {artifact}' if artifact else ''}{' behind its like' if unit.queued else ''}"
+        if unit.most:
+            behind += f" with {unit.size} of {len(unit.tasks)} tasks, since it ran out of memory"
         why = f": {sentence}" if unit.why is not None and (sentence := unit.why.sentence()) else ""
         yield unit.placed, f"attempt {unit.epoch} of {unit.spec.name} placed on {nodes}{behind}{why}"
     if unit.status in ("cancelled", "skipped"):
@@ -541,20 +544,33 @@ def what_for(order: Preempted) -> str:
     return f"{words}: {because}" if because else words
 
 
-def _how_it_ended(ending: Ending) -> str:
+def _tried_again(unit: UnitState, past: PastAttempt) -> str:
+    """Of an attempt after which the unit ran out of memory which retry followed; else nothing."""
+    if past.ending.outcome != "oom" or past.epoch not in unit.ooms:
+        return ""
+    return f"tried again {unit.ooms.index(past.epoch) + 1} of {unit.spec.retry.ooms}"
+
+
+def _evidence(ending: Ending, again: str = "") -> list[str]:
+    """What was seen of an attempt when it ended."""
+    peak = f"peak {format_bytes(ending.peak)} of {format_bytes(ending.limit)}" if ending.outcome == "oom" else ""
+    return [part for part in (peak, again, ending.note) if part]
+
+
+def _how_it_ended(ending: Ending, again: str = "") -> str:
     words = {
         "done": "was done",
         "failed": f"failed with exit code {ending.code}",
         "killed": "was killed",
         "signal": f"ended by signal {ending.signal}",
-        "oom": f"ran out of memory ({format_bytes(ending.peak)} of {format_bytes(ending.limit)})",
+        "oom": "ran out of memory: " + "; ".join(_evidence(ending, again)),
         "hung": "hung",
         "lost": "was lost",
         "stopped": "was stopped",
         "returned": "was handed back unstarted",
         "unstartable": "could not be started",
     }[ending.outcome]
-    return f"{words} ({ending.note})" if ending.note else words
+    return f"{words} ({ending.note})" if ending.note and ending.outcome != "oom" else words
 
 
 def _when_it_ended(member: tuple[str, PastAttempt]) -> int:

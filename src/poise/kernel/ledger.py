@@ -71,7 +71,7 @@ from poise.model.fleet import (
     Resident,
     model_under,
 )
-from poise.model.jobs import RETRYABLE, Ending, Job, Priority, Unit, Work
+from poise.model.jobs import Ending, Job, Outcome, Priority, Unit, Work
 from poise.model.messages import Attempt
 from poise.model.profiles import Profile, estimate_run, is_brief, outlasting
 from poise.model.quotas import Amounts, Quota, asked
@@ -156,7 +156,8 @@ class UnitState(msgspec.Struct, gc=False):
     `queued` and `brief` are as it was placed; `recalled`: it was queued once, came back unstarted, and is queued no
     more. `queue` names the units that are alike to placement. `expected`, `tail` and `slack` are nanoseconds of the
     critical path method; `due` is the instant by which the unit must end for every deadline after it to be met, 0 if
-    there is none.
+    there is none. `ooms` are the epochs in which it ran out of memory, `ran_out` is the least that it had asked for
+    then; what it is tried in next is smaller where it can be: an elastic unit has at most `most` tasks (0: all).
     """
 
     spec: Unit
@@ -192,6 +193,14 @@ class UnitState(msgspec.Struct, gc=False):
     depth: int = 0
     saved: int = 0
     outlived: int = 0
+    ooms: tuple[int, ...] = ()
+    ran_out: int = 0
+    most: int = 0
+
+    @property
+    def most_tasks(self) -> int:
+        """How many tasks it may have when it is placed next."""
+        return self.most or len(self.spec.tasks)
 
     @property
     def shape(self) -> Shape:
@@ -691,7 +700,7 @@ class Ledger:
                 self._remove_pending(unit)
                 unit.status, unit.not_before = "waiting", 0
 
-    def _rest(self, unit: UnitState, job: JobState, book: CallBook, outcome: str, at: int) -> None:
+    def _rest(self, unit: UnitState, job: JobState, book: CallBook, outcome: Outcome, at: int) -> None:
         """A worker has ended. One that cannot be kept running fails its job, and with it what is open."""
         book.called_up -= 1
         retry = unit.spec.retry
@@ -699,7 +708,7 @@ class Ledger:
         unit.tries += failed
         if book.over and not unit.stopping:
             self._conclude(unit, "done", at)
-        elif failed and (outcome not in RETRYABLE or outcome not in retry.when or unit.tries > retry.limit):
+        elif failed and not retry.allows(outcome, unit.tries, 0):
             self._conclude(unit, "failed", at)
             for other in job.units:
                 if other.status in ("waiting", "pending"):
@@ -831,10 +840,19 @@ class Ledger:
             unit.tries += 1
             unit.avoid = unit.tasks[0].node
             retry = unit.spec.retry
-            if outcome in RETRYABLE and outcome in retry.when and unit.tries <= retry.limit:
+            if outcome == "oom" and retry.ooms:
+                self._make_smaller(unit)
+            if retry.allows(outcome, unit.tries, len(unit.ooms)):
                 self._again(unit, at, delay=0 if outcome == "lost" else retry.delay(unit.tries))
             else:
                 self._conclude(unit, "failed", at)
+
+    def _make_smaller(self, unit: UnitState) -> None:
+        """It ran out of memory: half as many tasks of an elastic unit next time, or an artifact that asks for less."""
+        unit.ooms += (unit.epoch,)
+        unit.ran_out = min(unit.ran_out or unit.shape.memory, unit.shape.memory)
+        if unit.spec.least:
+            unit.most = max(unit.spec.least, unit.size // 2)
 
     def _clear(self, unit: UnitState) -> None:
         """Make it ready for another attempt, and keep what is known of the last one."""
@@ -1223,7 +1241,7 @@ class Ledger:
             priority=int(spec.priority),
             kind=spec.kind,
             shape=spec.shape,
-            tasks=len(spec.tasks),
+            tasks=unit.most_tasks,
             submitted=job.submitted,
             ready=unit.ready,
             tail=unit.tail,
@@ -1245,6 +1263,7 @@ class Ledger:
             avoid=unit.avoid,
             saved=unit.saved,
             outlived=unit.outlived,
+            ran_out=unit.ran_out,
             tenant=self.limited_tenant(job),
         )
 
@@ -1398,7 +1417,7 @@ class Ledger:
             running=task.status == "running",
             size=unit.size,
             least=spec.least,
-            most=len(spec.tasks),
+            most=unit.most_tasks,
             attained=unit.attained,
             work=spec.work,
             saved=unit.saved,
@@ -1583,6 +1602,10 @@ class Ledger:
             _hold(whole, f"{unit.id} runs in part")
         else:
             _hold(not any(active), f"{unit.id} is {unit.status} with an attempt")
+        if unit.most:
+            _hold(unit.spec.least <= unit.most < len(unit.tasks), f"{unit.id} may have {unit.most} tasks")
+            _hold(unit.status != "active" or unit.size <= unit.most, f"{unit.id} runs larger than it may")
+        _hold(len(unit.ooms) <= unit.spec.retry.ooms + 1, f"{unit.id} ran out of memory in {unit.ooms}")
         if unit.status == "pending":
             known = unit.id in self._delayed or unit.id in self._queues.get(unit.queue, {})
             _hold(known, f"{unit.id} is pending and in no queue")

@@ -23,8 +23,8 @@ def verify_place(ledger: Ledger, place: Place, now: int) -> Placed | Rejection:
         reasons.append(Reason(code="NOT_PENDING", subject=place.unit, have=unit.status, fixable="never"))
     if unit.stopping or unit.not_before > now:
         reasons.append(Reason(code="NOT_YET", subject=place.unit))
-    if not (unit.spec.least or len(unit.tasks)) <= len(place.spots) <= len(unit.tasks):
-        need, have = str(len(unit.tasks)), str(len(place.spots))
+    if not (unit.spec.least or len(unit.tasks)) <= len(place.spots) <= unit.most_tasks:
+        need, have = str(unit.most_tasks), str(len(place.spots))
         reasons.append(Reason(code="NOT_WHOLE", subject=place.unit, need=need, have=have))
     if not 0 <= place.variant <= len(unit.spec.variants):
         reasons.append(Reason(code="UNKNOWN_VARIANT", subject=place.unit, have=str(place.variant), fixable="never"))

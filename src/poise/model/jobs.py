@@ -35,11 +35,21 @@ class Priority(IntEnum):
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When a failed unit is tried again: at most `limit` times, after `backoff` nanoseconds doubled each time."""
+    """When a failed unit is tried again: at most `limit` times, after `backoff` nanoseconds doubled each time; of these
+    at most `ooms` times after it ran out of memory, and then smaller where it can be (0, as in logs of old: as after
+    anything else).
+    """
 
     limit: int = 3
     backoff: int = 1 * SECOND
     when: tuple[Outcome, ...] = ("lost", "killed", "hung")
+    ooms: int = 0
+
+    def allows(self, outcome: Outcome, tries: int, ooms: int) -> bool:
+        """Whether it is tried again after so many failures, of which so many were for want of memory."""
+        if outcome == "oom" and 0 < self.ooms < ooms:
+            return False
+        return outcome in RETRYABLE and outcome in self.when and tries <= self.limit
 
     def delay(self, tries: int) -> int:
         """Nanoseconds to wait after the `tries`-th failure (1 is the first); capped at one minute."""

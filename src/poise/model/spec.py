@@ -73,6 +73,9 @@ MAX_JOB_BYTES = 16 * 2**20
 MAX_NEEDS = 100_000
 """Needs of all units together: parts that need parts multiply."""
 
+OOM_RETRIES = 2
+"""How often a unit is tried again after it ran out of memory: the same work in the same room runs out of it again."""
+
 MAX_CYCLES = 10
 """Cycles of one graph that are told."""
 
@@ -715,7 +718,8 @@ def _work(spec: WorkSpec | None, field: str, found: Findings) -> Work:
 
 def _retry(spec: RetrySpec, field: str, found: Findings) -> Retry:
     backoff = found.get(0, _duration, spec.backoff, f"{field}.backoff")
-    return _or(RETRY, Retry(limit=spec.limit, backoff=backoff, when=tuple(dict.fromkeys(spec.when))))
+    ooms = min(spec.limit, OOM_RETRIES) if "oom" in spec.when else 0
+    return _or(RETRY, Retry(limit=spec.limit, backoff=backoff, when=tuple(dict.fromkeys(spec.when)), ooms=ooms))
 
 
 def _checkpoint(spec: Quantity | CheckpointSpec | None, field: str, found: Findings) -> tuple[int, int]:

@@ -41,7 +41,7 @@ class Story(RuleBasedStateMachine):
     @rule(
         cpu=st.sampled_from(["0.5", 1, 1, 2]),
         gpu=st.sampled_from([0, 0, 0, 1]),
-        workers=st.sampled_from([1, 1, 2, 3]),
+        workers=st.sampled_from([1, 1, 2, 3, "1..3", "2..4"]),
         priority=st.sampled_from(["urgent", "medium", "low"]),
         retry=st.sampled_from(RETRIES),
         kind=st.sampled_from(["x", "y"]),
