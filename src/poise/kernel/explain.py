@@ -5,7 +5,7 @@ What has to be decided to be known (`poise explain`) is answered by `kernel/what
 all that it needs of the ledger, so that it may be answered while the ledger goes on.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from poise.kernel.book import CallBook
 from poise.kernel.ledger import (
     CAUSES,
+    Cordon,
     JobState,
     Ledger,
     NodeState,
@@ -43,7 +44,7 @@ from poise.model.reports import (
     WhoReport,
     report_of,
 )
-from poise.model.resources import PLENTY, WHOLE
+from poise.model.resources import PLENTY, WHOLE, identity_of
 from poise.model.sweep import values_in
 from poise.model.tenants import Bearer, Token
 from poise.model.views import Candidate, Snapshot
@@ -349,14 +350,24 @@ def story(ledger: Ledger, job: JobState, units: Sequence[UnitState], most: int) 
     return [Told(ledger.wall(at), text) for at, text in happened]
 
 
-def node_report(state: NodeState, load: Load | None = None) -> NodeReport:
-    """One node with what is taken on it; `load` is what it last said of how busy it is."""
+def node_report(
+    state: NodeState, load: Load | None = None, *, cordons: Mapping[str, Cordon] | None = None
+) -> NodeReport:
+    """One node with what is taken on it; `load` is what it last said of how busy it is, `cordons` are the ledger's."""
     held = {device.index: state.devices.get(device_key(device.index), "") for device in state.node.devices}
     for key, shares in state.shares.items():
         held[int(key)] = ", ".join(f"{share.holder} ({share.share / WHOLE:g})" for share in shares)
     running = sum(pool.slots for pool in state.pools.values())
+    offered = report_of(state.node, held_by=held)
+    devices = (
+        msgspec.structs.replace(report, cordoned=cordon.why)
+        if (cordon := (cordons or {}).get(identity_of(state.node.name, device))) is not None and not cordon.opened
+        else report
+        for report, device in zip(offered.devices, state.node.devices, strict=True)
+    )
     return msgspec.structs.replace(
-        report_of(state.node, held_by=held),
+        offered,
+        devices=tuple(devices),
         status="drained" if state.drained and state.status == "up" else state.status,
         cpu_used=state.used_cpu,
         memory_used=state.used_memory,

@@ -22,6 +22,8 @@ from poise.kernel.explain import job_text, what_for
 from poise.kernel.ledger import CAUSES, JobState, Ledger, job_status
 from poise.model.document import near
 from poise.model.events import (
+    DeviceCordoned,
+    DeviceDrained,
     Event,
     Finished,
     Held,
@@ -255,6 +257,11 @@ class History:
                 self._note(event.at, "node forgotten", event.name, "")
             case NodeDrained():
                 self._note(event.at, "node drained" if event.on else "node opened", event.name, "")
+            case DeviceCordoned():
+                why = ", ".join(part for part in (event.code, event.text) if part)
+                self._note(event.at, "device failed", f"{event.node}:{event.device}", why)
+            case DeviceDrained():
+                self._note(event.at, "node drained" if event.on else "node opened", f"{event.node}:{event.device}", "")
             case NodeLevelled():
                 self._note(event.at, "load", event.name, LEVELS[event.level] + (", for a while" if event.hot else ""))
             case QuotaSet():

@@ -34,6 +34,8 @@ from poise.model.events import (
     Called,
     CallsClosed,
     CallTried,
+    DeviceCordoned,
+    DeviceDrained,
     Event,
     Finished,
     FunctionTold,
@@ -59,6 +61,7 @@ from poise.model.events import (
     UnitsCancelled,
 )
 from poise.model.fleet import (
+    CORDONED,
     CPU,
     DEVICES,
     DRAINED,
@@ -75,7 +78,7 @@ from poise.model.jobs import Ending, Job, Outcome, Priority, Unit, Work
 from poise.model.messages import Attempt
 from poise.model.profiles import Profile, estimate_run, is_brief, outlasting
 from poise.model.quotas import Amounts, Quota, asked
-from poise.model.resources import PLENTY, SHARED_CAP, WHOLE, Node, Shape
+from poise.model.resources import PLENTY, SHARED_CAP, WHOLE, Device, Node, Shape, identity_of
 from poise.model.tenants import DEFAULT, HOME, Bearer, Token
 from poise.model.views import Candidate, Snapshot
 
@@ -109,6 +112,9 @@ OF_THE_NODE = ("lost", "killed", "unstartable")
 
 PAST_TOKENS = 256
 """Revoked tokens that are kept; the log has them all."""
+
+MAX_CORDONS = 4096
+"""Devices that have failed and are open again are remembered, so that their work is kept off them: the latest."""
 
 MAX_PROFILES = 4096
 """Classes whose run times are kept; of more, those not seen for longest are forgotten."""
@@ -158,6 +164,7 @@ class UnitState(msgspec.Struct, gc=False):
     critical path method; `due` is the instant by which the unit must end for every deadline after it to be met, 0 if
     there is none. `ooms` are the epochs in which it ran out of memory, `ran_out` is the least that it had asked for
     then; what it is tried in next is smaller where it can be: an elastic unit has at most `most` tasks (0: all).
+    `barred` are the identities of devices that have failed it, with the epoch in which each did.
     """
 
     spec: Unit
@@ -196,6 +203,7 @@ class UnitState(msgspec.Struct, gc=False):
     ooms: tuple[int, ...] = ()
     ran_out: int = 0
     most: int = 0
+    barred: dict[str, int] = {}
 
     @property
     def most_tasks(self) -> int:
@@ -205,7 +213,19 @@ class UnitState(msgspec.Struct, gc=False):
     @property
     def shape(self) -> Shape:
         """The shape of the artifact it was placed in."""
-        return self.spec.shape_of(self.variant) if self.variant else self.spec.shape
+        return self.shape_of(self.variant) if self.variant or self.barred else self.spec.shape
+
+    def shape_of(self, variant: int) -> Shape:
+        """The shape of its artifact number `variant`, without the devices that have failed it: while it is placed,
+        those that had when it was, since that is the room it holds.
+        """
+        shape = self.spec.shape_of(variant)
+        if not self.barred or not shape.gpus:
+            return shape
+        placed = self.status == "active"
+        without = tuple(sorted(device for device, epoch in self.barred.items() if not placed or epoch < self.epoch))
+        wants = msgspec.structs.replace(shape.wants, without=without)
+        return msgspec.structs.replace(shape, wants=wants) if without else shape
 
     @property
     def id(self) -> str:
@@ -290,9 +310,25 @@ class NodeState(msgspec.Struct):
         return sum(share.memory for share in self.shares.get(device_key(device), ()))
 
 
+class Cordon(msgspec.Struct, frozen=True):
+    """Why a device gives no room: it failed (`code`, `text`) at this instant, or somebody closed it. One that failed is
+    remembered when it has been opened again (an instant, 0: it has not been).
+    """
+
+    at: int
+    code: str = ""
+    text: str = ""
+    opened: int = 0
+
+    @property
+    def why(self) -> str:
+        """For people."""
+        return ", ".join(part for part in (self.code, self.text) if part) or "closed"
+
+
 class State(msgspec.Struct):
     """Everything that a checkpoint holds. `yielded` says which units have yielded to which that still wait.
-    `quotas` are by tenant.
+    `quotas` are by tenant, `cordons` by the identity of a device.
     """
 
     revision: int = 0
@@ -316,6 +352,7 @@ class State(msgspec.Struct):
     quotas: dict[str, Quota] = {}
     tokens: dict[str, Token] = {}
     tokens_ever: int = 0
+    cordons: dict[str, Cordon] = {}
 
 
 CAUSES: tuple[str, ...] = get_args(Cause)
@@ -798,6 +835,53 @@ class Ledger:
         self._state.nodes[event.name].drained = event.on
         self._stale.add(event.name)
 
+    def _device_cordoned(self, event: DeviceCordoned) -> None:
+        self._state.cordons[event.id] = Cordon(event.at, event.code, event.text)
+        for unit, index in self.attempts_on(event.node):
+            if event.device in unit.tasks[index].devices:
+                if not unit.barred:  # it is no longer like the others of its queue
+                    unit.queue = f"{unit.queue}{'' if unit.queue.endswith('/') else '/'}{unit.id}"
+                unit.barred = unit.barred | {event.id: unit.epoch}
+        self._fleet = None  # the device is a model of its own from now on
+
+    def _device_drained(self, event: DeviceDrained) -> None:
+        cordons, known = self._state.cordons, self._state.cordons.get(event.id)
+        if event.on:
+            cordons[event.id] = Cordon(event.at)
+        elif known is not None and known.code:
+            cordons[event.id] = msgspec.structs.replace(known, opened=event.at)
+            opened = sorted((cordon.opened, device) for device, cordon in cordons.items() if cordon.opened)
+            for _, device in opened[:-MAX_CORDONS]:
+                del cordons[device]
+        else:
+            cordons.pop(event.id, None)
+        self._stale.add(event.node)
+
+    @property
+    def cordons(self) -> dict[str, Cordon]:
+        """By the identity of a device: those that give no room, and those that have failed once."""
+        return self._state.cordons
+
+    def cordon_of(self, node: str, device: Device) -> Cordon | None:
+        """Why the device gives no room; None if it does."""
+        found = self._state.cordons.get(identity_of(node, device))
+        return None if found is None or found.opened else found
+
+    def seen(self, node: Node) -> Node:
+        """The node with what is known of its devices: which have failed once."""
+        failed = {device.index for device in node.devices if self._has_failed(node.name, device)}
+        if not failed:
+            return node
+        devices = (
+            msgspec.structs.replace(device, failed=identity_of(node.name, device)) if device.index in failed else device
+            for device in node.devices
+        )
+        return msgspec.structs.replace(node, devices=tuple(devices))
+
+    def _has_failed(self, node: str, device: Device) -> bool:
+        cordons = self._state.cordons
+        return bool(cordons) and identity_of(node, device) in cordons and bool(cordons[identity_of(node, device)].code)
+
     def _node_levelled(self, event: NodeLevelled) -> None:
         node = self._state.nodes[event.name]
         node.level, node.hot = event.level, event.hot
@@ -1240,7 +1324,7 @@ class Ledger:
             ordinal=unit.ordinal,
             priority=int(spec.priority),
             kind=spec.kind,
-            shape=spec.shape,
+            shape=unit.shape_of(0),
             tasks=unit.most_tasks,
             submitted=job.submitted,
             ready=unit.ready,
@@ -1253,7 +1337,7 @@ class Ledger:
             recovering=recovering,
             recalled=unit.recalled,
             least=spec.least,
-            others=tuple(variant.shape for variant in spec.variants),
+            others=tuple(unit.shape_of(number + 1) for number in range(len(spec.variants))),
             attained=unit.attained,
             preempted=unit.preempted,
             depth=unit.depth,
@@ -1347,7 +1431,7 @@ class Ledger:
     def fleet(self) -> Fleet:
         """The fleet as columns, as it is now; the ledger's own, to be read at once and not kept."""
         if self._fleet is None:
-            self._fleet = Fleet([state.node for state in self._state.nodes.values()])
+            self._fleet = Fleet([self.seen(state.node) for state in self._state.nodes.values()])
             self._stale.update(self._state.nodes)
         fleet = self._fleet
         for name in sorted(self._stale):
@@ -1360,7 +1444,9 @@ class Ledger:
         node = state.node
         network = (node.network or PLENTY) - state.used_network
         free = sum(
-            device_key(device.index) not in state.devices and device_key(device.index) not in state.shares
+            device_key(device.index) not in state.devices
+            and device_key(device.index) not in state.shares
+            and self.cordon_of(node.name, device) is None
             for device in node.devices
         )
         fleet.free[:, row] = (node.cpu - state.used_cpu, node.memory - state.used_memory, network, free)
@@ -1372,6 +1458,8 @@ class Ledger:
             shares = state.shares.get(key, ())
             fleet.device_share[row, place] = 0 if key in state.devices else WHOLE - sum(of.share for of in shares)
             fleet.device_memory[row, place] = device.memory - sum(of.memory for of in shares)
+            if self.cordon_of(node.name, device) is not None:
+                fleet.device_share[row, place] = CORDONED
         on = self._on.get(node.name, {})
         static = self._state.policy == "static"
         residents = []
@@ -1453,6 +1541,8 @@ class Ledger:
             NodeLost: self._node_lost,
             NodeForgotten: self._node_forgotten,
             NodeDrained: self._node_drained,
+            DeviceCordoned: self._device_cordoned,
+            DeviceDrained: self._device_drained,
             PolicyFailed: self._policy_failed,
             Remembered: self._remembered,
         }
@@ -1550,6 +1640,8 @@ class Ledger:
             mine, theirs = getattr(self, index), getattr(again, index)
             _hold(mine == theirs, f"index {index} differs from one made anew: {mine} is not {theirs}")
         _hold(self.snapshot(self.now) == again.snapshot(self.now), "a policy would see something else after a restart")
+        cordoned = [device for device, cordon in self._state.cordons.items() if cordon.opened and not cordon.code]
+        _hold(not cordoned, f"remembered without a reason: {cordoned}")
         _hold(self._state.held.keys() <= self._queues.keys(), "reasons are kept for a queue in which nothing waits")
 
     def _check_room(self, name: str, state: NodeState) -> None:
@@ -1605,6 +1697,7 @@ class Ledger:
         if unit.most:
             _hold(unit.spec.least <= unit.most < len(unit.tasks), f"{unit.id} may have {unit.most} tasks")
             _hold(unit.status != "active" or unit.size <= unit.most, f"{unit.id} runs larger than it may")
+        _hold(all(epoch <= unit.epoch for epoch in unit.barred.values()), f"{unit.id} is barred in an epoch to come")
         _hold(len(unit.ooms) <= unit.spec.retry.ooms + 1, f"{unit.id} ran out of memory in {unit.ooms}")
         if unit.status == "pending":
             known = unit.id in self._delayed or unit.id in self._queues.get(unit.queue, {})

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from poise.model.jobs import Ending
-from poise.model.messages import Acked, Attempt, Desired, Ended, FromAgent, Hello, Launch, Report, Running
+from poise.model.messages import Acked, Attempt, Desired, DeviceFault, Ended, FromAgent, Hello, Launch, Report, Running
 from poise.model.resources import SHARED_CAP, WHOLE, Node, Shape
 from poise.units import MILLISECOND, SECOND
 
@@ -64,6 +64,12 @@ class Changed(msgspec.Struct, frozen=True):
     ended: tuple[Ended, ...] = ()
 
 
+class Faulted(msgspec.Struct, frozen=True):
+    """Devices of this node have failed."""
+
+    faults: tuple[DeviceFault, ...]
+
+
 class Connected(msgspec.Struct, frozen=True):
     """A channel to the control plane is open."""
 
@@ -73,7 +79,7 @@ class Disconnected(msgspec.Struct, frozen=True):
 
 
 Effect = Start | Stop | Forget | Say
-Message = Desired | Acked | Changed | Connected | Disconnected
+Message = Desired | Acked | Changed | Faulted | Connected | Disconnected
 
 
 class Slot(msgspec.Struct):
@@ -126,6 +132,8 @@ class NodeMachine:
         self._in_flight: dict[int, tuple[Attempt, ...]] = {}
         self._unsaid_running: dict[Attempt, Running] = {}
         self._unsaid_ended: dict[Attempt, Ended] = {}
+        self._faults: dict[DeviceFault, None] = {}  # not known to be heard
+        self._said_faults: tuple[DeviceFault, ...] = ()
 
     def adopt(
         self, held: Iterable[tuple[int, Launch, tuple[int, ...], Running | None]], ended: Iterable[Ended]
@@ -156,6 +164,9 @@ class NodeMachine:
                 return self._changed(message, now)
             case Desired():
                 return self._desired(message, now)
+            case Faulted():
+                self._faults.update(dict.fromkeys(message.faults))
+                return self._report()
             case Acked():
                 return self._acked(message.serial)
             case Connected():
@@ -178,8 +189,13 @@ class NodeMachine:
         self._unsaid_running.clear()
         self._unsaid_ended.clear()
         queued = tuple(attempt for attempt in self._launches if attempt not in self._running)
+        self._said_faults = tuple(self._faults)
         hello = Hello(
-            node=self.node, queued=queued, running=tuple(self._running.values()), ended=tuple(self._ended.values())
+            node=self.node,
+            queued=queued,
+            running=tuple(self._running.values()),
+            ended=tuple(self._ended.values()),
+            faults=self._said_faults,
         )
         return [Say(hello)]
 
@@ -208,6 +224,8 @@ class NodeMachine:
         return effects
 
     def _acked(self, serial: int) -> list[Effect]:
+        if serial in self._in_flight:
+            self._faults = {fault: None for fault in self._faults if fault not in self._said_faults}
         attempts = self._in_flight.pop(serial, ())
         for attempt in attempts:
             self._ended.pop(attempt, None)
@@ -271,13 +289,15 @@ class NodeMachine:
 
     def _report(self) -> list[Effect]:
         """One report in flight at a time: while the log writes one, the next gathers what comes."""
-        if not self._connected or self._in_flight or not (self._unsaid_running or self._unsaid_ended):
+        if not self._connected or self._in_flight or not (self._unsaid_running or self._unsaid_ended or self._faults):
             return []
+        self._said_faults = tuple(self._faults)
         self._serial += 1
         report = Report(
             serial=self._serial,
             running=tuple(self._unsaid_running.values()),
             ended=tuple(self._unsaid_ended.values()),
+            faults=self._said_faults,
         )
         self._in_flight[self._serial] = tuple(self._unsaid_ended)
         self._unsaid_running.clear()

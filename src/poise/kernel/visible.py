@@ -18,6 +18,8 @@ from poise.model.events import (
     Called,
     CallsClosed,
     CallTried,
+    DeviceCordoned,
+    DeviceDrained,
     Event,
     Finished,
     FunctionTold,
@@ -119,7 +121,7 @@ class Sight:
                 return self._asked(event) if self._is_own(event.job) else None
             case QuotaSet():
                 return self._asked(event) if event.tenant == self.bearer.tenant else None
-            case NodeDrained():
+            case NodeDrained() | DeviceDrained():
                 return self._asked(event)
             case Placed() | Preempted():
                 return self._only(event, frozenset()) if self._is_own(event.unit) else None
@@ -130,7 +132,7 @@ class Sight:
             case Held():
                 mine = tenant_of_queue(event.queue) == self.bearer.tenant
                 return self._only(event, frozenset()) if mine else None
-            case Began() | NodeJoined() | NodeLost() | NodeForgotten() | NodeLevelled():
+            case Began() | NodeJoined() | NodeLost() | NodeForgotten() | NodeLevelled() | DeviceCordoned():
                 return event
         return None  # what is not known to be harmless is not shown
 

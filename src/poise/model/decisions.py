@@ -40,6 +40,7 @@ REASONS = {
     "GPU_TOO_FEW": "fitting devices in all: {have}, needed: {need}",
     "GANG_INCOMPLETE": "room for {have} of the {need} tasks of the gang",
     "NODE_DRAINED": "is drained",
+    "DEVICE_CORDONED": "closed to new work: device {have}",
     "NODE_LOST": "is lost",
     "NO_NODES": "no node has joined yet",
     "QUOTA": "the quota of {subject} has {have} left, {need} needed",

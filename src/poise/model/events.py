@@ -152,6 +152,30 @@ class NodeDrained(msgspec.Struct, frozen=True, tag="drained", kw_only=True, omit
     by: str = ""
 
 
+class DeviceCordoned(msgspec.Struct, frozen=True, tag="device-cordoned", kw_only=True, omit_defaults=True):
+    """A device of a node has failed: it gives no room until somebody opens it again. `id` is what its driver calls it,
+    or its place where it has no name; units whose attempts it ended are never placed on it again.
+    """
+
+    at: int
+    node: str
+    device: int
+    id: str
+    code: str
+    text: str = ""
+
+
+class DeviceDrained(msgspec.Struct, frozen=True, tag="device-drained", kw_only=True, omit_defaults=True):
+    """`on` closes a device to new placements, off opens it again, whatever it was closed for."""
+
+    at: int
+    node: str
+    device: int
+    id: str
+    on: bool
+    by: str = ""
+
+
 class QuotaSet(msgspec.Struct, frozen=True, tag="quota", kw_only=True, omit_defaults=True):
     """What a tenant's work may hold at once from now on; None: anything. In logs it is `user`, as it was at first."""
 
@@ -252,6 +276,8 @@ Event = (
     | NodeLost
     | NodeForgotten
     | NodeDrained
+    | DeviceCordoned
+    | DeviceDrained
     | QuotaSet
     | TokenAdded
     | TokenRevoked
@@ -267,7 +293,17 @@ Event = (
     | Remembered
 )
 
-AUDITED = JobSubmitted | JobCancelled | UnitsCancelled | NodeDrained | QuotaSet | TokenAdded | TokenRevoked | StopAsked
+AUDITED = (
+    JobSubmitted
+    | JobCancelled
+    | UnitsCancelled
+    | NodeDrained
+    | DeviceDrained
+    | QuotaSet
+    | TokenAdded
+    | TokenRevoked
+    | StopAsked
+)
 """What was done because somebody asked for it."""
 
 _encoder = msgspec.msgpack.Encoder()

@@ -26,6 +26,9 @@ OPEN, LOST, DRAINED = range(3)
 
 CLOSED_CODES = ("", "NODE_LOST", "NODE_DRAINED")
 
+CORDONED = -2 * WHOLE
+"""What `device_share` says of a device that gives no room: so little that it is none when who is there has ended."""
+
 LOW, MEDIUM, HIGH, HOT = range(4)
 """Load levels (`levels`); a hot node's has been high for a sustained window."""
 
@@ -199,7 +202,9 @@ class Fleet:
 
 
 class DeviceModel(msgspec.Struct, frozen=True, array_like=True):
-    """What devices of one model have in common: all that an estimate of speed or a check of ability looks at."""
+    """What devices of one model have in common: all that an estimate of speed or a check of ability looks at. One that
+    has `failed` is known by its identity, and so a model of its own.
+    """
 
     kind: str
     name: str
@@ -208,6 +213,7 @@ class DeviceModel(msgspec.Struct, frozen=True, array_like=True):
     bandwidth: int = 0
     ops: tuple[str, ...] = ()
     memory: int = 0
+    failed: str = ""
 
     @property
     def called(self) -> str:
@@ -218,7 +224,9 @@ class DeviceModel(msgspec.Struct, frozen=True, array_like=True):
 def model_of(device: Device) -> DeviceModel:
     """What a device has in common with others of its model."""
     rates = tuple(sorted(device.rates.items()))
-    return DeviceModel(device.kind, device.model, device.backend, rates, device.bandwidth, device.ops, device.memory)
+    return DeviceModel(
+        device.kind, device.model, device.backend, rates, device.bandwidth, device.ops, device.memory, device.failed
+    )
 
 
 def processor_of(node: Node) -> DeviceModel:

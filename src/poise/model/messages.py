@@ -66,19 +66,28 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ending: Ending
 
 
+class DeviceFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A device has failed such that no work should be given to it. `code` as its driver has it, such as `XID 79`."""
+
+    index: int
+    code: str
+    text: str = ""
+
+
 # agent -> control plane
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     """First frame of a connection: who this is and every attempt it holds; it counts as report 0.
 
-    `queued` are held but not started.
+    `queued` are held but not started. `faults` are those of which it is not known that they were heard.
     """
 
     node: Node
     queued: tuple[Attempt, ...] = ()
     running: tuple[Running, ...] = ()
     ended: tuple[Ended, ...] = ()
+    faults: tuple[DeviceFault, ...] = ()
 
 
 class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True, omit_defaults=True):
@@ -87,6 +96,7 @@ class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True, omit_defau
     serial: int
     running: tuple[Running, ...] = ()
     ended: tuple[Ended, ...] = ()
+    faults: tuple[DeviceFault, ...] = ()
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True, omit_defaults=True):
