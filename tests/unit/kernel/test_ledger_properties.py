@@ -165,7 +165,7 @@ class Story(RuleBasedStateMachine):
         names = [name for name in sorted(self.world.connected) if len(self.world.known[name].devices) > device]
         if names and on is None:
             self.world.fault(data.draw(st.sampled_from(names)), DeviceFault(index=device, code="XID 79"))
-        elif names:
+        elif names and on is not None:
             name = data.draw(st.sampled_from(names))
             with suppress(NotFound):  # the disk was full, or another fleet came up, when the node said that it has it
                 self.world.drain(f"{name}:{device}", on)
