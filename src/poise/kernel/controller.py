@@ -22,6 +22,7 @@ from poise.kernel.find import find, find_node
 from poise.kernel.fitting import check_all
 from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of
 from poise.kernel.schedulable import prepare
+from poise.kernel.straggle import stragglers
 from poise.kernel.verify import verify_place, verify_preempt
 from poise.kernel.watch import Fired, Watch
 from poise.model.calls import FromCaller, FromWorker, ToCaller, ToWorker
@@ -92,6 +93,9 @@ MAX_UNFINISHED = 200_000
 RECOVER_EVERY = 1 * SECOND
 
 MAX_TOKENS = 10_000
+
+COMPARE_EVERY = 5 * SECOND
+"""How often attempts are compared with their like."""
 
 RECALL_AFTER = 2 * SECOND
 """What still waits on a node behind its like after this long was queued on a wrong forecast, and is asked back."""
@@ -344,6 +348,7 @@ class Controller:
         self._fired: list[str] = []
         self._last_round = 0
         self._last_recall = 0
+        self._last_comparison = 0
         self._full = False
         self._last_recovery = 0
         self._dispatch = self._make_dispatch(ledger.now)
@@ -448,6 +453,10 @@ class Controller:
         if now - self._last_recall >= RECALL_AFTER:
             self._last_recall = now
             self._recall_queued(now)
+        if now - self._last_comparison >= COMPARE_EVERY:
+            self._last_comparison = now
+            for straggling in list(stragglers(self.ledger, now, self._connected)):
+                self._commit(straggling)
         self._dispatch.tick(now)
         effects = list(self._flush())
         waited = self.ledger.pending() and now - self._last_round >= ROUND

@@ -27,7 +27,7 @@ from poise.kernel.ledger import (
 )
 from poise.model import graph
 from poise.model.decisions import Reason, Why
-from poise.model.events import Preempted
+from poise.model.events import Preempted, Straggling
 from poise.model.jobs import Ending, Unit
 from poise.model.load import LEVELS, Load
 from poise.model.quotas import Amounts, Quota, asked
@@ -176,7 +176,7 @@ def task_status(job: JobState, unit: UnitState, task: TaskState) -> str:
 
 
 def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Reason]:
-    """Every reason why a unit has not started, or never will; none once it has."""
+    """Every reason why a unit has not started, or never will; once it has, whether anything is wrong with it."""
     found: list[Reason] = []
     if unit.status == "waiting":
         needed = {need: ledger.unit(f"{job.id}.{need}") for need in unit.spec.needs}
@@ -212,6 +212,9 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
         found += [Reason(code="NODE_LOST", subject=node, wakes="joined") for node in lost]
         if not ledger.may_be_placed(unit) and not unit.stopping:
             found.append(Reason(code="NEEDS_ITS_NODE", wakes="joined"))
+    elif unit.status == "active":
+        slow = {task.node: task.straggles for task in unit.tasks if task.active and task.straggles}
+        found += [Reason(code="STRAGGLING", subject=node, need=format_duration(slow[node])) for node in sorted(slow)]
     return found
 
 
@@ -521,6 +524,8 @@ def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int,
         nodes = ", ".join(dict.fromkeys(past.node for _, past in members))
         what = name if len(members) == 1 else f"{len(members)} tasks of {unit.spec.name}"
         yield last.at, f"attempt {epoch} of {what} on {nodes} {how}, {format_duration(last.ending.run)} in"
+    for seen in unit.straggled:
+        yield seen.at, f"{_task_name(seen)} straggles on {seen.node}: {_compared(seen)}"
     for order in unit.yielded:
         yield order.at, f"{unit.spec.name} asked to {what_for(order)}"
     for order in unit.gained:
@@ -540,6 +545,15 @@ def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int,
         ending = deciding_ending(unit)
         peak = f", at most {format_bytes(ending.peak)} of memory" if ending.peak else ""
         yield unit.ended, f"{unit.spec.name} {_how_it_ended(ending)}, {format_duration(ending.run)} in{peak}"
+
+
+def _task_name(seen: Straggling) -> str:
+    return seen.task.partition(".")[2]
+
+
+def _compared(seen: Straggling) -> str:
+    ran, took = format_duration(seen.ran), format_duration(seen.expected)
+    return f"it has run for {ran}, and {seen.siblings} of its like took {took}"
 
 
 def what_for(order: Preempted) -> str:

@@ -39,6 +39,7 @@ from poise.model.events import (
     Preempted,
     QuotaSet,
     Started,
+    Straggling,
     Triggered,
 )
 from poise.model.history import (
@@ -56,7 +57,7 @@ from poise.model.history import (
 )
 from poise.model.load import LEVELS
 from poise.model.resources import WHOLE, Shape
-from poise.units import SECOND
+from poise.units import SECOND, format_duration
 
 MOST = {"jobs": 500, "attempts": 4000, "happenings": 4000, "failures": 500, "yields": 500, "classes": 200}
 """What a report lists at most of each part, so that a page has a few MB. Of attempts it counts bars: one a device."""
@@ -257,6 +258,9 @@ class History:
                 self._note(event.at, "node forgotten", event.name, "")
             case NodeDrained():
                 self._note(event.at, "node drained" if event.on else "node opened", event.name, "")
+            case Straggling():
+                text = f"ran {format_duration(event.ran)}, its like {format_duration(event.expected)}"
+                self._note(event.at, "straggles", f"{event.task} on {event.node}", text, _job_of(event.task))
             case DeviceCordoned():
                 why = ", ".join(part for part in (event.code, event.text) if part)
                 self._note(event.at, "device failed", f"{event.node}:{event.device}", why)

@@ -55,6 +55,7 @@ from poise.model.events import (
     Returned,
     Started,
     StopAsked,
+    Straggling,
     TokenAdded,
     TokenRevoked,
     Triggered,
@@ -72,6 +73,7 @@ from poise.model.fleet import (
     Fleet,
     PoolView,
     Resident,
+    Straggler,
     model_under,
 )
 from poise.model.jobs import Ending, Job, Outcome, Priority, Unit, Work
@@ -134,7 +136,9 @@ class PastAttempt(msgspec.Struct, frozen=True):
 
 
 class TaskState(msgspec.Struct, gc=False):
-    """The latest attempt of one task. Times are instants, 0 where it has not happened."""
+    """The latest attempt of one task. Times are instants, 0 where it has not happened. `straggles` is what its like
+    took in nanoseconds, where it was seen to take longer.
+    """
 
     status: TaskStatus = "idle"
     node: str = ""
@@ -145,6 +149,7 @@ class TaskState(msgspec.Struct, gc=False):
     ended: int = 0
     ending: Ending | None = None
     past: list[PastAttempt] = []
+    straggles: int = 0
 
     @property
     def active(self) -> bool:
@@ -164,7 +169,8 @@ class UnitState(msgspec.Struct, gc=False):
     critical path method; `due` is the instant by which the unit must end for every deadline after it to be met, 0 if
     there is none. `ooms` are the epochs in which it ran out of memory, `ran_out` is the least that it had asked for
     then; what it is tried in next is smaller where it can be: an elastic unit has at most `most` tasks (0: all).
-    `barred` are the identities of devices that have failed it, with the epoch in which each did.
+    `barred` are the identities of devices that have failed it, with the epoch in which each did; `straggled` the latest
+    reports of attempts that took longer than their like.
     """
 
     spec: Unit
@@ -204,6 +210,7 @@ class UnitState(msgspec.Struct, gc=False):
     ran_out: int = 0
     most: int = 0
     barred: dict[str, int] = {}
+    straggled: tuple[Straggling, ...] = ()
 
     @property
     def most_tasks(self) -> int:
@@ -646,7 +653,7 @@ class Ledger:
         ):  # an elastic unit may get fewer
             self._on.setdefault(spot.node, {})[event.unit, index] = (unit, index)
             task.status, task.node, task.devices, task.cpus = "queued", spot.node, spot.devices, ()
-            task.pid = task.started = task.ended = 0
+            task.pid = task.started = task.ended = task.straggles = 0
             task.ending = None
             self._take(self._state.nodes[spot.node], unit, spot.devices, queued=event.queued)
 
@@ -794,6 +801,20 @@ class Ledger:
         if not any(other.active for other in unit.tasks):
             self._settle(unit, event.at)
 
+    def _straggling(self, event: Straggling) -> None:
+        unit, index = self._tasks[event.task]
+        task = unit.tasks[index]
+        if task.status != "running" or event.epoch != unit.epoch:
+            raise InvariantBroken(f"{event.task}#{event.epoch} straggles, but is {task.status} in epoch {unit.epoch}")
+        task.straggles = event.expected
+        unit.straggled = (*unit.straggled[1 - PAST_ORDERS :], event)
+        self._index_straggling(unit)
+
+    def _index_straggling(self, unit: UnitState) -> None:
+        """What could be moved by itself; a gang is as slow wherever its slowest member is."""
+        if len(unit.tasks) == 1 and unit.tasks[0].straggles:
+            self._stragglers[unit.id] = unit
+
     def _held(self, event: Held) -> None:
         if event.reasons and event.queue in self._queues:
             self._state.held[event.queue] = event.reasons
@@ -906,6 +927,7 @@ class Ledger:
         outcome = deciding_ending(unit).outcome
         self._active.pop(unit.id, None)
         self._elastic.pop(unit.id, None)
+        self._stragglers.pop(unit.id, None)
         job = self._state.jobs[unit.job]
         if unit.stopping == "cancel" and (outcome != "done" or job.calls is not None):
             if job.calls is not None:
@@ -943,7 +965,7 @@ class Ledger:
         for task in unit.tasks:
             if task.ending is not None:
                 _keep(task, unit.epoch, task.ending, task.ended)
-            task.status, task.pid, task.started, task.ended = "idle", 0, 0, 0
+            task.status, task.pid, task.started, task.ended, task.straggles = "idle", 0, 0, 0, 0
             task.ending = None
         unit.stopping = ""
 
@@ -1190,6 +1212,7 @@ class Ledger:
     def _drop_attempts(self, unit: UnitState) -> None:
         """A recovering unit is placed again: what it still held on lost nodes is given up."""
         unit.tries += 1
+        self._stragglers.pop(unit.id, None)
         for index, task in enumerate(unit.tasks):
             if task.active:
                 self._give_back(unit, index)
@@ -1197,7 +1220,7 @@ class Ledger:
                 _keep(task, unit.epoch, lost, self._state.now)
             elif task.ending is not None:
                 _keep(task, unit.epoch, task.ending, task.ended)
-            task.status, task.ending = "idle", None  # an elastic unit may get fewer spots now
+            task.status, task.ending, task.straggles = "idle", None, 0  # an elastic unit may get fewer spots now
         self._recovering.pop(unit.id, None)
 
     def _index_recovering(self, unit: UnitState) -> None:
@@ -1375,6 +1398,11 @@ class Ledger:
             elastic=tuple(
                 self._resident(unit) for unit in sorted(self._elastic.values(), key=_ordinal) if not unit.stopping
             ),
+            stragglers=tuple(
+                Straggler(resident=self._resident(unit), node=task.node, expected=task.straggles)
+                for unit in sorted(self._stragglers.values(), key=_ordinal)
+                if (task := unit.tasks[0]).status == "running" and not unit.stopping
+            ),
             yielded=dict(self._state.yielded),
             quotas={tenant: quota.amounts.plus(held, -1) for tenant, (quota, held) in self.quotas().items()},
             memory=self._state.memory,
@@ -1536,6 +1564,7 @@ class Ledger:
             CallsClosed: self._calls_closed,
             Started: self._started,
             Finished: self._finished,
+            Straggling: self._straggling,
             Held: self._held,
             NodeJoined: self._node_joined,
             NodeLost: self._node_lost,
@@ -1557,6 +1586,7 @@ class Ledger:
         self._active: dict[str, UnitState] = {}
         self._recovering: dict[str, UnitState] = {}
         self._elastic: dict[str, UnitState] = {}
+        self._stragglers: dict[str, UnitState] = {}
         self._on: dict[str, dict[tuple[str, int], tuple[UnitState, int]]] = {}
         self._fleet = None
         self._stale: set[str] = set()
@@ -1577,6 +1607,7 @@ class Ledger:
                     unit.size = unit.size or len(unit.tasks)  # as it was before there were elastic units
                     self._index_active(unit)
                     self._index_recovering(unit)
+                    self._index_straggling(unit)
         self._count_held()
 
     def _mark(self, unit: UnitState) -> None:
@@ -1624,7 +1655,16 @@ class Ledger:
                 self._check_calls(job, job.calls)
         again = Ledger.decode(self.encode())
         _hold(again.encode() == self.encode(), "the state does not survive encoding")
-        for index in ("_units", "_tasks", "_dependents", "_delayed", "_active", "_elastic", "_recovering"):
+        for index in (
+            "_units",
+            "_tasks",
+            "_dependents",
+            "_delayed",
+            "_active",
+            "_elastic",
+            "_stragglers",
+            "_recovering",
+        ):
             mine, theirs = getattr(self, index), getattr(again, index)
             _hold(mine.keys() == theirs.keys(), f"index {index} differs from one made anew")
         for index in (

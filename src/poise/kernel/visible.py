@@ -36,6 +36,7 @@ from poise.model.events import (
     QuotaSet,
     Returned,
     Started,
+    Straggling,
     TokenAdded,
     TokenRevoked,
     UnitsCancelled,
@@ -127,7 +128,7 @@ class Sight:
                 return self._only(event, frozenset()) if self._is_own(event.unit) else None
             case FunctionTold() | Called() | CallTried() | Returned() | CallsClosed():
                 return event if self._is_own(event.job) else None
-            case Started() | Finished():
+            case Started() | Finished() | Straggling():
                 return event if self._is_own(event.task) else None
             case Held():
                 mine = tenant_of_queue(event.queue) == self.bearer.tenant

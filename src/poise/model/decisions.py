@@ -55,6 +55,7 @@ REASONS = {
     "NETWORK_TOO_SMALL": "has {have} of network in all, {need} needed",
     "NO_SUCH_DEVICE": "has no device that can do it: {need} needed, {have} there",
     "NOT_AT_ONCE": "all of it is free somewhere, but not on one of them at once: {need}",
+    "STRAGGLING": "takes longer than its like, which took {need}",
     "STOPPING": "is asked to {have}",
     "PREEMPTING": "{have} is asked to yield for it",
     "UNSTABLE": "attempts have kept failing there",

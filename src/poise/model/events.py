@@ -100,6 +100,20 @@ class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True, gc=Fal
     ending: Ending
 
 
+class Straggling(msgspec.Struct, frozen=True, tag="straggling", kw_only=True):
+    """An attempt takes longer than its like, beyond what chance explains; said once of it. When it had `ran` so long,
+    `siblings` of it were done that took `expected` on the mean.
+    """
+
+    at: int
+    task: str
+    epoch: int
+    node: str
+    ran: int
+    expected: int
+    siblings: int
+
+
 class Held(msgspec.Struct, frozen=True, tag="held", kw_only=True):
     """The reasons for which a queue waits have changed."""
 
@@ -271,6 +285,7 @@ Event = (
     | Preempted
     | Started
     | Finished
+    | Straggling
     | Held
     | NodeJoined
     | NodeLost

@@ -85,6 +85,14 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tenant: str = ""
 
 
+class Straggler(msgspec.Struct, frozen=True, kw_only=True):
+    """The only attempt of a unit, on a node where it takes longer than its like, which took `expected`."""
+
+    resident: Resident
+    node: str
+    expected: int
+
+
 class Fleet:
     """Columns over N nodes of at most D devices.
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from poise.model.fleet import Fleet, PoolView, Resident
+from poise.model.fleet import Fleet, PoolView, Resident, Straggler
 from poise.model.jobs import NO_WORK, WEIGHT, Work
 from poise.model.profiles import Profile
 from poise.model.quotas import Amounts
@@ -64,9 +64,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All a cluster policy may read. Candidates come in order of submission; of a long queue only the head is shown.
 
     `profiles` holds what was learned, by class and by `class@device model`; `throughputs` declared
-    speeds, by the same keys. `elastic` has one entry for each running unit that could use more tasks or fewer;
-    `yielded` says which units have yielded to which that still wait, `quotas` how much more the work
-    of a tenant with a quota may take.
+    speeds, by the same keys. `elastic` has one entry for each running unit that could use more tasks or fewer,
+    `stragglers` for each of one task that takes longer than its like; `yielded` says which units have yielded to which
+    that still wait, `quotas` how much more the work of a tenant with a quota may take.
     `triggers` names what forced this round."""
 
     revision: int
@@ -78,10 +78,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     throughputs: Mapping[str, float] = {}
     memory: Mapping[str, Any] = {}
     elastic: tuple[Resident, ...] = ()
+    stragglers: tuple[Straggler, ...] = ()
     yielded: Mapping[str, str] = {}
     quotas: Mapping[str, Amounts] = {}
     triggers: tuple[str, ...] = ()
     seed: int = 0
 
 
-__all__ = ["Candidate", "Fleet", "PoolView", "Resident", "Snapshot"]
+__all__ = ["Candidate", "Fleet", "PoolView", "Resident", "Snapshot", "Straggler"]

@@ -265,6 +265,7 @@ class _Round:
         self._place_elastic()
         if self.recipe.reallocate:
             self._reallocate()
+            self._move_stragglers()
         if self._postponed:
             self._ask_again(self.view.now + 1)
         elif self.recipe.elastic and not self.holds:
@@ -650,6 +651,30 @@ class _Round:
                     break
         if moved != self.view.memory.get("moved", {}):
             self.memory["moved"] = {name: at for name, at in moved.items() if now - at < COOL_DOWN}
+
+    def _move_stragglers(self) -> None:
+        """What takes longer than its like begins anew on another node like its own, if that wins: what is left of it
+        (as long again as it has run, as of all that has overrun) is more than coming back and a whole run cost there.
+        """
+        fleet, now = self.view.fleet, self.view.now
+        for straggler in self.view.stragglers:
+            resident = straggler.resident
+            if not resident.preemptible or resident.unit in self._yielding:
+                continue
+            wins = resident.since + straggler.expected + resident.restore
+            at = max(wins, settled(resident, MIN_RUN))
+            if now <= at:
+                self._ask_again(at + 1)
+                continue
+            row = fleet.rows[straggler.node]
+            room = np.where((fleet.kind == fleet.kind[row]) & (np.arange(len(fleet)) != row), 1, 0)
+            room = room * self.draft.capacity(resident.shape)
+            if room.max(initial=0) > 0:
+                target = int(room.argmax())
+                rank = f"it takes longer than its like on {straggler.node}, and {fleet.names[target]} has room"
+                why = Why(policy=self.recipe.name, base=self.view.revision, rank=rank)
+                self.decisions.append(Preempt(unit=resident.unit, cause="move", why=why))
+                self.draft.keep(target, resident.unit, resident.shape, now)
 
     # --- words -------------------------------------------------------------------------------------------------------
 
