@@ -44,6 +44,7 @@ KINDS = {"JOB": "job", "NODE": "node", "TENANT": "tenant", "FILE": "file", "--] 
 
 WORDS = {
     "--priority": list(get_args(spec.PriorityName)),
+    "--lease": list(get_args(jobs.Lease)),
     "--precision": [name for name in get_args(spec.ResourcesSpec.__annotations__["precision"]) if name],
     "--policy": [*POLICIES, ":files"],
 }

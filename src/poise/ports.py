@@ -69,13 +69,16 @@ class Executor(Protocol):
     """Runs attempts on this node. A slot runs one at a time, in the order of `start`; slots are numbered from 0.
 
     `start` is idempotent per attempt. `stop` ends a running attempt (SIGTERM, grace, SIGKILL) and hands back one that
-    has not started; both answer through `on_change`. `forget` says that an ending is durable elsewhere.
+    has not started; both answer through `on_change`. `renew` says, before `start` and again later, at which instant the
+    attempt is to be killed, even if whoever said so has ended; its outcome is `lost` then. `forget` says that an ending
+    is durable elsewhere.
     """
 
     on_change: Callable[[Sequence[Running], Sequence[Ended]], None]
 
     def start(self, slot: int, launch: Launch, cpus: tuple[int, ...]) -> None: ...
     def stop(self, attempt: Attempt) -> None: ...
+    def renew(self, attempt: Attempt, until: int) -> None: ...
     def forget(self, attempts: Sequence[Attempt]) -> None: ...
 
 

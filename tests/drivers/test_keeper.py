@@ -261,6 +261,38 @@ def test_only_commands_that_go_on_are_announced(connect: Open) -> None:
     assert announced[-1] == "j1.long" and len(announced) <= 5, "a busy machine may hold up a few of the short ones"
 
 
+def boottime(ahead: int) -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) + ahead
+
+
+def test_a_command_is_killed_at_its_deadline_although_nobody_is_there(connect: Open, tmp_path: Path) -> None:
+    line = connect()
+    began = time.monotonic()
+    line.shell("x", "trap '' TERM; echo $$; sleep 30 & wait", until=boottime(300 * MILLISECOND))
+    line.shell("y", "true", until=boottime(200 * MILLISECOND))
+    line.until("started", "x")
+    line.close()
+    pid = int((tmp_path / "logs" / "x.out").read_text())
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: not alive(pid), 2)
+    assert 0.25 < time.monotonic() - began < 1
+    again = connect()
+    lost, returned = again.ended
+    assert (lost[2]["outcome"], lost[2]["signal"], lost[2]["note"]) == ("lost", 9, "its lease ran out")
+    assert (returned[2]["outcome"], returned[2]["note"]) == ("returned", "its lease ran out")
+
+
+def test_a_deadline_that_is_moved_holds(connect: Open) -> None:
+    line = connect()
+    line.shell("x", "sleep 0.3", until=boottime(200 * MILLISECOND))
+    line.say("renew", ["j1.x", 1], boottime(5 * SECOND))
+    line.shell("y", "sleep 30", until=boottime(100 * MILLISECOND))
+    line.say("renew", ["j1.y", 1], boottime(500 * MILLISECOND))
+    assert line.ending("x")["outcome"] == "done"
+    ending = line.ending("y")
+    assert (ending["outcome"], 50 * MILLISECOND < ending["run"] < SECOND) == ("lost", True)
+
+
 def test_stop_is_gentle_first(connect: Open) -> None:
     line = connect()
     line.shell("x", "trap 'echo bye; exit 7' TERM; sleep 10 & wait", grace=5 * SECOND)

@@ -286,6 +286,26 @@ def test_a_command_touches_its_own_file_to_say_that_it_gets_on(tmp_path: Path) -
             assert log_paths(tmp_path / "logs", Attempt("j1.y", 1))[0].read_text() == "none\n"
             assert not list((tmp_path / "keepers" / "results").iterdir())
 
+
+def test_what_is_not_renewed_is_lost_at_its_deadline(tmp_path: Path) -> None:
+    def ahead(nanoseconds: int) -> int:
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) + nanoseconds
+
+    async def story() -> None:
+        kept, left = Attempt("j1.kept", 1), Attempt("j1.left", 1)
+        async with fleet(tmp_path) as first:
+            for attempt, slot in ((kept, 0), (left, 1)):
+                first.keepers.renew(attempt, ahead(SECOND // 2))
+                first.start(slot, attempt.task, "sleep 30")
+            await first.until_running("j1.kept", "j1.left")
+            first.keepers.renew(kept, ahead(30 * SECOND))
+            assert await first.until_ended("j1.left") == ["lost"]
+            assert first.ended["j1.left"].note == "its lease ran out"
+        async with fleet(tmp_path) as second:
+            assert [one.launch.attempt for one in second.seen.held] == [kept]
+            second.keepers.renew(kept, ahead(0))
+            assert await second.until_ended("j1.kept") == ["lost"]
+
     run(tmp_path, story)
 
 

@@ -402,7 +402,8 @@ FRAMES: dict[str, tuple[Any, ...]] = {
         {"type": "hello", "node": NODE, "queued": [["j1.main", 1]], "running": [], "ended": []},
         {"type": "report", "serial": 1, "running": [{"attempt": ["j1.main", 1], "pid": 7, "cpus": [0]}],
          "ended": [{"attempt": ["j2.main", 1], "ending": {"outcome": "done", "code": 0, "run": 5}}]},
-        {"type": "beat", "load": {"cpu": 5, "load1": 5, "memory": 5, "disk": 5, "network": 5}},
+        {"type": "beat", "load": {"cpu": 5, "load1": 5, "memory": 5, "disk": 5, "network": 5}, "number": 1,
+         "every": 2_000_000_000},
     ),
     "/v1/calls": (
         {"type": "resume", "job": "j1", "unreturned": [1, 2]},
@@ -430,10 +431,12 @@ FRAME_PIECES = (
 
 def frames(chance: random.Random, path: str) -> list[bytes]:
     """What one connection sends: the first frame is nearly always right, so that the others are listened to."""
-    known = FRAMES[path]
-    made = [msgspec.msgpack.encode(known[0])] if chance.randrange(8) else []
+    known, numbered = FRAMES[path], path == "/v1/channel"
+    made = [msgspec.msgpack.encode((1, known[0]) if numbered else known[0])] if chance.randrange(8) else []
     for _ in range(chance.choice((1, 2, 6))):
-        data = _packed(mutated_packed(chance, chance.choice(known)))
+        message = mutated_packed(chance, chance.choice(known))
+        serial = len(made) + 1 if chance.randrange(16) else odd_value(chance)
+        data = _packed([serial, message] if numbered else message)
         made.append(spliced(chance, data, FRAME_PIECES) if chance.randrange(4) == 0 else data)
     return made
 

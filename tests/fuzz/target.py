@@ -24,6 +24,7 @@ from poise.drivers.plugins import choose_document
 from poise.drivers.security import worker_key
 from poise.drivers.yamlfile import parse_yaml
 from poise.errors import CODES, PoiseError
+from poise.kernel.link import Link
 from poise.model.fleetfile import compile_fleet
 from poise.model.jobs import Ending
 from poise.model.messages import Attempt, Desired, Ended, FromAgent, Hello, Report, ToAgent
@@ -40,7 +41,7 @@ WALL = 1.8e9
 PARTS = ("files", "bodies", "heads", "frames")
 LIVE = PARTS[1:]
 
-_to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
+_to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent]] = msgspec.msgpack.Decoder(tuple[int, ToAgent])
 
 
 def chance_of(seed: int, part: str, number: int) -> random.Random:
@@ -203,17 +204,17 @@ class Target:
                 async with unix_connect(
                     str(self.home.socket), "ws://poise/v1/channel", additional_headers=headers, max_size=None
                 ) as channel:
-                    serial = 0
+                    serial, link = 0, Link()
                     said: FromAgent = Hello(node=node)
-                    await channel.send(encode(said))
+                    await channel.send(encode((link.number(), said)))
                     async for frame in channel:
-                        message = _to_agent.decode(frame if isinstance(frame, bytes) else frame.encode())
+                        _, message = _to_agent.decode(frame if isinstance(frame, bytes) else frame.encode())
                         if not isinstance(message, Desired):
                             continue
                         over = [launch.attempt for launch in message.launches] + [*message.stops, *message.recalls]
                         serial += 1
                         ended = tuple(Ended(attempt=one, ending=Ending(outcome="done", run=1)) for one in over)
-                        await channel.send(encode(Report(serial=serial, ended=ended)))
+                        await channel.send(encode((link.number(), Report(serial=serial, ended=ended))))
             await asyncio.sleep(0.1)
 
     async def drip(self, stop: asyncio.Event) -> None:

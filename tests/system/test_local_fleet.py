@@ -20,9 +20,10 @@ from websockets.exceptions import ConnectionClosed
 from poise.drivers.lock import holder
 from poise.drivers.security import ensure_token
 from poise.drivers.yamlfile import parse_yaml
+from poise.kernel.link import Link
 from poise.model.fleetfile import compile_fleet
 from poise.model.load import NOTICEABLE
-from poise.model.messages import Attempt, Beat, Desired, FromAgent, Hello, Launch
+from poise.model.messages import Attempt, Beat, Desired, FromAgent, Heard, Hello, Launch, ToAgent
 from poise.model.resources import Shape
 from system.living import Diary, Living, kill, until
 
@@ -251,19 +252,35 @@ def test_a_fleet_is_shown_without_starting_anything(living: Living) -> None:
     assert not living.home.root.exists()
 
 
+class End:
+    """A control plane's end of the channel to an agent."""
+
+    def __init__(self, channel: ServerConnection) -> None:
+        self.link = Link()
+        self._channel = channel
+
+    async def say(self, message: ToAgent) -> None:
+        await self._channel.send(msgspec.msgpack.encode((self.link.number(), message)))
+
+
 @asynccontextmanager
-async def agent_of(living: Living, name: str) -> AsyncIterator[tuple[ServerConnection, asyncio.Queue[FromAgent]]]:
+async def agent_of(living: Living, name: str) -> AsyncIterator[tuple[End, asyncio.Queue[FromAgent]]]:
     """The agent of one declared node, the channel to it and what it says; the test is its control plane."""
     ensure_token(living.home)
     living.home.fleet.write_bytes(msgspec.json.encode(compile_fleet(parse_yaml(FLEET, "fleet.yaml"))))
     heard: asyncio.Queue[FromAgent] = asyncio.Queue()
-    opened: asyncio.Future[ServerConnection] = asyncio.get_running_loop().create_future()
+    opened: asyncio.Future[End] = asyncio.get_running_loop().create_future()
 
     async def hear(channel: ServerConnection) -> None:
-        opened.set_result(channel)
+        end = End(channel)
+        opened.set_result(end)
         with contextlib.suppress(ConnectionClosed):
             while True:
-                heard.put_nowait(msgspec.msgpack.decode(await channel.recv(decode=False), type=FromAgent))
+                serial, said = msgspec.msgpack.decode(await channel.recv(decode=False), type=tuple[int, FromAgent])
+                assert end.link.hears(serial)
+                heard.put_nowait(said)
+                if isinstance(said, Beat):
+                    await end.say(Heard(beat=said.number))
 
     command = [sys.executable, "-m", "poise.agent", str(living.home.root), "--name", name]
     async with unix_serve(hear, str(living.home.socket), compression=None):
@@ -285,14 +302,16 @@ def test_a_declared_node_tells_its_load_when_it_changes_and_is_silent_otherwise(
             assert idle is not None
             assert idle.load1 == 0
             launch = Launch(attempt=Attempt("j1.burn", 1), argv=("/bin/sh", "-c", BURN), shape=Shape(), slots=1)
-            await channel.send(msgspec.msgpack.encode(Desired(launches=(launch,), complete=True)))
+            await channel.say(Desired(launches=(launch,), complete=True))
             busy = (await beats(heard, until_cpu=300))[-1].load
             assert busy is not None
             assert busy.memory == 0, "a shell is nothing beside 2 GiB"
-            await channel.send(msgspec.msgpack.encode(Desired(complete=True)))
+            await channel.say(Desired(complete=True))
             await beats(heard, until_cpu=0)
             quiet = [await asyncio.wait_for(heard.get(), 20) for _ in range(8)]
-            assert any(beat == Beat() for beat in quiet), "what does not change is not said again"
+            assert any(isinstance(beat, Beat) and beat.load is None for beat in quiet), (
+                "what does not change is not said again"
+            )
 
     asyncio.run(listen())
 

@@ -16,6 +16,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -37,10 +38,11 @@ from poise.drivers.security import ensure_home, ensure_token, read_token, worker
 from poise.drivers.system import HostMeter, ProcessMeter, SystemClock, boot_id, probe_cgroups, settle_memory
 from poise.errors import NotFound, PoiseError
 from poise.kernel import node as machine
+from poise.kernel.link import Broken, Link
 from poise.kernel.node import NodeMachine
 from poise.model.fleetfile import DeclaredFleet
-from poise.model.load import Load, has_changed
-from poise.model.messages import Attempt, Beat, Ended, FromAgent, Launch, Running, ToAgent
+from poise.model.load import Load
+from poise.model.messages import Attempt, Ended, FromAgent, Launch, Running, ToAgent
 from poise.model.resources import WHOLE, Node
 from poise.ports import Held
 from poise.units import SECOND
@@ -51,7 +53,7 @@ KEEP_LOG_BYTES = 4 * 2**30
 KEEP_LOG_FILES = 50_000
 
 _log = logging.getLogger("poise.agent")
-_to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
+_to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent]] = msgspec.msgpack.Decoder(tuple[int, ToAgent])
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -71,12 +73,13 @@ class Agent:
         self._home = home
         self._keepers = keepers
         self._node = node
-        self._clock = SystemClock()
+        self._clock = SystemClock.of_the_boot()
         self._times = Times()
         self._unsent: deque[FromAgent] = deque()
         self._news = asyncio.Event()
-        self._connected = False
-        self._said: Load | None = None
+        self._sock: socket.socket | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0
         self._running: dict[Attempt, int] = {}
         self._cpu_of_ended = 0
         self._uses: dict[Attempt, DeviceUse] = {}
@@ -103,12 +106,12 @@ class Agent:
                     async with connect(
                         uri, sock=sock, additional_headers=headers, compression=None, max_size=None, ping_interval=None
                     ) as channel:
-                        pause = RECONNECT_SECONDS[0]
+                        pause, self._sock = RECONNECT_SECONDS[0], sock
                         await self._session(channel)
-            except (OSError, WebSocketException, PoiseError, EOFError) as error:
+            except (OSError, WebSocketException, PoiseError, EOFError, Broken) as error:
                 _log.debug("no channel: %s", error)
             finally:
-                self._connected = False
+                self._sock = None
                 self._feed(machine.Disconnected())
                 self._unsent.clear()
             await asyncio.sleep(pause)
@@ -117,42 +120,70 @@ class Agent:
     async def _session(self, channel: ClientConnection) -> None:
         self._unsent.clear()
         self._feed(machine.Connected())
-        self._connected, self._said = True, None
-        sender = asyncio.create_task(self._send(channel))
+        link = Link()
+        sender = asyncio.create_task(self._send(channel, link))
         try:
             async for frame in channel:
-                self._feed(_to_agent.decode(frame if isinstance(frame, bytes) else frame.encode()))
+                serial, message = _to_agent.decode(frame if isinstance(frame, bytes) else frame.encode())
+                if link.hears(serial):
+                    self._feed(message)
         finally:
             sender.cancel()
 
-    async def _send(self, channel: ClientConnection) -> None:
-        """What the machine says, and a heartbeat when it is silent."""
+    async def _send(self, channel: ClientConnection, link: Link) -> None:
+        """What the machine says."""
         try:
             while True:
                 while self._unsent:
-                    await channel.send(_encode(self._unsent.popleft()))
+                    await channel.send(_encode((link.number(), self._unsent.popleft())))
                 self._news.clear()
-                try:
-                    async with asyncio.timeout(self._times.heartbeat / SECOND):
-                        await self._news.wait()
-                except TimeoutError:
-                    await channel.send(_encode(Beat()))
+                await self._news.wait()
         except WebSocketException:
             return  # the reading side sees the same and ends the session
 
     def _feed(self, message: machine.Message) -> None:
-        for effect in self._node.handle(message, self._clock.now()):
+        self._perform(self._node.handle(message, self._clock.now()))
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._perform(self._node.tick(self._clock.now()))
+
+    def _perform(self, effects: Iterable[machine.Effect]) -> None:
+        for effect in effects:
             match effect:
                 case machine.Start():
                     self._measure_devices_of(effect.launch)
                     self._keepers.start(effect.slot, effect.launch, effect.cpus)
                 case machine.Stop():
                     self._keepers.stop(effect.attempt)
+                case machine.Renew():
+                    self._keepers.renew(effect.attempt, effect.until)
                 case machine.Forget():
                     self._keepers.forget(effect.attempts)
                 case machine.Say():
                     self._unsent.append(effect.message)
                     self._news.set()
+                case machine.Hang():
+                    _log.warning("nothing has been heard of the control plane; connecting anew")
+                    self._hang_up()
+        self._arm()
+
+    def _arm(self) -> None:
+        """Wake when the machine wants to. Each message puts that off; the timer is left to be early."""
+        due = self._node.wakeup()
+        if due is None or (self._timer is not None and self._due <= due):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = due
+        delay = max(0.0, (due - self._clock.now()) / SECOND)
+        self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
+
+    def _hang_up(self) -> None:
+        """At once: who is not heard says no farewell."""
+        if self._sock is not None:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
 
     async def watch_devices(self, inventory: Inventory) -> None:
         """Devices come and go: look again, and say so when something has changed."""
@@ -163,7 +194,8 @@ class Agent:
                 _log.info("this node has changed: %s", found)
                 self._node.node = found
                 self._keepers.devices = {device.index: device for device in found.devices}
-                self._feed(machine.Connected())
+                if self._sock is not None:
+                    self._feed(machine.Connected())
 
     async def watch_faults(self, inventory: Inventory) -> None:
         """Devices fail: say so at once."""
@@ -181,14 +213,12 @@ class Agent:
     # --- measuring ---------------------------------------------------------------------------------------------------
 
     async def measure(self) -> None:
-        """Look at this node's load and at the devices in use; say the load when it has changed noticeably."""
+        """Look at this node's load and at the devices in use."""
         while True:
             await asyncio.sleep(self._times.sample / SECOND)
             load = await asyncio.to_thread(self._sample)
-            if load is not None and self._connected and has_changed(self._said, load):
-                self._said = load
-                self._unsent.append(Beat(load=load))
-                self._news.set()
+            if load is not None:
+                self._feed(load)
             if self._inventory is not None and self._uses:
                 indices = {index for use in self._uses.values() for index in use.devices}
                 seen = await asyncio.to_thread(self._inventory.use, sorted(indices))

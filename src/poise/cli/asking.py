@@ -51,6 +51,7 @@ _FLAGS = [
     click.option("--name", metavar="NAME", help="A name, unique among unfinished jobs."),
     click.option("--retries", metavar="N", help="How often to try again."),
     click.option("--hang", metavar="TIME", help="It has hung when it has not touched $POISE_PROGRESS for so long."),
+    click.option("--lease", metavar="CLASS", help="fenced, or exclusive: no two copies at once, even if cut off."),
     click.option("--grace", metavar="TIME", help="Between SIGTERM and SIGKILL when it is stopped. [default: 10s]"),
     click.option(
         "--env", metavar="NAME[=VALUE]", multiple=True, help="Set or pass on an environment variable. Repeatable."
@@ -87,7 +88,7 @@ def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
         resources["gpu_model"] = list(flags["gpu_model"])
     if resources:
         spec["resources"] = resources
-    for field in ("priority", "deadline", "expect", "checkpoint", "name", "grace", "hang"):
+    for field in ("priority", "deadline", "expect", "checkpoint", "name", "hang", "lease", "grace"):
         if flags[field] is not None:
             spec[field] = flags[field]
     for field in ("workers", "parts", "at_most", "weight"):

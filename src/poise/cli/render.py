@@ -15,6 +15,7 @@ STATUS_STYLE = {
     "failed": "red",
     "lost": "red",
     "recovering": "yellow",
+    "suspect": "yellow",
     "stopping": "yellow",
     "cancelled": "magenta",
     "skipped": "magenta",

@@ -21,6 +21,7 @@ from poise.drivers.security import same_token
 from poise.engine.host import Answer
 from poise.errors import ErrorRecord, InputError, PoiseError, SpecError
 from poise.kernel import controller as machine
+from poise.kernel.link import Broken, Link
 from poise.model.calls import FromCaller, FromWorker, Ready, Resume, ToCaller, ToWorker
 from poise.model.messages import Attempt, FromAgent, Hello, ToAgent
 from poise.model.tenants import Bearer
@@ -32,7 +33,7 @@ MAX_UNSENT = 100_000
 """Frames that wait for one agent to read them."""
 
 _log = logging.getLogger("poise.control")
-_from_agent: msgspec.msgpack.Decoder[FromAgent] = msgspec.msgpack.Decoder(FromAgent)
+_from_agent: msgspec.msgpack.Decoder[tuple[int, FromAgent]] = msgspec.msgpack.Decoder(tuple[int, FromAgent])
 _from_caller: msgspec.msgpack.Decoder[FromCaller] = msgspec.msgpack.Decoder(FromCaller)
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 _encode = msgspec.msgpack.Encoder().encode
@@ -165,7 +166,9 @@ class _Stream:
 
 
 class NodeChannel:
-    """One agent's WebSocket: its hello names the node, then frames go both ways, for as long as the token stands."""
+    """One agent's WebSocket: its hello names the node, then numbered frames go both ways, for as long as the token
+    stands.
+    """
 
     def __init__(self, plane: Plane, gate: Gatekeeper) -> None:
         self._plane = plane
@@ -174,20 +177,23 @@ class NodeChannel:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
-        channel = Channel(send)
+        link = Link()
+        channel = Channel(send, link)
         node = ""
         try:
             while True:
                 event = await receive()
                 if event["type"] == "websocket.disconnect" or not self._gate.stands(scope["bearer"]):
                     return
-                message = _from_agent.decode(event.get("bytes") or b"")
+                serial, message = _from_agent.decode(event.get("bytes") or b"")
+                if not link.hears(serial):
+                    continue
                 if isinstance(message, Hello):
                     node = message.node.name
                     self._plane.connect(node, channel)
                 if node:
                     self._plane.hear(node, channel, message)
-        except UNREADABLE as error:
+        except (*UNREADABLE, Broken) as error:
             _log.warning("node %s sent what is no message: %s", node or "(unnamed)", error)
         finally:
             channel.close()
@@ -268,10 +274,13 @@ class WorkerChannel:
 
 
 class Channel:
-    """Sends in order from a task of its own, so that the plane never waits for a slow agent."""
+    """Sends in order from a task of its own, so that the plane never waits for a slow agent. Frames are numbered if it
+    is the end of a link.
+    """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, link: Link | None = None) -> None:
         self._send = send
+        self._link = link
         self._queue: deque[bytes] = deque()
         self._news = asyncio.Event()
         self._closed = False
@@ -282,7 +291,7 @@ class Channel:
         if len(self._queue) >= MAX_UNSENT:
             self._closed = True
         if not self._closed:
-            self._queue.append(_encode(message))
+            self._queue.append(_encode(message if self._link is None else (self._link.number(), message)))
         self._news.set()
 
     def close(self) -> None:

@@ -18,15 +18,23 @@ Rules it keeps
 Files in DIR: `NAME.sock` the socket, `NAME.lock` locked for as long as the keeper lives, `NAME.journal`, and
 `NAME.trouble` if the keeper itself met an error that it did not expect.
 
-Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", epoch]`. from the agent ["hello",
-{"spare": prefix, "cgroup": {"version", "parent", "home"} or null}]   first; answered with all it holds ["run", ATTEMPT,
-ORDER, RECORD]     RECORD is opaque and comes back on hello ["stop", ATTEMPT]                   SIGTERM, `grace`,
-SIGKILL; one that has not started is `returned` ["forget", [ATTEMPT, ...]]          these endings are durable elsewhere
-["quit"]                            leave as soon as there is no work to the agent ["keeper", version, pid], ["held",
-pid, ticks, RUN LINE]..., ["ended", ...]..., ["whole"]   the answer to hello ["started", ATTEMPT, pid, ticks]    only of
-a command that runs for longer than a report waits ["ended", ATTEMPT, ENDING] ORDER: argv, env, folder, cpus, memory,
-grace (ns), out, err, bound (bytes per log), result, hang (ns), progress; only argv is needed. ENDING: outcome, code,
-signal, run, cpu, peak, limit, note, result; zeros and empty texts are absent.
+Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", epoch]`.
+    From the agent
+    * `["hello", {"spare": prefix, "cgroup": {"version", "parent", "home"} or null}]` first; answered with all it holds.
+    * `["run", ATTEMPT, ORDER, RECORD]`: RECORD is opaque and comes back on hello.
+    * `["renew", ATTEMPT, UNTIL]`: another deadline.
+    * `["stop", ATTEMPT]`: SIGTERM, `grace`, SIGKILL; one that has not started is `returned`.
+    * `["forget", [ATTEMPT, ...]]`: these endings are durable elsewhere.
+    * `["quit"]`: leave as soon as there is no work.
+    To the agent
+    * `["keeper", version, pid]`, `["held", pid, ticks, RUN LINE]`..., `["ended", ...]`..., `["whole"]`: the answer to
+      hello.
+    * `["started", ATTEMPT, pid, ticks]`: only of a command that runs for longer than a report waits.
+    * `["ended", ATTEMPT, ENDING]`.
+    ORDER: argv, env, folder, cpus, memory, grace (ns), out, err, bound (bytes per log), result, until, hang (ns),
+    progress; only argv is needed. UNTIL and until: an instant on CLOCK_BOOTTIME in nanoseconds. Then the command is
+    killed, whatever has become of the agent, and the attempt is `lost`. ENDING: outcome, code, signal, run, cpu, peak,
+    limit, note, result; zeros and empty texts are absent.
 
 The journal holds the same arrays behind a CRC-32 in hex: `["keeper", ...]`, `["starting", ATTEMPT]`,
 `["started", ...]`, `["ended", ...]`, `["forget", [ATTEMPT, ...]]`.
@@ -91,6 +99,8 @@ BLOCK = 4096  # holes are cut along this
 PAGE = os.sysconf("SC_PAGE_SIZE")
 TICK = SECOND // os.sysconf("SC_CLK_TCK")  # nanoseconds
 
+LEASE_OVER = "its lease ran out"
+
 RUN = b'["run",'
 
 _scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
@@ -111,6 +121,11 @@ def key_of(line: bytes) -> bytes:
 
 def now() -> int:
     return time.monotonic_ns()
+
+
+def left(until: int) -> int:
+    """Nanoseconds until an instant on the clock that goes on while the machine sleeps."""
+    return until - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def read_file(path: str) -> bytes:
@@ -442,6 +457,7 @@ class Command:
     peak = 0
     announced = False
     stopping = False
+    lapsed = False
     oom = False
     hung = ""  # what was seen when it was found to
     note = ""
@@ -465,6 +481,7 @@ class Command:
         self.result: str = order.get("result", "")
         self.hang: int = order.get("hang", 0)
         self.progress: str = order.get("progress", "")
+        self.until: int = order.get("until", 0)
 
     def plan(self) -> None:
         """Sets `wake` to the first instant at which there is something to do about this command."""
@@ -473,6 +490,8 @@ class Command:
             self.wake = self.kill_at
         if self.look_at and self.look_at < self.wake:
             self.wake = self.look_at
+        if self.until and (over := now() + left(self.until)) < self.wake:
+            self.wake = over
 
 
 class Unstartable(Exception):
@@ -508,6 +527,7 @@ class Keeper:
         self._command: Command | None = None
         self._leaving = False
         self._stuck: set[int] = set()
+        self._renewed: dict[bytes, int] = {}  # later deadlines of what has not begun
 
         self._events: list[bytes] = []
         self._entries: list[bytes] = []
@@ -694,6 +714,8 @@ class Keeper:
             self._on_hello(message[1])
         elif kind == "stop":
             self._on_stop(text_of(message[1]))
+        elif kind == "renew":
+            self._on_renew(text_of(message[1]), message[2])
         elif kind == "forget":
             self._on_forget([text_of(attempt) for attempt in message[1]])
         elif kind == "quit":
@@ -744,6 +766,14 @@ class Keeper:
                     os.killpg(command.pid, number)
             command.kill_at = now() + command.grace
         command.plan()
+
+    def _on_renew(self, key: bytes, until: int) -> None:
+        command = self._command
+        if command is not None and command.key == key:
+            command.until = until
+            command.plan()
+        elif key in self._known and key not in self._endings:
+            self._renewed[key] = until
 
     def _on_forget(self, keys: list[bytes]) -> None:
         forgotten = [key for key in keys if self._endings.pop(key, None) is not None]
@@ -799,6 +829,7 @@ class Keeper:
 
     def _end(self, key: bytes, ending: bytes) -> None:
         line = b'["ended",%b,{%b}]' % (key, ending)
+        self._renewed.pop(key, None)
         self._endings[key] = line
         self._entries.append(line)
         self._events.append(line)
@@ -845,6 +876,10 @@ class Keeper:
     def _start(self, key: bytes, line: bytes) -> None:
         order = parse(line, len(RUN) + len(key) + 1)  # the record behind it is not for us
         command = Command(key, line, order)
+        command.until = self._renewed.pop(key, command.until)
+        if command.until and left(command.until) <= 0:
+            self._end(key, b'"outcome":"returned","note":' + quote(LEASE_OVER))
+            return
         argv: list[str] = order["argv"]
         env: dict[str, str] = order.get("env") or {}
         folder: str = order.get("folder") or "/"
@@ -961,6 +996,8 @@ class Keeper:
         """What is due while a command runs."""
         if not command.announced and moment >= command.announce_at:
             self._announce(command)
+        if command.until and left(command.until) <= 0:
+            command.until, command.lapsed, command.kill_at = 0, True, moment
         if command.kill_at and moment >= command.kill_at:
             command.kill_at = moment + KILL_AGAIN
             self._kill_all(command)
@@ -1112,7 +1149,9 @@ class Keeper:
             peak = command.cgroup.peak() or peak
             command.cgroup.remove()
         outcome = b"failed" if code else b"done"
-        if command.oom:
+        if command.lapsed:
+            outcome, notes = b"lost", [*notes, LEASE_OVER]
+        elif command.oom:
             outcome = b"oom"
         elif command.hung:
             outcome = b"hung"

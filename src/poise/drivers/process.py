@@ -58,6 +58,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     result: str
     hang: int = 0
     progress: str = ""
+    until: int = 0
 
 
 class _Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
@@ -200,6 +201,7 @@ class Keepers:
         self.logs = logs.absolute()
         self.devices = {device.index: device for device in devices}
         self.log_bound = log_bound
+        self.until: dict[Attempt, int] = {}
         self.closing = False
         self._serving = serving
         cgroup = None
@@ -257,6 +259,13 @@ class Keepers:
         if slot is not None:
             slot.stop(attempt)
 
+    def renew(self, attempt: Attempt, until: int) -> None:
+        """The keeper kills the attempt at this instant of CLOCK_BOOTTIME, unless it is told another."""
+        self.until[attempt] = until
+        slot = self._where.get(attempt)
+        if slot is not None:
+            slot.renew(attempt, until)
+
     def forget(self, attempts: Sequence[Attempt]) -> None:
         """These endings are durable elsewhere."""
         by_slot: dict[_Slot, list[Attempt]] = {}
@@ -304,6 +313,7 @@ class Keepers:
             result=result,
             hang=launch.hang,
             progress=_progress(result) if launch.hang else "",
+            until=self.until.get(attempt, 0),
         )
         return _encode(_Run(attempt, order, launch)) + b"\n"
 
@@ -313,6 +323,8 @@ class Keepers:
             self._adopted.append(launch)
 
     def changed(self, running: list[Running], ended: list[Ended]) -> None:
+        for done in ended if self.until else ():
+            self.until.pop(done.attempt, None)
         if self._observed is not None:
             self._observed += ended
         elif (running or ended) and not self.closing:
@@ -371,6 +383,10 @@ class _Slot(asyncio.Protocol):
             self._stopping.add(attempt)
             if self.up:
                 self._say(_encode(["stop", attempt]) + b"\n")
+
+    def renew(self, attempt: Attempt, until: int) -> None:
+        if self.up and attempt in self.held:
+            self._say(_encode(["renew", attempt, until]) + b"\n")
 
     def forget(self, attempts: list[Attempt]) -> None:
         self._endings.difference_update(attempts)
@@ -500,6 +516,8 @@ class _Slot(asyncio.Protocol):
         for attempt, held in self.held.items():
             if attempt not in self._named:
                 self._say(self._keepers.launched(held))
+            elif attempt in self._keepers.until:
+                self.renew(attempt, self._keepers.until[attempt])
         for attempt in self._stopping:
             self._say(_encode(["stop", attempt]) + b"\n")
         if self._forgotten:

@@ -105,8 +105,8 @@ _FORMS: dict[str, Schema] = {
     },
     "deadline": {"anyOf": [_MOMENT, {"type": "null"}]},
     "expect": {"anyOf": [_DURATION, {"type": "null"}]},
-    "grace": _DURATION,
     "hang": _DURATION,
+    "grace": {"anyOf": [_DURATION, {"type": "null"}]},
     "workers": {
         "anyOf": [
             _COUNT,
@@ -261,9 +261,13 @@ MEANING = {
     "merge": "A command that runs once every part is done, with the same resources. What needs this task waits for the "
     "merge, and a deadline holds for both. How long it runs is learned; to say more of it, make it a task of a graph.",
     "retry": "When to try again. See below.",
-    "grace": "Time between SIGTERM and SIGKILL when the task is stopped.",
     "hang": "The command says at least so often that it gets on, by touching the file `$POISE_PROGRESS` "
     "(`poise.step()` in Python); silent for longer, it has hung and is stopped. 0: not watched; else 1 s or more.",
+    "grace": "Time between SIGTERM and SIGKILL when the task is stopped: 10s, or 1s with `lease: exclusive`.",
+    "lease": (
+        "Whether it may be placed again while it is not known if it still runs on a silent node: `fenced`, at once; "
+        "`exclusive`, when its node has stopped it in any case."
+    ),
     "class": "Tasks of one class share what is learned of their run times.",
     "artifacts": "The same work built for several backends, by name (`cuda`, `rocm`, `cann`, `cpu`), instead of `run`. "
     "The one that is foreseen to be done first is started.",

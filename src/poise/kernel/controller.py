@@ -12,10 +12,11 @@ the two is sent again, and is harmless to receive twice: an attempt is a task an
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from poise.config import Times
 from poise.errors import Busy, Conflict, NotFound, PoiseError, StoreFull
 from poise.kernel.dispatch import Dispatch
 from poise.kernel.find import find, find_node
@@ -45,6 +46,8 @@ from poise.model.events import (
     NodeJoined,
     NodeLevelled,
     NodeLost,
+    NodeSuspected,
+    NodeTrusted,
     Placed,
     PolicyFailed,
     Preempted,
@@ -69,6 +72,7 @@ from poise.model.messages import (
     DeviceFault,
     Ended,
     FromAgent,
+    Heard,
     Hello,
     Launch,
     Report,
@@ -92,6 +96,9 @@ CHECKPOINT_EVERY = 20_000
 MAX_UNFINISHED = 200_000
 RECOVER_EVERY = 1 * SECOND
 
+TIMES = Times()
+HEARTBEAT = TIMES.heartbeat
+
 MAX_TOKENS = 10_000
 
 COMPARE_EVERY = 5 * SECOND
@@ -102,14 +109,17 @@ RECALL_AFTER = 2 * SECOND
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in nanoseconds. `dead_after`: silence after which a node is lost. `fleet` is the name of the declared
-    fleet and `declared` its nodes, where there is one.
+    """Times in nanoseconds. A node is suspect after a silence of `suspect_after` and lost after one of `dead_after`; it
+    is given as much more as it promised to be silent beyond a `HEARTBEAT`. Exclusive work has a `lease`. `fleet` is
+    the name of the declared fleet and `declared` its nodes, where there is one.
     """
 
     policy: str = "poise"
     history: int = 10_000
-    dead_after: int = 3 * SECOND
+    suspect_after: int = HEARTBEAT + TIMES.suspect
+    dead_after: int = TIMES.dead_local
     seed: int = 0
+    lease: int = TIMES.lease
     version: str = ""
     throughputs: dict[str, float] = {}
     triggers: Triggers = Triggers()
@@ -324,8 +334,43 @@ Effect = (
     Append | Reply | Send | Hang | SayCaller | SayWorker | HangCaller | HangCalls | Decide | Checkpoint | TryRecover
 )
 
-QUIET = (Held, Placed, Preempted, Remembered, Started, FunctionTold, Called, CallTried, Returned, CallsClosed)
+QUIET = (
+    Held,
+    Placed,
+    Preempted,
+    Remembered,
+    Started,
+    NodeSuspected,
+    FunctionTold,
+    Called,
+    CallTried,
+    Returned,
+    CallsClosed,
+)
 """Events that change nothing for the policy, unless more waits to be placed after them."""
+
+
+class Contact(NamedTuple):
+    """A node's silence is counted from `heard`: its last word, or as much later as it promised to be silent beyond a
+    `HEARTBEAT`. `asked`: what is to be answered has been sent to it, and promises that it made before it knew of that
+    do not count.
+    """
+
+    heard: int
+    asked: bool = False
+
+    def after(self, message: FromAgent, now: int) -> "Contact":
+        """It has said this."""
+        every = min(max(HEARTBEAT, message.every), TIMES.heartbeat_idle) if isinstance(message, Beat) else HEARTBEAT
+        asked = self.asked and every > HEARTBEAT
+        return Contact(now if asked else now + every - HEARTBEAT, asked)
+
+    def expecting(self, now: int) -> "Contact":
+        """It is asked something, and an answer is expected as of a node that is busy."""
+        return Contact(min(self.heard, now), asked=True)
+
+
+NEVER = Contact(0)
 
 
 class Controller:
@@ -338,7 +383,7 @@ class Controller:
         self._checkpointed = ledger.revision
         self._events: list[Event] = []
         self._outbox: deque[tuple[int, Effect]] = deque()
-        self._seen: dict[str, int] = {}
+        self._contacts: dict[str, Contact] = {}
         self._connected: set[str] = set()
         self._dirty = True
         self._head = 0
@@ -351,6 +396,7 @@ class Controller:
         self._last_comparison = 0
         self._full = False
         self._last_recovery = 0
+        self._now = ledger.now
         self._dispatch = self._make_dispatch(ledger.now)
 
     @property
@@ -384,11 +430,12 @@ class Controller:
                 self._commit(NodeForgotten(at=now, name=name))
         for name, node in self.ledger.nodes.items():
             if node.status == "up":
-                self._seen[name] = now
+                self._contacts[name] = Contact(now)
         return self._flush()
 
     def handle(self, message: Message, now: int) -> Sequence[Effect]:
         """Take in one message."""
+        self._now = now
         match message:
             case FromNode():
                 self._from_node(message.node, message.message, now)
@@ -435,17 +482,22 @@ class Controller:
 
     def tick(self, now: int) -> Sequence[Effect]:
         """What time alone brings: lost nodes, rounds, recovery of the log."""
+        self._now = now
         if self._full:
             if now - self._last_recovery < RECOVER_EVERY:
                 return ()
             self._last_recovery = now
             return (TryRecover(),)
         for name, node in list(self.ledger.nodes.items()):
-            silence = now - self._seen.get(name, 0)
-            if node.status == "up" and silence > self.settings.dead_after:
+            if node.status != "up":
+                continue
+            silence = now - self._contact(name).heard
+            if silence > self.settings.dead_after:
                 self._node_lost(name, now)
-            elif node.status == "up":
-                self._fire(self._watch.silent(name, silence), now)
+                continue
+            if silence > self.settings.suspect_after and not node.suspect:
+                self._commit(NodeSuspected(at=now, name=name))
+            self._fire(self._watch.silent(name, silence), now)
         for change in self._watch.settled(now):
             self._commit(NodeLevelled(at=now, name=change.node, level=change.level, hot=change.hot))
         if self._watch.is_long_full(now):
@@ -501,9 +553,12 @@ class Controller:
         times: list[int] = []
         for name, node in self.ledger.nodes.items():
             if node.status == "up":
-                heard = self._seen.get(name, 0)
+                heard = self._contact(name).heard
                 silent_at = self._watch.silent_at(name, heard)
-                times.append(heard + self.settings.dead_after + 1 if silent_at is None else silent_at)
+                after = self.settings.dead_after if node.suspect else self.settings.suspect_after
+                times.append(heard + after + 1)
+                if silent_at is not None:
+                    times.append(silent_at)
         due = [self._watch.due(), self._dispatch.wakeup()]
         if not self._deciding:  # else the plan comes as a message, and the next round is not before it
             due += [self.ledger.wakeup(self._last_round), self._until]
@@ -673,7 +728,10 @@ class Controller:
     # --- nodes -------------------------------------------------------------------------------------------------------
 
     def _from_node(self, name: str, message: FromAgent, now: int) -> None:
-        self._seen[name] = now
+        self._contacts[name] = self._contact(name).after(message, now)
+        known = self.ledger.nodes.get(name)
+        if known is not None and known.suspect and not self._full:
+            self._commit(NodeTrusted(at=now, name=name))
         if self._full:  # nothing can be recorded, so nothing is acknowledged: the agent keeps it and says it again
             self._hang(name)
         elif isinstance(message, Hello):
@@ -683,10 +741,14 @@ class Controller:
         elif isinstance(message, Beat):
             if message.load is not None:
                 self._watch.load(name, message.load, now)
+            self._outbox.appendleft((0, Send(name, Heard(beat=message.number))))  # it promises nothing
         elif isinstance(message, Report):
             self._take_report(name, message.running, message.ended, now)
             self._take_faults(name, message.faults, now)
             self._send(name, Acked(serial=message.serial))
+
+    def _contact(self, name: str) -> "Contact":
+        return self._contacts.get(name, NEVER)
 
     def _hang(self, name: str) -> None:
         self._outbox.appendleft((0, Hang(name)))
@@ -694,6 +756,7 @@ class Controller:
     def _disconnect(self, name: str) -> None:
         """What waits to be sent is dropped: the next Hello is answered by all that should be there, and that alone."""
         self._connected.discard(name)
+        self._contacts[name] = self._contact(name).expecting(self._now)
         self._outbox = deque(
             entry for entry in self._outbox if not (isinstance(entry[1], Send) and entry[1].node == name)
         )
@@ -703,7 +766,7 @@ class Controller:
         self._disconnect(name)  # whatever was said on an earlier connection
         known = self.ledger.nodes.get(name)
         if known is not None and known.node.incarnation != hello.node.incarnation:
-            self._lose_attempts(name, now, "the node was started anew")
+            self._lose_attempts(name, now, "the node was started anew", gone=True)
         elif known is not None and known.node.devices != hello.node.devices:
             self._lose_devices(known, hello.node, now)
         if known is not None:
@@ -797,10 +860,10 @@ class Controller:
         unit, task = found
         return unit.epoch == attempt.epoch and task.active and task.node == node
 
-    def _finish(self, attempt: Attempt, ending: Ending, now: int) -> None:
+    def _finish(self, attempt: Attempt, ending: Ending, now: int, until: int = 0) -> None:
         found = self.ledger.task(attempt.task)
         was_stopping = bool(found and found[0].stopping)
-        self._commit(Finished(at=now, task=attempt.task, epoch=attempt.epoch, ending=ending))
+        self._commit(Finished(at=now, task=attempt.task, epoch=attempt.epoch, ending=ending, until=until))
         self._dirty = True
         self._dispatch.ended(attempt, now, blame=ending.outcome not in ("stopped", "returned"))
         if found and found[0].brief and ending.outcome == "done":
@@ -819,7 +882,8 @@ class Controller:
                 self._send(task.node, Desired(stops=(attempt_of(unit, index),)))
 
     def _node_lost(self, name: str, now: int) -> None:
-        self._commit(NodeLost(at=now, name=name))
+        until = self._lease_end((unit for unit, _ in self.ledger.attempts_on(name)), now)
+        self._commit(NodeLost(at=now, name=name, until=until))
         self._watch.forget(name)
         self._connected.discard(name)
         self._dirty = True
@@ -828,14 +892,21 @@ class Controller:
             if elsewhere or unit.stopping:
                 self._lose(unit, index, f"node {name} was lost", now)
 
-    def _lose(self, unit: UnitState, index: int, note: str, now: int) -> None:
-        """End an attempt as lost, unless that of another member of its gang has ended it already."""
+    def _lose(self, unit: UnitState, index: int, note: str, now: int, *, gone: bool = False) -> None:
+        """End an attempt as lost, unless that of another member of its gang has ended it already. Unless it is known to
+        be `gone`, an exclusive one may run on until its lease is over.
+        """
         if unit.tasks[index].active:
-            self._finish(attempt_of(unit, index), Ending(outcome="lost", note=note), now)
+            until = 0 if gone else self._lease_end([unit], now)
+            self._finish(attempt_of(unit, index), Ending(outcome="lost", note=note), now, until)
 
-    def _lose_attempts(self, name: str, now: int, note: str) -> None:
+    def _lose_attempts(self, name: str, now: int, note: str, *, gone: bool = False) -> None:
         for unit, index in list(self.ledger.attempts_on(name)):
-            self._lose(unit, index, note, now)
+            self._lose(unit, index, note, now, gone=gone)
+
+    def _lease_end(self, units: Iterable[UnitState], now: int) -> int:
+        """When what is given up now has ended at the latest, if any of it is exclusive; else 0."""
+        return now + self.settings.lease if any(unit.spec.lease == "exclusive" for unit in units) else 0
 
     def _lose_devices(self, known: NodeState, node: Node, now: int) -> None:
         """Devices have gone, or have less memory than is shared of them: only the work on them is touched."""
@@ -949,6 +1020,7 @@ class Controller:
             queued=unit.queued,
             serves=job.calls is not None,
             hang=spec.hang,
+            lease=self.settings.lease if spec.lease == "exclusive" else 0,
         )
 
     # --- log and outbox ----------------------------------------------------------------------------------------------
@@ -991,7 +1063,10 @@ class Controller:
 
     def _release(self) -> Iterable[Effect]:
         while self._outbox and self._outbox[0][0] <= self._durable:
-            yield self._outbox.popleft()[1]
+            effect = self._outbox.popleft()[1]
+            if isinstance(effect, Send) and isinstance(effect.message, Desired):
+                self._contacts[effect.node] = self._contact(effect.node).expecting(self._now)
+            yield effect
 
     def _on_durable(self, revision: int) -> Sequence[Effect]:
         self._durable = max(self._durable, revision)

@@ -23,6 +23,7 @@ from poise.kernel.ledger import (
     deciding_ending,
     device_key,
     job_status,
+    leased,
     units_status,
 )
 from poise.model import graph
@@ -192,9 +193,7 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
         ]
         found += turn_of(job, unit)
     elif unit.status == "pending":
-        if unit.not_before > now:
-            found.append(Reason(code="BACKOFF", need=format_duration(unit.not_before - now)))
-        found += ledger.held(unit)
+        found += [*_back(unit, now), *ledger.held(unit)]
         if not found:
             found.append(Reason(code="NEXT_ROUND", wakes="decided"))
     elif unit.status == "skipped":
@@ -210,12 +209,19 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
     elif unit.status == "active" and any(task.status == "recovering" for task in unit.tasks):
         lost = sorted({task.node for task in unit.tasks if task.status == "recovering"})
         found += [Reason(code="NODE_LOST", subject=node, wakes="joined") for node in lost]
+        found += leased(unit, now)
         if not ledger.may_be_placed(unit) and not unit.stopping:
             found.append(Reason(code="NEEDS_ITS_NODE", wakes="joined"))
     elif unit.status == "active":
         slow = {task.node: task.straggles for task in unit.tasks if task.active and task.straggles}
         found += [Reason(code="STRAGGLING", subject=node, need=format_duration(slow[node])) for node in sorted(slow)]
     return found
+
+
+def _back(unit: UnitState, now: int) -> list[Reason]:
+    """Why it may not be placed before its `free_at`."""
+    delay = unit.not_before - now
+    return [*([Reason(code="BACKOFF", need=format_duration(delay))] if delay > 0 else []), *leased(unit, now)]
 
 
 def turn_of(job: JobState, unit: UnitState) -> list[Reason]:
@@ -235,13 +241,14 @@ def critical_path(job: JobState) -> tuple[str, ...]:
 class Alike(NamedTuple):
     """Units of a job that wait and ask for the same: the ids of all, and the first of them as a policy would see it.
 
-    Before `not_before` (an instant, 0: none) it is not tried again; `unseen` units of the queue come before it and are
-    not shown in the view. `artifacts` names what it has to choose from, by number.
+    Before `not_before` (an instant, 0: none) it is not tried again, for the reasons `back`; `unseen` units of the queue
+    come before it and are not shown in the view. `artifacts` names what it has to choose from, by number.
     """
 
     units: tuple[str, ...]
     candidate: Candidate
     not_before: int
+    back: tuple[Reason, ...]
     unseen: int
     artifacts: tuple[str, ...]
 
@@ -371,7 +378,7 @@ def node_report(
     return msgspec.structs.replace(
         offered,
         devices=tuple(devices),
-        status="drained" if state.drained and state.status == "up" else state.status,
+        status=state.condition,
         cpu_used=state.used_cpu,
         memory_used=state.used_memory,
         network_used=state.used_network,
@@ -470,9 +477,13 @@ def _alike(ledger: Ledger, units: list[UnitState], view: Snapshot) -> Alike:
     if all(candidate.unit != first.id for candidate in shown):
         before = sum(_place_in_queue(candidate) < mine for candidate in ledger.queued_in(queue))
         unseen = max(0, before - len(shown))
-    not_before = first.not_before if first.not_before > view.now else 0
     return Alike(
-        tuple(unit.id for unit in units), ledger.candidate(first), not_before, unseen, artifacts_of(first.spec)
+        units=tuple(unit.id for unit in units),
+        candidate=ledger.candidate(first),
+        not_before=first.free_at if first.free_at > view.now else 0,
+        back=tuple(_back(first, view.now)),
+        unseen=unseen,
+        artifacts=artifacts_of(first.spec),
     )
 
 

@@ -34,6 +34,8 @@ from poise.model.events import (
     NodeJoined,
     NodeLevelled,
     NodeLost,
+    NodeSuspected,
+    NodeTrusted,
     Placed,
     PolicyFailed,
     Preempted,
@@ -254,6 +256,10 @@ class History:
                 self._note(event.at, "node joined", event.node.name, "")
             case NodeLost():
                 self._note(event.at, "node lost", event.name, "")
+            case NodeSuspected():
+                self._note(event.at, "node suspected", event.name, "it has been silent for a moment")
+            case NodeTrusted():
+                self._note(event.at, "node trusted", event.name, "")
             case NodeForgotten():
                 self._note(event.at, "node forgotten", event.name, "")
             case NodeDrained():

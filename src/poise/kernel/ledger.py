@@ -21,7 +21,7 @@ back, and is placed again elsewhere if its retry policy allows that.
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -47,6 +47,8 @@ from poise.model.events import (
     NodeJoined,
     NodeLevelled,
     NodeLost,
+    NodeSuspected,
+    NodeTrusted,
     Placed,
     PolicyFailed,
     Preempted,
@@ -62,12 +64,11 @@ from poise.model.events import (
     UnitsCancelled,
 )
 from poise.model.fleet import (
+    CONDITIONS,
     CORDONED,
     CPU,
     DEVICES,
-    DRAINED,
     HOT,
-    LOST,
     MEMORY,
     NETWORK,
     Fleet,
@@ -83,6 +84,7 @@ from poise.model.quotas import Amounts, Quota, asked
 from poise.model.resources import PLENTY, SHARED_CAP, WHOLE, Device, Node, Shape, identity_of
 from poise.model.tenants import DEFAULT, HOME, Bearer, Token
 from poise.model.views import Candidate, Snapshot
+from poise.units import format_duration
 
 UnitStatus = Literal["waiting", "pending", "active", "done", "failed", "cancelled", "skipped"]
 TaskStatus = Literal["idle", "queued", "running", "recovering", "ended"]
@@ -164,6 +166,8 @@ class UnitState(msgspec.Struct, gc=False):
     latest orders to it, and `gained` those to others for its sake; `avoid` is a node to stay away from if another will
     do.
 
+    `leases` says until when an earlier copy of exclusive work may still run, by the node it was on.
+
     `queued` and `brief` are as it was placed; `recalled`: it was queued once, came back unstarted, and is queued no
     more. `queue` names the units that are alike to placement. `expected`, `tail` and `slack` are nanoseconds of the
     critical path method; `due` is the instant by which the unit must end for every deadline after it to be met, 0 if
@@ -216,6 +220,13 @@ class UnitState(msgspec.Struct, gc=False):
     def most_tasks(self) -> int:
         """How many tasks it may have when it is placed next."""
         return self.most or len(self.spec.tasks)
+
+    leases: dict[str, int] = {}
+
+    @property
+    def free_at(self) -> int:
+        """The instant from which it may be placed: its back-off has ended, and no earlier copy can be left."""
+        return max(self.not_before, *self.leases.values()) if self.leases else self.not_before
 
     @property
     def shape(self) -> Shape:
@@ -294,7 +305,7 @@ class NodeState(msgspec.Struct):
     """A node, the room taken on it, and who holds each busy device, by `device_key`; `shares` where it is shared.
 
     `level` is its load level, `hot` whether that has been high for a sustained window; `failures` the smoothed share of
-    attempts that failed there, in thousandths.
+    attempts that failed there, in thousandths. A `suspect` has been silent for a moment.
     """
 
     node: Node
@@ -311,6 +322,14 @@ class NodeState(msgspec.Struct):
     level: int = 0
     hot: bool = False
     failures: int = 0
+    suspect: bool = False
+
+    @property
+    def condition(self) -> str:
+        """up, suspect, drained or lost; something may be placed there only while it is up."""
+        if self.status == "lost":
+            return "lost"
+        return "drained" if self.drained else "suspect" if self.suspect else "up"
 
     def shared_memory(self, device: int) -> int:
         """Bytes of a device that its shares hold together."""
@@ -532,8 +551,9 @@ class Ledger:
         yield from sorted(self._on.get(node, {}).values(), key=_ordinal_and_index)
 
     def wakeup(self, after: int) -> int | None:
-        """The next instant after this one at which a unit's back-off ends."""
-        ends = (unit.not_before for unit in self._delayed.values() if unit.not_before > after)
+        """The next instant after this one at which a unit's back-off or the lease of its earlier copy ends."""
+        back = chain(self._delayed.values(), self._recovering.values())
+        ends = (unit.free_at for unit in back if unit.free_at > after)
         return min(ends, default=None)
 
     def queued_since(self, instant: int) -> Iterator[tuple[UnitState, TaskState]]:
@@ -643,7 +663,7 @@ class Ledger:
         unit.status, unit.epoch, unit.placed = "active", event.epoch, event.at
         self._forget_yields(unit)
         unit.queued, unit.brief, unit.why = event.queued, event.brief, event.why
-        unit.stopping, unit.not_before, unit.avoid = "", 0, ""
+        unit.stopping, unit.not_before, unit.avoid, unit.leases = "", 0, "", {}
         unit.size, unit.variant = len(event.spots), event.variant
         self._active[event.unit] = unit
         if unit.spec.least:
@@ -782,6 +802,8 @@ class Ledger:
         if not task.active or event.epoch != unit.epoch:
             raise InvariantBroken(f"{event.task}#{event.epoch} finished, but is {task.status} in epoch {unit.epoch}")
         self._give_back(unit, index)
+        if event.until:
+            unit.leases[task.node] = event.until
         task.status, task.ended, task.ending = "ended", event.at, ending
         self._count_failure(self._state.nodes[task.node], ending)
         if ending.outcome != "returned":
@@ -827,22 +849,43 @@ class Ledger:
             self._state.nodes[event.node.name] = NodeState(node=event.node, joined=event.at)
             self._state.nodes = dict(sorted(self._state.nodes.items()))
         else:
+            if known.node.incarnation != event.node.incarnation:
+                self._end_leases(event.node.name)
             known.node, known.status, known.joined, known.lost = event.node, "up", event.at, 0
+            known.suspect = False
             for unit, index in list(self.attempts_on(event.node.name)):
                 task = unit.tasks[index]
                 if task.status == "recovering":
                     task.status = "running" if task.started else "queued"
+                    unit.leases.pop(event.node.name, None)
                     self._index_recovering(unit)
         self._fleet = None  # made anew when it is next looked at, once for all that have joined by then
 
+    def _end_leases(self, node: str) -> None:
+        """It was started anew: nothing of what it ran is left."""
+        for unit in (*self._active.values(), *self._delayed.values()):
+            unit.leases.pop(node, None)
+        for unit in [unit for unit in self._delayed.values() if not unit.free_at]:
+            del self._delayed[unit.id]
+
     def _node_lost(self, event: NodeLost) -> None:
         node = self._state.nodes[event.name]
-        node.status, node.lost = "lost", event.at
+        node.status, node.lost, node.suspect = "lost", event.at, False
         for unit, index in self.attempts_on(event.name):
             unit.tasks[index].status = "recovering"
+            if event.until and unit.spec.lease == "exclusive":
+                unit.leases[event.name] = event.until
             self._index_recovering(unit)
         node.failures += (1000 - node.failures) // UNSTABLE
         node.level, node.hot = 0, False
+        self._stale.add(event.name)
+
+    def _node_suspected(self, event: NodeSuspected) -> None:
+        self._state.nodes[event.name].suspect = True
+        self._stale.add(event.name)
+
+    def _node_trusted(self, event: NodeTrusted) -> None:
+        self._state.nodes[event.name].suspect = False
         self._stale.add(event.name)
 
     def _node_forgotten(self, event: NodeForgotten) -> None:
@@ -1316,7 +1359,7 @@ class Ledger:
 
     def _index_pending(self, unit: UnitState) -> None:
         self._pending_count += 1
-        if unit.not_before:
+        if unit.free_at:
             self._delayed[unit.id] = unit
         candidate = self.candidate(unit)
         queue = self._queues.get(unit.queue)
@@ -1441,7 +1484,7 @@ class Ledger:
         for name in self._unsorted:
             self._queues[name] = dict(sorted(self._queues[name].items(), key=lambda item: _rank(item[1])))
         self._unsorted.clear()
-        backing_off = {unit_id for unit_id, unit in self._delayed.items() if unit.not_before > now}
+        backing_off = {unit_id for unit_id, unit in self._delayed.items() if unit.free_at > now}
         candidates: list[Candidate] = []
         heads = {} if everything else self._heads()
         for name, queue in self._queues.items():
@@ -1449,7 +1492,9 @@ class Ledger:
             if backing_off:
                 units = (candidate for candidate in units if candidate.unit not in backing_off)
             candidates.extend(islice(units, heads.get(name)))
-        candidates.extend(self.candidate(unit, recovering=True) for unit in self._recovering.values())
+        candidates.extend(
+            self.candidate(unit, recovering=True) for unit in self._recovering.values() if unit.free_at <= now
+        )
         if len(self._queues) + len(self._recovering) != 1 or not candidates or not candidates[0].queue.endswith("/"):
             candidates.sort(key=_ordinal)
         return candidates
@@ -1478,7 +1523,7 @@ class Ledger:
             for device in node.devices
         )
         fleet.free[:, row] = (node.cpu - state.used_cpu, node.memory - state.used_memory, network, free)
-        fleet.closed[row] = LOST if state.status == "lost" else DRAINED if state.drained else 0
+        fleet.closed[row] = CONDITIONS.index(state.condition)
         fleet.levels[row] = HOT if state.hot else state.level
         fleet.failures[row] = state.failures / 1000
         for place, device in enumerate(node.devices):
@@ -1568,6 +1613,8 @@ class Ledger:
             Held: self._held,
             NodeJoined: self._node_joined,
             NodeLost: self._node_lost,
+            NodeSuspected: self._node_suspected,
+            NodeTrusted: self._node_trusted,
             NodeForgotten: self._node_forgotten,
             NodeDrained: self._node_drained,
             DeviceCordoned: self._device_cordoned,
@@ -1776,6 +1823,15 @@ def units_status(units: Sequence[UnitState]) -> str:
             return "placed"
         return "running"
     return "pending" if "pending" in statuses else "waiting"
+
+
+def leased(unit: UnitState, now: int) -> list[Reason]:
+    """Every node on which an earlier copy of it may still run."""
+    return [
+        Reason(code="LEASE", subject=node, need=format_duration(until - now))
+        for node, until in sorted(unit.leases.items())
+        if until > now
+    ]
 
 
 def device_key(index: int) -> str:

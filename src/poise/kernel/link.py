@@ -1,8 +1,8 @@
 """One end of a channel between a node and its control plane: what is lost, doubled or overtaken is noticed.
 
-What is sent is numbered from 1. What comes under the next number is heard, what comes again is not, and a gap breaks the
-link: whoever meets one hangs up, the node connects anew, and the two say to each other all that there is. So no message
-needs to be sent again by itself.
+What is sent is numbered from 1. What comes under the next number is heard, what comes again is not, and a gap breaks
+the link: whoever meets one hangs up, the node connects anew, and the two say to each other all that there is. So no
+message needs to be sent again by itself.
 """
 
 

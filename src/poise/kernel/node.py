@@ -13,15 +13,40 @@ run, and the ledger shrinks its pools by the same rule: room that it has given t
 An attempt that the control plane has given up runs on until it is stopped, and the ledger no longer counts it. So the
 node looks for itself as well: no slot is opened without room for it, no device is given to two, and of one task the
 next attempt starts only when the last has ended.
+
+The node beats: it says a word at least each second while it holds anything, more and more rarely when it is idle, and
+each beat tells when the next word comes. What it says is answered; when nothing is heard the way is cut, whatever the
+connection says, and it hangs up and connects anew.
+
+Exclusive work has a lease, which runs from the sending of the last word that was answered: whoever answered cannot have
+given the node up before that. At four fifths of it the attempt is stopped, and at nine tenths whatever holds it kills
+it, if need be without the agent; so no copy is left when the lease is over and another may be placed elsewhere. None is
+begun without a connection.
 """
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from poise.config import Times
 from poise.model.jobs import Ending
-from poise.model.messages import Acked, Attempt, Desired, DeviceFault, Ended, FromAgent, Hello, Launch, Report, Running
+from poise.model.load import Load, has_changed
+from poise.model.messages import (
+    Acked,
+    Attempt,
+    Beat,
+    Desired,
+    DeviceFault,
+    Ended,
+    FromAgent,
+    Heard,
+    Hello,
+    Launch,
+    Report,
+    Running,
+)
 from poise.model.resources import SHARED_CAP, WHOLE, Node, Shape
 from poise.units import MILLISECOND, SECOND
 
@@ -33,6 +58,14 @@ AHEAD = 20 * MILLISECOND
 """Foreseen work handed to a slot beside what it runs."""
 
 MAX_AHEAD = 32
+STOP_AT, KILL_AT = 80, 90
+"""Hundredths of its lease after which exclusive work is stopped, and killed; between them lies its grace."""
+
+RENEW_BY = 1 * SECOND
+"""A deadline is told to what holds the attempt when it has moved by so much."""
+
+LEASE_OVER = "its lease ran out"
+
 MAX_CLASSES = 4096
 """Classes of work whose level is remembered; of more, the one learned first is forgotten."""
 
@@ -47,6 +80,15 @@ class Stop(msgspec.Struct, frozen=True):
     attempt: Attempt
 
 
+class Renew(msgspec.Struct, frozen=True):
+    """The attempt may run until this instant, on the clock of this machine; then it is to be killed. Said before it is
+    started, and again when the deadline has moved.
+    """
+
+    attempt: Attempt
+    until: int
+
+
 class Forget(msgspec.Struct, frozen=True):
     """The endings of these attempts are durable in the log; their evidence may go."""
 
@@ -55,6 +97,10 @@ class Forget(msgspec.Struct, frozen=True):
 
 class Say(msgspec.Struct, frozen=True):
     message: FromAgent
+
+
+class Hang(msgspec.Struct, frozen=True):
+    """Hang up, and connect anew: nothing has been heard for too long."""
 
 
 class Changed(msgspec.Struct, frozen=True):
@@ -78,8 +124,8 @@ class Disconnected(msgspec.Struct, frozen=True):
     pass
 
 
-Effect = Start | Stop | Forget | Say
-Message = Desired | Acked | Changed | Faulted | Connected | Disconnected
+Effect = Start | Stop | Renew | Forget | Say | Hang
+Message = Desired | Acked | Heard | Changed | Faulted | Load | Connected | Disconnected
 
 
 class Slot(msgspec.Struct):
@@ -89,6 +135,13 @@ class Slot(msgspec.Struct):
     shape: Shape
     cpus: tuple[int, ...]
     queue: deque[Attempt]
+
+
+class Sent(NamedTuple):
+    """A report on its way: when it was sent, and what it said to have ended."""
+
+    at: int
+    ended: tuple[Attempt, ...]
 
 
 class Waiting(msgspec.Struct):
@@ -111,10 +164,13 @@ class Pool(msgspec.Struct):
 
 
 class NodeMachine:
-    """One node. Feed it what the executor holds first (`adopt`), then messages; it answers with effects, in order."""
+    """One node. Feed it what the executor holds first (`adopt`), then messages, and call `tick` at `wakeup`; it answers
+    with effects, in order.
+    """
 
-    def __init__(self, node: Node, cores: Sequence[int]) -> None:
+    def __init__(self, node: Node, cores: Sequence[int], times: Times | None = None) -> None:
         self.node = node
+        self._times = times or Times()
         self._free_cores = sorted(cores)
         self._pools: dict[Shape, Pool] = {}
         self._launches: dict[Attempt, Launch] = {}
@@ -129,11 +185,20 @@ class NodeMachine:
         self._tasks: dict[str, Attempt] = {}
         self._connected = False
         self._serial = 0
-        self._in_flight: dict[int, tuple[Attempt, ...]] = {}
+        self._in_flight: dict[int, Sent] = {}
         self._unsaid_running: dict[Attempt, Running] = {}
         self._unsaid_ended: dict[Attempt, Ended] = {}
         self._faults: dict[DeviceFault, None] = {}  # not known to be heard
         self._said_faults: tuple[DeviceFault, ...] = ()
+        self._said_load: Load | None = None
+        self._beats = 0
+        self._every = self._times.heartbeat
+        self._spoke = self._heard = self._held_until = 0
+        self._unanswered: deque[tuple[int, int]] = deque()  # beats, and when they were sent
+        self._answered = 0  # when what was last answered was sent
+        self._leased: dict[Attempt, Launch] = {}
+        self._told_until: dict[Attempt, int] = {}
+        self._run_out: set[Attempt] = set()
 
     def adopt(
         self, held: Iterable[tuple[int, Launch, tuple[int, ...], Running | None]], ended: Iterable[Ended]
@@ -150,7 +215,7 @@ class NodeMachine:
                 self._used_cpu += launch.shape.cpu
                 self._used_memory += launch.shape.memory
                 self._free_cores = [core for core in self._free_cores if core not in cpus]
-            self._launches[launch.attempt] = launch
+            self._take(launch)
             self._hand(launch, slot)
             if running is not None:
                 self._running[launch.attempt] = running
@@ -161,31 +226,96 @@ class NodeMachine:
         """Take in one message."""
         match message:
             case Changed():
-                return self._changed(message, now)
+                effects = self._changed(message, now)
             case Desired():
-                return self._desired(message, now)
+                self._heard, self._every = now, self._times.heartbeat
+                effects = self._desired(message, now)
+            case Acked():
+                self._heard = now
+                effects = self._acked(message.serial, now)
+            case Heard():
+                self._heard = now
+                effects = self._beat_heard(message.beat, now)
             case Faulted():
                 self._faults.update(dict.fromkeys(message.faults))
-                return self._report()
-            case Acked():
-                return self._acked(message.serial)
+                effects = self._report(now)
+            case Load():
+                effects = self._sampled(message, now)
             case Connected():
-                return self._hello()
+                effects = self._hello(now)
             case Disconnected():
-                self._connected = False
-                self._in_flight.clear()
-                return []
+                self._disconnect()
+                effects = []
+        if self._launches or self._ended:
+            self._held_until = now
+        return effects
+
+    def tick(self, now: int) -> list[Effect]:
+        """What time alone brings: leases that run out, a beat, or the end of a connection on which nothing comes."""
+        effects = self._let_go(now)
+        if not self._connected:
+            return effects
+        if now >= self._silent_at():
+            self._disconnect()
+            return [*effects, Hang()]
+        if now < self._spoke + self._every:
+            return effects
+        if not self._launches and not self._ended and now - self._held_until >= self._times.idle_after:
+            self._every = min(self._times.heartbeat_idle, 2 * self._every)
+        return [*effects, self._beat(None, now)]
+
+    def wakeup(self) -> int | None:
+        """When to tick next, if nothing happens before."""
+        times = [self._spoke + self._every, self._silent_at()] if self._connected else []
+        if self._answered:
+            times += [self._stop_at(launch) for launch in self._leased.values() if launch.attempt not in self._run_out]
+        return min(times, default=None)
 
     def held(self) -> int:
         """Attempts here that have not ended."""
         return len(self._launches)
 
-    # --- from the control plane --------------------------------------------------------------------------------------
+    # --- the channel -------------------------------------------------------------------------------------------------
 
-    def _hello(self) -> list[Effect]:
+    def _say(self, message: FromAgent, now: int) -> Say:
+        self._spoke = now
+        return Say(message)
+
+    def _beat(self, load: Load | None, now: int) -> Say:
+        self._beats += 1
+        self._unanswered.append((self._beats, now))
+        return self._say(Beat(load=load, number=self._beats, every=self._every), now)
+
+    def _sampled(self, load: Load, now: int) -> list[Effect]:
+        """How busy the node is, said where that has changed noticeably."""
+        if not self._connected or not has_changed(self._said_load, load):
+            return []
+        self._said_load = load
+        return [self._beat(load, now)]
+
+    def _silent_at(self) -> int:
+        """When the control plane has been silent for so long that the way must be cut."""
+        return self._heard + self._every + self._times.dead_local
+
+    def _disconnect(self) -> None:
+        self._connected = False
+        self._in_flight.clear()
+        self._unanswered.clear()
+
+    def _beat_heard(self, beat: int, now: int) -> list[Effect]:
+        sent = None
+        while self._unanswered and self._unanswered[0][0] <= beat:
+            sent = self._unanswered.popleft()[1]
+        return [] if sent is None else self._answer(sent, now)
+
+    def _hello(self, now: int) -> list[Effect]:
         self._connected = True
+        self._heard = self._held_until = now
+        self._every = self._times.heartbeat
+        self._said_load = None
         self._serial = 0
-        self._in_flight = {0: tuple(self._ended)}
+        self._in_flight = {0: Sent(now, tuple(self._ended))}
+        self._unanswered.clear()
         self._unsaid_running.clear()
         self._unsaid_ended.clear()
         queued = tuple(attempt for attempt in self._launches if attempt not in self._running)
@@ -197,7 +327,9 @@ class NodeMachine:
             ended=tuple(self._ended.values()),
             faults=self._said_faults,
         )
-        return [Say(hello)]
+        return [self._say(hello, now)]
+
+    # --- from the control plane --------------------------------------------------------------------------------------
 
     def _desired(self, desired: Desired, now: int) -> list[Effect]:
         effects: list[Effect] = []
@@ -215,22 +347,23 @@ class NodeMachine:
             pool.told = launch.slots
             if launch.attempt in self._launches or launch.attempt in self._ended:
                 continue
-            self._launches[launch.attempt] = launch
+            self._take(launch)
             key = (launch.queued, launch.priority, self._levels.get(launch.kind, 0))
             line = pool.lines.setdefault(key, deque())
             line.append(Waiting(launch, now))
         effects.extend(self._fill(now))
-        effects.extend(self._report())
+        effects.extend(self._report(now))
         return effects
 
-    def _acked(self, serial: int) -> list[Effect]:
-        if serial in self._in_flight:
-            self._faults = {fault: None for fault in self._faults if fault not in self._said_faults}
-        attempts = self._in_flight.pop(serial, ())
-        for attempt in attempts:
+    def _acked(self, serial: int, now: int) -> list[Effect]:
+        report = self._in_flight.pop(serial, None)
+        if report is None:
+            return []
+        self._faults = {fault: None for fault in self._faults if fault not in self._said_faults}
+        for attempt in report.ended:
             self._ended.pop(attempt, None)
-        effects: list[Effect] = [Forget(attempts)] if attempts else []
-        return effects + self._report()
+        effects: list[Effect] = [Forget(report.ended)] if report.ended else []
+        return effects + self._answer(report.at, now) + self._report(now)
 
     def _stop(self, attempt: Attempt) -> list[Effect]:
         """Hand back what waits here; ask the executor to stop what it holds."""
@@ -260,12 +393,15 @@ class NodeMachine:
         for done in changed.ended:
             if done.attempt in self._launches:
                 self._learn(self._launches[done.attempt].kind, done.ending)
-                self._end(done)
-        return self._fill(now) + self._report()
+                self._end(self._as_it_was(done))
+        return self._fill(now) + self._report(now)
 
     def _end(self, done: Ended) -> None:
         attempt = done.attempt
         launch = self._launches.pop(attempt)
+        self._leased.pop(attempt, None)
+        self._told_until.pop(attempt, None)
+        self._run_out.discard(attempt)
         self._running.pop(attempt, None)
         self._unsaid_running.pop(attempt, None)
         self._ended[attempt] = self._unsaid_ended[attempt] = done
@@ -287,7 +423,7 @@ class NodeMachine:
         if len(self._levels) > MAX_CLASSES:
             del self._levels[next(iter(self._levels))]
 
-    def _report(self) -> list[Effect]:
+    def _report(self, now: int) -> list[Effect]:
         """One report in flight at a time: while the log writes one, the next gathers what comes."""
         if not self._connected or self._in_flight or not (self._unsaid_running or self._unsaid_ended or self._faults):
             return []
@@ -299,10 +435,62 @@ class NodeMachine:
             ended=tuple(self._unsaid_ended.values()),
             faults=self._said_faults,
         )
-        self._in_flight[self._serial] = tuple(self._unsaid_ended)
+        self._in_flight[self._serial] = Sent(now, tuple(self._unsaid_ended))
         self._unsaid_running.clear()
         self._unsaid_ended.clear()
-        return [Say(report)]
+        return [self._say(report, now)]
+
+    # --- leases ------------------------------------------------------------------------------------------------------
+
+    def _take(self, launch: Launch) -> None:
+        self._launches[launch.attempt] = launch
+        if launch.lease:
+            self._leased[launch.attempt] = launch
+
+    def _answer(self, sent: int, now: int) -> list[Effect]:
+        """What was sent then has been answered: leases run from there, and what waited for one may begin."""
+        self._answered = sent
+        if not self._leased:
+            return []
+        effects: list[Effect] = [
+            self._renew(launch)
+            for launch in self._leased.values()
+            if launch.attempt in self._slot_of
+            and launch.attempt not in self._run_out
+            and sent + launch.lease * KILL_AT // 100 - self._told_until.get(launch.attempt, 0) >= RENEW_BY
+        ]
+        return effects + self._fill(now)
+
+    def _renew(self, launch: Launch) -> Renew:
+        until = self._told_until[launch.attempt] = self._answered + launch.lease * KILL_AT // 100
+        return Renew(launch.attempt, until)
+
+    def _stop_at(self, launch: Launch) -> int:
+        return self._answered + launch.lease * STOP_AT // 100
+
+    def _let_go(self, now: int) -> list[Effect]:
+        """Stop exclusive work, and hand back what has not begun, whose lease has all but run out. What an earlier agent
+        began has the deadline that it was given, until the first answer to this one.
+        """
+        if not self._answered:
+            return []
+        over = [
+            launch.attempt
+            for launch in self._leased.values()
+            if launch.attempt not in self._run_out and self._stop_at(launch) <= now
+        ]
+        effects: list[Effect] = []
+        for attempt in over:
+            self._run_out.add(attempt)
+            effects += self._stop(attempt)
+        return effects + self._report(now)
+
+    def _as_it_was(self, done: Ended) -> Ended:
+        """What was stopped because its lease ran out was lost."""
+        if done.attempt not in self._run_out or done.ending.outcome != "stopped":
+            return done
+        ending = msgspec.structs.replace(done.ending, outcome="lost", note=LEASE_OVER)
+        return msgspec.structs.replace(done, ending=ending)
 
     # --- slots -------------------------------------------------------------------------------------------------------
 
@@ -334,6 +522,8 @@ class NodeMachine:
                 if not pool.lines[line]:
                     del pool.lines[line]
                 self._hand(launch.launch, taken)
+                if launch.launch.lease:
+                    effects.append(self._renew(launch.launch))
                 effects.append(Start(taken.index, launch.launch, taken.cpus))
         return effects
 
@@ -342,11 +532,13 @@ class NodeMachine:
         order = sorted((_turn(key, line[0], now), key) for key, line in pool.lines.items() if line)
         for _, key in order:
             for waiting in pool.lines[key]:
-                if not self._must_wait(waiting.launch):
+                if not self._must_wait(waiting.launch, now):
                     return key, waiting
         return None
 
-    def _must_wait(self, launch: Launch) -> bool:
+    def _must_wait(self, launch: Launch, now: int) -> bool:
+        if launch.lease and (not self._connected or not self._answered or self._stop_at(launch) <= now):
+            return True
         share = launch.shape.share
         most = WHOLE if share == WHOLE else SHARED_CAP
         return launch.attempt.task in self._tasks or any(

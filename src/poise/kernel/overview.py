@@ -156,7 +156,7 @@ def _node(state: NodeState, load: Load | None) -> NodeUse:
     slots = sum(pool.slots for pool in state.pools.values())
     return NodeUse(
         name=state.node.name,
-        status="drained" if state.drained and state.status == "up" else state.status,
+        status=state.condition,
         level=LEVELS[state.level] if load is not None else "",
         load=load,
         cpu=state.node.cpu,

@@ -4,7 +4,7 @@ base.
 What holds becomes an event; what does not is refused by name, and the next round decides again.
 """
 
-from poise.kernel.ledger import Ledger, NodeState, device_key
+from poise.kernel.ledger import Ledger, NodeState, device_key, leased
 from poise.model.decisions import Place, Preempt, Reason, Rejection, Spot
 from poise.model.events import Placed, Preempted
 from poise.model.fleet import model_of
@@ -23,6 +23,7 @@ def verify_place(ledger: Ledger, place: Place, now: int) -> Placed | Rejection:
         reasons.append(Reason(code="NOT_PENDING", subject=place.unit, have=unit.status, fixable="never"))
     if unit.stopping or unit.not_before > now:
         reasons.append(Reason(code="NOT_YET", subject=place.unit))
+    reasons += leased(unit, now)
     if not (unit.spec.least or len(unit.tasks)) <= len(place.spots) <= unit.most_tasks:
         need, have = str(unit.most_tasks), str(len(place.spots))
         reasons.append(Reason(code="NOT_WHOLE", subject=place.unit, need=need, have=have))
@@ -78,7 +79,7 @@ def _against_room(ledger: Ledger, shape: Shape, spots: tuple[Spot, ...]) -> list
     reasons: list[Reason] = []
     for name in dict.fromkeys(spot.node for spot in spots):
         state = ledger.nodes.get(name)
-        if state is None or state.status == "lost" or state.drained:
+        if state is None or state.condition != "up":
             reasons += _closed(state, name)
             continue
         here = [spot for spot in spots if spot.node == name]
@@ -127,7 +128,7 @@ def _against_waiting(ledger: Ledger, shape: Shape, spots: tuple[Spot, ...], brie
         reasons.append(Reason(code="NOT_BRIEF", fixable="never"))
     for spot in spots[:1]:
         node = ledger.nodes.get(spot.node)
-        if node is None or node.status == "lost" or node.drained:
+        if node is None or node.condition != "up":
             reasons += _closed(node, spot.node)
             continue
         pool = node.pools.get(shape.key())
@@ -139,8 +140,8 @@ def _against_waiting(ledger: Ledger, shape: Shape, spots: tuple[Spot, ...], brie
 def _closed(node: NodeState | None, name: str) -> list[Reason]:
     if node is None:
         return [Reason(code="UNKNOWN_NODE", subject=name, fixable="never")]
-    reasons = [Reason(code="NODE_LOST", subject=name)] if node.status == "lost" else []
-    return [*reasons, Reason(code="NODE_DRAINED", subject=name)] if node.drained else reasons
+    codes = (("NODE_LOST", node.status == "lost"), ("NODE_SUSPECT", node.suspect), ("NODE_DRAINED", node.drained))
+    return [Reason(code=code, subject=name) for code, holds in codes if holds]
 
 
 def _refuse(place: Place, reasons: list[Reason]) -> Rejection:

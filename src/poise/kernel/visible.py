@@ -31,6 +31,8 @@ from poise.model.events import (
     NodeJoined,
     NodeLevelled,
     NodeLost,
+    NodeSuspected,
+    NodeTrusted,
     Placed,
     Preempted,
     QuotaSet,
@@ -133,7 +135,16 @@ class Sight:
             case Held():
                 mine = tenant_of_queue(event.queue) == self.bearer.tenant
                 return self._only(event, frozenset()) if mine else None
-            case Began() | NodeJoined() | NodeLost() | NodeForgotten() | NodeLevelled() | DeviceCordoned():
+            case (
+                Began()
+                | NodeJoined()
+                | NodeLost()
+                | NodeForgotten()
+                | NodeLevelled()
+                | NodeSuspected()
+                | NodeTrusted()
+                | DeviceCordoned()
+            ):
                 return event
         return None  # what is not known to be harmless is not shown
 

@@ -19,7 +19,7 @@ from poise.kernel.find import find_node
 from poise.kernel.ledger import Ledger, State, job_status
 from poise.model.decisions import Hold, Place, Plan, Preempt, Reason
 from poise.model.events import JobSubmitted
-from poise.model.fleet import CLOSED_CODES, CPU, DEVICES, DRAINED, LOST, MEMORY, NETWORK, Fleet, Ints, Resident
+from poise.model.fleet import CPU, DEVICES, DRAINED, MEMORY, NETWORK, Fleet, Ints, Resident
 from poise.model.jobs import GRACE, Job, Priority
 from poise.model.profiles import CERTAIN, Estimate, Profile, estimate_run, remaining
 from poise.model.reports import (
@@ -43,7 +43,7 @@ from poise.model.reports import (
 from poise.model.resources import Shape, Wants
 from poise.model.views import Candidate, Snapshot
 from poise.policy import hypothetical
-from poise.policy.feasible import NAMED, Ability, ability, capacity, never, refusals, usable_devices
+from poise.policy.feasible import NAMED, Ability, ability, capacity, closed_reason, never, refusals, usable_devices
 from poise.policy.hypothetical import LOOKED_AT, ClusterPolicy, Forecast
 from poise.policy.predict import Speeds, in_size
 from poise.policy.rank import Order
@@ -111,9 +111,7 @@ def _waiting(
 ) -> Waiting:
     """`later` is the view once `plan` has been carried out, `ordered` the order in which it served."""
     candidate = alike.candidate
-    held = _why_held(plan, candidate, alike.unseen)
-    if alike.not_before:
-        held = (Reason(code="BACKOFF", need=format_duration(alike.not_before - view.now)), *held)
+    held = (*alike.back, *_why_held(plan, candidate, alike.unseen))
     order = hypothetical.order_of(policy)
     ahead, first = _before(order, view, ordered, alike, everything) if order is not None else (0, ())
     going = hypothetical.placed(plan, candidate.unit)
@@ -324,10 +322,7 @@ def _refusing_alike(
         names = tuple(fleet.names[row] for row in (rows if everything else rows[:FEW]).tolist())
         subject = ", ".join(names) if len(rows) <= len(names) else f"{len(rows)} nodes like {names[0]}"
         if fleet.closed[like]:
-            wakes = "joined" if fleet.closed[like] == LOST else "drained"
-            reasons: tuple[Reason, ...] = (
-                Reason(code=CLOSED_CODES[int(fleet.closed[like])], subject=subject, wakes=wakes),
-            )
+            reasons: tuple[Reason, ...] = (closed_reason(int(fleet.closed[like]), subject),)
         else:
             against = [
                 [msgspec.structs.replace(reason, subject=subject) for reason in never(fleet.nodes[like], shape)]
@@ -639,7 +634,7 @@ def plan(
                 later,
                 decided,
                 ordered,
-                Alike(tuple(units), own[units[0]], 0, 0, artifacts[units[0]]),
+                Alike(tuple(units), own[units[0]], 0, (), 0, artifacts[units[0]]),
                 everything,
             )
             for units in waiting.values()

@@ -93,11 +93,14 @@ class Started(msgspec.Struct, frozen=True, tag="started", kw_only=True, omit_def
     cpus: tuple[int, ...] = ()
 
 
-class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True, gc=False):
+class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True, omit_defaults=True, gc=False):
+    """An attempt is over. `until`: of exclusive work that was given up unheard, when it has ended at the latest."""
+
     at: int
     task: str
     epoch: int
     ending: Ending
+    until: int = 0
 
 
 class Straggling(msgspec.Struct, frozen=True, tag="straggling", kw_only=True):
@@ -127,7 +130,24 @@ class NodeJoined(msgspec.Struct, frozen=True, tag="joined", kw_only=True):
     node: Node
 
 
-class NodeLost(msgspec.Struct, frozen=True, tag="lost", kw_only=True):
+class NodeLost(msgspec.Struct, frozen=True, tag="lost", kw_only=True, omit_defaults=True):
+    """A node has been silent for too long. `until`: when exclusive work on it has ended at the latest."""
+
+    at: int
+    name: str
+    until: int = 0
+
+
+class NodeSuspected(msgspec.Struct, frozen=True, tag="suspected", kw_only=True):
+    """A node has been silent for longer than it promised: nothing new is placed there, nothing is taken away."""
+
+    at: int
+    name: str
+
+
+class NodeTrusted(msgspec.Struct, frozen=True, tag="trusted", kw_only=True):
+    """A node that was suspected has been heard."""
+
     at: int
     name: str
 
@@ -289,6 +309,8 @@ Event = (
     | Held
     | NodeJoined
     | NodeLost
+    | NodeSuspected
+    | NodeTrusted
     | NodeForgotten
     | NodeDrained
     | DeviceCordoned

@@ -22,6 +22,13 @@ Outcome = Literal["done", "failed", "killed", "signal", "oom", "hung", "lost", "
 before it started · `unstartable` the command could not be executed.
 """
 
+Lease = Literal["fenced", "exclusive"]
+"""What holds while it is not known whether work still runs on a node that is silent.
+
+`fenced` it goes on there and may be placed elsewhere at once: the older copy can no longer report · `exclusive` its
+node stops it in time, and it is placed elsewhere only when no copy can be left.
+"""
+
 RETRYABLE: tuple[Outcome, ...] = ("failed", "killed", "signal", "oom", "hung", "lost")
 
 
@@ -86,6 +93,9 @@ RETRY = Retry()
 GRACE = 10 * SECOND
 """Time between SIGTERM and SIGKILL, unless a task says otherwise."""
 
+EXCLUSIVE_GRACE = 1 * SECOND
+"""The same for exclusive work, and the most that it may have: it is stopped when its lease has all but run out."""
+
 NO_WORK = Work()
 
 WEIGHT = 1000
@@ -109,7 +119,9 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     is how often the work saves itself (0: never, so that all it did is lost when it ends) and `restore` what coming
     back costs, in nanoseconds; `preemptible` whether it may be asked to yield. `weight` is its business weight in
     thousandths. Of the parts of one task that have an `at_most` so many are placed at once (0: any number). Its
-    commands say at least every `hang` nanoseconds that they get on (0: they say nothing)."""
+    commands say at least every `hang` nanoseconds that they get on (0: they say nothing). Of what has an exclusive
+    `lease` no two copies run at once, whatever happens to its node.
+    """
 
     name: str
     tasks: tuple[Task, ...]
@@ -131,6 +143,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     weight: int = WEIGHT
     at_most: int = 0
     hang: int = 0
+    lease: Lease = "fenced"
 
     def shape_of(self, variant: int) -> Shape:
         """The shape of its artifact number `variant`; 0 is the unit's own."""

@@ -9,6 +9,7 @@ import msgspec
 from poise.model.jobs import Ending
 from poise.model.load import Load
 from poise.model.resources import Node, Shape
+from poise.units import SECOND
 
 
 class Attempt(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
@@ -27,7 +28,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     `slots` is how many attempts of `shape` may run at once on this node, as of this launch; one that is `queued` waits
     for another of them to end, any other has room of its own. One that `serves` calls gets a key to the control plane.
     `expect` is the run time that the control plane foresees in nanoseconds; 0 is unknown. One with a `hang` has hung
-    when it has been silent for that many nanoseconds.
+    when it has been silent for that many nanoseconds. Exclusive work has a `lease`
+    in nanoseconds (0: none), from when the node sent what was last answered: when that runs out, nothing of it runs.
     """
 
     attempt: Attempt
@@ -49,6 +51,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     queued: bool = False
     serves: bool = False
     hang: int = 0
+    lease: int = 0
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -102,9 +105,14 @@ class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True, omit_defau
 class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True, omit_defaults=True):
     """Nothing to say, but alive; or the node's load, where it has changed noticeably since it was last said on this
     connection.
+
+    Each has a `number`, by which it is answered. The next word comes within `every` nanoseconds, unless the node is
+    lost; after any other message it comes within a second.
     """
 
     load: Load | None = None
+    number: int = 0
+    every: int = SECOND
 
 
 # control plane -> agent
@@ -129,5 +137,11 @@ class Acked(msgspec.Struct, frozen=True, tag="acked", kw_only=True):
     serial: int
 
 
+class Heard(msgspec.Struct, frozen=True, tag="heard", kw_only=True):
+    """The beat of this number has come: the way is open in both directions. It waits for no disk."""
+
+    beat: int
+
+
 FromAgent = Hello | Report | Beat
-ToAgent = Desired | Acked
+ToAgent = Desired | Acked | Heard

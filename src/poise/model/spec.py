@@ -22,11 +22,13 @@ from poise.model import graph
 from poise.model.catalogue import models_named
 from poise.model.document import Findings, field_parts, near, shown
 from poise.model.jobs import (
+    EXCLUSIVE_GRACE,
     GRACE,
     NO_WORK,
     RETRY,
     WEIGHT,
     Job,
+    Lease,
     Priority,
     Retry,
     Task,
@@ -179,8 +181,9 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     at_most: int = 0
     merge: Command | None = None
     retry: RetrySpec | None = None
-    grace: Quantity = "10s"
     hang: Quantity = 0
+    grace: Quantity | None = None
+    lease: Lease = "fenced"
     artifacts: dict[str, ArtifactSpec] = {}
     work: WorkSpec | None = None
     checkpoint: Quantity | CheckpointSpec | None = None
@@ -361,6 +364,7 @@ _EXAMPLES = {
     "when": "when: [lost, killed]",
     "grace": "grace: 10s",
     "hang": "hang: 60s",
+    "lease": "lease: exclusive",
     "class": "class: resnet",
     "calls": "calls: true",
     "kind": "kind: graph",
@@ -568,8 +572,9 @@ _OF_A_TASK = {
     "at_most": 0,
     "merge": None,
     "retry": None,
-    "grace": "10s",
     "hang": 0,
+    "grace": None,
+    "lease": "fenced",
     "artifacts": {},
     "work": None,
     "checkpoint": None,
@@ -658,8 +663,9 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         expect=found.get(0, _duration, spec.expect, f"{field}expect") if spec.expect is not None else 0,
         retry=RETRY if spec.retry is None else _retry(spec.retry, f"{field}retry", found),
         kind=class_of_tenant(kind, inherited.tenant),
-        grace=_or(GRACE, found.get(0, _duration, spec.grace, f"{field}grace")),
         hang=0 if spec.hang == 0 else found.get(0, _hang, spec.hang, f"{field}hang"),
+        grace=_grace(spec, field, found),
+        lease=spec.lease,
         least=size.least if size.least < most else 0,
         artifact=artifact,
         variants=variants,
@@ -703,6 +709,24 @@ def _artifacts(spec: TaskSpec, field: str, found: Findings) -> tuple[str, tuple[
         argv = found.get((), _command, artifact.run, f"{at}.run")
         made.append(Variant(name=name, argv=argv, shape=_shape(resources, asked, found)))
     return made[0].name, made[0].argv, made[0].shape, tuple(made[1:])
+
+
+def _grace(spec: TaskSpec, field: str, found: Findings) -> int:
+    """Exclusive work is stopped when its lease has all but run out: there is no time for more."""
+    exclusive = spec.lease == "exclusive"
+    if spec.grace is None:
+        return EXCLUSIVE_GRACE if exclusive else GRACE
+    grace = _or(GRACE, found.get(0, _duration, spec.grace, f"{field}grace"))
+    if exclusive and grace > EXCLUSIVE_GRACE:
+        error = SpecError(
+            "exclusive work has to end soon when it is stopped",
+            field=f"{field}grace",
+            need="at most 1s",
+            have=str(spec.grace),
+            hint="grace: 1s",
+        )
+        found.add(error, f"{field}lease")
+    return grace
 
 
 def _work(spec: WorkSpec | None, field: str, found: Findings) -> Work:

@@ -8,10 +8,10 @@ import numpy as np
 from poise.model.decisions import Reason
 from poise.model.fleet import (
     CLOSED_CODES,
+    CLOSED_WAKES,
     CORDONED,
     CPU,
     DEVICES,
-    LOST,
     MEMORY,
     NETWORK,
     Bools,
@@ -216,8 +216,7 @@ def refusals(fleet: Fleet, row: int, shape: Shape) -> list[Reason]:
     node = fleet.nodes[row]
     reasons = never(node, shape)
     if fleet.closed[row]:
-        wakes = "joined" if fleet.closed[row] == LOST else "drained"
-        return [Reason(code=CLOSED_CODES[fleet.closed[row]], subject=node.name, wakes=wakes), *reasons]
+        return [closed_reason(int(fleet.closed[row]), node.name), *reasons]
     if reasons:
         return reasons
     free = [int(amount) for amount in fleet.free[:, row]]
@@ -249,6 +248,11 @@ def _cordoned(fleet: Fleet, row: int, shape: Shape) -> list[Reason]:
     ]
     have = ", ".join(closed)
     return [Reason(code="DEVICE_CORDONED", subject=node.name, have=have, wakes="drained")] if closed else []
+
+
+def closed_reason(closed: int, subject: str) -> Reason:
+    """Why nothing is placed on what is closed, by the value of the column."""
+    return Reason(code=CLOSED_CODES[closed], subject=subject, wakes=CLOSED_WAKES[closed])
 
 
 def never(node: Node, shape: Shape) -> list[Reason]:
@@ -306,10 +310,8 @@ class Summary:
         self._opened = [rows[fleet.closed[rows] == 0] for rows in np.split(order, starts[1:])]
         self._subjects = [_name_them(fleet, rows) for rows in self._opened]
         self._closed = [
-            Reason(
-                code=CLOSED_CODES[code], subject=_name_them(fleet, rows), wakes="joined" if code == LOST else "drained"
-            )
-            for code in (1, 2)
+            closed_reason(code, _name_them(fleet, rows))
+            for code in range(1, len(CLOSED_CODES))
             if len(rows := np.flatnonzero(fleet.closed == code))
         ]
 

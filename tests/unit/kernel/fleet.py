@@ -1,7 +1,8 @@
 """Controller and node machines coupled by channels that break: the smallest whole system, on a clock in memory.
 
-A channel is two queues. What is in them is delivered in order, when the test says so, or lost when the channel breaks.
-The executor is a fake: a slot runs what it was handed first, an attempt ends when the test says so.
+A channel is two queues of numbered frames. What is in them is delivered in order, when the test says so; it is lost
+when the channel breaks, and the test may lose or double a frame. The executor is a fake: a slot runs what it was handed
+first, an attempt ends when the test says so, or at its deadline.
 """
 
 from collections import deque
@@ -29,10 +30,11 @@ from poise.kernel.controller import (
     TryRecover,
 )
 from poise.kernel.ledger import Ledger, UnitState, attempt_of
+from poise.kernel.link import Broken, Link
 from poise.kernel.node import NodeMachine
 from poise.model.events import Event
 from poise.model.jobs import Ending, Outcome
-from poise.model.messages import Attempt, Beat, Ended, FromAgent, Hello, Launch, Running, ToAgent
+from poise.model.messages import Attempt, Ended, FromAgent, Hello, Launch, Running, ToAgent
 from poise.model.resources import Node
 from poise.model.spec import compile_spec
 from poise.policy.suites import policy_named
@@ -48,6 +50,7 @@ class Slots:
         self.ended: dict[Attempt, Ended] = {}
         self.ran: list[Attempt] = []
         self.stopping: set[Attempt] = set()
+        self.until: dict[Attempt, int] = {}
 
     def running(self) -> dict[Attempt, Launch]:
         return {queue[0][0].attempt: queue[0][0] for queue in self.held.values() if queue}
@@ -77,6 +80,17 @@ class Slots:
                     self._run(queue[0][0])
         return self._keep(attempt, Ending(outcome="stopped" if attempt in self.stopping else outcome, run=run))
 
+    def past_deadline(self, now: int) -> list[Ended]:
+        """What has reached its deadline ends, as its keeper sees to; what waits behind is not begun."""
+        ended: list[Ended] = []
+        for queue in self.held.values():
+            for launch, cpus in list(queue)[1:]:
+                if self.until.get(launch.attempt, now + 1) <= now:
+                    queue.remove((launch, cpus))
+                    ended.append(self._keep(launch.attempt, Ending(outcome="returned")))
+        late = [attempt for attempt in self.running() if self.until.get(attempt, now + 1) <= now]
+        return ended + [self.end(attempt, "lost", 0) for attempt in late]
+
     def _run(self, launch: Launch) -> None:
         assert launch.attempt not in self.ran, f"{launch.attempt} runs twice"
         self.ran.append(launch.attempt)
@@ -92,10 +106,12 @@ class Site:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.slots = Slots()
-        self.up: deque[FromAgent] = deque()
-        self.down: deque[ToAgent] = deque()
+        self.up: deque[tuple[int, FromAgent]] = deque()
+        self.down: deque[tuple[int, ToAgent]] = deque()
+        self.near, self.far = Link(), Link()
         self.connected = False
         self.announced = False
+        self.hung = False
         self.machine = self._machine()
 
     def restart_agent(self) -> None:
@@ -129,8 +145,18 @@ class Site:
 
     def feed(self, message: node_side.Message, now: int) -> None:
         before = set(self.slots.running())
+        self._perform(self.machine.handle(message, now), now, before)
+
+    def tick(self, now: int) -> None:
+        before = set(self.slots.running())
+        if ended := self.slots.past_deadline(now):
+            began = [Running(attempt=at, pid=1) for at in self.slots.running() if at not in before]
+            self.feed(node_side.Changed(tuple(began), tuple(ended)), now)
+        self._perform(self.machine.tick(now), now, set(self.slots.running()))
+
+    def _perform(self, effects: Sequence[node_side.Effect], now: int, before: set[Attempt]) -> None:
         changed: list[Ended] = []
-        for effect in self.machine.handle(message, now):
+        for effect in effects:
             match effect:
                 case node_side.Start():
                     self.slots.start(effect.slot, effect.launch, effect.cpus)
@@ -142,7 +168,11 @@ class Site:
                         self.slots.ended.pop(attempt, None)
                 case node_side.Say():
                     if self.connected:
-                        self.up.append(effect.message)
+                        self.up.append((self.near.number(), effect.message))
+                case node_side.Renew():
+                    self.slots.until[effect.attempt] = effect.until
+                case node_side.Hang():
+                    self.hung = True
         began = [Running(attempt=attempt, pid=1) for attempt in self.slots.running() if attempt not in before]
         if began or changed:
             self.feed(node_side.Changed(tuple(began), tuple(changed)), now)
@@ -188,8 +218,10 @@ class Fleet:
     def tick(self, duration: int) -> None:
         self.now += duration
         for site in self.sites.values():
-            if site.connected:
-                site.up.append(Beat())
+            site.tick(self.now)
+            if site.hung:
+                site.hung = False
+                self.break_channel(site)
         self._perform(self.controller.tick(self.now))
 
     def sync(self) -> None:
@@ -212,6 +244,7 @@ class Fleet:
     def connect(self, site: Site) -> None:
         if not site.connected:
             site.connected = True
+            site.near, site.far = Link(), Link()
             site.feed(node_side.Connected(), self.now)
 
     def break_channel(self, site: Site, *, noticed: bool = True) -> None:
@@ -228,14 +261,24 @@ class Fleet:
 
     def deliver_up(self, site: Site) -> None:
         if site.up:
-            message = site.up.popleft()
-            site.announced = site.announced or isinstance(message, Hello)
-            self.say(FromNode(site.node.name, message))
+            serial, message = site.up.popleft()
+            if self._is_new(site, site.far, serial):
+                site.announced = site.announced or isinstance(message, Hello)
+                self.say(FromNode(site.node.name, message))
 
     def deliver_down(self, site: Site) -> None:
         if site.down:
-            message = site.down.popleft()
-            site.feed(message, self.now)
+            serial, message = site.down.popleft()
+            if self._is_new(site, site.near, serial):
+                site.feed(message, self.now)
+
+    def _is_new(self, site: Site, link: Link, serial: int) -> bool:
+        """Whoever meets a gap hangs up."""
+        try:
+            return link.hears(serial)
+        except Broken:
+            self.break_channel(site)
+            return False
 
     def run_dry(self) -> None:
         """Everything on the way arrives, and is written."""
@@ -270,6 +313,7 @@ class Fleet:
 
     def check(self) -> None:
         self.ledger.check()
+        exclusive: set[str] = set()
         for site in self.sites.values():
             running = site.slots.running().values()
             assert sum(launch.shape.cpu for launch in running) <= site.node.cpu
@@ -278,6 +322,10 @@ class Fleet:
             assert len(devices) == len(set(devices)), f"a device of {site.node.name} is used twice"
             tasks = [launch.attempt.task for launch in running]
             assert len(tasks) == len(set(tasks)), f"two attempts of one task run on {site.node.name}"
+            for launch in running:
+                if launch.lease:
+                    assert launch.attempt.task not in exclusive, f"two copies of {launch.attempt.task} run"
+                    exclusive.add(launch.attempt.task)
             self._check_told(site)
         for job_id in self.acknowledged:
             assert job_id in self.ledger.jobs, f"{job_id} was acknowledged and is lost"
@@ -319,7 +367,7 @@ class Fleet:
                 case Send():
                     site = self.sites[effect.node]
                     if site.connected and site.announced:
-                        site.down.append(effect.message)
+                        site.down.append((site.far.number(), effect.message))
                 case Hang():
                     site = self.sites[effect.node]
                     self.break_channel(site, noticed=False)

@@ -9,14 +9,24 @@ from poise.errors import Busy, Conflict, InputError, NotFound, SpecError, StoreF
 from poise.kernel import controller as machine
 from poise.kernel.controller import Append, Barrier, Checkpoint, Decide, Decided, Send, Submit, TryRecover
 from poise.kernel.ledger import Ledger
-from poise.model.decisions import Plan, Preempt, Spot, Why
-from poise.model.events import Finished, JobSubmitted, NodeLost, Placed, Preempted, Remembered
+from poise.kernel.verify import verify_place
+from poise.model.decisions import Place, Plan, Preempt, Rejection, Spot, Why
+from poise.model.events import (
+    Finished,
+    JobSubmitted,
+    NodeLost,
+    NodeSuspected,
+    NodeTrusted,
+    Placed,
+    Preempted,
+    Remembered,
+)
 from poise.model.jobs import Ending
-from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, Report
+from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, Heard, Report
 from poise.model.resources import DECLARED, Device, Node
 from poise.model.spec import compile_spec
 from poise.testing import WALL, World, node, replay
-from poise.units import MILLISECOND, SECOND
+from poise.units import MILLISECOND, SECOND, parse_duration
 
 AGAIN: dict[str, Any] = {"limit": 3, "when": ["failed", "lost", "killed"], "backoff": "0s"}
 
@@ -355,6 +365,168 @@ def test_reports_are_acknowledged_even_if_they_are_history() -> None:
     world = World().nodes(1)
     world.hear("n1", Report(serial=5, ended=(Ended(attempt=Attempt("j9.main", 1), ending=Ending(outcome="done")),)))
     assert world.sent[-1] == Send("n1", Acked(serial=5))
+
+
+def test_each_beat_is_answered_at_once_whatever_the_disk_does() -> None:
+    world = World().nodes(1)
+    world.slow_disk = True
+    world.job("a").hear("n1", Beat(number=7))
+    assert world.sent[-1] == Send("n1", Heard(beat=7))
+
+
+def silence(world: World, *, until: str) -> float:
+    """Seconds until the node n1 is lost, or has been silent for as long as that."""
+    began = world.now
+    world.connected.clear()  # it says nothing more, and its connection stays open
+    while world.ledger.nodes["n1"].status == "up" and world.now < began + parse_duration(until):
+        wakeup = world.controller.wakeup()
+        assert wakeup is not None
+        world.now = max(wakeup, world.now + MILLISECOND)
+        world.tick()
+    return round((world.now - began) / SECOND, 1)
+
+
+def test_a_node_that_beats_each_second_is_lost_after_three() -> None:
+    world = World().nodes(1).after("5s")
+    assert silence(world, until="20s") == 3
+
+
+def test_an_idle_node_is_given_the_time_that_it_promised() -> None:
+    world = World().nodes(1).after("5s").hear("n1", Beat(every=10 * SECOND))
+    assert silence(world, until="20s") == 12
+
+
+def test_an_idle_node_that_is_sent_work_has_to_answer_soon() -> None:
+    world = World().nodes(1).after("5s").hear("n1", Beat(every=10 * SECOND))
+    world.now += 5 * SECOND
+    world.job("a").round().hear("n1", Beat(every=10 * SECOND))  # said before it knew
+    assert silence(world, until="20s") == 3
+
+
+def test_an_idle_node_whose_connection_has_closed_has_to_come_back_soon() -> None:
+    world = World().nodes(1).after("5s").hear("n1", Beat(every=10 * SECOND)).disconnect("n1")
+    assert silence(world, until="20s") == 3
+
+
+def test_beats_that_are_half_a_second_early_or_late_make_nobody_suspect() -> None:
+    world = World().nodes(1)
+    for early in (False, True) * 10:
+        world.now += 2 * SECOND - 1 if early else MILLISECOND  # the most and the least between two of them
+        world.tick().hear("n1", Beat())
+    assert not any(isinstance(event, NodeSuspected | NodeTrusted) for event in world.log)
+
+
+def test_a_node_that_is_silent_for_a_moment_gets_nothing_new_and_loses_nothing() -> None:
+    world = World().nodes(2, cpu=1).job("a").round().start("a").after("1s")
+    [at] = world.where("a")
+    world.connected.discard(at)
+    world.after("2001ms")
+    assert world.ledger.nodes[at].condition == "suspect"
+    assert world.status("a") == "running"
+    other = next(name for name in world.connected)
+    assert world.job("b").job("c").after("300ms").where("b") == [other]
+    assert {(reason.code, reason.subject) for reason in world.reasons("c")} == {
+        ("CPU_BUSY", other),
+        ("NODE_SUSPECT", at),
+    }
+    world.hear(at, Beat())
+    assert world.ledger.nodes[at].condition == "up"
+    assert [type(event) for event in world.log if isinstance(event, NodeSuspected | NodeTrusted)] == [
+        NodeSuspected,
+        NodeTrusted,
+    ]
+    world.finish("a").after("300ms")
+    assert world.where("c") == [at]
+
+
+def test_suspicion_outlives_the_control_plane_and_ends_with_the_first_word() -> None:
+    world = World().nodes(1).after("1s")
+    world.connected.clear()
+    world.after("2500ms").restart()
+    assert world.ledger.nodes["n1"].condition == "suspect"
+    world.connect("n1")
+    assert world.ledger.nodes["n1"].condition == "up"
+
+
+# --- exclusive work --------------------------------------------------------------------------------------------------
+
+EXCLUSIVE: dict[str, Any] = {"lease": "exclusive", "retry": AGAIN}
+
+
+def test_exclusive_work_of_a_lost_node_waits_until_no_copy_can_be_left() -> None:
+    world = World().nodes(2, cpu=1).job("a", **EXCLUSIVE).round().start("a").after("1s")
+    [at] = world.where("a")
+    assert world.held[at][Attempt("j1.main", 1)].lease == 10 * SECOND
+    lost = world.now + 3 * SECOND
+    world.disconnect(at).after("4s")
+    assert world.codes("a") == ["NODE_LOST", "LEASE"]
+    assert "may still run on " + at in world.reasons("a")[1].sentence()
+    world.after(lost + 10 * SECOND - 100 * MILLISECOND - world.now)
+    assert world.where("a") == [at]
+    world.after("300ms")
+    assert (world.where("a") != [at], world.unit("a").epoch) == (True, 2)
+
+
+def test_fenced_work_of_a_lost_node_is_placed_elsewhere_at_once() -> None:
+    world = World().nodes(2, cpu=1).job("a", retry=AGAIN).round().start("a").after("1s")
+    [at] = world.where("a")
+    world.disconnect(at).after("3300ms")
+    assert world.where("a") != [at]
+
+
+def test_a_plan_that_places_exclusive_work_too_early_is_refused() -> None:
+    world = World().nodes(2, cpu=1).job("a", **EXCLUSIVE).round().start("a").after("1s")
+    [at] = world.where("a")
+    other = "n1" if at == "n2" else "n2"
+    world.disconnect(at).after("4s")
+    placed = verify_place(world.ledger, Place(unit="j1.main", spots=(Spot(other),), why=Why(policy="x")), world.now)
+    assert isinstance(placed, Rejection)
+    assert [reason.code for reason in placed.reasons] == ["LEASE"]
+
+
+def test_the_lease_of_a_lost_node_outlives_the_control_plane() -> None:
+    world = World().nodes(2, cpu=1).job("a", **EXCLUSIVE).round().start("a").after("1s")
+    [at] = world.where("a")
+    world.disconnect(at).after("5s").restart().after("7s")
+    assert world.where("a") == [at]
+    world.restart(from_checkpoint=True).after("1500ms")
+    assert world.where("a") != [at]
+
+
+def test_exclusive_work_goes_on_when_its_node_comes_back_in_time() -> None:
+    world = World().nodes(2, cpu=1).job("a", **EXCLUSIVE).round().start("a").after("1s")
+    [at] = world.where("a")
+    world.disconnect(at).after("5s").connect(at).after("20s")
+    assert (world.where("a"), world.status("a"), world.unit("a").epoch) == ([at], "running", 1)
+    assert world.unit("a").leases == {}
+
+
+def test_a_node_that_was_started_anew_holds_no_lease() -> None:
+    world = World().nodes(2, cpu=1).job("a", **EXCLUSIVE).round().start("a").after("1s")
+    [at] = world.where("a")
+    world.disconnect(at).after("4s")
+    world.held[at].clear()
+    world.known[at] = msgspec.structs.replace(world.known[at], incarnation="2")
+    world.connect(at).after("300ms")
+    assert world.unit("a").epoch == 2
+
+
+def test_a_gang_of_which_one_node_is_lost_waits_for_that_lease() -> None:
+    world = World().nodes(3, cpu=1).job("a", workers=2, **EXCLUSIVE).round().start("a.main[0]", "a.main[1]").after("1s")
+    lost = world.where("a")[0]
+    world.disconnect(lost).after("5s")
+    assert (world.status("a"), world.codes("a")) == ("pending", ["LEASE"])
+    world.after("9s")
+    assert world.unit("a").epoch == 2
+
+
+def test_exclusive_work_whose_device_has_gone_may_run_until_its_node_has_been_told() -> None:
+    world = World().nodes(2, cpu=1, gpus=1).job("a", gpu=1, **EXCLUSIVE).round().start("a").after("1s")
+    [at] = world.where("a")
+    world.known[at] = msgspec.structs.replace(world.known[at], devices=())
+    world.connect(at).after("9s")
+    assert (world.status("a"), world.codes("a")) == ("pending", ["LEASE"])
+    assert world.after("1200ms").unit("a").epoch == 2
 
 
 def test_whoever_speaks_without_having_said_hello_is_hung_up() -> None:

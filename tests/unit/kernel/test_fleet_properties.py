@@ -1,7 +1,7 @@
 """Controller and node machines together, over channels that break and a disk that is slow, full, or lost.
 
-No attempt runs twice, no node runs more than the ledger allows, no acknowledged job is lost, and every job ends once
-the faults stop.
+No attempt runs twice, no node runs more than the ledger allows, no two copies of exclusive work run at once, no
+acknowledged job is lost, and every job ends once the faults stop.
 """
 
 from typing import Any
@@ -39,13 +39,16 @@ class Faults(RuleBasedStateMachine):
         gpu=st.sampled_from([0, 0, 1]),
         workers=st.sampled_from([1, 1, 2]),
         kind=st.sampled_from(["brief", "brief", "long"]),
+        lease=st.sampled_from(["fenced", "fenced", "exclusive"]),
     )
-    def submit(self, count: int, cpu: int, gpu: int, workers: int, kind: str) -> None:
+    def submit(self, count: int, cpu: int, gpu: int, workers: int, kind: str, lease: str) -> None:
         gang: dict[str, Any] = {"workers": workers} if not gpu else {}
         for _ in range(count):
             resources = {"cpu": 1 if gang.get("workers", 1) > 1 else cpu, "gpu": gpu}
             retry = {"limit": 1000, "when": ["failed", "killed", "lost"]}
-            self.fleet.submit({"run": "true", "resources": resources, "class": kind, "retry": retry, **gang})
+            self.fleet.submit(
+                {"run": "true", "resources": resources, "class": kind, "retry": retry, "lease": lease, **gang}
+            )
 
     @rule(number=st.integers(0, 50))
     def cancel(self, number: int) -> None:
@@ -64,6 +67,15 @@ class Faults(RuleBasedStateMachine):
     def deliver_down(self, which: int, steps: int) -> None:
         for _ in range(steps):
             self.fleet.deliver_down(self._site(which))
+
+    @rule(which=st.integers(0, 1), up=st.booleans(), doubled=st.booleans())
+    def lose_or_double(self, which: int, up: bool, doubled: bool) -> None:
+        site = self._site(which)
+        way: Any = site.up if up else site.down
+        if way and doubled:
+            way.appendleft(way[0])
+        elif way:
+            way.popleft()
 
     @rule()
     def run_dry(self) -> None:

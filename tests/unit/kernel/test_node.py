@@ -9,13 +9,28 @@ from poise.kernel.node import (
     Disconnected,
     Effect,
     Forget,
+    Hang,
     NodeMachine,
+    Renew,
     Say,
     Start,
     Stop,
 )
 from poise.model.jobs import Ending, Outcome
-from poise.model.messages import Acked, Attempt, Desired, Ended, FromAgent, Hello, Launch, Report, Running
+from poise.model.load import Load
+from poise.model.messages import (
+    Acked,
+    Attempt,
+    Beat,
+    Desired,
+    Ended,
+    FromAgent,
+    Heard,
+    Hello,
+    Launch,
+    Report,
+    Running,
+)
 from poise.model.resources import Shape
 from poise.testing import node
 from poise.units import MILLISECOND, SECOND
@@ -360,3 +375,168 @@ def test_a_restarted_agent_takes_over_what_its_keepers_hold() -> None:
     assert (start.slot, start.cpus) == (0, (0,))  # the adopted slot keeps its number and its core
     [forget] = machine.handle(Acked(serial=0), 3)
     assert forget == Forget((at("z"),))
+
+
+# --- beats -----------------------------------------------------------------------------------------------------------
+
+
+def beats(bench: Bench, until: int) -> list[tuple[float, float]]:
+    """Time passes, and every beat is answered: when each was said and what it promised, in seconds."""
+    found = []
+    while (wakeup := bench.machine.wakeup()) is not None and wakeup <= until:
+        bench.now = max(bench.now, wakeup)
+        for effect in bench.machine.tick(bench.now):
+            assert isinstance(effect, Say) and isinstance(effect.message, Beat)
+            found.append((bench.now / SECOND, effect.message.every / SECOND))
+            bench.feed(Heard(beat=effect.message.number))
+    bench.now = until
+    return found
+
+
+def test_a_node_that_holds_work_says_a_word_each_second() -> None:
+    bench = Bench()
+    bench.launch(launch("a"))
+    assert beats(bench, 41 * SECOND) == [(at, 1) for at in range(2, 42)]
+
+
+def test_whatever_is_said_is_as_good_as_a_beat() -> None:
+    bench = Bench()
+    bench.launch(launch("a"))
+    bench.now += SECOND // 2
+    bench.feed(Changed(running=(Running(attempt=at("a"), pid=1),)))
+    assert bench.machine.wakeup() == bench.now + SECOND
+
+
+def test_an_idle_node_says_less_and_less_and_promises_when_it_will() -> None:
+    bench = Bench()
+    told = beats(bench, 50 * SECOND)
+    assert told == [*((at, 1) for at in range(2, 11)), (11, 2), (13, 4), (17, 8), (25, 10), (35, 10), (45, 10)]
+    bench.launch(launch("a"))
+    assert beats(bench, 52 * SECOND) == [(50, 1), (51, 1), (52, 1)]  # at once, and each second
+
+
+def test_the_load_is_said_when_it_has_changed_noticeably() -> None:
+    bench = Bench()
+    [say] = bench.feed(Load(cpu=500))
+    assert isinstance(say, Say) and isinstance(say.message, Beat)
+    assert (say.message.load, say.message.every) == (Load(cpu=500), SECOND)
+    assert bench.feed(Load(cpu=501)) == []
+    bench.feed(Disconnected())
+    assert bench.feed(Load(cpu=900)) == []
+    bench.feed(Connected())
+    assert len(bench.feed(Load(cpu=900))) == 1  # whoever is told anew is told everything
+
+
+def test_when_nothing_is_heard_the_node_connects_anew() -> None:
+    bench = Bench()
+    bench.launch(launch("a"))
+    last, hung = bench.now, None
+    while hung is None:
+        wakeup = bench.machine.wakeup()
+        assert wakeup is not None
+        bench.now = wakeup
+        if Hang() in bench.machine.tick(wakeup):
+            hung = wakeup
+    assert hung == last + 4 * SECOND  # three beyond the second within which its beat should have been answered
+    assert bench.machine.wakeup() is None
+    assert bench.machine.tick(bench.now + SECOND) == []
+    [say] = bench.feed(Connected())
+    assert isinstance(say, Say) and isinstance(say.message, Hello)
+
+
+# --- leases ----------------------------------------------------------------------------------------------------------
+
+LEASE: dict[str, Any] = {"lease": 10 * SECOND}
+
+
+def silent_until(bench: Bench, until: int) -> list[tuple[float, Effect]]:
+    """Time passes and nothing is heard: what else than beats and farewells the machine does, and when."""
+    found: list[tuple[float, Effect]] = []
+    while (wakeup := bench.machine.wakeup()) is not None and wakeup <= until:
+        bench.now = wakeup
+        effects = bench.machine.tick(wakeup)
+        bench.said += [effect.message for effect in effects if isinstance(effect, Say)]
+        found += [(wakeup / SECOND, effect) for effect in effects if not isinstance(effect, Say | Hang)]
+    bench.now = until
+    return found
+
+
+def test_exclusive_work_is_stopped_at_four_fifths_of_its_lease() -> None:
+    """The lease runs from the sending of what was last answered, here the hello at 1 s, whatever was said since."""
+    bench = Bench()
+    bench.now = 3 * SECOND
+    renew, start = bench.feed(Desired(launches=(launch("a", **LEASE), launch("b", slots=2))))[:2]
+    assert (renew, isinstance(start, Start)) == (Renew(at("a"), 10 * SECOND), True)
+    assert silent_until(bench, 60 * SECOND) == [(9, Stop(at("a")))]  # the fenced one goes on
+    bench.end("a", "stopped", run=5)
+    assert bench.ended() == []
+    bench.feed(Connected())
+    [said] = [message for message in bench.said if isinstance(message, Hello)]
+    assert [(done.ending.outcome, done.ending.note) for done in said.ended] == [("lost", "its lease ran out")]
+
+
+def test_answers_renew_the_lease_and_whatever_holds_the_work_is_told() -> None:
+    bench = Bench()
+    bench.launch(launch("a", **LEASE))
+    renewed = []
+    for _ in range(20):
+        bench.now += SECOND // 2
+        for effect in bench.machine.tick(bench.now):
+            if isinstance(effect, Say) and isinstance(effect.message, Beat):
+                renewed += bench.feed(Heard(beat=effect.message.number))
+    assert renewed == [Renew(at("a"), (2 + at_ + 9) * SECOND) for at_ in range(10)]
+    assert bench.machine.tick(bench.now) == []
+
+
+def test_an_answer_that_comes_late_renews_from_when_was_asked() -> None:
+    bench = Bench()
+    bench.launch(launch("a", **LEASE))
+    bench.now = 2 * SECOND
+    [say] = bench.machine.tick(bench.now)
+    assert isinstance(say, Say) and isinstance(say.message, Beat)
+    bench.now = 4 * SECOND
+    assert bench.feed(Heard(beat=say.message.number)) == [Renew(at("a"), 11 * SECOND)]
+    assert silent_until(bench, 60 * SECOND) == [(10, Stop(at("a")))]
+
+
+def test_exclusive_work_does_not_begin_without_a_connection_and_is_handed_back_in_time() -> None:
+    bench = Bench()
+    bench.launch(launch("a"), launch("b", queued=True, **LEASE))
+    bench.feed(Disconnected())
+    assert bench.end("a") == []
+    assert silent_until(bench, 60 * SECOND) == []
+    bench.feed(Connected())
+    assert ("b", "returned") in bench.ended()
+
+
+def test_exclusive_work_that_waits_begins_when_the_node_is_heard_again() -> None:
+    bench = Bench()
+    bench.launch(launch("a"), launch("b", queued=True, **LEASE))
+    bench.feed(Disconnected())
+    assert bench.end("a") == []
+    bench.now += SECOND
+    bench.feed(Connected())
+    assert bench._started(bench.feed(Acked(serial=0))) == ["b"]
+
+
+def test_what_was_handed_over_before_the_first_answer_waits_for_it() -> None:
+    bench = Bench(connected=False)
+    bench.feed(Connected())
+    assert bench.launch(launch("a", **LEASE)) == []
+    assert bench._started(bench.feed(Acked(serial=0))) == ["a"]
+
+
+def test_of_what_an_earlier_agent_began_the_lease_is_known_with_the_first_answer() -> None:
+    machine = NodeMachine(node("n1", cpu=2), range(2))
+    running = Running(attempt=at("a"), pid=1)
+    machine.adopt([(0, launch("a", **LEASE), (), running)], [])
+    assert (machine.wakeup(), machine.tick(100 * SECOND)) == (None, [])
+    machine.handle(Connected(), 100 * SECOND)
+    machine.handle(Desired(complete=True, keep=(at("a"),)), 100 * SECOND)
+    assert machine.handle(Acked(serial=0), 101 * SECOND) == [Renew(at("a"), 109 * SECOND)]
+
+
+def test_a_node_that_is_not_connected_says_nothing() -> None:
+    bench = Bench(connected=False)
+    assert bench.machine.wakeup() is None
+    assert bench.machine.tick(100 * SECOND) == []

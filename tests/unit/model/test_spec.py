@@ -229,6 +229,20 @@ def test_what_a_unit_loses_when_it_yields_can_be_said() -> None:
     assert compiled(run="x", checkpoint="5m").units[0].checkpoint == 5 * MINUTE
 
 
+def test_exclusive_work_has_a_second_to_end() -> None:
+    [fenced], [exclusive] = compiled(run="x").units, compiled(run="x", lease="exclusive").units
+    assert (fenced.lease, fenced.grace) == ("fenced", 10 * SECOND)
+    assert (exclusive.lease, exclusive.grace) == ("exclusive", 1 * SECOND)
+    assert compiled(run="x", lease="exclusive", grace="500ms").units[0].grace == SECOND // 2
+
+
+def test_exclusive_work_that_wants_more_time_to_end_is_refused() -> None:
+    with pytest.raises(SpecError) as raised:
+        compiled(run="x", lease="exclusive", grace="10s")
+    record = raised.value.record
+    assert (record.field, record.need, record.have, record.hint) == ("grace", "at most 1s", "10s", "grace: 1s")
+
+
 # --- what is wrong ---------------------------------------------------------------------------------------------------
 
 
