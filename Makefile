@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test fuzz schemathesis lint format bench quality peers docs site clean
+.PHONY: help setup demo test faults fuzz schemathesis lint format bench quality peers docs site clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##|^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,10 @@ demo: setup      ## a graph of real work, undisturbed and under kill -9, beside 
 test: setup      ## all tests: those without processes of their own side by side, the others one by one
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit
 	$(BIN)/python -m pytest --ignore tests/unit
+
+faults: setup    ## 12,000 seeds of a simulated fleet in which everything breaks, then ten planted bugs (FIRST=1 SEEDS=12000)
+	$(BIN)/poise faults --first $(or $(FIRST),1) --seeds $(or $(SEEDS),12000) --keep .faults
+	PYTHONPATH=tests $(BIN)/python -m faults.planted
 
 fuzz: setup      ## 100,000 mutated files, requests and frames: minutes (SEED=1 COUNT=100000)
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seed $(or $(SEED),1) --count $(or $(COUNT),100000)
@@ -57,4 +61,4 @@ site: setup      ## the documentation as pages that need no network: build/site/
 	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean:           ## forget what was built
-	rm -rf $(VENV) .bench .peers build dist
+	rm -rf $(VENV) .bench .faults .peers build dist

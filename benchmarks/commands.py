@@ -25,7 +25,7 @@ WARM = 20
 SLOW_ROUNDS = 2
 BIG_ROUNDS = 3
 OTHERS = "above 20 % the ratios below say little: the floor suffers most"
-SYSTEMS = ("floor", "poise", *peers.PEERS)
+SYSTEMS = ("floor", "poise", *(peer.name for peer in peers.PEERS.values() if peer.script))
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ STOP_SECONDS = 20.0
 OTHERS_SECONDS = 0.5
 POLL_SHORTEST, POLL_LONGEST = 0.002, 0.2
 
-Unit = Literal["s", "ms", "/s", "x", "%", "MB"]
+Unit = Literal["s", "ms", "/s", "x", "%", "MB", ""]
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -248,7 +248,7 @@ def control_plane(home: Home) -> Iterator[float]:
             stderr=messages,
         )
     try:
-        while not _ready(home, process.pid):
+        while not ready(home, process.pid):
             if process.poll() is not None or time.perf_counter() - begun > 10 * START_SECONDS:
                 raise RuntimeError(home.messages.read_text()[-2000:])
             time.sleep(0.002)
@@ -258,7 +258,7 @@ def control_plane(home: Home) -> Iterator[float]:
         process.wait()
 
 
-def _ready(home: Home, pid: int) -> bool:
+def ready(home: Home, pid: int) -> bool:
     """Whether this process says that it is ready, and answers."""
     with contextlib.suppress(OSError, msgspec.DecodeError):
         if msgspec.json.decode(home.endpoint.read_bytes(), type=Endpoint).pid == pid:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import harness
 
@@ -26,10 +27,13 @@ TURN_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Peer:
-    """`script` takes a folder, a mode and a count; it prints how many are done, and the seconds that it took."""
+    """`script` takes a folder, a mode and a count; it prints how many are done, and the seconds that it took. `killed`
+    takes a folder, and `control` with a delay or `worker`; it prints what was done in the end, or when it ran again.
+    """
 
     name: str
     script: str
+    killed: str
     requirements: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
 
@@ -37,9 +41,10 @@ class Peer:
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("hyperqueue", "hyperqueue_jobs.py", requirements=("hyperqueue==0.27.0",)),
-        Peer("ray-jobs", "ray_jobs.py", requirements=("ray[default]==2.60.0",)),
-        Peer("slurm", "slurm_jobs.py", packages=("slurmctld", "slurmd", "slurm-client", "munge")),
+        Peer("hyperqueue", "hyperqueue_jobs.py", "hyperqueue_killed.py", requirements=("hyperqueue==0.27.0",)),
+        Peer("ray-jobs", "ray_jobs.py", "ray_killed.py", requirements=("ray[default]==2.60.0",)),
+        Peer("slurm", "slurm_jobs.py", "slurm_killed.py", packages=("slurmctld", "slurmd", "slurm-client", "munge")),
+        Peer("dask", "", "dask_killed.py", requirements=("distributed==2026.8.0",)),
     )
 }
 
@@ -63,13 +68,19 @@ def python_of(folder: Path, peer: Peer) -> str:
 
 def turn(folder: Path, name: str, mode: str, count: int) -> Turn:
     """Start the peer, let it run `count` no-op commands on two slots, stop it. Raises Absent when it does not work."""
-    peer = PEERS[name]
-    python = python_of(folder, peer)
+    answer = ask(folder, name, PEERS[name].script, mode, str(count))
+    if answer["done"] != count:
+        raise Absent(f"only {answer['done']} of {count} commands ended well")
+    return Turn(count, answer["seconds"])
+
+
+def ask(folder: Path, name: str, script: str, *arguments: str) -> dict[str, Any]:
+    """What a script of the peer prints; all that it started is ended. Raises Absent when it does not work."""
+    python = python_of(folder, PEERS[name])
     mark = harness.new_mark()
     with tempfile.TemporaryDirectory(prefix="pb-", ignore_cleanup_errors=True) as work:
-        command = [python, str(SCRIPTS / peer.script), str(folder / name), mode, str(count)]
         process = subprocess.Popen(
-            command,
+            [python, str(SCRIPTS / script), str(folder / name), *arguments],
             cwd=work,
             env={**os.environ, **mark, "TMPDIR": work},
             stdin=subprocess.DEVNULL,
@@ -87,10 +98,8 @@ def turn(folder: Path, name: str, mode: str, count: int) -> Turn:
             process.wait()
     if process.returncode != 0:
         raise Absent(f"failed: {(errors.strip().splitlines() or ['no message'])[-1][:200]}")
-    answer = json.loads(out.strip().splitlines()[-1])
-    if answer["done"] != count:
-        raise Absent(f"only {answer['done']} of {count} commands ended well")
-    return Turn(count, answer["seconds"])
+    answer: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+    return answer
 
 
 def install(folder: Path, peer: Peer) -> None:

@@ -83,7 +83,8 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running(cluster: Cluster) -> Iterator[None]:
+def running(cluster: Cluster) -> "Iterator[dict[str, subprocess.Popen[bytes]]]":
+    """Its daemons by name, while they run."""
     run = cluster.run
     for name in ("munge", "state", "spool"):
         (run / name).mkdir(mode=0o700)
@@ -96,18 +97,18 @@ def running(cluster: Cluster) -> Iterator[None]:
     conf = CONF.format(**values, libraries=LIBRARIES, port=ports[0], node_port=ports[1])
     (run / "slurm.conf").write_text(conf)
     files = [f"--{name}-file={run}/munge.{name}" for name in ("key", "pid", "log", "seed")]
-    daemons: list[subprocess.Popen[bytes]] = []
+    daemons: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        daemons.append(cluster.start("munged", "--foreground", "--force", f"--socket={run}/munge/socket", *files))
+        daemons["munged"] = cluster.start("munged", "--foreground", "--force", f"--socket={run}/munge/socket", *files)
         until(lambda: (run / "munge" / "socket").exists(), "munged")
-        daemons.append(cluster.start("slurmctld", "-D", "-c"))
-        daemons.append(cluster.start("slurmd", "-D", "-d", cluster.program("slurmstepd")))
+        daemons["slurmctld"] = cluster.start("slurmctld", "-D", "-c")
+        daemons["slurmd"] = cluster.start("slurmd", "-D", "-d", cluster.program("slurmstepd"))
         until(lambda: "idle" in cluster.call("sinfo", "-h", "-o", "%T"), "the node")
-        yield
+        yield daemons
     finally:
-        for daemon in reversed(daemons):
+        for daemon in reversed(daemons.values()):
             daemon.send_signal(signal.SIGTERM)
-        for daemon in daemons:
+        for daemon in daemons.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 daemon.wait(5)
             daemon.kill()
@@ -153,4 +154,5 @@ def submit(cluster: Cluster, script: Path, count: int) -> list[str]:
     return jobs
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -164,9 +164,10 @@ class World:
 
     def round(self) -> "World":
         """Let the controller decide, once, whatever it thinks of the time."""
-        plan = self.plan()
+        view = self.controller.snapshot(self.now)
+        plan = self._policy.decide(view)
         self.plans.append(plan)
-        return self.say(Decided(plan))
+        return self.say(Decided(plan, view))
 
     def plan(self) -> Plan:
         """What the policy would do now."""
@@ -364,7 +365,7 @@ class World:
                 case Decide():
                     plan = self._policy.decide(effect.view)
                     self.plans.append(plan)
-                    waiting.extend(self.controller.handle(Decided(plan), self.now))
+                    waiting.extend(self.controller.handle(Decided(plan, effect.view), self.now))
                 case Send():
                     self.sent.append(effect)
                     waiting.extend(self._deliver(effect))

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from poise.drivers.plugins import Choice, build, choose, choose_document
+from poise.drivers.plugins import Choice, build, choose, choose_document, code_of, policy_of
 from poise.errors import SpecError
+from poise.model.events import Began
 from poise.testing import World
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "terms"
@@ -165,3 +167,42 @@ def test_what_was_chosen_may_have_gone(folder: Path) -> None:
     importlib.invalidate_caches()
     with pytest.raises(SpecError, match="not installed any more"):
         build(choice)
+
+
+# --- deciding again ---------------------------------------------------------------------------------------------------
+
+
+def began(choice: Choice, **fields: Any) -> Began:
+    """What a control plane that decides by this choice says when it takes the log."""
+    recipe = msgspec.to_builtins(choice.recipe) if choice.recipe else {}
+    asked = {"code": code_of(choice), "recipe": recipe, **fields}
+    return Began(at=1, term=1, policy=choice.label, history=10, version="0.1.0", **asked)
+
+
+def test_the_policy_that_decided_is_found_again(folder: Path) -> None:
+    install_example(folder)
+    shipped, file = choose("sjf"), choose_document(document(extends="sjf"))
+    theirs, terms = choose("smallest-first"), choose_document(document(score={"solitude": 1}))
+    for choice, name in ((shipped, "sjf"), (file, file.label), (theirs, "smallest-first"), (terms, terms.label)):
+        found = policy_of(began(choice))
+        assert not isinstance(found, str) and found.name == name
+
+
+def test_other_code_is_told_from_this(folder: Path) -> None:
+    install_example(folder)
+    theirs = choose_document(document(score={"solitude": 1}))
+    then = began(theirs)
+    (folder / "example_terms.py").write_text((folder / "example_terms.py").read_text() + "\n# mended\n")
+    assert "decided by Poise 0.1.0 with code " in str(policy_of(then))
+    assert not isinstance(policy_of(then, anyway=True), str)
+    assert "with code unknown, and here" in str(policy_of(began(choose("sjf"), code="")))
+
+
+def test_what_is_not_here_any_more_says_so(folder: Path) -> None:
+    install_example(folder)
+    then = [began(choose("smallest-first")), began(choose_document(document(score={"solitude": 1})))]
+    shutil.rmtree(next(folder.glob("*.dist-info")))
+    assert "there is no policy `smallest-first`" in str(policy_of(then[0], anyway=True))
+    assert "`solitude` is not installed any more" in str(policy_of(then[1], anyway=True))
+    later = began(choose("sjf"), recipe={"name": "ours", "order": "arrival", "telepathy": True})
+    assert "its recipe is not known here" in str(policy_of(later, anyway=True))

@@ -632,6 +632,10 @@ def test_pruning_keeps_what_the_older_checkpoint_does_not_cover(path: Path, thre
         assert [revision for revision, _ in store.read()] == list(range(11, 21))
         assert [revision for revision, _ in store.read(after=15)] == list(range(16, 21))
         assert store.latest_checkpoint() == (18, b"eighteen")
+        assert store.oldest_checkpoint() == (10, b"ten")
+        change(path, "UPDATE checkpoint SET state = x'00' WHERE revision = 10")
+    with contextlib.closing(LogReader(path, decode, warn=lambda _: None)) as reader:
+        assert reader.oldest_checkpoint() == (18, b"eighteen")
 
 
 def test_pruning_keeps_a_number_of_events(path: Path) -> None:
@@ -654,6 +658,8 @@ def test_a_pruned_log_without_a_checkpoint_is_refused(path: Path) -> None:
         open_store(path)
     with contextlib.closing(LogReader(path, decode, warn=lambda _: None)) as reader, pytest.raises(StoreDamaged):
         reader.latest_checkpoint()
+    with contextlib.closing(LogReader(path, decode, warn=lambda _: None)) as reader, pytest.raises(StoreDamaged):
+        reader.oldest_checkpoint()
 
 
 # --- the disk is full -------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ STEPS: dict[str, Callable[[Death], None]] = {
     "after-mark": _at(Mark, "write", "after"),
     "before-outbox": _at(Plane, "_on_durable", "before"),
     "after-outbox": _at(Plane, "_on_durable", "after"),
-    "in-effects": _at(Plane, "_publish", "before"),
+    "in-effects": _at(Plane, "_published_up_to", "before"),
     "before-checkpoint": _at(Writer, "add_checkpoint", "before"),
     "in-checkpoint": _at(tables, "insert_checkpoint", "after"),
     "after-checkpoint": _at(Writer, "add_checkpoint", "after"),

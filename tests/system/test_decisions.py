@@ -131,3 +131,16 @@ def test_a_quota_holds_back_the_work_of_one_tenant_alone(living: Living) -> None
     assert living.poise("quota", me, "--none", "--json").value == []
     assert living.poise("wait", second).code == 0
     living.poise("cancel", first)
+
+
+def test_all_that_was_decided_here_is_decided_the_same_again(lab: Living, tmp_path: Path) -> None:
+    """Beside the control plane that runs, and elsewhere from a file."""
+    told = lab.poise("replay")
+    assert (told.code, told.err) == (0, "")
+    assert told.text.startswith("revisions 1 to ")
+    assert told.text.endswith(" decisions, all the same\n")
+    told = lab.poise("replay", "--policy", "random", "--json")
+    assert told.code == 0
+    assert 0 < told.value["different"] <= told.value["rounds"]
+    assert lab.poise("replay", "--export", str(tmp_path / "lab.log")).code == 0
+    assert lab.poise("replay", str(tmp_path / "lab.log")).text.endswith("all the same\n")

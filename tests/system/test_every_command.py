@@ -42,6 +42,7 @@ WORKS = {
     "completion": "completion --json bash",
     "doctor": "doctor --json",
     "catalogue": "catalogue --json",
+    "replay": "replay --json",
     "report": "report --json",
     "schema": "schema --json job",
 }

@@ -12,122 +12,32 @@ from typing import Any
 import msgspec
 import pytest
 
-from poise.config import Times
 from poise.control.decider import FAILED, IN_A_ROW, InlineDecider, WorkerDecider, try_out
 from poise.drivers.plugins import Choice, choose
 from poise.errors import SpecError
 from poise.model.decisions import Plan
+from poise.model.times import Times
 from poise.model.views import Snapshot
 from poise.policy.suites import POLICIES, policy_named
 from poise.ports import Decider
 from poise.testing import World
 from poise.units import MILLISECOND, SECOND
 from system.living import PATIENCE, Living, alive, kill, until
+from system.theirs import install, install_theirs
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-POLICIES_OF_OTHERS = '''
-import ctypes, os, sys, time
-from pathlib import Path
-from types import SimpleNamespace
-
-from poise.model.decisions import Place, Plan, Spot, Why
-from poise.policy.suites import policy_named
-
-WHY = Why(policy="theirs")
-
-
-class Theirs:
-    """Well behaved on the view that it is tried on; live, it does what it is made of."""
-
-    name = "theirs"
-
-    def __init__(self, act):
-        self._act = act
-
-    def decide(self, view):
-        tried = view.fleet.names == ("sample-1", "sample-2")
-        idle = not view.candidates or not len(view.fleet)
-        return policy_named("fifo").decide(view) if tried or idle else self._act(view)
-
-
-def lies(view):
-    place = Place(unit=view.candidates[0].unit, spots=(Spot(view.fleet.names[0], (99,)),), why=WHY)
-    return Plan(base=view.revision, policy="theirs", decisions=(place,))
-def raises(view): raise LookupError("I have no idea")
-def leaves(view): sys.exit(5)
-def ends(view): os._exit(6)
-def crashes(view): ctypes.string_at(0)
-def waits(view): time.sleep(10)
-def no_plan(view): return ["place", "everything"]
-def wrong_type(view): return Plan(base=view.revision, policy="theirs", decisions="all of them")
-def unknown(view):
-    place = Place(unit="j77.main", spots=(Spot("moon"),), why=WHY)
-    return Plan(base=view.revision, policy="theirs", decisions=(place,), memory={"lie": 1})
-def spins(view):
-    while True:
-        pass
-def eats(view):
-    eaten = []
-    while True:
-        eaten.append(bytearray(2**26))
-def prints(view):
-    print("x" * 10_000)
-    return policy_named("fifo").decide(view)
-def moody(view):
-    if Path(os.environ["MOOD"]).exists():
-        raise LookupError("not now")
-    return policy_named("sjf").decide(view)
-
-
-RAISES, LEAVES, ENDS, CRASHES, WAITS, NO_PLAN, WRONG_TYPE, UNKNOWN, SPINS, EATS, PRINTS, MOODY, LIES = map(
-    Theirs, (raises, leaves, ends, crashes, waits, no_plan, wrong_type, unknown, spins, eats, prints, moody, lies)
-)
-
-
-class Hangs:
-    name = "hangs"
-    def decide(self, view):
-        while True:
-            pass
-
-
-class Falls(Hangs):
-    def decide(self, view):
-        ctypes.string_at(0)
-
-
-HANGS, FALLS = Hangs(), Falls()
-
-
-def bad_term(scoring):
-    if scoring.fleet.names == ("sample-1", "sample-2"):
-        return [0.5, 0.5]
-    return float("nan")
-'''
-NAMES = ("raises", "leaves", "ends", "crashes", "waits", "no-plan", "wrong-type", "unknown", "spins", "eats", "prints",
-         "moody", "lies")  # fmt: skip
 
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Iterator[Path]:
     """A folder that holds an installed package of bad policies, and the example."""
-    points = [f"{name} = their_policies:{name.upper().replace('-', '_')}" for name in (*NAMES, "hangs", "falls")]
-    _install(tmp_path, "theirs", ["[poise.policies]", *points, "[poise.terms]", "bad-term = their_policies:bad_term"])
-    (tmp_path / "their_policies.py").write_text(POLICIES_OF_OTHERS)
+    install_theirs(tmp_path)
     example = ["[poise.policies]", "smallest-first = example_terms:SMALLEST_FIRST"]
     example += ["[poise.terms]", "solitude = example_terms:solitude"]
     example += ["[poise.rank_terms]", "compactness = example_terms:compactness"]
-    _install(tmp_path, "example-terms", example)
+    install(tmp_path, "example-terms", example)
     shutil.copy(EXAMPLES / "terms" / "example_terms.py", tmp_path)
     yield tmp_path
-
-
-def _install(folder: Path, package: str, entry_points: list[str]) -> None:
-    info = folder / f"{package.replace('-', '_')}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("\n".join(entry_points) + "\n")
 
 
 def start(living: Living, packages: Path, policy: str | Path, *options: str, **more: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from poise.drivers.schemas import FILES, schema_of
 from poise.drivers.yamlfile import load_yaml, parse_yaml
+from poise.engine.scenario import compile_nemesis
 from poise.errors import SpecError
 from poise.model.devicefile import compile_devices
 from poise.model.fleetfile import compile_fleet
@@ -41,6 +42,7 @@ COMPILE: dict[str, Callable[[Any], object]] = {
     "fleet": compile_fleet,
     "policy": compile_recipe,
     "devices": compile_devices,
+    "nemesis": compile_nemesis,
 }
 
 
@@ -88,6 +90,9 @@ MORE: dict[str, list[Any]] = {
             "devices": [{"index": 0, "memory": "20GB", "price": 0.6}, {"type": "GPU", "rates": {"fp16": "1 TFLOPS"}}],
             "processor": {"compute_power": "2 TFLOPS", "bandwidth": "200GB/s"},
         }
+    ],
+    "nemesis": [
+        {"kind": "nemesis", "name": "a", "about": "b", "faults": [{"fault": "cut", "every": 9, "way": "up"}]},
     ],
     "policy": [
         {

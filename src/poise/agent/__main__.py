@@ -18,6 +18,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ import uvloop
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
-from poise.config import Home, Times
+from poise.config import Home
 from poise.drivers import sockets
 from poise.drivers.devices import Inventory, identity, incarnation_of
 from poise.drivers.lock import take_lock
@@ -44,6 +45,7 @@ from poise.model.fleetfile import DeclaredFleet
 from poise.model.load import Load
 from poise.model.messages import Attempt, Ended, FromAgent, Launch, Running, ToAgent
 from poise.model.resources import WHOLE, Node
+from poise.model.times import Times
 from poise.ports import Held
 from poise.units import SECOND
 
@@ -119,7 +121,7 @@ class Agent:
 
     async def _session(self, channel: ClientConnection) -> None:
         self._unsent.clear()
-        self._feed(machine.Connected())
+        self._feed(machine.Connected(time.clock_gettime_ns(time.CLOCK_BOOTTIME)))
         link = Link()
         sender = asyncio.create_task(self._send(channel, link))
         try:

@@ -38,8 +38,10 @@ COMMANDS = {
     "audit": ("poise.cli.tokens", "Tell who changed what"),
     "events": ("poise.cli.events", "Print the log: what happened, and every decision with its reason"),
     "report": ("poise.cli.report", "Tell how a run went: figures, or one page with a timeline and every decision"),
+    "replay": ("poise.cli.replay", "Decide again what a log has recorded, and compare"),
     "completion": ("poise.cli.completion", "Print what a shell needs to complete commands and names"),
     "schema": ("poise.cli.schema", "Print the JSON Schema of a kind of file, for editors and checks"),
+    "faults": ("poise.cli.faults", "Break a simulated fleet in every way a seed says, and check every promise"),
     "demo": ("poise.cli.demo", "Run a graph of real work, kill things, and compare the results"),
 }
 

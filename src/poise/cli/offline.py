@@ -12,7 +12,7 @@ from poise.control.start import running
 from poise.drivers.devices import probe_node
 from poise.drivers.security import ensure_home
 from poise.drivers.sqlite import LogReader
-from poise.errors import NotFound
+from poise.errors import Conflict, NotFound
 from poise.kernel.explain import job_report, node_report, question, status_report
 from poise.kernel.find import find, found_report
 from poise.kernel.ledger import Ledger, NodeState
@@ -49,6 +49,17 @@ def load(home: Home) -> Ledger:
         return ledger
     finally:
         reader.close()
+
+
+def refuse_guest(home: Home, what: str, instead: str) -> None:
+    """Raises `Conflict` where the control plane is somebody else's."""
+    if home.elsewhere is not None:
+        raise Conflict(
+            f"{what} is read from the log, which belongs to the owner of the control plane",
+            field="POISE_SOCKET",
+            have=str(home.elsewhere),
+            hint=f"`unset POISE_SOCKET` for one of your own home, or {instead}",
+        )
 
 
 def status(home: Home) -> StatusReport:

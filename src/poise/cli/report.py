@@ -9,7 +9,7 @@ from poise.cli import output
 from poise.cli.output import Column, Shown
 from poise.cli.render import say
 from poise.client import current_home
-from poise.errors import Conflict, InputError
+from poise.errors import InputError
 from poise.model.history import RunReport, Spread, Use
 from poise.units import format_duration
 
@@ -34,13 +34,7 @@ def report(jobs: tuple[str, ...], page: Path | None, form: str) -> int:
     from poise.cli import offline
 
     home = current_home()
-    if home.elsewhere is not None:
-        raise Conflict(
-            "a report is read from the log, which belongs to the owner of the control plane",
-            field="POISE_SOCKET",
-            have=str(home.elsewhere),
-            hint="`unset POISE_SOCKET` for one of your own home, or `poise ls --all`",
-        )
+    offline.refuse_guest(home, "a report", "`poise ls --all`")
     told = offline.report(home, jobs)
     if page is not None:
         from poise.twin.report import render

@@ -13,7 +13,7 @@ from poise.cli.nodes import declared_fleet, read_fleet
 from poise.cli.output import TEXT, forms
 from poise.cli.render import LOGGED, print_json, say
 from poise.client import Client, current_home, failure_of
-from poise.config import Home, Times
+from poise.config import Home
 from poise.control.start import START_SECONDS, ensure_up, running, supervised
 from poise.drivers.devices import declared_devices
 from poise.drivers.lock import holder, is_held
@@ -22,6 +22,7 @@ from poise.drivers.sockets import check_shareable
 from poise.errors import Conflict, Fault, Unreachable
 from poise.model.reports import JobReport
 from poise.model.spec import parse_or_raise
+from poise.model.times import Times
 from poise.units import MINUTE, parse_duration
 
 if TYPE_CHECKING:

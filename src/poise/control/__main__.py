@@ -21,13 +21,13 @@ import uvicorn
 import uvloop
 
 from poise import __version__
-from poise.config import DEFAULT_PORT, Endpoint, Home, Times
+from poise.config import DEFAULT_PORT, Endpoint, Home
 from poise.control.api import make_app
 from poise.control.decider import decider_for
 from poise.control.lifetime import Lifetime
 from poise.control.plane import Plane
 from poise.drivers.lock import take_lock
-from poise.drivers.plugins import choose
+from poise.drivers.plugins import choose, code_of
 from poise.drivers.security import ensure_token
 from poise.drivers.sockets import listen, share
 from poise.drivers.sqlite import SqliteStore
@@ -38,6 +38,7 @@ from poise.errors import Conflict, PoiseError, SpecError
 from poise.kernel.controller import Controller, Settings
 from poise.model.events import Event, decode_event, encode_event
 from poise.model.fleetfile import DeclaredFleet
+from poise.model.times import Times
 from poise.model.triggers import Triggers
 from poise.units import HOUR, SECOND, Instant
 
@@ -119,11 +120,14 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
         fleet=fleet.name if fleet else "",
         declared=tuple(node.name for node in fleet.nodes) if fleet else (),
         triggers=choice.recipe.triggers if choice.recipe else Triggers(),
+        recipe=msgspec.to_builtins(choice.recipe) if choice.recipe else {},
+        code=code_of(choice),
     )
     decider = decider_for(choice, Times(decide=options.decide_within))
     await decider.ready()
     plane = Plane(Controller(ledger, settings), store, clock, decider)
     plane.begin(boot=boot, boottime=boottime)
+    await plane.settled()  # who does not get the log takes nobody's place at the socket
     lifetime = Lifetime(plane, home, until_idle=options.until_idle)
     server = _Server(
         uvicorn.Config(

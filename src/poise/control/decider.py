@@ -26,7 +26,6 @@ from typing import Any
 
 import msgspec
 
-from poise.config import Times
 from poise.control.plane import or_die
 from poise.drivers.plugins import Choice, build
 from poise.drivers.views import Unsound, check_plan, decode_plan, decode_view, encode_plan, encode_view
@@ -34,12 +33,11 @@ from poise.errors import ErrorRecord, PoiseError, SpecError
 from poise.model.decisions import Plan
 from poise.model.fleet import Fleet
 from poise.model.resources import Node
+from poise.model.times import Times
 from poise.model.views import Snapshot
-from poise.policy.suites import ClusterPolicy, policy_named
+from poise.policy.suites import ClusterPolicy, decide_safely
 from poise.ports import Decider
 from poise.units import SECOND, format_duration
-
-SAFE_POLICY = "fifo"
 
 FAILED = "POLICY_FAILED"
 """The reason for which the safe policy decided, as the log has it."""
@@ -341,9 +339,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _decide_safely(view: Snapshot, failed: str) -> Plan:
-    """What the safe policy does, who is told nothing of what the other one remembers."""
-    plan = policy_named(SAFE_POLICY).decide(msgspec.structs.replace(view, memory={}))
-    return msgspec.structs.replace(plan, failed=failed, memory=None)
+    return msgspec.structs.replace(decide_safely(view), failed=failed)
 
 
 # --- the worker ------------------------------------------------------------------------------------------------------

@@ -189,8 +189,9 @@ class NodeChannel:
                 if not link.hears(serial):
                     continue
                 if isinstance(message, Hello):
+                    if not self._plane.connect(message, channel):
+                        return
                     node = message.node.name
-                    self._plane.connect(node, channel)
                 if node:
                     self._plane.hear(node, channel, message)
         except (*UNREADABLE, Broken) as error:

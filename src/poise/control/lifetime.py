@@ -6,8 +6,9 @@ import os
 import signal
 from collections.abc import Iterator
 
-from poise.config import Home, Times
+from poise.config import Home
 from poise.control.plane import Plane
+from poise.model.times import Times
 
 _LOOK_EVERY = 0.25
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from poise.engine.host import Host
-from poise.errors import PoiseError
+from poise.errors import Conflict, PoiseError
 from poise.kernel import controller as machine
 from poise.kernel.controller import Controller
 from poise.kernel.ledger import Ledger
@@ -21,7 +21,7 @@ RECENT_EVENTS = 10_000
 """Events kept in memory for those who follow the stream; older ones are read from the log."""
 
 BROKEN = 70
-"""Exit code of a control plane that met an internal error."""
+"""Exit code of a control plane that met an internal error, or lost its log to another one."""
 
 _log = logging.getLogger("poise.control")
 
@@ -36,6 +36,13 @@ class Plane(Host):
         self._published = store.durable()
         self._followers: set[asyncio.Event] = set()
         self._watched: dict[tuple[str, tuple[str, ...]], set[asyncio.Future[None]]] = {}
+
+    def _on_failed(self, error: Exception) -> None:
+        """Who has lost the log to another leaves at once: agents and callers are to find the one that can write."""
+        if isinstance(error, Conflict) and error.record.code == "E204":
+            _log.critical("%s; this control plane leaves it to them", error)
+            os._exit(BROKEN)
+        super()._on_failed(error)
 
     # --- messages ----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,9 @@ does that, and the command line of whoever brings Poise up.
 
 import os
 from collections.abc import Callable, Iterable
+from hashlib import sha256
 from importlib import metadata
+from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -21,10 +23,12 @@ from typing import Any, TypeVar, cast
 import msgspec
 import numpy as np
 
+from poise import __version__
 from poise.drivers.views import Unsound, check_plan, decode_plan, encode_plan
 from poise.drivers.yamlfile import load_yaml
 from poise.errors import SpecError
 from poise.model.document import near
+from poise.model.events import Began
 from poise.model.fleet import Fleet
 from poise.model.profiles import DEFAULT_RUN, Estimate
 from poise.model.resources import Device, Node, Shape
@@ -88,10 +92,7 @@ def choose_document(document: Any) -> Choice:
     """The policy that a parsed file describes. Raises `SpecError`."""
     terms, rank_terms = _points(TERM_GROUP), _points(RANK_TERM_GROUP)
     recipe = compile_recipe(document, [*TERMS, *terms], [*RANK_TERMS, *rank_terms])
-    foreign = [
-        *(terms[name] for name in recipe.score if name not in TERMS),
-        *(rank_terms[name] for name in _rank_terms_of(recipe) if name not in RANK_TERMS),
-    ]
+    foreign = _foreign_points(Choice(label=recipe.name, recipe=recipe))
     digest = digest_of(recipe, [_source(point) for point in foreign])
     recipe = msgspec.structs.replace(recipe, name=f"{recipe.name}@{digest}")
     return Choice(label=recipe.name, recipe=recipe, foreign=bool(foreign))
@@ -114,6 +115,38 @@ def build(choice: Choice) -> ClusterPolicy:
     return Suite(recipe, terms, rank_terms)
 
 
+def code_of(choice: Choice) -> str:
+    """A digest of the code by which this policy decides: what ships with Poise of models, policies and what they are
+    shown, and the files of others that it names. Runs none of it.
+    """
+    package = Path(__file__).parents[1]
+    files = [*(package / "policy").glob("*.py"), *(package / "model").glob("*.py")]
+    files += [package / "kernel" / "ledger.py", package / "kernel" / "verify.py"]
+    for point in _foreign_points(choice):
+        files += _files_of(point)
+    digest = sha256()
+    for file in sorted(files):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def policy_of(began: Began, *, anyway: bool = False) -> ClusterPolicy | str:
+    """The policy that decided under a control plane that began so; or why there is none to compare with: it is not
+    here, or its code is another one now, unless that does not matter (`anyway`). Loads code of others.
+    """
+    try:
+        choice = _choice_of(began)
+        if not anyway and began.code != (code := code_of(choice)):
+            then = began.code or "unknown"
+            return (
+                f"decided by Poise {began.version or '?'} with code {then}, and here it is {__version__} with {code}; "
+                "`--anyway` compares them"
+            )
+        return build(choice)
+    except SpecError as error:
+        return f"decided by `{began.policy}`: {error}"
+
+
 def sample_view() -> Snapshot:
     """Two nodes, one of them with a device, and a unit that waits: what every part is tried on."""
     nodes = [
@@ -130,6 +163,43 @@ def sample_view() -> Snapshot:
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------
+
+
+def _choice_of(began: Began) -> Choice:
+    """What was chosen then. Raises `SpecError` where it is not to be had here."""
+    if not began.recipe:
+        return choose(began.policy.partition("@")[0])
+    try:
+        recipe = msgspec.convert(began.recipe, Recipe)
+    except msgspec.ValidationError as error:
+        raise SpecError(
+            f"its recipe is not known here: {error}", field="recipe", hint="`poise replay --policy NAME`"
+        ) from None
+    choice = Choice(label=recipe.name, recipe=recipe)
+    return msgspec.structs.replace(choice, foreign=bool(_foreign_points(choice)))
+
+
+def _foreign_points(choice: Choice) -> list[metadata.EntryPoint]:
+    """The entry points of others that a policy is made of, those that are installed."""
+    if choice.recipe is None:
+        wanted = [(POLICY_GROUP, choice.name)]
+    else:
+        wanted = [*((TERM_GROUP, name) for name in choice.recipe.score)]
+        wanted += [(RANK_TERM_GROUP, name) for name in _rank_terms_of(choice.recipe)]
+    return [
+        point
+        for group, name in wanted
+        if name not in _SHIPPED[group] and (point := _points(group).get(name)) is not None
+    ]
+
+
+def _files_of(point: metadata.EntryPoint) -> list[Path]:
+    """The Python files of the package, or the module, that an entry point is in, without importing it."""
+    found = find_spec(point.module.partition(".")[0])
+    if found is None or found.origin is None:
+        return []
+    origin = Path(found.origin)
+    return sorted(origin.parent.rglob("*.py")) if found.submodule_search_locations else [origin]
 
 
 def _rank_terms_of(recipe: Recipe) -> Iterable[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from poise.engine import scenario
 from poise.model import devicefile, fleetfile, spec
 from poise.model.catalogue import CATALOGUE
 from poise.policy.rank import ORDERS, PRESETS, RANK_TERMS
@@ -22,6 +23,7 @@ FILES = {
     "fleet": "Nodes that are declared: `poise up --fleet FILE.yaml`",
     "policy": "Who runs where, and when: `poise up --policy FILE.yaml`",
     "devices": "What is known of the devices of this machine: `devices.yaml` in the home",
+    "nemesis": "What breaks, and how often: `poise faults --nemesis FILE.yaml`",
 }
 """The kinds of files, and what each is for."""
 
@@ -30,6 +32,7 @@ _ROOTS: dict[str, type[msgspec.Struct]] = {
     "fleet": fleetfile.FleetSpec,
     "policy": PolicySpec,
     "devices": devicefile.DevicesSpec,
+    "nemesis": scenario.Nemesis,
 }
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -196,6 +199,8 @@ _FORMS: dict[str, Schema] = {
         "anyOf": [{"type": "integer", "minimum": 0, "maximum": fleetfile.MAX_DEVICES - 1}, {"type": "null"}]
     },
     "devices.kind": {"const": "devices"},
+    "fault.every": _DURATION,
+    "fault.lasts": _DURATION,
     "link.a": {"minimum": 0},
     "link.b": {"minimum": 0},
     "link.bandwidth": _RATE,
@@ -237,6 +242,16 @@ _RULES: dict[str, Schema] = {
 """What has to be there."""
 
 MEANING = {
+    "nemesis.kind": "`nemesis`.",
+    "nemesis.name": "What the nemesis is called.",
+    "nemesis.about": "What it does, in one sentence.",
+    "nemesis.faults": "Faults that belong together.",
+    "fault.fault": "What breaks.",
+    "fault.every": "How often, on average: the times between two are exponential.",
+    "fault.lasts": "How long, on average; what happens at one moment does not last.",
+    "fault.amount": "A chance in [0, 1] for messages that are lost or doubled; seconds for what is late or wrong; "
+    "a factor for what takes longer.",
+    "fault.way": "Of a way that is cut: to the control plane (`up`), from it (`down`), or both.",
     "kind": "`job` is one command; `graph` is a mapping of `tasks`.",
     "name": "Unique among unfinished jobs. Commands take it in place of the id.",
     "folder": "Where commands run. Relative to the file's folder; that folder itself by default.",

@@ -7,6 +7,7 @@ durable. The control plane runs it on asyncio's loop with the real doors, the fa
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from poise.errors import PoiseError, StoreFull
@@ -16,7 +17,8 @@ from poise.kernel.ledger import Ledger
 from poise.model.calls import FromCaller, FromWorker, Over
 from poise.model.decisions import Plan
 from poise.model.events import Event
-from poise.model.messages import Attempt, FromAgent
+from poise.model.messages import Attempt, FromAgent, Hello
+from poise.model.views import Snapshot
 from poise.ports import Clock, Decider, Store
 from poise.units import SECOND
 
@@ -24,6 +26,9 @@ STOOD_STILL = 1 * SECOND
 HEAR_FIRST = 0.2
 """When this process wakes so much too late it was stopped (or the machine was), and nodes that kept on talking are not
 to be taken for dead: what they said meanwhile is read first, for so many seconds."""
+
+BOOTS_REMEMBERED = 8
+"""Of each node, so many incarnations: the last of them is the one that counts."""
 
 Answer = Callable[[machine.Reply], None]
 
@@ -80,6 +85,7 @@ class Host:
         self._requests: dict[int, Answer] = {}
         self._next_request = 0
         self._channels: dict[str, Channel] = {}
+        self._newest: dict[str, dict[str, int]] = {}
         self._callers: dict[str, Channel] = {}
         self._workers: dict[Attempt, Channel] = {}
         store.on_durable = self._on_durable
@@ -109,12 +115,22 @@ class Host:
 
     # --- agents ------------------------------------------------------------------------------------------------------
 
-    def connect(self, node: str, channel: Channel) -> None:
-        """An agent has said hello; the newest connection of a node wins."""
-        old = self._channels.get(node)
+    def connect(self, hello: Hello, channel: Channel) -> bool:
+        """An agent has said hello; the newest connection of a node wins. False: this is an older one, whose hello was
+        overtaken by that of a newer, or is of a boot that is over. What it says is no longer so.
+        """
+        name, incarnation = hello.node.name, hello.node.incarnation
+        newest = self._newest.get(name, {})
+        current = next(reversed(newest), incarnation)
+        if (incarnation in newest and incarnation != current) or hello.session < newest.get(incarnation, 0):
+            return False
+        newest[incarnation] = hello.session
+        self._newest[name] = dict(list(newest.items())[-BOOTS_REMEMBERED:])
+        old = self._channels.get(name)
         if old is not None and old is not channel:
             old.close()
-        self._channels[node] = channel
+        self._channels[name] = channel
+        return True
 
     def disconnect(self, node: str, channel: Channel) -> None:
         if self._channels.get(node) is channel:
@@ -234,7 +250,7 @@ class Host:
                     self._hang_up(self._callers)
                     self._hang_up(self._workers)
                 case machine.Decide():
-                    self._decider.decide(effect.view, self._on_plan)
+                    self._decider.decide(effect.view, partial(self._on_plan, effect.view))
                 case machine.Hang():
                     channel = self._channels.pop(effect.node, None)
                     if channel is not None:
@@ -249,8 +265,8 @@ class Host:
                         self.post(machine.Recovered())
         self._append(appends, expected)
 
-    def _on_plan(self, plan: Plan) -> None:
-        self.post(machine.Decided(plan))
+    def _on_plan(self, view: Snapshot, plan: Plan) -> None:
+        self.post(machine.Decided(plan, view))
 
     def _append(self, events: Sequence[Event], expected: int) -> None:
         if not events:

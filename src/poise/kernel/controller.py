@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from poise.config import Times
 from poise.errors import Busy, Conflict, NotFound, PoiseError, StoreFull
 from poise.kernel.dispatch import Dispatch
 from poise.kernel.find import find, find_node
@@ -24,10 +23,10 @@ from poise.kernel.fitting import check_all
 from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of
 from poise.kernel.schedulable import prepare
 from poise.kernel.straggle import stragglers
-from poise.kernel.verify import verify_place, verify_preempt
+from poise.kernel.verify import verify_hold, verify_place, verify_preempt
 from poise.kernel.watch import Fired, Watch
 from poise.model.calls import FromCaller, FromWorker, ToCaller, ToWorker
-from poise.model.decisions import Hold, Place, Plan, Preempt, Reason
+from poise.model.decisions import Hold, Place, Plan, Preempt
 from poise.model.events import (
     Began,
     Called,
@@ -54,6 +53,7 @@ from poise.model.events import (
     QuotaSet,
     Remembered,
     Returned,
+    Round,
     Started,
     StopAsked,
     TokenAdded,
@@ -84,9 +84,9 @@ from poise.model.quotas import Quota
 from poise.model.resources import PLENTY, Device, Node, identity_of, is_declared
 from poise.model.spec import Compiled
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role, Token
+from poise.model.times import Times
 from poise.model.triggers import Triggers
 from poise.model.views import Snapshot
-from poise.policy.feasible import NAMED
 from poise.units import MILLISECOND, SECOND
 
 ROUND = 200 * MILLISECOND
@@ -103,6 +103,8 @@ MAX_TOKENS = 10_000
 
 COMPARE_EVERY = 5 * SECOND
 """How often attempts are compared with their like."""
+TELL_AGAIN = 10 * SECOND
+"""A policy that goes on failing in the same way is recorded no more often."""
 
 RECALL_AFTER = 2 * SECOND
 """What still waits on a node behind its like after this long was queued on a wrong forecast, and is asked back."""
@@ -111,7 +113,8 @@ RECALL_AFTER = 2 * SECOND
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Times in nanoseconds. A node is suspect after a silence of `suspect_after` and lost after one of `dead_after`; it
     is given as much more as it promised to be silent beyond a `HEARTBEAT`. Exclusive work has a `lease`. `fleet` is
-    the name of the declared fleet and `declared` its nodes, where there is one.
+    the name of the declared fleet and `declared` its nodes, where there is one. `recipe` and
+    `code` are for the log (see `Began`).
     """
 
     policy: str = "poise"
@@ -125,6 +128,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     triggers: Triggers = Triggers()
     fleet: str = ""
     declared: tuple[str, ...] = ()
+    recipe: dict[str, Any] = {}
+    code: str = ""
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -247,7 +252,10 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 class Decided(msgspec.Struct, frozen=True):
+    """The plan for a view; without one it was made by hand, and cannot be made again."""
+
     plan: Plan
+    view: Snapshot | None = None
 
 
 Request = Submit | Cancel | Drain | SetQuota | AddToken | RevokeToken | AskToStop
@@ -339,8 +347,10 @@ QUIET = (
     Placed,
     Preempted,
     Remembered,
+    Round,
     Started,
     NodeSuspected,
+    PolicyFailed,
     FunctionTold,
     Called,
     CallTried,
@@ -388,6 +398,9 @@ class Controller:
         self._dirty = True
         self._head = 0
         self._deciding = False
+        self._asked: Snapshot | None = None
+        self._reloaded = 0
+        self._failing, self._told_failing = "", 0
         self._until: int | None = None
         self._watch = Watch(settings.triggers)
         self._fired: list[str] = []
@@ -421,6 +434,10 @@ class Controller:
             boot=boot,
             boottime=boottime,
             wall=wall,
+            seed=self.settings.seed,
+            throughputs=self.settings.throughputs,
+            recipe=self.settings.recipe,
+            code=self.settings.code,
         )
         self._commit(began)
         self._dispatch = self._make_dispatch(now)
@@ -444,7 +461,7 @@ class Controller:
             case Submit():
                 self._answer(message.request, lambda: self._submit(message, now))
             case Decided():
-                self._decided(message.plan, now)
+                self._decided(message.plan, message.view, now)
             case Barrier():
                 self._later(Reply(message.request, barrier=True))
             case Cancel():
@@ -475,7 +492,7 @@ class Controller:
             case Gone():
                 self._disconnect(message.node)
             case AppendFailed():
-                return self._append_failed(message)
+                return self._append_failed(message, now)
             case Recovered():
                 self._full, self._dirty = False, True
         return self._flush()
@@ -517,7 +534,8 @@ class Controller:
         if not self._deciding and (self._dirty or waited or due or (backed_off is not None and backed_off <= now)):
             self._dirty, self._deciding, self._last_round, self._until = False, True, now, None
             self._head = self.ledger.head()
-            effects.append(Decide(self.snapshot(now)))
+            self._asked = self.snapshot(now)
+            effects.append(Decide(self._asked))
             self._fired.clear()  # what fires while this is decided on is told to the next round
         return effects
 
@@ -939,14 +957,19 @@ class Controller:
 
     # --- deciding ----------------------------------------------------------------------------------------------------
 
-    def _decided(self, plan: Plan, now: int) -> None:
-        self._deciding = False
+    def _decided(self, plan: Plan, view: Snapshot | None, now: int) -> None:
+        if view is not None and view is not self._asked and view.now <= self._reloaded:
+            return  # it saw what never was: the log has lost that
+        self._deciding, self._asked = False, None
         if self._full:
             return
         self._until = plan.until
-        stale = plan.base != self.ledger.revision
-        if plan.failed:
+        stale = view is None or view.revision != self.ledger.revision  # whatever the plan says: a policy may be wrong
+        if plan.failed and (plan.failed != self._failing or now - self._told_failing >= TELL_AGAIN):
+            self._told_failing = now
             self._commit(PolicyFailed(at=now, policy=self.settings.policy, error=plan.failed))
+        self._failing = plan.failed
+        before = self.ledger.revision
         launches: dict[str, list[Launch]] = {}
         for decision in plan.decisions:
             if isinstance(decision, Place):
@@ -959,6 +982,9 @@ class Controller:
             self._dirty = True  # all that was shown may have found room: show the rest
         if plan.memory is not None:
             self._commit(Remembered(at=now, memory=plan.memory))
+        if view is not None and self.ledger.revision > before:
+            by = plan.policy if plan.policy != self.settings.policy else ""
+            self._commit(Round(at=now, base=view.revision, asked=view.now, fired=view.triggers, policy=by))
         for node, batch in launches.items():
             self._send(node, Desired(launches=tuple(batch)))
         self._fire(self._watch.use(self._use(), now), now)
@@ -985,15 +1011,9 @@ class Controller:
             self._stop(unit, now)
 
     def _hold(self, hold: Hold, now: int) -> None:
-        if not self.ledger.waits(hold.queue):
-            return
-        known = self.ledger.held_queue(hold.queue)
-        if len(self.ledger.nodes) > NAMED:  # how much is free changes all the time; it is told when somebody asks
-            changed = [_gist(reason) for reason in known] != [_gist(reason) for reason in hold.reasons]
-        else:
-            changed = known != hold.reasons
-        if changed:
-            self._commit(Held(at=now, queue=hold.queue, reasons=hold.reasons))
+        held = verify_hold(self.ledger, hold, now)
+        if held is not None:
+            self._commit(held)
 
     def _launch(self, unit: UnitState, index: int) -> Launch:
         job, spec = self.ledger.jobs[unit.job], unit.spec
@@ -1072,11 +1092,11 @@ class Controller:
         self._durable = max(self._durable, revision)
         return tuple(self._release())
 
-    def _append_failed(self, message: AppendFailed) -> Sequence[Effect]:
+    def _append_failed(self, message: AppendFailed, now: int) -> Sequence[Effect]:
         """Go back to what is durable; refuse what waited; make every node say anew what it holds."""
         self.ledger, self._durable = message.ledger, message.ledger.revision
         self._checkpointed = min(self._checkpointed, self.ledger.revision)
-        self._full, self._deciding = True, False
+        self._full, self._deciding, self._asked, self._reloaded = True, False, None, now
         self._events.clear()
         refused = [
             effect if effect.barrier or effect.error else Reply(effect.request, error=message.error)
@@ -1088,7 +1108,3 @@ class Controller:
         self._connected.clear()
         self._dispatch = self._make_dispatch(self.ledger.now)
         return (*refused, *hung, HangCalls())
-
-
-def _gist(reason: Reason) -> tuple[str, str, str]:
-    return (reason.code, reason.subject, reason.need)

@@ -55,6 +55,7 @@ from poise.model.events import (
     QuotaSet,
     Remembered,
     Returned,
+    Round,
     Started,
     StopAsked,
     Straggling,
@@ -379,6 +380,7 @@ class State(msgspec.Struct):
     tokens: dict[str, Token] = {}
     tokens_ever: int = 0
     cordons: dict[str, Cordon] = {}
+    began: Began | None = None
 
 
 CAUSES: tuple[str, ...] = get_args(Cause)
@@ -425,6 +427,11 @@ class Ledger:
     @property
     def policy(self) -> str:
         return self._state.policy
+
+    @property
+    def began(self) -> Began | None:
+        """What the control plane that has the log said when it took it; None in an empty log and in old states."""
+        return self._state.began
 
     @property
     def nodes(self) -> dict[str, NodeState]:
@@ -575,6 +582,7 @@ class Ledger:
     def _began(self, event: Began) -> None:
         self._state.term = event.term
         self._state.policy = event.policy
+        self._state.began = event
         self._state.history = event.history
         self._state.memory = {}
         self._state.anchor_at, self._state.anchor_wall = event.at, event.wall
@@ -956,6 +964,9 @@ class Ledger:
 
     def _policy_failed(self, event: PolicyFailed) -> None:
         pass  # a record for people; the plan that followed says what was done
+
+    def _round(self, event: Round) -> None:
+        pass  # what it decided stands before it; it says on what view
 
     def _stop_asked(self, event: StopAsked) -> None:
         pass  # a record for people; the next thing in the log is another control plane
@@ -1621,6 +1632,7 @@ class Ledger:
             DeviceDrained: self._device_drained,
             PolicyFailed: self._policy_failed,
             Remembered: self._remembered,
+            Round: self._round,
         }
         self._units: dict[str, UnitState] = {}
         self._tasks: dict[str, tuple[UnitState, int]] = {}

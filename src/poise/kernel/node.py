@@ -30,7 +30,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from poise.config import Times
 from poise.model.jobs import Ending
 from poise.model.load import Load, has_changed
 from poise.model.messages import (
@@ -48,6 +47,7 @@ from poise.model.messages import (
     Running,
 )
 from poise.model.resources import SHARED_CAP, WHOLE, Node, Shape
+from poise.model.times import Times
 from poise.units import MILLISECOND, SECOND
 
 QUANTA = (100 * MILLISECOND, 10 * SECOND)
@@ -117,7 +117,9 @@ class Faulted(msgspec.Struct, frozen=True):
 
 
 class Connected(msgspec.Struct, frozen=True):
-    """A channel to the control plane is open."""
+    """A channel to the control plane is open, since `session`; 0: the same as before, but all is to be said anew."""
+
+    session: int = 0
 
 
 class Disconnected(msgspec.Struct, frozen=True):
@@ -184,6 +186,7 @@ class NodeMachine:
         self._device_shares: dict[int, int] = {}  # thousandths that are taken
         self._tasks: dict[str, Attempt] = {}
         self._connected = False
+        self._session = 0
         self._serial = 0
         self._in_flight: dict[int, Sent] = {}
         self._unsaid_running: dict[Attempt, Running] = {}
@@ -242,6 +245,7 @@ class NodeMachine:
             case Load():
                 effects = self._sampled(message, now)
             case Connected():
+                self._session = message.session or self._session
                 effects = self._hello(now)
             case Disconnected():
                 self._disconnect()
@@ -274,6 +278,10 @@ class NodeMachine:
     def held(self) -> int:
         """Attempts here that have not ended."""
         return len(self._launches)
+
+    def waiting(self) -> list[Attempt]:
+        """Attempts that it holds and has not handed to a slot."""
+        return [attempt for attempt in self._launches if attempt not in self._slot_of]
 
     # --- the channel -------------------------------------------------------------------------------------------------
 
@@ -322,6 +330,7 @@ class NodeMachine:
         self._said_faults = tuple(self._faults)
         hello = Hello(
             node=self.node,
+            session=self._session,
             queued=queued,
             running=tuple(self._running.values()),
             ended=tuple(self._ended.values()),

@@ -1,16 +1,26 @@
 """A plan is a proposal: each decision is checked against the ledger as it is now, which may be newer than the plan's
 base.
 
-What holds becomes an event; what does not is refused by name, and the next round decides again.
+What holds becomes an event; what does not is refused by name, and the next round decides again. So the same plan on the
+same ledger always gives the same events.
 """
 
 from poise.kernel.ledger import Ledger, NodeState, device_key, leased
-from poise.model.decisions import Place, Preempt, Reason, Rejection, Spot
-from poise.model.events import Placed, Preempted
+from poise.model.decisions import Decision, Hold, Place, Preempt, Reason, Rejection, Spot
+from poise.model.events import Held, Placed, Preempted
 from poise.model.fleet import model_of
 from poise.model.resources import PLENTY, SHARED_CAP, WHOLE, Shape
-from poise.policy.feasible import can_do
+from poise.policy.feasible import NAMED, can_do
 from poise.units import format_bytes, format_cpu, format_rate
+
+
+def verify(ledger: Ledger, decision: Decision, now: int) -> Placed | Preempted | Held | Rejection | None:
+    """The event for a decision, or why there is none; None for a hold that says nothing new."""
+    if isinstance(decision, Place):
+        return verify_place(ledger, decision, now)
+    return (
+        verify_preempt(ledger, decision, now) if isinstance(decision, Preempt) else verify_hold(ledger, decision, now)
+    )
 
 
 def verify_place(ledger: Ledger, place: Place, now: int) -> Placed | Rejection:
@@ -72,6 +82,24 @@ def verify_preempt(ledger: Ledger, preempt: Preempt, now: int) -> Preempted | Re
     if reasons:
         return Rejection(unit=preempt.unit, reasons=tuple(reasons))
     return Preempted(at=now, unit=preempt.unit, epoch=unit.epoch, cause=preempt.cause, why=preempt.why, to=preempt.to)
+
+
+def verify_hold(ledger: Ledger, hold: Hold, now: int) -> Held | None:
+    """The event for a hold, if something waits there and it says something new. In a larger fleet how much is free
+    changes all the time, and is told when somebody asks.
+    """
+    if not ledger.waits(hold.queue):
+        return None
+    known = ledger.held_queue(hold.queue)
+    if len(ledger.nodes) > NAMED:
+        changed = [_gist(reason) for reason in known] != [_gist(reason) for reason in hold.reasons]
+    else:
+        changed = known != hold.reasons
+    return Held(at=now, queue=hold.queue, reasons=hold.reasons) if changed else None
+
+
+def _gist(reason: Reason) -> tuple[str, str, str]:
+    return (reason.code, reason.subject, reason.need)
 
 
 def _against_room(ledger: Ledger, shape: Shape, spots: tuple[Spot, ...]) -> list[Reason]:

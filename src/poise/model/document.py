@@ -279,7 +279,14 @@ def _seen(value: Any) -> str:
 
 def _stand_in(kind: inspect.Type) -> Any:
     """Something that could stand in a field that has to be there, so that the rest can be looked at."""
-    return 1 if any(isinstance(one, inspect.IntType) for one in _alternatives(kind)) else "true"
+    for one in _alternatives(kind):
+        if isinstance(one, inspect.IntType):
+            return 1
+        if isinstance(one, inspect.LiteralType):
+            return one.values[0]
+        if isinstance(one, inspect.ListType):
+            return []
+    return "true"
 
 
 def _words(hint: Any) -> Iterator[str]:

@@ -20,6 +20,9 @@ class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_default
     """A control plane took the log. `term` fences its predecessors; `history` is how many finished jobs are kept.
 
     `boot` and `boottime` anchor `at` to this boot's clock; `wall` (seconds since 1970) is for people only.
+
+    What else its views had, so that its rounds can be decided again: `seed`, `throughputs`, the `recipe` of a policy
+    that does not ship with Poise, and `code`, which tells versions of the code that decides apart.
     """
 
     at: int
@@ -30,6 +33,10 @@ class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_default
     boot: str = ""
     boottime: int = 0
     wall: float = 0.0
+    seed: int = 0
+    throughputs: dict[str, float] = {}
+    recipe: dict[str, Any] = {}
+    code: str = ""
 
 
 class JobSubmitted(msgspec.Struct, frozen=True, tag="submitted", kw_only=True, omit_defaults=True, gc=False):
@@ -296,6 +303,21 @@ class Remembered(msgspec.Struct, frozen=True, tag="remembered", kw_only=True):
     memory: dict[str, Any]
 
 
+class Round(msgspec.Struct, frozen=True, tag="round", kw_only=True, omit_defaults=True, gc=False):
+    """A plan has been carried out: what was placed, preempted, held and remembered since the round before, as far as it
+    still could be. A round that changed nothing leaves no record.
+
+    The plan was made on the view of revision `base` as of the instant `asked`, which told of the triggers that had
+    `fired`; by the safe policy where `policy` names it, else by the one in charge.
+    """
+
+    at: int
+    base: int
+    asked: int
+    fired: tuple[str, ...] = ()
+    policy: str = ""
+
+
 Event = (
     Began
     | JobSubmitted
@@ -328,6 +350,7 @@ Event = (
     | CallsClosed
     | PolicyFailed
     | Remembered
+    | Round
 )
 
 AUDITED = (

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Spot, Why
@@ -825,6 +826,15 @@ def _order_of(order: str | Mapping[str, float], terms: Mapping[str, RankTerm]) -
 
 POLICIES: dict[str, ClusterPolicy] = {recipe.name: Suite(recipe) for recipe in RECIPES} | {"static": Static()}
 
+SAFE_POLICY = "fifo"
+"""Decides where the policy in charge cannot."""
+
+
+def decide_safely(view: Snapshot) -> Plan:
+    """What the safe policy does in the place of another, of whose memory it is told nothing."""
+    plan = POLICIES[SAFE_POLICY].decide(msgspec.structs.replace(view, memory={}))
+    return msgspec.structs.replace(plan, memory=None)
+
 
 def policy_named(name: str) -> ClusterPolicy:
     """The policy of this name. Raises KeyError with the known names."""
@@ -834,4 +844,13 @@ def policy_named(name: str) -> ClusterPolicy:
         raise KeyError(f"there is no policy `{name}`; known: {', '.join(POLICIES)}") from None
 
 
-__all__ = ["POLICIES", "RECIPES", "ClusterPolicy", "Recipe", "Suite", "policy_named"]
+__all__ = [
+    "POLICIES",
+    "RECIPES",
+    "SAFE_POLICY",
+    "ClusterPolicy",
+    "Recipe",
+    "Suite",
+    "decide_safely",
+    "policy_named",
+]

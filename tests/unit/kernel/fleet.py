@@ -363,7 +363,9 @@ class Fleet:
                     assert effect.expected == len(self.log)
                     self.log.extend(effect.events)
                 case Decide():
-                    waiting.extend(self.controller.handle(Decided(self._policy.decide(effect.view)), self.now))
+                    waiting.extend(
+                        self.controller.handle(Decided(self._policy.decide(effect.view), effect.view), self.now)
+                    )
                 case Send():
                     site = self.sites[effect.node]
                     if site.connected and site.announced:

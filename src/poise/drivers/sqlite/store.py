@@ -146,8 +146,8 @@ class SqliteStore(VerifiedLog[Event]):
         if self._failure is not None:
             raise self._failure.with_traceback(None)
         if expected != self._head:
-            have = f"revision {self._head}"
-            raise Conflict("the log has moved on", need=f"revision {expected} as the last", have=have)
+            have = f"revision {self._head}"  # the owner has read what somebody else wrote
+            raise Conflict("the log has moved on", code="E204", need=f"revision {expected} as the last", have=have)
         waiting = self._head - self._durable
         if waiting + count > self._queue_limit:
             need, have = f"at most {self._queue_limit}", f"{waiting} waiting, {count} more"

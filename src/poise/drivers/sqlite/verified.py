@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from poise.drivers.sqlite import faults, tables
+from poise.errors import PoiseError
 from poise.model.record import FORMAT, is_whole, unseal
 from poise.ports import StoredCheckpoint
 
@@ -55,18 +56,43 @@ class VerifiedLog(Generic[Event]):
         Raises `StoreDamaged` when there is no whole one and the log alone cannot give the state, because it was pruned.
         """
         select = "SELECT revision FROM checkpoint ORDER BY revision DESC"
+        found = self._first_whole(select, "an older")
+        if found is None and (first := self.first_revision()) > 1:
+            raise self._nowhere_to_begin(first)
+        return found
+
+    def oldest_checkpoint(self) -> StoredCheckpoint | None:
+        """The oldest whole checkpoint after which every event is kept; None in a log that was not pruned.
+
+        Raises `StoreDamaged` when there is none in one that was.
+        """
+        first = self.first_revision()
+        if first == 1:
+            return None
+        found = self._first_whole(
+            f"SELECT revision FROM checkpoint WHERE revision >= {first - 1} ORDER BY revision",  # noqa: S608 — a number
+            "a later",
+        )
+        if found is None:
+            raise self._nowhere_to_begin(first)
+        return found
+
+    def _first_whole(self, select: str, other: str) -> StoredCheckpoint | None:
         for (revision,) in self._ask(lambda connection: connection.execute(select).fetchall()):
             checkpoint = self._ask(functools.partial(tables.whole_checkpoint, revision=revision))
             if checkpoint is not None:
                 return checkpoint
-            self._warn(f"the checkpoint at revision {revision} in `{self._path}` is damaged; an older state is used")
-        first = self.first_revision()
-        if first > 1:
-            raise faults.damaged(
-                self._path,
-                f"the log begins at revision {first} and `{self._path}` has no whole checkpoint to begin from",
-            )
+            self._warn(f"the checkpoint at revision {revision} in `{self._path}` is damaged; {other} state is used")
         return None
+
+    def _nowhere_to_begin(self, first: int) -> PoiseError:
+        return faults.damaged(
+            self._path, f"the log begins at revision {first} and `{self._path}` has no whole checkpoint to begin from"
+        )
+
+    def written_by(self) -> str:
+        """The version of Poise that wrote it last, empty where that is not known."""
+        return self._ask(tables.read_writer)
 
     def _ask(self, question: Callable[[sqlite3.Connection], Answer]) -> Answer:
         with faults.translating(self._path):
@@ -85,4 +111,4 @@ class VerifiedLog(Generic[Event]):
             raise self._newer(f"revision {revision} holds an event unknown to this version: {error}") from error
 
     def _newer(self, message: str) -> faults.StoreNewer:
-        return faults.newer(message, self._ask(tables.read_writer))
+        return faults.newer(message, self.written_by())

@@ -1,0 +1,180 @@
+"""`poise replay`."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from poise import __version__
+from poise.cli import output
+from poise.cli.output import Column, Shown
+from poise.cli.render import print_json, say, shorten
+from poise.client import current_home
+from poise.drivers.logfile import Recording, open_log, write_log
+from poise.errors import NotFound
+from poise.kernel.ledger import Ledger
+from poise.kernel.replay import Difference, Made, Replayed
+from poise.model.decisions import Spot
+from poise.model.events import Event, Held, Placed, Preempted, decode_event, encode_event
+
+if TYPE_CHECKING:
+    from poise.policy.suites import ClusterPolicy
+
+WIDE = 72
+"""Of a cell that tells of one decision; all of it is in the JSON."""
+
+
+@click.command()
+@click.option("--policy", metavar="NAME|FILE", help="Ask this policy of each round instead; nothing follows from it.")
+@click.option("--from", "after", type=click.IntRange(1), metavar="REVISION", help="Compare rounds from here on.")
+@click.option("--until", type=click.IntRange(1), metavar="REVISION", help="Go so far and no further.")
+@click.option("--anyway", is_flag=True, help="Compare also what other code than that which is here has decided.")
+@click.option("--export", "file", type=click.Path(path_type=Path), metavar="FILE", help="Write the log to a file.")
+@output.forms(*output.TEXT)
+@click.argument("log", required=False, type=click.Path(path_type=Path), metavar="[LOG]")
+def replay(
+    log: Path | None,
+    policy: str | None,
+    after: int | None,
+    until: int | None,
+    anyway: bool,
+    file: Path | None,
+    form: str,
+) -> int:
+    """Decide again what LOG has recorded, each round on what was known then, and compare: the same, or the first
+    difference. LOG is a home, its log.db, or an exported file; else it is that of this home, whether a control plane
+    runs or not. Ends with 1 where something is decided otherwise by the same policy.
+    """
+    if file is not None:
+        if policy is not None or after is not None or anyway:
+            raise click.UsageError("`--export` writes the log, and compares nothing")
+        with _opened(log, until) as recording:
+            last = write_log(
+                file,
+                map(encode_event, recording.events),
+                start=recording.start,
+                written_by=recording.written_by or __version__,
+            )
+        if form == "json":
+            print_json({"file": str(file), "last": last})
+        else:
+            say(f"poise: wrote {file}, up to revision {last}")
+        return 0
+    instead = _policy(policy) if policy is not None else None
+    with _opened(log, until) as recording:
+        told = _replay(recording, after or 1, instead, anyway=anyway)
+    output.show(lambda: _shown(told), form, False)
+    return 0 if told.same or instead is not None else 1
+
+
+@contextmanager
+def _opened(log: Path | None, until: int | None) -> Iterator[Recording[Event]]:
+    if log is None:
+        from poise.cli.offline import refuse_guest
+
+        home = current_home()
+        refuse_guest(home, "a replay", "name a LOG")
+        log = home.log
+        if not log.exists():
+            hint = "`poise run -- echo hello`, or POISE_HOME"
+            raise NotFound("there is nothing to replay: no log", field=str(home.root), hint=hint)
+    with open_log(log / "log.db" if log.is_dir() else log, decode_event, until or 0) as recording:
+        yield recording
+
+
+def _policy(name: str) -> "ClusterPolicy":
+    from poise.drivers.plugins import build, choose
+
+    return build(choose(name))
+
+
+def _replay(recording: Recording[Event], first: int, instead: "ClusterPolicy | None", *, anyway: bool) -> Replayed:
+    from poise.drivers.plugins import policy_of
+    from poise.kernel.replay import replay
+
+    ledger = Ledger.decode(recording.start.state) if recording.start is not None else Ledger()
+    return replay(
+        recording.events,
+        ledger=ledger,
+        choose=lambda began: policy_of(began, anyway=anyway),
+        instead=instead,
+        after=first - 1,
+    )
+
+
+def _shown(told: Replayed) -> Shown:
+    where, rounds = f"revisions {told.first} to {told.last}", _many(told.rounds, "round")
+    if told.policy:
+        how = f"`{told.policy}` would have decided {told.different} of {rounds} otherwise"
+    elif told.same:
+        how = f"{rounds}, {_many(told.decisions, 'decision')}, all the same"
+    else:
+        how = f"{told.different} of {rounds} decided otherwise"
+    notes = [f"poise: {_many(count, 'round')} not compared: {why}" for why, count in told.left_out.items()]
+    if told.first > 1:
+        notes.append(f"poise: earlier records than revision {told.first} are no longer kept")
+    if told.difference is None:
+        return Shown(told, [], [], head=[f"{where}: {how}"], notes=notes)
+    return _side_by_side(told, told.difference, f"{where}: {how}", notes)
+
+
+def _side_by_side(told: Replayed, first: Difference, head: str, notes: Sequence[str]) -> Shown:
+    """Both plans, a row for each unit or queue of which they say something else; of all, if only the order differs."""
+    recorded = {_subject(made): made for made in first.recorded}
+    now = {_subject(made): made for made in first.now}
+    either = dict.fromkeys([*recorded, *now])
+    subjects = [subject for subject in either if recorded.get(subject) != now.get(subject)] or list(either)
+    pairs = [(recorded.get(subject), now.get(subject)) for subject in subjects]
+    if len(subjects) < len(either):
+        notes = [*notes, f"poise: {_many(len(either) - len(subjects), 'other decision')} of this round: the same"]
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(first.wall))
+    lines = [
+        head,
+        f"the first: revision {first.revision}, decided on that of {first.base} at {moment}",
+        *([f"the policy fails now: {first.failed}"] if first.failed else []),
+    ]
+    columns = [
+        Column("OF", subjects),
+        Column("RECORDED", [_cell(then, again) for then, again in pairs]),
+        Column("NOW", [_cell(again, then) for then, again in pairs]),
+    ]
+    return Shown(told, subjects, columns, head=lines, notes=notes)
+
+
+def _subject(made: Made) -> str:
+    if isinstance(made, Placed | Preempted):
+        return made.unit
+    return f"queue {made.queue}" if isinstance(made, Held) else "memory"
+
+
+def _cell(made: Made | None, other: Made | None) -> str:
+    """What was done; and why, where the other did the same for another reason."""
+    if made is None:
+        return "-"
+    text = _done(made)
+    if made != other and other is not None and text == _done(other) and isinstance(made, Placed | Preempted):
+        text = f"{text}: {made.why.sentence()}"
+    return shorten(text, WIDE)
+
+
+def _done(made: Made) -> str:
+    if isinstance(made, Placed):
+        also = f"{', queued' if made.queued else ''}{f', artifact {made.variant}' if made.variant else ''}"
+        return f"place on {', '.join(map(_spot, made.spots))}{also}"
+    if isinstance(made, Preempted):
+        return f"{made.cause}{f' to {made.to}' if made.to else ''}"
+    if isinstance(made, Held):
+        return f"hold: {'; '.join(reason.sentence() for reason in made.reasons)}"
+    return json.dumps(made.memory)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _spot(spot: Spot) -> str:
+    return f"{spot.node}{list(spot.devices)}" if spot.devices else spot.node

@@ -1,0 +1,188 @@
+"""A log to be gone through from its first record that is kept: that of a home where it lies, or one that was exported.
+
+An exported log is one file that can be sent, kept and replayed elsewhere: what `poise replay --export` writes.
+
+    poise log 1                    a line that tells what this is
+    frame                          the head: who wrote the log, and the state it begins with where it was pruned
+    frame, frame, …                the records, as they lie in the log
+
+A frame is four bytes of length, most significant first, and a record (`model/record`): format, content, checksum. The
+head is the record of the revision that the state is of, 0 where there is none.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from poise.drivers.sqlite import LogReader, StoreNewer
+from poise.drivers.sqlite.faults import newer
+from poise.errors import InputError, NotFound, StoreDamaged
+from poise.model.record import FORMAT, is_whole, seal, unseal
+from poise.ports import StoredCheckpoint
+
+MAGIC = b"poise log 1\n"
+FOR_EVER = 2**63
+
+DATABASE = ".db"
+"""How the name of a home's log ends."""
+_LENGTH = 4
+
+Event = TypeVar("Event")
+
+
+class _Head(msgspec.Struct, frozen=True):
+    written_by: str
+    revision: int = 0
+    state: bytes = b""
+
+
+def write_log(path: Path, events: Iterable[bytes], *, start: StoredCheckpoint | None, written_by: str) -> int:
+    """Write encoded events that follow `start`, or all from the first one; the file is whole or not there. Returns the
+    last revision. Raises `InputError`.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    revision, state = start or StoredCheckpoint(0, b"")
+    try:
+        with draft.open("wb") as file:
+            file.write(MAGIC)
+            _write(file, seal(revision, msgspec.msgpack.encode(_Head(written_by, revision, state))))
+            for event in events:
+                revision += 1
+                _write(file, seal(revision, event))
+        draft.replace(path)
+    except OSError as error:
+        raise InputError(
+            f"the log cannot be written: {error.strerror}", field=str(path), hint="`--export FILE` in a folder of yours"
+        ) from None
+    finally:
+        draft.unlink(missing_ok=True)
+    return revision
+
+
+class Recording(NamedTuple, Generic[Event]):
+    """The state that a log begins with, where earlier records were pruned; every event after it, to be gone through as
+    often as wanted; and the version that wrote it.
+    """
+
+    start: StoredCheckpoint | None
+    events: "Iterable[Event]"
+    written_by: str
+
+
+@contextlib.contextmanager
+def open_log(path: Path, decode: Callable[[bytes], Event], until: int = 0) -> Iterator[Recording[Event]]:
+    """A home's log, which may be written meanwhile, or an exported one; up to revision `until`, or the last one now.
+
+    Raises `InputError` for what is neither, `StoreDamaged` and `StoreNewer`, also while events are read.
+    """
+    if not path.is_file():
+        raise NotFound("there is no log", field=str(path), hint="a log.db of a home, or an exported log")
+    if path.suffix != DATABASE:
+        file = LogFile(path, decode)
+        yield Recording(file.start, _Again(file.read, until or FOR_EVER), file.written_by)
+        return
+    with contextlib.closing(LogReader(path, decode)) as reader:
+        last = reader.last_revision()
+        start = reader.oldest_checkpoint()
+        after = start.revision if start is not None else 0
+        events = _Again(lambda: reader.read(after), min(until or last, last))
+        yield Recording(start, events, reader.written_by())
+
+
+class _Again(Generic[Event]):
+    """Events that can be gone through more than once, the last of them of a given revision."""
+
+    def __init__(self, read: Callable[[], Iterator[tuple[int, Event]]], last: int) -> None:
+        self._read = read
+        self._last = last
+
+    def __iter__(self) -> Iterator[Event]:
+        for revision, event in self._read():
+            if revision > self._last:
+                return
+            yield event
+
+
+class LogFile(Generic[Event]):
+    """An exported log. Every record is verified on its way out.
+
+    Raises `InputError` for what is no such file, `StoreDamaged` and `StoreNewer` as a log does.
+    """
+
+    def __init__(self, path: Path, decode: Callable[[bytes], Event]) -> None:
+        self._path = path
+        self._decode = decode
+        with self._opened() as file:
+            head = self._head(file)
+        self.start = StoredCheckpoint(head.revision, head.state) if head.revision else None
+        self.written_by = head.written_by
+
+    def read(self) -> Iterator[tuple[int, Event]]:
+        """Revisions and events, from the first that follows `start`."""
+        with self._opened() as file:
+            revision = self._head(file).revision
+            while (record := self._next(file, revision + 1)) is not None:
+                revision += 1
+                try:
+                    yield revision, self._decode(self._content(record, revision))
+                except msgspec.MsgspecError as error:  # the checksum holds: it was written so on purpose
+                    raise self._newer(f"revision {revision} holds an event unknown to this version: {error}") from error
+
+    def _opened(self) -> BinaryIO:
+        try:
+            return self._path.open("rb")
+        except OSError as error:
+            hint = f"`ls -l {self._path.parent}`"
+            raise InputError(f"the log cannot be read: {error.strerror}", field=str(self._path), hint=hint) from None
+
+    def _head(self, file: BinaryIO) -> _Head:
+        if file.read(len(MAGIC)) != MAGIC:
+            hint = "a log.db of a home, or what `poise replay --export FILE` wrote"
+            raise InputError("this file is no log", field=str(self._path), hint=hint)
+        record = _read(file)
+        try:
+            content = unseal(record or b"")
+            head = msgspec.msgpack.decode(content, type=_Head)
+        except msgspec.MsgspecError:
+            raise self._damaged("its head cannot be read") from None
+        self.written_by = head.written_by
+        if record is None or not is_whole(head.revision, record):
+            raise self._damaged("its head is not what was written")
+        self._content(record, head.revision)
+        return head
+
+    def _next(self, file: BinaryIO, revision: int) -> bytes | None:
+        record = _read(file)
+        if record is not None and not is_whole(revision, record):
+            raise self._damaged(f"it is damaged at revision {revision}")
+        return record
+
+    def _content(self, record: bytes, revision: int) -> bytes:
+        if record[0] != FORMAT:
+            raise self._newer(f"revision {revision} has format {record[0]}; this version reads {FORMAT}")
+        return unseal(record)
+
+    def _damaged(self, what: str) -> StoreDamaged:
+        return StoreDamaged(
+            f"`{self._path}`: {what}", hint="`poise replay --export FILE` once more, where it came from"
+        )
+
+    def _newer(self, message: str) -> StoreNewer:
+        return newer(f"`{self._path}`: {message}", self.written_by)
+
+
+def _write(file: BinaryIO, record: bytes) -> None:
+    file.write(len(record).to_bytes(_LENGTH, "big") + record)
+
+
+def _read(file: BinaryIO) -> bytes | None:
+    """The next record, empty where it is cut short; None at the end."""
+    length = file.read(_LENGTH)
+    if not length:
+        return None
+    record = file.read(int.from_bytes(length, "big"))
+    return record if len(record) == int.from_bytes(length, "big") else b""

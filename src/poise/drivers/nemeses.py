@@ -1,0 +1,62 @@
+"""Nemeses: those that ship with Poise, and files of one's own. Kept scenarios of seeds that once failed."""
+
+from pathlib import Path
+
+import msgspec
+
+from poise.drivers.yamlfile import load_yaml, located, place_in_file
+from poise.engine.scenario import Nemesis, Scenario, compile_nemesis
+from poise.errors import NotFound, SpecError
+from poise.model.document import near
+
+SHIPPED = Path(__file__).parent.parent / "engine" / "nemeses"
+
+
+def shipped() -> dict[str, Nemesis]:
+    """All that ship with Poise, by name."""
+    return {path.stem: read_nemesis(path) for path in sorted(SHIPPED.glob("*.yaml"))}
+
+
+def known_nemeses(asked: tuple[str, ...]) -> dict[str, Nemesis]:
+    """Those of these names or files, or all that ship. Raises NotFound and SpecError."""
+    known = shipped()
+    if not asked:
+        return known
+    found: dict[str, Nemesis] = {}
+    for name in asked:
+        if name in known:
+            found[name] = known[name]
+        elif name.endswith((".yaml", ".yml")):
+            nemesis = read_nemesis(Path(name))
+            found[nemesis.name] = nemesis
+        else:
+            hint = near(name, known) or f"known: {', '.join(known)}; or a file such as `nemesis.yaml`"
+            raise NotFound(f"there is no nemesis `{name}`", field="--nemesis", have=name, hint=hint)
+    return found
+
+
+def read_nemesis(path: Path) -> Nemesis:
+    """A file of kind `nemesis`. Raises SpecError with everything that is wrong in it."""
+    document = load_yaml(path)
+    with located(place_in_file(path)):
+        return compile_nemesis(document)
+
+
+def read_scenario(path: Path) -> Scenario:
+    """A scenario that was kept. Raises NotFound and SpecError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Scenario)
+    except FileNotFoundError:
+        raise NotFound("there is no such scenario", field="--scenario", have=str(path)) from None
+    except msgspec.MsgspecError as error:
+        raise SpecError(
+            f"this is no scenario: {error}", field=str(path), hint="one that `poise faults --keep` wrote"
+        ) from None
+
+
+def keep_scenario(scenario: Scenario, folder: Path, name: str) -> Path:
+    """Write a scenario down, to be run again for ever."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(scenario), indent=1) + b"\n")
+    return path

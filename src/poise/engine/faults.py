@@ -1,0 +1,106 @@
+"""Seeds: which nemeses each meets, what came of it, and the smallest scenario in which it still comes to that."""
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import TypeVar
+
+import msgspec
+
+from poise.engine.promises import Violation
+from poise.engine.scenario import Nemesis, Scenario, scenario_of, smaller
+from poise.engine.world import Line, World
+from poise.units import SECOND
+
+T = TypeVar("T")
+
+MOST_NEMESES = 4
+MOST_TRIES = 400
+"""Runs that making a scenario smaller may take."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What one scenario came to. `promise` is empty where every one was kept; `digest` is equal for equal runs, `met`
+    counts the faults by kind, `lines` are the last things that happened where a promise was broken.
+    """
+
+    seed: int
+    policy: str
+    nemeses: tuple[str, ...] = ()
+    promise: str = ""
+    what: str = ""
+    digest: str = ""
+    steps: int = 0
+    events: int = 0
+    starts: int = 0
+    seconds: float = 0.0
+    met: dict[str, int] = {}
+    lines: tuple[str, ...] = ()
+
+
+def nemeses_of(seed: int, known: Mapping[str, Nemesis]) -> tuple[Nemesis, ...]:
+    """Which nemeses a seed meets when nobody says: one to four of those that are known."""
+    random = Random(f"nemeses {seed}")
+    names = random.sample(sorted(known), random.randint(1, min(MOST_NEMESES, len(known))))
+    return tuple(known[name] for name in sorted(names))
+
+
+def try_seed(seed: int, known: Mapping[str, Nemesis], only: Sequence[str] = ()) -> Outcome:
+    """Run what a seed makes; `only` are the nemeses that it meets, where somebody says."""
+    nemeses = tuple(known[name] for name in only) if only else nemeses_of(seed, known)
+    outcome = try_scenario(scenario_of(seed, nemeses))
+    return msgspec.structs.replace(outcome, nemeses=tuple(nemesis.name for nemesis in nemeses))
+
+
+def try_scenario(
+    scenario: Scenario, *, until: int | None = None, watch: Callable[[Line], None] | None = None
+) -> Outcome:
+    """Run a scenario to its end, or to an instant; `watch` is given everything that happens."""
+    world = World(scenario, watch=watch)
+    promise = what = ""
+    try:
+        world.run(until)
+    except Violation as error:
+        promise, what = error.promise, str(error)
+    return Outcome(
+        seed=scenario.seed,
+        policy=scenario.policy,
+        promise=promise,
+        what=what,
+        digest=f"{world.judge.digest:08x}",
+        steps=world.timeline.steps,
+        events=world.judge.ledger.revision,
+        starts=world.judge.starts,
+        seconds=world.timeline.now / SECOND,
+        met=dict(sorted(world.met.items())),
+        lines=tuple(map(str, world.lines)) if promise else (),
+    )
+
+
+def shrink(scenario: Scenario, promise: str) -> Scenario:
+    """Fewer faults, then fewer acts, as long as the same promise is broken (delta debugging: Zeller and Hildebrandt,
+    2002). The same seed draws the same for what is left.
+    """
+    tries = MOST_TRIES
+
+    def fails(candidate: Scenario) -> bool:
+        nonlocal tries
+        tries -= 1
+        return tries >= 0 and try_scenario(candidate).promise == promise
+
+    def reduced(parts: tuple[T, ...], make: Callable[[Sequence[T]], Scenario]) -> tuple[T, ...]:
+        size = max(1, len(parts) // 2)
+        while parts and tries > 0:
+            for start in range(0, len(parts), size):
+                fewer = parts[:start] + parts[start + size :]
+                if fails(make(fewer)):
+                    parts = fewer
+                    break
+            else:
+                if size == 1:
+                    return parts
+                size //= 2
+        return parts
+
+    faults = reduced(scenario.faults, lambda left: smaller(scenario, scenario.acts, left))
+    acts = reduced(scenario.acts, lambda left: smaller(scenario, left, faults))
+    return smaller(scenario, acts, faults)

@@ -1,0 +1,353 @@
+"""A machine with its agent: the real node machine over a simulated executor, clock and way to the control plane.
+
+The executor is the truth: what runs here, since when. It goes on without the agent, as keepers do, and ends with the
+machine. A command is `work SECONDS`, of which a copy uses the time it says, longer by the factor by which the machine
+is slow; how it ends is drawn from the seed and the attempt, so that it does not depend on when it runs.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Protocol
+
+import msgspec
+
+from poise.engine.network import End, Network
+from poise.engine.timeline import Process, SimulatedClock, Timeline, Timer
+from poise.kernel import node as machine
+from poise.kernel.node import NodeMachine
+from poise.model.jobs import Ending, Outcome
+from poise.model.messages import Attempt, Ended, Launch, Running
+from poise.model.resources import Device, Node
+from poise.ports import Held
+from poise.units import MILLISECOND, SECOND
+
+START_TAKES = 2 * MILLISECOND
+BOOT_TAKES = 20 * SECOND
+RECONNECT = (0.05, 1.0)
+LOOK_EVERY = 5.0
+
+
+class Copy(msgspec.Struct, eq=False):
+    """One attempt in a slot; it runs once `since` is set. `deaf`: it does not end at SIGTERM."""
+
+    launch: Launch
+    cpus: tuple[int, ...]
+    ends: Outcome
+    takes: int
+    deaf: bool
+    since: int = -1
+    timer: Timer | None = None
+    stopping: bool = False
+
+
+class Watcher(Protocol):
+    """Who is told of the truth, and judges it."""
+
+    def started(self, node: str, launch: Launch) -> None: ...
+    def ended(self, node: str, launch: Launch, ending: Ending) -> None: ...
+
+
+class SimulatedExecutor:
+    """The `Executor` port, and what a test does to it."""
+
+    def __init__(self, name: str, keepers: Process, seed: int, watcher: Watcher) -> None:
+        self.on_change: Callable[[Sequence[Running], Sequence[Ended]], None] = lambda _, __: None
+        self.slow = 1.0
+        self.slots: dict[int, deque[Copy]] = {}
+        self.copies: dict[Attempt, tuple[int, Copy]] = {}
+        self.evidence: dict[Attempt, Ended] = {}
+        self._until: dict[Attempt, int] = {}
+        self._name = name
+        self._keepers = keepers
+        self._seed = seed
+        self._watcher = watcher
+        self._pids = 0
+
+    # the port
+
+    def start(self, slot: int, launch: Launch, cpus: tuple[int, ...]) -> None:
+        if launch.attempt in self.copies or launch.attempt in self.evidence:
+            return
+        random = Random(f"{self._seed}/{launch.attempt}")
+        copy = Copy(
+            launch,
+            cpus,
+            ends=random.choices(("done", "failed", "killed", "signal", "oom"), (90, 4, 2, 2, 2))[0],
+            takes=int(float(launch.argv[-1].split()[-1]) * SECOND * random.uniform(0.8, 1.2)),
+            deaf=random.random() < 0.1,
+        )
+        self.copies[launch.attempt] = (slot, copy)
+        line = self.slots.setdefault(slot, deque())
+        line.append(copy)
+        if len(line) == 1:
+            self._keepers.call_later(START_TAKES / SECOND, self._begin, slot)
+
+    def stop(self, attempt: Attempt) -> None:
+        found = self.copies.get(attempt)
+        if found is None or found[1].stopping:
+            return
+        slot, copy = found
+        copy.stopping = True
+        if copy.since < 0:
+            self._keepers.call_soon(self._end, slot, copy, Ending(outcome="returned"))
+            return
+        takes = copy.launch.grace if copy.deaf else min(copy.launch.grace, 50 * MILLISECOND)
+        self._cancel(copy)
+        copy.timer = self._keepers.call_later(takes / SECOND, self._end_running, slot, copy, "stopped")
+
+    def renew(self, attempt: Attempt, until: int) -> None:
+        """Kept by the keeper, so that it holds without an agent."""
+        self._until[attempt] = until
+        self._keepers.timeline.call_at(until, self._lease_over, attempt, process=self._keepers)
+
+    def forget(self, attempts: Sequence[Attempt]) -> None:
+        for attempt in attempts:
+            self.evidence.pop(attempt, None)
+
+    def observe(self) -> tuple[list[Held], list[Ended]]:
+        """What is here: of each slot the copies in order, and the endings nobody has taken note of."""
+        held = [
+            Held(slot, copy.launch, copy.cpus, self._running(copy) if copy.since >= 0 else None)
+            for slot, line in sorted(self.slots.items())
+            for copy in line
+        ]
+        return held, list(self.evidence.values())
+
+    # what befalls it
+
+    def kill(self, attempt: Attempt, outcome: Outcome, note: str = "") -> None:
+        """The command of a running copy ends now."""
+        slot, copy = self.copies[attempt]
+        self._cancel(copy)
+        self._end_running(slot, copy, outcome, note)
+
+    def hang(self, attempt: Attempt) -> None:
+        """It never gets on again; somebody has to stop it."""
+        copy = self.copies[attempt][1]
+        if not copy.stopping:
+            self._cancel(copy)
+
+    def bury(self, slot: int) -> None:
+        """The keeper of a slot is killed: what it holds is lost."""
+        for copy in list(self.slots.get(slot, ())):
+            self._cancel(copy)
+            if copy.since >= 0:
+                self._end_running(slot, copy, "lost", "its keeper was killed")
+            else:
+                self._end(slot, copy, Ending(outcome="returned", note="its keeper was killed"))
+
+    def power_off(self) -> None:
+        """Everything is gone, and so is every trace of it."""
+        for _, copy in self.copies.values():
+            self._cancel(copy)
+            if copy.since >= 0:
+                self._watcher.ended(self._name, copy.launch, Ending(outcome="lost"))
+        self.slots.clear()
+        self.copies.clear()
+        self.evidence.clear()
+        self._until.clear()
+
+    def running(self) -> list[Attempt]:
+        return [attempt for attempt, (_, copy) in self.copies.items() if copy.since >= 0]
+
+    # inside
+
+    def _lease_over(self, attempt: Attempt) -> None:
+        found = self.copies.get(attempt)
+        if found is None or self._until[attempt] > self._keepers.timeline.now:
+            return
+        slot, copy = found
+        self._cancel(copy)
+        if copy.since >= 0:
+            self._end_running(slot, copy, "lost", "its lease ran out")
+        else:
+            self._end(slot, copy, Ending(outcome="returned", note="its lease ran out"))
+
+    def _running(self, copy: Copy) -> Running:
+        return Running(attempt=copy.launch.attempt, pid=1, cpus=copy.cpus)
+
+    def _begin(self, slot: int) -> None:
+        line = self.slots.get(slot)
+        if not line or line[0].since >= 0 or line[0].stopping:
+            return
+        copy = line[0]
+        copy.since = self._keepers.timeline.now
+        self._watcher.started(self._name, copy.launch)
+        copy.timer = self._keepers.call_later(copy.takes * self.slow / SECOND, self._end_running, slot, copy, copy.ends)
+        self.on_change((self._running(copy),), ())
+
+    def _end_running(self, slot: int, copy: Copy, outcome: Outcome, note: str = "") -> None:
+        run = self._keepers.timeline.now - copy.since
+        self._end(slot, copy, Ending(outcome=outcome, code=int(outcome == "failed"), run=run, note=note))
+
+    def _end(self, slot: int, copy: Copy, ending: Ending) -> None:
+        attempt = copy.launch.attempt
+        if self.copies.pop(attempt, None) is None:
+            return
+        self._until.pop(attempt, None)
+        if copy.since >= 0:
+            self._watcher.ended(self._name, copy.launch, ending)
+        line = self.slots[slot]
+        line.remove(copy)
+        if line:
+            self._keepers.call_later(START_TAKES / SECOND, self._begin, slot)
+        else:
+            del self.slots[slot]
+        ended = self.evidence[attempt] = Ended(attempt=attempt, ending=ending)
+        self.on_change((), (ended,))
+
+    def _cancel(self, copy: Copy) -> None:
+        if copy.timer is not None:
+            copy.timer.cancel()
+            copy.timer = None
+
+
+class SimulatedMachine:
+    """One node: power, devices, executor, and the agent that is started again when it ends."""
+
+    def __init__(
+        self, timeline: Timeline, node: Node, network: Network, control: "Listener", seed: int, watcher: Watcher
+    ) -> None:
+        self.timeline = timeline
+        self.node = node
+        self.keepers = Process(timeline, f"keepers of {node.name}")
+        self.agent = Process(timeline, f"agent of {node.name}")
+        self.executor = SimulatedExecutor(node.name, self.keepers, seed, watcher)
+        self.on = False
+        self.machine: NodeMachine | None = None
+        self._network = network
+        self._control = control
+        self._boots = 0
+        self._channel: End | None = None
+        self._pause = RECONNECT[0]
+        self._timer: Timer | None = None
+        self.agent.on_kill = self._agent_gone
+        self._clock = SimulatedClock(self.agent)
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    # --- power -------------------------------------------------------------------------------------------------------
+
+    def power_on(self) -> None:
+        """It boots; everything that it ran before is gone, and its incarnation says so."""
+        if not self.on:
+            self.on = True
+            self._boots += 1
+            self.node = msgspec.structs.replace(self.node, incarnation=f"{self.node.name}-{self._boots}")
+            self.keepers.start()
+            self.start_agent()
+
+    def power_off(self) -> None:
+        if self.on:
+            self.on = False
+            self.executor.power_off()
+            self.agent.kill()
+            self.keepers.kill()
+
+    def change_devices(self, devices: tuple[Device, ...]) -> None:
+        """Devices come, go, or are others under the same index; what ran on one that went ends."""
+        left = {(device.index, device.uuid) for device in devices}
+        gone = {device.index for device in self.node.devices if (device.index, device.uuid) not in left}
+        for attempt in self.executor.running():
+            if gone.intersection(self.executor.copies[attempt][1].launch.devices):
+                self.executor.kill(attempt, "failed", "its device has gone")
+        self.node = msgspec.structs.replace(self.node, devices=devices)
+
+    # --- the agent ---------------------------------------------------------------------------------------------------
+
+    def start_agent(self) -> None:
+        if not self.on or self.agent.alive:
+            return
+        self.agent.start()
+        self.machine = NodeMachine(self.node, range(self.node.cpu // 1000))
+        held, ended = self.executor.observe()
+        self.machine.adopt(held, ended)
+        self.executor.on_change = self._changed
+        self._pause = RECONNECT[0]
+        self._dial()
+        self.agent.call_later(LOOK_EVERY, self._look)
+
+    def _agent_gone(self) -> None:
+        self.machine = None
+        self.executor.on_change = lambda _, __: None
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self.timeline.call_in(SECOND // 2, self.start_agent)  # its supervisor starts it again
+
+    def _look(self) -> None:
+        machine_ = self.machine
+        if machine_ is not None and machine_.node != self.node:
+            machine_.node = self.node
+            self._feed(machine.Connected())
+        self.agent.call_later(LOOK_EVERY, self._look)
+
+    def _dial(self) -> None:
+        self._network.dial(self.name, self.agent, self._control.process, self._opened, self._later)
+
+    def _later(self) -> None:
+        self.agent.call_later(self._pause, self._dial)
+        self._pause = min(RECONNECT[1], self._pause * 2)
+
+    def _opened(self, near: End, far: End) -> None:
+        if far.is_gone() or not self._control.accept(far):
+            self._later()
+            return
+        self._pause = RECONNECT[0]
+        self._channel = near
+        near.on_message = self._feed
+        near.on_close = self._closed
+        self._feed(machine.Connected(self.timeline.now))
+
+    def _closed(self) -> None:
+        self._channel = None
+        self._feed(machine.Disconnected())
+        self._later()
+
+    def _changed(self, running: Sequence[Running], ended: Sequence[Ended]) -> None:
+        """Keepers say it to the agent over a socket: it comes in a turn of the agent's own."""
+        self.agent.call_soon(self._feed, machine.Changed(tuple(running), tuple(ended)))
+
+    def _feed(self, message: machine.Message) -> None:
+        if self.machine is not None:
+            self._perform(self.machine.handle(message, self._clock.now()))
+
+    def _tick(self) -> None:
+        if self.machine is not None:
+            self._perform(self.machine.tick(self._clock.now()))
+
+    def _perform(self, effects: Sequence[machine.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case machine.Start():
+                    self.executor.start(effect.slot, effect.launch, effect.cpus)
+                case machine.Stop():
+                    self.executor.stop(effect.attempt)
+                case machine.Renew():
+                    self.executor.renew(effect.attempt, effect.until)
+                case machine.Forget():
+                    self.executor.forget(effect.attempts)
+                case machine.Say():
+                    if self._channel is not None:
+                        self._channel.send(effect.message)
+                case machine.Hang():
+                    if self._channel is not None:
+                        self._channel.close()
+                        self._closed()
+        if self._timer is not None:
+            self._timer.cancel()
+        due = self.machine.wakeup() if self.machine is not None else None
+        self._timer = (
+            None if due is None else self.agent.call_later(max(0, due - self._clock.now()) / SECOND, self._tick)
+        )
+
+
+class Listener(Protocol):
+    """Where nodes dial: a process, which takes a connection or does not."""
+
+    process: Process
+
+    def accept(self, channel: End) -> bool: ...

@@ -1,0 +1,146 @@
+"""The way between nodes and the control plane: connections on which messages are late, lost, doubled or overtaken.
+
+A connection is between two lives of two processes: when one of them is killed the other end is told, unless the way is
+cut. A way that is cut in one direction swallows what is sent there, and nobody is told.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from poise.engine.timeline import Process, Timeline
+from poise.kernel.link import Broken, Link
+from poise.units import MILLISECOND, SECOND
+
+DIAL_GIVES_UP = 3 * SECOND
+
+UP, DOWN = "up", "down"
+"""From a node to the control plane, and back."""
+
+
+class Network:
+    """Ways by node. Chances are in [0, 1]; `late` is the most that a message is late, in nanoseconds."""
+
+    def __init__(self, timeline: Timeline, random: Random) -> None:
+        self.timeline = timeline
+        self.random = random
+        self.latency = MILLISECOND // 2
+        self.loss = 0.0
+        self.doubled = 0.0
+        self.late = 0
+        self.overtaking = False
+        self.cut: dict[tuple[str, str], int] = {}
+        self.lost = 0
+        self.sent = 0
+
+    def is_cut(self, node: str, way: str) -> bool:
+        return self.cut.get((node, way), 0) > 0
+
+    def cut_off(self, node: str, way: str, on: bool) -> None:
+        """Faults may overlap: a way is open when each of them has ended."""
+        self.cut[node, way] = self.cut.get((node, way), 0) + (1 if on else -1)
+
+    def dial(
+        self,
+        node: str,
+        caller: Process,
+        called: Process,
+        opened: Callable[["End", "End"], None],
+        failed: Callable[[], None],
+    ) -> None:
+        """`opened` is called with the caller's end and the other one, or `failed`: at once where nobody listens."""
+        if self.is_cut(node, UP) or self.is_cut(node, DOWN) or self.random.random() < self.loss:
+            self.timeline.call_at(self.timeline.now + DIAL_GIVES_UP, failed, process=caller)
+        elif not called.alive or called.paused_until > self.timeline.now:
+            self.timeline.call_at(self.timeline.now + self.latency, failed, process=caller)
+        else:
+            connection = Connection(self, node, caller, called)
+            self.timeline.call_at(
+                self.timeline.now + self.latency, opened, connection.near, connection.far, process=caller
+            )
+
+
+class Connection:
+    """`near` is the node's end, `far` the control plane's."""
+
+    def __init__(self, network: Network, node: str, near: Process, far: Process) -> None:
+        self.network = network
+        self.node = node
+        self.near = End(self, near, UP)
+        self.far = End(self, far, DOWN)
+        self.near.other, self.far.other = self.far, self.near
+
+
+class End:
+    """What a process holds of a connection; a `Channel`."""
+
+    other: "End"
+
+    def __init__(self, connection: Connection, process: Process, way: str) -> None:
+        self._connection = connection
+        self._network = connection.network
+        self._process = process
+        self._life = process.life
+        self._way = way
+        self._link = Link()
+        self._last = 0
+        self.closed = False
+        self.on_message: Callable[[Any], None] = lambda _: None
+        self.on_close: Callable[[], None] = lambda: None
+
+    def send(self, message: Any) -> None:
+        """Numbered, so that the other end notices what does not come."""
+        if self.closed:
+            return
+        network = self._network
+        network.sent += 1
+        frame = (self._link.number(), message)
+        if network.is_cut(self._connection.node, self._way) or network.random.random() < network.loss:
+            network.lost += 1
+            return
+        self._deliver(frame)
+        if network.doubled and network.random.random() < network.doubled:
+            self._deliver(frame)
+
+    def close(self) -> None:
+        """The other end is told, if the way is open."""
+        if not self.closed:
+            self.closed = True
+            network = self._network
+            if not network.is_cut(self._connection.node, self._way):
+                other = self.other
+                network.timeline.call_at(self._arrival(), other._told_closed, process=other._process)
+
+    def is_gone(self) -> bool:
+        """Whether the process that held it was killed since."""
+        return self._process.life != self._life
+
+    def _deliver(self, frame: tuple[int, Any]) -> None:
+        other = self.other
+        self._network.timeline.call_at(self._arrival(), other._arrived, frame, process=other._process)
+
+    def _arrival(self) -> int:
+        network = self._network
+        at = network.timeline.now + network.latency
+        if network.late:
+            at += network.random.randrange(network.late)
+        if not network.overtaking:
+            at = max(at, self._last)
+        self._last = max(self._last, at)
+        return at
+
+    def _arrived(self, frame: tuple[int, Any]) -> None:
+        if self.closed:
+            return
+        serial, message = frame
+        try:
+            if self._link.hears(serial):
+                self.on_message(message)
+        except Broken:
+            self.close()
+            self.on_close()
+
+    def _told_closed(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.on_close()

@@ -1,0 +1,287 @@
+"""The judge: what was promised, checked against what happened, at every step.
+
+It believes neither the controller nor the ledger that decides. It sees what executors really run, what is durable in
+the log, and what clients were told; from the log it keeps books of its own, in the simplest way that works. The names
+of the promises are those of `docs/explanation/promises.md`.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+from zlib import crc32
+
+from poise.errors import PoiseError
+from poise.kernel.explain import reasons
+from poise.kernel.find import find
+from poise.kernel.ledger import JobState, Ledger, UnitState, attempt_of
+from poise.kernel.visible import Sight
+from poise.model.events import (
+    Event,
+    Finished,
+    JobSubmitted,
+    NodeForgotten,
+    NodeJoined,
+    Placed,
+    QuotaSet,
+    encode_event,
+)
+from poise.model.jobs import Ending, Unit
+from poise.model.messages import Attempt, Launch
+from poise.model.quotas import Amounts, Quota, asked
+from poise.model.resources import SHARED_CAP, WHOLE, Node
+from poise.model.tenants import Bearer, Role
+from poise.policy.feasible import NAMED
+
+DEEP_EVERY = 64
+"""Durable events after which all invariants of the ledger are checked anew; the rest is checked at each."""
+
+
+ABOUT_NODES = frozenset(
+    (
+        "CPU_BUSY",
+        "MEMORY_BUSY",
+        "GPU_BUSY",
+        "CPU_TOO_SMALL",
+        "MEMORY_TOO_SMALL",
+        "GPU_TOO_FEW",
+        "NODE_DRAINED",
+        "NODE_LOST",
+        "GANG_INCOMPLETE",
+        "NO_SUCH_DEVICE",
+    )
+)
+"""Reasons that nodes give: where there are no others, each node must have given one."""
+
+
+class Violation(AssertionError):
+    """A promise was broken. `promise` is its name, S1 to L4, or `internal` for an error that nobody foresaw."""
+
+    def __init__(self, promise: str, what: str) -> None:
+        super().__init__(f"{promise}: {what}")
+        self.promise = promise
+
+
+class Held(NamedTuple):
+    """What the log says that a unit has: its attempts that have not finished, by task, and how large it was placed."""
+
+    epoch: int
+    active: set[str]
+    amounts: Amounts
+
+
+class Judge:
+    """Told of everything; raises `Violation`. `digest` is of all that happened, in order."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.digest = 0
+        self.starts = 0
+        self.acknowledged: dict[tuple[str, str], str] = {}
+        self._running: dict[str, dict[Attempt, Launch]] = {}
+        self._nodes: dict[str, Node] = {}
+        self._begun: set[Attempt] = set()
+        self._ended: dict[Attempt, Ending] = {}
+        self._units: dict[str, tuple[Unit, str]] = {}
+        self._unit_of: dict[str, str] = {}
+        self._held: dict[str, Held] = {}
+        self._epochs: dict[str, int] = {}
+        self._done: set[str] = set()
+        self._quotas: dict[str, Quota] = {}
+        self._keys: dict[tuple[str, str], str] = {}
+        self._untold: dict[str, str] = {}
+        self._since_deep = 0
+
+    # --- what executors do -------------------------------------------------------------------------------------------
+
+    def started(self, node: str, launch: Launch) -> None:
+        """A command really runs."""
+        attempt = launch.attempt
+        self._note(f"+{node}{attempt}")
+        self.starts += 1
+        if attempt in self._begun:
+            raise Violation("S4", f"{attempt} was started twice")
+        self._begun.add(attempt)
+        for other, running in self._running.items():
+            for copy in running:
+                if copy.task == attempt.task and (launch.lease or other == node):
+                    raise Violation("S5", f"{attempt} runs on {node} while {copy} runs on {other}")
+        here = self._running.setdefault(node, {})
+        here[attempt] = launch
+        self._fits(node, here.values())
+
+    def ended(self, node: str, launch: Launch, ending: Ending) -> None:
+        """It runs no more."""
+        self._note(f"-{node}{launch.attempt}{ending.outcome}")
+        self._running[node].pop(launch.attempt)
+        self._ended[launch.attempt] = ending
+
+    def offers(self, node: Node) -> None:
+        """What a machine really has, from now on."""
+        self._nodes[node.name] = node
+
+    def _fits(self, name: str, running: Iterable[Launch]) -> None:
+        node, cpu, memory = self._nodes[name], 0, 0
+        taken: dict[int, int] = {}
+        for launch in running:
+            cpu, memory = cpu + launch.shape.cpu, memory + launch.shape.memory
+            for device in launch.devices:
+                taken[device] = taken.get(device, 0) + launch.shape.share
+                most = WHOLE if launch.shape.share == WHOLE else SHARED_CAP
+                if taken[device] > most:
+                    raise Violation("S1", f"device {device} of {name} is given to more than it can carry")
+        if cpu > node.cpu or memory > node.memory:
+            raise Violation("S1", f"{name} runs {cpu} of {node.cpu} milli-CPU, {memory} of {node.memory} bytes")
+
+    # --- what clients are told ---------------------------------------------------------------------------------------
+
+    def accepted(self, tenant: str, key: str, job: str) -> None:
+        """A submission under this key was acknowledged as this job."""
+        known = self.acknowledged.setdefault((tenant, key), job)
+        if known != job:
+            raise Violation("S3", f"{key} was acknowledged as {known}, and now as {job}")
+        self._is_kept(tenant, key, job)
+
+    def _is_kept(self, tenant: str, key: str, job: str) -> None:
+        if job not in self.ledger.jobs:
+            raise Violation("S3", f"{job} was acknowledged (for {tenant}, {key}), and is not in the durable log")
+
+    # --- what is durable ---------------------------------------------------------------------------------------------
+
+    def durable(self, events: Iterable[Event]) -> None:
+        """These can no longer be taken back."""
+        for event in events:
+            self._note_event(event)
+            match event:
+                case JobSubmitted():
+                    self._submitted(event)
+                case Placed():
+                    self._placed(event)
+                case Finished():
+                    self._finished(event)
+                case QuotaSet():
+                    self._quotas.pop(event.tenant, None)
+                    if event.quota is not None:
+                        self._quotas[event.tenant] = event.quota
+                case NodeJoined() | NodeForgotten():
+                    pass
+            self.ledger.apply(event)
+            self._since_deep += 1
+        if self._since_deep >= DEEP_EVERY:
+            self.look_deep()
+
+    def _submitted(self, event: JobSubmitted) -> None:
+        key = (event.job.tenant, event.key)
+        known = self._keys.setdefault(key, event.job.id)
+        if event.key and known != event.job.id:
+            raise Violation("S3", f"{event.key} was submitted once, and is {known} and {event.job.id}")
+        for unit in event.job.units:
+            name = f"{event.job.id}.{unit.name}"
+            self._units[name] = (unit, event.job.tenant)
+            for task in unit.tasks:
+                self._unit_of[f"{event.job.id}.{task.name}"] = name
+
+    def _placed(self, event: Placed) -> None:
+        unit, tenant = self._units[event.unit]
+        if event.epoch != self._epochs.get(event.unit, 0) + 1:
+            raise Violation("S4", f"{event.unit} was placed in epoch {event.epoch}, not the next one")
+        self._epochs[event.unit] = event.epoch
+        count, most = len(event.spots), len(unit.tasks)
+        if not (unit.least or most) <= count <= most:
+            raise Violation("S2", f"{event.unit} was placed with {count} of its {most} tasks")
+        job = event.unit.partition(".")[0]
+        tasks = {f"{job}.{task.name}" for task in unit.tasks[:count]}
+        self._held[event.unit] = Held(event.epoch, tasks, asked(unit.shape_of(event.variant)))
+        quota = self._quotas.get(tenant)
+        if quota is not None:
+            total = Amounts()
+            for name, held in self._held.items():
+                if self._units[name][1] == tenant:
+                    total = total.plus(held.amounts, len(held.active))
+            if not quota.amounts.holds(total):
+                raise Violation("S6", f"{tenant} holds {total} of {quota.amounts} once {event.unit} is placed")
+
+    def _finished(self, event: Finished) -> None:
+        unit = self._unit_of[event.task]
+        held = self._held.get(unit)
+        if held is None or held.epoch != event.epoch or event.task not in held.active:
+            raise Violation(
+                "S4", f"an ending of {event.task}#{event.epoch} was accepted, which is not the one that counts"
+            )
+        held.active.remove(event.task)
+        if event.ending.outcome == "done":
+            real = self._ended.get(Attempt(event.task, event.epoch))
+            if real is None or real.outcome != "done":
+                raise Violation("S4", f"{event.task}#{event.epoch} is recorded as done, and was {real}")
+            if event.task in self._done and len(self._units[unit][0].tasks) == 1:
+                raise Violation("S4", f"{event.task} was done twice")
+            self._done.add(event.task)
+
+    def look_deep(self) -> None:
+        """Every invariant of the ledger that the log makes."""
+        self._since_deep = 0
+        self.ledger.check()
+
+    def taken_up(self, ledger: Ledger) -> None:
+        """A control plane begins from this ledger: byte for byte what the log makes, and all that was acknowledged."""
+        if ledger.encode() != self.ledger.encode():
+            raise Violation("S7", f"what was loaded at revision {ledger.revision} is not what the log makes")
+        for (tenant, key), job in self.acknowledged.items():
+            self._is_kept(tenant, key, job)
+        self.look_deep()
+
+    def look_around(self, ledger: Ledger, tenants: Iterable[str]) -> None:
+        """What each tenant sees of a ledger: its own jobs, and no other."""
+        for tenant in tenants:
+            bearer = Bearer(tenant, Role.SUBMITTER)
+            for job in Sight(ledger, bearer).jobs():
+                if job.tenant != tenant:
+                    raise Violation("S8", f"{tenant} sees {job.id} of {job.tenant}")
+            foreign = next((job for job in ledger.jobs.values() if job.tenant != tenant), None)
+            if foreign is not None:
+                try:
+                    find(ledger, foreign.id, bearer=bearer)
+                except PoiseError:
+                    continue
+                raise Violation("S8", f"{tenant} finds {foreign.id} of {foreign.tenant}")
+
+    def has_reasons(self, ledger: Ledger, now: int) -> None:
+        """Whatever waits does so for reasons that are told, and tells of every node that refuses it. What was just
+        placed or has just joined may be told of in the next round: it counts when it is met twice.
+        """
+        untold = {
+            unit.id: what
+            for job in ledger.jobs.values()
+            for unit in job.units
+            if unit.status in ("pending", "waiting") and (what := _untold(ledger, job, unit, now))
+        }
+        for name, what in untold.items():
+            if name in self._untold:
+                raise Violation("L3", f"{name} waits, and {what}")
+        self._untold = untold
+
+    def held_on(self, node: str) -> set[Attempt]:
+        """What the durable log says that a node holds."""
+        return {attempt_of(unit, index) for unit, index in self.ledger.attempts_on(node)}
+
+    def _note_event(self, event: Event) -> None:
+        self.digest = crc32(encode_event(event), self.digest)
+
+    def _note(self, what: str) -> None:
+        self.digest = crc32(what.encode(), self.digest)
+
+
+def _untold(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> str:
+    """What is not told of why a unit waits; empty where everything is."""
+    told = [reason for reason in reasons(ledger, job, unit, now) if reason.code != "NEXT_ROUND"]
+    if not told:
+        return "no reason is told"
+    if {reason.code for reason in told} - ABOUT_NODES or len(ledger.nodes) > NAMED or ledger.policy == "static":
+        return ""  # under `static` only the node of its own partition counts
+    named, shape = {reason.subject for reason in told}, unit.shape
+    for name, state in ledger.nodes.items():
+        has_room = len(unit.tasks) > 1 and state.node.cpu - state.used_cpu >= shape.cpu
+        if name not in named and not has_room:
+            return f"nothing is told of {name}"
+    return ""
+
+
+__all__ = ["Judge", "Violation"]

@@ -1,0 +1,290 @@
+"""A scenario: all that is given to a simulated fleet from outside. It is data, and with its seed it decides everything.
+
+*Nemeses* say which faults come how often; `scenario_of` draws from the seed when each of them begins, how long it lasts
+and whom it meets. What was drawn is written out, so that a scenario can be made smaller, kept in a file, and run again
+when the drawing has long changed.
+"""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any, Literal
+
+import msgspec
+
+from poise.errors import SpecError
+from poise.model.document import Findings
+from poise.model.resources import Device, Node
+from poise.model.spec import parse_or_raise
+from poise.units import DAY, MILLISECOND, SECOND, parse_duration
+
+FaultKind = Literal[
+    "kill-task",
+    "kill-keeper",
+    "kill-agent",
+    "kill-control",
+    "die-at-a-door",
+    "control-away",
+    "power-cut",
+    "machine-off",
+    "cut",
+    "flap",
+    "swizzle",
+    "lose-messages",
+    "double-messages",
+    "late-messages",
+    "overtaking-messages",
+    "disk-full",
+    "slow-disk",
+    "flip-a-bit",
+    "wall-clock",
+    "pause-control",
+    "pause-agent",
+    "out-of-memory",
+    "hang",
+    "straggle",
+    "unplug",
+    "replug",
+    "policy-raises",
+    "policy-loops",
+    "policy-lies",
+    "policy-is-slow",
+    "second-control",
+]
+
+Way = Literal["both", "up", "down"]
+
+
+class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One kind of fault as a nemesis brings it: `every` so often on average, for about as long as it `lasts`. `amount`
+    is a chance in [0, 1] for messages that are lost or doubled, seconds for what is late or wrong, a factor for what is
+    slow.
+    """
+
+    fault: FaultKind
+    every: str | float
+    lasts: str | float = 5
+    amount: float = 0.0
+    way: Way = "both"
+
+
+class Nemesis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file of kind `nemesis`: faults that belong together."""
+
+    name: str
+    faults: list[FaultSpec]
+    kind: Literal["nemesis"]
+    about: str = ""
+
+
+def compile_nemesis(document: Any) -> Nemesis:
+    """A parsed file of kind `nemesis`. Raises SpecError with everything that is wrong in it."""
+    found = Findings()
+    nemesis = found.convert(document, Nemesis)
+    for number, spec in enumerate(nemesis.faults if nemesis is not None else ()):
+        for field in ("every", "lasts"):
+            at = f"faults[{number}].{field}"
+            length = found.get(1, parse_or_raise, parse_duration, getattr(spec, field), at, DAY)
+            if length <= 0:
+                found.add(SpecError("must be more than nothing", field=at, have=str(getattr(spec, field))))
+    found.check()
+    if nemesis is None:
+        raise AssertionError("unreachable")
+    return nemesis
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One fault: from `at` for `lasts` nanoseconds. `node` is whom it meets where it meets one, `draw` decides what
+    else is to be drawn when it begins.
+    """
+
+    at: int
+    fault: FaultKind
+    lasts: int = 0
+    node: str = ""
+    amount: float = 0.0
+    way: Way = "both"
+    draw: int = 0
+
+    def __str__(self) -> str:
+        parts = [self.fault, self.node, self.way if self.way != "both" else ""]
+        parts += [f"{self.amount:g}" if self.amount else "", f"for {self.lasts / SECOND:.1f} s" if self.lasts else ""]
+        return " ".join(part for part in parts if part)
+
+
+ActKind = Literal["submit", "cancel", "drain", "undrain", "quota"]
+
+
+class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What somebody asks for: `document` is the job that is submitted, under `key`; `of` the key whose job is
+    cancelled, or the node; `amount` a quota in milli-CPU, 0 for none.
+    """
+
+    at: int
+    act: ActKind
+    key: str = ""
+    of: str = ""
+    tenant: str = "default"
+    document: dict[str, Any] = {}
+    amount: int = 0
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything: at `heals` all faults end, and by `ends` everything must be over. Times in nanoseconds."""
+
+    seed: int
+    nodes: tuple[Node, ...]
+    acts: tuple[Act, ...]
+    faults: tuple[Fault, ...]
+    heals: int
+    ends: int
+    policy: str = "poise"
+    history: int = 1000
+
+
+POLICIES = ("poise", "poise", "fifo", "srtf", "round-robin", "static")
+TENANTS = ("default", "alice", "bob")
+MEETS_A_NODE: frozenset[FaultKind] = frozenset(
+    (
+        "kill-task",
+        "kill-keeper",
+        "kill-agent",
+        "machine-off",
+        "cut",
+        "flap",
+        "pause-agent",
+        "out-of-memory",
+        "hang",
+        "straggle",
+        "unplug",
+        "replug",
+    )
+)
+INSTANT: frozenset[FaultKind] = frozenset(
+    (
+        "kill-task",
+        "kill-keeper",
+        "kill-agent",
+        "kill-control",
+        "die-at-a-door",
+        "power-cut",
+        "flip-a-bit",
+        "out-of-memory",
+    )
+)
+
+
+def scenario_of(seed: int, nemeses: Sequence[Nemesis], *, faulty: float = 45.0, after: float = 600.0) -> Scenario:
+    """What the seed makes of some nemeses: faults for `faulty` seconds, then `after` seconds to come to an end."""
+    random = Random(f"scenario {seed}")
+    nodes = tuple(_node(random, number) for number in range(random.randint(2, 5)))
+    heals = int(faulty * SECOND)
+    acts = _acts(random, nodes, heals)
+    faults = sorted(
+        (fault for nemesis in nemeses for spec in nemesis.faults for fault in _draw(random, spec, nodes, heals)),
+        key=lambda fault: fault.at,
+    )
+    return Scenario(
+        seed=seed,
+        nodes=nodes,
+        acts=tuple(sorted(acts, key=lambda act: act.at)),
+        faults=tuple(faults),
+        heals=heals,
+        ends=heals + int(after * SECOND),
+        policy=random.choice(POLICIES),
+        history=random.choice((3, 1000)),
+    )
+
+
+def _node(random: Random, number: int) -> Node:
+    gpus = random.choice((0, 0, 1, 2, 4))
+    name = f"n{number + 1}"
+    return Node(
+        name=name,
+        incarnation="0",
+        cpu=random.choice((2, 4, 8)) * 1000,
+        memory=16 * 2**30,
+        devices=tuple(Device(index=index, memory=16 * 2**30, uuid=f"{name}-{index}") for index in range(gpus)),
+    )
+
+
+def _acts(random: Random, nodes: tuple[Node, ...], heals: int) -> list[Act]:
+    most_gpus = max(len(node.devices) for node in nodes)
+    acts: list[Act] = []
+    for number in range(random.randint(4, 14)):
+        at = int(random.uniform(0, heals * 0.8))
+        tenant, key = random.choice(TENANTS), f"k{number}"
+        acts.append(Act(at=at, act="submit", key=key, tenant=tenant, document=_document(random, most_gpus)))
+        if random.random() < 0.1:
+            acts.append(Act(at=at + int(random.uniform(0, 10) * SECOND), act="cancel", of=key, tenant=tenant))
+    if random.random() < 0.3:
+        node, at = random.choice(nodes).name, int(random.uniform(0, heals))
+        acts.append(Act(at=at, act="drain", of=node))
+        acts.append(Act(at=heals + 10 * SECOND, act="undrain", of=node))
+    if random.random() < 0.3:
+        tenant = random.choice(TENANTS[1:])
+        acts.append(
+            Act(at=int(random.uniform(0, heals)), act="quota", tenant=tenant, amount=random.choice((2, 4)) * 1000)
+        )
+        acts.append(Act(at=heals + 10 * SECOND, act="quota", tenant=tenant))
+    return acts
+
+
+def _document(random: Random, most_gpus: int) -> dict[str, Any]:
+    seconds = random.choice((0.02, 0.5, 2, 8, 20))
+    document: dict[str, Any] = {"retry": {"limit": random.choice((0, 2, 5)), "backoff": random.choice(("100ms", "2s"))}}
+    document["retry"]["when"] = random.choice((["lost", "killed"], ["failed", "killed", "signal", "oom", "lost"]))
+    resources: dict[str, Any] = {"cpu": random.choice((0.5, 1, 1, 2))}
+    if random.random() < 0.3:
+        resources["memory"] = "2GiB"
+    if most_gpus and random.random() < 0.4:
+        resources["gpu"] = random.randint(1, min(2, most_gpus))
+    kind = random.random()
+    if kind < 0.2:
+        tasks: dict[str, Any] = {}
+        for number in range(random.randint(2, 5)):
+            needs = [f"t{other}" for other in range(number) if random.random() < 0.5]
+            tasks[f"t{number}"] = {"run": _work(random, seconds), "needs": needs, "retry": document["retry"]}
+        return {"kind": "graph", "tasks": tasks}
+    if kind < 0.4:
+        document["workers"] = random.choice((2, 3))
+        resources["cpu"] = 1
+    elif kind < 0.5:
+        document["parts"] = random.choice((3, 8))
+        seconds = min(seconds, 2)
+    if random.random() < 0.3:
+        document["priority"] = random.choice(("urgent", "high", "low"))
+    if random.random() < 0.2:
+        document["preemptible"] = False
+    if random.random() < 0.25:
+        document["lease"] = "exclusive"
+    return {**document, "run": _work(random, seconds), "resources": resources}
+
+
+def _work(random: Random, seconds: float) -> str:
+    return f"work {seconds * random.uniform(0.5, 1.5):.3f}"
+
+
+def _draw(random: Random, spec: FaultSpec, nodes: tuple[Node, ...], heals: int) -> list[Fault]:
+    """Arrivals are exponential, so that any two faults may meet."""
+    faults, at = [], 0.0
+    every, mean = parse_duration(spec.every) / SECOND, parse_duration(spec.lasts) / SECOND
+    while (at := at + random.expovariate(1 / every)) * SECOND < heals:
+        instant = spec.fault in INSTANT
+        lasts = 0 if instant else int(random.expovariate(1 / mean) * SECOND) + 100 * MILLISECOND
+        faults.append(
+            Fault(
+                at=int(at * SECOND),
+                fault=spec.fault,
+                lasts=lasts,
+                node=random.choice(nodes).name if spec.fault in MEETS_A_NODE else "",
+                amount=spec.amount,
+                way=spec.way,
+                draw=random.randrange(2**32),
+            )
+        )
+    return faults
+
+
+def smaller(scenario: Scenario, acts: Sequence[Act], faults: Sequence[Fault]) -> Scenario:
+    """The same with fewer of its parts."""
+    return msgspec.structs.replace(scenario, acts=tuple(acts), faults=tuple(faults))

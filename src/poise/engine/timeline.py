@@ -1,0 +1,130 @@
+"""Virtual time: what happens next, in order of instant and then of asking. A second of it costs what happens in it.
+
+A *process* is what can be killed, or paused, as a whole: it has timers, and a clock of its own that never steps back.
+What it has asked to be called for is dropped when it is killed, and comes late when it is paused.
+"""
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+from poise.units import SECOND, Instant
+
+
+class Killed(BaseException):
+    """A process ends here, in the middle of what it does. Raised by a door, caught by nothing but the timeline."""
+
+
+class Timer:
+    """A call to come. `process` is whose it is."""
+
+    __slots__ = ("arguments", "at", "call", "cancelled", "life", "process")
+
+    def __init__(self, at: int, call: Callable[..., object], arguments: tuple[Any, ...], process: "Process | None"):
+        self.at, self.call, self.arguments, self.process = at, call, arguments, process
+        self.life = process.life if process is not None else 0
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Timeline:
+    """`now` in nanoseconds since the world began. `steps` counts what has been called."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.steps = 0
+        self._heap: list[tuple[int, int, Timer]] = []
+        self._asked = 0
+
+    def call_at(
+        self, at: int, call: Callable[..., object], /, *arguments: Any, process: "Process | None" = None
+    ) -> Timer:
+        """Call at an instant; what lies in the past is called next."""
+        timer = Timer(max(at, self.now), call, arguments, process)
+        self._push(timer)
+        return timer
+
+    def call_in(self, delay: int, call: Callable[..., object], /, *arguments: Any) -> Timer:
+        """Call after `delay` nanoseconds."""
+        return self.call_at(self.now + delay, call, *arguments)
+
+    def step(self, until: int) -> bool:
+        """Call what is next, unless it is later than `until`: then that is the time, and there was nothing to call."""
+        while self._heap and self._heap[0][0] <= until:
+            at, _, timer = heapq.heappop(self._heap)
+            self.now = at
+            process = timer.process
+            if timer.cancelled or (process is not None and process.life != timer.life):
+                continue
+            if process is not None and process.paused_until > at:
+                timer.at = process.paused_until
+                self._push(timer)
+                continue
+            self.steps += 1
+            try:
+                timer.call(*timer.arguments)
+            except Killed:
+                if process is not None:
+                    process.kill()
+            return True
+        self.now = until
+        return False
+
+    def _push(self, timer: Timer) -> None:
+        self._asked += 1
+        heapq.heappush(self._heap, (timer.at, self._asked, timer))
+
+
+class Process:
+    """`on_kill` is called once it is dead. `wall_off` is by how many seconds its machine's wall clock is wrong."""
+
+    def __init__(self, timeline: Timeline, name: str) -> None:
+        self.timeline = timeline
+        self.name = name
+        self.life = 1
+        self.alive = False
+        self.paused_until = 0
+        self.wall_off = 0.0
+        self.on_kill: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        self.alive = True
+
+    def kill(self) -> None:
+        """As by kill -9: nothing that it has asked for comes."""
+        if self.alive:
+            self.alive = False
+            self.life += 1
+            self.paused_until = 0
+            self.on_kill()
+
+    def pause(self, duration: int) -> None:
+        """As by SIGSTOP, and SIGCONT after so many nanoseconds."""
+        self.paused_until = self.timeline.now + duration
+
+    # timers, as asyncio's loop has them: delays in seconds
+
+    def call_soon(self, call: Callable[..., object], /, *arguments: Any) -> Timer:
+        return self.timeline.call_at(self.timeline.now, call, *arguments, process=self)
+
+    def call_later(self, delay: float, call: Callable[..., object], /, *arguments: Any) -> Timer:
+        return self.timeline.call_at(self.timeline.now + int(delay * SECOND), call, *arguments, process=self)
+
+
+WALL = 1_700_000_000.0
+
+
+class SimulatedClock:
+    """The clock of a process: `offset` continues the log's time; the wall clock is as wrong as its machine's."""
+
+    def __init__(self, process: Process, offset: int = 0) -> None:
+        self._process = process
+        self._offset = offset
+
+    def now(self) -> Instant:
+        return Instant(self._process.timeline.now + self._offset)
+
+    def wall(self) -> float:
+        return WALL + self._process.timeline.now / SECOND + self._process.wall_off

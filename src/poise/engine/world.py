@@ -1,0 +1,697 @@
+"""A whole fleet in one thread: the real control plane and node machines, clients, a disk, a network, and what befalls
+them.
+
+Phase one: anything may break, and nothing wrong may happen. Phase two: every fault has ended, and everything must come
+to its end. One scenario decides it all: the same one gives the same world, step by step, on any machine.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any, NamedTuple
+
+import msgspec
+
+from poise.engine.control import SimulatedControl
+from poise.engine.disk import SimulatedDisk
+from poise.engine.machine import SimulatedMachine
+from poise.engine.network import DOWN, UP, Network
+from poise.engine.promises import Judge, Violation
+from poise.engine.scenario import TENANTS, Act, Fault, Scenario
+from poise.engine.timeline import WALL, Timeline
+from poise.errors import PoiseError, SpecError
+from poise.kernel.controller import Cancel, Drain, Message, Reply, SetQuota, Settings, Submit
+from poise.kernel.fitting import check_all
+from poise.kernel.replay import replay, shipped
+from poise.model.events import Began, Event, decode_event
+from poise.model.jobs import Ending
+from poise.model.messages import Attempt, Launch
+from poise.model.quotas import Quota
+from poise.model.record import unseal
+from poise.model.resources import PLENTY
+from poise.model.tenants import DEFAULT, HOME, Bearer, Role
+from poise.policy.suites import ClusterPolicy
+from poise.units import MILLISECOND, SECOND
+
+LAST = 30
+"""Lines that tell how a world came to its end."""
+
+CALM = 10 * SECOND
+"""L2: once faults have ended, what is wanted and what is there are the same within this time."""
+
+LOOK_EVERY = 5 * SECOND
+"""How often somebody looks who must not see everything."""
+
+REPLAYED = 3
+"""Of so many seeds one is decided again from its log."""
+
+TRY_AGAIN = 1 * SECOND
+MOST_STEPS = 400_000
+"""More would be a world that goes round in circles."""
+
+
+class Line(NamedTuple):
+    """Something that happened; made into text only when somebody reads it."""
+
+    at: int
+    what: Any
+
+    def __str__(self) -> str:
+        what = self.what
+        text = encode(what) if isinstance(what, msgspec.Struct) and not isinstance(what, Fault) else str(what)
+        return f"{self.at / SECOND:10.4f}  {text}"
+
+
+def encode(record: msgspec.Struct) -> str:
+    """A record in one line."""
+    tag = record.__struct_config__.tag or type(record).__name__
+    fields = {
+        name: value
+        for name in record.__struct_fields__
+        if name not in ("at", "why", "job", "node") and (value := getattr(record, name)) not in ("", 0, (), None, {})
+    }
+    for name in ("job", "node"):
+        value = getattr(record, name, None)
+        if value is not None:
+            fields[name] = getattr(value, "id", None) or getattr(value, "name", None) or value
+    return f"{tag} " + " ".join(f"{name}={value}" for name, value in fields.items())
+
+
+class Client:
+    """Somebody who asks, and asks again until there is an answer; a submission always under the same key."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.jobs: dict[str, str] = {}
+        self.open = 0
+
+    def act(self, act: Act) -> None:
+        self.open += 1
+        self._try(act)
+
+    def _try(self, act: Act) -> None:
+        world = self._world
+        bearer = HOME if act.tenant == DEFAULT else Bearer(act.tenant, Role.SUBMITTER)
+        make: Callable[[int], Message] | None = None
+        answered = False
+        host = world.control.host
+        if act.act == "submit" and host is not None and world.control.up:
+            try:
+                compiled = host.controller.prepare(act.document, WALL, host.clock.now(), act.tenant)
+            except PoiseError as error:
+                world.tell(f"{act.key} is refused: {error}")
+                self.open -= 1
+                return
+            make = lambda request: Submit(request, compiled, act.key, bearer=bearer)  # noqa: E731
+        elif act.act == "cancel":
+            job = self.jobs.get(act.of)
+            if job is None:  # nobody cancels what was not acknowledged
+                self.open -= 1
+                return
+            make = lambda request: Cancel(request, job, bearer)  # noqa: E731
+        elif act.act in ("drain", "undrain"):
+            make = lambda request: Drain(request, act.of, act.act == "drain")  # noqa: E731
+        elif act.act == "quota":
+            quota = Quota(act.amount, PLENTY, PLENTY) if act.amount else None
+            make = lambda request: SetQuota(request, act.tenant, quota)  # noqa: E731
+
+        def answer(reply: Reply) -> None:
+            nonlocal answered
+            if answered:
+                return
+            answered = True
+            world.timeline.call_in(world.network.latency, self._heard, act, reply)
+
+        def give_up() -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                self._try(act)
+
+        if make is None or not world.control.ask(make, answer):
+            answered = True
+            world.timeline.call_in(TRY_AGAIN, self._try, act)
+        else:
+            world.timeline.call_in(5 * TRY_AGAIN, give_up)
+
+    def _heard(self, act: Act, reply: Reply) -> None:
+        world = self._world
+        if reply.error is not None:
+            if reply.error.status >= 500:
+                world.timeline.call_in(TRY_AGAIN, self._try, act)
+                return
+            world.tell(f"{act.act} {act.key or act.of} is refused: {reply.error}")
+        elif act.act == "submit":
+            self.jobs[act.key] = reply.value
+            world.catch_up()
+            world.judge.accepted(act.tenant, act.key, reply.value)
+            world.tell(f"{act.key} is acknowledged as {reply.value}")
+        self.open -= 1
+
+
+class World:
+    """`run` raises `Violation`; `lines` are the last things that happened."""
+
+    def __init__(self, scenario: Scenario, *, watch: Callable[[Line], None] | None = None) -> None:
+        self.scenario = scenario
+        self.timeline = Timeline()
+        self.judge = Judge()
+        self.lines: deque[Line] = deque(maxlen=LAST)
+        self.met: dict[str, int] = {}
+        self._watch = watch
+        self._seen = 0
+        self._undo: dict[int, Callable[[], None]] = {}
+        self._undone = 0
+        random = Random(f"world {scenario.seed}")
+        self.network = Network(self.timeline, random)
+        self.disk = SimulatedDisk()
+        self.control = SimulatedControl(
+            self.timeline,
+            self.disk,
+            Settings(policy=scenario.policy, history=scenario.history, seed=scenario.seed),
+            random,
+            told=self.tell,
+            took=self._took,
+        )
+        self.machines = {
+            node.name: SimulatedMachine(self.timeline, node, self.network, self.control, scenario.seed, self)
+            for node in scenario.nodes
+        }
+        self.client = Client(self)
+        for machine in self.machines.values():
+            self.judge.offers(machine.node)
+            self.timeline.call_at(random.randrange(SECOND), machine.power_on)
+        self.timeline.call_at(0, self.control.start)
+        for act in scenario.acts:
+            self.timeline.call_at(act.at, self.client.act, act)
+        for fault in scenario.faults:
+            self.timeline.call_at(fault.at, self._befall, fault)
+        self.timeline.call_at(scenario.heals, self._heal)
+
+    def run(self, until: int | None = None) -> None:
+        """To its end, or to an instant. Raises `Violation`."""
+        scenario = self.scenario
+        end = scenario.ends if until is None else min(until, scenario.ends)
+        try:
+            self._go(min(end, scenario.heals))
+            if end > scenario.heals:
+                self._finish(end)
+        except (Violation, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            raise Violation("internal", f"{type(error).__name__}: {error}") from error
+        self.judge.look_deep()
+        if until is None:
+            self._took(self.control)
+            if scenario.seed % REPLAYED == 0:
+                self._decide_again()
+
+    def _decide_again(self) -> None:
+        """From the log alone the same policy decides the same."""
+        events = (decode_event(unseal(record)) for record in self.disk.sound(0, self.disk.synced))
+        told = replay(list(events), choose=self._honest)
+        if told.difference is not None:
+            found = told.difference
+            raise Violation("S7", f"decided again, revision {found.revision} is {found.now}, and was {found.recorded}")
+
+    def _honest(self, began: Began) -> ClusterPolicy | str:
+        return "a liar decided" if "policy-lies" in self.met else shipped(began)
+
+    def _go(self, until: int) -> None:
+        timeline, disk = self.timeline, self.disk
+        looked = timeline.now
+        while timeline.step(until):
+            if disk.synced != self._seen:
+                self.catch_up()
+            if timeline.steps > MOST_STEPS:
+                raise Violation(
+                    "L4", f"the world goes on for ever: {MOST_STEPS} steps by {timeline.now / SECOND:.1f} s"
+                )
+            if timeline.now - looked >= LOOK_EVERY:
+                looked = timeline.now
+                self._look()
+
+    def _look(self) -> None:
+        host = self.control.host
+        if host is not None and self.control.up:
+            self.judge.look_around(host.ledger, TENANTS)
+
+    def _finish(self, end: int) -> None:
+        """Everything must come to its end: L1 to L4."""
+        timeline = self.timeline
+        self._go(timeline.now + 2 * CALM)  # people undo what they did, too
+        self._give_up_what_never_fits()
+        apart = timeline.now
+        idle = timeline.now
+        while timeline.now < end:
+            self._go(timeline.now + 500 * MILLISECOND)
+            host = self.control.host
+            if host is None:
+                raise Violation("L2", "there is no control plane though nothing is wrong")
+            wrong = self._apart()
+            if not wrong:
+                apart = timeline.now
+            elif timeline.now - apart > CALM:
+                raise Violation("L2", wrong)
+            self.judge.has_reasons(host.ledger, host.clock.now())
+            jobs = [job for job in host.ledger.jobs.values() if not job.ended]
+            units = [unit for job in jobs for unit in job.units if unit.status in ("active", "pending")]
+            now = host.clock.now()
+            if not any(unit.status == "pending" and unit.not_before <= now for unit in units) or any(
+                unit.status == "active" for unit in units
+            ):
+                idle = timeline.now
+            if not jobs and not self.client.open:
+                self._go(timeline.now + CALM)
+                wrong = self._apart()
+                if wrong:
+                    raise Violation("L2", f"all is over, and {wrong}")
+                return
+            if jobs and timeline.now - idle > CALM:
+                raise Violation("L1", f"nothing runs, and {jobs[0].id} waits: {self._why(jobs[0].id)}")
+        raise Violation("L4", f"not over by {end / SECOND:.0f} s: {self._left()}")
+
+    def _give_up_what_never_fits(self) -> None:
+        """What was accepted while no node was known may be more than any of them has: its user cancels it."""
+        host = self.control.host
+        for job in host.ledger.jobs.values() if host is not None else ():
+            try:
+                if not job.ended and host is not None:
+                    check_all([unit.spec for unit in job.units], host.ledger.fleet(), job.tenant, None)
+            except SpecError:
+                key = next((key for key, known in self.client.jobs.items() if known == job.id), "")
+                self.client.act(Act(at=0, act="cancel", of=key, tenant=job.tenant))
+
+    def _apart(self) -> str:
+        """How what is wanted differs from what is there; empty where it does not."""
+        host = self.control.host
+        for name, machine in self.machines.items():
+            wanted = self.judge.held_on(name)
+            there = set(machine.executor.copies)
+            if machine.machine is not None:
+                there |= set(machine.machine.waiting())
+            there -= set(machine.executor.evidence)
+            gone = wanted - there - set(machine.executor.evidence)
+            if gone or there - wanted:
+                return f"{name} should hold {sorted(map(str, wanted))}, and holds {sorted(map(str, there))}"
+        if host is not None and not host.controller.accepting:
+            return "nothing is accepted"
+        return ""
+
+    def _why(self, job: str) -> str:
+        host = self.control.host
+        if host is None:
+            return "nobody knows"
+        units = [unit for unit in host.ledger.jobs[job].units if not unit.over]
+        held = [reason.sentence() for unit in units for reason in host.ledger.held(unit)]
+        return f"{[(unit.id, unit.status) for unit in units][:3]} {held[:5]}"
+
+    def _left(self) -> str:
+        host = self.control.host
+        jobs = [] if host is None else [job.id for job in host.ledger.jobs.values() if not job.ended]
+        return f"jobs {jobs}, {self.client.open} requests; {self._why(jobs[0]) if jobs else ''}"
+
+    # --- who watches -------------------------------------------------------------------------------------------------
+
+    def started(self, node: str, launch: Launch) -> None:
+        self._line(f"{node} runs {launch.attempt}")
+        self.judge.started(node, launch)
+
+    def ended(self, node: str, launch: Launch, ending: Ending) -> None:
+        self._line(f"{node} has ended {launch.attempt}: {ending.outcome} {ending.note}")
+        self.judge.ended(node, launch, ending)
+
+    def tell(self, text: str) -> None:
+        self._line(text)
+
+    def catch_up(self) -> None:
+        """What became durable since."""
+        disk, start = self.disk, self._seen
+        if disk.synced <= start:
+            return
+        events: list[Event] = [decode_event(unseal(record)) for record in disk.sound(start, disk.synced)]
+        self._seen = disk.synced
+        for event in events:
+            self._line(event)
+        self.judge.durable(events)
+
+    def _took(self, control: SimulatedControl) -> None:
+        self.catch_up()
+        if control.host is not None and control.host.ledger.revision == self.judge.ledger.revision:
+            self.judge.taken_up(control.host.ledger)
+
+    def _line(self, what: Any) -> None:
+        line = Line(self.timeline.now, what)
+        self.lines.append(line)
+        if self._watch is not None:
+            self._watch(line)
+
+    # --- faults ------------------------------------------------------------------------------------------------------
+
+    def _befall(self, fault: Fault) -> None:
+        begin = FAULTS.get(fault.fault)
+        if begin is None:
+            raise AssertionError(f"there is no fault `{fault.fault}`")
+        end = begin(self, fault, Random(fault.draw))
+        if end is None:
+            return
+        self._line(fault)
+        self.met[fault.fault] = self.met.get(fault.fault, 0) + 1
+        if end is nothing:
+            return
+        number = self._undone = self._undone + 1
+        self._undo[number] = end
+        self.timeline.call_at(min(fault.at + fault.lasts, self.scenario.heals), self._end, number, fault)
+
+    def _end(self, number: int, fault: Fault) -> None:
+        end = self._undo.pop(number, None)
+        if end is not None:
+            self._line(f"over: {fault}")
+            end()
+
+    def _heal(self) -> None:
+        """Every fault ends now; whatever is still off comes back."""
+        for number in list(self._undo):
+            self._undo.pop(number)()
+        self._line("all faults have ended")
+        if self.disk.damaged and not self.control.up:
+            self.disk.restore()
+        for machine in self.machines.values():
+            machine.power_on()
+
+
+End = Callable[[], None]
+
+
+def nothing() -> None:
+    """There is nothing to undo."""
+
+
+def _kill_task(world: World, fault: Fault, random: Random) -> End | None:
+    return _end_one(world, fault, random, "killed")
+
+
+def _out_of_memory(world: World, fault: Fault, random: Random) -> End | None:
+    return _end_one(world, fault, random, "oom")
+
+
+def _end_one(world: World, fault: Fault, random: Random, outcome: Any) -> End | None:
+    executor = world.machines[fault.node].executor
+    running = executor.running()
+    if not running:
+        return None
+    executor.kill(random.choice(running), outcome)
+    return nothing
+
+
+def _kill_keeper(world: World, fault: Fault, random: Random) -> End | None:
+    executor = world.machines[fault.node].executor
+    if not executor.slots:
+        return None
+    executor.bury(random.choice(sorted(executor.slots)))
+    return nothing
+
+
+def _kill_agent(world: World, fault: Fault, random: Random) -> End | None:
+    world.machines[fault.node].agent.kill()
+    return nothing
+
+
+def _kill_control(world: World, fault: Fault, random: Random) -> End | None:
+    world.control.process.kill()
+    return nothing
+
+
+def _die_at_a_door(world: World, fault: Fault, random: Random) -> End | None:
+    if not world.control.up:
+        return None
+    world.control.die_in = random.randint(1, 30)
+    return nothing
+
+
+def _control_away(world: World, fault: Fault, random: Random) -> End | None:
+    world.control.keep_off(True)
+    return lambda: world.control.keep_off(False)
+
+
+def _power_cut(world: World, fault: Fault, random: Random) -> End | None:
+    """The machine of the control plane: what was not synced may be gone, and the boot is another."""
+    world.catch_up()
+    world.control.process.kill()
+    world.disk.lose_power(random)
+    world.control.boot += 1
+    return nothing
+
+
+def _machine_off(world: World, fault: Fault, random: Random) -> End | None:
+    machine = world.machines[fault.node]
+    if not machine.on:
+        return None
+    machine.power_off()
+    return machine.power_on
+
+
+def _cut(world: World, fault: Fault, random: Random) -> End | None:
+    ways = (UP, DOWN) if fault.way == "both" else (fault.way,)
+    return _cut_off(world, fault.node, ways)
+
+
+def _cut_off(world: World, node: str, ways: Sequence[str]) -> End:
+    for way in ways:
+        world.network.cut_off(node, way, True)
+
+    def end() -> None:
+        for way in ways:
+            world.network.cut_off(node, way, False)
+
+    return end
+
+
+def _flap(world: World, fault: Fault, random: Random) -> End | None:
+    """Cut and open again, each for up to two seconds."""
+    over = False
+    ends: list[End] = []
+
+    def turn() -> None:
+        if ends:
+            ends.pop()()
+        elif not over:
+            ends.append(_cut_off(world, fault.node, (UP, DOWN)))
+        if not over:
+            world.timeline.call_in(random.randrange(100 * MILLISECOND, 2 * SECOND), turn)
+
+    def end() -> None:
+        nonlocal over
+        over = True
+        if ends:
+            ends.pop()()
+
+    turn()
+    return end
+
+
+def _swizzle(world: World, fault: Fault, random: Random) -> End | None:
+    """Nodes are cut off one after the other, and come back one after the other in another order."""
+    names = sorted(world.machines)
+    random.shuffle(names)
+    off: dict[str, End] = {}
+    over = False
+
+    def cut(name: str) -> None:
+        if not over and name not in off:
+            off[name] = _cut_off(world, name, (UP, DOWN))
+
+    def back(name: str) -> None:
+        if name in off:
+            off.pop(name)()
+
+    step = max(1, fault.lasts // (2 * len(names)))
+    for number, name in enumerate(names):
+        world.timeline.call_in(number * step, cut, name)
+    random.shuffle(names)
+    for number, name in enumerate(names):
+        world.timeline.call_in(fault.lasts // 2 + number * step, back, name)
+
+    def end() -> None:
+        nonlocal over
+        over = True
+        for name in list(off):
+            back(name)
+
+    return end
+
+
+def _set(name: str) -> Callable[[World, Fault, Random], End | None]:
+    """A property of the network, for as long as the fault lasts."""
+
+    def begin(world: World, fault: Fault, random: Random) -> End | None:
+        network = world.network
+        ordinary = False if name == "overtaking" else type(getattr(network, name))(0)
+        value = True if name == "overtaking" else fault.amount * (SECOND if name == "late" else 1)
+        setattr(network, name, type(getattr(network, name))(value))
+        return lambda: setattr(network, name, ordinary)
+
+    return begin
+
+
+def _disk_full(world: World, fault: Fault, random: Random) -> End | None:
+    world.disk.full = True
+
+    def end() -> None:
+        world.disk.full = False
+
+    return end
+
+
+def _slow_disk(world: World, fault: Fault, random: Random) -> End | None:
+    world.disk.sync_delay = int(fault.amount * SECOND)
+
+    def end() -> None:
+        world.disk.sync_delay = 2 * MILLISECOND
+
+    return end
+
+
+def _flip_a_bit(world: World, fault: Fault, random: Random) -> End | None:
+    """In the log as it lies there; found when it is read again."""
+    world.catch_up()
+    if world.disk.damaged or not world.disk.flip_bit(random):
+        return None
+    world.control.process.kill()
+    return nothing
+
+
+def _wall_clock(world: World, fault: Fault, random: Random) -> End | None:
+    process = world.control.process
+    process.wall_off += random.choice((-1, 1)) * fault.amount
+    return nothing
+
+
+def _pause_control(world: World, fault: Fault, random: Random) -> End | None:
+    process = world.control.process
+    process.pause(fault.lasts)
+
+    def end() -> None:
+        process.paused_until = min(process.paused_until, world.timeline.now)
+
+    return end
+
+
+def _pause_agent(world: World, fault: Fault, random: Random) -> End | None:
+    process = world.machines[fault.node].agent
+    process.pause(fault.lasts)
+
+    def end() -> None:
+        process.paused_until = min(process.paused_until, world.timeline.now)
+
+    return end
+
+
+def _hang(world: World, fault: Fault, random: Random) -> End | None:
+    """One task gets on no more, until its user notices."""
+    executor = world.machines[fault.node].executor
+    running = executor.running()
+    if not running:
+        return None
+    attempt: Attempt = random.choice(running)
+    executor.hang(attempt)
+
+    def end() -> None:
+        if attempt in executor.copies and not executor.copies[attempt][1].stopping:
+            executor.kill(attempt, "killed", "its user gave up on it")
+
+    return end
+
+
+def _straggle(world: World, fault: Fault, random: Random) -> End | None:
+    executor = world.machines[fault.node].executor
+    executor.slow = fault.amount or 2.0
+
+    def end() -> None:
+        executor.slow = 1.0
+
+    return end
+
+
+def _unplug(world: World, fault: Fault, random: Random) -> End | None:
+    machine = world.machines[fault.node]
+    devices = machine.node.devices
+    if not devices:
+        return None
+    machine.change_devices(devices[:-1])
+    world.judge.offers(machine.node)
+
+    def end() -> None:
+        machine.change_devices(devices)
+        world.judge.offers(machine.node)
+
+    return end
+
+
+def _replug(world: World, fault: Fault, random: Random) -> End | None:
+    """The same index, another device."""
+    machine = world.machines[fault.node]
+    devices = machine.node.devices
+    if not devices:
+        return None
+    other = msgspec.structs.replace(devices[-1], uuid=f"{devices[-1].uuid}'")
+    machine.change_devices((*devices[:-1], other))
+    world.judge.offers(machine.node)
+    return nothing
+
+
+def _policy(fault_of_it: str) -> Callable[[World, Fault, Random], End | None]:
+    def begin(world: World, fault: Fault, random: Random) -> End | None:
+        def say(text: str) -> None:
+            world.control.fault = text
+            if world.control.decider is not None:
+                world.control.decider.fault = text
+
+        say(fault_of_it)
+        return lambda: say("")
+
+    return begin
+
+
+def _second_control(world: World, fault: Fault, random: Random) -> End | None:
+    """Another one on the same home: the lock says no while the first one lives."""
+    if world.control.process.alive:
+        world.tell("a second control plane is refused: the lock is held")
+        return nothing
+    world.control.start()
+    return nothing
+
+
+FAULTS: dict[str, Callable[[World, Fault, Random], End | None]] = {
+    "kill-task": _kill_task,
+    "kill-keeper": _kill_keeper,
+    "kill-agent": _kill_agent,
+    "kill-control": _kill_control,
+    "die-at-a-door": _die_at_a_door,
+    "control-away": _control_away,
+    "power-cut": _power_cut,
+    "machine-off": _machine_off,
+    "cut": _cut,
+    "flap": _flap,
+    "swizzle": _swizzle,
+    "lose-messages": _set("loss"),
+    "double-messages": _set("doubled"),
+    "late-messages": _set("late"),
+    "overtaking-messages": _set("overtaking"),
+    "disk-full": _disk_full,
+    "slow-disk": _slow_disk,
+    "flip-a-bit": _flip_a_bit,
+    "wall-clock": _wall_clock,
+    "pause-control": _pause_control,
+    "pause-agent": _pause_agent,
+    "out-of-memory": _out_of_memory,
+    "hang": _hang,
+    "straggle": _straggle,
+    "unplug": _unplug,
+    "replug": _replug,
+    "policy-raises": _policy("raise"),
+    "policy-loops": _policy("loop"),
+    "policy-lies": _policy("lie"),
+    "policy-is-slow": _policy("slow"),
+    "second-control": _second_control,
+}

@@ -1,0 +1,246 @@
+"""Deciding again what a log has recorded, and comparing.
+
+    told = replay(events)
+    assert told.same, told.difference
+
+The events make the ledger, one by one. At each `Round` the policy decides once more, on the view as it was then; what
+follows from its plan is checked against the ledger as it was then, decision by decision, and compared with what was
+committed. So what was refused then has to be refused again, and reasons have to be the same where they were recorded.
+
+State is replayed for ever; decisions are compared only where whoever calls has the policy that made them (`Choose`).
+Another policy may be asked instead, of each round as it was: how many it would have decided otherwise, and nothing of
+what would have followed. Pure: a log is handed in as its events, and is gone through twice side by side.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+
+from poise.kernel.ledger import Ledger
+from poise.kernel.verify import verify
+from poise.model.decisions import Plan, Rejection
+from poise.model.events import Began, Event, Held, Placed, Preempted, Remembered, Round
+from poise.policy.recipe import Recipe
+from poise.policy.suites import POLICIES, SAFE_POLICY, ClusterPolicy, Suite, decide_safely
+
+Made = Placed | Preempted | Held | Remembered
+"""What only a round commits."""
+
+Choose = Callable[[Began], ClusterPolicy | str]
+"""The policy that decided under a control plane that began so, or why there is none to ask."""
+
+UNRECORDED = "decided before rounds were recorded, or as its record was lost"
+UNSEEN = "decided on a view from before the first record that is kept"
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """A round that is decided otherwise now: what was committed and what would be, in order. `revision` is that of its
+    record, `base` that of its view, `asked` the instant of the view and `wall` the same in seconds since 1970. `failed`
+    says how the policy failed now.
+    """
+
+    revision: int
+    base: int
+    asked: int
+    wall: float
+    recorded: tuple[Made, ...]
+    now: tuple[Made, ...]
+    failed: str = ""
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replay of revisions `first` to `last` found: rounds that were compared and the `decisions` in them, those
+    that are `different` and the first of these. `left_out` has, by reason, how many rounds were not compared.
+    `policy` is the one that was asked instead of the recorded ones, if any.
+    """
+
+    first: int
+    last: int
+    rounds: int = 0
+    decisions: int = 0
+    different: int = 0
+    difference: Difference | None = None
+    left_out: dict[str, int] = {}
+    policy: str = ""
+
+    @property
+    def same(self) -> bool:
+        """Whether everything that was compared is as it was."""
+        return not self.different
+
+
+def shipped(began: Began) -> ClusterPolicy | str:
+    """The policy that decided, where it is made of what ships with Poise, in whatever version."""
+    if began.policy in POLICIES:
+        return POLICIES[began.policy]
+    try:
+        return Suite(msgspec.convert(began.recipe, Recipe))
+    except (msgspec.ValidationError, KeyError):
+        return f"decided by `{began.policy}`, which does not ship with Poise"
+
+
+def replay(
+    events: Iterable[Event],
+    *,
+    ledger: Ledger | None = None,
+    choose: Choose = shipped,
+    instead: ClusterPolicy | None = None,
+    after: int = 0,
+) -> Replayed:
+    """Go through the events that follow the state of `ledger` (none: all from the first one), and change it by them.
+
+    `events` is iterated twice. Rounds up to revision `after` are not compared. Raises what `Ledger.apply` raises for
+    events that cannot follow.
+    """
+    return _Replay(ledger if ledger is not None else Ledger(), choose, instead, after).run(events)
+
+
+class _Round:
+    """A round that is decided again: what was committed, and what follows from the plan that is made now. `strict`: in
+    the same order, with the same reasons; else it only has to place and preempt the same.
+    """
+
+    def __init__(self, expected: Iterator[Made], failed: str, *, strict: bool) -> None:
+        self.recorded: list[Made] = []
+        self.now: list[Made] = []
+        self.failed = failed
+        self._expected = expected
+        self._strict = strict
+        self._differs = bool(failed)
+
+    def take(self, event: Made) -> None:
+        """The next that was committed, before the ledger has it: what is expected is verified on the same ledger."""
+        self.recorded.append(event)
+        if not self._strict or self._differs:
+            self._show_all()
+            return
+        made = next(self._expected, None)
+        if made is not None:
+            self.now.append(made)
+        if made != event:
+            self._differs = True
+            self._show_all()
+
+    def close(self) -> bool:
+        """There is no more. Returns whether anything differs."""
+        before = len(self.now)
+        self._show_all()
+        if self._strict:
+            return self._differs or len(self.now) > before
+        return self._differs or _acts(self.now) != _acts(self.recorded)
+
+    def _show_all(self) -> None:
+        """The rest, as far as each would do alone."""
+        self.now.extend(self._expected)
+
+
+class _Replay:
+    """One pass over the events. `_open` is the round whose view has been passed, if it is compared."""
+
+    def __init__(self, ledger: Ledger, choose: Choose, instead: ClusterPolicy | None, after: int) -> None:
+        self._ledger = ledger
+        self._first = ledger.revision + 1
+        self._choose = choose
+        self._instead = instead
+        self._after = after
+        self._policy: ClusterPolicy | str = choose(ledger.began) if ledger.began is not None else UNRECORDED
+        self._open: _Round | None = None
+        self._unrecorded_at = 0
+        self._left_out: dict[str, int] = {}
+        self._rounds = self._decisions = self._different = 0
+        self._difference: Difference | None = None
+
+    def run(self, events: Iterable[Event]) -> Replayed:
+        ledger = self._ledger
+        ahead = ((at, event) for at, event in enumerate(events, start=self._first) if isinstance(event, Round))
+        revision, coming = next(ahead, (0, None))
+        for event in events:
+            if coming is not None and ledger.revision == coming.base and revision > self._after:
+                self._open = self._begin(coming)
+            if isinstance(event, Made):
+                self._take(event, coming)
+            elif isinstance(event, Round):
+                self._close(event)
+                revision, coming = next(ahead, (0, None))
+            elif isinstance(event, Began):
+                self._policy = self._choose(event)
+            ledger.apply(event)
+        return Replayed(
+            first=self._first,
+            last=ledger.revision,
+            rounds=self._rounds,
+            decisions=self._decisions,
+            different=self._different,
+            difference=self._difference,
+            left_out=self._left_out,
+            policy=self._instead.name if self._instead is not None else "",
+        )
+
+    def _begin(self, coming: Round) -> _Round | None:
+        """Decide on the ledger as it is, which is as the round that comes saw it."""
+        began, chosen = self._ledger.began, self._instead or self._policy
+        if began is None or isinstance(chosen, str):
+            return None
+        view = self._ledger.snapshot(coming.asked, began.seed, began.throughputs, coming.fired)
+        stood_in = self._instead is None and coming.policy == SAFE_POLICY
+        try:
+            plan = decide_safely(view) if stood_in else chosen.decide(view)
+        except Exception as error:  # whatever a policy does, that is the answer
+            return _Round(iter(()), f"{type(error).__name__}: {error}", strict=self._instead is None)
+        return _Round(_made(self._ledger, plan, coming.at), "", strict=self._instead is None)
+
+    def _take(self, event: Made, coming: Round | None) -> None:
+        if coming is not None and coming.at == event.at and coming.base <= self._ledger.revision:
+            if self._open is not None:
+                self._open.take(event)
+        elif event.at != self._unrecorded_at:
+            self._unrecorded_at = event.at
+            self._leave_out(UNRECORDED)
+
+    def _close(self, event: Round) -> None:
+        again, self._open = self._open, None
+        ledger = self._ledger
+        revision = ledger.revision + 1
+        if again is None:
+            if revision > self._after:
+                self._leave_out(self._policy if isinstance(self._policy, str) else UNSEEN)
+            return
+        self._rounds += 1
+        self._decisions += sum(not isinstance(made, Remembered) for made in again.recorded)
+        if not again.close():
+            return
+        self._different += 1
+        if self._difference is None:
+            self._difference = Difference(
+                revision=revision,
+                base=event.base,
+                asked=event.asked,
+                wall=ledger.wall(event.asked),
+                recorded=tuple(again.recorded),
+                now=tuple(again.now),
+                failed=again.failed,
+            )
+
+    def _leave_out(self, why: str) -> None:
+        self._left_out[why] = self._left_out.get(why, 0) + 1
+
+
+def _made(ledger: Ledger, plan: Plan, at: int) -> Iterator[Made]:
+    """What a plan comes to, each decision verified when it is asked for: after what came before it has been applied."""
+    for decision in plan.decisions:
+        made = verify(ledger, decision, at)
+        if made is not None and not isinstance(made, Rejection):
+            yield made
+    if plan.memory is not None:
+        yield Remembered(at=at, memory=msgspec.msgpack.decode(msgspec.msgpack.encode(plan.memory)))  # as it is read
+
+
+def _acts(made: Iterable[Made]) -> set[tuple[object, ...]]:
+    """What changes for units, whatever the reasons and the order."""
+    found: set[tuple[object, ...]] = set()
+    for event in made:
+        if isinstance(event, Placed):
+            found.add((event.unit, event.spots, event.queued, event.variant))
+        elif isinstance(event, Preempted):
+            found.add((event.unit, event.cause, event.to))
+    return found

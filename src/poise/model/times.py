@@ -1,0 +1,28 @@
+"""The one table of times."""
+
+import msgspec
+
+from poise.units import SECOND
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """The one table of times, in nanoseconds.
+
+    A node that holds work says a word each `heartbeat`; one that has held none for `idle_after` says one more and more
+    rarely, down to one each `heartbeat_idle`. When a word is `suspect` late the node is suspect. Exclusive work runs
+    for a `lease` from the last word of its node that was answered.
+    """
+
+    heartbeat: int = 1 * SECOND
+    heartbeat_idle: int = 10 * SECOND
+    idle_after: int = 10 * SECOND
+    suspect: int = 1 * SECOND
+    lease: int = 10 * SECOND
+    dead_local: int = 3 * SECOND
+    dead_remote: int = 10 * SECOND
+    reprobe: int = 5 * SECOND
+    sample: int = 1 * SECOND
+    idle_exit: int = 3 * SECOND
+    decide: int = 1 * SECOND
+    policy_start: int = 10 * SECOND
+    policy_rest: int = 60 * SECOND

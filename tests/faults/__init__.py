@@ -1,0 +1,1 @@
+"""The fault simulator, and bugs that it has to find."""

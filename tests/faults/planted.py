@@ -1,0 +1,257 @@
+"""Bugs that somebody could write, as switches that exist only here. Each breaks a promise; the simulator has to notice.
+
+PYTHONPATH=tests python -m faults.planted          the table: which seed finds which bug, at most 2,000 tried
+PYTHONPATH=tests python -m faults.planted no-fence
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+
+from poise.drivers.nemeses import keep_scenario, shipped
+from poise.engine import disk, machine, timeline
+from poise.engine.faults import nemeses_of, shrink, try_scenario, try_seed
+from poise.engine.host import Host
+from poise.engine.scenario import scenario_of
+from poise.kernel import controller, verify
+from poise.kernel.controller import Controller
+from poise.kernel.ledger import Ledger
+from poise.kernel.node import NodeMachine
+from poise.model.decisions import Hold, Plan
+from poise.model.messages import Attempt
+from poise.policy.suites import Suite
+from poise.units import SECOND
+
+SEEDS = Path(__file__).parent.parent / "seeds"
+MOST_SEEDS = 2_000
+HASH_SEEDS = ("1", "2")
+
+Plant = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def no_fence() -> Any:
+    """A unit that is placed again keeps its epoch."""
+    real = verify.verify_place
+
+    def same_epoch(ledger: Ledger, place: Any, now: int) -> Any:
+        placed = real(ledger, place, now)
+        unit = ledger.unit(place.unit)
+        again = unit is not None and unit.epoch and hasattr(placed, "epoch")
+        return msgspec.structs.replace(placed, epoch=unit.epoch) if again and unit else placed
+
+    return patch.object(controller, "verify_place", same_epoch)
+
+
+def effect_before_append() -> Any:
+    """What is told to the outside does not wait for the log."""
+
+    def at_once(self: Any, effect: Any) -> None:
+        self._outbox.append((0, effect))
+
+    return patch.object(Controller, "_later", at_once)
+
+
+def epoch_not_checked() -> Any:
+    """Whatever says that a task has ended is believed, if it is active at all."""
+
+    def any_epoch(self: Any, attempt: Attempt, node: str) -> bool:
+        found = self.ledger.task(attempt.task)
+        return found is not None and found[1].active
+
+    def current(self: Any, attempt: Attempt, ending: Any, now: int) -> None:
+        found = self.ledger.task(attempt.task)
+        real(self, Attempt(attempt.task, found[0].epoch) if found else attempt, ending, now)
+
+    real = Controller._finish
+    return _both(patch.object(Controller, "_valid", any_epoch), patch.object(Controller, "_finish", current))
+
+
+def stale_plan_committed() -> Any:
+    """A plan is believed, though the room it counts on may be taken by now."""
+    return patch.object(verify, "_against_room", lambda *_: [])
+
+
+def acknowledged_before_sync() -> Any:
+    """An append counts as durable once it is written."""
+
+    def write(self: Any) -> None:
+        real(self)
+        if self._disk.records and not self._disk.full:
+            self._durable = len(self._disk.records)
+            self.on_durable(self._durable)
+
+    real = disk.SimulatedStore._write
+    return patch.object(disk.SimulatedStore, "_write", write)
+
+
+def gang_half_placed() -> Any:
+    """Fewer spots than tasks are accepted."""
+    real = verify.verify_place
+
+    def halves(ledger: Ledger, place: Any, now: int) -> Any:
+        unit = ledger.unit(place.unit)
+        if unit is not None and not unit.spec.least and len(place.spots) < len(unit.tasks):
+            with patch.object(unit, "spec", msgspec.structs.replace(unit.spec, least=1)):
+                return real(ledger, place, now)
+        return real(ledger, place, now)
+
+    return patch.object(controller, "verify_place", halves)
+
+
+def lease_on_wall_clock() -> Any:
+    """The clock that leases, losses and rounds go by is the one that people set."""
+
+    def now(self: Any) -> int:
+        offset: int = self._offset
+        return int((self.wall() - timeline.WALL) * SECOND) + offset
+
+    return patch.object(timeline.SimulatedClock, "now", now)
+
+
+def first_reason_only() -> Any:
+    """Of all the reasons why something waits one is told."""
+    real = Suite.decide
+
+    def decide(self: Any, view: Any) -> Plan:
+        plan = real(self, view)
+        return msgspec.structs.replace(plan, decisions=tuple(map(_first_only, plan.decisions)))
+
+    return patch.object(Suite, "decide", decide)
+
+
+def _first_only(decision: Any) -> Any:
+    return msgspec.structs.replace(decision, reasons=decision.reasons[:1]) if isinstance(decision, Hold) else decision
+
+
+def unsorted_set() -> Any:
+    """Decisions leave in the order of a set, which is another one in every process."""
+    real = Suite.decide
+
+    def decide(self: Any, view: Any) -> Plan:
+        plan = real(self, view)
+        by_text = {str(decision): decision for decision in plan.decisions}
+        return msgspec.structs.replace(plan, decisions=tuple(by_text[text] for text in set(by_text)))
+
+    return patch.object(Suite, "decide", decide)
+
+
+def retry_without_idempotence() -> Any:
+    """A submission that is sent again is another job."""
+    return patch.object(Ledger, "submitted_under", lambda *_: None)
+
+
+def lease_not_kept() -> Any:
+    """Exclusive work goes on though its node hears nothing: neither agent nor keeper ends it."""
+    return _both(
+        patch.object(NodeMachine, "_stop_at", lambda *_: 2**62),
+        patch.object(machine.SimulatedExecutor, "renew", lambda *_: None),
+    )
+
+
+def older_connection_wins() -> Any:
+    """Of two connections of a node the one counts whose hello came last, though it was sent first."""
+    real = Host.connect
+
+    def connect(self: Any, hello: Any, channel: Any) -> bool:
+        self._newest.clear()
+        return real(self, hello, channel)
+
+    return patch.object(Host, "connect", connect)
+
+
+def _both(*patches: Any) -> Any:
+    stack = contextlib.ExitStack()
+    for one in patches:
+        stack.enter_context(one)
+    return stack
+
+
+BUGS: dict[str, Plant] = {
+    "no-fence": no_fence,
+    "effect-before-append": effect_before_append,
+    "epoch-not-checked": epoch_not_checked,
+    "stale-plan-committed": stale_plan_committed,
+    "acknowledged-before-sync": acknowledged_before_sync,
+    "gang-half-placed": gang_half_placed,
+    "lease-on-wall-clock": lease_on_wall_clock,
+    "first-reason-only": first_reason_only,
+    "unsorted-set": unsorted_set,
+    "retry-without-idempotence": retry_without_idempotence,
+    "lease-not-kept": lease_not_kept,
+    "older-connection-wins": older_connection_wins,
+}
+
+
+def first_seed(bug: str, most: int = MOST_SEEDS) -> tuple[int, str]:
+    """The first seed that finds a bug, and what it says of it; 0 where none does."""
+    if bug == "unsorted-set":
+        return _first_that_differs(bug, most)
+    known = shipped()
+    with BUGS[bug]():
+        for seed in range(1, most + 1):
+            outcome = try_seed(seed, known)
+            if outcome.promise:
+                return seed, outcome.what
+    return 0, ""
+
+
+def _keep(bug: str, seed: int) -> None:
+    """The smallest scenario that finds it, so that a test need not search."""
+    whole = scenario_of(seed, nemeses_of(seed, shipped()))
+    with BUGS[bug]():
+        small = shrink(whole, try_scenario(whole).promise)
+    keep_scenario(small, SEEDS, bug)
+
+
+def digests(first: int, count: int, bug: str = "") -> Iterator[str]:
+    """What seeds come to, one after the other."""
+    known = shipped()
+    with BUGS[bug]() if bug else contextlib.nullcontext():
+        for seed in range(first, first + count):
+            yield try_seed(seed, known).digest
+
+
+def digests_under(hash_seed: str, first: int, count: int, bug: str = "") -> list[str]:
+    """The same in a process of its own, in which texts hash otherwise."""
+    program = [sys.executable, "-m", "faults.planted", "--digests", str(first), str(count), bug]
+    tests = str(Path(__file__).parent.parent)
+    path = os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
+    return subprocess.run(program, env=environment, check=True, capture_output=True, text=True).stdout.split()
+
+
+def _first_that_differs(bug: str, most: int, at_once: int = 5) -> tuple[int, str]:
+    for first in range(1, most + 1, at_once):
+        one, other = (digests_under(hash_seed, first, at_once, bug) for hash_seed in HASH_SEEDS)
+        for number, (here, there) in enumerate(zip(one, other, strict=True)):
+            if here != there:
+                return first + number, "S7: the same seed comes to something else in another process"
+    return 0, ""
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--digests"]:
+        first, count, bug = sys.argv[2:5]
+        for digest in digests(int(first), int(count), bug):
+            print(digest, flush=True)
+        return 0
+    missed = 0
+    keep = sys.argv[1:2] == ["--keep"]
+    for bug in sys.argv[1 + keep :] or BUGS:
+        seed, what = first_seed(bug)
+        missed += not seed
+        if keep and bug != "unsorted-set":
+            _keep(bug, seed)
+        print(f"{bug:<28}{seed or 'not found':>8}  {what[:110]}", flush=True)
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Golden logs: small histories as this version records them, and the state that they make.
+
+    PYTHONPATH=tests python tests/golden/make.py
+
+adds a set in a folder of its own, named by the next number. Sets that are there are never made again: what they hold
+was written by an older version, and has to give the same state for ever (docs/decisions/014-replay.md). Add one when
+there are new kinds of records, or new fields in them.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from poise import __version__
+from poise.drivers.logfile import write_log
+from poise.kernel.controller import AddToken, FromCallWorker
+from poise.kernel.ledger import Ledger
+from poise.model.calls import Call, Calling, Function, Ready, Result, Resume, Returning, Value
+from poise.model.events import encode_event
+from poise.model.messages import Attempt
+from poise.model.tenants import Role
+from poise.policy.recipe import compile_recipe
+from poise.policy.suites import Suite
+from poise.testing import World
+
+HERE = Path(__file__).resolve().parent
+
+
+def noops() -> World:
+    """A stream of commands of nothing, that wait behind each other."""
+    world = World().nodes(1, cpu=2)
+    for number in range(12):
+        world.job(f"no-op-{number}", cpu=1)
+        if number % 4 == 3:
+            world.after("200ms").finish_all(run="3ms")
+    return world
+
+
+def gangs() -> World:
+    """A gang yields to another, an elastic one starts, a graph with a deadline and a job that comes after it."""
+    world = World("poise", throughputs={"train@gpu": 40.0}).nodes(2, cpu=8, gpus=4)
+    world.job("low", workers=4, gpu=2, priority="low", preemptible=True, checkpoint="10s", expect="2h").round()
+    world.start("low.main[0]", "low.main[1]", "low.main[2]", "low.main[3]").after("2m")
+    world.job("high", workers=4, gpu=2, priority="urgent", expect="1m").after("2s")
+    world.start("high.main[0]", "high.main[1]", "high.main[2]", "high.main[3]").after("10s")
+    tasks: dict[str, dict[str, Any]] = {
+        "a": {"cpu": 1},
+        "b": {"cpu": 2, "needs": ["a"]},
+        "c": {"cpu": 1, "needs": ["a"]},
+    }
+    world.graph("graph", tasks=tasks, deadline="2h").job("next", cpu=1, after=["graph"])
+    world.job("elastic", workers="1..4", gpu=1, checkpoint="10s", expect="1h")
+    return world.finish_all(run="20s")
+
+
+def lost() -> World:
+    """A node is lost with work on it, which goes on elsewhere, and comes back; another is drained; one fails."""
+    world = World().nodes(3, cpu=4, memory="8GiB")
+    for number in range(6):
+        world.job(f"job-{number}", cpu=2, retry={"limit": 3, "backoff": "1s", "when": ["lost", "failed", "oom"]})
+    world.round().start(*(f"job-{number}" for number in range(4))).after("1s")
+    world.lose("n1").after("2s").drain("n2").after("1s").connect("n1").after("1s")
+    world.finish("job-2", outcome="failed", code=3).after("3s").drain("n2", on=False)
+    return world.restart().finish_all(run="2s")
+
+
+def calls() -> World:
+    """A job that serves calls: some return, one is tried again, its workers end and are called up anew."""
+    retry = {"limit": 3, "backoff": "0.1s", "when": ["lost", "killed", "failed"]}
+    world = World().nodes(1, cpu=4).job("f", parts=2, calls=True, retry=retry).caller("f", Resume("j1"))
+    wanted = tuple(Call(number, 0, Value("m", b"\x90")) for number in range(1, 9))
+    world.caller("f", Calling((Function("f", "m"),), wanted)).round()
+    first, second = (attempt for attempt in sorted(world.held["n1"]))
+    for attempt in (first, second):
+        _say(world.start(attempt.task), attempt, Ready(attempt))
+    _say(world, first, Returning((Result(1, "done", Value("m", b"\x01"), 1000),)))
+    world.finish(second.task, outcome="killed").after("1s")
+    for attempt in sorted(world.held["n1"]):
+        if attempt not in world.started:
+            _say(world.start(attempt.task), attempt, Ready(attempt))
+    world.after("1s")
+    return world
+
+
+def tenants() -> World:
+    """Three tenants with and without quotas and tokens, under a policy of one's own; some work is cancelled."""
+    document = {"kind": "policy", "name": "ours", "extends": "poise", "order": {"urgency": 0.5, "waiting": 0.5}}
+    ours = Suite(compile_recipe(document))
+    world = World(ours, recipe=msgspec.to_builtins(ours.recipe), code="12345678").nodes(2, cpu=8)
+    world.ask(AddToken(request=world.request(), tenant="ann", role=Role.SUBMITTER, hash="0" * 64, name="laptop"))
+    world.quota("ann", cpu=3).quota("bob", cpu=8, memory="4GiB")
+    for number in range(4):
+        for tenant in ("ann", "bob", "default"):
+            world.job(f"job-{number}", cpu=2, tenant=tenant, priority="high" if number % 2 else "low")
+        world.after("500ms")
+    world.cancel("job-3").quota("ann", none=True).after("1s")
+    return world.restart(from_checkpoint=True, history=4).finish_all(run="5s")
+
+
+SCENES: tuple[Callable[[], World], ...] = (noops, gangs, lost, calls, tenants)
+
+
+def state_of(ledger: Ledger) -> Any:
+    """All that a ledger knows, as JSON has it."""
+    return msgspec.json.decode(msgspec.json.encode(msgspec.msgpack.decode(ledger.encode())))
+
+
+def _say(world: World, attempt: Attempt, message: Any) -> None:
+    world.say(FromCallWorker(attempt, message))
+
+
+def main() -> None:
+    number = max((int(folder.name) for folder in HERE.iterdir() if folder.name.isdigit()), default=0) + 1
+    folder = HERE / str(number)
+    folder.mkdir()
+    for scene in SCENES:
+        world = scene()
+        file = folder / f"{scene.__name__}.log"
+        write_log(file, map(encode_event, world.log), start=None, written_by=__version__)
+        state = msgspec.json.encode(state_of(world.ledger), order="deterministic")
+        file.with_suffix(".json").write_bytes(msgspec.json.format(state, indent=1) + b"\n")
+        print(file, len(world.log))  # noqa: T201 — a script
+
+
+if __name__ == "__main__":
+    main()
