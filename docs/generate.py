@@ -287,6 +287,7 @@ def exit_codes() -> str:
                 ("1 … 255", "The code of the first task that failed; of `wait JOB.TASK`, of that task."),
                 ("128 + N", "A signal N ended it: 137 is SIGKILL, 143 is SIGTERM."),
                 ("137", "Also: it went over its memory limit. `poise show` tells the two apart."),
+                ("124", "It has hung: it was silent for longer than its `hang`."),
                 ("130", "The job or the task was cancelled, or the command was interrupted with Ctrl-C."),
                 (
                     str(OWN_FAILURE),
@@ -504,6 +505,7 @@ def job_file() -> str:
             [
                 ("`POISE_JOB`, `POISE_TASK`, `POISE_EPOCH`", "`j7`, `j7.train`, and the number of this attempt."),
                 ("`POISE_RESULT`", "A path: what is written there (JSON, 64 KiB at most) is the task's result."),
+                ("`POISE_PROGRESS`", "In a task with a `hang`: a path. Touching it says that the task gets on."),
                 ("`POISE_RANK`, `POISE_WORLD_SIZE`", "In a gang. Also as `RANK`, `WORLD_SIZE`, with `LOCAL_RANK=0`."),
                 ("`POISE_GANG_DIR`", "In a gang: a folder that its tasks share for this epoch."),
                 ("`POISE_PART`, `POISE_PARTS`", "In a task that is cut by data."),

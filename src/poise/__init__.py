@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from poise.calls import Future
     from poise.client import AsyncClient, Client
     from poise.errors import CallFailed, CallLost, PoiseError
-    from poise.sdk import Mapped, Task, close, gather, rank, task, world_size
+    from poise.sdk import Mapped, Task, close, gather, rank, step, task, world_size
 
 _HOMES = {
     "AsyncClient": "client",
@@ -23,6 +23,7 @@ _HOMES = {
     "close": "sdk",
     "gather": "sdk",
     "rank": "sdk",
+    "step": "sdk",
     "task": "sdk",
     "world_size": "sdk",
 }
@@ -40,6 +41,7 @@ __all__ = [
     "close",
     "gather",
     "rank",
+    "step",
     "task",
     "world_size",
 ]

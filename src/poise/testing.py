@@ -51,7 +51,7 @@ from poise.model.calls import FromCaller, FromWorker, Result, Results
 from poise.model.decisions import Plan, Reason
 from poise.model.events import Event
 from poise.model.jobs import Ending, Outcome
-from poise.model.messages import Attempt, Beat, Desired, Ended, FromAgent, Hello, Launch, Report, Running
+from poise.model.messages import Attempt, Beat, Desired, DeviceFault, Ended, FromAgent, Hello, Launch, Report, Running
 from poise.model.resources import Device, Node
 from poise.model.spec import QuotaSpec, ResourcesSpec, compile_quota
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role
@@ -243,6 +243,10 @@ class World:
 
     def drain(self, name: str, on: bool = True) -> "World":
         return self.ask(Drain(self.request(), name, on))
+
+    def fault(self, name: str, *faults: DeviceFault) -> "World":
+        """The node says that devices have failed."""
+        return self.hear(name, Report(serial=self._serial(), faults=faults))
 
     def quota(self, tenant: str, *, none: bool = False, **bounds: Any) -> "World":
         """Bound what the work of a tenant may hold: `cpu`, `memory`, `gpu`; or with `none`, no more."""

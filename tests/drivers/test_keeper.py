@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -330,6 +331,55 @@ def test_nothing_of_a_command_survives_its_end(connect: Open, tmp_path: Path) ->
     line.shell("x", f"setsid sleep 30 & echo $! > {pids}; (sleep 30 & echo $! >> {pids}); exit 0")
     assert line.ending()["outcome"] == "done"
     assert not any(alive(int(pid)) for pid in pids.read_text().split())
+
+
+def test_a_command_that_goes_on_in_silence_has_hung(connect: Open, tmp_path: Path) -> None:
+    line = connect()
+    given = {"hang": 300 * MILLISECOND, "grace": 20 * MILLISECOND}
+    line.shell("busy", "while :; do :; done", progress=str(tmp_path / "busy"), **given)
+    busy = line.ending("busy")
+    assert (busy["outcome"], busy["signal"]) == ("hung", signal.SIGTERM)
+    assert re.fullmatch(r"silent for 0\.\d s, 0\.\d s of CPU used: busy", busy["note"])
+    assert 300 * MILLISECOND <= busy["run"] < 2 * SECOND
+    line.shell("deaf", "trap '' TERM; sleep 60; sleep 60", progress=str(tmp_path / "deaf"), **given)
+    deaf = line.ending("deaf")
+    assert (deaf["outcome"], deaf["signal"]) == ("hung", signal.SIGKILL)
+    assert re.fullmatch(r"silent for 0\.\d s, 0\.0 s of CPU used: idle", deaf["note"])
+    assert not (tmp_path / "deaf").exists()
+
+
+def test_any_write_is_progress_and_the_next_agent_needs_to_do_nothing(connect: Open, tmp_path: Path) -> None:
+    path = tmp_path / "steps"
+    line = connect()
+    steps = f"for i in 1 2 3 4 5; do sleep 0.2; echo $i > {path}; done; sleep 60"
+    line.shell("x", steps, progress=str(path), hang=600 * MILLISECOND)
+    wait_until(lambda: path.exists() and path.read_text() == "1\n")
+    line.close()  # the agent is gone: the keeper goes on watching
+    again = connect()
+    assert [held[3][1] for held in again.held] == [["j1.x", 1]]
+    ending = again.ending("x")
+    assert ending["outcome"] == "hung"
+    assert 1600 * MILLISECOND <= ending["run"] < 4 * SECOND
+
+
+def test_a_keeper_that_slept_itself_does_not_take_its_sleep_for_the_commands(connect: Open, tmp_path: Path) -> None:
+    line = connect()
+    line.shell("x", "sleep 0.8", progress=str(tmp_path / "x"), hang=700 * MILLISECOND)
+    time.sleep(0.1)
+    os.kill(line.pid, signal.SIGSTOP)
+    time.sleep(0.6)
+    os.kill(line.pid, signal.SIGCONT)
+    assert line.ending()["outcome"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome"),
+    [("kill -9 $$", "killed"), ("exit 137", "failed"), ("echo MemoryError >&2; exit 1", "failed")],
+)
+def test_without_evidence_nothing_has_run_out_of_memory(connect: Open, script: str, outcome: str) -> None:
+    line = connect()
+    line.shell("x", script, memory=64 << 20)
+    assert line.ending()["outcome"] == outcome
 
 
 def test_one_that_waits_is_handed_back(connect: Open) -> None:

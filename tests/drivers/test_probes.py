@@ -85,6 +85,43 @@ def library(**functions: object) -> ModuleType:
     return module
 
 
+class Timeout(Exception):
+    """As the binding raises it when no event has come."""
+
+
+def test_a_driver_tells_which_devices_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    critical = 8
+    events = [(1, critical, 79), (0, critical, 31), (0, 1, 79), (1, critical, 94)]
+    registered = []
+
+    def wait(of: object, milliseconds: int) -> SimpleNamespace:
+        assert (of, milliseconds) == ("events", 0), "it does not wait"
+        if not events:
+            raise Timeout
+        device, kind, data = events.pop(0)
+        return SimpleNamespace(device=device, eventType=kind, eventData=data)
+
+    answers = library(
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=lambda index: "NVIDIA H100",
+        nvmlDeviceGetMemoryInfo=lambda index: SimpleNamespace(total=80 << 30),
+        nvmlDeviceGetUUID=lambda index: f"GPU-{index}",
+        nvmlEventSetCreate=lambda: "events",
+        nvmlDeviceRegisterEvents=lambda handle, kind, of: registered.append((handle, kind)),
+        nvmlEventSetWait_v2=wait,
+        nvmlEventTypeXidCriticalError=critical,
+        NVMLError_Timeout=Timeout,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", answers)
+    accelerators = Accelerators([Nvml()])
+    assert accelerators.faults() == [], "nothing has been found yet"
+    accelerators.look()
+    assert [(fault.index, fault.code) for fault in accelerators.faults()] == [(1, "XID 79"), (1, "XID 94")]
+    assert accelerators.faults() == []
+    assert registered == [(0, critical), (1, critical)]
+
+
 def test_nvidia_devices_come_in_the_order_of_their_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = library(
         nvmlDeviceGetCount=lambda: 2,

@@ -276,6 +276,17 @@ def test_stop_ends_one_and_hands_back_another(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
+def test_a_command_touches_its_own_file_to_say_that_it_gets_on(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with fleet(tmp_path) as one:
+            one.start(0, "j1.x", "sleep 0.1; touch $POISE_PROGRESS; sleep 60", hang=SECOND, grace=SECOND)
+            one.start(1, "j1.y", "echo ${POISE_PROGRESS-none}")
+            assert await one.until_ended("j1.x", "j1.y") == ["hung", "done"]
+            assert one.ended["j1.x"].note.endswith("of CPU used: idle")
+            assert log_paths(tmp_path / "logs", Attempt("j1.y", 1))[0].read_text() == "none\n"
+            assert not list((tmp_path / "keepers" / "results").iterdir())
+
+
 def test_what_is_not_renewed_is_lost_at_its_deadline(tmp_path: Path) -> None:
     def ahead(nanoseconds: int) -> int:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) + nanoseconds

@@ -199,6 +199,14 @@ class Agent:
                 if self._sock is not None:
                     self._feed(machine.Connected())
 
+    async def watch_faults(self, inventory: Inventory) -> None:
+        """Devices fail: say so at once."""
+        while True:
+            await asyncio.sleep(self._times.sample / SECOND)
+            if faults := await asyncio.to_thread(inventory.faults):
+                _log.warning("devices have failed: %s", faults)
+                self._feed(machine.Faulted(tuple(faults)))
+
     async def prune_logs(self) -> None:
         while True:
             await asyncio.to_thread(prune, self._home.logs, KEEP_LOG_BYTES, KEEP_LOG_FILES)
@@ -307,7 +315,7 @@ async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> N
     if prunes:
         works.append(agent.prune_logs())
     if inventory is not None:
-        works.append(agent.watch_devices(inventory))
+        works += [agent.watch_devices(inventory), agent.watch_faults(inventory)]
     everything = asyncio.gather(*map(loop.create_task, works))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, everything.cancel)

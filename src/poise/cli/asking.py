@@ -50,6 +50,7 @@ _FLAGS = [
     click.option("--weight", metavar="N", help="Business weight, for policies that look at it. [default: 1]"),
     click.option("--name", metavar="NAME", help="A name, unique among unfinished jobs."),
     click.option("--retries", metavar="N", help="How often to try again."),
+    click.option("--hang", metavar="TIME", help="It has hung when it has not touched $POISE_PROGRESS for so long."),
     click.option("--lease", metavar="CLASS", help="fenced, or exclusive: no two copies at once, even if cut off."),
     click.option("--grace", metavar="TIME", help="Between SIGTERM and SIGKILL when it is stopped. [default: 10s]"),
     click.option(
@@ -87,7 +88,7 @@ def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
         resources["gpu_model"] = list(flags["gpu_model"])
     if resources:
         spec["resources"] = resources
-    for field in ("priority", "deadline", "expect", "checkpoint", "name", "lease", "grace"):
+    for field in ("priority", "deadline", "expect", "checkpoint", "name", "hang", "lease", "grace"):
         if flags[field] is not None:
             spec[field] = flags[field]
     for field in ("workers", "parts", "at_most", "weight"):
@@ -100,7 +101,7 @@ def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
     if flags["no_preempt"]:
         spec["preemptible"] = False
     if flags["retries"] is not None:
-        spec["retry"] = {"limit": _number(flags["retries"]), "when": ["lost", "killed", "failed", "signal"]}
+        spec["retry"] = {"limit": _number(flags["retries"]), "when": ["lost", "killed", "hung", "failed", "signal"]}
     if flags["after"]:
         spec["after"] = list(flags["after"])
     if flags["env"]:

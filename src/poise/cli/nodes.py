@@ -115,7 +115,8 @@ def _device_text(device: DeviceReport) -> str:
     held = f" ({device.held_by})" if device.held_by else ""
     whole, rest = divmod(device.memory, 10**9)  # data sheets and fleet files count in GB, drivers in bytes
     memory = f"{whole} GB" if not rest else format_bytes(device.memory)
-    return f"{device.model or device.kind} {memory}{held}"
+    cordoned = f" (closed: {device.cordoned})" if device.cordoned else ""
+    return f"{device.model or device.kind} {memory}{held}{cordoned}"
 
 
 @click.command()
@@ -123,7 +124,10 @@ def _device_text(device: DeviceReport) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("node")
 def drain(node: str, undo: bool, as_json: bool) -> int:
-    """Close NODE to new work; what runs there goes on to its end."""
+    """Close NODE, or a device of it (NODE:0), to new work; what runs there goes on to its end.
+
+    A device that failed is closed by itself; `--undo` opens it again.
+    """
     node = connected(current_home()).drain(node, on=not undo)
     if as_json:
         print_json({"node": node, "drained": not undo})

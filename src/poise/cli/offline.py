@@ -84,7 +84,7 @@ def nodes(home: Home) -> list[NodeReport]:
     ledger = load(home)
     ensure_home(home)  # an identity for this machine is kept there
     states = list(ledger.nodes.values()) or [NodeState(node=probe_node("this machine", home))]
-    return [node_report(state) for state in states]
+    return [node_report(state, cordons=ledger.cordons) for state in states]
 
 
 def explain(home: Home, name: str, *, everything: bool) -> Explanation:

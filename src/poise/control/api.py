@@ -281,7 +281,10 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
     async def nodes(bearer: Bearer) -> list[NodeReport]:
         ledger = await plane.settled()
         sight = Sight(ledger, bearer)
-        return [sight.node(node_report(state, plane.controller.load_of(name))) for name, state in ledger.nodes.items()]
+        return [
+            sight.node(node_report(state, plane.controller.load_of(name), cordons=ledger.cordons))
+            for name, state in ledger.nodes.items()
+        ]
 
     @get(
         "/v1/names/{kind:str}",
@@ -293,7 +296,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
 
     @post(
         "/v1/nodes/{name:str}/drain",
-        summary="Close a node to new work, or open it again",
+        summary="Close a node, or a device of it (`n1:0`), to new work, or open it again",
         status_code=202,
         opt=OPERATOR,
     )

@@ -21,6 +21,7 @@ from poise.errors import SpecError
 from poise.model.devicefile import Declared, compile_devices, with_declared
 from poise.model.figures import with_figures, with_processor
 from poise.model.measured import processor_key
+from poise.model.messages import DeviceFault
 from poise.model.resources import Device, Node
 
 _log = logging.getLogger("poise.devices")
@@ -65,6 +66,10 @@ class Inventory:
     def use(self, indices: Iterable[int]) -> dict[int, Use]:
         """How busy devices are, by index; one that does not answer is left out."""
         return self._accelerators.use(indices)
+
+    def faults(self) -> list[DeviceFault]:
+        """Devices that have failed since it was asked last. What no driver tells is not known."""
+        return self._accelerators.faults()
 
     def _measured(self, answer: Answer) -> Iterable[Device]:
         for device in answer.finding.devices:

@@ -31,10 +31,10 @@ Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", 
       hello.
     * `["started", ATTEMPT, pid, ticks]`: only of a command that runs for longer than a report waits.
     * `["ended", ATTEMPT, ENDING]`.
-    ORDER: argv, env, folder, cpus, memory, grace (ns), out, err, bound (bytes per log), result, until; only argv is
-    needed. UNTIL and until: an instant on CLOCK_BOOTTIME in nanoseconds. Then the command is killed, whatever has
-    become of the agent, and the attempt is `lost`. ENDING: outcome, code, signal, run, cpu, peak, limit, note, result;
-    zeros and empty texts are absent.
+    ORDER: argv, env, folder, cpus, memory, grace (ns), out, err, bound (bytes per log), result, until, hang (ns),
+    progress; only argv is needed. UNTIL and until: an instant on CLOCK_BOOTTIME in nanoseconds. Then the command is
+    killed, whatever has become of the agent, and the attempt is `lost`. ENDING: outcome, code, signal, run, cpu, peak,
+    limit, note, result; zeros and empty texts are absent.
 
 The journal holds the same arrays behind a CRC-32 in hex: `["keeper", ...]`, `["starting", ATTEMPT]`,
 `["started", ...]`, `["ended", ...]`, `["forget", [ATTEMPT, ...]]`.
@@ -42,6 +42,10 @@ The journal holds the same arrays behind a CRC-32 in hex: `["keeper", ...]`, `["
 What `peak` is: the cgroup's own figure where the limit is a cgroup; else the largest resident size that the kernel saw
 for the command or a child it waited for. A process spawned by sharing memory until `exec` inherits the spawner's mark,
 so a peak below some 12 MB reads as the keeper's own.
+
+What `hung` is: a command with `hang` has to write to the file `progress`, or touch it, at least so often; what fails to
+is stopped as by `stop`. Silence is counted from look to look, by a clock that nobody sets: a keeper that was paused
+itself, or a machine that slept, does not count its own sleep as the command's.
 """
 
 # pathlib would make a keeper larger by a seventh:
@@ -83,6 +87,7 @@ LEFTOVERS_WITHIN = 2 * SECOND  # then a left-over process is given up, by name
 HOUSEKEEPING = 5 * SECOND
 UNATTENDED = 300 * SECOND  # an idle keeper that no agent calls leaves; its journal stays
 RETRY_WRITE = 500 * MILLISECOND
+LOOK_EVERY = 1 * SECOND  # at most, whether a command gets on; a tenth of `hang` where that is less
 
 LOG_BOUND = 64 << 20
 RESULT_LIMIT = 64 << 10
@@ -92,6 +97,7 @@ SMALLEST_LIMIT = 1 << 20  # below this a cgroup could not even execute a program
 PROTECTED = -900  # score for the kernel's out-of-memory killer; commands get the score that the keeper was started with
 BLOCK = 4096  # holes are cut along this
 PAGE = os.sysconf("SC_PAGE_SIZE")
+TICK = SECOND // os.sysconf("SC_CLK_TCK")  # nanoseconds
 
 LEASE_OVER = "its lease ran out"
 
@@ -160,6 +166,16 @@ def family(ancestor: int) -> dict[int, int]:
                 found[pid] = resident
                 ahead.append(pid)
     return found
+
+
+def cpu_of(pids: Iterable[int]) -> int:
+    """CPU time in nanoseconds of these processes and of the children they have waited for."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            fields = read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+            total += sum(map(int, fields[11:15]))
+    return total * TICK
 
 
 def proportional(pids: Iterable[int]) -> int:
@@ -443,12 +459,18 @@ class Command:
     stopping = False
     lapsed = False
     oom = False
+    hung = ""  # what was seen when it was found to
     note = ""
     cgroup: Cgroup | None = None
     announce_at = 0
     watch_at = 0
     kill_at = 0
+    look_at = 0
     wake = 0
+    looked = 0
+    silent = 0
+    seen: tuple[int, ...] = ()  # the progress file as it was last
+    cpu_then = 0  # when it was first seen silent; -1: it has not been
 
     def __init__(self, key: bytes, line: bytes, order: dict[str, Any]) -> None:
         self.key = key
@@ -457,6 +479,8 @@ class Command:
         self.grace: int = order.get("grace", 0)
         self.bound: int = order.get("bound", LOG_BOUND)
         self.result: str = order.get("result", "")
+        self.hang: int = order.get("hang", 0)
+        self.progress: str = order.get("progress", "")
         self.until: int = order.get("until", 0)
 
     def plan(self) -> None:
@@ -464,6 +488,8 @@ class Command:
         self.wake = self.watch_at if self.announced else min(self.announce_at, self.watch_at)
         if self.kill_at and self.kill_at < self.wake:
             self.wake = self.kill_at
+        if self.look_at and self.look_at < self.wake:
+            self.wake = self.look_at
         if self.until and (over := now() + left(self.until)) < self.wake:
             self.wake = over
 
@@ -722,11 +748,7 @@ class Keeper:
         if command is not None and command.key == key:
             if not command.stopping:
                 command.stopping = True
-                for number in (signal.SIGTERM, signal.SIGCONT):
-                    with contextlib.suppress(OSError):
-                        os.killpg(command.pid, number)
-                command.kill_at = now() + command.grace
-                command.plan()
+                self._end_gently(command)
             return
         for item in self._queue:
             if item[0] == key:
@@ -734,6 +756,16 @@ class Keeper:
                 self._end(key, b'"outcome":"returned"')
                 self._flush()
                 return
+
+    def _end_gently(self, command: Command) -> None:
+        """SIGTERM now, SIGKILL after its grace; whether it gets on is no longer looked at."""
+        command.look_at = 0
+        if not command.kill_at:
+            for number in (signal.SIGTERM, signal.SIGCONT):
+                with contextlib.suppress(OSError):
+                    os.killpg(command.pid, number)
+            command.kill_at = now() + command.grace
+        command.plan()
 
     def _on_renew(self, key: bytes, until: int) -> None:
         command = self._command
@@ -884,6 +916,9 @@ class Keeper:
             self._watched = self._pidfd
         command.announce_at = moment + REPORT_WITHIN
         command.watch_at = moment + WATCH_EVERY
+        if command.hang:
+            command.seen, command.looked = written(command.progress), moment
+            command.look_at = moment + look_every(command)
         command.wake = command.announce_at
         self._command = command
 
@@ -968,6 +1003,8 @@ class Keeper:
             self._kill_all(command)
         if moment >= command.watch_at:
             self._watch(command, moment)
+        if command.look_at and moment >= command.look_at:
+            self._look(command, moment)
         command.plan()
 
     def _announce(self, command: Command) -> None:
@@ -993,6 +1030,29 @@ class Keeper:
             self._watch_memory(command)
             interval = max(WATCH_EVERY, 20 * (now() - moment))  # at most 5 % of a core
         command.watch_at = now() + interval
+
+    def _look(self, command: Command, moment: int) -> None:
+        """Whether it has got on since the last look. Its CPU time is taken at the first look that finds it silent and
+        at the last, since that costs more than to see a file.
+        """
+        every = look_every(command)
+        seen = written(command.progress)
+        if seen != command.seen:
+            command.seen, command.silent, command.cpu_then = seen, 0, -1
+        else:
+            command.silent += min(moment - command.looked, 2 * every)
+            if command.cpu_then < 0:
+                command.cpu_then = self._cpu_so_far(command)
+        command.looked, command.look_at = moment, moment + every
+        if command.silent >= command.hang:
+            used = max(0, self._cpu_so_far(command) - command.cpu_then)
+            how = "busy" if 2 * used > command.silent else "idle"
+            silent, spent = command.silent / SECOND, used / SECOND
+            command.hung = f"silent for {silent:.1f} s, {spent:.1f} s of CPU used: {how}"
+            self._end_gently(command)
+
+    def _cpu_so_far(self, command: Command) -> int:
+        return command.cpu + cpu_of(family(os.getpid()))
 
     def _watch_memory(self, command: Command) -> None:
         members = family(os.getpid())
@@ -1080,7 +1140,10 @@ class Keeper:
         """Works out how a command ended, and tidies up after it."""
         code, number = (0, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), 0)
         peak = max(command.peak, usage.ru_maxrss << 10)
-        notes = [command.note] if command.note else []
+        notes = [note for note in (command.hung, command.note) if note]
+        if command.hang:
+            with contextlib.suppress(OSError):
+                os.unlink(command.progress)
         if command.cgroup is not None:
             command.oom = command.oom or ((code != 0 or number != 0) and command.cgroup.killed())
             peak = command.cgroup.peak() or peak
@@ -1090,6 +1153,8 @@ class Keeper:
             outcome, notes = b"lost", [*notes, LEASE_OVER]
         elif command.oom:
             outcome = b"oom"
+        elif command.hung:
+            outcome = b"hung"
         elif command.stopping:
             outcome = b"stopped"
         elif number:
@@ -1146,6 +1211,19 @@ class Score:
         if self._covered:
             os.pwrite(self._fd, self._given, 0)
             self._covered = False
+
+
+def look_every(command: Command) -> int:
+    return min(LOOK_EVERY, command.hang // 10)
+
+
+def written(path: str) -> tuple[int, ...]:
+    """What changes when a file is written to or touched: its identity, size and time, whatever clock that is of."""
+    try:
+        state = os.stat(path)
+    except OSError:
+        return ()
+    return (state.st_ino, state.st_size, state.st_mtime_ns)
 
 
 def quote(text: str) -> bytes:

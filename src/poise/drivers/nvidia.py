@@ -1,13 +1,31 @@
 """NVIDIA devices, through NVML: `pynvml` must be installed and a driver must answer."""
 
 import contextlib
+import ctypes
 import importlib
 from collections.abc import Sequence
 from typing import Any
 
 from poise.drivers.probes import Finding, Use
 from poise.model.catalogue import device_found
+from poise.model.messages import DeviceFault
 from poise.model.resources import Device
+
+CRITICAL = {
+    48: "double-bit ECC error",
+    63: "memory row remapped or page retired",
+    64: "memory row could not be remapped",
+    74: "NVLink error",
+    79: "GPU has fallen off the bus",
+    94: "contained memory error",
+    95: "uncontained memory error",
+}
+"""XID codes after which a device is not to be given work until somebody has looked at it: those for which NVIDIA's "XID
+Errors" (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the Xid Catalog") points at the device or asks
+for its reset, and not at the program. Codes that a program can cause (13, 31, 43, 45) are not among them."""
+
+MOST_AT_ONCE = 256
+"""Events taken at one time; a driver may repeat one for ever."""
 
 
 class Nvml:
@@ -19,6 +37,8 @@ class Nvml:
 
     def __init__(self) -> None:
         self._library: Any = None
+        self._events: Any = None
+        self._handles: dict[Any, int] = {}
 
     def find(self) -> Finding:
         try:
@@ -41,11 +61,36 @@ class Nvml:
         finally:
             nvml.nvmlShutdown()
 
-    def use(self, indices: Sequence[int]) -> dict[int, Use]:
+    def faults(self) -> list[DeviceFault]:
+        """By the driver's events: each is told once to whoever listened when it came."""
+        nvml = self._open()
+        if self._events is None:
+            self._events = nvml.nvmlEventSetCreate()
+            for index in range(nvml.nvmlDeviceGetCount()):
+                with contextlib.suppress(Exception):  # one that cannot tell is not listened to
+                    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                    nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._events)
+                    self._handles[_address(handle)] = index
+        found = []
+        for _ in range(MOST_AT_ONCE if self._handles else 0):
+            try:
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+            except nvml.NVMLError_Timeout:  # nothing more has come
+                break
+            number, code = self._handles.get(_address(event.device)), int(event.eventData)
+            if number is not None and event.eventType == nvml.nvmlEventTypeXidCriticalError and code in CRITICAL:
+                found.append(DeviceFault(index=number, code=f"XID {code}", text=CRITICAL[code]))
+        return found
+
+    def _open(self) -> Any:
         if self._library is None:
             nvml: Any = importlib.import_module("pynvml")
             nvml.nvmlInit()
             self._library = nvml
+        return self._library
+
+    def use(self, indices: Sequence[int]) -> dict[int, Use]:
+        self._open()
         found = {}
         for index in indices:
             with contextlib.suppress(Exception):  # it has gone, or its driver is being replaced
@@ -66,6 +111,11 @@ def _device(nvml: Any, index: int) -> Device:
     with contextlib.suppress(Exception):  # not every card tells; the catalogue knows what it may take
         known["power"] = int(nvml.nvmlDeviceGetPowerManagementLimit(handle))
     return device_found(_text(nvml.nvmlDeviceGetName(handle)), index, **known)
+
+
+def _address(handle: Any) -> Any:
+    """What tells handles apart: two that point to the same device are not equal. A lost device gives no number."""
+    return ctypes.cast(handle, ctypes.c_void_p).value if isinstance(handle, ctypes._Pointer) else handle
 
 
 def _text(value: Any) -> str:

@@ -22,11 +22,12 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from importlib import metadata
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
 from poise.model.fleetfile import MAX_DEVICES, MAX_TEXT
+from poise.model.messages import DeviceFault
 from poise.model.resources import Device
 
 GROUP = "poise.probes"
@@ -76,6 +77,15 @@ class Probe(Protocol):
 
     def find(self) -> Finding: ...
     def use(self, indices: Sequence[int]) -> dict[int, Use]: ...
+
+
+@runtime_checkable
+class TellsFaults(Protocol):
+    """A probe that can also tell which devices have failed since it was asked last, by the driver's numbers. The first
+    time it begins to listen. It does not wait for a fault, and is asked every second.
+    """
+
+    def faults(self) -> Sequence[DeviceFault]: ...
 
 
 class Answer(NamedTuple):
@@ -131,6 +141,16 @@ class Accelerators:
             for own, one in asked.use(sorted(numbers)).items()
             if own in numbers
         }
+
+    def faults(self) -> list[DeviceFault]:
+        """Which devices have failed since it was asked last, by their index on the node."""
+        numbers = {of: index for index, of in self._owners.items()}
+        return [
+            msgspec.structs.replace(fault, index=numbers[asked, fault.index])
+            for asked in dict.fromkeys(asked for asked, _ in self._owners.values())
+            for fault in asked.faults()
+            if (asked, fault.index) in numbers
+        ]
 
 
 def why_none(answers: Sequence[Answer]) -> str:
@@ -260,6 +280,8 @@ class _Asked:
         self._using: threading.Thread | None = None
         self._used: dict[int, Use] = {}
         self._rests_until = 0.0
+        self._telling: threading.Thread | None = None
+        self._faults: list[DeviceFault] = []
 
     def begin(self) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -295,6 +317,26 @@ class _Asked:
             self._using.join(USE_SECONDS)
         used, self._used = self._used, {}
         return used
+
+    def faults(self) -> list[DeviceFault]:
+        """What came since the last time; waits for a little."""
+        if not isinstance(self.probe, TellsFaults):
+            return []
+        if not self._faults and (self._telling is None or not self._telling.is_alive()):
+            self._telling = threading.Thread(
+                target=self._ask_faults, args=(self.probe,), name=f"faults {self.probe.name}", daemon=True
+            )
+            self._telling.start()
+        if self._telling is not None:
+            self._telling.join(USE_SECONDS)
+        faults, self._faults = self._faults, []
+        return faults
+
+    def _ask_faults(self, probe: TellsFaults) -> None:
+        try:
+            self._faults = list(probe.faults())
+        except Exception as error:  # whatever it raises, there is nothing to listen to
+            _log.debug("%s: %s", self.probe.name, error)
 
     def _ask_use(self, indices: Sequence[int]) -> None:
         try:

@@ -56,6 +56,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     err: str
     bound: int = 0
     result: str
+    hang: int = 0
+    progress: str = ""
     until: int = 0
 
 
@@ -124,6 +126,8 @@ def environment(launch: Launch, *, result: str, gang_folder: str = "", devices: 
     env["POISE_JOB"] = task.partition(".")[0]
     env["POISE_EPOCH"] = str(launch.attempt.epoch)
     env["POISE_RESULT"] = result
+    if launch.hang:
+        env["POISE_PROGRESS"] = _progress(result)
     if launch.gang:
         env["POISE_RANK"] = env["RANK"] = str(launch.rank)
         env["POISE_WORLD_SIZE"] = env["WORLD_SIZE"] = str(launch.world)
@@ -307,6 +311,8 @@ class Keepers:
             err=stem + ".err",
             bound=self.log_bound,
             result=result,
+            hang=launch.hang,
+            progress=_progress(result) if launch.hang else "",
             until=self.until.get(attempt, 0),
         )
         return _encode(_Run(attempt, order, launch)) + b"\n"
@@ -832,6 +838,11 @@ def _kill(pid: int, still: Callable[[], bool]) -> None:
 
 def _lost() -> Ending:
     return Ending(outcome="lost", note="its keeper was killed")
+
+
+def _progress(result: str) -> str:
+    """The file by which a command says that it gets on, beside the one for its result."""
+    return result.removesuffix(".json") + ".progress"
 
 
 def _log_stem(logs: str, attempt: Attempt) -> str:

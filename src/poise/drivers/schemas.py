@@ -108,6 +108,7 @@ _FORMS: dict[str, Schema] = {
     },
     "deadline": {"anyOf": [_MOMENT, {"type": "null"}]},
     "expect": {"anyOf": [_DURATION, {"type": "null"}]},
+    "hang": _DURATION,
     "grace": {"anyOf": [_DURATION, {"type": "null"}]},
     "workers": {
         "anyOf": [
@@ -275,6 +276,8 @@ MEANING = {
     "merge": "A command that runs once every part is done, with the same resources. What needs this task waits for the "
     "merge, and a deadline holds for both. How long it runs is learned; to say more of it, make it a task of a graph.",
     "retry": "When to try again. See below.",
+    "hang": "The command says at least so often that it gets on, by touching the file `$POISE_PROGRESS` "
+    "(`poise.step()` in Python); silent for longer, it has hung and is stopped. 0: not watched; else 1 s or more.",
     "grace": "Time between SIGTERM and SIGKILL when the task is stopped: 10s, or 1s with `lease: exclusive`.",
     "lease": (
         "Whether it may be placed again while it is not known if it still runs on a silent node: `fenced`, at once; "

@@ -3,6 +3,7 @@
 from poise.kernel.ledger import Ledger
 from poise.model.events import (
     AUDITED,
+    DeviceDrained,
     JobCancelled,
     JobSubmitted,
     NodeDrained,
@@ -46,6 +47,8 @@ def _in_words(event: AUDITED) -> str:
             return f"cancelled {', '.join(event.units[:FEW])}{', …' if len(event.units) > FEW else ''}"
         case NodeDrained():
             return f"{'drained' if event.on else 'opened'} {event.name}"
+        case DeviceDrained():
+            return f"{'drained' if event.on else 'opened'} device {event.device} of {event.node}"
         case QuotaSet():
             bounds = _bounds(event.quota) if event.quota is not None else ""
             return f"bounded {event.tenant} to {bounds}" if bounds else f"lifted the quota of {event.tenant}"

@@ -22,6 +22,7 @@ from poise.kernel.find import find, find_node
 from poise.kernel.fitting import check_all
 from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of
 from poise.kernel.schedulable import prepare
+from poise.kernel.straggle import stragglers
 from poise.kernel.verify import verify_hold, verify_place, verify_preempt
 from poise.kernel.watch import Fired, Watch
 from poise.model.calls import FromCaller, FromWorker, ToCaller, ToWorker
@@ -31,6 +32,8 @@ from poise.model.events import (
     Called,
     CallsClosed,
     CallTried,
+    DeviceCordoned,
+    DeviceDrained,
     Event,
     Finished,
     FunctionTold,
@@ -66,6 +69,7 @@ from poise.model.messages import (
     Attempt,
     Beat,
     Desired,
+    DeviceFault,
     Ended,
     FromAgent,
     Heard,
@@ -77,7 +81,7 @@ from poise.model.messages import (
 )
 from poise.model.profiles import ENOUGH_RUNS
 from poise.model.quotas import Quota
-from poise.model.resources import PLENTY, Node, is_declared
+from poise.model.resources import PLENTY, Device, Node, identity_of, is_declared
 from poise.model.spec import Compiled
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role, Token
 from poise.model.times import Times
@@ -97,6 +101,8 @@ HEARTBEAT = TIMES.heartbeat
 
 MAX_TOKENS = 10_000
 
+COMPARE_EVERY = 5 * SECOND
+"""How often attempts are compared with their like."""
 TELL_AGAIN = 10 * SECOND
 """A policy that goes on failing in the same way is recorded no more often."""
 
@@ -149,6 +155,8 @@ class Cancel(msgspec.Struct, frozen=True):
 
 
 class Drain(msgspec.Struct, frozen=True):
+    """`node` is a node, or a device of one: `n1:0`."""
+
     request: int
     node: str
     on: bool
@@ -398,6 +406,7 @@ class Controller:
         self._fired: list[str] = []
         self._last_round = 0
         self._last_recall = 0
+        self._last_comparison = 0
         self._full = False
         self._last_recovery = 0
         self._now = ledger.now
@@ -513,6 +522,10 @@ class Controller:
         if now - self._last_recall >= RECALL_AFTER:
             self._last_recall = now
             self._recall_queued(now)
+        if now - self._last_comparison >= COMPARE_EVERY:
+            self._last_comparison = now
+            for straggling in list(stragglers(self.ledger, now, self._connected)):
+                self._commit(straggling)
         self._dispatch.tick(now)
         effects = list(self._flush())
         waited = self.ledger.pending() and now - self._last_round >= ROUND
@@ -692,6 +705,10 @@ class Controller:
         return token.id
 
     def _drain(self, message: Drain, now: int) -> str:
+        """Close a node to new work, or a device of it: `n1:0`; or open it again."""
+        node, colon, place = message.node.rpartition(":")
+        if colon and message.node not in self.ledger.nodes:
+            return self._drain_device(find_node(self.ledger.nodes, node), place, message, now)
         name = find_node(self.ledger.nodes, message.node)
         if self.ledger.nodes[name].drained != message.on:
             self._commit(NodeDrained(at=now, name=name, on=message.on, by=message.bearer.token))
@@ -700,6 +717,18 @@ class Controller:
             if message.on and waiting:
                 self._send(name, Desired(recalls=tuple(waiting)))
         return name
+
+    def _drain_device(self, node: str, place: str, message: Drain, now: int) -> str:
+        device = self._device(node, int(place)) if place.isdecimal() and place.isascii() else None
+        if device is None:
+            have = ", ".join(str(device.index) for device in self.ledger.nodes[node].node.devices) or "none"
+            what = f"{node} has no device `{place}`"
+            raise NotFound(what, field="node", need=message.node, have=have, hint=f"`poise nodes`, then {node}:0")
+        if (self.ledger.cordon_of(node, device) is not None) != message.on:
+            identity, by = identity_of(node, device), message.bearer.token
+            self._commit(DeviceDrained(at=now, node=node, device=device.index, id=identity, on=message.on, by=by))
+            self._dirty = True
+        return f"{node}:{device.index}"
 
     def _awaited(self, name: str, bearer: Bearer) -> JobState:
         """A job that another comes after. A whole name: what is written down lasts longer than what is typed."""
@@ -733,6 +762,7 @@ class Controller:
             self._outbox.appendleft((0, Send(name, Heard(beat=message.number))))  # it promises nothing
         elif isinstance(message, Report):
             self._take_report(name, message.running, message.ended, now)
+            self._take_faults(name, message.faults, now)
             self._send(name, Acked(serial=message.serial))
 
     def _contact(self, name: str) -> "Contact":
@@ -764,6 +794,7 @@ class Controller:
             self._dirty = True
         self._connected.add(name)
         self._take_report(name, hello.running, hello.ended, now)
+        self._take_faults(name, hello.faults, now)
         self._send(name, self._desired(name, hello, now))
         self._send(name, Acked(serial=0))
 
@@ -807,6 +838,37 @@ class Controller:
         for done in ended:
             if self._valid(done.attempt, name):
                 self._finish(done.attempt, done.ending, now)
+
+    def _take_faults(self, name: str, faults: Iterable[DeviceFault], now: int) -> None:
+        """A device that has failed gives no room any more. What ran there is lost, and is told to end; the node cannot
+        be asked to wait for that, since a process may never return from a device that has gone.
+        """
+        for fault in faults:
+            device = self._device(name, fault.index)
+            if device is None or self.ledger.cordon_of(name, device) is not None:
+                continue
+            hit = [
+                (unit, index)
+                for unit, index in self.ledger.attempts_on(name)
+                if fault.index in unit.tasks[index].devices
+            ]
+            self._commit(
+                DeviceCordoned(
+                    at=now,
+                    node=name,
+                    device=fault.index,
+                    id=identity_of(name, device),
+                    code=fault.code,
+                    text=fault.text,
+                )
+            )
+            what = ", ".join(part for part in (fault.code, fault.text) if part)
+            for unit, index in hit:
+                self._send(name, Desired(stops=(attempt_of(unit, index),)))
+                self._lose(unit, index, f"device {fault.index} of {name} failed: {what}", now)
+
+    def _device(self, node: str, index: int) -> Device | None:
+        return next((device for device in self.ledger.nodes[node].node.devices if device.index == index), None)
 
     def _valid(self, attempt: Attempt, node: str) -> bool:
         """Only the current epoch, from the node it was placed on, is heard; everything else is history."""
@@ -977,6 +1039,7 @@ class Controller:
             parts=task.parts,
             queued=unit.queued,
             serves=job.calls is not None,
+            hang=spec.hang,
             lease=self.settings.lease if spec.lease == "exclusive" else 0,
         )
 

@@ -5,7 +5,7 @@ What has to be decided to be known (`poise explain`) is answered by `kernel/what
 all that it needs of the ledger, so that it may be answered while the ledger goes on.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from poise.kernel.book import CallBook
 from poise.kernel.ledger import (
     CAUSES,
+    Cordon,
     JobState,
     Ledger,
     NodeState,
@@ -27,7 +28,7 @@ from poise.kernel.ledger import (
 )
 from poise.model import graph
 from poise.model.decisions import Reason, Why
-from poise.model.events import Preempted
+from poise.model.events import Preempted, Straggling
 from poise.model.jobs import Ending, Unit
 from poise.model.load import LEVELS, Load
 from poise.model.quotas import Amounts, Quota, asked
@@ -44,7 +45,7 @@ from poise.model.reports import (
     WhoReport,
     report_of,
 )
-from poise.model.resources import PLENTY, WHOLE
+from poise.model.resources import PLENTY, WHOLE, identity_of
 from poise.model.sweep import values_in
 from poise.model.tenants import Bearer, Token
 from poise.model.views import Candidate, Snapshot
@@ -150,7 +151,7 @@ def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now:
                 node=past.node,
                 outcome=past.ending.outcome,
                 run=past.ending.run,
-                note=past.ending.note,
+                note="; ".join(_evidence(past.ending, _tried_again(unit, past))),
             )
             for past in task.past
         ),
@@ -176,7 +177,7 @@ def task_status(job: JobState, unit: UnitState, task: TaskState) -> str:
 
 
 def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Reason]:
-    """Every reason why a unit has not started, or never will; none once it has."""
+    """Every reason why a unit has not started, or never will; once it has, whether anything is wrong with it."""
     found: list[Reason] = []
     if unit.status == "waiting":
         needed = {need: ledger.unit(f"{job.id}.{need}") for need in unit.spec.needs}
@@ -211,6 +212,9 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
         found += leased(unit, now)
         if not ledger.may_be_placed(unit) and not unit.stopping:
             found.append(Reason(code="NEEDS_ITS_NODE", wakes="joined"))
+    elif unit.status == "active":
+        slow = {task.node: task.straggles for task in unit.tasks if task.active and task.straggles}
+        found += [Reason(code="STRAGGLING", subject=node, need=format_duration(slow[node])) for node in sorted(slow)]
     return found
 
 
@@ -356,14 +360,24 @@ def story(ledger: Ledger, job: JobState, units: Sequence[UnitState], most: int) 
     return [Told(ledger.wall(at), text) for at, text in happened]
 
 
-def node_report(state: NodeState, load: Load | None = None) -> NodeReport:
-    """One node with what is taken on it; `load` is what it last said of how busy it is."""
+def node_report(
+    state: NodeState, load: Load | None = None, *, cordons: Mapping[str, Cordon] | None = None
+) -> NodeReport:
+    """One node with what is taken on it; `load` is what it last said of how busy it is, `cordons` are the ledger's."""
     held = {device.index: state.devices.get(device_key(device.index), "") for device in state.node.devices}
     for key, shares in state.shares.items():
         held[int(key)] = ", ".join(f"{share.holder} ({share.share / WHOLE:g})" for share in shares)
     running = sum(pool.slots for pool in state.pools.values())
+    offered = report_of(state.node, held_by=held)
+    devices = (
+        msgspec.structs.replace(report, cordoned=cordon.why)
+        if (cordon := (cordons or {}).get(identity_of(state.node.name, device))) is not None and not cordon.opened
+        else report
+        for report, device in zip(offered.devices, state.node.devices, strict=True)
+    )
     return msgspec.structs.replace(
-        report_of(state.node, held_by=held),
+        offered,
+        devices=tuple(devices),
         status=state.condition,
         cpu_used=state.used_cpu,
         memory_used=state.used_memory,
@@ -514,12 +528,15 @@ def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int,
     alike: dict[tuple[int, str], list[tuple[str, PastAttempt]]] = {}
     for task, spec in zip(unit.tasks, unit.spec.tasks, strict=True):
         for past in task.past:
-            alike.setdefault((past.epoch, _how_it_ended(past.ending)), []).append((spec.name, past))
+            how = _how_it_ended(past.ending, _tried_again(unit, past))
+            alike.setdefault((past.epoch, how), []).append((spec.name, past))
     for (epoch, how), members in alike.items():
         name, last = max(members, key=_when_it_ended)
         nodes = ", ".join(dict.fromkeys(past.node for _, past in members))
         what = name if len(members) == 1 else f"{len(members)} tasks of {unit.spec.name}"
         yield last.at, f"attempt {epoch} of {what} on {nodes} {how}, {format_duration(last.ending.run)} in"
+    for seen in unit.straggled:
+        yield seen.at, f"{_task_name(seen)} straggles on {seen.node}: {_compared(seen)}"
     for order in unit.yielded:
         yield order.at, f"{unit.spec.name} asked to {what_for(order)}"
     for order in unit.gained:
@@ -528,6 +545,8 @@ def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int,
         nodes = ", ".join(dict.fromkeys(task.node for task in unit.tasks if task.node))
         artifact = unit.spec.artifact_of(unit.variant)
         behind = f"{f' as {artifact}' if artifact else ''}{' behind its like' if unit.queued else ''}"
+        if unit.most:
+            behind += f" with {unit.size} of {len(unit.tasks)} tasks, since it ran out of memory"
         why = f": {sentence}" if unit.why is not None and (sentence := unit.why.sentence()) else ""
         yield unit.placed, f"attempt {unit.epoch} of {unit.spec.name} placed on {nodes}{behind}{why}"
     if unit.status in ("cancelled", "skipped"):
@@ -537,6 +556,15 @@ def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int,
         ending = deciding_ending(unit)
         peak = f", at most {format_bytes(ending.peak)} of memory" if ending.peak else ""
         yield unit.ended, f"{unit.spec.name} {_how_it_ended(ending)}, {format_duration(ending.run)} in{peak}"
+
+
+def _task_name(seen: Straggling) -> str:
+    return seen.task.partition(".")[2]
+
+
+def _compared(seen: Straggling) -> str:
+    ran, took = format_duration(seen.ran), format_duration(seen.expected)
+    return f"it has run for {ran}, and {seen.siblings} of its like took {took}"
 
 
 def what_for(order: Preempted) -> str:
@@ -552,19 +580,33 @@ def what_for(order: Preempted) -> str:
     return f"{words}: {because}" if because else words
 
 
-def _how_it_ended(ending: Ending) -> str:
+def _tried_again(unit: UnitState, past: PastAttempt) -> str:
+    """Of an attempt after which the unit ran out of memory which retry followed; else nothing."""
+    if past.ending.outcome != "oom" or past.epoch not in unit.ooms:
+        return ""
+    return f"tried again {unit.ooms.index(past.epoch) + 1} of {unit.spec.retry.ooms}"
+
+
+def _evidence(ending: Ending, again: str = "") -> list[str]:
+    """What was seen of an attempt when it ended."""
+    peak = f"peak {format_bytes(ending.peak)} of {format_bytes(ending.limit)}" if ending.outcome == "oom" else ""
+    return [part for part in (peak, again, ending.note) if part]
+
+
+def _how_it_ended(ending: Ending, again: str = "") -> str:
     words = {
         "done": "was done",
         "failed": f"failed with exit code {ending.code}",
         "killed": "was killed",
         "signal": f"ended by signal {ending.signal}",
-        "oom": f"ran out of memory ({format_bytes(ending.peak)} of {format_bytes(ending.limit)})",
+        "oom": "ran out of memory: " + "; ".join(_evidence(ending, again)),
+        "hung": "hung",
         "lost": "was lost",
         "stopped": "was stopped",
         "returned": "was handed back unstarted",
         "unstartable": "could not be started",
     }[ending.outcome]
-    return f"{words} ({ending.note})" if ending.note else words
+    return f"{words} ({ending.note})" if ending.note and ending.outcome != "oom" else words
 
 
 def _when_it_ended(member: tuple[str, PastAttempt]) -> int:
@@ -585,9 +627,11 @@ def _place_in_queue(unit: UnitState | Candidate) -> tuple[int, int]:
 
 
 def _exit_code(ending: Ending) -> int:
-    """As a shell would say it: 128 + signal, 125 where Poise lost or stopped it."""
+    """As a shell would say it: 128 + signal, 125 where Poise lost or stopped it, 124 as `timeout` has it."""
     if ending.outcome in ("lost", "stopped", "returned"):
         return 125
+    if ending.outcome == "hung":
+        return 124
     if ending.outcome == "oom":
         return 137
     return 128 + ending.signal if ending.signal else ending.code

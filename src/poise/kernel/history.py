@@ -22,6 +22,8 @@ from poise.kernel.explain import job_text, what_for
 from poise.kernel.ledger import CAUSES, JobState, Ledger, job_status
 from poise.model.document import near
 from poise.model.events import (
+    DeviceCordoned,
+    DeviceDrained,
     Event,
     Finished,
     Held,
@@ -39,6 +41,7 @@ from poise.model.events import (
     Preempted,
     QuotaSet,
     Started,
+    Straggling,
     Triggered,
 )
 from poise.model.history import (
@@ -56,7 +59,7 @@ from poise.model.history import (
 )
 from poise.model.load import LEVELS
 from poise.model.resources import WHOLE, Shape
-from poise.units import SECOND
+from poise.units import SECOND, format_duration
 
 MOST = {"jobs": 500, "attempts": 4000, "happenings": 4000, "failures": 500, "yields": 500, "classes": 200}
 """What a report lists at most of each part, so that a page has a few MB. Of attempts it counts bars: one a device."""
@@ -76,7 +79,7 @@ SWEEP = 1024
 OVER = ("done", "failed", "cancelled")
 """Statuses of jobs that have ended."""
 
-FAILED = ("failed", "killed", "signal", "oom", "lost", "unstartable")
+FAILED = ("failed", "killed", "signal", "oom", "hung", "lost", "unstartable")
 
 
 class _Attempt(msgspec.Struct):
@@ -261,6 +264,14 @@ class History:
                 self._note(event.at, "node forgotten", event.name, "")
             case NodeDrained():
                 self._note(event.at, "node drained" if event.on else "node opened", event.name, "")
+            case Straggling():
+                text = f"ran {format_duration(event.ran)}, its like {format_duration(event.expected)}"
+                self._note(event.at, "straggles", f"{event.task} on {event.node}", text, _job_of(event.task))
+            case DeviceCordoned():
+                why = ", ".join(part for part in (event.code, event.text) if part)
+                self._note(event.at, "device failed", f"{event.node}:{event.device}", why)
+            case DeviceDrained():
+                self._note(event.at, "node drained" if event.on else "node opened", f"{event.node}:{event.device}", "")
             case NodeLevelled():
                 self._note(event.at, "load", event.name, LEVELS[event.level] + (", for a while" if event.hot else ""))
             case QuotaSet():

@@ -34,6 +34,8 @@ from poise.model.events import (
     Called,
     CallsClosed,
     CallTried,
+    DeviceCordoned,
+    DeviceDrained,
     Event,
     Finished,
     FunctionTold,
@@ -56,6 +58,7 @@ from poise.model.events import (
     Round,
     Started,
     StopAsked,
+    Straggling,
     TokenAdded,
     TokenRevoked,
     Triggered,
@@ -63,6 +66,7 @@ from poise.model.events import (
 )
 from poise.model.fleet import (
     CONDITIONS,
+    CORDONED,
     CPU,
     DEVICES,
     HOT,
@@ -71,13 +75,14 @@ from poise.model.fleet import (
     Fleet,
     PoolView,
     Resident,
+    Straggler,
     model_under,
 )
-from poise.model.jobs import RETRYABLE, Ending, Job, Priority, Unit, Work
+from poise.model.jobs import Ending, Job, Outcome, Priority, Unit, Work
 from poise.model.messages import Attempt
 from poise.model.profiles import Profile, estimate_run, is_brief, outlasting
 from poise.model.quotas import Amounts, Quota, asked
-from poise.model.resources import PLENTY, SHARED_CAP, WHOLE, Node, Shape
+from poise.model.resources import PLENTY, SHARED_CAP, WHOLE, Device, Node, Shape, identity_of
 from poise.model.tenants import DEFAULT, HOME, Bearer, Token
 from poise.model.views import Candidate, Snapshot
 from poise.units import format_duration
@@ -113,6 +118,9 @@ OF_THE_NODE = ("lost", "killed", "unstartable")
 PAST_TOKENS = 256
 """Revoked tokens that are kept; the log has them all."""
 
+MAX_CORDONS = 4096
+"""Devices that have failed and are open again are remembered, so that their work is kept off them: the latest."""
+
 MAX_PROFILES = 4096
 """Classes whose run times are kept; of more, those not seen for longest are forgotten."""
 
@@ -131,7 +139,9 @@ class PastAttempt(msgspec.Struct, frozen=True):
 
 
 class TaskState(msgspec.Struct, gc=False):
-    """The latest attempt of one task. Times are instants, 0 where it has not happened."""
+    """The latest attempt of one task. Times are instants, 0 where it has not happened. `straggles` is what its like
+    took in nanoseconds, where it was seen to take longer.
+    """
 
     status: TaskStatus = "idle"
     node: str = ""
@@ -142,6 +152,7 @@ class TaskState(msgspec.Struct, gc=False):
     ended: int = 0
     ending: Ending | None = None
     past: list[PastAttempt] = []
+    straggles: int = 0
 
     @property
     def active(self) -> bool:
@@ -161,7 +172,10 @@ class UnitState(msgspec.Struct, gc=False):
     `queued` and `brief` are as it was placed; `recalled`: it was queued once, came back unstarted, and is queued no
     more. `queue` names the units that are alike to placement. `expected`, `tail` and `slack` are nanoseconds of the
     critical path method; `due` is the instant by which the unit must end for every deadline after it to be met, 0 if
-    there is none.
+    there is none. `ooms` are the epochs in which it ran out of memory, `ran_out` is the least that it had asked for
+    then; what it is tried in next is smaller where it can be: an elastic unit has at most `most` tasks (0: all).
+    `barred` are the identities of devices that have failed it, with the epoch in which each did; `straggled` the latest
+    reports of attempts that took longer than their like.
     """
 
     spec: Unit
@@ -197,6 +211,17 @@ class UnitState(msgspec.Struct, gc=False):
     depth: int = 0
     saved: int = 0
     outlived: int = 0
+    ooms: tuple[int, ...] = ()
+    ran_out: int = 0
+    most: int = 0
+    barred: dict[str, int] = {}
+    straggled: tuple[Straggling, ...] = ()
+
+    @property
+    def most_tasks(self) -> int:
+        """How many tasks it may have when it is placed next."""
+        return self.most or len(self.spec.tasks)
+
     leases: dict[str, int] = {}
 
     @property
@@ -207,7 +232,19 @@ class UnitState(msgspec.Struct, gc=False):
     @property
     def shape(self) -> Shape:
         """The shape of the artifact it was placed in."""
-        return self.spec.shape_of(self.variant) if self.variant else self.spec.shape
+        return self.shape_of(self.variant) if self.variant or self.barred else self.spec.shape
+
+    def shape_of(self, variant: int) -> Shape:
+        """The shape of its artifact number `variant`, without the devices that have failed it: while it is placed,
+        those that had when it was, since that is the room it holds.
+        """
+        shape = self.spec.shape_of(variant)
+        if not self.barred or not shape.gpus:
+            return shape
+        placed = self.status == "active"
+        without = tuple(sorted(device for device, epoch in self.barred.items() if not placed or epoch < self.epoch))
+        wants = msgspec.structs.replace(shape.wants, without=without)
+        return msgspec.structs.replace(shape, wants=wants) if without else shape
 
     @property
     def id(self) -> str:
@@ -300,9 +337,25 @@ class NodeState(msgspec.Struct):
         return sum(share.memory for share in self.shares.get(device_key(device), ()))
 
 
+class Cordon(msgspec.Struct, frozen=True):
+    """Why a device gives no room: it failed (`code`, `text`) at this instant, or somebody closed it. One that failed is
+    remembered when it has been opened again (an instant, 0: it has not been).
+    """
+
+    at: int
+    code: str = ""
+    text: str = ""
+    opened: int = 0
+
+    @property
+    def why(self) -> str:
+        """For people."""
+        return ", ".join(part for part in (self.code, self.text) if part) or "closed"
+
+
 class State(msgspec.Struct):
     """Everything that a checkpoint holds. `yielded` says which units have yielded to which that still wait.
-    `quotas` are by tenant.
+    `quotas` are by tenant, `cordons` by the identity of a device.
     """
 
     revision: int = 0
@@ -326,6 +379,7 @@ class State(msgspec.Struct):
     quotas: dict[str, Quota] = {}
     tokens: dict[str, Token] = {}
     tokens_ever: int = 0
+    cordons: dict[str, Cordon] = {}
     began: Began | None = None
 
 
@@ -627,7 +681,7 @@ class Ledger:
         ):  # an elastic unit may get fewer
             self._on.setdefault(spot.node, {})[event.unit, index] = (unit, index)
             task.status, task.node, task.devices, task.cpus = "queued", spot.node, spot.devices, ()
-            task.pid = task.started = task.ended = 0
+            task.pid = task.started = task.ended = task.straggles = 0
             task.ending = None
             self._take(self._state.nodes[spot.node], unit, spot.devices, queued=event.queued)
 
@@ -718,7 +772,7 @@ class Ledger:
                 self._remove_pending(unit)
                 unit.status, unit.not_before = "waiting", 0
 
-    def _rest(self, unit: UnitState, job: JobState, book: CallBook, outcome: str, at: int) -> None:
+    def _rest(self, unit: UnitState, job: JobState, book: CallBook, outcome: Outcome, at: int) -> None:
         """A worker has ended. One that cannot be kept running fails its job, and with it what is open."""
         book.called_up -= 1
         retry = unit.spec.retry
@@ -726,7 +780,7 @@ class Ledger:
         unit.tries += failed
         if book.over and not unit.stopping:
             self._conclude(unit, "done", at)
-        elif failed and (outcome not in RETRYABLE or outcome not in retry.when or unit.tries > retry.limit):
+        elif failed and not retry.allows(outcome, unit.tries, 0):
             self._conclude(unit, "failed", at)
             for other in job.units:
                 if other.status in ("waiting", "pending"):
@@ -764,7 +818,7 @@ class Ledger:
             task.started = task.started or max(unit.placed, event.at - ending.run)
         if ending.outcome == "done":
             self._learn(unit, task, ending)
-        elif ending.outcome in ("failed", "signal", "oom") and unit.spec.kind in self._state.profiles:
+        elif ending.outcome in ("failed", "signal", "oom", "hung") and unit.spec.kind in self._state.profiles:
             profiles, kind = self._state.profiles, unit.spec.kind
             profiles[kind] = profiles[kind].failed(self._state.revision)
         if ending.outcome == "stopped" and unit.stopping in CAUSES:
@@ -776,6 +830,20 @@ class Ledger:
             self._index_recovering(unit)
         if not any(other.active for other in unit.tasks):
             self._settle(unit, event.at)
+
+    def _straggling(self, event: Straggling) -> None:
+        unit, index = self._tasks[event.task]
+        task = unit.tasks[index]
+        if task.status != "running" or event.epoch != unit.epoch:
+            raise InvariantBroken(f"{event.task}#{event.epoch} straggles, but is {task.status} in epoch {unit.epoch}")
+        task.straggles = event.expected
+        unit.straggled = (*unit.straggled[1 - PAST_ORDERS :], event)
+        self._index_straggling(unit)
+
+    def _index_straggling(self, unit: UnitState) -> None:
+        """What could be moved by itself; a gang is as slow wherever its slowest member is."""
+        if len(unit.tasks) == 1 and unit.tasks[0].straggles:
+            self._stragglers[unit.id] = unit
 
     def _held(self, event: Held) -> None:
         if event.reasons and event.queue in self._queues:
@@ -839,6 +907,53 @@ class Ledger:
         self._state.nodes[event.name].drained = event.on
         self._stale.add(event.name)
 
+    def _device_cordoned(self, event: DeviceCordoned) -> None:
+        self._state.cordons[event.id] = Cordon(event.at, event.code, event.text)
+        for unit, index in self.attempts_on(event.node):
+            if event.device in unit.tasks[index].devices:
+                if not unit.barred:  # it is no longer like the others of its queue
+                    unit.queue = f"{unit.queue}{'' if unit.queue.endswith('/') else '/'}{unit.id}"
+                unit.barred = unit.barred | {event.id: unit.epoch}
+        self._fleet = None  # the device is a model of its own from now on
+
+    def _device_drained(self, event: DeviceDrained) -> None:
+        cordons, known = self._state.cordons, self._state.cordons.get(event.id)
+        if event.on:
+            cordons[event.id] = Cordon(event.at)
+        elif known is not None and known.code:
+            cordons[event.id] = msgspec.structs.replace(known, opened=event.at)
+            opened = sorted((cordon.opened, device) for device, cordon in cordons.items() if cordon.opened)
+            for _, device in opened[:-MAX_CORDONS]:
+                del cordons[device]
+        else:
+            cordons.pop(event.id, None)
+        self._stale.add(event.node)
+
+    @property
+    def cordons(self) -> dict[str, Cordon]:
+        """By the identity of a device: those that give no room, and those that have failed once."""
+        return self._state.cordons
+
+    def cordon_of(self, node: str, device: Device) -> Cordon | None:
+        """Why the device gives no room; None if it does."""
+        found = self._state.cordons.get(identity_of(node, device))
+        return None if found is None or found.opened else found
+
+    def seen(self, node: Node) -> Node:
+        """The node with what is known of its devices: which have failed once."""
+        failed = {device.index for device in node.devices if self._has_failed(node.name, device)}
+        if not failed:
+            return node
+        devices = (
+            msgspec.structs.replace(device, failed=identity_of(node.name, device)) if device.index in failed else device
+            for device in node.devices
+        )
+        return msgspec.structs.replace(node, devices=tuple(devices))
+
+    def _has_failed(self, node: str, device: Device) -> bool:
+        cordons = self._state.cordons
+        return bool(cordons) and identity_of(node, device) in cordons and bool(cordons[identity_of(node, device)].code)
+
     def _node_levelled(self, event: NodeLevelled) -> None:
         node = self._state.nodes[event.name]
         node.level, node.hot = event.level, event.hot
@@ -866,6 +981,7 @@ class Ledger:
         outcome = deciding_ending(unit).outcome
         self._active.pop(unit.id, None)
         self._elastic.pop(unit.id, None)
+        self._stragglers.pop(unit.id, None)
         job = self._state.jobs[unit.job]
         if unit.stopping == "cancel" and (outcome != "done" or job.calls is not None):
             if job.calls is not None:
@@ -884,17 +1000,26 @@ class Ledger:
             unit.tries += 1
             unit.avoid = unit.tasks[0].node
             retry = unit.spec.retry
-            if outcome in RETRYABLE and outcome in retry.when and unit.tries <= retry.limit:
+            if outcome == "oom" and retry.ooms:
+                self._make_smaller(unit)
+            if retry.allows(outcome, unit.tries, len(unit.ooms)):
                 self._again(unit, at, delay=0 if outcome == "lost" else retry.delay(unit.tries))
             else:
                 self._conclude(unit, "failed", at)
+
+    def _make_smaller(self, unit: UnitState) -> None:
+        """It ran out of memory: half as many tasks of an elastic unit next time, or an artifact that asks for less."""
+        unit.ooms += (unit.epoch,)
+        unit.ran_out = min(unit.ran_out or unit.shape.memory, unit.shape.memory)
+        if unit.spec.least:
+            unit.most = max(unit.spec.least, unit.size // 2)
 
     def _clear(self, unit: UnitState) -> None:
         """Make it ready for another attempt, and keep what is known of the last one."""
         for task in unit.tasks:
             if task.ending is not None:
                 _keep(task, unit.epoch, task.ending, task.ended)
-            task.status, task.pid, task.started, task.ended = "idle", 0, 0, 0
+            task.status, task.pid, task.started, task.ended, task.straggles = "idle", 0, 0, 0, 0
             task.ending = None
         unit.stopping = ""
 
@@ -1141,6 +1266,7 @@ class Ledger:
     def _drop_attempts(self, unit: UnitState) -> None:
         """A recovering unit is placed again: what it still held on lost nodes is given up."""
         unit.tries += 1
+        self._stragglers.pop(unit.id, None)
         for index, task in enumerate(unit.tasks):
             if task.active:
                 self._give_back(unit, index)
@@ -1148,7 +1274,7 @@ class Ledger:
                 _keep(task, unit.epoch, lost, self._state.now)
             elif task.ending is not None:
                 _keep(task, unit.epoch, task.ending, task.ended)
-            task.status, task.ending = "idle", None  # an elastic unit may get fewer spots now
+            task.status, task.ending, task.straggles = "idle", None, 0  # an elastic unit may get fewer spots now
         self._recovering.pop(unit.id, None)
 
     def _index_recovering(self, unit: UnitState) -> None:
@@ -1275,8 +1401,8 @@ class Ledger:
             ordinal=unit.ordinal,
             priority=int(spec.priority),
             kind=spec.kind,
-            shape=spec.shape,
-            tasks=len(spec.tasks),
+            shape=unit.shape_of(0),
+            tasks=unit.most_tasks,
             submitted=job.submitted,
             ready=unit.ready,
             tail=unit.tail,
@@ -1288,7 +1414,7 @@ class Ledger:
             recovering=recovering,
             recalled=unit.recalled,
             least=spec.least,
-            others=tuple(variant.shape for variant in spec.variants),
+            others=tuple(unit.shape_of(number + 1) for number in range(len(spec.variants))),
             attained=unit.attained,
             preempted=unit.preempted,
             depth=unit.depth,
@@ -1298,6 +1424,7 @@ class Ledger:
             avoid=unit.avoid,
             saved=unit.saved,
             outlived=unit.outlived,
+            ran_out=unit.ran_out,
             tenant=self.limited_tenant(job),
         )
 
@@ -1324,6 +1451,11 @@ class Ledger:
             throughputs=throughputs or {},
             elastic=tuple(
                 self._resident(unit) for unit in sorted(self._elastic.values(), key=_ordinal) if not unit.stopping
+            ),
+            stragglers=tuple(
+                Straggler(resident=self._resident(unit), node=task.node, expected=task.straggles)
+                for unit in sorted(self._stragglers.values(), key=_ordinal)
+                if (task := unit.tasks[0]).status == "running" and not unit.stopping
             ),
             yielded=dict(self._state.yielded),
             quotas={tenant: quota.amounts.plus(held, -1) for tenant, (quota, held) in self.quotas().items()},
@@ -1384,7 +1516,7 @@ class Ledger:
     def fleet(self) -> Fleet:
         """The fleet as columns, as it is now; the ledger's own, to be read at once and not kept."""
         if self._fleet is None:
-            self._fleet = Fleet([state.node for state in self._state.nodes.values()])
+            self._fleet = Fleet([self.seen(state.node) for state in self._state.nodes.values()])
             self._stale.update(self._state.nodes)
         fleet = self._fleet
         for name in sorted(self._stale):
@@ -1397,7 +1529,9 @@ class Ledger:
         node = state.node
         network = (node.network or PLENTY) - state.used_network
         free = sum(
-            device_key(device.index) not in state.devices and device_key(device.index) not in state.shares
+            device_key(device.index) not in state.devices
+            and device_key(device.index) not in state.shares
+            and self.cordon_of(node.name, device) is None
             for device in node.devices
         )
         fleet.free[:, row] = (node.cpu - state.used_cpu, node.memory - state.used_memory, network, free)
@@ -1409,6 +1543,8 @@ class Ledger:
             shares = state.shares.get(key, ())
             fleet.device_share[row, place] = 0 if key in state.devices else WHOLE - sum(of.share for of in shares)
             fleet.device_memory[row, place] = device.memory - sum(of.memory for of in shares)
+            if self.cordon_of(node.name, device) is not None:
+                fleet.device_share[row, place] = CORDONED
         on = self._on.get(node.name, {})
         static = self._state.policy == "static"
         residents = []
@@ -1454,7 +1590,7 @@ class Ledger:
             running=task.status == "running",
             size=unit.size,
             least=spec.least,
-            most=len(spec.tasks),
+            most=unit.most_tasks,
             attained=unit.attained,
             work=spec.work,
             saved=unit.saved,
@@ -1485,6 +1621,7 @@ class Ledger:
             CallsClosed: self._calls_closed,
             Started: self._started,
             Finished: self._finished,
+            Straggling: self._straggling,
             Held: self._held,
             NodeJoined: self._node_joined,
             NodeLost: self._node_lost,
@@ -1492,6 +1629,8 @@ class Ledger:
             NodeTrusted: self._node_trusted,
             NodeForgotten: self._node_forgotten,
             NodeDrained: self._node_drained,
+            DeviceCordoned: self._device_cordoned,
+            DeviceDrained: self._device_drained,
             PolicyFailed: self._policy_failed,
             Remembered: self._remembered,
             Round: self._round,
@@ -1507,6 +1646,7 @@ class Ledger:
         self._active: dict[str, UnitState] = {}
         self._recovering: dict[str, UnitState] = {}
         self._elastic: dict[str, UnitState] = {}
+        self._stragglers: dict[str, UnitState] = {}
         self._on: dict[str, dict[tuple[str, int], tuple[UnitState, int]]] = {}
         self._fleet = None
         self._stale: set[str] = set()
@@ -1527,6 +1667,7 @@ class Ledger:
                     unit.size = unit.size or len(unit.tasks)  # as it was before there were elastic units
                     self._index_active(unit)
                     self._index_recovering(unit)
+                    self._index_straggling(unit)
         self._count_held()
 
     def _mark(self, unit: UnitState) -> None:
@@ -1574,7 +1715,16 @@ class Ledger:
                 self._check_calls(job, job.calls)
         again = Ledger.decode(self.encode())
         _hold(again.encode() == self.encode(), "the state does not survive encoding")
-        for index in ("_units", "_tasks", "_dependents", "_delayed", "_active", "_elastic", "_recovering"):
+        for index in (
+            "_units",
+            "_tasks",
+            "_dependents",
+            "_delayed",
+            "_active",
+            "_elastic",
+            "_stragglers",
+            "_recovering",
+        ):
             mine, theirs = getattr(self, index), getattr(again, index)
             _hold(mine.keys() == theirs.keys(), f"index {index} differs from one made anew")
         for index in (
@@ -1590,6 +1740,8 @@ class Ledger:
             mine, theirs = getattr(self, index), getattr(again, index)
             _hold(mine == theirs, f"index {index} differs from one made anew: {mine} is not {theirs}")
         _hold(self.snapshot(self.now) == again.snapshot(self.now), "a policy would see something else after a restart")
+        cordoned = [device for device, cordon in self._state.cordons.items() if cordon.opened and not cordon.code]
+        _hold(not cordoned, f"remembered without a reason: {cordoned}")
         _hold(self._state.held.keys() <= self._queues.keys(), "reasons are kept for a queue in which nothing waits")
 
     def _check_room(self, name: str, state: NodeState) -> None:
@@ -1642,6 +1794,11 @@ class Ledger:
             _hold(whole, f"{unit.id} runs in part")
         else:
             _hold(not any(active), f"{unit.id} is {unit.status} with an attempt")
+        if unit.most:
+            _hold(unit.spec.least <= unit.most < len(unit.tasks), f"{unit.id} may have {unit.most} tasks")
+            _hold(unit.status != "active" or unit.size <= unit.most, f"{unit.id} runs larger than it may")
+        _hold(all(epoch <= unit.epoch for epoch in unit.barred.values()), f"{unit.id} is barred in an epoch to come")
+        _hold(len(unit.ooms) <= unit.spec.retry.ooms + 1, f"{unit.id} ran out of memory in {unit.ooms}")
         if unit.status == "pending":
             known = unit.id in self._delayed or unit.id in self._queues.get(unit.queue, {})
             _hold(known, f"{unit.id} is pending and in no queue")

@@ -32,7 +32,20 @@ import msgspec
 
 from poise.model.jobs import Ending
 from poise.model.load import Load, has_changed
-from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, FromAgent, Heard, Hello, Launch, Report, Running
+from poise.model.messages import (
+    Acked,
+    Attempt,
+    Beat,
+    Desired,
+    DeviceFault,
+    Ended,
+    FromAgent,
+    Heard,
+    Hello,
+    Launch,
+    Report,
+    Running,
+)
 from poise.model.resources import SHARED_CAP, WHOLE, Node, Shape
 from poise.model.times import Times
 from poise.units import MILLISECOND, SECOND
@@ -100,6 +113,12 @@ class Changed(msgspec.Struct, frozen=True):
     ended: tuple[Ended, ...] = ()
 
 
+class Faulted(msgspec.Struct, frozen=True):
+    """Devices of this node have failed."""
+
+    faults: tuple[DeviceFault, ...]
+
+
 class Connected(msgspec.Struct, frozen=True):
     """A channel to the control plane is open, since `session`; 0: the same as before, but all is to be said anew."""
 
@@ -111,7 +130,7 @@ class Disconnected(msgspec.Struct, frozen=True):
 
 
 Effect = Start | Stop | Renew | Forget | Say | Hang
-Message = Desired | Acked | Heard | Changed | Load | Connected | Disconnected
+Message = Desired | Acked | Heard | Changed | Faulted | Load | Connected | Disconnected
 
 
 class Slot(msgspec.Struct):
@@ -175,6 +194,8 @@ class NodeMachine:
         self._in_flight: dict[int, Sent] = {}
         self._unsaid_running: dict[Attempt, Running] = {}
         self._unsaid_ended: dict[Attempt, Ended] = {}
+        self._faults: dict[DeviceFault, None] = {}  # not known to be heard
+        self._said_faults: tuple[DeviceFault, ...] = ()
         self._said_load: Load | None = None
         self._beats = 0
         self._every = self._times.heartbeat
@@ -221,6 +242,9 @@ class NodeMachine:
             case Heard():
                 self._heard = now
                 effects = self._beat_heard(message.beat, now)
+            case Faulted():
+                self._faults.update(dict.fromkeys(message.faults))
+                effects = self._report(now)
             case Load():
                 effects = self._sampled(message, now)
             case Connected():
@@ -307,12 +331,14 @@ class NodeMachine:
         self._unsaid_running.clear()
         self._unsaid_ended.clear()
         queued = tuple(attempt for attempt in self._launches if attempt not in self._running)
+        self._said_faults = tuple(self._faults)
         hello = Hello(
             node=self.node,
             session=self._session,
             queued=queued,
             running=tuple(self._running.values()),
             ended=tuple(self._ended.values()),
+            faults=self._said_faults,
         )
         return [self._say(hello, now)]
 
@@ -346,6 +372,7 @@ class NodeMachine:
         report = self._in_flight.pop(serial, None)
         if report is None:
             return []
+        self._faults = {fault: None for fault in self._faults if fault not in self._said_faults}
         for attempt in report.ended:
             self._ended.pop(attempt, None)
         effects: list[Effect] = [Forget(report.ended)] if report.ended else []
@@ -411,13 +438,15 @@ class NodeMachine:
 
     def _report(self, now: int) -> list[Effect]:
         """One report in flight at a time: while the log writes one, the next gathers what comes."""
-        if not self._connected or self._in_flight or not (self._unsaid_running or self._unsaid_ended):
+        if not self._connected or self._in_flight or not (self._unsaid_running or self._unsaid_ended or self._faults):
             return []
+        self._said_faults = tuple(self._faults)
         self._serial += 1
         report = Report(
             serial=self._serial,
             running=tuple(self._unsaid_running.values()),
             ended=tuple(self._unsaid_ended.values()),
+            faults=self._said_faults,
         )
         self._in_flight[self._serial] = Sent(now, tuple(self._unsaid_ended))
         self._unsaid_running.clear()

@@ -34,13 +34,13 @@ def verify_place(ledger: Ledger, place: Place, now: int) -> Placed | Rejection:
     if unit.stopping or unit.not_before > now:
         reasons.append(Reason(code="NOT_YET", subject=place.unit))
     reasons += leased(unit, now)
-    if not (unit.spec.least or len(unit.tasks)) <= len(place.spots) <= len(unit.tasks):
-        need, have = str(len(unit.tasks)), str(len(place.spots))
+    if not (unit.spec.least or len(unit.tasks)) <= len(place.spots) <= unit.most_tasks:
+        need, have = str(unit.most_tasks), str(len(place.spots))
         reasons.append(Reason(code="NOT_WHOLE", subject=place.unit, need=need, have=have))
     if not 0 <= place.variant <= len(unit.spec.variants):
         reasons.append(Reason(code="UNKNOWN_VARIANT", subject=place.unit, have=str(place.variant), fixable="never"))
         return _refuse(place, reasons)
-    shape = unit.spec.shape_of(place.variant)
+    shape = unit.shape_of(place.variant)
     brief = ledger.is_brief(unit) and not unit.spec.variants
     reasons += ledger.over_quota(unit, shape, len(place.spots))
     if place.queued:
@@ -119,17 +119,19 @@ def _against_room(ledger: Ledger, shape: Shape, spots: tuple[Spot, ...]) -> list
         ):
             if need > free:
                 reasons.append(Reason(code=code, subject=name, need=shown(need), have=shown(free)))
-        reasons += _against_devices(state, shape, here)
+        reasons += _against_devices(ledger, state, shape, here)
     return reasons
 
 
-def _against_devices(state: NodeState, shape: Shape, spots: list[Spot]) -> list[Reason]:
+def _against_devices(ledger: Ledger, state: NodeState, shape: Shape, spots: list[Spot]) -> list[Reason]:
     """Each device exists, is what is wanted, and has the part free that is to be taken."""
     reasons: list[Reason] = []
     name = state.node.name
     left: dict[int, tuple[int, int]] = {}
-    for device in state.node.devices:
+    for device in ledger.seen(state.node).devices:
         key = device_key(device.index)
+        if ledger.cordon_of(name, device) is not None:
+            continue
         if key not in state.devices and can_do(model_of(device), shape.wants):
             shares = state.shares.get(key, ())
             taken, memory = sum(of.share for of in shares), sum(of.memory for of in shares)

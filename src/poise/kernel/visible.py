@@ -18,6 +18,8 @@ from poise.model.events import (
     Called,
     CallsClosed,
     CallTried,
+    DeviceCordoned,
+    DeviceDrained,
     Event,
     Finished,
     FunctionTold,
@@ -36,6 +38,7 @@ from poise.model.events import (
     QuotaSet,
     Returned,
     Started,
+    Straggling,
     TokenAdded,
     TokenRevoked,
     UnitsCancelled,
@@ -121,19 +124,26 @@ class Sight:
                 return self._asked(event) if self._is_own(event.job) else None
             case QuotaSet():
                 return self._asked(event) if event.tenant == self.bearer.tenant else None
-            case NodeDrained():
+            case NodeDrained() | DeviceDrained():
                 return self._asked(event)
             case Placed() | Preempted():
                 return self._only(event, frozenset()) if self._is_own(event.unit) else None
             case FunctionTold() | Called() | CallTried() | Returned() | CallsClosed():
                 return event if self._is_own(event.job) else None
-            case Started() | Finished():
+            case Started() | Finished() | Straggling():
                 return event if self._is_own(event.task) else None
             case Held():
                 mine = tenant_of_queue(event.queue) == self.bearer.tenant
                 return self._only(event, frozenset()) if mine else None
             case (
-                Began() | NodeJoined() | NodeLost() | NodeForgotten() | NodeLevelled() | NodeSuspected() | NodeTrusted()
+                Began()
+                | NodeJoined()
+                | NodeLost()
+                | NodeForgotten()
+                | NodeLevelled()
+                | NodeSuspected()
+                | NodeTrusted()
+                | DeviceCordoned()
             ):
                 return event
         return None  # what is not known to be harmless is not shown

@@ -110,6 +110,20 @@ class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True, omit_d
     until: int = 0
 
 
+class Straggling(msgspec.Struct, frozen=True, tag="straggling", kw_only=True):
+    """An attempt takes longer than its like, beyond what chance explains; said once of it. When it had `ran` so long,
+    `siblings` of it were done that took `expected` on the mean.
+    """
+
+    at: int
+    task: str
+    epoch: int
+    node: str
+    ran: int
+    expected: int
+    siblings: int
+
+
 class Held(msgspec.Struct, frozen=True, tag="held", kw_only=True):
     """The reasons for which a queue waits have changed."""
 
@@ -175,6 +189,30 @@ class NodeDrained(msgspec.Struct, frozen=True, tag="drained", kw_only=True, omit
 
     at: int
     name: str
+    on: bool
+    by: str = ""
+
+
+class DeviceCordoned(msgspec.Struct, frozen=True, tag="device-cordoned", kw_only=True, omit_defaults=True):
+    """A device of a node has failed: it gives no room until somebody opens it again. `id` is what its driver calls it,
+    or its place where it has no name; units whose attempts it ended are never placed on it again.
+    """
+
+    at: int
+    node: str
+    device: int
+    id: str
+    code: str
+    text: str = ""
+
+
+class DeviceDrained(msgspec.Struct, frozen=True, tag="device-drained", kw_only=True, omit_defaults=True):
+    """`on` closes a device to new placements, off opens it again, whatever it was closed for."""
+
+    at: int
+    node: str
+    device: int
+    id: str
     on: bool
     by: str = ""
 
@@ -289,6 +327,7 @@ Event = (
     | Preempted
     | Started
     | Finished
+    | Straggling
     | Held
     | NodeJoined
     | NodeLost
@@ -296,6 +335,8 @@ Event = (
     | NodeTrusted
     | NodeForgotten
     | NodeDrained
+    | DeviceCordoned
+    | DeviceDrained
     | QuotaSet
     | TokenAdded
     | TokenRevoked
@@ -312,7 +353,17 @@ Event = (
     | Round
 )
 
-AUDITED = JobSubmitted | JobCancelled | UnitsCancelled | NodeDrained | QuotaSet | TokenAdded | TokenRevoked | StopAsked
+AUDITED = (
+    JobSubmitted
+    | JobCancelled
+    | UnitsCancelled
+    | NodeDrained
+    | DeviceDrained
+    | QuotaSet
+    | TokenAdded
+    | TokenRevoked
+    | StopAsked
+)
 """What was done because somebody asked for it."""
 
 _encoder = msgspec.msgpack.Encoder()

@@ -29,6 +29,9 @@ CLOSED_CODES = ("", "NODE_LOST", "NODE_DRAINED", "NODE_SUSPECT")
 CLOSED_WAKES = ("", "joined", "drained", "trusted")
 """By value of `closed`: its name, the reason it gives, and the kind of event that ends it."""
 
+CORDONED = -2 * WHOLE
+"""What `device_share` says of a device that gives no room: so little that it is none when who is there has ended."""
+
 LOW, MEDIUM, HIGH, HOT = range(4)
 """Load levels (`levels`); a hot node's has been high for a sustained window."""
 
@@ -83,6 +86,14 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     saved: int = 0
     outlived: int = 0
     tenant: str = ""
+
+
+class Straggler(msgspec.Struct, frozen=True, kw_only=True):
+    """The only attempt of a unit, on a node where it takes longer than its like, which took `expected`."""
+
+    resident: Resident
+    node: str
+    expected: int
 
 
 class Fleet:
@@ -202,7 +213,9 @@ class Fleet:
 
 
 class DeviceModel(msgspec.Struct, frozen=True, array_like=True):
-    """What devices of one model have in common: all that an estimate of speed or a check of ability looks at."""
+    """What devices of one model have in common: all that an estimate of speed or a check of ability looks at. One that
+    has `failed` is known by its identity, and so a model of its own.
+    """
 
     kind: str
     name: str
@@ -211,6 +224,7 @@ class DeviceModel(msgspec.Struct, frozen=True, array_like=True):
     bandwidth: int = 0
     ops: tuple[str, ...] = ()
     memory: int = 0
+    failed: str = ""
 
     @property
     def called(self) -> str:
@@ -221,7 +235,9 @@ class DeviceModel(msgspec.Struct, frozen=True, array_like=True):
 def model_of(device: Device) -> DeviceModel:
     """What a device has in common with others of its model."""
     rates = tuple(sorted(device.rates.items()))
-    return DeviceModel(device.kind, device.model, device.backend, rates, device.bandwidth, device.ops, device.memory)
+    return DeviceModel(
+        device.kind, device.model, device.backend, rates, device.bandwidth, device.ops, device.memory, device.failed
+    )
 
 
 def processor_of(node: Node) -> DeviceModel:

@@ -13,11 +13,12 @@ from poise.model.resources import Shape
 from poise.model.tenants import DEFAULT
 from poise.units import SECOND
 
-Outcome = Literal["done", "failed", "killed", "signal", "oom", "lost", "stopped", "returned", "unstartable"]
+Outcome = Literal["done", "failed", "killed", "signal", "oom", "hung", "lost", "stopped", "returned", "unstartable"]
 """How an attempt ended.
 
 `done` exit code 0 · `failed` another exit code · `killed` SIGKILL that Poise did not send · `signal` another signal ·
-`oom` over its memory limit · `lost` its node or keeper went away · `stopped` Poise stopped it · `returned` handed back
+`oom` over its memory limit · `hung` silent for longer than it promised ·
+`lost` its node or keeper went away · `stopped` Poise stopped it · `returned` handed back
 before it started · `unstartable` the command could not be executed.
 """
 
@@ -28,7 +29,7 @@ Lease = Literal["fenced", "exclusive"]
 node stops it in time, and it is placed elsewhere only when no copy can be left.
 """
 
-RETRYABLE: tuple[Outcome, ...] = ("failed", "killed", "signal", "oom", "lost")
+RETRYABLE: tuple[Outcome, ...] = ("failed", "killed", "signal", "oom", "hung", "lost")
 
 
 class Priority(IntEnum):
@@ -41,11 +42,21 @@ class Priority(IntEnum):
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When a failed unit is tried again: at most `limit` times, after `backoff` nanoseconds doubled each time."""
+    """When a failed unit is tried again: at most `limit` times, after `backoff` nanoseconds doubled each time; of these
+    at most `ooms` times after it ran out of memory, and then smaller where it can be (0, as in logs of old: as after
+    anything else).
+    """
 
     limit: int = 3
     backoff: int = 1 * SECOND
-    when: tuple[Outcome, ...] = ("lost", "killed")
+    when: tuple[Outcome, ...] = ("lost", "killed", "hung")
+    ooms: int = 0
+
+    def allows(self, outcome: Outcome, tries: int, ooms: int) -> bool:
+        """Whether it is tried again after so many failures, of which so many were for want of memory."""
+        if outcome == "oom" and 0 < self.ooms < ooms:
+            return False
+        return outcome in RETRYABLE and outcome in self.when and tries <= self.limit
 
     def delay(self, tries: int) -> int:
         """Nanoseconds to wait after the `tries`-th failure (1 is the first); capped at one minute."""
@@ -107,8 +118,9 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     `artifact` names its own artifact where it has several, `variants` the others; the placer chooses one. `checkpoint`
     is how often the work saves itself (0: never, so that all it did is lost when it ends) and `restore` what coming
     back costs, in nanoseconds; `preemptible` whether it may be asked to yield. `weight` is its business weight in
-    thousandths. Of the parts of one task that have an `at_most` so many are placed at once (0: any number). Of what has
-    an exclusive `lease` no two copies run at once, whatever happens to its node.
+    thousandths. Of the parts of one task that have an `at_most` so many are placed at once (0: any number). Its
+    commands say at least every `hang` nanoseconds that they get on (0: they say nothing). Of what has an exclusive
+    `lease` no two copies run at once, whatever happens to its node.
     """
 
     name: str
@@ -130,6 +142,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     preemptible: bool = True
     weight: int = WEIGHT
     at_most: int = 0
+    hang: int = 0
     lease: Lease = "fenced"
 
     def shape_of(self, variant: int) -> Shape:

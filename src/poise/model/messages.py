@@ -27,7 +27,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
 
     `slots` is how many attempts of `shape` may run at once on this node, as of this launch; one that is `queued` waits
     for another of them to end, any other has room of its own. One that `serves` calls gets a key to the control plane.
-    `expect` is the run time that the control plane foresees in nanoseconds; 0 is unknown. Exclusive work has a `lease`
+    `expect` is the run time that the control plane foresees in nanoseconds; 0 is unknown. One with a `hang` has hung
+    when it has been silent for that many nanoseconds. Exclusive work has a `lease`
     in nanoseconds (0: none), from when the node sent what was last answered: when that runs out, nothing of it runs.
     """
 
@@ -49,6 +50,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     parts: int = 0
     queued: bool = False
     serves: bool = False
+    hang: int = 0
     lease: int = 0
 
 
@@ -67,14 +69,23 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ending: Ending
 
 
+class DeviceFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A device has failed such that no work should be given to it. `code` as its driver has it, such as `XID 79`."""
+
+    index: int
+    code: str
+    text: str = ""
+
+
 # agent -> control plane
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     """First frame of a connection: who this is and every attempt it holds; it counts as report 0.
 
-    `queued` are held but not started. `session` is when the connection was made, in nanoseconds since the machine was
-    booted: of two connections it tells which is the newer one, whichever is heard first.
+    `queued` are held but not started, `faults` are those of which it is not known that they were heard. `session` is
+    when the connection was made, in nanoseconds since the machine was booted: of two connections it tells which is the
+    newer one, whichever is heard first.
     """
 
     node: Node
@@ -82,6 +93,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     queued: tuple[Attempt, ...] = ()
     running: tuple[Running, ...] = ()
     ended: tuple[Ended, ...] = ()
+    faults: tuple[DeviceFault, ...] = ()
 
 
 class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True, omit_defaults=True):
@@ -90,6 +102,7 @@ class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True, omit_defau
     serial: int
     running: tuple[Running, ...] = ()
     ended: tuple[Ended, ...] = ()
+    faults: tuple[DeviceFault, ...] = ()
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True, omit_defaults=True):

@@ -101,7 +101,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
 class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
     """One accelerator: what it can do, and who holds it. Units as in `Device`; `per_watt` is peak operations per joule
     by precision. `sources` tells of each figure that is known (`rates.fp16`) who said it: `declared`, `measured`,
-    `driver` or `catalogue`.
+    `driver` or `catalogue`. `cordoned` says why it gives no room, where it does not.
     """
 
     index: int
@@ -119,6 +119,7 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
     per_watt: dict[str, int] = {}
     uuid: str = ""
     sources: dict[str, str] = {}
+    cordoned: str = ""
 
 
 class QuotaReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,7 +32,8 @@ class Wants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
     """What a device must be. Empty fields ask for nothing.
 
     `models` names any that will do; `backend` is what the artifact was built for (cuda, rocm, cann, …); `precision` is
-    the one the work would use, or the next wider one the device has; `ops` must all be supported.
+    the one the work would use, or the next wider one the device has; `ops` must all be supported. `without` names
+    devices that have failed this work before: by their identity.
     """
 
     kind: str = "gpu"
@@ -40,6 +41,7 @@ class Wants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
     backend: str = ""
     precision: str = ""
     ops: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
 
 
 ANY_GPU = Wants()
@@ -68,7 +70,8 @@ class Shape(msgspec.Struct, frozen=True, omit_defaults=True, cache_hash=True):
             return plain
         wants = self.wants
         asks = (wants.kind, "+".join(wants.models), wants.backend, wants.precision, "+".join(wants.ops))
-        return f"{plain}.{self.share}.{self.network}.{'.'.join(asks)}"
+        without = f".{'+'.join(wants.without)}" if wants.without else ""
+        return f"{plain}.{self.share}.{self.network}.{'.'.join(asks)}{without}"
 
     def describe(self) -> str:
         """For people: `2 CPU, 8 GiB, 1 GPU of 12 GiB`."""
@@ -88,7 +91,8 @@ class Shape(msgspec.Struct, frozen=True, omit_defaults=True, cache_hash=True):
         text = f"{self.gpus} {name}" if self.share == WHOLE else f"{self.share / WHOLE:g} of {self.gpus} {name}"
         text += f" of {format_bytes(self.gpu_memory)}" if self.gpu_memory else ""
         text += f" with {wants.precision}" if wants.precision else ""
-        return text + (f" for {', '.join(wants.ops)}" if wants.ops else "")
+        text += f" for {', '.join(wants.ops)}" if wants.ops else ""
+        return text + (f" other than {', '.join(wants.without)}" if wants.without else "")
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -98,6 +102,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     it supports (none: not said, so all are), `socket` the host socket it hangs on, `price` micro-dollars per hour,
     `power` its cap in milliwatts. What is not known is 0 or empty. `driver_index` is the number that its driver gives
     it where it is not `index`. `sources` tells who said a figure (`model/figures.py`), where it is not the catalogue.
+    `failed` is its identity if it has ever failed: no node says that of itself, it is what the ledger knows.
     """
 
     index: Count
@@ -114,6 +119,12 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     power: Rate = 0
     driver_index: Count | None = None
     sources: dict[str, str] = {}
+    failed: str = ""
+
+
+def identity_of(node: str, device: Device) -> str:
+    """What a device is known by, wherever it turns up again: the name that its driver gives it, else its place."""
+    return device.uuid or f"{node}:{device.index}"
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

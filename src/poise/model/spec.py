@@ -65,12 +65,18 @@ MAX_CPU = 100_000 * 1000
 MAX_BYTES = 2**50
 MAX_FLOPS = 2**62
 MAX_DURATION = 3650 * DAY
+LEAST_HANG = 1 * SECOND
+"""`poise.step` says at most every 100 ms that a command gets on, and a busy machine may delay that."""
+
 MAX_COMMAND_BYTES = 128 * 1024
 MAX_JOB_BYTES = 16 * 2**20
 """Commands and environments of all tasks together: parts multiply what a small file says."""
 
 MAX_NEEDS = 100_000
 """Needs of all units together: parts that need parts multiply."""
+
+OOM_RETRIES = 2
+"""How often a unit is tried again after it ran out of memory: the same work in the same room runs out of it again."""
 
 MAX_CYCLES = 10
 """Cycles of one graph that are told."""
@@ -114,8 +120,8 @@ class RetrySpec(msgspec.Struct, forbid_unknown_fields=True):
 
     limit: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 3
     backoff: Quantity = "1s"
-    when: list[Literal["failed", "killed", "signal", "oom", "lost"]] = msgspec.field(
-        default_factory=lambda: ["lost", "killed"]
+    when: list[Literal["failed", "killed", "signal", "oom", "hung", "lost"]] = msgspec.field(
+        default_factory=lambda: ["lost", "killed", "hung"]
     )
 
 
@@ -175,6 +181,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     at_most: int = 0
     merge: Command | None = None
     retry: RetrySpec | None = None
+    hang: Quantity = 0
     grace: Quantity | None = None
     lease: Lease = "fenced"
     artifacts: dict[str, ArtifactSpec] = {}
@@ -299,6 +306,7 @@ def _serves(top: JobSpec, found: Findings) -> bool:
         "split": top.split is not None,
         "sweep": top.sweep is not None,
         "at_most": top.at_most != 0,
+        "hang": top.hang != 0,
     }
     for wrong in (name for name, is_given in given.items() if is_given):
         what = "what serves calls is one command, in as many `parts` as may run at once"
@@ -355,6 +363,7 @@ _EXAMPLES = {
     "backoff": "backoff: 1s",
     "when": "when: [lost, killed]",
     "grace": "grace: 10s",
+    "hang": "hang: 60s",
     "lease": "lease: exclusive",
     "class": "class: resnet",
     "calls": "calls: true",
@@ -563,6 +572,7 @@ _OF_A_TASK = {
     "at_most": 0,
     "merge": None,
     "retry": None,
+    "hang": 0,
     "grace": None,
     "lease": "fenced",
     "artifacts": {},
@@ -653,6 +663,7 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         expect=found.get(0, _duration, spec.expect, f"{field}expect") if spec.expect is not None else 0,
         retry=RETRY if spec.retry is None else _retry(spec.retry, f"{field}retry", found),
         kind=class_of_tenant(kind, inherited.tenant),
+        hang=0 if spec.hang == 0 else found.get(0, _hang, spec.hang, f"{field}hang"),
         grace=_grace(spec, field, found),
         lease=spec.lease,
         least=size.least if size.least < most else 0,
@@ -731,7 +742,8 @@ def _work(spec: WorkSpec | None, field: str, found: Findings) -> Work:
 
 def _retry(spec: RetrySpec, field: str, found: Findings) -> Retry:
     backoff = found.get(0, _duration, spec.backoff, f"{field}.backoff")
-    return _or(RETRY, Retry(limit=spec.limit, backoff=backoff, when=tuple(dict.fromkeys(spec.when))))
+    ooms = min(spec.limit, OOM_RETRIES) if "oom" in spec.when else 0
+    return _or(RETRY, Retry(limit=spec.limit, backoff=backoff, when=tuple(dict.fromkeys(spec.when)), ooms=ooms))
 
 
 def _checkpoint(spec: Quantity | CheckpointSpec | None, field: str, found: Findings) -> tuple[int, int]:
@@ -787,6 +799,7 @@ def _parts(base: Unit, spec: TaskSpec, size: _Size, merge: tuple[str, ...]) -> l
                 work=NO_WORK,
                 checkpoint=0,
                 restore=0,
+                hang=0,
             )
         )
     return units
@@ -984,6 +997,15 @@ def compile_quota(spec: QuotaSpec) -> Quota:
 
 def _duration(value: Quantity, field: str) -> int:
     return parse_or_raise(parse_duration, value, field, MAX_DURATION)
+
+
+def _hang(value: Quantity, field: str) -> int:
+    """Nanoseconds; 0: not watched."""
+    hang = _duration(value, field)
+    if 0 < hang < LEAST_HANG:
+        need, have = f"{format_duration(LEAST_HANG)} or more, or 0", shown(value)
+        raise SpecError("silence so short is no hang", code="E103", field=field, need=need, have=have)
+    return hang
 
 
 def _deadline(value: Quantity | None, field: str, wall: float) -> int:

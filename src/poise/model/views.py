@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from poise.model.fleet import Fleet, PoolView, Resident
+from poise.model.fleet import Fleet, PoolView, Resident, Straggler
 from poise.model.jobs import NO_WORK, WEIGHT, Work
 from poise.model.profiles import Profile
 from poise.model.quotas import Amounts
@@ -22,7 +22,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `tasks` is how many it can use and `least` how many it must have (0: all). `others` are the shapes of its further
     artifacts. `attained` is the run time of its earlier attempts that were asked to yield, `preempted` their number,
     `saved` what of their work need not be done again, in nanoseconds of one task, and `outlived` how long its work is
-    known to take at least. `tenant` is whose quota it counts against, where there is one.
+    known to take at least; `ran_out` the least memory that it asked for and ran out of (0: it never did). `tenant` is
+    whose quota it counts against, where there is one.
     `depth` counts the units before it on its longest path, `followers` those that need it, `weight` is its business
     weight in thousandths.
     """
@@ -55,6 +56,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     avoid: str = ""
     saved: int = 0
     outlived: int = 0
+    ran_out: int = 0
     tenant: str = ""
 
 
@@ -62,9 +64,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All a cluster policy may read. Candidates come in order of submission; of a long queue only the head is shown.
 
     `profiles` holds what was learned, by class and by `class@device model`; `throughputs` declared
-    speeds, by the same keys. `elastic` has one entry for each running unit that could use more tasks or fewer;
-    `yielded` says which units have yielded to which that still wait, `quotas` how much more the work
-    of a tenant with a quota may take.
+    speeds, by the same keys. `elastic` has one entry for each running unit that could use more tasks or fewer,
+    `stragglers` for each of one task that takes longer than its like; `yielded` says which units have yielded to which
+    that still wait, `quotas` how much more the work of a tenant with a quota may take.
     `triggers` names what forced this round."""
 
     revision: int
@@ -76,10 +78,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     throughputs: Mapping[str, float] = {}
     memory: Mapping[str, Any] = {}
     elastic: tuple[Resident, ...] = ()
+    stragglers: tuple[Straggler, ...] = ()
     yielded: Mapping[str, str] = {}
     quotas: Mapping[str, Amounts] = {}
     triggers: tuple[str, ...] = ()
     seed: int = 0
 
 
-__all__ = ["Candidate", "Fleet", "PoolView", "Resident", "Snapshot"]
+__all__ = ["Candidate", "Fleet", "PoolView", "Resident", "Snapshot", "Straggler"]

@@ -9,6 +9,7 @@ from poise.model.decisions import Reason
 from poise.model.fleet import (
     CLOSED_CODES,
     CLOSED_WAKES,
+    CORDONED,
     CPU,
     DEVICES,
     MEMORY,
@@ -57,6 +58,7 @@ def can_do(model: DeviceModel, wants: Wants) -> bool:
     return (
         model.kind == wants.kind
         and (not wants.models or model.name in wants.models)
+        and (not model.failed or model.failed not in wants.without)
         and (not wants.backend or not model.backend or model.backend == wants.backend)
         and (not model.ops or all(op in model.ops for op in wants.ops))
         and precision_on(model, wants.precision) is not None
@@ -231,7 +233,21 @@ def refusals(fleet: Fleet, row: int, shape: Shape) -> list[Reason]:
         )
         if usable < shape.gpus:
             reasons.append(_busy("GPU_BUSY", node.name, str(shape.gpus), str(usable)))
+            reasons += _cordoned(fleet, row, shape)
     return reasons
+
+
+def _cordoned(fleet: Fleet, row: int, shape: Shape) -> list[Reason]:
+    """Which devices of a node would do, if they were open."""
+    node = fleet.nodes[row]
+    shares = fleet.device_share[row].tolist()
+    closed = [
+        str(device.index)
+        for device, share in zip(node.devices, shares, strict=False)
+        if share <= CORDONED // 2 and can_do(model_of(device), shape.wants)
+    ]
+    have = ", ".join(closed)
+    return [Reason(code="DEVICE_CORDONED", subject=node.name, have=have, wakes="drained")] if closed else []
 
 
 def closed_reason(closed: int, subject: str) -> Reason:

@@ -170,7 +170,7 @@ class _Round:
         if (need > free).any():
             return None
         for group in groups.values():
-            if group[0].tasks == 1:
+            if group[0].tasks == 1 and not group[0].least:
                 if not self._place_alike(group):
                     return None
             elif not all(self._place(candidate) for candidate in group):
@@ -266,6 +266,7 @@ class _Round:
         self._place_elastic()
         if self.recipe.reallocate:
             self._reallocate()
+            self._move_stragglers()
         if self._postponed:
             self._ask_again(self.view.now + 1)
         elif self.recipe.elastic and not self.holds:
@@ -284,11 +285,13 @@ class _Round:
     # --- placing -----------------------------------------------------------------------------------------------------
 
     def _place(self, candidate: Candidate) -> bool:
-        """Place the unit if it fits, in the artifact that is foreseen to be done first."""
+        """Place the unit if it fits, in the artifact that is foreseen to be done first; after it ran out of memory, in
+        one that asks for less if there is one.
+        """
         shapes = (candidate.shape, *candidate.others) if candidate.others else (candidate.shape,)
-        if candidate.tasks > 1:
+        if candidate.tasks > 1 or candidate.least:
             return self._place_gang(candidate, shapes)
-        best: tuple[bool, int, int, int, Shape] | None = None
+        best: tuple[bool, bool, int, int, int, Shape] | None = None
         for variant, shape in enumerate(shapes):
             if candidate.tenant and candidate.others and not self.allowance.room_of(candidate, shape):
                 continue
@@ -303,14 +306,14 @@ class _Round:
                 self._full.add(shape)
                 row = self._meanwhile(candidate, shape)
             if row is not None and len(shapes) == 1:
-                best = (False, 0, variant, row, shape)
+                best = (False, False, 0, variant, row, shape)
             elif row is not None:  # what is only guessed of comes after what is known
                 run = self.draft.run_on(candidate, shape, row)
-                found_here = (run.source == "default", run.mean, variant, row, shape)
+                found_here = (_ran_out(candidate, shape), run.source == "default", run.mean, variant, row, shape)
                 best = found_here if best is None else min(best, found_here)
         if best is None:
             return False
-        _, _, variant, row, shape = best
+        *_, variant, row, shape = best
         brief = is_brief(self.view.profiles.get(candidate.kind), shape, 1)
         why = self._why(candidate, shape, row)
         spot = self.draft.take(row, candidate, shape, brief=brief)
@@ -331,19 +334,19 @@ class _Round:
     def _place_gang(self, candidate: Candidate, shapes: tuple[Shape, ...]) -> bool:
         """All tasks or none; of an elastic unit the least now, and more at the end of the round if room is left."""
         needed = candidate.least or candidate.tasks
-        best: tuple[bool, int, int, list[int]] | None = None
+        best: tuple[bool, bool, int, int, list[int]] | None = None
         for variant, shape in enumerate(shapes):
             within = self.allowance.room_of(candidate, shape) >= needed
             rows = self._gang_rows(candidate, shape, needed) if within else []
             if rows and len(shapes) == 1:
-                best = (False, 0, variant, rows)
+                best = (False, False, 0, variant, rows)
             elif rows:  # as fast as its slowest member; what is only guessed of comes after what is known
                 run = max(self.draft.run_on(candidate, shape, row) for row in dict.fromkeys(rows))
-                found = (run.source == "default", run.mean, variant, rows)
+                found = (_ran_out(candidate, shape), run.source == "default", run.mean, variant, rows)
                 best = found if best is None else min(best, found)
         if best is None:
             return False
-        _, _, variant, rows = best
+        *_, variant, rows = best
         shape = shapes[variant]
         why = self._why(candidate, shape, rows[0], rows)
         spots = [self.draft.take(row, candidate, shape) for row in rows]
@@ -410,7 +413,8 @@ class _Round:
 
     def _behind(self, candidate: Candidate) -> Place | None:
         profile = self.view.profiles.get(candidate.kind)
-        if candidate.others or candidate.tenant or not is_brief(profile, candidate.shape, candidate.tasks):
+        alone = not (candidate.others or candidate.tenant or candidate.least)
+        if not alone or not is_brief(profile, candidate.shape, candidate.tasks):
             return None
         spot = self.draft.place_behind(candidate, max(1, expected_run(profile, 0)))
         return None if spot is None else Place(unit=candidate.unit, spots=(spot,), queued=True, why=self._why_behind)
@@ -649,6 +653,30 @@ class _Round:
         if moved != self.view.memory.get("moved", {}):
             self.memory["moved"] = {name: at for name, at in moved.items() if now - at < COOL_DOWN}
 
+    def _move_stragglers(self) -> None:
+        """What takes longer than its like begins anew on another node like its own, if that wins: what is left of it
+        (as long again as it has run, as of all that has overrun) is more than coming back and a whole run cost there.
+        """
+        fleet, now = self.view.fleet, self.view.now
+        for straggler in self.view.stragglers:
+            resident = straggler.resident
+            if not resident.preemptible or resident.unit in self._yielding:
+                continue
+            wins = resident.since + straggler.expected + resident.restore
+            at = max(wins, settled(resident, MIN_RUN))
+            if now <= at:
+                self._ask_again(at + 1)
+                continue
+            row = fleet.rows[straggler.node]
+            room = np.where((fleet.kind == fleet.kind[row]) & (np.arange(len(fleet)) != row), 1, 0)
+            room = room * self.draft.capacity(resident.shape)
+            if room.max(initial=0) > 0:
+                target = int(room.argmax())
+                rank = f"it takes longer than its like on {straggler.node}, and {fleet.names[target]} has room"
+                why = Why(policy=self.recipe.name, base=self.view.revision, rank=rank)
+                self.decisions.append(Preempt(unit=resident.unit, cause="move", why=why))
+                self.draft.keep(target, resident.unit, resident.shape, now)
+
     # --- words -------------------------------------------------------------------------------------------------------
 
     def _why(self, candidate: Candidate, shape: Shape, row: int, gang: Sequence[int] = ()) -> Why:
@@ -742,6 +770,11 @@ class _Turns:
 
 def _cost(found: tuple[Yielding, Shape]) -> float:
     return found[0].cost
+
+
+def _ran_out(candidate: Candidate, shape: Shape) -> bool:
+    """Whether it ran out of memory, and this shape asks for no less."""
+    return candidate.ran_out > 0 and not 0 < shape.memory < candidate.ran_out
 
 
 def _instant(found: tuple[Reservation, Shape]) -> int:

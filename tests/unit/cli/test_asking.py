@@ -43,6 +43,7 @@ def flags_of(*given: str) -> dict[str, Any]:
     [
         ("--class resnet", "class", "resnet"),
         ("--grace 30s", "grace", "30s"),
+        ("--hang 1m", "hang", "1m"),
         ("--parts 4", "parts", 4),
         ("--workers 2..8", "workers", "2..8"),
         ("--weight 2.5", "weight", 2.5),
@@ -59,7 +60,7 @@ def test_every_field_has_a_flag_or_a_reason() -> None:
     examples = (
         "--gpu 1 --gpu-memory 1GiB --gpu-share 0.5 --gpu-kind gpu --gpu-model T4 --backend cuda --precision fp16 "
         "--network 1Gbit --cpu 1 --memory 1GiB --priority low --deadline 1h --expect 1m --after j1 --class c --parts 2 "
-        "--workers 1 --checkpoint 1m --no-preempt --weight 1 --name n --retries 1 --grace 1s --env A=1 "
+        "--workers 1 --checkpoint 1m --no-preempt --weight 1 --name n --retries 1 --grace 1s --hang 1s --env A=1 "
         "--sweep a=1,2 --at-most 2 --lease exclusive"
     )
     told = flags_of(*examples.split())

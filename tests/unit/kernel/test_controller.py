@@ -771,12 +771,12 @@ def test_the_story_of_a_job_in_events() -> None:
 
 def test_a_launch_carries_all_a_node_needs() -> None:
     world = World().join(node("n1", cpu=4, gpus=2))
-    world.job("g", run=["train"], workers=2, gpu=1, env={"A": "1"}, priority="high", grace="3s").round()
+    world.job("g", run=["train"], workers=2, gpu=1, env={"A": "1"}, priority="high", grace="3s", hang="1m").round()
     first, second = world.held["n1"].values()
     assert (first.attempt, first.argv, first.env) == (Attempt("j1.main[0]", 1), ("train",), {"A": "1"})
     assert (first.rank, second.rank, first.world, first.gang) == (0, 1, 2, "j1.main")
     assert (first.devices, second.devices, first.slots, second.slots) == ((0,), (1,), 2, 2)
-    assert (first.priority, first.grace, first.queued) == (1, 3 * SECOND, False)
+    assert (first.priority, first.grace, first.hang, first.queued) == (1, 3 * SECOND, 60 * SECOND, False)
 
 
 def test_requests_of_every_kind_are_refused_in_words() -> None:

@@ -60,6 +60,7 @@ def test_exit_codes_are_those_of_a_shell() -> None:
     assert ends(outcome="signal", signal=15) == 143
     assert ends(outcome="killed", signal=9) == 137
     assert ends(outcome="oom", signal=9) == 137
+    assert ends(outcome="hung", signal=15) == 124
     assert ends(outcome="lost") == 125
     assert ends(outcome="unstartable", code=127) == 127
     assert exit_code(World().job("a").state("a")) is None

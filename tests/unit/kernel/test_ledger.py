@@ -44,6 +44,8 @@ def test_the_life_of_a_unit() -> None:
         ("killed", {}, "pending"),
         ("lost", {}, "pending"),
         ("oom", {}, "failed"),
+        ("hung", {}, "pending"),
+        ("hung", {"when": ["lost"]}, "failed"),
         ("signal", {"when": ["signal"]}, "pending"),
         ("unstartable", {"when": ["failed", "killed", "signal", "oom", "lost"]}, "failed"),
         ("stopped", {"limit": 0}, "pending"),

@@ -1,18 +1,20 @@
 """What holds of the ledger whatever happens: events at random through a real controller, checked after every step."""
 
+from contextlib import suppress
 from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import note
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from poise.errors import InputError
+from poise.errors import InputError, NotFound
 from poise.kernel.ledger import Ledger
 from poise.model.events import Finished, Placed
 from poise.model.jobs import Ending, Outcome
+from poise.model.messages import DeviceFault
 from poise.testing import World, node, replay
 
-OUTCOMES: tuple[Outcome, ...] = ("done", "failed", "killed", "signal", "oom", "lost", "stopped", "unstartable")
+OUTCOMES: tuple[Outcome, ...] = ("done", "failed", "killed", "signal", "oom", "hung", "lost", "stopped", "unstartable")
 RETRIES: tuple[dict[str, Any], ...] = (
     {},
     {"limit": 0},
@@ -41,7 +43,7 @@ class Story(RuleBasedStateMachine):
     @rule(
         cpu=st.sampled_from(["0.5", 1, 1, 2]),
         gpu=st.sampled_from([0, 0, 0, 1]),
-        workers=st.sampled_from([1, 1, 2, 3]),
+        workers=st.sampled_from([1, 1, 2, 3, "1..3", "2..4"]),
         priority=st.sampled_from(["urgent", "medium", "low"]),
         retry=st.sampled_from(RETRIES),
         kind=st.sampled_from(["x", "y"]),
@@ -157,6 +159,17 @@ class Story(RuleBasedStateMachine):
         offers = OFFERS[int(name[1:])] | {"cpu": cpu}
         self.world.join(node(name, incarnation=known.incarnation, **offers))
 
+    @rule(data=st.data(), device=st.sampled_from([0, 1]), on=st.sampled_from([None, True, False]))
+    def close_device(self, data: st.DataObject, device: int, on: bool | None) -> None:
+        """A device fails, or somebody closes it or opens it again."""
+        names = [name for name in sorted(self.world.connected) if len(self.world.known[name].devices) > device]
+        if names and on is None:
+            self.world.fault(data.draw(st.sampled_from(names)), DeviceFault(index=device, code="XID 79"))
+        elif names and on is not None:
+            name = data.draw(st.sampled_from(names))
+            with suppress(NotFound):  # the disk was full, or another fleet came up, when the node said that it has it
+                self.world.drain(f"{name}:{device}", on)
+
     # --- what time and faults do -------------------------------------------------------------------------------------
 
     @rule(duration=st.sampled_from(["1ms", "300ms", "2500ms", "20s"]))
@@ -213,6 +226,11 @@ class Story(RuleBasedStateMachine):
             offers = OFFERS[int(name[1:])]
             world.join(node(name, incarnation=world.known[name].incarnation, **offers))
             world.drain(name, False)
+            for device in world.known[name].devices:
+                world.drain(f"{name}:{device.index}", False)
+        for job in world.ledger.jobs.values():
+            if not job.ended and any(unit.barred for unit in job.units):  # there may be no other device for it
+                world.cancel(job.id)
         world.after("1s")
         for job in world.ledger.jobs.values():
             for unit in job.units:

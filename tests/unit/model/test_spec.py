@@ -109,6 +109,14 @@ def test_classes_name_what_is_learned_together() -> None:
     assert made.units[0].kind == "nightly/a"
 
 
+def test_what_says_that_it_gets_on_may_hang() -> None:
+    part, _, merge = compiled(run="x", hang="1m", parts=2, merge="y").units
+    assert (part.hang, merge.hang) == (MINUTE, 0)
+    assert compiled(run="x", hang="0s").units == compiled(run="x").units
+    gang = compiled(kind="graph", tasks={"a": {"run": "x", "workers": 2, "hang": 90}}).units[0]
+    assert gang.hang == 90 * SECOND
+
+
 def test_retry_and_grace() -> None:
     [unit] = compiled(run="x", grace="1m", retry={"limit": 2, "backoff": "5s", "when": ["oom", "oom"]}).units
     assert (unit.grace, unit.retry.limit, unit.retry.backoff, unit.retry.when) == (MINUTE, 2, 5 * SECOND, ("oom",))
@@ -353,6 +361,8 @@ def test_a_float_of_bytes_is_a_quantity_too() -> None:
         ({"run": "x", "retry": {"limit": -1}}, "E103", "retry.limit"),
         ({"run": "x", "retry": {"backoff": "soon"}}, "E103", "retry.backoff"),
         ({"run": "x", "grace": "-1s"}, "E103", "grace"),
+        ({"run": "x", "hang": "0.5s"}, "E103", "hang"),
+        ({"run": "x", "hang": "1m", "calls": True}, "E105", "hang"),
         ({"run": "x", "expect": "a while"}, "E103", "expect"),
         ({"run": "x", "deadline": 0}, "E108", "deadline"),
         ({"run": "x", "deadline": "2020-01-01T00:00:00Z"}, "E108", "deadline"),
