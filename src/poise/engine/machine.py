@@ -17,7 +17,7 @@ from poise.engine.timeline import Process, SimulatedClock, Timeline, Timer
 from poise.kernel import node as machine
 from poise.kernel.node import NodeMachine
 from poise.model.jobs import Ending, Outcome
-from poise.model.messages import Attempt, Ended, Launch, Running
+from poise.model.messages import Attempt, DeviceFault, Ended, Launch, Running
 from poise.model.resources import Device, Node
 from poise.ports import Held
 from poise.units import MILLISECOND, SECOND
@@ -124,9 +124,12 @@ class SimulatedExecutor:
 
     def hang(self, attempt: Attempt) -> None:
         """It never gets on again; somebody has to stop it."""
-        copy = self.copies[attempt][1]
-        if not copy.stopping:
-            self._cancel(copy)
+        slot, copy = self.copies[attempt]
+        if copy.stopping:
+            return
+        self._cancel(copy)
+        if copy.launch.hang:  # its keeper notices
+            copy.timer = self._keepers.call_later(copy.launch.hang / SECOND, self._end_running, slot, copy, "hung")
 
     def bury(self, slot: int) -> None:
         """The keeper of a slot is killed: what it holds is lost."""
@@ -255,6 +258,16 @@ class SimulatedMachine:
             if gone.intersection(self.executor.copies[attempt][1].launch.devices):
                 self.executor.kill(attempt, "failed", "its device has gone")
         self.node = msgspec.structs.replace(self.node, devices=devices)
+
+    def fail_device(self, index: int) -> bool:
+        """The driver says that a device has failed; nobody hears it without an agent. What runs on it never returns."""
+        if self.machine is None:
+            return False
+        for attempt in self.executor.running():
+            if index in self.executor.copies[attempt][1].launch.devices:
+                self.executor.hang(attempt)
+        self._feed(machine.Faulted((DeviceFault(index=index, code="XID 79", text="has fallen off the bus"),)))
+        return True
 
     # --- the agent ---------------------------------------------------------------------------------------------------
 

@@ -15,11 +15,10 @@ from poise.kernel.find import find
 from poise.kernel.ledger import JobState, Ledger, UnitState, attempt_of
 from poise.kernel.visible import Sight
 from poise.model.events import (
+    DeviceCordoned,
     Event,
     Finished,
     JobSubmitted,
-    NodeForgotten,
-    NodeJoined,
     Placed,
     QuotaSet,
     encode_event,
@@ -86,6 +85,7 @@ class Judge:
         self._epochs: dict[str, int] = {}
         self._done: set[str] = set()
         self._quotas: dict[str, Quota] = {}
+        self._failed_under: dict[str, set[str]] = {}
         self._keys: dict[tuple[str, str], str] = {}
         self._untold: dict[str, str] = {}
         self._since_deep = 0
@@ -157,16 +157,22 @@ class Judge:
                     self._placed(event)
                 case Finished():
                     self._finished(event)
+                case DeviceCordoned():
+                    self._cordoned(event)
                 case QuotaSet():
                     self._quotas.pop(event.tenant, None)
                     if event.quota is not None:
                         self._quotas[event.tenant] = event.quota
-                case NodeJoined() | NodeForgotten():
-                    pass
             self.ledger.apply(event)
             self._since_deep += 1
         if self._since_deep >= DEEP_EVERY:
             self.look_deep()
+
+    def _cordoned(self, event: DeviceCordoned) -> None:
+        """Whatever a device had when it failed is never given it again."""
+        for unit, index in self.ledger.attempts_on(event.node):
+            if event.device in unit.tasks[index].devices:
+                self._failed_under.setdefault(unit.id, set()).add(event.id)
 
     def _submitted(self, event: JobSubmitted) -> None:
         key = (event.job.tenant, event.key)
@@ -190,6 +196,10 @@ class Judge:
         job = event.unit.partition(".")[0]
         tasks = {f"{job}.{task.name}" for task in unit.tasks[:count]}
         self._held[event.unit] = Held(event.epoch, tasks, asked(unit.shape_of(event.variant)))
+        for spot in event.spots if event.unit in self._failed_under else ():
+            for device in self.ledger.nodes[spot.node].node.devices:
+                if device.index in spot.devices and device.uuid in self._failed_under[event.unit]:
+                    raise Violation("S1", f"{event.unit} is given {device.uuid} again, which failed under it")
         quota = self._quotas.get(tenant)
         if quota is not None:
             total = Amounts()

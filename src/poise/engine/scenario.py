@@ -42,6 +42,7 @@ FaultKind = Literal[
     "out-of-memory",
     "hang",
     "straggle",
+    "fail-device",
     "unplug",
     "replug",
     "policy-raises",
@@ -155,6 +156,7 @@ MEETS_A_NODE: frozenset[FaultKind] = frozenset(
         "out-of-memory",
         "hang",
         "straggle",
+        "fail-device",
         "unplug",
         "replug",
     )
@@ -257,6 +259,8 @@ def _document(random: Random, most_gpus: int) -> dict[str, Any]:
         document["preemptible"] = False
     if random.random() < 0.25:
         document["lease"] = "exclusive"
+    if random.random() < 0.3:
+        document["hang"] = random.choice(("2s", "10s"))
     return {**document, "run": _work(random, seconds), "resources": resources}
 
 

@@ -157,6 +157,7 @@ class World:
         self.judge = Judge()
         self.lines: deque[Line] = deque(maxlen=LAST)
         self.met: dict[str, int] = {}
+        self.opened: list[str] = []
         self._watch = watch
         self._seen = 0
         self._undo: dict[int, Callable[[], None]] = {}
@@ -374,6 +375,8 @@ class World:
             self.disk.restore()
         for machine in self.machines.values():
             machine.power_on()
+        for device in self.opened:
+            self.timeline.call_in(CALM, self.client.act, Act(at=0, act="undrain", of=device))
 
 
 End = Callable[[], None]
@@ -609,6 +612,18 @@ def _straggle(world: World, fault: Fault, random: Random) -> End | None:
     return end
 
 
+def _fail_device(world: World, fault: Fault, random: Random) -> End | None:
+    """Its driver gives it up. A person opens it again when all is over."""
+    machine = world.machines[fault.node]
+    if not machine.node.devices:
+        return None
+    device = random.choice(machine.node.devices).index
+    if not machine.fail_device(device):
+        return None
+    world.opened.append(f"{fault.node}:{device}")
+    return nothing
+
+
 def _unplug(world: World, fault: Fault, random: Random) -> End | None:
     machine = world.machines[fault.node]
     devices = machine.node.devices
@@ -683,6 +698,7 @@ FAULTS: dict[str, Callable[[World, Fault, Random], End | None]] = {
     "out-of-memory": _out_of_memory,
     "hang": _hang,
     "straggle": _straggle,
+    "fail-device": _fail_device,
     "unplug": _unplug,
     "replug": _replug,
     "policy-raises": _policy("raise"),
