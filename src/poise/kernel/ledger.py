@@ -350,7 +350,7 @@ class Cordon(msgspec.Struct, frozen=True):
     @property
     def why(self) -> str:
         """For people."""
-        return ", ".join(part for part in (self.code, self.text) if part) or "closed"
+        return ", ".join(part for part in (self.code, self.text) if part) or "by hand"
 
 
 class State(msgspec.Struct):
