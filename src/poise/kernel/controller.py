@@ -721,9 +721,10 @@ class Controller:
     def _drain_device(self, node: str, place: str, message: Drain, now: int) -> str:
         device = self._device(node, int(place)) if place.isdecimal() and place.isascii() else None
         if device is None:
-            have = ", ".join(str(device.index) for device in self.ledger.nodes[node].node.devices) or "none"
-            what = f"{node} has no device `{place}`"
-            raise NotFound(what, field="node", need=message.node, have=have, hint=f"`poise nodes`, then {node}:0")
+            known = [str(device.index) for device in self.ledger.nodes[node].node.devices]
+            hint = f"`poise drain {node}:{known[0]}`" if known else "`poise nodes`"
+            have = ", ".join(known) or "none"
+            raise NotFound(f"{node} has no device `{place}`", field="node", have=have, hint=hint)
         if (self.ledger.cordon_of(node, device) is not None) != message.on:
             identity, by = identity_of(node, device), message.bearer.token
             self._commit(DeviceDrained(at=now, node=node, device=device.index, id=identity, on=message.on, by=by))

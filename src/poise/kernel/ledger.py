@@ -350,7 +350,7 @@ class Cordon(msgspec.Struct, frozen=True):
     @property
     def why(self) -> str:
         """For people."""
-        return ", ".join(part for part in (self.code, self.text) if part) or "closed"
+        return ", ".join(part for part in (self.code, self.text) if part) or "by hand"
 
 
 class State(msgspec.Struct):
@@ -936,23 +936,23 @@ class Ledger:
 
     def cordon_of(self, node: str, device: Device) -> Cordon | None:
         """Why the device gives no room; None if it does."""
+        if not self._state.cordons:  # nearly always: this is asked of every device of a node that changed
+            return None
         found = self._state.cordons.get(identity_of(node, device))
         return None if found is None or found.opened else found
 
     def seen(self, node: Node) -> Node:
         """The node with what is known of its devices: which have failed once."""
-        failed = {device.index for device in node.devices if self._has_failed(node.name, device)}
+        failed = {identity for identity, cordon in self._state.cordons.items() if cordon.code}
         if not failed:
             return node
         devices = (
-            msgspec.structs.replace(device, failed=identity_of(node.name, device)) if device.index in failed else device
+            msgspec.structs.replace(device, failed=identity)
+            if (identity := identity_of(node.name, device)) in failed
+            else device
             for device in node.devices
         )
         return msgspec.structs.replace(node, devices=tuple(devices))
-
-    def _has_failed(self, node: str, device: Device) -> bool:
-        cordons = self._state.cordons
-        return bool(cordons) and identity_of(node, device) in cordons and bool(cordons[identity_of(node, device)].code)
 
     def _node_levelled(self, event: NodeLevelled) -> None:
         node = self._state.nodes[event.name]

@@ -150,6 +150,13 @@ def test_a_shared_device_that_fails_ends_all_who_share_it() -> None:
     assert "DEVICE_CORDONED" in world.job("c", gpu=1, gpu_share=0.4).after("1m").codes("c")
 
 
+def test_exclusive_work_is_placed_again_when_no_copy_can_be_left_on_the_device() -> None:
+    world = World().nodes(2, gpus=1).job("a", gpu=1, lease="exclusive", grace="1s").round().start("a.main")
+    world.fault("n1", FELL).after("1s")
+    assert world.codes("a") == ["LEASE"]
+    assert world.after("10s").where("a") == ["n2"]
+
+
 def test_somebody_may_close_a_device_and_what_runs_there_goes_on() -> None:
     world = World().nodes(1, gpus=2).job("a", gpu=1).round().drain("n1:0").job("b", gpu=2).after("1s")
     assert world.where("a") == ["n1"]
