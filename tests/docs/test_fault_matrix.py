@@ -12,13 +12,13 @@ ROWS = 29
 class Row(NamedTuple):
     number: int
     seeds: str
-    live: str
+    tests: str
 
 
 def rows() -> list[Row]:
     lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if re.match(r"\| \d+ \|", line)]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [Row(int(number), seeds, live) for number, _, _, seeds, live, _, _ in cells]
+    return [Row(int(number), seeds, tests) for number, _, _, seeds, tests, _, _ in cells]
 
 
 def quoted(cell: str) -> list[str]:
@@ -34,13 +34,13 @@ def is_there(name: str) -> bool:
 
 def test_every_fault_is_there_once_and_something_is_said_of_how_it_is_checked() -> None:
     assert [row.number for row in rows()] == list(range(1, ROWS + 1))
-    assert [row.number for row in rows() if not (row.seeds or row.live)] == []
+    assert [row.number for row in rows() if not (row.seeds or row.tests)] == []
 
 
 def test_what_is_said_to_check_a_fault_exists() -> None:
     nemeses = {path.stem for path in (ROOT / "src" / "poise" / "engine" / "nemeses").glob("*.yaml")}
     missing = [f"{row.number}: {name}" for row in rows() for name in quoted(row.seeds) if name not in nemeses]
-    missing += [f"{row.number}: {name}" for row in rows() for name in quoted(row.live) if not is_there(name)]
+    missing += [f"{row.number}: {name}" for row in rows() for name in quoted(row.tests) if not is_there(name)]
     assert missing == []
     assert nemeses == {name for row in rows() for name in quoted(row.seeds)}, "a nemesis is in no row"
 
@@ -48,4 +48,4 @@ def test_what_is_said_to_check_a_fault_exists() -> None:
 def test_what_is_said_to_be_measured_is_done_by_the_benchmark() -> None:
     text = (ROOT / "benchmarks" / "live_faults.py").read_text(encoding="utf-8")
     done = {int(number) for number in re.findall(r"Case\((\d+),", text)}
-    assert {row.number for row in rows() if "measured" in row.live} == done
+    assert {row.number for row in rows() if "measured" in row.tests} == done
