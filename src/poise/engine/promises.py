@@ -268,6 +268,10 @@ class Judge:
                 raise Violation("L3", f"{name} waits, and {what}")
         self._untold = untold
 
+    def failed_under(self, unit: str) -> set[str]:
+        """Devices that failed while they were a unit's."""
+        return self._failed_under.get(unit, set())
+
     def held_on(self, node: str) -> set[Attempt]:
         """What the durable log says that a node holds."""
         return {attempt_of(unit, index) for unit, index in self.ledger.attempts_on(node)}

@@ -22,6 +22,7 @@ from poise.engine.timeline import WALL, Timeline
 from poise.errors import PoiseError, SpecError
 from poise.kernel.controller import Cancel, Drain, Message, Reply, SetQuota, Settings, Submit
 from poise.kernel.fitting import check_all
+from poise.kernel.ledger import Ledger
 from poise.kernel.replay import replay
 from poise.model.events import Event, decode_event
 from poise.model.jobs import Ending
@@ -158,6 +159,7 @@ class World:
         self.lines: deque[Line] = deque(maxlen=LAST)
         self.met: dict[str, int] = {}
         self.opened: list[str] = []
+        self._given_up: set[str] = set()
         self._watch = watch
         self._seen = 0
         self._undo: dict[int, Callable[[], None]] = {}
@@ -237,7 +239,6 @@ class World:
         """Everything must come to its end: L1 to L4."""
         timeline = self.timeline
         self._go(timeline.now + 2 * CALM)  # people undo what they did, too
-        self._give_up_what_never_fits()
         apart = timeline.now
         idle = timeline.now
         while timeline.now < end:
@@ -251,6 +252,7 @@ class World:
             elif timeline.now - apart > CALM:
                 raise Violation("L2", wrong)
             self.judge.has_reasons(host.ledger, host.clock.now())
+            self._give_up_what_never_fits(host.ledger)
             jobs = [job for job in host.ledger.jobs.values() if not job.ended]
             units = [unit for job in jobs for unit in job.units if unit.status in ("active", "pending")]
             now = host.clock.now()
@@ -268,14 +270,20 @@ class World:
                 raise Violation("L1", f"nothing runs, and {jobs[0].id} waits: {self._why(jobs[0].id)}")
         raise Violation("L4", f"not over by {end / SECOND:.0f} s: {self._left()}")
 
-    def _give_up_what_never_fits(self) -> None:
-        """What was accepted while no node was known may be more than any of them has: its user cancels it."""
-        host = self.control.host
-        for job in host.ledger.jobs.values() if host is not None else ():
+    def _give_up_what_never_fits(self, ledger: Ledger) -> None:
+        """What was accepted while no node was known may be more than any of them has, and the only device that would do
+        may have failed under it: its user cancels it.
+        """
+        for job in ledger.jobs.values():
+            if job.ended or job.id in self._given_up:
+                continue
+            fits = not any(unit.status == "pending" and self.judge.failed_under(unit.id) for unit in job.units)
             try:
-                if not job.ended and host is not None:
-                    check_all([unit.spec for unit in job.units], host.ledger.fleet(), job.tenant, None)
+                check_all([unit.spec for unit in job.units], ledger.fleet(), job.tenant, None)
             except SpecError:
+                fits = False
+            if not fits:
+                self._given_up.add(job.id)
                 key = next((key for key, known in self.client.jobs.items() if known == job.id), "")
                 self.client.act(Act(at=0, act="cancel", of=key, tenant=job.tenant))
 

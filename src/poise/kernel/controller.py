@@ -848,6 +848,8 @@ class Controller:
             device = self._device(name, fault.index)
             if device is None or self.ledger.cordon_of(name, device) is not None:
                 continue
+            if fault.id and fault.id != identity_of(name, device):
+                continue  # another is in its place by now
             hit = [
                 (unit, index)
                 for unit, index in self.ledger.attempts_on(name)

@@ -46,7 +46,7 @@ from poise.model.messages import (
     Report,
     Running,
 )
-from poise.model.resources import SHARED_CAP, WHOLE, Node, Shape
+from poise.model.resources import SHARED_CAP, WHOLE, Node, Shape, identity_of
 from poise.model.times import Times
 from poise.units import MILLISECOND, SECOND
 
@@ -243,7 +243,7 @@ class NodeMachine:
                 self._heard = now
                 effects = self._beat_heard(message.beat, now)
             case Faulted():
-                self._faults.update(dict.fromkeys(message.faults))
+                self._faults.update(dict.fromkeys(map(self._identified, message.faults)))
                 effects = self._report(now)
             case Load():
                 effects = self._sampled(message, now)
@@ -395,6 +395,10 @@ class NodeMachine:
                     line.remove(waiting)
                     self._end(Ended(attempt=attempt, ending=Ending(outcome="returned")))
                     return
+
+    def _identified(self, fault: DeviceFault) -> DeviceFault:
+        device = next((device for device in self.node.devices if device.index == fault.index), None)
+        return fault if device is None else msgspec.structs.replace(fault, id=identity_of(self.node.name, device))
 
     # --- from the executor -------------------------------------------------------------------------------------------
 

@@ -70,11 +70,14 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class DeviceFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A device has failed such that no work should be given to it. `code` as its driver has it, such as `XID 79`."""
+    """A device has failed such that no work should be given to it. `code` as its driver has it, such as `XID 79`. `id`
+    is what the device is known by: by the time this is heard another may be in its place.
+    """
 
     index: int
     code: str
     text: str = ""
+    id: str = ""
 
 
 # agent -> control plane
