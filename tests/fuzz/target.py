@@ -24,7 +24,7 @@ from poise.drivers.plugins import choose_document
 from poise.drivers.security import worker_key
 from poise.drivers.yamlfile import parse_yaml
 from poise.errors import CODES, PoiseError
-from poise.kernel.link import Link
+from poise.kernel.frames import Frames
 from poise.model.fleetfile import compile_fleet
 from poise.model.jobs import Ending
 from poise.model.messages import Attempt, Desired, Ended, FromAgent, Hello, Report, ToAgent
@@ -204,9 +204,9 @@ class Target:
                 async with unix_connect(
                     str(self.home.socket), "ws://poise/v1/channel", additional_headers=headers, max_size=None
                 ) as channel:
-                    serial, link = 0, Link()
+                    serial, frames = 0, Frames()
                     said: FromAgent = Hello(node=node)
-                    await channel.send(encode((link.number(), said)))
+                    await channel.send(encode((frames.number(), said)))
                     async for frame in channel:
                         _, message = _to_agent.decode(frame if isinstance(frame, bytes) else frame.encode())
                         if not isinstance(message, Desired):
@@ -214,7 +214,7 @@ class Target:
                         over = [launch.attempt for launch in message.launches] + [*message.stops, *message.recalls]
                         serial += 1
                         ended = tuple(Ended(attempt=one, ending=Ending(outcome="done", run=1)) for one in over)
-                        await channel.send(encode((link.number(), Report(serial=serial, ended=ended))))
+                        await channel.send(encode((frames.number(), Report(serial=serial, ended=ended))))
             await asyncio.sleep(0.1)
 
     async def drip(self, stop: asyncio.Event) -> None:

@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed
 from poise.drivers.lock import holder
 from poise.drivers.security import ensure_token
 from poise.drivers.yamlfile import parse_yaml
-from poise.kernel.link import Link
+from poise.kernel.frames import Frames
 from poise.model.fleetfile import compile_fleet
 from poise.model.load import NOTICEABLE
 from poise.model.messages import Attempt, Beat, Desired, FromAgent, Heard, Hello, Launch, ToAgent
@@ -256,11 +256,11 @@ class End:
     """A control plane's end of the channel to an agent."""
 
     def __init__(self, channel: ServerConnection) -> None:
-        self.link = Link()
+        self.frames = Frames()
         self._channel = channel
 
     async def say(self, message: ToAgent) -> None:
-        await self._channel.send(msgspec.msgpack.encode((self.link.number(), message)))
+        await self._channel.send(msgspec.msgpack.encode((self.frames.number(), message)))
 
 
 @asynccontextmanager
@@ -277,7 +277,7 @@ async def agent_of(living: Living, name: str) -> AsyncIterator[tuple[End, asynci
         with contextlib.suppress(ConnectionClosed):
             while True:
                 serial, said = msgspec.msgpack.decode(await channel.recv(decode=False), type=tuple[int, FromAgent])
-                assert end.link.hears(serial)
+                assert end.frames.hears(serial)
                 heard.put_nowait(said)
                 if isinstance(said, Beat):
                     await end.say(Heard(beat=said.number))

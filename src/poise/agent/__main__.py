@@ -39,7 +39,7 @@ from poise.drivers.security import ensure_home, ensure_token, read_token, worker
 from poise.drivers.system import HostMeter, ProcessMeter, SystemClock, boot_id, probe_cgroups, settle_memory
 from poise.errors import NotFound, PoiseError
 from poise.kernel import node as machine
-from poise.kernel.link import Broken, Link
+from poise.kernel.frames import Broken, Frames
 from poise.kernel.node import NodeMachine
 from poise.model.fleetfile import DeclaredFleet
 from poise.model.load import Load
@@ -122,22 +122,22 @@ class Agent:
     async def _session(self, channel: ClientConnection) -> None:
         self._unsent.clear()
         self._feed(machine.Connected(time.clock_gettime_ns(time.CLOCK_BOOTTIME)))
-        link = Link()
-        sender = asyncio.create_task(self._send(channel, link))
+        frames = Frames()
+        sender = asyncio.create_task(self._send(channel, frames))
         try:
             async for frame in channel:
                 serial, message = _to_agent.decode(frame if isinstance(frame, bytes) else frame.encode())
-                if link.hears(serial):
+                if frames.hears(serial):
                     self._feed(message)
         finally:
             sender.cancel()
 
-    async def _send(self, channel: ClientConnection, link: Link) -> None:
+    async def _send(self, channel: ClientConnection, frames: Frames) -> None:
         """What the machine says."""
         try:
             while True:
                 while self._unsent:
-                    await channel.send(_encode((link.number(), self._unsent.popleft())))
+                    await channel.send(_encode((frames.number(), self._unsent.popleft())))
                 self._news.clear()
                 await self._news.wait()
         except WebSocketException:

@@ -21,7 +21,7 @@ from poise.drivers.security import same_token
 from poise.engine.host import Answer
 from poise.errors import ErrorRecord, InputError, PoiseError, SpecError
 from poise.kernel import controller as machine
-from poise.kernel.link import Broken, Link
+from poise.kernel.frames import Broken, Frames
 from poise.model.calls import FromCaller, FromWorker, Ready, Resume, ToCaller, ToWorker
 from poise.model.messages import Attempt, FromAgent, Hello, ToAgent
 from poise.model.tenants import Bearer
@@ -177,8 +177,8 @@ class NodeChannel:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
-        link = Link()
-        channel = Channel(send, link)
+        frames = Frames()
+        channel = Channel(send, frames)
         node = ""
         try:
             while True:
@@ -186,7 +186,7 @@ class NodeChannel:
                 if event["type"] == "websocket.disconnect" or not self._gate.stands(scope["bearer"]):
                     return
                 serial, message = _from_agent.decode(event.get("bytes") or b"")
-                if not link.hears(serial):
+                if not frames.hears(serial):
                     continue
                 if isinstance(message, Hello):
                     if not self._plane.connect(message, channel):
@@ -275,13 +275,13 @@ class WorkerChannel:
 
 
 class Channel:
-    """Sends in order from a task of its own, so that the plane never waits for a slow agent. Frames are numbered if it
-    is the end of a link.
+    """Sends in order from a task of its own, so that the plane never waits for a slow agent. What it sends is numbered
+    where there are `frames`.
     """
 
-    def __init__(self, send: Send, link: Link | None = None) -> None:
+    def __init__(self, send: Send, frames: Frames | None = None) -> None:
         self._send = send
-        self._link = link
+        self._frames = frames
         self._queue: deque[bytes] = deque()
         self._news = asyncio.Event()
         self._closed = False
@@ -292,7 +292,7 @@ class Channel:
         if len(self._queue) >= MAX_UNSENT:
             self._closed = True
         if not self._closed:
-            self._queue.append(_encode(message if self._link is None else (self._link.number(), message)))
+            self._queue.append(_encode(message if self._frames is None else (self._frames.number(), message)))
         self._news.set()
 
     def close(self) -> None:

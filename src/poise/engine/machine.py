@@ -295,7 +295,8 @@ class SimulatedMachine:
         machine_ = self.machine
         if machine_ is not None and machine_.node != self.node:
             machine_.node = self.node
-            self._feed(machine.Connected())
+            if self._channel is not None:
+                self._feed(machine.Connected())
         self.agent.call_later(LOOK_EVERY, self._look)
 
     def _dial(self) -> None:

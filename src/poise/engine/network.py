@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from poise.engine.timeline import Process, Timeline
-from poise.kernel.link import Broken, Link
+from poise.kernel.frames import Broken, Frames
 from poise.units import MILLISECOND, SECOND
 
 DIAL_GIVES_UP = 3 * SECOND
@@ -82,7 +82,7 @@ class End:
         self._process = process
         self._life = process.life
         self._way = way
-        self._link = Link()
+        self._frames = Frames()
         self._last = 0
         self.closed = False
         self.on_message: Callable[[Any], None] = lambda _: None
@@ -94,7 +94,7 @@ class End:
             return
         network = self._network
         network.sent += 1
-        frame = (self._link.number(), message)
+        frame = (self._frames.number(), message)
         if network.is_cut(self._connection.node, self._way) or network.random.random() < network.loss:
             network.lost += 1
             return
@@ -134,7 +134,7 @@ class End:
             return
         serial, message = frame
         try:
-            if self._link.hears(serial):
+            if self._frames.hears(serial):
                 self.on_message(message)
         except Broken:
             self.close()

@@ -29,8 +29,8 @@ from poise.kernel.controller import (
     Submit,
     TryRecover,
 )
+from poise.kernel.frames import Broken, Frames
 from poise.kernel.ledger import Ledger, UnitState, attempt_of
-from poise.kernel.link import Broken, Link
 from poise.kernel.node import NodeMachine
 from poise.model.events import Event
 from poise.model.jobs import Ending, Outcome
@@ -108,7 +108,7 @@ class Site:
         self.slots = Slots()
         self.up: deque[tuple[int, FromAgent]] = deque()
         self.down: deque[tuple[int, ToAgent]] = deque()
-        self.near, self.far = Link(), Link()
+        self.near, self.far = Frames(), Frames()
         self.connected = False
         self.announced = False
         self.hung = False
@@ -244,7 +244,7 @@ class Fleet:
     def connect(self, site: Site) -> None:
         if not site.connected:
             site.connected = True
-            site.near, site.far = Link(), Link()
+            site.near, site.far = Frames(), Frames()
             site.feed(node_side.Connected(), self.now)
 
     def break_channel(self, site: Site, *, noticed: bool = True) -> None:
@@ -272,10 +272,10 @@ class Fleet:
             if self._is_new(site, site.near, serial):
                 site.feed(message, self.now)
 
-    def _is_new(self, site: Site, link: Link, serial: int) -> bool:
+    def _is_new(self, site: Site, frames: Frames, serial: int) -> bool:
         """Whoever meets a gap hangs up."""
         try:
-            return link.hears(serial)
+            return frames.hears(serial)
         except Broken:
             self.break_channel(site)
             return False

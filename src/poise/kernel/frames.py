@@ -1,7 +1,7 @@
 """One end of a channel between a node and its control plane: what is lost, doubled or overtaken is noticed.
 
 What is sent is numbered from 1. What comes under the next number is heard, what comes again is not, and a gap breaks
-the link: whoever meets one hangs up, the node connects anew, and the two say to each other all that there is. So no
+the channel: whoever meets one hangs up, the node connects anew, and the two say to each other all that there is. So no
 message needs to be sent again by itself.
 """
 
@@ -10,10 +10,10 @@ class Broken(Exception):
     """Something that was sent has not come."""
 
 
-class Link:
+class Frames:
     """Numbers what is sent, and checks the numbers of what comes, on one connection.
 
-    >>> here, there = Link(), Link()
+    >>> here, there = Frames(), Frames()
     >>> there.hears(here.number()), there.hears(1)
     (True, False)
     """
