@@ -35,6 +35,7 @@ import uvloop
 from harness import Figure, say
 
 from poise.config import Home
+from poise.drivers.lock import holder
 from poise.drivers.sqlite import SqliteStore
 from poise.errors import PoiseError
 from poise.kernel.controller import ROUND
@@ -174,6 +175,32 @@ def agent_away(living: Living) -> Turn:
     adopted = time.monotonic()
     untouched(living, job, pid)
     return Turn([lost - killed], [adopted - back])
+
+
+# --- 3: a machine ----------------------------------------------------------------------------------------------------
+
+FLEET = "kind: fleet\nname: two\nnodes: {one: {cpu: 1, memory: 1GiB}, other: {cpu: 1, memory: 1GiB}}\n"
+
+
+def machine_gone(living: Living) -> Turn:
+    """Of two declared nodes one loses its agent, its keepers and its commands at once, and nobody starts them again."""
+    living.up("--fleet", str(living.file("fleet.yaml", FLEET)))
+    observer = Observer(living)
+    until(lambda: len(living.client().nodes()) == 2, "both nodes have joined", living.messages)
+    job, pid = running(living, {"run": SLEEP})
+    folder = str(living.home.nodes / living.client().job(job).tasks[0].node)
+    with stopped(living.pid("supervisor")):
+        gone = time.monotonic()
+        for process in [holder(Path(folder) / "lock"), pid, *_named(living, f"{folder}/")]:
+            kill(process)
+        noticed, _ = observer.until("lost")
+        again, _ = observer.until("started", task=f"{job}.main", epoch=2)
+        assert str(living.home.nodes / living.client().job(job).tasks[0].node) != folder
+    return Turn([noticed - gone], [again - noticed])
+
+
+def _named(living: Living, text: str) -> list[int]:
+    return [pid for pid, arguments in living.processes().items() if text in arguments]
 
 
 # --- 4, 5: the control plane -----------------------------------------------------------------------------------------
@@ -621,6 +648,7 @@ def cases(outage_seconds: float) -> list[Case]:
         Case(1, "kill -9 of a member of a gang", member_killed, EVENT, 1.0, 5.0),
         Case(2, "kill -9 of the agent", agent_killed, CLOCK, 10.0, 5.0),
         Case(2, "kill -9 of the agent, back after it was given up", agent_away, f"{EVENT}; back: {CLOCK}", 10.0, 5.0),
+        Case(3, "a node is gone, of two on this machine", machine_gone, EVENT, 3.0, 2.0),
         Case(4, f"kill -9 of the control plane, {long}", control_killed, CLOCK, None, 3.0),
         Case(4, f"the control plane is away for {outage_seconds:g} s", away, CLOCK, None, 3.0),
         Case(5, f"kill -9 at each of {len(STEPS)} steps of a commit", killed_at_each_step, CLOCK, None, 3.0),

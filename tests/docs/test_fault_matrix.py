@@ -39,10 +39,9 @@ def test_every_fault_is_there_once_and_something_is_said_of_how_it_is_checked() 
 
 def test_what_is_said_to_check_a_fault_exists() -> None:
     nemeses = {path.stem for path in (ROOT / "src" / "poise" / "engine" / "nemeses").glob("*.yaml")}
-    missing = [f"{row.number}: {name}" for row in rows() for name in quoted(row.seeds) if name not in nemeses]
-    missing += [f"{row.number}: {name}" for row in rows() for name in quoted(row.tests) if not is_there(name)]
-    assert missing == []
-    assert nemeses == {name for row in rows() for name in quoted(row.seeds)}, "a nemesis is in no row"
+    names = [(row.number, name) for row in rows() for name in quoted(row.seeds) + quoted(row.tests)]
+    assert [f"{number}: {name}" for number, name in names if name not in nemeses and not is_there(name)] == []
+    assert not nemeses - {name for _, name in names}, "a nemesis is in no row"
 
 
 def test_what_is_said_to_be_measured_is_done_by_the_benchmark() -> None:
