@@ -26,6 +26,7 @@ test: setup      ## all tests: those without processes of their own side by side
 faults: setup    ## 12,000 seeds of a simulated fleet in which everything breaks, then ten planted bugs (FIRST=1 SEEDS=12000)
 	$(BIN)/poise faults --first $(or $(FIRST),1) --seeds $(or $(SEEDS),12000) --keep .faults
 	PYTHONPATH=tests $(BIN)/python -m faults.planted
+	HERD=10 $(BIN)/python -m pytest tests/faults/test_herd.py
 
 fuzz: setup      ## 100,000 mutated files, requests and frames: minutes (SEED=1 COUNT=100000)
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seed $(or $(SEED),1) --count $(or $(COUNT),100000)

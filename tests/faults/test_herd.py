@@ -1,0 +1,41 @@
+"""Row 25 of the fault matrix: everybody comes at once. `make faults` has ten times as many as `make test`."""
+
+import os
+
+from poise.engine.scenario import Act, Fault, Scenario
+from poise.engine.world import World
+from poise.model.events import Began, Finished, NodeLost, Placed, decode_event
+from poise.model.record import unseal
+from poise.model.resources import Node
+from poise.units import SECOND
+
+TIMES = int(os.environ.get("HERD", "1"))
+NODES = 100 * TIMES
+SUBMISSIONS = 500 * TIMES
+
+
+def test_every_node_comes_back_at_once_while_much_is_submitted() -> None:
+    """Nobody is taken for lost, what runs is adopted, and within 15 s everything is placed."""
+    killed = 30 * SECOND
+    acts = [Act(at=20 * SECOND, act="submit", key="old", document={"run": "work 40", "parts": NODES})]
+    acts += [
+        Act(at=killed, act="submit", key=f"new {number}", document={"run": "work 2"}) for number in range(SUBMISSIONS)
+    ]
+    world = World(
+        Scenario(
+            seed=1,
+            nodes=tuple(Node(name=f"n{number}", incarnation="0", cpu=2000, memory=2**33) for number in range(NODES)),
+            acts=tuple(acts),
+            faults=(Fault(at=killed, fault="kill-control"),),
+            heals=killed + SECOND,
+            ends=400 * SECOND,
+        )
+    )
+    world.run()
+    events = [decode_event(unseal(record)) for record in world.disk.sound(0, world.disk.synced)]
+    assert sum(isinstance(event, Began) for event in events) == 2
+    assert not [event for event in events if isinstance(event, NodeLost)]
+    placed = [event for event in events if isinstance(event, Placed)]
+    assert not [event for event in events if isinstance(event, Finished) and event.ending.outcome == "lost"]
+    assert sum(event.epoch == 1 for event in placed) == NODES + SUBMISSIONS
+    assert max(event.at for event in placed if event.epoch == 1) <= killed + 15 * SECOND
