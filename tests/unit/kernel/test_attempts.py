@@ -120,6 +120,13 @@ def test_a_cordon_outlives_the_control_plane_and_ends_when_somebody_says_so() ->
     assert cordon(world, "n1") == ""
 
 
+def test_a_fault_of_a_device_that_has_been_replaced_closes_nothing() -> None:
+    world = World().nodes(1, gpus=1).job("a", gpu=1).round().start("a.main")
+    world.fault("n1", DeviceFault(index=0, code="XID 79", id="n1-other"))
+    assert world.where("a") == ["n1"]
+    assert not world.ledger.cordons
+
+
 def test_a_unit_never_gets_a_device_again_that_failed_it() -> None:
     world = World().nodes(1, gpus=2).job("a", gpu=1).round().start("a.main")
     assert world.task("a")[1].devices == (0,)
@@ -174,18 +181,19 @@ def test_a_device_that_is_not_there_is_not_closed(name: str) -> None:
 
 
 def test_a_fault_that_was_said_before_the_connection_broke_is_said_again() -> None:
+    named = DeviceFault(index=0, code=FELL.code, text=FELL.text, id="n1-0")
     machine = NodeMachine(node("n1", gpus=1), ())
     machine.handle(Connected(), 1)
     machine.handle(Acked(serial=0), 2)
     [said] = machine.handle(Faulted((FELL,)), 3)
     assert isinstance(said, Say)
     assert isinstance(said.message, Report)
-    assert said.message.faults == (FELL,)
+    assert said.message.faults == (named,)
     machine.handle(Disconnected(), 4)
     [hello] = machine.handle(Connected(), 5)
     assert isinstance(hello, Say)
     assert isinstance(hello.message, Hello)
-    assert hello.message.faults == (FELL,)
+    assert hello.message.faults == (named,)
     machine.handle(Acked(serial=0), 6)
     [again] = machine.handle(Connected(), 7)
     assert isinstance(again, Say)
