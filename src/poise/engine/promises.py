@@ -18,9 +18,13 @@ from poise.model.events import (
     DeviceCordoned,
     Event,
     Finished,
+    JobCancelled,
     JobSubmitted,
+    NodeDrained,
+    NodeForgotten,
     Placed,
     QuotaSet,
+    UnitsCancelled,
     encode_event,
 )
 from poise.model.jobs import Ending, Unit
@@ -60,11 +64,21 @@ class Violation(AssertionError):
 
 
 class Held(NamedTuple):
-    """What the log says that a unit has: its attempts that have not finished, by task, and how large it was placed."""
+    """What the log says that a unit has in its latest epoch: tasks that have not finished, the endings of those that
+    have, and what each of them takes.
+    """
 
     epoch: int
     active: set[str]
+    endings: list[str]
     amounts: Amounts
+
+
+class Tried(NamedTuple):
+    """How often a unit has failed, and before which instant it must not be tried again."""
+
+    times: int = 0
+    not_before: int = 0
 
 
 class Judge:
@@ -84,6 +98,12 @@ class Judge:
         self._held: dict[str, Held] = {}
         self._epochs: dict[str, int] = {}
         self._done: set[str] = set()
+        self._done_units: set[str] = set()
+        self._tried: dict[str, Tried] = {}
+        self._after: dict[str, tuple[str, ...]] = {}
+        self._units_of: dict[str, list[str]] = {}
+        self._cancelled: set[str] = set()
+        self._drained: set[str] = set()
         self._quotas: dict[str, Quota] = {}
         self._failed_under: dict[str, set[str]] = {}
         self._keys: dict[tuple[str, str], str] = {}
@@ -141,7 +161,7 @@ class Judge:
         self._is_kept(tenant, key, job)
 
     def _is_kept(self, tenant: str, key: str, job: str) -> None:
-        if job not in self.ledger.jobs:
+        if job not in self._units_of:
             raise Violation("S3", f"{job} was acknowledged (for {tenant}, {key}), and is not in the durable log")
 
     # --- what is durable ---------------------------------------------------------------------------------------------
@@ -159,6 +179,14 @@ class Judge:
                     self._finished(event)
                 case DeviceCordoned():
                     self._cordoned(event)
+                case NodeDrained():
+                    (self._drained.add if event.on else self._drained.discard)(event.name)
+                case NodeForgotten():
+                    self._drained.discard(event.name)
+                case JobCancelled():
+                    self._cancelled.update(self._units_of[event.job])
+                case UnitsCancelled():
+                    self._cancelled.update(event.units)
                 case QuotaSet():
                     self._quotas.pop(event.tenant, None)
                     if event.quota is not None:
@@ -179,6 +207,8 @@ class Judge:
         known = self._keys.setdefault(key, event.job.id)
         if event.key and known != event.job.id:
             raise Violation("S3", f"{event.key} was submitted once, and is {known} and {event.job.id}")
+        self._after[event.job.id] = event.job.after
+        self._units_of[event.job.id] = [f"{event.job.id}.{unit.name}" for unit in event.job.units]
         for unit in event.job.units:
             name = f"{event.job.id}.{unit.name}"
             self._units[name] = (unit, event.job.tenant)
@@ -194,8 +224,9 @@ class Judge:
         if not (unit.least or most) <= count <= most:
             raise Violation("S2", f"{event.unit} was placed with {count} of its {most} tasks")
         job = event.unit.partition(".")[0]
+        self._follows_the_rules(event, job, unit)
         tasks = {f"{job}.{task.name}" for task in unit.tasks[:count]}
-        self._held[event.unit] = Held(event.epoch, tasks, asked(unit.shape_of(event.variant)))
+        self._held[event.unit] = Held(event.epoch, tasks, [], asked(unit.shape_of(event.variant)))
         for spot in event.spots if event.unit in self._failed_under else ():
             for device in self.ledger.nodes[spot.node].node.devices:
                 if device.index in spot.devices and device.uuid in self._failed_under[event.unit]:
@@ -209,6 +240,38 @@ class Judge:
             if not quota.amounts.holds(total):
                 raise Violation("S6", f"{tenant} holds {total} of {quota.amounts} once {event.unit} is placed")
 
+    def _follows_the_rules(self, event: Placed, job: str, unit: Unit) -> None:
+        """What its user said of it, and people of nodes."""
+        name, before = event.unit, self._held.get(event.unit)
+        if before is not None and before.active:  # on a node that was lost
+            self._tried[name] = Tried(self._tried.get(name, Tried()).times + 1)
+        tried = self._tried.get(name, Tried())
+        needed = [f"{job}.{need}" for need in unit.needs]
+        needed += [other for earlier in self._after[job] for other in self._units_of[earlier]]
+        undone = [other for other in needed if other not in self._done_units]
+        drained = sorted(self._drained.intersection(spot.node for spot in event.spots))
+        for broken, what in (
+            (undone, f"before {undone} was done"),
+            (drained, f"on {drained}, which is drained"),
+            (name in self._cancelled, "though it is cancelled"),
+            (name in self._done_units, "though it is done"),
+            (tried.times > unit.retry.limit, f"though it has failed {tried.times} times of {unit.retry.limit}"),
+            (event.at < tried.not_before, "before its back-off was over"),
+        ):
+            if broken:
+                raise Violation("rules", f"{name} was placed {what}")
+
+    def _settled(self, name: str, held: Held, at: int) -> None:
+        """All that a unit had has finished."""
+        unit = self._units[name][0]
+        failed = [outcome for outcome in held.endings if outcome not in ("done", "stopped", "returned")]
+        if failed:
+            times = self._tried.get(name, Tried()).times + 1
+            delay = 0 if failed[0] == "lost" else unit.retry.delay(times)
+            self._tried[name] = Tried(times, at + delay)
+        elif set(held.endings) == {"done"}:
+            self._done_units.add(name)
+
     def _finished(self, event: Finished) -> None:
         unit = self._unit_of[event.task]
         held = self._held.get(unit)
@@ -217,6 +280,9 @@ class Judge:
                 "S4", f"an ending of {event.task}#{event.epoch} was accepted, which is not the one that counts"
             )
         held.active.remove(event.task)
+        held.endings.append(event.ending.outcome)
+        if not held.active:
+            self._settled(unit, held, event.at)
         if event.ending.outcome == "done":
             real = self._ended.get(Attempt(event.task, event.epoch))
             if real is None or real.outcome != "done":

@@ -116,8 +116,9 @@ ActKind = Literal["submit", "cancel", "drain", "undrain", "quota"]
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What somebody asks for: `document` is the job that is submitted, under `key`; `of` the key whose job is
-    cancelled, or the node; `amount` a quota in milli-CPU, 0 for none.
+    """What somebody asks for: `document` is the job that is submitted, under `key`, after that of the key `of` if it
+    is known by then; else `of` is the key whose job is cancelled, or the node. `amount` is a quota in milli-CPU, 0 for
+    none.
     """
 
     at: int
@@ -215,7 +216,9 @@ def _acts(random: Random, nodes: tuple[Node, ...], heals: int) -> list[Act]:
     for number in range(random.randint(4, 14)):
         at = int(random.uniform(0, heals * 0.8))
         tenant, key = random.choice(TENANTS), f"k{number}"
-        acts.append(Act(at=at, act="submit", key=key, tenant=tenant, document=_document(random, most_gpus)))
+        after = random.choice(acts) if acts and random.random() < 0.2 else None
+        of = after.key if after is not None and after.act == "submit" and after.tenant == tenant else ""
+        acts.append(Act(at=at, act="submit", key=key, of=of, tenant=tenant, document=_document(random, most_gpus)))
         if random.random() < 0.1:
             acts.append(Act(at=at + int(random.uniform(0, 10) * SECOND), act="cancel", of=key, tenant=tenant))
     if random.random() < 0.3:

@@ -97,7 +97,8 @@ class Client:
         host = world.control.host
         if act.act == "submit" and host is not None and world.control.up:
             try:
-                compiled = host.controller.prepare(act.document, WALL, host.clock.now(), act.tenant)
+                after = {"after": [self.jobs[act.of]]} if act.of in self.jobs else {}
+                compiled = host.controller.prepare(act.document | after, WALL, host.clock.now(), act.tenant)
             except PoiseError as error:
                 world.tell(f"{act.key} is refused: {error}")
                 self.open -= 1
