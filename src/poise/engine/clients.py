@@ -1,0 +1,92 @@
+"""People and programs that ask the control plane for something, and do not rest before it is answered."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from poise.engine.scenario import Act
+from poise.engine.timeline import WALL
+from poise.errors import PoiseError
+from poise.kernel.controller import Cancel, Drain, Message, Reply, SetQuota, Submit
+from poise.model.quotas import Quota
+from poise.model.resources import PLENTY
+from poise.model.tenants import DEFAULT, HOME, Bearer, Role
+from poise.units import SECOND
+
+if TYPE_CHECKING:
+    from poise.engine.world import World
+
+TRY_AGAIN = 1 * SECOND
+ANSWER_WITHIN = 5 * SECOND
+
+
+class Client:
+    """Somebody who asks, and asks again until there is an answer; a submission always under the same key."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.jobs: dict[str, str] = {}
+        self.open = 0
+
+    def act(self, act: Act) -> None:
+        self.open += 1
+        self._try(act)
+
+    def _try(self, act: Act) -> None:
+        world = self._world
+        bearer = HOME if act.tenant == DEFAULT else Bearer(act.tenant, Role.SUBMITTER)
+        make: Callable[[int], Message] | None = None
+        answered = False
+        host = world.control.host
+        if act.act == "submit" and host is not None and world.control.up:
+            try:
+                after = {"after": [self.jobs[act.of]]} if act.of in self.jobs else {}
+                compiled = host.controller.prepare(act.document | after, WALL, host.clock.now(), act.tenant)
+            except PoiseError as error:
+                world.tell(f"{act.key} is refused: {error}")
+                self.open -= 1
+                return
+            make = lambda request: Submit(request, compiled, act.key, bearer=bearer)  # noqa: E731
+        elif act.act == "cancel":
+            job = self.jobs.get(act.of)
+            if job is None:  # nobody cancels what was not acknowledged
+                self.open -= 1
+                return
+            make = lambda request: Cancel(request, job, bearer)  # noqa: E731
+        elif act.act in ("drain", "undrain"):
+            make = lambda request: Drain(request, act.of, act.act == "drain")  # noqa: E731
+        elif act.act == "quota":
+            quota = Quota(act.amount, PLENTY, PLENTY) if act.amount else None
+            make = lambda request: SetQuota(request, act.tenant, quota)  # noqa: E731
+
+        def answer(reply: Reply) -> None:
+            nonlocal answered
+            if answered or world.network.random.random() < world.network.loss:
+                return
+            answered = True
+            world.timeline.call_in(world.network.latency, self._heard, act, reply)
+
+        def give_up() -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                self._try(act)
+
+        if make is None or not world.control.ask(make, answer):
+            answered = True
+            world.timeline.call_in(TRY_AGAIN, self._try, act)
+        else:
+            world.timeline.call_in(ANSWER_WITHIN, give_up)
+
+    def _heard(self, act: Act, reply: Reply) -> None:
+        world = self._world
+        if reply.error is not None:
+            if reply.error.status >= 500:
+                world.timeline.call_in(TRY_AGAIN, self._try, act)
+                return
+            world.tell(f"{act.act} {act.key or act.of} is refused: {reply.error}")
+        elif act.act == "submit":
+            self.jobs[act.key] = reply.value
+            world.catch_up()
+            world.judge.accepted(act.tenant, act.key, reply.value)
+            world.tell(f"{act.key} is acknowledged as {reply.value}")
+        self.open -= 1
