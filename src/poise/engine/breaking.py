@@ -11,6 +11,7 @@ import msgspec
 
 from poise.engine.network import DOWN, UP
 from poise.engine.scenario import Fault, FaultKind
+from poise.engine.timeline import Process
 from poise.model.messages import Attempt
 from poise.units import MILLISECOND, SECOND
 
@@ -206,17 +207,14 @@ def _wall_clock(world: "World", fault: Fault, random: Random) -> End | None:
 
 
 def _pause_control(world: "World", fault: Fault, random: Random) -> End | None:
-    process = world.control.process
-    process.pause(fault.lasts)
-
-    def end() -> None:
-        process.paused_until = min(process.paused_until, world.timeline.now)
-
-    return end
+    return _pause(world, world.control.process, fault)
 
 
 def _pause_agent(world: "World", fault: Fault, random: Random) -> End | None:
-    process = world.machines[fault.node].agent
+    return _pause(world, world.machines[fault.node].agent, fault)
+
+
+def _pause(world: "World", process: Process, fault: Fault) -> End:
     process.pause(fault.lasts)
 
     def end() -> None:
