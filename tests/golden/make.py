@@ -19,11 +19,13 @@ from poise.kernel.controller import AddToken, FromCallWorker
 from poise.kernel.ledger import Ledger
 from poise.model.calls import Call, Calling, Function, Ready, Result, Resume, Returning, Value
 from poise.model.events import encode_event
-from poise.model.messages import Attempt
+from poise.model.jobs import Ending
+from poise.model.messages import Attempt, DeviceFault, Report
 from poise.model.tenants import Role
 from poise.policy.recipe import compile_recipe
 from poise.policy.suites import Suite
 from poise.testing import World
+from poise.units import SECOND
 
 HERE = Path(__file__).resolve().parent
 
@@ -99,7 +101,28 @@ def tenants() -> World:
     return world.restart(from_checkpoint=True, history=4).finish_all(run="5s")
 
 
-SCENES: tuple[Callable[[], World], ...] = (noops, gangs, lost, calls, tenants)
+def troubles() -> World:
+    """A node falls silent for a moment, then for good, with exclusive work on it; a device fails and is opened again;
+    commands hang and run out of memory.
+    """
+    world = World().nodes(3, cpu=4, gpus=2)
+    world.job("alone", cpu=1, lease="exclusive").job("trained", gpu=1).job("hangs", cpu=1, hang="5s").round()
+    world.start("alone", "trained", "hangs").after("1s")
+    at, attempt = world.where("trained")[0], Attempt(f"{world.state('trained').id}.main", 1)
+    world.hear(at, Report(serial=99, faults=(DeviceFault(index=0, code="XID 79", text="has fallen off the bus"),)))
+    world.end(at, attempt, Ending(outcome="stopped", run=SECOND)).after("1s")
+    world.finish("hangs", outcome="hung", run="5s", note="silent for 5 s").after("2s").drain(f"{at}:0", on=False)
+    cut_off = world.where("alone")[0]
+    world.lose(cut_off).after("15s").connect(cut_off).after("1s")
+    world.job("swept", cpu=1, parts=16, memory="1GiB", hang="1m").round()
+    for part in range(13):
+        world.start(f"swept.main[{part}]").after("1s").finish(f"swept.main[{part}]", run="1s").after("200ms")
+    world.start("swept.main[13]").after("30s")
+    world.finish("swept.main[13]", outcome="oom", run="30s", peak=2**31, limit=2**30).after("2s")
+    return world.restart().finish_all(run="2s")
+
+
+SCENES: tuple[Callable[[], World], ...] = (noops, gangs, lost, calls, tenants, troubles)
 
 
 def state_of(ledger: Ledger) -> Any:
