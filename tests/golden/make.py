@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from poise import __version__
-from poise.drivers.logfile import write_log
+from poise.drivers.logfile import open_log, write_log
 from poise.kernel.controller import AddToken, FromCallWorker
 from poise.kernel.ledger import Ledger
 from poise.model.calls import Call, Calling, Function, Ready, Result, Resume, Returning, Value
-from poise.model.events import encode_event
+from poise.model.events import Event, decode_event, encode_event
 from poise.model.jobs import Ending
 from poise.model.messages import Attempt, DeviceFault, Report
 from poise.model.tenants import Role
@@ -134,6 +134,11 @@ def _say(world: World, attempt: Attempt, message: Any) -> None:
     world.say(FromCallWorker(attempt, message))
 
 
+def _events(path: Path) -> list[Event]:
+    with open_log(path, decode_event) as recording:
+        return list(recording.events)
+
+
 def main() -> None:
     number = max((int(folder.name) for folder in HERE.iterdir() if folder.name.isdigit()), default=0) + 1
     folder = HERE / str(number)
@@ -141,6 +146,8 @@ def main() -> None:
     for scene in SCENES:
         world = scene()
         file = folder / f"{scene.__name__}.log"
+        if any(world.log == _events(old) for old in HERE.glob(f"*/{file.name}")):
+            continue  # an older set has it, record by record
         write_log(file, map(encode_event, world.log), start=None, written_by=__version__)
         state = msgspec.json.encode(state_of(world.ledger), order="deterministic")
         file.with_suffix(".json").write_bytes(msgspec.json.format(state, indent=1) + b"\n")
