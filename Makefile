@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+ALONE := tests/unit tests/golden tests/faults
 
 .PHONY: help setup demo test faults fuzz schemathesis lint format bench quality peers docs site clean
 
@@ -20,8 +21,8 @@ demo: setup      ## a graph of real work, undisturbed and under kill -9, beside 
 	$(BIN)/poise demo
 
 test: setup      ## all tests: those without processes of their own side by side, the others one by one
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit
-	$(BIN)/python -m pytest --ignore tests/unit
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ALONE)
+	$(BIN)/python -m pytest $(ALONE:%=--ignore %)
 
 faults: setup    ## 12,000 seeds of a simulated fleet in which everything breaks, then ten planted bugs (FIRST=1 SEEDS=12000)
 	$(BIN)/poise faults --first $(or $(FIRST),1) --seeds $(or $(SEEDS),12000) --keep .faults
