@@ -24,7 +24,7 @@ test: setup      ## all tests: those without processes of their own side by side
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ALONE)
 	$(BIN)/python -m pytest $(ALONE:%=--ignore %)
 
-faults: setup    ## 12,000 seeds of a simulated fleet in which everything breaks, then ten planted bugs (FIRST=1 SEEDS=12000)
+faults: setup    ## 12,000 seeds of a simulated fleet in which everything breaks, then planted bugs and a herd (FIRST=1 SEEDS=12000)
 	$(BIN)/poise faults --first $(or $(FIRST),1) --seeds $(or $(SEEDS),12000) --keep .faults
 	PYTHONPATH=tests $(BIN)/python -m faults.planted
 	HERD=10 $(BIN)/python -m pytest tests/faults/test_herd.py
