@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from poise.engine.disk import SYNC_DELAY
 from poise.engine.network import DOWN, UP
 from poise.engine.scenario import Fault, FaultKind
 from poise.engine.timeline import Process
@@ -160,35 +161,43 @@ def _swizzle(world: "World", fault: Fault, random: Random) -> End | None:
     return end
 
 
-def _set(name: str) -> Begin:
-    """A property of the network, for as long as the fault lasts."""
+def _hold(world: "World", name: str, value: Any, apply: Callable[[list[Any]], None]) -> End:
+    """Faults of one kind may overlap: what holds follows from all that last, and is ordinary again after the last."""
+    values = world.lasting.setdefault(name, [])
+    values.append(value)
+    apply(values)
+
+    def end() -> None:
+        values.remove(value)
+        apply(values)
+
+    return end
+
+
+def _network(name: str, unit: int = 1) -> Begin:
+    """The worst of what lasts, of a property of the network."""
 
     def begin(world: "World", fault: Fault, random: Random) -> End | None:
         network = world.network
-        ordinary = False if name == "overtaking" else type(getattr(network, name))(0)
-        value = True if name == "overtaking" else fault.amount * (SECOND if name == "late" else 1)
-        setattr(network, name, type(getattr(network, name))(value))
-        return lambda: setattr(network, name, ordinary)
+        kind = type(getattr(network, name))
+        return _hold(
+            world, name, fault.amount * unit, lambda values: setattr(network, name, kind(max(values, default=0)))
+        )
 
     return begin
 
 
+def _overtaking(world: "World", fault: Fault, random: Random) -> End | None:
+    return _hold(world, "overtaking", True, lambda values: setattr(world.network, "overtaking", bool(values)))
+
+
 def _disk_full(world: "World", fault: Fault, random: Random) -> End | None:
-    world.disk.full = True
-
-    def end() -> None:
-        world.disk.full = False
-
-    return end
+    return _hold(world, "full", True, lambda values: setattr(world.disk, "full", bool(values)))
 
 
 def _slow_disk(world: "World", fault: Fault, random: Random) -> End | None:
-    world.disk.sync_delay = int(fault.amount * SECOND)
-
-    def end() -> None:
-        world.disk.sync_delay = 2 * MILLISECOND
-
-    return end
+    delay = int(fault.amount * SECOND)
+    return _hold(world, "slow", delay, lambda of: setattr(world.disk, "sync_delay", max(of, default=SYNC_DELAY)))
 
 
 def _flip_a_bit(world: "World", fault: Fault, random: Random) -> End | None:
@@ -215,10 +224,12 @@ def _pause_agent(world: "World", fault: Fault, random: Random) -> End | None:
 
 
 def _pause(world: "World", process: Process, fault: Fault) -> End:
+    """It goes on by itself; or at once, when all faults end."""
     process.pause(fault.lasts)
 
     def end() -> None:
-        process.paused_until = min(process.paused_until, world.timeline.now)
+        if world.timeline.now >= world.scenario.heals:
+            process.paused_until = min(process.paused_until, world.timeline.now)
 
     return end
 
@@ -240,13 +251,9 @@ def _hang(world: "World", fault: Fault, random: Random) -> End | None:
 
 
 def _straggle(world: "World", fault: Fault, random: Random) -> End | None:
+    """What begins there takes longer by a factor."""
     executor = world.machines[fault.node].executor
-    executor.slow = fault.amount or 2.0
-
-    def end() -> None:
-        executor.slow = 1.0
-
-    return end
+    return _hold(world, f"slow {fault.node}", fault.amount, lambda of: setattr(executor, "slow", max(of, default=1.0)))
 
 
 def _fail_device(world: "World", fault: Fault, random: Random) -> End | None:
@@ -263,14 +270,15 @@ def _fail_device(world: "World", fault: Fault, random: Random) -> End | None:
 
 def _unplug(world: "World", fault: Fault, random: Random) -> End | None:
     machine = world.machines[fault.node]
-    devices = machine.node.devices
-    if not devices:
+    if not machine.node.devices:
         return None
-    machine.change_devices(devices[:-1])
+    gone = machine.node.devices[-1]
+    machine.change_devices(machine.node.devices[:-1])
     world.judge.offers(machine.node)
 
     def end() -> None:
-        machine.change_devices(devices)
+        left = [device for device in machine.node.devices if device.index != gone.index]
+        machine.change_devices(tuple(sorted((*left, gone), key=lambda device: device.index)))
         world.judge.offers(machine.node)
 
     return end
@@ -290,13 +298,12 @@ def _replug(world: "World", fault: Fault, random: Random) -> End | None:
 
 def _policy(fault_of_it: str) -> Begin:
     def begin(world: "World", fault: Fault, random: Random) -> End | None:
-        def say(text: str) -> None:
-            world.control.fault = text
+        def say(values: list[Any]) -> None:
+            world.control.fault = values[-1] if values else ""
             if world.control.decider is not None:
-                world.control.decider.fault = text
+                world.control.decider.fault = world.control.fault
 
-        say(fault_of_it)
-        return lambda: say("")
+        return _hold(world, "policy", fault_of_it, say)
 
     return begin
 
@@ -322,10 +329,10 @@ FAULTS: dict[FaultKind, Begin] = {
     "cut": _cut,
     "flap": _flap,
     "swizzle": _swizzle,
-    "lose-messages": _set("loss"),
-    "double-messages": _set("doubled"),
-    "late-messages": _set("late"),
-    "overtaking-messages": _set("overtaking"),
+    "lose-messages": _network("loss"),
+    "double-messages": _network("doubled"),
+    "late-messages": _network("late", SECOND),
+    "overtaking-messages": _overtaking,
     "disk-full": _disk_full,
     "slow-disk": _slow_disk,
     "flip-a-bit": _flip_a_bit,

@@ -16,6 +16,9 @@ from poise.model.record import checksum, is_whole, seal, unseal
 from poise.ports import StoredCheckpoint
 from poise.units import MILLISECOND
 
+SYNC_DELAY = 2 * MILLISECOND
+"""Of an ordinary disk."""
+
 
 class SimulatedDisk:
     """Records 1, 2, 3 … of the log, the first `synced` of them safe from a power cut, and ledger checkpoints."""
@@ -27,7 +30,7 @@ class SimulatedDisk:
         self.checkpoints: list[tuple[int, bytes, int]] = []
         self.full = False
         self.write_delay = MILLISECOND // 5
-        self.sync_delay = 2 * MILLISECOND
+        self.sync_delay = SYNC_DELAY
         self.torn = False
         self._flipped: list[tuple[int, bytes]] = []
 

@@ -70,7 +70,7 @@ class Held(NamedTuple):
 
     epoch: int
     active: set[str]
-    endings: list[str]
+    endings: list[tuple[int, int, str]]
     amounts: Amounts
 
 
@@ -264,12 +264,13 @@ class Judge:
     def _settled(self, name: str, held: Held, at: int) -> None:
         """All that a unit had has finished."""
         unit = self._units[name][0]
-        failed = [outcome for outcome in held.endings if outcome not in ("done", "stopped", "returned")]
-        if failed:
+        outcomes = [outcome for _, _, outcome in sorted(held.endings)]
+        failed = [outcome for outcome in outcomes if outcome not in ("done", "stopped", "returned")]
+        if failed:  # the first in time decides; of those of one report, the first in the gang
             times = self._tried.get(name, Tried()).times + 1
             delay = 0 if failed[0] == "lost" else unit.retry.delay(times)
             self._tried[name] = Tried(times, at + delay)
-        elif set(held.endings) == {"done"}:
+        elif set(outcomes) == {"done"}:
             self._done_units.add(name)
 
     def _finished(self, event: Finished) -> None:
@@ -280,7 +281,8 @@ class Judge:
                 "S4", f"an ending of {event.task}#{event.epoch} was accepted, which is not the one that counts"
             )
         held.active.remove(event.task)
-        held.endings.append(event.ending.outcome)
+        names = [task.name for task in self._units[unit][0].tasks]
+        held.endings.append((event.at, names.index(event.task.partition(".")[2]), event.ending.outcome))
         if not held.active:
             self._settled(unit, held, event.at)
         if event.ending.outcome == "done":

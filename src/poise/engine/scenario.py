@@ -68,6 +68,14 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     way: Way = "both"
 
 
+CHANCES: frozenset[FaultKind] = frozenset(("lose-messages", "double-messages"))
+AMOUNTS: frozenset[FaultKind] = CHANCES | {"late-messages", "slow-disk", "wall-clock", "straggle"}
+"""Kinds that need an amount, and those of which it is a chance."""
+
+SHORTEST = 100 * MILLISECOND
+MOST = 86_400.0
+
+
 class Nemesis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file of kind `nemesis`: faults that belong together."""
 
@@ -85,8 +93,12 @@ def compile_nemesis(document: Any) -> Nemesis:
         for field in ("every", "lasts"):
             at = f"faults[{number}].{field}"
             length = found.get(1, parse_or_raise, parse_duration, getattr(spec, field), at, DAY)
-            if length <= 0:
-                found.add(SpecError("must be more than nothing", field=at, have=str(getattr(spec, field))))
+            if length < SHORTEST:
+                found.add(SpecError("is too short", field=at, need="100ms or more", have=str(getattr(spec, field))))
+        most = 1.0 if spec.fault in CHANCES else MOST
+        if spec.fault in AMOUNTS and not 0 < spec.amount <= most:
+            need, at = f"more than 0, at most {most:g}", f"faults[{number}].amount"
+            found.add(SpecError(f"`{spec.fault}` needs an amount", field=at, need=need, have=f"{spec.amount:g}"))
     found.check()
     if nemesis is None:
         raise AssertionError("unreachable")

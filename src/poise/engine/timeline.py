@@ -102,7 +102,7 @@ class Process:
 
     def pause(self, duration: int) -> None:
         """As by SIGSTOP, and SIGCONT after so many nanoseconds."""
-        self.paused_until = self.timeline.now + duration
+        self.paused_until = max(self.paused_until, self.timeline.now + duration)
 
     # timers, as asyncio's loop has them: delays in seconds
 

@@ -85,6 +85,7 @@ class World:
         self.lines: deque[Line] = deque(maxlen=LAST)
         self.met: dict[str, int] = {}
         self.opened: list[str] = []
+        self.lasting: dict[str, list[Any]] = {}
         self._given_up: set[str] = set()
         self._watch = watch
         self._seen = 0
@@ -124,7 +125,7 @@ class World:
             self._go(min(end, scenario.heals))
             if end > scenario.heals:
                 self._finish(end)
-        except (Violation, KeyboardInterrupt):
+        except (Violation, OSError):  # an OSError is of whoever watches
             raise
         except Exception as error:
             raise Violation("internal", f"{type(error).__name__}: {error}") from error
