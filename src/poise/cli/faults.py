@@ -1,5 +1,6 @@
-"""`poise faults`: the fault simulator."""
+"""`poise faults`: the fault simulator. It is imported when it runs: it brings the whole control plane."""
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -8,48 +9,44 @@ from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from poise.cli.render import print_json, say
-from poise.drivers.nemeses import keep_scenario, known_nemeses, read_scenario
-from poise.engine.faults import Outcome, nemeses_of, shrink, try_scenario, try_seed
-from poise.engine.scenario import Nemesis, Scenario, scenario_of
-from poise.engine.world import Line
-from poise.errors import NotFound
-from poise.units import HOUR, SECOND, parse_duration
+from poise.errors import InputError
+from poise.units import DAY, HOUR, SECOND, parse_duration
+
+if TYPE_CHECKING:
+    from poise.engine.faults import Outcome
+    from poise.engine.scenario import Nemesis, Scenario
+    from poise.engine.world import Line
 
 AT_ONCE = 20
 """Seeds that a worker is given at once."""
 
+TELL_EVERY = 5.0
+"""Seconds after which people at a terminal are told how far it is."""
+
+BROKEN = 2
+"""Exit code: a promise was broken, which is our fault."""
+
 
 @click.command()
-@click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Try N seeds. [default: 100]")
-@click.option("--first", type=click.IntRange(min=0), default=1, metavar="SEED", help="The first of them. [default: 1]")
-@click.option(
-    "--seed", type=click.IntRange(min=0), metavar="SEED", help="Try this one, and print all that happens in it."
-)
+@click.option("--seeds", type=click.IntRange(1, 10**9), metavar="N", help="Try N seeds. [default: 100]")
+@click.option("--first", type=click.IntRange(0, 2**53), metavar="SEED", help="The first of them. [default: 1]")
+@click.option("--seed", type=click.IntRange(0, 2**53), metavar="SEED", help="Try this one, and print all that happens.")
 @click.option("--scenario", type=click.Path(path_type=Path), metavar="FILE", help="Run a scenario that was kept.")
-@click.option(
-    "--nemesis",
-    multiple=True,
-    metavar="NAME",
-    help="Only this nemesis, by name or file. Repeatable. [default: by seed]",
-)
+@click.option("--nemesis", multiple=True, metavar="NAME", help="Only this one, by name or file. Repeatable. [by seed]")
 @click.option("--until", metavar="TIME", help="Stop one seed or scenario there, e.g. 12.5s.")
-@click.option(
-    "--processes", type=click.IntRange(1, 256), default=2, metavar="N", help="Seeds side by side. [default: 2]"
-)
-@click.option(
-    "--keep", type=click.Path(path_type=Path), metavar="DIR", help="Write what breaks a promise there, shrunk."
-)
+@click.option("--processes", type=click.IntRange(1, 256), default=2, metavar="N", help="Side by side. [default: 2]")
+@click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="Write what breaks one there, shrunk.")
 @click.option("--list", "listing", is_flag=True, help="List the nemeses.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def faults(
     seeds: int | None,
-    first: int,
+    first: int | None,
     seed: int | None,
     scenario: Path | None,
     nemesis: tuple[str, ...],
@@ -62,20 +59,53 @@ def faults(
     """Run the real control plane and nodes in a simulated fleet, where everything breaks that a seed says, and check
     every promise at every step. Nothing of this machine is touched.
 
-    Without --seed many are tried, each with nemeses of its own. Exit code 1: a promise was broken.
+    Without --seed many are tried, each with nemeses of its own. Ends with 2 where a promise was broken.
     """
+    from poise.drivers.nemeses import known_nemeses, read_scenario
+
+    one = seed is not None or scenario is not None
+    alone = {"--list": listing, "--seed": seed is not None, "--scenario": scenario is not None}
+    _exclude(alone | {"--seeds": seeds is not None}, alone | {"--first": first is not None})
+    if until is not None and not one:
+        raise click.UsageError("`--until` stops one seed, or one scenario: `--seed N --until 12.5s`")
+    stop = _instant(until) if until is not None else None
     known = known_nemeses(nemesis)
+    if keep is not None:
+        _make(keep)
     if listing:
         return _list(known, as_json)
-    if scenario is not None or seed is not None:
-        if seeds is not None:
-            raise NotFound("`--seeds` tries many, `--seed` and `--scenario` one", field="--seeds", hint="leave one out")
-        given = read_scenario(scenario) if scenario is not None else _made(seed or 0, known, bool(nemesis))
-        return _one(given, until, keep, as_json)
-    return _many(range(first, first + (seeds or 100)), known, nemesis, processes, keep, as_json)
+    if scenario is not None:
+        return _one(read_scenario(scenario), (), stop, keep, as_json)
+    if seed is not None:
+        made, names = _made(seed, known, bool(nemesis))
+        return _one(made, names, stop, keep, as_json)
+    begin = 1 if first is None else first
+    return _many(range(begin, begin + (seeds or 100)), known, nemesis, processes, keep, as_json)
 
 
-def _list(known: dict[str, Nemesis], as_json: bool) -> int:
+def _exclude(*alternatives: dict[str, bool]) -> None:
+    for options in alternatives:
+        given = [name for name, is_given in options.items() if is_given]
+        if len(given) > 1:
+            raise click.UsageError(f"`{given[0]}` and `{given[1]}` exclude each other")
+
+
+def _instant(text: str) -> int:
+    from poise.model.spec import parse_or_raise
+
+    return parse_or_raise(parse_duration, text, "--until", DAY)
+
+
+def _make(folder: Path) -> None:
+    """Before hours are spent on what could not be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        hint = "`--keep DIR`, a folder that is there or can be made"
+        raise InputError("nothing can be kept there", field="--keep", have=str(error), hint=hint) from None
+
+
+def _list(known: "dict[str, Nemesis]", as_json: bool) -> int:
     if as_json:
         print_json([msgspec.to_builtins(nemesis) for nemesis in known.values()])
         return 0
@@ -85,74 +115,103 @@ def _list(known: dict[str, Nemesis], as_json: bool) -> int:
     return 0
 
 
-def _made(seed: int, known: dict[str, Nemesis], given: bool) -> Scenario:
-    return scenario_of(seed, tuple(known.values()) if given else nemeses_of(seed, known))
+def _made(seed: int, known: "dict[str, Nemesis]", given: bool) -> "tuple[Scenario, tuple[str, ...]]":
+    from poise.engine.faults import nemeses_of
+    from poise.engine.scenario import scenario_of
+
+    nemeses = tuple(known.values()) if given else nemeses_of(seed, known)
+    return scenario_of(seed, nemeses), tuple(nemesis.name for nemesis in nemeses)
 
 
-def _one(scenario: Scenario, until: str | None, keep: Path | None, as_json: bool) -> int:
+def _one(scenario: "Scenario", names: tuple[str, ...], stop: int | None, keep: Path | None, as_json: bool) -> int:
     """Step through one, printing what happens."""
+    from poise.engine.faults import try_scenario
 
-    def show(line: Line) -> None:
+    def show(line: "Line") -> None:
         click.echo(str(line))
 
-    stop = parse_duration(until) if until else None
+    if not as_json:
+        nodes = ", ".join(f"{node.name} ({node.cpu / 1000:g} CPU, {len(node.devices)} GPU)" for node in scenario.nodes)
+        say(f"poise: policy {scenario.policy}; {nodes}; nemeses {', '.join(names) or 'as kept'}")
     outcome = try_scenario(scenario, until=stop, watch=None if as_json else show)
+    outcome = msgspec.structs.replace(outcome, nemeses=names)
     if as_json:
         print_json(msgspec.to_builtins(outcome))
     elif outcome.promise:
         say(f"poise: {outcome.what}")
+    elif stop is not None and stop < scenario.ends:
+        say(f"poise: S1 to S8 kept up to {outcome.seconds:.1f} s, L1 to L4 come at the end; digest {outcome.digest}")
     else:
         say(f"poise: all promises kept for {outcome.seconds:.1f} s of simulated time; digest {outcome.digest}")
     if outcome.promise:
         _keep(scenario, outcome, keep)
-    return int(bool(outcome.promise))
+    return BROKEN if outcome.promise else 0
 
 
 def _many(
-    seeds: range, known: dict[str, Nemesis], only: tuple[str, ...], processes: int, keep: Path | None, as_json: bool
+    seeds: range, known: "dict[str, Nemesis]", only: tuple[str, ...], processes: int, keep: Path | None, as_json: bool
 ) -> int:
-    began = time.monotonic()
-    broken: list[Outcome] = []
+    began = told = time.monotonic()
     outcomes: list[Outcome] = []
-    for outcome in _tried(seeds, known, tuple(known) if only else (), processes):
-        outcomes.append(outcome)
-        if outcome.promise:
-            broken.append(outcome)
-            say(f"poise: seed {outcome.seed}: {outcome.what}")
-            _keep(_made(outcome.seed, known, bool(only)), outcome, keep)
-    took = time.monotonic() - began
-    summary = _summary(outcomes, broken, took)
+    broken: list[Outcome] = []
+    interrupted = False
+    try:
+        for outcome in _tried(seeds, known, tuple(known) if only else (), processes):
+            outcomes.append(outcome)
+            if outcome.promise:
+                broken.append(outcome)
+                say(f"poise: seed {outcome.seed}: {outcome.what}")
+                _keep(_made(outcome.seed, known, bool(only))[0], outcome, keep)
+            if sys.stderr.isatty() and time.monotonic() - told >= TELL_EVERY:
+                told = time.monotonic()
+                say(f"poise: {len(outcomes):,} of {len(seeds):,} seeds, {len(broken)} broke a promise")
+    except KeyboardInterrupt:
+        interrupted = True
+        say(f"poise: interrupted after {len(outcomes):,} of {len(seeds):,} seeds")
+    summary = _summary(outcomes, broken, time.monotonic() - began)
     if as_json:
         print_json(summary)
-        return int(bool(broken))
+    else:
+        _show(summary, broken, only)
+    return 130 if interrupted else BROKEN if broken else 0
+
+
+def _show(summary: dict[str, Any], broken: "list[Outcome]", only: tuple[str, ...]) -> None:
     click.echo(f"{'FAULT':<22}{'TIMES':>9}{'SEEDS':>9}{'BROKEN':>9}")
     for name, row in summary["faults"].items():
         click.echo(f"{name:<22}{row['times']:>9,}{row['seeds']:>9,}{row['broken']:>9,}")
     click.echo("")
     click.echo(
-        f"{len(outcomes):,} seeds, {len(broken)} broke a promise; {summary['simulated_hours']:,.1f} h simulated in "
-        f"{took:.0f} s ({summary['seeds_per_second']:.1f} seeds a second); {summary['events']:,} events, "
+        f"{summary['seeds']:,} seeds, {len(broken)} broke a promise; {summary['simulated_hours']:,.1f} h simulated in "
+        f"{summary['seconds']:.0f} s ({summary['seeds_per_second']:.1f} seeds a second); {summary['events']:,} events, "
         f"{summary['starts']:,} commands; digest {summary['digest']}"
     )
     for outcome in broken[:10]:
         click.echo(f"seed {outcome.seed} ({', '.join(outcome.nemeses)}): {outcome.what}")
     if broken:
-        say(f"hint: `poise faults --seed {broken[0].seed}` prints all that happens in it")
-    return int(bool(broken))
+        same = "".join(f" --nemesis {name}" for name in only)
+        say(f"hint: `poise faults --seed {broken[0].seed}{same}` prints all that happens in it")
 
 
-def _tried(seeds: range, known: dict[str, Nemesis], only: tuple[str, ...], processes: int) -> Iterator[Outcome]:
+def _tried(seeds: range, known: "dict[str, Nemesis]", only: tuple[str, ...], processes: int) -> "Iterator[Outcome]":
     """In the order of the seeds."""
     if processes == 1:
-        yield from (try_seed(seed, known, only) for seed in seeds)
+        for some in _cut(seeds):
+            yield from _try_some(some, known, only)
         return
     work = partial(_try_some, known=known, only=only)
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        for some in pool.map(work, _cut(seeds)):
-            yield from some
+        try:
+            for outcomes in pool.map(work, _cut(seeds)):
+                yield from outcomes
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
-def _try_some(seeds: Sequence[int], known: dict[str, Nemesis], only: tuple[str, ...]) -> list[Outcome]:
+def _try_some(seeds: Sequence[int], known: "dict[str, Nemesis]", only: tuple[str, ...]) -> "list[Outcome]":
+    from poise.engine.faults import try_seed
+
     return [try_seed(seed, known, only) for seed in seeds]
 
 
@@ -162,7 +221,7 @@ def _cut(seeds: range) -> Iterator[list[int]]:
         yield some
 
 
-def _summary(outcomes: list[Outcome], broken: list[Outcome], took: float) -> dict[str, Any]:
+def _summary(outcomes: "list[Outcome]", broken: "list[Outcome]", took: float) -> dict[str, Any]:
     times: Counter[str] = Counter()
     met: Counter[str] = Counter()
     guilty: Counter[str] = Counter()
@@ -178,14 +237,17 @@ def _summary(outcomes: list[Outcome], broken: list[Outcome], took: float) -> dic
         "faults": {name: {"times": times[name], "seeds": met[name], "broken": guilty[name]} for name in sorted(times)},
         "simulated_hours": sum(outcome.seconds for outcome in outcomes) * SECOND / HOUR,
         "seconds": took,
-        "seeds_per_second": len(outcomes) / took,
+        "seeds_per_second": len(outcomes) / max(took, 1e-9),
         "events": sum(outcome.events for outcome in outcomes),
         "starts": sum(outcome.starts for outcome in outcomes),
         "digest": f"{digest:08x}",
     }
 
 
-def _keep(scenario: Scenario, outcome: Outcome, folder: Path | None) -> None:
+def _keep(scenario: "Scenario", outcome: "Outcome", folder: Path | None) -> None:
+    from poise.drivers.nemeses import keep_scenario
+    from poise.engine.faults import shrink
+
     if folder is not None:
         say("poise: making it smaller …")
         small = shrink(scenario, outcome.promise)

@@ -16,12 +16,11 @@ from poise.cli.render import print_json, say, shorten
 from poise.client import current_home
 from poise.drivers.logfile import Recording, open_log, write_log
 from poise.errors import NotFound
-from poise.kernel.ledger import Ledger
-from poise.kernel.replay import Difference, Made, Replayed
 from poise.model.decisions import Spot
 from poise.model.events import Event, Held, Placed, Preempted, decode_event, encode_event
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the ledger brings numpy
+    from poise.kernel.replay import Difference, Made, Replayed
     from poise.policy.suites import ClusterPolicy
 
 WIDE = 72
@@ -92,8 +91,9 @@ def _policy(name: str) -> "ClusterPolicy":
     return build(choose(name))
 
 
-def _replay(recording: Recording[Event], first: int, instead: "ClusterPolicy | None", *, anyway: bool) -> Replayed:
+def _replay(recording: Recording[Event], first: int, instead: "ClusterPolicy | None", *, anyway: bool) -> "Replayed":
     from poise.drivers.plugins import policy_of
+    from poise.kernel.ledger import Ledger
     from poise.kernel.replay import replay
 
     ledger = Ledger.decode(recording.start.state) if recording.start is not None else Ledger()
@@ -106,7 +106,7 @@ def _replay(recording: Recording[Event], first: int, instead: "ClusterPolicy | N
     )
 
 
-def _shown(told: Replayed) -> Shown:
+def _shown(told: "Replayed") -> Shown:
     where, rounds = f"revisions {told.first} to {told.last}", _many(told.rounds, "round")
     if not told.rounds:
         how = "no round was compared"
@@ -124,7 +124,7 @@ def _shown(told: Replayed) -> Shown:
     return _side_by_side(told, told.difference, f"{where}: {how}", notes)
 
 
-def _side_by_side(told: Replayed, first: Difference, head: str, notes: Sequence[str]) -> Shown:
+def _side_by_side(told: "Replayed", first: "Difference", head: str, notes: Sequence[str]) -> Shown:
     """Both plans, a row for each unit or queue of which they say something else; of all, if only the order differs."""
     recorded = {_subject(made): made for made in first.recorded}
     now = {_subject(made): made for made in first.now}
@@ -147,13 +147,13 @@ def _side_by_side(told: Replayed, first: Difference, head: str, notes: Sequence[
     return Shown(told, subjects, columns, head=lines, notes=notes)
 
 
-def _subject(made: Made) -> str:
+def _subject(made: "Made") -> str:
     if isinstance(made, Placed | Preempted):
         return made.unit
     return f"queue {made.queue}" if isinstance(made, Held) else "memory"
 
 
-def _cell(made: Made | None, other: Made | None) -> str:
+def _cell(made: "Made | None", other: "Made | None") -> str:
     """What was done; and why, where the other did the same for another reason."""
     if made is None:
         return "-"
@@ -163,7 +163,7 @@ def _cell(made: Made | None, other: Made | None) -> str:
     return shorten(text, WIDE)
 
 
-def _done(made: Made) -> str:
+def _done(made: "Made") -> str:
     if isinstance(made, Placed):
         also = f"{', queued' if made.queued else ''}{f', artifact {made.variant}' if made.variant else ''}"
         return f"place on {', '.join(map(_spot, made.spots))}{also}"

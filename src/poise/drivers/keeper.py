@@ -1046,7 +1046,7 @@ class Keeper:
         command.looked, command.look_at = moment, moment + every
         if command.silent >= command.hang:
             used = max(0, self._cpu_so_far(command) - command.cpu_then)
-            how = "busy" if 2 * used > command.silent else "idle"
+            how = "busy" if 10 * used > command.silent else "idle"
             silent, spent = command.silent / SECOND, used / SECOND
             command.hung = f"silent for {silent:.1f} s, {spent:.1f} s of CPU used: {how}"
             self._end_gently(command)

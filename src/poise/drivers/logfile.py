@@ -42,12 +42,15 @@ class _Head(msgspec.Struct, frozen=True):
 
 def write_log(path: Path, events: Iterable[bytes], *, start: StoredCheckpoint | None, written_by: str) -> int:
     """Write encoded events that follow `start`, or all from the first one; the file is whole or not there. Returns the
-    last revision. Raises `InputError`.
+    last revision. For nobody else to read: a log holds commands and environments. Raises `InputError`, also for a file
+    that is there already.
     """
+    if path.exists():
+        raise InputError("there is such a file already", field=str(path), hint="another name")
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     revision, state = start or StoredCheckpoint(0, b"")
     try:
-        with draft.open("wb") as file:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(MAGIC)
             _write(file, seal(revision, msgspec.msgpack.encode(_Head(written_by, revision, state))))
             for event in events:

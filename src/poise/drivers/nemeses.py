@@ -48,6 +48,8 @@ def read_scenario(path: Path) -> Scenario:
         return msgspec.json.decode(path.read_bytes(), type=Scenario)
     except FileNotFoundError:
         raise NotFound("there is no such scenario", field="--scenario", have=str(path)) from None
+    except OSError as error:
+        raise SpecError("the scenario cannot be read", field=str(path), have=str(error)) from None
     except msgspec.MsgspecError as error:
         raise SpecError(
             f"this is no scenario: {error}", field=str(path), hint="one that `poise faults --keep` wrote"
