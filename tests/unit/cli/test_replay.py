@@ -126,6 +126,9 @@ def test_export_writes_what_is_read_again(typed: Typed, tmp_path: Path) -> None:
     path, other = written(tmp_path, events), tmp_path / "other.log"
     assert typed(path, "--export", other) == (0, "", f"poise: wrote {other}, up to revision {len(events)}\n")
     assert other.read_bytes() == path.read_bytes()
+    assert other.stat().st_mode & 0o077 == 0, "it holds commands and environments"
+    assert typed(path, "--export", other)[0] == 1, "nothing is overwritten"
+    other = tmp_path / "three.log"
     code, out, _ = typed(path, "--export", other, "--until", 3, "--json")
     assert (code, json.loads(out)) == (0, {"file": str(other), "last": 3})
     assert typed(path, "--export", tmp_path / "no" / "folder")[0] == 1
