@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from poise.control import __main__ as control
@@ -18,7 +19,7 @@ from poise.drivers.sqlite import tables
 from poise.drivers.sqlite.mark import Mark
 from poise.drivers.sqlite.store import SqliteStore
 from poise.drivers.sqlite.writer import Writer
-from poise.kernel import controller
+from poise.kernel.controller import Settings
 from poise.kernel.ledger import Ledger
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -99,7 +100,7 @@ STEPS: dict[str, Callable[[Death], None]] = {
 
 
 if __name__ == "__main__":
-    controller.CHECKPOINT_EVERY = 20
+    vars(control)["Settings"] = partial(Settings, checkpoint_every=20)
     STEPS[sys.argv[1]](Death(int(sys.argv[2])))
     del sys.argv[1:3]
     sys.exit(control.main())

@@ -15,7 +15,7 @@ from poise.cli.output import Column, Shown
 from poise.cli.render import print_json, say, shorten
 from poise.client import current_home
 from poise.drivers.logfile import Recording, open_log, write_log
-from poise.errors import NotFound
+from poise.errors import NotFound, StoreDamaged
 from poise.model.decisions import Spot
 from poise.model.events import Event, Held, Placed, Preempted, decode_event, encode_event
 
@@ -65,7 +65,11 @@ def replay(
         return 0
     instead = _policy(policy) if policy is not None else None
     with _opened(log, until) as recording:
-        told = _replay(recording, after or 1, instead, anyway=anyway)
+        try:
+            told = _replay(recording, after or 1, instead, anyway=anyway)
+        except (AssertionError, LookupError, TypeError, ValueError) as error:  # of records that nobody wrote so
+            what = f"{type(error).__name__}: {error}"
+            raise StoreDamaged("the records of this log do not follow from each other", have=what) from None
     output.show(lambda: _shown(told), form, False)
     return 0 if told.same or instead is not None else 1
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from poise.drivers.yamlfile import load_yaml, located, place_in_file
-from poise.engine.scenario import Nemesis, Scenario, compile_nemesis
+from poise.engine.scenario import Nemesis, Scenario, check_scenario, compile_nemesis
 from poise.errors import NotFound, SpecError
 from poise.model.document import near
 
@@ -45,7 +45,7 @@ def read_nemesis(path: Path) -> Nemesis:
 def read_scenario(path: Path) -> Scenario:
     """A scenario that was kept. Raises NotFound and SpecError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Scenario)
+        scenario = msgspec.json.decode(path.read_bytes(), type=Scenario)
     except FileNotFoundError:
         raise NotFound("there is no such scenario", field="--scenario", have=str(path)) from None
     except OSError as error:
@@ -54,6 +54,9 @@ def read_scenario(path: Path) -> Scenario:
         raise SpecError(
             f"this is no scenario: {error}", field=str(path), hint="one that `poise faults --keep` wrote"
         ) from None
+    with located(place_in_file(path)):
+        check_scenario(scenario)
+    return scenario
 
 
 def keep_scenario(scenario: Scenario, folder: Path, name: str) -> Path:

@@ -240,7 +240,8 @@ def _hang(world: "World", fault: Fault, random: Random) -> End | None:
     running = executor.running()
     if not running:
         return None
-    attempt: Attempt = random.choice(running)
+    watched = [attempt for attempt in running if executor.copies[attempt][1].launch.hang]
+    attempt: Attempt = random.choice(watched or running)
     executor.hang(attempt)
 
     def end() -> None:

@@ -44,7 +44,7 @@ class Copy(msgspec.Struct, eq=False):
 class Watcher(Protocol):
     """Who is told of the truth, and judges it."""
 
-    def started(self, node: str, launch: Launch) -> None: ...
+    def started(self, node: str, launch: Launch, cpus: tuple[int, ...]) -> None: ...
     def ended(self, node: str, launch: Launch, ending: Ending) -> None: ...
 
 
@@ -176,7 +176,7 @@ class SimulatedExecutor:
             return
         copy = line[0]
         copy.since = self._keepers.timeline.now
-        self._watcher.started(self._name, copy.launch)
+        self._watcher.started(self._name, copy.launch, copy.cpus)
         copy.timer = self._keepers.call_later(copy.takes * self.slow / SECOND, self._end_running, slot, copy, copy.ends)
         self.on_change((self._running(copy),), ())
 

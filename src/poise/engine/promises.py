@@ -33,10 +33,14 @@ from poise.model.quotas import Amounts, Quota, asked
 from poise.model.resources import SHARED_CAP, WHOLE, Node
 from poise.model.tenants import Bearer, Role
 from poise.policy.feasible import NAMED
+from poise.units import SECOND
 
 DEEP_EVERY = 64
 """Durable events after which all invariants of the ledger are checked anew; the rest is checked at each."""
 
+
+STOPPED_WITHIN = 40 * SECOND
+"""Grace (10 s), and what a node that was cut off needs to hear of it."""
 
 ABOUT_NODES = frozenset(
     (
@@ -90,6 +94,7 @@ class Judge:
         self.starts = 0
         self.acknowledged: dict[tuple[str, str], str] = {}
         self._running: dict[str, dict[Attempt, Launch]] = {}
+        self._cores: dict[str, dict[int, Attempt]] = {}
         self._nodes: dict[str, Node] = {}
         self._begun: set[Attempt] = set()
         self._ended: dict[Attempt, Ending] = {}
@@ -102,7 +107,7 @@ class Judge:
         self._tried: dict[str, Tried] = {}
         self._after: dict[str, tuple[str, ...]] = {}
         self._units_of: dict[str, list[str]] = {}
-        self._cancelled: set[str] = set()
+        self._cancelled: dict[str, int] = {}
         self._drained: set[str] = set()
         self._quotas: dict[str, Quota] = {}
         self._failed_under: dict[str, set[str]] = {}
@@ -112,8 +117,8 @@ class Judge:
 
     # --- what executors do -------------------------------------------------------------------------------------------
 
-    def started(self, node: str, launch: Launch) -> None:
-        """A command really runs."""
+    def started(self, node: str, launch: Launch, cpus: tuple[int, ...]) -> None:
+        """A command really runs, on cores of its own where `cpus` are given."""
         attempt = launch.attempt
         self._note(f"+{node}{attempt}")
         self.starts += 1
@@ -126,12 +131,18 @@ class Judge:
                     raise Violation("S5", f"{attempt} runs on {node} while {copy} runs on {other}")
         here = self._running.setdefault(node, {})
         here[attempt] = launch
+        bound = self._cores.setdefault(node, {})
+        for core in cpus:
+            if core in bound:
+                raise Violation("S1", f"core {core} of {node} has {bound[core]}, and is given to {attempt}")
+            bound[core] = attempt
         self._fits(node, here.values())
 
     def ended(self, node: str, launch: Launch, ending: Ending) -> None:
         """It runs no more."""
         self._note(f"-{node}{launch.attempt}{ending.outcome}")
         self._running[node].pop(launch.attempt)
+        self._cores[node] = {core: held for core, held in self._cores[node].items() if held != launch.attempt}
         self._ended[launch.attempt] = ending
 
     def offers(self, node: Node) -> None:
@@ -184,9 +195,9 @@ class Judge:
                 case NodeForgotten():
                     self._drained.discard(event.name)
                 case JobCancelled():
-                    self._cancelled.update(self._units_of[event.job])
+                    self._cancelled.update(dict.fromkeys(self._units_of[event.job], event.at))
                 case UnitsCancelled():
-                    self._cancelled.update(event.units)
+                    self._cancelled.update(dict.fromkeys(event.units, event.at))
                 case QuotaSet():
                     self._quotas.pop(event.tenant, None)
                     if event.quota is not None:
@@ -292,6 +303,18 @@ class Judge:
             if event.task in self._done and len(self._units[unit][0].tasks) == 1:
                 raise Violation("S4", f"{event.task} was done twice")
             self._done.add(event.task)
+
+    def at_rest(self, now: int) -> None:
+        """Long after faults have ended: what was to be stopped has been. `now` is on the log's clock."""
+        for held in self._held.values():
+            failed = [at for at, _, outcome in held.endings if outcome != "done"]
+            if held.active and failed and now - min(failed) > STOPPED_WITHIN:
+                raise Violation("S2", f"{sorted(held.active)} go on, though one of their gang has failed")
+        for node, running in self._running.items():
+            for attempt in running:
+                at = self._cancelled.get(self._unit_of[attempt.task])
+                if at is not None and now - at > STOPPED_WITHIN:
+                    raise Violation("rules", f"{attempt} runs on {node}, though it was cancelled")
 
     def look_deep(self) -> None:
         """Every invariant of the ledger that the log makes."""

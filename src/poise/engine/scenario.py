@@ -5,6 +5,7 @@ and whom it meets. What was drawn is written out, so that a scenario can be made
 when the drawing has long changed.
 """
 
+import math
 from collections.abc import Sequence
 from random import Random
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from poise.errors import SpecError
 from poise.model.document import Findings
 from poise.model.resources import Device, Node
 from poise.model.spec import parse_or_raise
+from poise.policy.suites import POLICIES as SHIPPED_POLICIES
 from poise.units import DAY, MILLISECOND, SECOND, parse_duration
 
 FaultKind = Literal[
@@ -142,7 +144,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     amount: int = 0
 
 
-class Scenario(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Scenario(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Everything: at `heals` all faults end, and by `ends` everything must be over. Times in nanoseconds."""
 
     seed: int
@@ -153,9 +155,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ends: int
     policy: str = "poise"
     history: int = 1000
+    checkpoint_every: int = 20_000
 
 
-POLICIES = ("poise", "poise", "fifo", "srtf", "round-robin", "static")
+POLICIES = ("poise", "poise", "poise", "fifo", "srtf", "round-robin", "static")
 TENANTS = ("default", "alice", "bob")
 MEETS_A_NODE: frozenset[FaultKind] = frozenset(
     (
@@ -207,6 +210,7 @@ def scenario_of(seed: int, nemeses: Sequence[Nemesis], *, faulty: float = 45.0, 
         ends=heals + int(after * SECOND),
         policy=random.choice(POLICIES),
         history=random.choice((3, 1000)),
+        checkpoint_every=random.choice((30, 200, 20_000)),
     )
 
 
@@ -225,7 +229,7 @@ def _node(random: Random, number: int) -> Node:
 def _acts(random: Random, nodes: tuple[Node, ...], heals: int) -> list[Act]:
     most_gpus = max(len(node.devices) for node in nodes)
     acts: list[Act] = []
-    for number in range(random.randint(4, 14)):
+    for number in range(random.choice((4, 8, 12, 24))):
         at = int(random.uniform(0, heals * 0.8))
         tenant, key = random.choice(TENANTS), f"k{number}"
         after = random.choice(acts) if acts and random.random() < 0.2 else None
@@ -247,36 +251,52 @@ def _acts(random: Random, nodes: tuple[Node, ...], heals: int) -> list[Act]:
 
 
 def _document(random: Random, most_gpus: int) -> dict[str, Any]:
+    """A job of some kind, such as people write."""
     seconds = random.choice((0.02, 0.5, 2, 8, 20))
-    document: dict[str, Any] = {"retry": {"limit": random.choice((0, 2, 5)), "backoff": random.choice(("100ms", "2s"))}}
-    document["retry"]["when"] = random.choice((["lost", "killed"], ["failed", "killed", "signal", "oom", "lost"]))
+    when = random.choice((["lost", "killed"], ["failed", "killed", "signal", "oom", "hung", "lost"]))
+    retry = {"limit": random.choice((0, 2, 5)), "backoff": random.choice(("100ms", "2s")), "when": when}
+    document: dict[str, Any] = {"retry": retry}
     resources: dict[str, Any] = {"cpu": random.choice((0.5, 1, 1, 2))}
     if random.random() < 0.3:
-        resources["memory"] = "2GiB"
-    if most_gpus and random.random() < 0.4:
-        resources["gpu"] = random.randint(1, min(2, most_gpus))
+        resources["memory"] = random.choice(("2GiB", "8GiB"))
+    if most_gpus and random.random() < 0.5:
+        resources |= _devices(random, most_gpus)
     kind = random.random()
     if kind < 0.2:
         tasks: dict[str, Any] = {}
         for number in range(random.randint(2, 5)):
             needs = [f"t{other}" for other in range(number) if random.random() < 0.5]
-            tasks[f"t{number}"] = {"run": _work(random, seconds), "needs": needs, "retry": document["retry"]}
+            tasks[f"t{number}"] = {"run": _work(random, seconds), "needs": needs, "retry": retry}
         return {"kind": "graph", "tasks": tasks}
-    if kind < 0.4:
+    if kind < 0.35:
         document["workers"] = random.choice((2, 3))
-        resources["cpu"] = 1
     elif kind < 0.5:
+        document |= {"workers": random.choice(("1..3", "2..4")), "checkpoint": "1s"}
+        seconds = max(seconds, 8)
+    elif kind < 0.6:
         document["parts"] = random.choice((3, 8))
         seconds = min(seconds, 2)
-    if random.random() < 0.3:
-        document["priority"] = random.choice(("urgent", "high", "low"))
-    if random.random() < 0.2:
+    if random.random() < 0.5:
+        document["priority"] = random.choice(("urgent", "urgent", "high", "low", "low"))
+    if document.get("priority") == "low" and random.random() < 0.5:  # what the urgent ones may interrupt
+        seconds = 40
+        document |= {"checkpoint": "1s", "expect": "40s"}
+    elif random.random() < 0.4:
+        document |= {"checkpoint": "1s", "expect": f"{max(1, seconds):.0f}s"}
+    if random.random() < 0.15:
         document["preemptible"] = False
-    if random.random() < 0.25:
-        document["lease"] = "exclusive"
     if random.random() < 0.3:
+        document["lease"] = "exclusive"
+    if random.random() < 0.5:
         document["hang"] = random.choice(("2s", "10s"))
     return {**document, "run": _work(random, seconds), "resources": resources}
+
+
+def _devices(random: Random, most: int) -> dict[str, Any]:
+    """Whole devices, or a part of one."""
+    if random.random() < 0.4:
+        return {"gpu": 1, "gpu_share": random.choice((0.2, 0.4, 0.8)), "gpu_memory": random.choice(("2GiB", "8GiB"))}
+    return {"gpu": random.randint(1, min(2, most))}
 
 
 def _work(random: Random, seconds: float) -> str:
@@ -302,6 +322,25 @@ def _draw(random: Random, spec: FaultSpec, nodes: tuple[Node, ...], heals: int) 
             )
         )
     return faults
+
+
+def check_scenario(scenario: Scenario) -> None:
+    """Raise SpecError for what speaks of nodes or policies that are not there, or comes to no end."""
+    names = [node.name for node in scenario.nodes]
+    found = Findings()
+    if scenario.policy not in SHIPPED_POLICIES:
+        known = ", ".join(sorted(SHIPPED_POLICIES))
+        found.add(SpecError("there is no such policy", field="policy", need=known, have=scenario.policy))
+    if len(set(names)) < len(names):
+        found.add(SpecError("two nodes have one name", field="nodes", have=", ".join(names)))
+    if not 0 <= scenario.heals < scenario.ends or scenario.history < 0 or scenario.checkpoint_every < 1:
+        found.add(SpecError("0 ≤ heals < ends, history ≥ 0 and checkpoint_every ≥ 1", field="ends"))
+    for number, fault in enumerate(scenario.faults):
+        if fault.fault in MEETS_A_NODE and fault.node not in names:
+            found.add(SpecError("there is no such node", field=f"faults[{number}].node", have=fault.node))
+        if not (math.isfinite(fault.amount) and abs(fault.amount) <= MOST):
+            found.add(SpecError("the amount is absurd", field=f"faults[{number}].amount", have=str(fault.amount)))
+    found.check()
 
 
 def smaller(scenario: Scenario, acts: Sequence[Act], faults: Sequence[Fault]) -> Scenario:

@@ -24,7 +24,7 @@ from poise.engine.timeline import Timeline
 from poise.errors import SpecError
 from poise.kernel.controller import Settings
 from poise.kernel.fitting import check_all
-from poise.kernel.ledger import Ledger
+from poise.kernel.ledger import InvariantBroken, Ledger
 from poise.kernel.replay import replay
 from poise.model.events import Event, decode_event
 from poise.model.jobs import Ending
@@ -97,7 +97,12 @@ class World:
         self.control = SimulatedControl(
             self.timeline,
             self.disk,
-            Settings(policy=scenario.policy, history=scenario.history, seed=scenario.seed),
+            Settings(
+                policy=scenario.policy,
+                history=scenario.history,
+                checkpoint_every=scenario.checkpoint_every,
+                seed=scenario.seed,
+            ),
             random,
             told=self.tell,
             took=self._took,
@@ -127,6 +132,8 @@ class World:
                 self._finish(end)
         except (Violation, OSError):  # an OSError is of whoever watches
             raise
+        except InvariantBroken as error:
+            raise Violation("ledger", str(error)) from error
         except Exception as error:
             raise Violation("internal", f"{type(error).__name__}: {error}") from error
         self.judge.look_deep()
@@ -179,6 +186,7 @@ class World:
             elif timeline.now - apart > CALM:
                 raise Violation("L2", wrong)
             self.judge.has_reasons(host.ledger, host.clock.now())
+            self.judge.at_rest(host.clock.now())
             self._give_up_what_never_fits(host.ledger)
             jobs = [job for job in host.ledger.jobs.values() if not job.ended]
             units = [unit for job in jobs for unit in job.units if unit.status in ("active", "pending")]
@@ -245,9 +253,9 @@ class World:
 
     # --- who watches -------------------------------------------------------------------------------------------------
 
-    def started(self, node: str, launch: Launch) -> None:
+    def started(self, node: str, launch: Launch, cpus: tuple[int, ...]) -> None:
         self._line(f"{node} runs {launch.attempt}")
-        self.judge.started(node, launch)
+        self.judge.started(node, launch, cpus)
 
     def ended(self, node: str, launch: Launch, ending: Ending) -> None:
         self._line(f"{node} has ended {launch.attempt}: {ending.outcome} {ending.note}")

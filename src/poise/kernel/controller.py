@@ -92,7 +92,6 @@ from poise.units import MILLISECOND, SECOND
 ROUND = 200 * MILLISECOND
 """While anything waits, a round is decided at least this often, events or not."""
 
-CHECKPOINT_EVERY = 20_000
 MAX_UNFINISHED = 200_000
 RECOVER_EVERY = 1 * SECOND
 
@@ -119,6 +118,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str = "poise"
     history: int = 10_000
+    checkpoint_every: int = 20_000
     suspect_after: int = HEARTBEAT + TIMES.suspect
     dead_after: int = TIMES.dead_local
     seed: int = 0
@@ -1078,7 +1078,7 @@ class Controller:
             events = tuple(self._events)
             self._events.clear()
             effects.append(Append(events, expected=self.ledger.revision - len(events)))
-            if self.ledger.revision - self._checkpointed >= CHECKPOINT_EVERY:
+            if self.ledger.revision - self._checkpointed >= self.settings.checkpoint_every:
                 self._checkpointed = self.ledger.revision
                 effects.append(Checkpoint(self.ledger.revision, self.ledger.encode()))
         effects.extend(self._release())

@@ -99,9 +99,8 @@ def test_a_barrier_is_answered_when_all_before_it_is_durable() -> None:
     assert world.replies[-1].request == 8
 
 
-def test_a_checkpoint_follows_every_so_many_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "CHECKPOINT_EVERY", 3)
-    controller = machine.Controller(Ledger(), machine.Settings())
+def test_a_checkpoint_follows_every_so_many_events() -> None:
+    controller = machine.Controller(Ledger(), machine.Settings(checkpoint_every=3))
     controller.begin(1, boot="", boottime=0, wall=WALL)
     made: list[machine.Effect] = []
     for request in range(5):
