@@ -426,6 +426,25 @@ def test_agent_and_keeper_are_both_killed(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
+def test_a_keeper_that_does_not_answer_a_new_agent_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped, it could not keep a lease; and the agent would wait for it for ever."""
+    monkeypatch.setattr(process, "_START_SECONDS", 0.5)
+
+    async def story() -> None:
+        async with fleet(tmp_path) as first:
+            first.start(0, "j1.a", "sleep 60")
+            first.start(1, "j1.b", "sleep 60")
+            stopped, other = await first.until_running("j1.a", "j1.b")
+            os.kill(first.keeper_of(stopped), signal.SIGSTOP)
+        async with fleet(tmp_path) as second:
+            assert [(one.attempt.task, one.ending.outcome) for one in second.seen.ended] == [("j1.a", "lost")]
+            assert [one.launch.attempt.task for one in second.seen.held] == ["j1.b"]
+            assert not alive(stopped)
+            assert alive(other)
+
+    run(tmp_path, story)
+
+
 @pytest.mark.root
 def test_the_cgroup_of_a_killed_keeper_is_cleared(tmp_path: Path) -> None:
     found = probe_cgroups(f"test-{os.getpid()}")

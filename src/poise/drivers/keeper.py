@@ -1320,6 +1320,7 @@ def main(folder: str, name: str) -> int:
     if listener is None:
         return 3
     if detach():
+        listener.listen(8)  # once more: to whoever connects, it is this process that listens
         gc.collect()
         gc.freeze()
         gc.disable()

@@ -16,6 +16,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import sys
 import time
 import zlib
@@ -356,6 +357,7 @@ class _Slot(asyncio.Protocol):
         self._work: asyncio.Task[None] | None = None
         self._whole: asyncio.Future[None] | None = None
         self._lost: asyncio.Event = asyncio.Event()
+        self._keeper = 0  # its process, once connected
         self._partial = b""
         self._outbox: list[bytes] = []
         self._stopping: set[Attempt] = set()
@@ -410,14 +412,27 @@ class _Slot(asyncio.Protocol):
                 await self._bury({})
                 self._bury_if_empty()
                 return
-            with contextlib.suppress(OSError):
+            try:
                 await self._connect()
                 return
-            await asyncio.sleep(pause)
+            except TimeoutError:
+                await self._end_keeper()
+            except OSError:
+                await asyncio.sleep(pause)
         raise Fault(
             f"the keeper of slot {self.number} does not answer",
             hint=f"end the process that holds `{self._keepers.folder}/{self.name}.lock`",
         )
+
+    async def _end_keeper(self) -> None:
+        """It lives and does not answer: stopped, or hung. Nothing that it holds can be watched, nor ended when its
+        lease is over, so that it is ended itself, and what it ran is buried.
+        """
+        self._whole = self._loop.create_future()  # the end of the connection is ours to see
+        with contextlib.suppress(OSError):
+            os.kill(self._keeper, signal.SIGKILL)
+            await asyncio.wait_for(self._whole, _BURY_SECONDS)
+        self._whole = None
 
     async def close(self, quit: bool) -> None:
         if self._work is not None:
@@ -591,6 +606,8 @@ class _Slot(asyncio.Protocol):
         try:
             connection.setblocking(False)
             connection.connect(f"/proc/self/fd/{where}/{self.name}.sock")
+            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            self._keeper = struct.unpack("3i", peer)[0]  # who listens there
             await self._loop.create_unix_connection(lambda: self, sock=connection)
         except BaseException:
             connection.close()
