@@ -35,12 +35,12 @@ from poise.model.tenants import Bearer, Role
 from poise.policy.feasible import NAMED
 from poise.units import SECOND
 
-DEEP_EVERY = 64
+DEEP_EVERY = 100
 """Durable events after which all invariants of the ledger are checked anew; the rest is checked at each."""
 
 
-STOPPED_WITHIN = 40 * SECOND
-"""Grace (10 s), and what a node that was cut off needs to hear of it."""
+STOPPED_WITHIN = 25 * SECOND
+"""Grace (10 s), and what a node that was cut off needs to hear of it once it is back."""
 
 ABOUT_NODES = frozenset(
     (
@@ -304,16 +304,16 @@ class Judge:
                 raise Violation("S4", f"{event.task} was done twice")
             self._done.add(event.task)
 
-    def at_rest(self, now: int) -> None:
-        """Long after faults have ended: what was to be stopped has been. `now` is on the log's clock."""
+    def at_rest(self, now: int, calm: int) -> None:
+        """So long after faults have ended: what was to be stopped has been. `now` is on the log's clock."""
         for held in self._held.values():
             failed = [at for at, _, outcome in held.endings if outcome != "done"]
-            if held.active and failed and now - min(failed) > STOPPED_WITHIN:
+            if held.active and failed and min(calm, now - min(failed)) > STOPPED_WITHIN:
                 raise Violation("S2", f"{sorted(held.active)} go on, though one of their gang has failed")
         for node, running in self._running.items():
             for attempt in running:
                 at = self._cancelled.get(self._unit_of[attempt.task])
-                if at is not None and now - at > STOPPED_WITHIN:
+                if at is not None and min(calm, now - at) > STOPPED_WITHIN:
                     raise Violation("rules", f"{attempt} runs on {node}, though it was cancelled")
 
     def look_deep(self) -> None:

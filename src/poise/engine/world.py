@@ -186,7 +186,7 @@ class World:
             elif timeline.now - apart > CALM:
                 raise Violation("L2", wrong)
             self.judge.has_reasons(host.ledger, host.clock.now())
-            self.judge.at_rest(host.clock.now())
+            self.judge.at_rest(host.clock.now(), timeline.now - self.scenario.heals)
             self._give_up_what_never_fits(host.ledger)
             jobs = [job for job in host.ledger.jobs.values() if not job.ended]
             units = [unit for job in jobs for unit in job.units if unit.status in ("active", "pending")]
