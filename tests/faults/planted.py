@@ -159,9 +159,9 @@ def older_connection_wins() -> Any:
     """Of two connections of a node the one counts whose hello came last, though it was sent first."""
     real = Host.connect
 
-    def connect(self: Any, hello: Any, channel: Any) -> bool:
+    def connect(self: Any, node: str, number: int, channel: Any) -> bool:
         self._newest.clear()
-        return real(self, hello, channel)
+        return real(self, node, number, channel)
 
     return patch.object(Host, "connect", connect)
 

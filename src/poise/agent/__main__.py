@@ -18,7 +18,6 @@ import shutil
 import signal
 import socket
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -121,7 +120,7 @@ class Agent:
 
     async def _session(self, channel: ClientConnection) -> None:
         self._unsent.clear()
-        self._feed(machine.Connected(time.clock_gettime_ns(time.CLOCK_BOOTTIME)))
+        self._feed(machine.Connected())
         frames = Frames()
         sender = asyncio.create_task(self._send(channel, frames))
         try:

@@ -177,6 +177,7 @@ class NodeChannel:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
+        number = self._plane.accepted()
         frames = Frames()
         channel = Channel(send, frames)
         node = ""
@@ -189,7 +190,7 @@ class NodeChannel:
                 if not frames.hears(serial):
                     continue
                 if isinstance(message, Hello):
-                    if not self._plane.connect(message, channel):
+                    if not self._plane.connect(message.node.name, number, channel):
                         return
                     node = message.node.name
                 if node:

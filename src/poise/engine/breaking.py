@@ -229,7 +229,7 @@ def _pause(world: "World", process: Process, fault: Fault) -> End:
 
     def end() -> None:
         if world.timeline.now >= world.scenario.heals:
-            process.paused_until = min(process.paused_until, world.timeline.now)
+            process.end_pauses()
 
     return end
 

@@ -162,7 +162,7 @@ class SimulatedControl:
         """As the API does: the hello names the node."""
         if not self.up:
             return False
-        door, node = _Door(self, channel), ""
+        door, node, number = _Door(self, channel), "", self.host.accepted() if self.host is not None else 0
         self._channels.append(channel)
 
         def hear(message: Any) -> None:
@@ -171,7 +171,7 @@ class SimulatedControl:
             if host is None:
                 return
             if isinstance(message, Hello):
-                if not host.connect(message, door):
+                if not host.connect(message.node.name, number, door):
                     channel.close()
                     return
                 node = message.node.name

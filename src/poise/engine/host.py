@@ -17,7 +17,7 @@ from poise.kernel.ledger import Ledger
 from poise.model.calls import FromCaller, FromWorker, Over
 from poise.model.decisions import Plan
 from poise.model.events import Event
-from poise.model.messages import Attempt, FromAgent, Hello
+from poise.model.messages import Attempt, FromAgent
 from poise.model.views import Snapshot
 from poise.ports import Clock, Decider, Store
 from poise.units import SECOND
@@ -26,9 +26,6 @@ STOOD_STILL = 1 * SECOND
 HEAR_FIRST = 0.2
 """When this process wakes so much too late it was stopped (or the machine was), and nodes that kept on talking are not
 to be taken for dead: what they said meanwhile is read first, for so many seconds."""
-
-BOOTS_REMEMBERED = 8
-"""Of each node, so many incarnations: the last of them is the one that counts."""
 
 Answer = Callable[[machine.Reply], None]
 
@@ -85,7 +82,8 @@ class Host:
         self._requests: dict[int, Answer] = {}
         self._next_request = 0
         self._channels: dict[str, Channel] = {}
-        self._newest: dict[str, dict[str, int]] = {}
+        self._newest: dict[str, int] = {}
+        self._accepted = 0
         self._callers: dict[str, Channel] = {}
         self._workers: dict[Attempt, Channel] = {}
         store.on_durable = self._on_durable
@@ -115,21 +113,22 @@ class Host:
 
     # --- agents ------------------------------------------------------------------------------------------------------
 
-    def connect(self, hello: Hello, channel: Channel) -> bool:
-        """An agent has said hello; the newest connection of a node wins. False: this is an older one, whose hello was
-        overtaken by that of a newer, or is of a boot that is over. What it says is no longer so.
+    def accepted(self) -> int:
+        """The number of a connection that a node has just made; later ones have higher numbers."""
+        self._accepted += 1
+        return self._accepted
+
+    def connect(self, node: str, number: int, channel: Channel) -> bool:
+        """A node has said hello on the connection of this number; the newest that has is the one that counts. False:
+        the hello was overtaken by that of a newer connection, and what it says is no longer so.
         """
-        name, incarnation = hello.node.name, hello.node.incarnation
-        newest = self._newest.get(name, {})
-        current = next(reversed(newest), incarnation)
-        if (incarnation in newest and incarnation != current) or hello.session < newest.get(incarnation, 0):
+        if number < self._newest.get(node, 0):
             return False
-        newest[incarnation] = hello.session
-        self._newest[name] = dict(list(newest.items())[-BOOTS_REMEMBERED:])
-        old = self._channels.get(name)
+        self._newest[node] = number
+        old = self._channels.get(node)
         if old is not None and old is not channel:
             old.close()
-        self._channels[name] = channel
+        self._channels[node] = channel
         return True
 
     def disconnect(self, node: str, channel: Channel) -> None:

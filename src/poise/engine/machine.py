@@ -314,7 +314,7 @@ class SimulatedMachine:
         self._channel = near
         near.on_message = self._feed
         near.on_close = self._closed
-        self._feed(machine.Connected(self.timeline.now))
+        self._feed(machine.Connected())
 
     def _closed(self) -> None:
         self._channel = None

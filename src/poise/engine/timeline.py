@@ -43,7 +43,7 @@ class Timeline:
     ) -> Timer:
         """Call at an instant; what lies in the past is called next."""
         timer = Timer(max(at, self.now), call, arguments, process)
-        self._push(timer)
+        self.push(timer)
         return timer
 
     def call_in(self, delay: int, call: Callable[..., object], /, *arguments: Any) -> Timer:
@@ -59,8 +59,7 @@ class Timeline:
             if timer.cancelled or (process is not None and process.life != timer.life):
                 continue
             if process is not None and process.paused_until > at:
-                timer.at = process.paused_until
-                self._push(timer)
+                process.put_off(timer)
                 continue
             self.steps += 1
             try:
@@ -72,7 +71,8 @@ class Timeline:
         self.now = until
         return False
 
-    def _push(self, timer: Timer) -> None:
+    def push(self, timer: Timer) -> None:
+        """Once more, at its instant."""
         self._asked += 1
         heapq.heappush(self._heap, (timer.at, self._asked, timer))
 
@@ -87,6 +87,7 @@ class Process:
         self.alive = False
         self.paused_until = 0
         self.wall_off = 0.0
+        self._put_off: list[Timer] = []
         self.on_kill: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -98,11 +99,29 @@ class Process:
             self.alive = False
             self.life += 1
             self.paused_until = 0
+            self._put_off.clear()
             self.on_kill()
 
     def pause(self, duration: int) -> None:
         """As by SIGSTOP, and SIGCONT after so many nanoseconds."""
         self.paused_until = max(self.paused_until, self.timeline.now + duration)
+        self.timeline.call_at(self.paused_until, self.go_on)
+
+    def go_on(self) -> None:
+        """What came meanwhile is done now, in its order; unless another pause lasts longer."""
+        if self.timeline.now >= self.paused_until:
+            put_off, self._put_off = self._put_off, []
+            for timer in put_off:
+                timer.at = self.timeline.now
+                self.timeline.push(timer)
+
+    def end_pauses(self) -> None:
+        self.paused_until = min(self.paused_until, self.timeline.now)
+        self.go_on()
+
+    def put_off(self, timer: Timer) -> None:
+        """It comes when the process goes on."""
+        self._put_off.append(timer)
 
     # timers, as asyncio's loop has them: delays in seconds
 

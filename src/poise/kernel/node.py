@@ -120,9 +120,7 @@ class Faulted(msgspec.Struct, frozen=True):
 
 
 class Connected(msgspec.Struct, frozen=True):
-    """A channel to the control plane is open, since `session`; 0: the same as before, but all is to be said anew."""
-
-    session: int = 0
+    """A channel to the control plane is open, or all is to be said anew on the one that is."""
 
 
 class Disconnected(msgspec.Struct, frozen=True):
@@ -189,7 +187,6 @@ class NodeMachine:
         self._device_shares: dict[int, int] = {}  # thousandths that are taken
         self._tasks: dict[str, Attempt] = {}
         self._connected = False
-        self._session = 0
         self._serial = 0
         self._in_flight: dict[int, Sent] = {}
         self._unsaid_running: dict[Attempt, Running] = {}
@@ -248,7 +245,6 @@ class NodeMachine:
             case Load():
                 effects = self._sampled(message, now)
             case Connected():
-                self._session = message.session or self._session
                 effects = self._hello(now)
             case Disconnected():
                 self._disconnect()
@@ -334,7 +330,6 @@ class NodeMachine:
         self._said_faults = tuple(self._faults)
         hello = Hello(
             node=self.node,
-            session=self._session,
             queued=queued,
             running=tuple(self._running.values()),
             ended=tuple(self._ended.values()),

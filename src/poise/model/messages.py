@@ -86,13 +86,10 @@ class DeviceFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     """First frame of a connection: who this is and every attempt it holds; it counts as report 0.
 
-    `queued` are held but not started, `faults` are those of which it is not known that they were heard. `session` is
-    when the connection was made, in nanoseconds since the machine was booted: of two connections it tells which is the
-    newer one, whichever is heard first.
+    `queued` are held but not started, `faults` are those of which it is not known that they were heard.
     """
 
     node: Node
-    session: int = 0
     queued: tuple[Attempt, ...] = ()
     running: tuple[Running, ...] = ()
     ended: tuple[Ended, ...] = ()
