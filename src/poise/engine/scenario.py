@@ -191,7 +191,7 @@ INSTANT: frozenset[FaultKind] = frozenset(
 )
 
 
-def scenario_of(seed: int, nemeses: Sequence[Nemesis], *, faulty: float = 40.0, after: float = 600.0) -> Scenario:
+def scenario_of(seed: int, nemeses: Sequence[Nemesis], *, faulty: float = 36.0, after: float = 600.0) -> Scenario:
     """What the seed makes of some nemeses: faults for `faulty` seconds, then `after` seconds to come to an end."""
     random = Random(f"scenario {seed}")
     nodes = tuple(_node(random, number) for number in range(random.randint(2, 5)))
@@ -229,7 +229,7 @@ def _node(random: Random, number: int) -> Node:
 def _acts(random: Random, nodes: tuple[Node, ...], heals: int) -> list[Act]:
     most_gpus = max(len(node.devices) for node in nodes)
     acts: list[Act] = []
-    for number in range(random.choice((4, 6, 10, 20))):
+    for number in range(random.choice((4, 4, 8, 20))):
         at = int(random.uniform(0, heals * 0.8))
         tenant, key = random.choice(TENANTS), f"k{number}"
         after = random.choice(acts) if acts and random.random() < 0.2 else None

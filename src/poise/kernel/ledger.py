@@ -396,6 +396,7 @@ class Ledger:
     _fleet: Fleet | None
 
     def __init__(self, state: State | None = None) -> None:
+        self._before = 0  # the instant of the event before the latest one
         self._state = state or State()
         self._state.jobs = dict(sorted(self._state.jobs.items(), key=lambda item: item[1].units[0].ordinal))
         self._state.nodes = dict(sorted(self._state.nodes.items()))
@@ -576,7 +577,7 @@ class Ledger:
         if event.at < max(1, self._state.now):
             raise InvariantBroken(f"event at {event.at} after {self._state.now}: {event}")
         self._state.revision += 1
-        self._state.now = event.at
+        self._before, self._state.now = self._state.now, event.at
         self._appliers[type(event)](event)
 
     def _began(self, event: Began) -> None:
@@ -585,8 +586,17 @@ class Ledger:
         self._state.began = event
         self._state.history = event.history
         self._state.memory = {}
+        if event.boot != self._state.anchor_boot:
+            self._stretch_leases(event.at - self._before)
         self._state.anchor_at, self._state.anchor_wall = event.at, event.wall
         self._state.anchor_boot, self._state.anchor_boottime = event.boot, event.boottime
+
+    def _stretch_leases(self, gap: int) -> None:
+        """After a boot of this machine the log's time goes on by the wall clock, which may be wrong, and on which no
+        lease may depend: what was left of each is left of it still.
+        """
+        for unit in (*self._active.values(), *self._delayed.values()):
+            unit.leases = {node: until + gap for node, until in unit.leases.items() if until > self._before}
 
     def _job_submitted(self, event: JobSubmitted) -> None:
         job, state = event.job, self._state

@@ -26,7 +26,7 @@ from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, Heard, Re
 from poise.model.resources import DECLARED, Device, Node
 from poise.model.spec import compile_spec
 from poise.testing import WALL, World, node, replay
-from poise.units import MILLISECOND, SECOND, parse_duration
+from poise.units import HOUR, MILLISECOND, SECOND, parse_duration
 
 AGAIN: dict[str, Any] = {"limit": 3, "when": ["failed", "lost", "killed"], "backoff": "0s"}
 
@@ -975,3 +975,18 @@ def test_work_that_is_not_tried_again_fails_with_its_node() -> None:
     world.disconnect("a1").restart(declared=("b1",)).join(declared("b1"))
     assert world.status("j") == "failed"
     assert world.task("j")[1].ending.note == "node a1 is no longer part of the fleet"  # type: ignore[union-attr]
+
+
+def test_a_lease_does_not_end_because_the_wall_clock_was_wrong_at_a_boot() -> None:
+    """Found by seed 890: after a boot the log's time goes on by the wall clock, and that had jumped by an hour."""
+    world = World().nodes(2, cpu=1).job("alone", cpu=1, lease="exclusive").round().start("alone")
+    lost = world.where("alone")[0]
+    world.lose(lost)
+    left = world.unit("alone").leases[lost] - world.now
+    assert 0 < left <= 10 * SECOND
+    ledger = replay(world.log)
+    before = ledger.now
+    again = machine.Controller(ledger, world.controller.settings)
+    again.begin(world.now + HOUR, boot="another", boottime=1, wall=WALL + 3600)
+    assert ledger.unit("j1.main") is not None
+    assert ledger.unit("j1.main").leases[lost] == world.now + HOUR + left + (world.now - before)  # type: ignore[union-attr]
