@@ -258,15 +258,12 @@ def _straggle(world: "World", fault: Fault, random: Random) -> End | None:
 
 
 def _fail_device(world: "World", fault: Fault, random: Random) -> End | None:
-    """Its driver gives it up. A person opens it again when all is over."""
+    """Its driver gives it up; a person opens it again when all is over."""
     machine = world.machines[fault.node]
     if not machine.node.devices:
         return None
     device = random.choice(machine.node.devices).index
-    if not machine.fail_device(device):
-        return None
-    world.opened.append(f"{fault.node}:{device}")
-    return nothing
+    return nothing if machine.fail_device(device) else None
 
 
 def _unplug(world: "World", fault: Fault, random: Random) -> End | None:

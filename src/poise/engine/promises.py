@@ -16,6 +16,7 @@ from poise.kernel.ledger import JobState, Ledger, UnitState, attempt_of
 from poise.kernel.visible import Sight
 from poise.model.events import (
     DeviceCordoned,
+    DeviceDrained,
     Event,
     Finished,
     JobCancelled,
@@ -110,6 +111,7 @@ class Judge:
         self._cancelled: dict[str, int] = {}
         self._drained: set[str] = set()
         self._quotas: dict[str, Quota] = {}
+        self.closed: set[str] = set()
         self._failed_under: dict[str, set[str]] = {}
         self._keys: dict[tuple[str, str], str] = {}
         self._untold: dict[str, str] = {}
@@ -190,6 +192,9 @@ class Judge:
                     self._finished(event)
                 case DeviceCordoned():
                     self._cordoned(event)
+                case DeviceDrained():
+                    if not event.on:
+                        self.closed.discard(f"{event.node}:{event.device}")
                 case NodeDrained():
                     (self._drained.add if event.on else self._drained.discard)(event.name)
                 case NodeForgotten():
@@ -209,6 +214,7 @@ class Judge:
 
     def _cordoned(self, event: DeviceCordoned) -> None:
         """Whatever a device had when it failed is never given it again."""
+        self.closed.add(f"{event.node}:{event.device}")
         for unit, index in self.ledger.attempts_on(event.node):
             if event.device in unit.tasks[index].devices:
                 self._failed_under.setdefault(unit.id, set()).add(event.id)

@@ -84,7 +84,7 @@ class World:
         self.judge = Judge()
         self.lines: deque[Line] = deque(maxlen=LAST)
         self.met: dict[str, int] = {}
-        self.opened: list[str] = []
+        self._opened: set[str] = set()
         self.lasting: dict[str, list[Any]] = {}
         self._given_up: set[str] = set()
         self._watch = watch
@@ -188,6 +188,9 @@ class World:
             self.judge.has_reasons(host.ledger, host.clock.now())
             self.judge.at_rest(host.clock.now(), timeline.now - self.scenario.heals)
             self._give_up_what_never_fits(host.ledger)
+            for device in sorted(self.judge.closed - self._opened):  # a person has looked at it
+                self.client.act(Act(at=0, act="undrain", of=device))
+            self._opened = set(self.judge.closed)
             jobs = [job for job in host.ledger.jobs.values() if not job.ended]
             units = [unit for job in jobs for unit in job.units if unit.status in ("active", "pending")]
             now = host.clock.now()
@@ -318,5 +321,3 @@ class World:
             self.disk.restore()
         for machine in self.machines.values():
             machine.power_on()
-        for device in self.opened:
-            self.timeline.call_in(CALM, self.client.act, Act(at=0, act="undrain", of=device))

@@ -596,7 +596,9 @@ class Ledger:
         lease may depend: what was left of each is left of it still.
         """
         for unit in (*self._active.values(), *self._delayed.values()):
-            unit.leases = {node: until + gap for node, until in unit.leases.items() if until > self._before}
+            for node, until in unit.leases.items():
+                if until > self._before:
+                    unit.leases[node] = until + gap
 
     def _job_submitted(self, event: JobSubmitted) -> None:
         job, state = event.job, self._state
