@@ -191,7 +191,7 @@ INSTANT: frozenset[FaultKind] = frozenset(
 )
 
 
-def scenario_of(seed: int, nemeses: Sequence[Nemesis], *, faulty: float = 35.0, after: float = 1800.0) -> Scenario:
+def scenario_of(seed: int, nemeses: Sequence[Nemesis], *, faulty: float = 32.0, after: float = 1800.0) -> Scenario:
     """What the seed makes of some nemeses: faults for `faulty` seconds, then `after` seconds to come to an end."""
     random = Random(f"scenario {seed}")
     nodes = tuple(_node(random, number) for number in range(random.randint(2, 5)))
