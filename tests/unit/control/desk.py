@@ -63,6 +63,9 @@ class _Plane:
     def ledger(self) -> Ledger:
         return self._desk.world.ledger
 
+    def accepted(self) -> int:
+        return 1
+
     async def settled(self) -> Ledger:
         return self.ledger
 
