@@ -240,13 +240,13 @@ def _acts(random: Random, nodes: tuple[Node, ...], heals: int) -> list[Act]:
     if random.random() < 0.3:
         node, at = random.choice(nodes).name, int(random.uniform(0, heals))
         acts.append(Act(at=at, act="drain", of=node))
-        acts.append(Act(at=heals + 10 * SECOND, act="undrain", of=node))
+        acts.append(Act(at=heals + 18 * SECOND, act="undrain", of=node))
     if random.random() < 0.3:
         tenant = random.choice(TENANTS[1:])
         acts.append(
             Act(at=int(random.uniform(0, heals)), act="quota", tenant=tenant, amount=random.choice((2, 4)) * 1000)
         )
-        acts.append(Act(at=heals + 10 * SECOND, act="quota", tenant=tenant))
+        acts.append(Act(at=heals + 18 * SECOND, act="quota", tenant=tenant))
     return acts
 
 
