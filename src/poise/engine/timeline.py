@@ -50,9 +50,14 @@ class Timeline:
         """Call after `delay` nanoseconds."""
         return self.call_at(self.now + delay, call, *arguments)
 
-    def step(self, until: int) -> bool:
+    @property
+    def pending(self) -> bool:
+        """Whether anything is still to be called."""
+        return any(not timer.cancelled for _, _, timer in self._heap)
+
+    def step(self, until: int | None) -> bool:
         """Call what is next, unless it is later than `until`: then that is the time, and there was nothing to call."""
-        while self._heap and self._heap[0][0] <= until:
+        while self._heap and (until is None or self._heap[0][0] <= until):
             at, _, timer = heapq.heappop(self._heap)
             self.now = at
             process = timer.process
@@ -68,7 +73,8 @@ class Timeline:
                 if process is not None:
                     process.kill()
             return True
-        self.now = until
+        if until is not None:
+            self.now = until
         return False
 
     def push(self, timer: Timer) -> None:

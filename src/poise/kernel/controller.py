@@ -111,7 +111,10 @@ RECALL_AFTER = 2 * SECOND
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Times in nanoseconds. A node is suspect after a silence of `suspect_after` and lost after one of `dead_after`; it
-    is given as much more as it promised to be silent beyond a `HEARTBEAT`. Exclusive work has a `lease`. `fleet` is
+    is given as much more as it promised to be silent beyond a `HEARTBEAT`. With a `dead_after` of 0 no silence counts:
+    whatever runs the nodes says when one has gone (`Dead`). Exclusive work has a `lease`. While anything waits, a round
+    is decided at least each `poll` (0: only when something happens, or at the instant that the last plan named); with
+    an `every`, rounds are decided at its multiples only. `fleet` is
     the name of the declared fleet and `declared` its nodes, where there is one. `recipe` and
     `code` are for the log (see `Began`).
     """
@@ -121,6 +124,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every: int = 20_000
     suspect_after: int = HEARTBEAT + TIMES.suspect
     dead_after: int = TIMES.dead_local
+    poll: int = ROUND
+    every: int = 0
     seed: int = 0
     lease: int = TIMES.lease
     version: str = ""
@@ -236,6 +241,12 @@ class Gone(msgspec.Struct, frozen=True):
     node: str
 
 
+class Dead(msgspec.Struct, frozen=True):
+    """What runs the nodes says that this one has gone, and all that it ran."""
+
+    node: str
+
+
 class Durable(msgspec.Struct, frozen=True):
     revision: int
 
@@ -264,6 +275,7 @@ Message = (
     | Barrier
     | FromNode
     | Gone
+    | Dead
     | FromJobCaller
     | CallerGone
     | FromCallWorker
@@ -381,6 +393,7 @@ class Contact(NamedTuple):
 
 
 NEVER = Contact(0)
+FOREVER = 2**62
 
 
 class Controller:
@@ -394,6 +407,7 @@ class Controller:
         self._events: list[Event] = []
         self._outbox: deque[tuple[int, Effect]] = deque()
         self._contacts: dict[str, Contact] = {}
+        self._heard_until = 0  # no silence can be too long before; looked at again whenever a node may be nearer to it
         self._connected: set[str] = set()
         self._dirty = True
         self._head = 0
@@ -491,6 +505,10 @@ class Controller:
                 self._answer(message.request, lambda: self._commit(StopAsked(at=now, by=message.bearer.token)))
             case Gone():
                 self._disconnect(message.node)
+            case Dead():
+                self._disconnect(message.node)
+                if message.node in self.ledger.nodes and self.ledger.nodes[message.node].status == "up":
+                    self._node_lost(message.node, now)
             case AppendFailed():
                 return self._append_failed(message, now)
             case Recovered():
@@ -505,16 +523,8 @@ class Controller:
                 return ()
             self._last_recovery = now
             return (TryRecover(),)
-        for name, node in list(self.ledger.nodes.items()):
-            if node.status != "up":
-                continue
-            silence = now - self._contact(name).heard
-            if silence > self.settings.dead_after:
-                self._node_lost(name, now)
-                continue
-            if silence > self.settings.suspect_after and not node.suspect:
-                self._commit(NodeSuspected(at=now, name=name))
-            self._fire(self._watch.silent(name, silence), now)
+        if self.settings.dead_after and now >= self._heard_until:
+            self._look_for_silence(now)
         for change in self._watch.settled(now):
             self._commit(NodeLevelled(at=now, name=change.node, level=change.level, hot=change.hot))
         if self._watch.is_long_full(now):
@@ -528,16 +538,46 @@ class Controller:
                 self._commit(straggling)
         self._dispatch.tick(now)
         effects = list(self._flush())
-        waited = self.ledger.pending() and now - self._last_round >= ROUND
-        backed_off = self.ledger.wakeup(self._last_round)
-        due = self._until is not None and self._until <= now
-        if not self._deciding and (self._dirty or waited or due or (backed_off is not None and backed_off <= now)):
+        if self._may_decide(now) and self._should_decide(now):
             self._dirty, self._deciding, self._last_round, self._until = False, True, now, None
             self._head = self.ledger.head()
             self._asked = self.snapshot(now)
             effects.append(Decide(self._asked))
             self._fired.clear()  # what fires while this is decided on is told to the next round
         return effects
+
+    def _look_for_silence(self, now: int) -> None:
+        """Nodes that have not been heard for too long; and until when none of them can be."""
+        self._heard_until = FOREVER
+        for name, node in list(self.ledger.nodes.items()):
+            if node.status != "up":
+                continue
+            heard = self._contact(name).heard
+            silence = now - heard
+            if silence > self.settings.dead_after:
+                self._node_lost(name, now)
+                continue
+            if silence > self.settings.suspect_after and not node.suspect:
+                self._commit(NodeSuspected(at=now, name=name))
+            self._fire(self._watch.silent(name, silence), now)
+            after = self.settings.dead_after if node.suspect else self.settings.suspect_after
+            silent_at = self._watch.silent_at(name, heard)
+            next_look = heard + after + 1
+            self._heard_until = min(self._heard_until, next_look, next_look if silent_at is None else silent_at)
+
+    def _may_decide(self, now: int) -> bool:
+        """Whether a round may be asked for: one at a time, and at multiples of `every` only."""
+        every = self.settings.every
+        return not self._deciding and (not every or now % every == 0)
+
+    def _should_decide(self, now: int) -> bool:
+        if self._dirty or (self._until is not None and self._until <= now):
+            return True
+        poll = self.settings.poll
+        if poll and self.ledger.pending() and now - self._last_round >= poll:
+            return True
+        backed_off = self.ledger.wakeup(self._last_round)
+        return backed_off is not None and backed_off <= now
 
     def snapshot(self, now: int) -> Snapshot:
         """What the policy is shown now."""
@@ -568,22 +608,24 @@ class Controller:
         """When to tick next, if nothing happens before."""
         if self._full:
             return self._last_recovery + RECOVER_EVERY
-        times: list[int] = []
-        for name, node in self.ledger.nodes.items():
-            if node.status == "up":
-                heard = self._contact(name).heard
-                silent_at = self._watch.silent_at(name, heard)
-                after = self.settings.dead_after if node.suspect else self.settings.suspect_after
-                times.append(heard + after + 1)
-                if silent_at is not None:
-                    times.append(silent_at)
         due = [self._watch.due(), self._dispatch.wakeup()]
+        if self.settings.dead_after:
+            due.append(self._heard_until)
         if not self._deciding:  # else the plan comes as a message, and the next round is not before it
-            due += [self.ledger.wakeup(self._last_round), self._until]
-            if self.ledger.pending():
-                times.append(self._last_round + ROUND)
-        times += [at for at in due if at is not None]
-        return min(times, default=None)
+            due.append(self._next_round())
+        soonest = min((at for at in due if at is not None), default=FOREVER)
+        return None if soonest == FOREVER else soonest
+
+    def _next_round(self) -> int | None:
+        """When a round is due, if nothing happens before."""
+        due = [self.ledger.wakeup(self._last_round), self._until]
+        if self.settings.poll and self.ledger.pending():
+            due.append(self._last_round + self.settings.poll)
+        every = self.settings.every
+        if every and self._dirty:
+            due.append(self._now)
+        soonest = min((at for at in due if at is not None), default=None)
+        return soonest if soonest is None or not every else -(-max(soonest, self._now) // every) * every
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -748,9 +790,12 @@ class Controller:
 
     def _from_node(self, name: str, message: FromAgent, now: int) -> None:
         self._contacts[name] = self._contact(name).after(message, now)
+        if isinstance(message, Hello):
+            self._heard_until = 0
         known = self.ledger.nodes.get(name)
         if known is not None and known.suspect and not self._full:
             self._commit(NodeTrusted(at=now, name=name))
+            self._heard_until = 0
         if self._full:  # nothing can be recorded, so nothing is acknowledged: the agent keeps it and says it again
             self._hang(name)
         elif isinstance(message, Hello):
@@ -766,6 +811,13 @@ class Controller:
             self._take_faults(name, message.faults, now)
             self._send(name, Acked(serial=message.serial))
 
+    def _expect(self, name: str) -> None:
+        """A node is asked something: silence counts from now on as of one that is busy."""
+        was = self._contact(name)
+        self._contacts[name] = expected = was.expecting(self._now)
+        if expected.heard < was.heard:
+            self._heard_until = 0
+
     def _contact(self, name: str) -> "Contact":
         return self._contacts.get(name, NEVER)
 
@@ -775,7 +827,7 @@ class Controller:
     def _disconnect(self, name: str) -> None:
         """What waits to be sent is dropped: the next Hello is answered by all that should be there, and that alone."""
         self._connected.discard(name)
-        self._contacts[name] = self._contact(name).expecting(self._now)
+        self._expect(name)
         self._outbox = deque(
             entry for entry in self._outbox if not (isinstance(entry[1], Send) and entry[1].node == name)
         )
@@ -1088,7 +1140,7 @@ class Controller:
         while self._outbox and self._outbox[0][0] <= self._durable:
             effect = self._outbox.popleft()[1]
             if isinstance(effect, Send) and isinstance(effect.message, Desired):
-                self._contacts[effect.node] = self._contact(effect.node).expecting(self._now)
+                self._expect(effect.node)
             yield effect
 
     def _on_durable(self, revision: int) -> Sequence[Effect]:

@@ -78,7 +78,7 @@ from poise.model.fleet import (
     Straggler,
     model_under,
 )
-from poise.model.jobs import Ending, Job, Outcome, Priority, Unit, Work
+from poise.model.jobs import ALL, Ending, Job, Outcome, Priority, Unit, Work
 from poise.model.messages import Attempt
 from poise.model.profiles import Profile, estimate_run, is_brief, outlasting
 from poise.model.quotas import Amounts, Quota, asked
@@ -163,9 +163,9 @@ class UnitState(msgspec.Struct, gc=False):
     """A unit's life. `stopping` says why its attempts are being stopped: `cancel`, `gang`, the cause of a preemption,
     or not at all. `size` tasks were placed, in the artifact `variant`. `attained` is the service (run time times
     devices) of attempts that yielded, `preempted` their number (and `moved` that of the stops for its own good),
-    `saved` the run time of their tasks up to the last checkpoint, which need not be done again; `yielded` are the
-    latest orders to it, and `gained` those to others for its sake; `avoid` is a node to stay away from if another will
-    do.
+    `saved` the run time of their tasks up to the last checkpoint, which need not be done again, and `progress` what
+    its last attempt itself said of that, in millionths of all its work; `yielded` are the latest orders to it, and
+    `gained` those to others for its sake; `avoid` is a node to stay away from if another will do.
 
     `leases` says until when an earlier copy of exclusive work may still run, by the node it was on.
 
@@ -210,6 +210,7 @@ class UnitState(msgspec.Struct, gc=False):
     avoid: str = ""
     depth: int = 0
     saved: int = 0
+    progress: int = 0
     outlived: int = 0
     ooms: tuple[int, ...] = ()
     ran_out: int = 0
@@ -835,6 +836,8 @@ class Ledger:
             profiles[kind] = profiles[kind].failed(self._state.revision)
         if ending.outcome == "stopped" and unit.stopping in CAUSES:
             unit.attained += ending.run * max(1, unit.shape.gpus)
+        if ending.progress >= 0 and ending.outcome != "done":
+            unit.progress = min(ending.progress, ALL)
         if ending.outcome != "done" and not unit.stopping and len(unit.tasks) > 1:
             unit.stopping = "gang"
             self._mark(unit)
@@ -1044,7 +1047,8 @@ class Ledger:
         """Of an attempt that was stopped: how long the work takes at least, and what of it need not be done again."""
         run = max(task.ending.run for task in unit.tasks if task.ending is not None)
         tasks = unit.spec.least or unit.size
-        unit.outlived = max(unit.outlived, (unit.saved + run * unit.size) // tasks)
+        if not unit.progress:
+            unit.outlived = max(unit.outlived, (unit.saved + run * unit.size) // tasks)
         if unit.spec.checkpoint and unit.stopping in CAUSES:
             unit.saved += (run - run % unit.spec.checkpoint) * unit.size
         expected = self._expected(unit)
@@ -1187,6 +1191,8 @@ class Ledger:
             return max((task.ended - task.started for task in unit.tasks), default=0)
         spec = unit.spec
         estimate = outlasting(estimate_run(self._state.profiles.get(spec.kind), spec.expect), unit.outlived)
+        if unit.progress:
+            return max(1, estimate.mean * (ALL - unit.progress) // ALL) + spec.restore
         if not unit.saved:
             return estimate.mean
         return max(1, estimate.mean - unit.saved // (spec.least or unit.size)) + spec.restore
@@ -1199,7 +1205,11 @@ class Ledger:
             return  # how long a worker is kept says nothing of what it does
         profiles, kind, spec = self._state.profiles, unit.spec.kind, unit.spec
         run = ending.run
-        if spec.least or unit.saved:
+        if unit.progress > ALL // 2:
+            return  # what is left is too little to tell what all of it would have taken there
+        if unit.progress:
+            run = run * unit.size * ALL // ((ALL - unit.progress) * (spec.least or unit.size))
+        elif spec.least or unit.saved:
             run = (unit.saved + run * unit.size) // (spec.least or unit.size)
         model = model_under(self._state.nodes[task.node].node, task.devices)
         known, there = profiles.get(kind, _UNKNOWN), profiles.get(f"{kind}@{model}", _UNKNOWN)
@@ -1435,6 +1445,7 @@ class Ledger:
             work=spec.work,
             avoid=unit.avoid,
             saved=unit.saved,
+            progress=unit.progress,
             outlived=unit.outlived,
             ran_out=unit.ran_out,
             tenant=self.limited_tenant(job),
@@ -1606,6 +1617,7 @@ class Ledger:
             attained=unit.attained,
             work=spec.work,
             saved=unit.saved,
+            progress=unit.progress,
             outlived=unit.outlived,
             tenant=self.limited_tenant(self._state.jobs[unit.job]),
         )

@@ -57,7 +57,8 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     by which run times are learned, `declared` the run time its user said (0: none) and `work` what there is to do.
     `checkpoint` is the declared interval of its checkpoints (0: none) and `restore` what coming back costs; `preempted`
     is how often it has yielded, `moved` how often it was stopped for its own good, `saved` what of its earlier
-    attempts need not be done again, in nanoseconds of one task; `size` and `least` are the tasks of its unit, now and
+    attempts need not be done again, in nanoseconds of one task, and `progress` what they themselves said of that, in
+    millionths of all its work; `size` and `least` are the tasks of its unit, now and
     at the least (0: all), `most` how many it could use; `attained` is the service of its earlier attempts. `stopping`:
     its room is about to be free. `tenant` is whose quota it counts against, where there is one.
     """
@@ -84,6 +85,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attained: int = 0
     work: Work = NO_WORK
     saved: int = 0
+    progress: int = 0
     outlived: int = 0
     tenant: str = ""
 

@@ -90,6 +90,9 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 RETRY = Retry()
 
+ALL = 1_000_000
+"""Millionths of its work: all of it."""
+
 GRACE = 10 * SECOND
 """Time between SIGTERM and SIGKILL, unless a task says otherwise."""
 
@@ -177,7 +180,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
 
     Times in nanoseconds, `peak` resident memory in bytes, `limit` the memory limit it had. `device` is the mean use of
     its devices in thousandths and `device_peak` the most memory it held on one, where they could be measured. `result`
-    is what the task wrote to its result file: JSON text of at most 64 KiB.
+    is what the task wrote to its result file: JSON text of at most 64 KiB. `progress` is how much of all its work is
+    done and need not be done again, in millionths, if it says so itself (-1: it does not).
     """
 
     outcome: Outcome
@@ -191,3 +195,4 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     device_peak: int = 0
     note: str = ""
     result: str = ""
+    progress: int = -1

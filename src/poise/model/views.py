@@ -21,7 +21,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     units are still held by a lost node; a `recalled` one was queued behind its like in vain, and needs room of its own.
     `tasks` is how many it can use and `least` how many it must have (0: all). `others` are the shapes of its further
     artifacts. `attained` is the run time of its earlier attempts that were asked to yield, `preempted` their number,
-    `saved` what of their work need not be done again, in nanoseconds of one task, and `outlived` how long its work is
+    `saved` what of their work need not be done again, in nanoseconds of one task, and `progress` what it
+    said of that itself, in millionths of all its work; `outlived` how long its work is
     known to take at least; `ran_out` the least memory that it asked for and ran out of (0: it never did). `tenant` is
     whose quota it counts against, where there is one.
     `depth` counts the units before it on its longest path, `followers` those that need it, `weight` is its business
@@ -55,6 +56,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     work: Work = NO_WORK
     avoid: str = ""
     saved: int = 0
+    progress: int = 0
     outlived: int = 0
     ran_out: int = 0
     tenant: str = ""

@@ -570,6 +570,7 @@ def _resident(
         attained=candidate.attained,
         work=candidate.work,
         saved=candidate.saved,
+        progress=candidate.progress,
         outlived=candidate.outlived,
         tenant=candidate.tenant,
     )
@@ -596,6 +597,7 @@ def _waiting_again(resident: Resident, now: int, expected: int) -> Candidate:
         preempted=resident.preempted + 1,
         work=resident.work,
         saved=resident.saved,
+        progress=resident.progress,
         outlived=resident.outlived,
         tenant=resident.tenant,
     )

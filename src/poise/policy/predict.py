@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 
 from poise.model.fleet import DeviceModel, Resident
-from poise.model.jobs import Work
+from poise.model.jobs import ALL, Work
 from poise.model.profiles import Estimate, Profile, estimate_run, outlasting
 from poise.model.tenants import declared_class
 from poise.policy.feasible import precision_on
@@ -60,6 +60,9 @@ class Speeds:
             of = self.of(resident.kind, shape.wants.precision, resident.declared, resident.work, devices=devices)
             estimate = of[place]
         estimate = in_size(outlasting(estimate, resident.outlived), resident.least, resident.size)
+        if resident.progress:
+            left = max(1, estimate.mean * (ALL - resident.progress) // ALL)
+            return estimate._replace(mean=left + resident.restore)
         if not resident.saved:
             return estimate
         return estimate._replace(mean=max(1, estimate.mean - resident.saved // resident.size + resident.restore))

@@ -1,0 +1,530 @@
+"""The twin of a control plane and its fleet: the real host, controller, ledger and policy, in virtual time.
+
+What differs from the live system is behind the doors. The log is durable at once, messages take no time, and a node is
+a few lines that run attempts as long as their `Truth` says: at the depth of attempts, where the fault simulator
+(`world`) goes to that of single messages. So months of a trace cost minutes, and what decides is the code that decides
+live.
+
+Nothing here is random: who wants chance in run times, failures or telemetry draws it beforehand, from a seed.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from poise.engine.host import Host
+from poise.engine.timeline import Process, SimulatedClock, Timeline, Timer
+from poise.errors import PoiseError
+from poise.kernel.controller import Controller, Dead, Message, Reply, Settings, Submit
+from poise.kernel.ledger import Ledger, UnitState
+from poise.model.decisions import Plan
+from poise.model.events import Event
+from poise.model.fleet import model_under
+from poise.model.jobs import ALL, Ending, Outcome
+from poise.model.load import Load
+from poise.model.messages import Attempt, Beat, Desired, Ended, FromAgent, Hello, Launch, Report, Running
+from poise.model.resources import WHOLE, Node
+from poise.model.spec import Compiled
+from poise.model.views import Snapshot
+from poise.model.workload import APART, ONE_RACK, ONE_ZONE, Arrival, Seats, Truth
+from poise.policy.suites import ClusterPolicy
+from poise.ports import StoredCheckpoint
+from poise.units import SECOND
+
+Observe = Callable[[Event], None]
+Interference = Callable[[int, int], float]
+FOREVER = float("inf")
+
+DETECTED_AFTER = 10 * SECOND
+"""From the loss of a node to the control plane's knowing of it: the bound across a network, unless told otherwise."""
+
+
+class VirtualStore:
+    """The `Store` port for a log that nobody reads: durable at once, and gone. `observe` is handed every event."""
+
+    def __init__(self, revision: int, observe: Observe) -> None:
+        self.on_durable: Callable[[int], None] = lambda revision: None
+        self.on_failed: Callable[[Exception], None] = lambda error: None
+        self._revision = revision
+        self._observe = observe
+
+    def append(self, events: Sequence[Event], *, expected: int) -> int:
+        self._revision = expected + len(events)
+        for event in events:
+            self._observe(event)
+        self.on_durable(self._revision)
+        return self._revision
+
+    def durable(self) -> int:
+        return self._revision
+
+    def read(self, after: int = 0, limit: int = 0) -> Any:
+        return iter(())
+
+    def checkpoint(self, revision: int, state: bytes) -> None:
+        """Not needed: there is nothing to start again from."""
+
+    def latest_checkpoint(self) -> StoredCheckpoint | None:
+        return None
+
+    def recover(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class VirtualDecider:
+    """The `Decider` port: the policy answers at once, or after a `delay` in nanoseconds."""
+
+    def __init__(self, policy: ClusterPolicy, process: Process, delay: int = 0) -> None:
+        self.policy = policy
+        self.rounds = 0
+        self._process = process
+        self._delay = delay
+
+    def decide(self, view: Snapshot, answer: Callable[[Plan], None], /) -> None:
+        self.rounds += 1
+        plan = self.policy.decide(view)
+        if self._delay:
+            self._process.call_later(self._delay / SECOND, answer, plan)
+        else:
+            answer(plan)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class _Work:
+    """A placed unit: its attempts, where they are, and how far it has come. `since` is when it last began to get on at
+    the rate it has; `launches` are by attempt and node.
+    """
+
+    __slots__ = (
+        "began",
+        "epoch",
+        "launches",
+        "progress",
+        "seats",
+        "since",
+        "slowdown",
+        "stopping",
+        "timer",
+        "truth",
+        "unit",
+    )
+
+    def __init__(self, unit: UnitState, truth: Truth, progress: float) -> None:
+        self.unit = unit
+        self.epoch = unit.epoch
+        self.truth = truth
+        self.launches: dict[Attempt, tuple[str, Launch]] = {}
+        self.seats: Seats | None = None
+        self.progress = progress
+        self.began = 0
+        self.since = 0
+        self.slowdown = 1.0
+        self.timer: Timer | None = None
+        self.stopping = False
+
+
+class VirtualNode:
+    """One node: a channel for what the control plane sends. `waiting` are launches queued behind their like, by shape;
+    `holds` counts what runs of each.
+    """
+
+    def __init__(self, twin: "Twin", node: Node) -> None:
+        self.twin = twin
+        self.node = node
+        self.up = True
+        self.waiting: dict[str, deque[Launch]] = {}
+        self.serial = 0
+
+    def send(self, message: Any) -> None:
+        if isinstance(message, Desired) and self.up:
+            for launch in message.launches:
+                self.twin.launch(self, launch)
+            for attempt in message.stops:
+                self.twin.stop(self, attempt)
+            for attempt in message.recalls:
+                self.twin.recall(self, attempt)
+
+    def close(self) -> None:
+        """It is there until it is lost."""
+
+
+class Twin:
+    """A control plane in virtual time. `interference` says by what factor work takes longer that holds a share of a
+    device (in thousandths) beside others that hold so much of it; `delay` is what deciding takes.
+
+    Add what happens (`add_nodes`, `arrive`, `lose`, `slow`), then `run`. Instants are nanoseconds from its beginning,
+    which is `began` on the log's clock. `ledger` starts it from a state that was recorded, and `truths` says what the
+    work in it really has to do, by unit.
+    """
+
+    def __init__(
+        self,
+        policy: ClusterPolicy,
+        settings: Settings,
+        *,
+        observe: Observe = lambda event: None,
+        ledger: Ledger | None = None,
+        truths: Mapping[str, Truth] | None = None,
+        interference: Interference = lambda share, others: 1.0,
+        delay: int = 0,
+    ) -> None:
+        self.timeline = Timeline()
+        self.process = Process(self.timeline, "twin")
+        self.process.start()
+        self.began = max(SECOND, settings.every, ledger.now if ledger is not None else 0)
+        self.refused: list[tuple[Arrival, PoiseError]] = []
+        self.nodes: dict[str, VirtualNode] = {}
+        self._truths = dict(truths or {})
+        self._interference = interference
+        self._progress: dict[str, float] = {}
+        self._work: dict[str, _Work] = {}
+        self._of: dict[Attempt, _Work] = {}
+        self._on: dict[str, dict[str, _Work]] = {}
+        self._slow: dict[str, float] = {}
+        self._reports: dict[str, tuple[list[Running], list[Ended]]] = {}
+        settings = msgspec.structs.replace(settings, policy=policy.name, dead_after=0, poll=0, checkpoint_every=2**62)
+        ledger = ledger or Ledger()
+        self.decider = VirtualDecider(policy, self.process, delay)
+        self.host = Host(
+            Controller(ledger, settings),
+            VirtualStore(ledger.revision, observe),
+            SimulatedClock(self.process, self.began),
+            self.decider,
+            self.process,
+            tell=lambda text: None,
+        )
+        self.host.begin(boot="twin", boottime=self.began)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.host.ledger
+
+    @property
+    def now(self) -> int:
+        """Nanoseconds since it began."""
+        return self.timeline.now
+
+    @property
+    def rounds(self) -> int:
+        return self.decider.rounds
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def add_nodes(self, nodes: Iterable[Node], at: int = 0) -> None:
+        """Nodes that join, or come back, at this instant."""
+        self.timeline.call_at(at, self._join, tuple(nodes))
+
+    def arrive(self, arrival: Arrival) -> None:
+        """A job that will be submitted at its instant."""
+        self.timeline.call_at(arrival.at, self._submit, arrival)
+
+    def lose(self, node: str, at: int, *, detected_after: int = DETECTED_AFTER) -> None:
+        """A node that goes away, and all that it runs."""
+        self.timeline.call_at(at, self._lose, node, detected_after)
+
+    def slow(self, node: str, at: int, factor: float) -> None:
+        """From this instant on what runs there takes `factor` times as long."""
+        self.timeline.call_at(at, self._slow_down, node, factor)
+
+    def tell_load(self, node: str, at: int, load: Load) -> None:
+        """What the node says of how busy it is; heard at this instant."""
+        self.timeline.call_at(at, self._hear, node, Beat(load=load))
+
+    def ask(self, make: Callable[[int], Message], at: int) -> None:
+        """A request that somebody makes at this instant."""
+        self.timeline.call_at(at, self.host.ask, make, lambda reply: None)
+
+    def run(self, until: int | None = None, *, watch: Callable[[], bool] = lambda: True) -> bool:
+        """Let it all happen, until this instant if there is one; True if nothing more will happen. `watch` is asked
+        after every step and ends the run by saying False.
+        """
+        step = self.timeline.step
+        while step(until):
+            if not watch():
+                return False
+        return not self.timeline.pending
+
+    # --- jobs --------------------------------------------------------------------------------------------------------
+
+    def _submit(self, arrival: Arrival) -> None:
+        compiled = Compiled(name=arrival.name, folder="", env={}, units=arrival.units, tenant=arrival.tenant)
+
+        def answered(reply: Reply) -> None:
+            if reply.error is not None:
+                self.refused.append((arrival, reply.error))
+                return
+            for unit in arrival.units:
+                self._truths[f"{reply.value}.{unit.name}"] = arrival.truths[unit.name]
+
+        self.host.ask(lambda request: Submit(request, compiled), answered)
+
+    # --- attempts ----------------------------------------------------------------------------------------------------
+
+    def launch(self, node: VirtualNode, launch: Launch) -> None:
+        """A launch has reached its node. A unit starts when all of its tasks have; what is queued waits for another
+        of its shape to end.
+        """
+        found, epoch = self.ledger.task(launch.attempt.task), launch.attempt.epoch
+        if found is None or found[0].epoch != epoch:
+            return
+        unit = found[0]
+        work = self._work.get(unit.id)
+        if work is None or work.epoch != epoch:
+            work = self._work[unit.id] = _Work(unit, self._truths[unit.id], self._progress.get(unit.id, 0.0))
+        work.launches[launch.attempt] = (node.node.name, launch)
+        self._of[launch.attempt] = work
+        if launch.queued:
+            node.waiting.setdefault(launch.shape.key(), deque()).append(launch)
+        elif len(work.launches) == unit.size:
+            self._start(work)
+
+    def stop(self, node: VirtualNode, attempt: Attempt) -> None:
+        """An attempt is asked to end: its unit saves itself, if it can."""
+        work = self._of.get(attempt)
+        if work is None or work.stopping:
+            return
+        if self._hand_back(node, attempt, work):
+            return
+        work.stopping = True
+        self._come_to(work)
+        if work.timer is not None:
+            work.timer.cancel()
+        work.timer = self.timeline.call_in(work.truth.save, self._end, work, "stopped")
+
+    def recall(self, node: VirtualNode, attempt: Attempt) -> None:
+        """Handed back if it still waits for a slot."""
+        work = self._of.get(attempt)
+        if work is not None:
+            self._hand_back(node, attempt, work)
+
+    def _hand_back(self, node: VirtualNode, attempt: Attempt, work: _Work) -> bool:
+        launch = work.launches[attempt][1]
+        queue = node.waiting.get(launch.shape.key())
+        if queue is None or launch not in queue:
+            return False
+        queue.remove(launch)
+        self._drop(work)
+        self._report(node.node.name, ended=Ended(attempt=attempt, ending=Ending(outcome="returned")))
+        return True
+
+    def _start(self, work: _Work) -> None:
+        """It runs, from where it was; coming back takes its time."""
+        now, truth = self.timeline.now, work.truth
+        restore = truth.restore if work.epoch > 1 else 0
+        work.began, work.since = now, now + restore
+        work.seats = self._seats(work)
+        for attempt, (name, _) in work.launches.items():
+            self._on.setdefault(name, {})[work.unit.id] = work
+            self._report(name, running=Running(attempt=attempt, pid=0))
+        work.slowdown = self._slowdown_of(work)
+        self._foresee(work)
+        self._beside(work)
+
+    def _foresee(self, work: _Work) -> None:
+        """Set the instant at which it will end, as things are."""
+        if work.timer is not None:
+            work.timer.cancel()
+            work.timer = None
+        if work.seats is None or work.stopping:
+            return
+        truth = work.truth
+        left = truth.pace.left(work.progress, work.seats)
+        if truth.until < 1.0:
+            left -= truth.pace.left(truth.until, work.seats)
+        if left < FOREVER:
+            at = max(self.timeline.now, work.since) + max(0, round(left * work.slowdown * SECOND))
+            work.timer = self.timeline.call_at(at, self._end, work, truth.outcome)
+
+    def _come_to(self, work: _Work) -> None:
+        """Its progress is what it has reached by now."""
+        now = self.timeline.now
+        if work.seats is not None and now > work.since:
+            seconds = (now - work.since) / SECOND / work.slowdown
+            work.progress = work.truth.pace.reached(work.progress, work.seats, seconds)
+            work.since = now
+
+    def _end(self, work: _Work, outcome: Outcome) -> None:
+        """All of its attempts end now."""
+        now = self.timeline.now
+        if outcome != "done":
+            self._keep(work, saved=outcome == "stopped" and work.truth.saves)
+        progress = int(work.progress * ALL) if outcome != "done" else -1
+        for attempt, (name, launch) in work.launches.items():
+            ending = Ending(
+                outcome=outcome, code=int(outcome == "failed"), run=now - work.began, progress=progress,
+                cpu=(now - work.began) * launch.shape.cpu // 1000, peak=launch.shape.memory,
+            )  # fmt: skip
+            self._report(name, ended=Ended(attempt=attempt, ending=ending))
+        self._leave(work)
+
+    def _keep(self, work: _Work, *, saved: bool) -> None:
+        """What is left of its progress: all of it, or that of its latest checkpoint."""
+        unit, truth = work.unit.id, work.truth
+        if not saved and work.seats is not None:
+            ran = max(0, self.timeline.now - work.began)
+            kept = ran - ran % truth.checkpoint if truth.checkpoint else 0
+            before = self._progress.get(unit, 0.0)
+            useful = max(0, kept - (truth.restore if work.epoch > 1 else 0)) / SECOND / work.slowdown
+            reached = truth.pace.reached(before, work.seats, useful) if useful else before
+            work.progress = min(work.progress, reached) if truth.checkpoint else 0.0
+        self._progress[unit] = work.progress
+
+    def _leave(self, work: _Work) -> None:
+        """It is gone from its nodes; what was queued behind it starts."""
+        names = {name for name, _ in work.launches.values()}
+        for name, launch in work.launches.values():
+            self._on.get(name, {}).pop(work.unit.id, None)
+            queue = self.nodes[name].waiting.get(launch.shape.key())
+            if queue:
+                following = self._of.get(queue.popleft().attempt)
+                if following is not None:
+                    self._start(following)
+        self._drop(work)
+        for name in names:
+            self._again_on(name)
+
+    def _drop(self, work: _Work) -> None:
+        if work.timer is not None:
+            work.timer.cancel()
+        for attempt in work.launches:
+            self._of.pop(attempt, None)
+        if self._work.get(work.unit.id) is work:
+            del self._work[work.unit.id]
+
+    # --- how fast ----------------------------------------------------------------------------------------------------
+
+    def _seats(self, work: _Work) -> Seats:
+        nodes = [self.nodes[name].node for name, _ in work.launches.values()]
+        models = tuple(
+            model_under(node, launch.devices) for node, (_, launch) in zip(nodes, work.launches.values(), strict=True)
+        )
+        names = {node.name for node in nodes}
+        if len(names) == 1:
+            return Seats(models)
+        zones, racks = {node.zone for node in nodes}, {(node.zone, node.rack) for node in nodes}
+        apart = APART if len(zones) > 1 else ONE_ZONE if len(racks) > 1 else ONE_RACK
+        return Seats(models, len(names), apart)
+
+    def _slowdown_of(self, work: _Work) -> float:
+        """As slow as the slowest of its tasks is made by its node and by what shares devices with it there."""
+        slowest = 1.0
+        for name, launch in work.launches.values():
+            factor = self._slow.get(name, 1.0)
+            if launch.shape.share != WHOLE:
+                factor *= self._interference(launch.shape.share, self._sharing(name, launch, work))
+            slowest = max(slowest, factor)
+        return slowest
+
+    def _sharing(self, name: str, launch: Launch, work: _Work) -> int:
+        """Thousandths of its devices that others hold."""
+        return max(
+            (
+                sum(
+                    of.shape.share
+                    for other in self._on.get(name, {}).values()
+                    if other is not work
+                    for on, of in other.launches.values()
+                    if on == name and device in of.devices
+                )
+                for device in launch.devices
+            ),
+            default=0,
+        )
+
+    def _beside(self, work: _Work) -> None:
+        """What shares a device with it gets on at another rate from now on."""
+        for name in {name for name, launch in work.launches.values() if launch.shape.share != WHOLE}:
+            self._again_on(name)
+
+    def _again_on(self, name: str) -> None:
+        """Look again at how fast things are on a node."""
+        for work in list(self._on.get(name, {}).values()):
+            slowdown = self._slowdown_of(work)
+            if slowdown != work.slowdown and not work.stopping:
+                self._come_to(work)
+                work.slowdown = slowdown
+                self._foresee(work)
+
+    def _slow_down(self, name: str, factor: float) -> None:
+        self._slow[name] = factor
+        self._again_on(name)
+
+    # --- nodes -------------------------------------------------------------------------------------------------------
+
+    def _join(self, nodes: Sequence[Node]) -> None:
+        """They say hello; what the ledger has running on them goes on, if they are what they were."""
+        for node in nodes:
+            known = self.nodes.get(node.name)
+            if known is None or not known.up:
+                known = self.nodes[node.name] = VirtualNode(self, node)
+            known.node = node
+            self.host.connect(node.name, self.host.accepted(), known)
+            self._hear(node.name, Hello(node=node, running=self._running_on(node.name)))
+
+    def _running_on(self, name: str) -> tuple[Running, ...]:
+        return tuple(
+            Running(attempt=attempt, pid=0)
+            for work in self._on.get(name, {}).values()
+            for attempt, (on, _) in work.launches.items()
+            if on == name
+        )
+
+    def _lose(self, name: str, detected_after: int) -> None:
+        """It is gone at once, and known to be after a while."""
+        node = self.nodes.get(name)
+        if node is None or not node.up:
+            return
+        node.up = False
+        for work in list(self._on.pop(name, {}).values()):
+            self._keep_from_loss(work, name)
+        for queue in node.waiting.values():
+            for launch in queue:
+                waiting = self._of.get(launch.attempt)
+                if waiting is not None:
+                    self._drop(waiting)
+        node.waiting.clear()
+        self.timeline.call_in(detected_after, self.host.post, Dead(name))
+
+    def _keep_from_loss(self, work: _Work, name: str) -> None:
+        """Its tasks on that node are gone; those elsewhere stand still until they are told to end."""
+        self._come_to(work)
+        self._keep(work, saved=False)
+        if work.timer is not None:
+            work.timer.cancel()
+            work.timer = None
+        work.seats = None
+        for attempt, (on, _) in list(work.launches.items()):
+            if on == name:
+                del work.launches[attempt]
+                self._of.pop(attempt, None)
+        if not work.launches:
+            self._drop(work)
+
+    def _hear(self, name: str, message: FromAgent) -> None:
+        node = self.nodes[name]
+        if node.up:
+            self.host.hear(name, node, message)
+
+    def _report(self, name: str, *, running: Running | None = None, ended: Ended | None = None) -> None:
+        """What a node has to say at this instant is said at once."""
+        if not self._reports:
+            self.timeline.call_at(self.timeline.now, self._send_reports)
+        report = self._reports.setdefault(name, ([], []))
+        if running is not None:
+            report[0].append(running)
+        if ended is not None:
+            report[1].append(ended)
+
+    def _send_reports(self) -> None:
+        reports, self._reports = self._reports, {}
+        for name, (running, ended) in reports.items():
+            node = self.nodes[name]
+            node.serial += 1
+            self._hear(name, Report(serial=node.serial, running=tuple(running), ended=tuple(ended)))
