@@ -10,7 +10,7 @@ Nothing here is random: who wants chance in run times, failures or telemetry dra
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -36,6 +36,18 @@ from poise.units import SECOND
 Observe = Callable[[Event], None]
 Interference = Callable[[int, int], float]
 FOREVER = float("inf")
+
+
+class Waste(NamedTuple):
+    """So many nanoseconds for which a unit held what it has, and did not get on or will have to do again what it did.
+
+    `cause`: `restoring` what it was · `saving` itself · `stalled`, as a part of it is gone · `lost`.
+    """
+
+    unit: str
+    cause: Literal["restoring", "saving", "stalled", "lost"]
+    time: int
+
 
 DETECTED_AFTER = 10 * SECOND
 """From the loss of a node to the control plane's knowing of it: the bound across a network, unless told otherwise."""
@@ -99,7 +111,7 @@ class VirtualDecider:
 
 class _Work:
     """A placed unit: its attempts, where they are, and how far it has come. `since` is when it last began to get on at
-    the rate it has; `launches` are by attempt and node.
+    the rate it has, `stands` since when it does not any more (-1: it does); `launches` are by attempt and node.
     """
 
     __slots__ = (
@@ -110,6 +122,7 @@ class _Work:
         "seats",
         "since",
         "slowdown",
+        "stands",
         "stopping",
         "timer",
         "truth",
@@ -128,6 +141,7 @@ class _Work:
         self.slowdown = 1.0
         self.timer: Timer | None = None
         self.stopping = False
+        self.stands = -1
 
 
 class VirtualNode:
@@ -157,7 +171,8 @@ class VirtualNode:
 
 class Twin:
     """A control plane in virtual time. `interference` says by what factor work takes longer that holds a share of a
-    device (in thousandths) beside others that hold so much of it; `delay` is what deciding takes.
+    device (in thousandths) beside others that hold so much of it; `delay` is what deciding takes; `waste` is told of
+    time that brings nothing.
 
     Add what happens (`add_nodes`, `arrive`, `lose`, `slow`), then `run`. Instants are nanoseconds from its beginning,
     which is `began` on the log's clock. `ledger` starts it from a state that was recorded, and `truths` says what the
@@ -174,6 +189,7 @@ class Twin:
         truths: Mapping[str, Truth] | None = None,
         interference: Interference = lambda share, others: 1.0,
         delay: int = 0,
+        waste: Callable[[Waste], None] = lambda waste: None,
     ) -> None:
         self.timeline = Timeline()
         self.process = Process(self.timeline, "twin")
@@ -183,6 +199,7 @@ class Twin:
         self.nodes: dict[str, VirtualNode] = {}
         self._truths = dict(truths or {})
         self._interference = interference
+        self._waste = waste
         self._progress: dict[str, float] = {}
         self._work: dict[str, _Work] = {}
         self._of: dict[Attempt, _Work] = {}
@@ -214,6 +231,10 @@ class Twin:
     @property
     def rounds(self) -> int:
         return self.decider.rounds
+
+    def truth(self, unit: str) -> Truth:
+        """What only the world knows of a unit that was submitted, by its id."""
+        return self._truths[unit]
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
@@ -294,6 +315,8 @@ class Twin:
             return
         work.stopping = True
         self._come_to(work)
+        if work.stands < 0:
+            self._stand_still(work)
         if work.timer is not None:
             work.timer.cancel()
         work.timer = self.timeline.call_in(work.truth.save, self._end, work, "stopped")
@@ -353,6 +376,9 @@ class Twin:
     def _end(self, work: _Work, outcome: Outcome) -> None:
         """All of its attempts end now."""
         now = self.timeline.now
+        if work.stands < 0:
+            self._stand_still(work)
+        self._wasted(work, "stalled" if work.seats is None else "saving", now - work.stands)
         if outcome != "done":
             self._keep(work, saved=outcome == "stopped" and work.truth.saves)
         progress = int(work.progress * ALL) if outcome != "done" else -1
@@ -364,6 +390,16 @@ class Twin:
             self._report(name, ended=Ended(attempt=attempt, ending=ending))
         self._leave(work)
 
+    def _stand_still(self, work: _Work) -> None:
+        """From now on it does not get on."""
+        work.stands = self.timeline.now
+        if work.epoch > 1:
+            self._wasted(work, "restoring", min(work.truth.restore, work.stands - work.began))
+
+    def _wasted(self, work: _Work, cause: Literal["restoring", "saving", "stalled", "lost"], time: int) -> None:
+        if time > 0:
+            self._waste(Waste(work.unit.id, cause, time))
+
     def _keep(self, work: _Work, *, saved: bool) -> None:
         """What is left of its progress: all of it, or that of its latest checkpoint."""
         unit, truth = work.unit.id, work.truth
@@ -373,7 +409,11 @@ class Twin:
             before = self._progress.get(unit, 0.0)
             useful = max(0, kept - (truth.restore if work.epoch > 1 else 0)) / SECOND / work.slowdown
             reached = truth.pace.reached(before, work.seats, useful) if useful else before
-            work.progress = min(work.progress, reached) if truth.checkpoint else 0.0
+            reached = min(work.progress, reached) if truth.checkpoint else 0.0
+            again = truth.pace.left(reached, work.seats) - truth.pace.left(work.progress, work.seats)
+            if again < FOREVER:
+                self._wasted(work, "lost", round(again * work.slowdown * SECOND))
+            work.progress = reached
         self._progress[unit] = work.progress
 
     def _leave(self, work: _Work) -> None:
@@ -495,6 +535,8 @@ class Twin:
     def _keep_from_loss(self, work: _Work, name: str) -> None:
         """Its tasks on that node are gone; those elsewhere stand still until they are told to end."""
         self._come_to(work)
+        if work.stands < 0:
+            self._stand_still(work)
         self._keep(work, saved=False)
         if work.timer is not None:
             work.timer.cancel()

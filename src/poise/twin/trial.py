@@ -1,98 +1,48 @@
-"""One trial: a workload, on a fleet, under a policy; and what became of every job."""
+"""One trial: a workload, on a fleet, under a policy; what became of every job, and every figure of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from poise.engine.twin import Twin
+from poise.engine.twin import FOREVER, Twin
 from poise.kernel.controller import Settings
-from poise.model.events import Event, Finished, JobSubmitted, Placed, Preempted, Started
-from poise.model.resources import Node
-from poise.model.workload import Workload
+from poise.kernel.ledger import JobState
+from poise.model.fleet import model_of, processor_of
+from poise.model.history import Span
+from poise.model.jobs import Unit
+from poise.model.resources import Node, Shape, Wants
+from poise.model.workload import Seats, Truth, Workload
+from poise.policy.feasible import can_do
 from poise.policy.suites import ClusterPolicy
+from poise.twin.measures import Curves, JobResult, Measures, Recorder
+from poise.twin.power import POWER, PowerModel
+from poise.units import SECOND
 
+Told = Callable[[int, int], None]
+"""How far it is: jobs that are over, and nanoseconds since the beginning."""
 
-class JobResult(msgspec.Struct, kw_only=True):
-    """What became of a job. Instants are nanoseconds from the beginning, `started` and `ended` -1 if it never did;
-    `run` is the time for which its attempts ran and `service` that times their devices, in nanoseconds.
-    """
-
-    id: str
-    name: str
-    kind: str
-    submitted: int
-    devices: int
-    started: int = -1
-    ended: int = -1
-    outcome: str = ""
-    attempts: int = 0
-    preempted: int = 0
-    run: int = 0
-    service: int = 0
-
-
-class Recorder:
-    """Takes the events of a log in, and knows what became of every job."""
-
-    def __init__(self, began: int) -> None:
-        self.jobs: dict[str, JobResult] = {}
-        self._began = began
-        self._left: dict[str, int] = {}
-        self._devices: dict[str, int] = {}
-
-    def take(self, event: Event) -> None:
-        match event:
-            case JobSubmitted():
-                self._submitted(event)
-            case Placed():
-                self.jobs[event.unit.partition(".")[0]].attempts += 1
-            case Preempted():
-                self.jobs[event.unit.partition(".")[0]].preempted += 1
-            case Started():
-                job = self.jobs[event.task.partition(".")[0]]
-                if job.started < 0:
-                    job.started = event.at - self._began
-            case Finished():
-                self._finished(event)
-
-    def _submitted(self, event: JobSubmitted) -> None:
-        job = event.job
-        self.jobs[job.id] = JobResult(
-            id=job.id,
-            name=job.name,
-            kind=job.units[0].kind,
-            submitted=event.at - self._began,
-            devices=max(unit.shape.gpus * len(unit.tasks) for unit in job.units),
-        )
-        self._left[job.id] = sum(len(unit.tasks) for unit in job.units)
-        for unit in job.units:
-            for task in unit.tasks:
-                self._devices[f"{job.id}.{task.name}"] = unit.shape.gpus
-
-    def _finished(self, event: Finished) -> None:
-        job_id = event.task.partition(".")[0]
-        job, ending = self.jobs[job_id], event.ending
-        job.service += ending.run * self._devices[event.task]
-        job.run = max(job.run, ending.run)
-        if ending.outcome in ("stopped", "returned", "lost"):
-            return
-        self._left[job_id] -= 1
-        job.ended, job.outcome = event.at - self._began, ending.outcome
-        if job.started < 0:
-            job.started = event.at - self._began - ending.run
+TELL_EVERY = 1024
+"""Steps between two tellings."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """A trial that is over."""
+    """A trial that is over. `spans` are attempts, the longest of them, and `forgotten` counts the others; of nothing
+    where they were not asked for. `refused` counts submissions that were refused, by reason.
+    """
 
     policy: str
     jobs: tuple[JobResult, ...]
     rounds: int
+    measures: Measures
+    curves: Curves
+    spans: tuple[Span, ...] = ()
+    forgotten: int = 0
+    refused: dict[str, int] = {}
 
     @property
     def completions(self) -> list[float]:
         """Seconds from submission to end, of the jobs that ended."""
-        return [(job.ended - job.submitted) / 1e9 for job in self.jobs if job.ended >= 0]
+        return [job.completion / SECOND for job in self.jobs if job.ended >= 0]
 
 
 def simulate(
@@ -102,15 +52,85 @@ def simulate(
     settings: Settings | None = None,
     *,
     until: int = 0,
+    power: PowerModel = POWER,
+    spans: int = 0,
+    tell: Told | None = None,
 ) -> Result:
-    """Run it to its end, or `until` nanoseconds from the beginning."""
+    """Run it to its end, or `until` nanoseconds from the beginning. So many of the longest attempts are remembered as
+    `spans`. `tell` hears now and then how far it is.
+    """
     settings = msgspec.structs.replace(settings or Settings(), throughputs=workload.throughputs)
-    recorder: list[Recorder] = []
-    early: list[Event] = []
-    twin = Twin(policy, settings, observe=lambda event: recorder[0].take(event) if recorder else early.append(event))
-    recorder.append(Recorder(twin.began))
+    alone = _Alone(nodes)
+    recorder = Recorder(alone=lambda job: alone.time(job, twin.truth), power=power, spans=spans)
+    twin = Twin(policy, settings, observe=recorder.take, waste=recorder.waste)
+    recorder.begin(twin.ledger, twin.began)
     twin.add_nodes(nodes)
     for arrival in workload.arrivals:
         twin.arrive(arrival)
-    twin.run(until or None)
-    return Result(policy=policy.name, jobs=tuple(recorder[0].jobs.values()), rounds=twin.rounds)
+    steps = 0
+
+    def watch() -> bool:
+        nonlocal steps
+        recorder.look()
+        steps += 1
+        if tell is not None and steps % TELL_EVERY == 0:
+            tell(recorder.over, twin.now)
+        return True
+
+    twin.run(until or None, watch=watch)
+    recorder.finish(twin.began + (until or twin.now))
+    refused: dict[str, int] = {}
+    for _, error in twin.refused:
+        text = error.record.message
+        refused[text] = refused.get(text, 0) + 1
+    return Result(
+        policy=policy.name,
+        jobs=tuple(recorder.jobs.values()),
+        rounds=twin.rounds,
+        measures=recorder.measures(rounds=twin.rounds, refused=len(twin.refused)),
+        curves=recorder.curves(),
+        spans=recorder.spans(),
+        forgotten=recorder.forgotten() if spans else 0,
+        refused=dict(sorted(refused.items())),
+    )
+
+
+class _Alone:
+    """How long jobs take by themselves on the fastest devices of a fleet, all tasks of a unit next to each other."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._processors = {model.called: model for model in map(processor_of, nodes)}
+        self._devices = {model.called: model for node in nodes for model in map(model_of, node.devices)}
+        self._models: dict[tuple[Wants, int, bool], list[str]] = {}
+
+    def time(self, job: JobState, truth: Callable[[str], Truth]) -> int:
+        """Nanoseconds along the longest chain of needs; 0 where some of it cannot run here at all."""
+        ends: dict[str, float] = {}
+        for unit in job.units:
+            spec = unit.spec
+            begins = max((ends[name] for name in spec.needs if name in ends), default=0.0)
+            ends[spec.name] = begins + self._fastest(spec, truth(unit.id))
+        longest = max(ends.values())
+        return round(longest * SECOND) if longest < FOREVER else 0
+
+    def _fastest(self, spec: Unit, truth: Truth) -> float:
+        """Seconds."""
+        times = []
+        for shape in (spec.shape, *(variant.shape for variant in spec.variants)):
+            for model in self._able(shape):
+                seats = Seats((model,) * len(spec.tasks))
+                left = truth.pace.left(0.0, seats)
+                times.append(left - truth.pace.left(truth.until, seats) if truth.until < 1.0 else left)
+        return min(times, default=FOREVER)
+
+    def _able(self, shape: Shape) -> list[str]:
+        """The models of device that work of this shape could run on."""
+        key = shape.wants, shape.gpu_memory, bool(shape.gpus)
+        if key not in self._models:
+            known = self._devices if shape.gpus else self._processors
+            self._models[key] = [
+                name
+                for name, model in known.items()
+                if not shape.gpus or (can_do(model, shape.wants) and model.memory >= shape.gpu_memory)
+            ]
+        return self._models[key]

@@ -1,0 +1,715 @@
+"""What a trial is measured by: every figure of `poise simulate` and `poise compare`, and the one who takes them.
+
+A `Recorder` is handed the events of a log as they come and keeps what became of each job, integrals over time, and
+curves of a bounded number of points: a million jobs cost a record each and nothing more.
+
+Definitions, and where they come from:
+
+* *completion*: from submission to end. *waiting*: as much of it as nothing of the job ran in, before its first start
+  and after each interruption. *starting*: until its first start.
+* *slowdown*: completion over the time the job takes by itself on the fastest devices of the fleet, both at least 10 s:
+  the bounded slowdown of Feitelson and Rudolph (JSSPP 1998), with a denominator that no policy can change.
+* *fairness*: Jain's index over the slowdowns, (sum x)^2 / (n sum x^2): 1 when all are served alike (Jain, Chiu and
+  Hawe, DEC-TR-301, 1984).
+* *rho*: completion over what it would be on an equal share: the time by itself times the contention, which is what all
+  unfinished jobs ask for over what there is, at least 1, as the mean over the job's life (Themis, NSDI'20; Shockwave,
+  NSDI'23, which has one contention for all jobs). Above 1.05 a job was treated unfairly, as Shockwave counts it.
+* *fragmentation*: the share of the free devices that lie on nodes where no task of any waiting job fits that could
+  start as a whole; its mean over the time in which something waits and something is free (after FGD, ATC'23, which
+  measures it against the jobs that are typical).
+* *overhead*: time for which devices were held without getting on: restoring, saving, standing still after a loss, and
+  doing again what was lost.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from poise.engine.twin import Waste
+from poise.kernel.history import spread
+from poise.kernel.ledger import JobState, Ledger
+from poise.model.events import (
+    Event,
+    Finished,
+    JobCancelled,
+    JobSubmitted,
+    NodeJoined,
+    NodeLost,
+    Placed,
+    Preempted,
+    Started,
+    UnitsCancelled,
+)
+from poise.model.fleet import model_under
+from poise.model.history import Span, Spread
+from poise.model.jobs import Unit
+from poise.model.resources import WHOLE, Node
+from poise.policy.feasible import ability, capacity
+from poise.twin.power import POWER, PowerModel
+from poise.units import HOUR, SECOND
+
+LEAST = 10 * SECOND
+"""Shorter times count as this much in a slowdown: Feitelson's bound."""
+
+UNFAIR = 1.05
+
+POINTS = 512
+"""Stretches of time that a curve is made of, at most."""
+
+CPU = "cpu"
+"""The kind of device that cores count as, in cores."""
+
+WAITING, RUNNING = ".waiting", ".running"
+"""Names of curves that no model of device has."""
+
+DEVICES = "devices"
+"""Devices of any model."""
+
+OFTEN = 1000
+"""So many times fragmentation is measured whenever something has changed, after that once for each point of a curve."""
+
+SHAPES = 64
+"""Waiting units that are looked at when fragmentation is measured, the first of all queues."""
+
+
+class JobResult(msgspec.Struct, kw_only=True, gc=False):
+    """What became of a job. Instants are nanoseconds from the beginning, `started` and `ended` -1 if it never did.
+
+    `devices` is the most that its tasks hold at once. `run` is the time for which any of it ran, `service` that times
+    the devices (or, without any, the cores), and `wasted` as much of that as it did not get on in; nanoseconds.
+    `alone` is how long it takes by itself on the fastest devices (0: not known), `contention` the mean while it was
+    there. `moved` counts attempts that began on other nodes than the one before. `energy` in joules, `price` in
+    dollars.
+    """
+
+    id: str
+    name: str
+    kind: str
+    submitted: int
+    devices: int
+    tenant: str = ""
+    started: int = -1
+    ended: int = -1
+    outcome: str = ""
+    deadline: int = 0
+    attempts: int = 0
+    preempted: int = 0
+    moved: int = 0
+    run: int = 0
+    service: int = 0
+    wasted: int = 0
+    alone: int = 0
+    contention: float = 1.0
+    energy: float = 0.0
+    price: float = 0.0
+
+    @property
+    def completion(self) -> int:
+        """From submission to end, in nanoseconds; -1 for one that has not ended."""
+        return self.ended - self.submitted if self.ended >= 0 else -1
+
+    @property
+    def slowdown(self) -> float:
+        """Of a job that has ended, and of which it is known how long it takes by itself; else 0."""
+        if self.ended < 0 or not self.alone:
+            return 0.0
+        return max(1.0, max(self.completion, LEAST) / max(self.alone, LEAST))
+
+    @property
+    def rho(self) -> float:
+        """Its finish-time fairness, by the same conditions."""
+        if self.ended < 0 or not self.alone:
+            return 0.0
+        return self.completion / (self.alone * self.contention)
+
+
+class Ratios(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How ratios are spread; all 0 where there are none. Percentiles are of the nearest rank."""
+
+    count: int = 0
+    mean: float = 0.0
+    p50: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+    worst: float = 0.0
+
+
+class KindUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Devices of one model over the time of a trial: how many there were on the mean, the part of them that was held,
+    and the part in which work got on. Cores are the kind `cpu`.
+    """
+
+    there: float
+    held: float
+    good: float
+
+
+class Overhead(msgspec.Struct, frozen=True, kw_only=True):
+    """Device-hours that were held and brought nothing, by why. `share` is their part of all that were held."""
+
+    restoring: float = 0.0
+    saving: float = 0.0
+    stalled: float = 0.0
+    lost: float = 0.0
+    share: float = 0.0
+
+
+class Curves(msgspec.Struct, frozen=True, kw_only=True):
+    """Means over stretches of `width` nanoseconds from the beginning on: jobs that wait, jobs that run, and devices
+    held by model.
+    """
+
+    width: int
+    waiting: tuple[float, ...]
+    running: tuple[float, ...]
+    held: dict[str, tuple[float, ...]]
+
+
+class Measures(msgspec.Struct, frozen=True, kw_only=True):
+    """All figures of a trial. Durations in nanoseconds, shares from 0 to 1, energy in kWh, money in dollars.
+
+    `energy` is of all devices while they were there, `price` of all of them, and `paid` of what was held. `powerless`
+    counts devices of which no power is known. `deadlines` and `met` count jobs.
+    """
+
+    jobs: int
+    done: int
+    failed: int
+    unfinished: int
+    refused: int
+    rounds: int
+    makespan: int
+    completion: Spread
+    waiting: Spread
+    starting: Spread
+    slowdown: Ratios
+    jain: float
+    rho: Ratios
+    unfair: float
+    use: dict[str, KindUse]
+    fragmentation: float
+    deadlines: int
+    met: int
+    attempts: int
+    preemptions: dict[str, int]
+    migrations: int
+    overhead: Overhead
+    energy: float
+    co2: float
+    price: float
+    paid: float
+    powerless: int
+
+
+class _Unit:
+    """A unit of a job that has not ended. `open` are its attempts that hold something."""
+
+    __slots__ = ("id", "job", "nodes", "open", "spec", "why")
+
+    def __init__(self, name: str, job: "_Job", spec: Unit) -> None:
+        self.id, self.job, self.spec = name, job, spec
+        self.nodes: frozenset[str] = frozenset()
+        self.open: dict[str, _Attempt] = {}
+        self.why = ""
+
+
+class _Attempt:
+    """An attempt of a task, from its placement to its end. `since` is -1 until it has started."""
+
+    __slots__ = ("cores", "devices", "epoch", "kind", "node", "places", "price", "since", "task", "unit", "watts")
+
+    def __init__(self, task: str, unit: _Unit, epoch: int, node: Node, places: tuple[int, ...], variant: int) -> None:
+        shape = unit.spec.shape_of(variant)
+        share = shape.share / WHOLE
+        held = [device for device in node.devices if device.index in places]
+        self.task, self.unit, self.epoch, self.node, self.places = task, unit, epoch, node.name, places
+        self.since = -1
+        self.cores = shape.cpu / 1000
+        self.devices = len(places) * share
+        self.kind = model_under(node, places) if places else CPU
+        self.watts = sum(device.power for device in held) * share / 1000
+        self.price = sum(device.price for device in held) * share / 1e6
+
+
+class _Job:
+    """A job that has not ended. `active` counts its tasks that run, the first of them since `since`; `crowd` is what
+    the integral of contention was when it came.
+    """
+
+    __slots__ = ("active", "asks", "crowd", "result", "since", "units")
+
+    def __init__(self, result: JobResult, asks: tuple[str, float], crowd: float) -> None:
+        self.result, self.asks, self.crowd = result, asks, crowd
+        self.units: list[_Unit] = []
+        self.active = 0
+        self.since = 0
+
+
+class _Totals(NamedTuple):
+    """Amounts times nanoseconds, up to the instant `at`; of kinds: there, held, wasted."""
+
+    at: int
+    kinds: dict[str, tuple[float, float, float]]
+    watts: tuple[float, float]
+    price: tuple[float, float]
+    stranded: float
+    free: float
+
+
+class _Kind:
+    """One model of device, or the cores: how many are there and are held now, and each of that times time."""
+
+    __slots__ = ("held", "held_for", "there", "there_for", "wasted_for")
+
+    def __init__(self) -> None:
+        self.there = self.held = 0.0
+        self.there_for = self.held_for = self.wasted_for = 0.0
+
+
+class Recorder:
+    """Takes the events of a log in. `alone` tells how long a job takes by itself, in nanoseconds; it is asked once the
+    job is over. `spans` is how many attempts are remembered, the longest of them.
+    """
+
+    def __init__(
+        self,
+        *,
+        alone: Callable[[JobState], int] = lambda job: 0,
+        power: PowerModel = POWER,
+        spans: int = 0,
+    ) -> None:
+        self.jobs: dict[str, JobResult] = {}
+        self._alone = alone
+        self._power = power
+        self._spans = spans
+        self._ledger = Ledger()
+        self._began = self._now = self._last_end = 0
+        self._open_jobs: dict[str, _Job] = {}
+        self._units: dict[str, _Unit] = {}
+        self._attempts: dict[str, _Attempt] = {}
+        self._nodes: dict[str, Node] = {}
+        self._kinds: dict[str, _Kind] = {CPU: _Kind()}
+        self._asked = {CPU: 0.0, DEVICES: 0.0}
+        self._crowd = {CPU: 0.0, DEVICES: 0.0}
+        self._waste: dict[tuple[str, str], float] = {}
+        self._preemptions: dict[str, int] = {}
+        self._migrations = self._running = self._looks = self._looked_at = self._left_out = 0
+        self._watts = self._held_watts = self._price = self._held_price = 0.0
+        self._watts_for = self._held_watts_for = self._price_for = self._held_price_for = 0.0
+        self._stranded = self._free = self._stranded_for = self._free_for = 0.0
+        self._powerless: set[tuple[str, int]] = set()
+        self._changed = True
+        self._remembered = 0
+        self.over = 0
+        self._width = SECOND
+        self._bins: list[dict[str, float]] = []
+        self._longest: list[tuple[int, int, Span]] = []
+        self._idle: _Totals | None = None
+        self._take: dict[type, Callable[..., None]] = {
+            JobSubmitted: self._submitted,
+            Placed: self._placed,
+            Preempted: self._preempted,
+            Started: self._started,
+            Finished: self._finished,
+            JobCancelled: self._cancelled,
+            UnitsCancelled: self._cancelled,
+            NodeJoined: self._joined,
+            NodeLost: self._lost,
+        }
+
+    def begin(self, ledger: Ledger, began: int) -> None:
+        """From here on; `ledger` is that of the control plane, and ahead of the events by no more than an instant."""
+        self._ledger, self._began, self._now = ledger, began, began
+
+    def take(self, event: Event) -> None:
+        """What has happened next."""
+        take = self._take.get(type(event))
+        if take is not None:
+            self._advance(event.at)
+            self._changed = True
+            take(event)
+
+    def waste(self, waste: Waste) -> None:
+        """Time for which a unit holds what it has and does not get on."""
+        unit = self._units.get(waste.unit)
+        for attempt in unit.open.values() if unit is not None else ():
+            kind = self._kinds[attempt.kind]
+            kind.wasted_for += attempt.devices * waste.time
+            self._kinds[CPU].wasted_for += attempt.cores * waste.time
+            attempt.unit.job.result.wasted += round((attempt.devices or attempt.cores) * waste.time)
+            for what, amount in ((DEVICES, attempt.devices), (CPU, attempt.cores)):
+                key = what, waste.cause
+                self._waste[key] = self._waste.get(key, 0.0) + amount * waste.time
+
+    def look(self) -> None:
+        """Between two steps: how much of what is free could be used. Less often when there is much to look at."""
+        if not self._changed:
+            return
+        self._changed = False
+        at = (self._now - self._began) // self._width
+        if self._looks > OFTEN and at == self._looked_at:
+            return
+        self._looks, self._looked_at = self._looks + 1, at
+        self._stranded, self._free = stranded(self._ledger)
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def _submitted(self, event: JobSubmitted) -> None:
+        job = event.job
+        devices = max(unit.shape.gpus * unit.shape.share / WHOLE * len(unit.tasks) for unit in job.units)
+        cores = max(unit.shape.cpu / 1000 * len(unit.tasks) for unit in job.units)
+        result = self.jobs[job.id] = JobResult(
+            id=job.id,
+            name=job.name,
+            kind=job.units[0].kind,
+            submitted=event.at - self._began,
+            devices=max(unit.shape.gpus * len(unit.tasks) for unit in job.units),
+            tenant=job.tenant,
+            deadline=max(unit.deadline for unit in job.units),
+        )
+        asks = (DEVICES, devices) if devices else (CPU, cores)
+        opened = self._open_jobs[job.id] = _Job(result, asks, self._crowd[asks[0]])
+        self._asked[asks[0]] += asks[1]
+        for spec in job.units:
+            unit = _Unit(f"{job.id}.{spec.name}", opened, spec)
+            opened.units.append(unit)
+            self._units[unit.id] = unit
+
+    def _placed(self, event: Placed) -> None:
+        unit = self._units[event.unit]
+        for attempt in list(unit.open.values()):  # a lost node may still hold them: the new epoch fences them
+            self._close(attempt, event.at, "lost")
+        result = unit.job.result
+        result.attempts += 1
+        nodes = frozenset(spot.node for spot in event.spots)
+        if unit.nodes and nodes != unit.nodes:
+            result.moved += 1
+            self._migrations += 1
+        unit.nodes = nodes
+        unit.why = event.why.sentence() if self._spans else ""
+        for task, spot in zip(unit.spec.tasks, event.spots, strict=False):  # an elastic unit may get fewer
+            name = f"{result.id}.{task.name}"
+            node = self._nodes[spot.node]
+            attempt = _Attempt(name, unit, event.epoch, node, spot.devices, event.variant)
+            unit.open[name] = self._attempts[name] = attempt
+            if not event.queued:
+                self._hold(attempt, event.at)
+
+    def _hold(self, attempt: _Attempt, at: int) -> None:
+        attempt.since = at
+        self._add_held(attempt, 1)
+        job = attempt.unit.job
+        if not job.active:
+            job.since = at
+            self._running += 1
+        job.active += 1
+        if job.result.started < 0:
+            job.result.started = at - self._began
+
+    def _add_held(self, attempt: _Attempt, sign: int) -> None:
+        self._kinds[CPU].held += sign * attempt.cores
+        if attempt.devices:
+            self._kinds[attempt.kind].held += sign * attempt.devices
+        self._held_watts += sign * attempt.watts
+        self._held_price += sign * attempt.price
+
+    def _preempted(self, event: Preempted) -> None:
+        self._units[event.unit].job.result.preempted += 1
+        self._preemptions[event.cause] = self._preemptions.get(event.cause, 0) + 1
+
+    def _started(self, event: Started) -> None:
+        attempt = self._attempts.get(event.task)
+        if attempt is not None and attempt.epoch == event.epoch and attempt.since < 0:
+            self._hold(attempt, event.at)
+
+    def _finished(self, event: Finished) -> None:
+        attempt = self._attempts.get(event.task)
+        if attempt is not None and attempt.epoch == event.epoch:
+            if attempt.since < 0 and event.ending.outcome != "returned":  # it was too short to say that it began
+                self._ran_unseen(attempt, event.at, event.ending.run)
+            self._close(attempt, event.at, event.ending.outcome)
+        self._end_if_over(event.task.partition(".")[0], event.at)
+
+    def _ran_unseen(self, attempt: _Attempt, at: int, run: int) -> None:
+        self._hold(attempt, at)
+        attempt.since = at - run
+        if attempt.unit.job.active == 1:
+            attempt.unit.job.since = at - run
+        result = attempt.unit.job.result
+        result.started = min(result.started, at - run - self._began)
+        self._kinds[CPU].held_for += attempt.cores * run
+        if attempt.devices:
+            self._kinds[attempt.kind].held_for += attempt.devices * run
+        self._held_watts_for += attempt.watts * run
+        self._held_price_for += attempt.price * run
+
+    def _close(self, attempt: _Attempt, at: int, outcome: str) -> None:
+        """It holds nothing any more."""
+        del self._attempts[attempt.task], attempt.unit.open[attempt.task]
+        if attempt.since < 0:
+            return
+        self._add_held(attempt, -1)
+        job, held = attempt.unit.job, at - attempt.since
+        job.active -= 1
+        result = job.result
+        if not job.active:
+            result.run += at - job.since
+            self._running -= 1
+        result.service += round((attempt.devices or attempt.cores) * held)
+        result.energy += self._power.busy * attempt.watts * held / SECOND
+        result.price += attempt.price * held / HOUR
+        if self._spans:
+            self._remember(attempt, at, outcome)
+
+    def _remember(self, attempt: _Attempt, at: int, outcome: str) -> None:
+        result = attempt.unit.job.result
+        span = Span(
+            task=attempt.task,
+            job=result.id,
+            epoch=attempt.epoch,
+            node=attempt.node,
+            devices=attempt.places,
+            priority=attempt.unit.spec.priority.name.lower(),
+            since=attempt.since - self._began,
+            until=at - self._began,
+            outcome=outcome,
+            why=attempt.unit.why,
+        )
+        self._remembered += 1
+        entry = (span.until - span.since, -self._remembered, span)
+        if len(self._longest) < self._spans:
+            heapq.heappush(self._longest, entry)
+        else:
+            heapq.heappushpop(self._longest, entry)
+
+    def _cancelled(self, event: JobCancelled | UnitsCancelled) -> None:
+        self._end_if_over(event.job, event.at)
+
+    def _end_if_over(self, name: str, at: int) -> None:
+        state, job = self._ledger.jobs.get(name), self._open_jobs.get(name)
+        if state is None or not state.ended or job is None or job.active:
+            return
+        result = job.result
+        result.ended = at - self._began
+        result.outcome = next((unit.status for unit in state.units if unit.status != "done"), "done")
+        lived = result.ended - result.submitted
+        what, amount = job.asks
+        if lived:
+            result.contention = max(1.0, (self._crowd[what] - job.crowd) / lived)
+        result.alone = self._alone(state)
+        self._asked[what] -= amount
+        self.over += 1
+        del self._open_jobs[name]
+        for unit in job.units:
+            del self._units[unit.id]
+        if not self._open_jobs:
+            self._idle = self._totals()
+
+    def _joined(self, event: NodeJoined) -> None:
+        self._leave(event.node.name)
+        self._nodes[event.node.name] = event.node
+        self._add_there(event.node, 1)
+
+    def _lost(self, event: NodeLost) -> None:
+        for attempt in [attempt for attempt in self._attempts.values() if attempt.node == event.name]:
+            self._close(attempt, event.at, "lost")
+        self._leave(event.name)
+
+    def _leave(self, name: str) -> None:
+        node = self._nodes.pop(name, None)
+        if node is not None:
+            self._add_there(node, -1)
+
+    def _add_there(self, node: Node, sign: int) -> None:
+        self._kinds[CPU].there += sign * node.cpu / 1000
+        for device in node.devices:
+            self._kinds.setdefault(device.model or device.kind, _Kind()).there += sign
+            self._watts += sign * device.power / 1000
+            self._price += sign * device.price / 1e6
+            if not device.power:
+                self._powerless.add((node.name, device.index))
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    def _advance(self, at: int) -> None:
+        """As it was since the last change, up to this instant."""
+        took = at - self._now
+        if took <= 0:
+            return
+        for kind in self._kinds.values():
+            kind.there_for += kind.there * took
+            kind.held_for += kind.held * took
+        self._watts_for += self._watts * took
+        self._held_watts_for += self._held_watts * took
+        self._price_for += self._price * took
+        self._held_price_for += self._held_price * took
+        self._stranded_for += self._stranded * took
+        self._free_for += self._free * took
+        for what, asked in self._asked.items():
+            there = self._kinds[CPU].there if what == CPU else self._devices_there()
+            self._crowd[what] += (asked / there if there else 1.0) * took
+        self._draw(self._now - self._began, at - self._began)
+        self._now = at
+
+    def _devices_there(self) -> float:
+        return sum(kind.there for name, kind in self._kinds.items() if name != CPU)
+
+    def _totals(self) -> _Totals:
+        return _Totals(
+            at=self._now,
+            kinds={name: (kind.there_for, kind.held_for, kind.wasted_for) for name, kind in self._kinds.items()},
+            watts=(self._watts_for, self._held_watts_for),
+            price=(self._price_for, self._held_price_for),
+            stranded=self._stranded_for,
+            free=self._free_for,
+        )
+
+    def _draw(self, since: int, until: int) -> None:
+        """Add what is so between two instants to the stretches that they touch; wider ones once there are too many."""
+        while until > self._width * POINTS:
+            pairs = zip(self._bins[::2], [*self._bins[1::2], {}], strict=False)
+            self._bins = [{name: a.get(name, 0.0) + b.get(name, 0.0) for name in a | b} for a, b in pairs]
+            self._width *= 2
+        levels = {name: kind.held for name, kind in self._kinds.items() if kind.held}
+        levels[WAITING], levels[RUNNING] = len(self._open_jobs) - self._running, self._running
+        while since < until:
+            place = since // self._width
+            while len(self._bins) <= place:
+                self._bins.append({})
+            end = min(until, (place + 1) * self._width)
+            within = self._bins[place]
+            for name, level in levels.items():
+                within[name] = within.get(name, 0.0) + level * (end - since)
+            since = end
+
+    # --- what came of it ---------------------------------------------------------------------------------------------
+
+    def finish(self, at: int) -> None:
+        """Nothing more will be heard: it is `at` on the log's clock."""
+        self._advance(at)
+        for attempt in list(self._attempts.values()):
+            self._close(attempt, at, "")
+
+    def spans(self) -> tuple[Span, ...]:
+        """The longest attempts, in the order in which they began."""
+        return tuple(sorted((span for _, _, span in self._longest), key=lambda span: (span.since, span.task)))
+
+    def forgotten(self) -> int:
+        """How many shorter attempts there were beside those."""
+        return self._remembered - len(self._longest)
+
+    def curves(self) -> Curves:
+        whole = [self._width] * len(self._bins)
+        if whole:
+            whole[-1] = max(1, self._now - self._began - self._width * (len(whole) - 1))
+
+        def curve(name: str) -> tuple[float, ...]:
+            return tuple(within.get(name, 0.0) / width for within, width in zip(self._bins, whole, strict=True))
+
+        held = {name: curve(name) for name, kind in sorted(self._kinds.items()) if kind.there_for}
+        return Curves(width=self._width, waiting=curve(WAITING), running=curve(RUNNING), held=held)
+
+    def measures(self, *, rounds: int = 0, refused: int = 0) -> Measures:
+        jobs = list(self.jobs.values())
+        ended = [job for job in jobs if job.ended >= 0]
+        totals = self._idle if self._idle is not None and not self._open_jobs else self._totals()
+        first = min((job.submitted for job in jobs), default=0)
+        slowdowns = [job.slowdown for job in ended if job.alone]
+        rhos = [job.rho for job in ended if job.alone]
+        due = [job for job in jobs if job.deadline]
+        last = totals.at - self._began if self._open_jobs else max((job.ended for job in ended), default=0)
+        energy = self._power.joules(*totals.watts) / SECOND / 3.6e6
+        return Measures(
+            jobs=len(jobs),
+            done=sum(job.outcome == "done" for job in ended),
+            failed=sum(job.outcome != "done" for job in ended),
+            unfinished=len(jobs) - len(ended),
+            refused=refused,
+            rounds=rounds,
+            makespan=max(0, last - first),
+            completion=spread(job.completion for job in ended),
+            waiting=spread(job.completion - job.run for job in ended),
+            starting=spread(job.started - job.submitted for job in jobs if job.started >= 0),
+            slowdown=ratios(slowdowns),
+            jain=jain(slowdowns),
+            rho=ratios(rhos),
+            unfair=sum(rho > UNFAIR for rho in rhos) / len(rhos) if rhos else 0.0,
+            use=_use(totals, self._began),
+            fragmentation=totals.stranded / totals.free if totals.free else 0.0,
+            deadlines=len(due),
+            met=sum(job.outcome == "done" and job.completion <= job.deadline for job in due),
+            attempts=sum(job.attempts for job in jobs),
+            preemptions=dict(sorted(self._preemptions.items())),
+            migrations=self._migrations,
+            overhead=self._overhead(totals),
+            energy=energy,
+            co2=energy * self._power.kg_per_kwh,
+            price=totals.price[0] / HOUR,
+            paid=totals.price[1] / HOUR,
+            powerless=len(self._powerless),
+        )
+
+    def _overhead(self, totals: _Totals) -> Overhead:
+        """Of devices; of cores where there are none."""
+        kinds = [name for name, (there, _, _) in totals.kinds.items() if name != CPU and there]
+        what = DEVICES if kinds else CPU
+        held = sum(totals.kinds[name][1] for name in kinds or [CPU])
+        hours = {cause: wasted / HOUR for (of, cause), wasted in self._waste.items() if of == what}
+        return Overhead(**hours, share=sum(hours.values()) * HOUR / held if held else 0.0)
+
+
+def ratios(values: Sequence[float]) -> Ratios:
+    """How they are spread.
+
+    >>> ratios([1.0, 2.0, 6.0]).mean, ratios([1.0, 2.0, 6.0]).p50
+    (3.0, 2.0)
+    """
+    ordered = sorted(values)
+    if not ordered:
+        return Ratios()
+    p50, p95, p99 = (ordered[-(-len(ordered) * part // 100) - 1] for part in (50, 95, 99))
+    return Ratios(count=len(ordered), mean=sum(ordered) / len(ordered), p50=p50, p95=p95, p99=p99, worst=ordered[-1])
+
+
+def jain(values: Sequence[float]) -> float:
+    """Jain's index of fairness: 1 where all are alike, 1/n where one has everything; 1 of nothing.
+
+    >>> jain([1.0, 1.0, 4.0])
+    0.6666666666666666
+    """
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
+
+
+def stranded(ledger: Ledger) -> tuple[float, float]:
+    """Devices that are free and that nothing which waits could use, and all that are free; nothing of either while
+    nothing waits for devices.
+    """
+    fleet = ledger.fleet()
+    usable = np.zeros(len(fleet), bool)
+    seen = set()
+    for unit in ledger.first_waiting(SHAPES):
+        asks = unit.shape, unit.spec.least or len(unit.spec.tasks)
+        if not unit.shape.gpus or asks in seen:
+            continue
+        seen.add(asks)
+        shape, tasks = asks
+        room = capacity(fleet, shape, ability(fleet, shape), fleet.free, fleet.device_memory, fleet.device_share)
+        if room.sum() >= tasks:
+            usable |= room > 0
+    if not seen:
+        return 0.0, 0.0
+    free = np.clip(fleet.device_share, 0, None).sum(axis=1) * (fleet.closed == 0) / WHOLE
+    return float(free[~usable].sum()), float(free.sum())
+
+
+def _use(totals: _Totals, began: int) -> dict[str, KindUse]:
+    took = max(1, totals.at - began)
+    return {
+        name: KindUse(there=there / took, held=held / there, good=max(0.0, held - wasted) / there)
+        for name, (there, held, wasted) in sorted(totals.kinds.items())
+        if there
+    }

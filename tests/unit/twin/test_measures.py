@@ -1,0 +1,175 @@
+"""Every figure of a trial, worked out by hand on three jobs."""
+
+from typing import Any
+
+import pytest
+
+from poise.kernel.controller import Settings
+from poise.model.jobs import Priority, Task, Unit
+from poise.model.resources import Device, Node, Shape
+from poise.model.workload import Arrival, Steady, Truth, Workload
+from poise.policy.suites import policy_named
+from poise.twin.measures import ratios
+from poise.twin.power import PowerModel
+from poise.twin.trial import Result, simulate
+from poise.units import HOUR, SECOND
+
+
+def node(name: str, gpus: int = 1, model: str = "V100", **fields: Any) -> Node:
+    devices = tuple(Device(index=at, memory=2**34, model=model, power=300_000, price=2_000_000) for at in range(gpus))
+    return Node(name=name, incarnation="1", cpu=8000, memory=2**40, devices=devices, **fields)
+
+
+def arrival(
+    at: float, seconds: float, *, tasks: int = 1, gpus: int = 1, truth: Truth | None = None, **unit: Any
+) -> Arrival:
+    names = [f"main[{rank}]" if tasks > 1 else "main" for rank in range(tasks)]
+    made = Unit(
+        name="main",
+        tasks=tuple(Task(name=name, argv=("work",), rank=rank, world=tasks) for rank, name in enumerate(names)),
+        shape=Shape(gpus=gpus),
+        kind="work",
+        expect=int(seconds * SECOND),
+        **unit,
+    )
+    return Arrival(at=int(at * SECOND), units=(made,), truths={"main": truth or Truth(pace=Steady(seconds, tasks))})
+
+
+def trial(policy: str, nodes: list[Node], arrivals: list[Arrival], **options: Any) -> Result:
+    workload = Workload(name="by hand", arrivals=tuple(arrivals))
+    return simulate(workload, nodes, policy_named(policy), Settings(), **options)
+
+
+def three() -> Result:
+    """One device: 100 s at 0, 50 s at 10 with a minute and a half to go, 20 s at 20. Under `fifo` they end at 100, 150
+    and 170.
+    """
+    jobs = [arrival(0, 100), arrival(10, 50, deadline=90 * SECOND), arrival(20, 20, deadline=150 * SECOND)]
+    return trial("fifo", [node("n1")], jobs, power=PowerModel(idle=0.25, busy=0.75, kg_per_kwh=0.5))
+
+
+def test_times_of_three_jobs() -> None:
+    measures = three().measures
+    assert (measures.jobs, measures.done, measures.failed, measures.unfinished) == (3, 3, 0, 0)
+    assert measures.makespan == 170 * SECOND
+    assert measures.completion.mean == (100 + 140 + 150) * SECOND // 3
+    assert (measures.completion.p50, measures.completion.p99) == (140 * SECOND, 150 * SECOND)
+    assert measures.waiting.mean == measures.starting.mean == (0 + 90 + 130) * SECOND // 3
+
+
+def test_fairness_of_three_jobs() -> None:
+    measures = three().measures
+    slowdowns = [1.0, 140 / 50, 150 / 20]
+    assert measures.slowdown == ratios(slowdowns)
+    assert measures.jain == pytest.approx(sum(slowdowns) ** 2 / 3 / sum(x * x for x in slowdowns))
+    # what is asked of one device: 1 until 10, 2 until 20, 3 until 100, 2 until 150, then 1
+    contention = [
+        (10 + 20 + 240) / 100,
+        (20 + 240 + 100) / 140,
+        (240 + 100 + 20) / 150,
+    ]
+    rhos = [100 / 100 / contention[0], 140 / 50 / contention[1], 150 / 20 / contention[2]]
+    assert measures.rho.mean == pytest.approx(sum(rhos) / 3)
+    assert measures.rho.worst == pytest.approx(max(rhos))
+    assert measures.unfair == pytest.approx(2 / 3)
+    assert (measures.deadlines, measures.met) == (2, 1)
+
+
+def test_use_energy_and_money_of_three_jobs() -> None:
+    """A device of 300 W and 2 dollars an hour, held all the time; eight cores of which one is."""
+    measures = three().measures
+    use = measures.use
+    assert (use["V100"].there, use["V100"].held, use["V100"].good) == (1, 1, 1)
+    assert use["cpu"].held == pytest.approx(1 / 8)
+    assert measures.energy == pytest.approx(0.75 * 300 * 170 / 3.6e6)
+    assert measures.co2 == pytest.approx(measures.energy / 2)
+    assert measures.price == measures.paid == pytest.approx(2 * 170 / 3600)
+    jobs = three().jobs
+    assert [job.energy for job in jobs] == pytest.approx([0.75 * 300 * run for run in (100, 50, 20)])
+    assert sum(job.price for job in jobs) == pytest.approx(measures.paid)
+
+
+def test_what_nobody_holds_draws_power_and_costs() -> None:
+    measures = trial("fifo", [node("n1", 2)], [arrival(0, 100)], power=PowerModel(idle=0.25, busy=0.75)).measures
+    assert measures.use["V100"].held == pytest.approx(0.5)
+    assert measures.energy == pytest.approx((0.75 + 0.25) * 300 * 100 / 3.6e6)
+    assert (measures.price, measures.paid) == pytest.approx((4 * 100 / 3600, 2 * 100 / 3600))
+
+
+def test_short_times_are_bounded_in_a_slowdown() -> None:
+    """1 s of work that waits 19: 20 s over 10, and not over 1."""
+    measures = trial("fifo", [node("n1")], [arrival(0, 20), arrival(1, 1)]).measures
+    assert measures.slowdown.worst == 2.0
+
+
+def test_preemption_and_what_it_costs() -> None:
+    """After 600 s it yields, saves itself for 2 s, and needs 30 s to come back."""
+    truth = Truth(pace=Steady(3600.0), saves=True, save=2 * SECOND, restore=30 * SECOND)
+    low = arrival(0, 3600, truth=truth, priority=Priority.LOW, checkpoint=60 * SECOND)
+    told = trial("poise", [node("n1")], [low, arrival(600, 100, priority=Priority.URGENT)])
+    measures = told.measures
+    assert measures.preemptions == {"yield": 1}
+    assert (measures.overhead.saving, measures.overhead.restoring) == pytest.approx((2 / 3600, 30 / 3600))
+    assert (measures.overhead.lost, measures.overhead.stalled, measures.migrations) == (0, 0, 0)
+    held = 3600 + 100 + 32
+    assert measures.overhead.share == pytest.approx(32 / held)
+    assert measures.use["V100"].good == pytest.approx((held - 32) / held)
+    assert told.jobs[0].wasted == 32 * SECOND
+    assert told.jobs[0].run == (3600 + 32) * SECOND
+    assert measures.waiting.longest == 100 * SECOND
+
+
+def test_work_that_is_done_again_is_lost() -> None:
+    """Without a checkpoint, all 600 s."""
+    low = arrival(0, 900, priority=Priority.LOW, checkpoint=60 * SECOND)
+    measures = trial("poise", [node("n1")], [low, arrival(600, 100, priority=Priority.URGENT)]).measures
+    assert measures.preemptions == {"yield": 1}
+    assert measures.overhead.lost == pytest.approx(600 / 3600)
+
+
+def test_devices_that_nothing_waiting_could_use_are_fragments() -> None:
+    """Two nodes of 4: three devices of each are taken for 100 s, and a job of 2 waits. Both free devices are fragments
+    until then.
+    """
+    jobs = [arrival(0, 100, gpus=3), arrival(0, 100, gpus=3), arrival(0, 10, gpus=2)]
+    told = trial("fifo", [node("n1", 4), node("n2", 4)], jobs)
+    assert told.measures.fragmentation == pytest.approx(1.0)
+    jobs = [arrival(0, 100, gpus=3), arrival(0, 100, gpus=2), arrival(0, 10, gpus=4)]
+    assert trial("fifo", [node("n1", 4), node("n2", 4)], jobs).measures.fragmentation == pytest.approx(1.0)
+
+
+def test_curves_add_up() -> None:
+    told = three()
+    curves = told.curves
+    assert curves.width == SECOND
+    assert sum(curves.held["V100"]) == pytest.approx(170)
+    assert sum(curves.waiting) == pytest.approx(90 + 130)
+    assert max(curves.running) == 1
+
+
+def test_a_long_trial_has_no_more_points() -> None:
+    day = 24 * 3600
+    told = trial("fifo", [node("n1")], [arrival(number * day, day / 2) for number in range(40)])
+    assert len(told.curves.running) <= 512
+    assert sum(told.curves.running) * told.curves.width / SECOND == pytest.approx(20 * day, rel=0.01)
+
+
+def test_attempts_are_remembered_when_asked_for() -> None:
+    told = trial("fifo", [node("n1")], [arrival(0, 100), arrival(10, 50)], spans=1)
+    assert [(span.task, span.since, span.until, span.outcome) for span in told.spans] == [
+        ("j1.main", 0, 100 * SECOND, "done")
+    ]
+    assert told.forgotten == 1
+
+
+def test_until_ends_it_early() -> None:
+    measures = trial("fifo", [node("n1")], [arrival(0, 100), arrival(0, 100)], until=150 * SECOND).measures
+    assert (measures.done, measures.unfinished, measures.makespan) == (1, 1, 150 * SECOND)
+    assert measures.use["V100"].held == 1
+
+
+def test_a_job_that_fits_nowhere_never_ends() -> None:
+    told = trial("fifo", [node("n1")], [arrival(0, 100), arrival(0, 10, gpus=2)])
+    assert told.measures.unfinished + told.measures.refused == 1
+    assert told.measures.completion.mean == 100 * SECOND
+    assert HOUR > told.measures.makespan >= 100 * SECOND
