@@ -34,6 +34,7 @@ CODES = {
     "E106": "the graph has a cycle",
     "E107": "a name is used twice, or is not a valid name",
     "E108": "the deadline has passed already, or cannot be met",
+    "E109": "a trace is of no format that is known, is damaged, or has a row that cannot be read",
     "E110": "no node has the resources that a task asks for",
     "E120": "there is no such job, task or node",
     "E121": "the job or node is not in a state that allows this",

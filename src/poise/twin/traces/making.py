@@ -1,0 +1,162 @@
+"""Arrivals from what a trace says of its jobs: when, how long, how many devices, whose, and of which class.
+
+The rules that hold for every format are here. Jobs are put in the order in which they arrive, which is theirs in the
+file where they arrive together, and the first of them arrives at 0. A job of n devices is one task of n where a node
+has so many, else as many tasks as it needs of a whole node each.
+"""
+
+import math
+import random
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from poise.errors import SpecError
+from poise.model.jobs import Outcome, Priority, Task, Unit
+from poise.model.resources import ANY_GPU, WHOLE, Shape, Wants
+from poise.model.tenants import DEFAULT, class_of_tenant
+from poise.model.workload import Arrival, Pace, Steady, Truth, Workload
+from poise.twin.traces.options import SIGMA, Options
+from poise.twin.traces.rows import Tally, fault
+from poise.units import SECOND
+
+UNIT = "main"
+COMMAND = ("replayed",)
+"""What a task of a trace runs: nothing, in the twin."""
+
+MAX_OFFSET = 4e9
+"""Seconds from the first arrival to the last: a hundred years, and room for as much again in 64 bits."""
+
+_UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class Said(NamedTuple):
+    """What a trace says of a job. Times in seconds, `at` since any beginning; `seconds` are the run time on the device
+    that suits it best, `tasks` of `gpus` devices each (a `share` of each, in thousandths). `cpu` in milli-CPU and
+    `memory` in bytes are those of a task. `rates` are by model of device, over the best; without a `pace` the work
+    gets on steadily. `guess` is what its user expected (0: nothing was said), `deadline` is after its arrival.
+    """
+
+    at: float
+    seconds: float
+    tasks: int = 1
+    gpus: int = 1
+    share: int = WHOLE
+    cpu: int = 0
+    memory: int = 0
+    wants: Wants = ANY_GPU
+    kind: str = ""
+    tenant: str = DEFAULT
+    rates: Mapping[str, float] = {}
+    pace: Pace | None = None
+    guess: float = 0.0
+    deadline: float = 0.0
+    priority: Priority = Priority.MEDIUM
+    weight: int = 1000
+    outcome: Outcome = "done"
+
+
+class Maker:
+    """Gathers what a trace says of its jobs, and makes a workload of it."""
+
+    def __init__(self, name: str, path: Path, options: Options) -> None:
+        options.check()
+        self.tally = Tally(path, strict=options.strict)
+        self.throughputs: dict[str, float] = {}
+        self._name = name
+        self._path = path
+        self._options = options
+        self._said: list[Said] = []
+
+    def add(self, said: Said) -> None:
+        """One job more."""
+        self._said.append(said)
+
+    def gang(self, devices: int) -> tuple[int, int]:
+        """The tasks of a job of so many devices, and how many devices each has."""
+        width = self._options.devices_per_node
+        return (1, devices) if devices <= width else (math.ceil(devices / width), width)
+
+    def workload(self) -> Workload:
+        """All of it. Raises `SpecError` if nothing is left."""
+        options, said = self._options, self._said
+        if not said:
+            left = ", ".join(f"{count} of: {reason}" for reason, count in sorted(self.tally.counts.items()))
+            raise fault("nothing of the trace can be used", self._path, need="one job or more", have=left or "no jobs")
+        said.sort(key=lambda one: one.at)
+        del said[options.jobs or len(said) :]
+        first = said[0].at
+        if (said[-1].at - first) / options.load > MAX_OFFSET:
+            have = f"{(said[-1].at - first) / options.load / 86400:.0f} days"
+            raise SpecError(
+                "the trace lasts too long", code="E103", field="load", need=f"at most {MAX_OFFSET / 86400:.0f} days",
+                have=have, hint="`--load 1`, or the right unit of its times",
+            )  # fmt: skip
+        draw = random.Random(options.seed)  # noqa: S311 what a seed decides is no secret
+        arrivals = tuple(
+            _arrival(one, options, round((one.at - first) / options.load * SECOND), draw.lognormvariate(0.0, SIGMA))
+            for one in said
+        )
+        self._said = []
+        return Workload(
+            name=self._name, arrivals=arrivals, throughputs=self.throughputs, skipped=dict(self.tally.counts)
+        )
+
+
+def _arrival(said: Said, options: Options, at: int, noise: float) -> Arrival:
+    # What takes no device and says nothing of CPUs takes one, as a job does that says nothing at all.
+    cpu = said.cpu or (0 if said.gpus else 1000)
+    unit = Unit(
+        name=UNIT,
+        tasks=_tasks(said.tasks),
+        shape=_shape(cpu, said.memory, said.gpus, said.share, said.wants),
+        priority=said.priority,
+        deadline=round(said.deadline * SECOND),
+        expect=_expected(said, options, noise),
+        kind=class_of_tenant(said.kind, said.tenant),
+        checkpoint=options.checkpoint,
+        restore=options.restore,
+        weight=said.weight,
+    )
+    truth = Truth(
+        pace=said.pace or Steady(said.seconds, said.tasks, said.rates),
+        checkpoint=options.checkpoint,
+        saves=options.saves,
+        save=options.save,
+        restore=options.restore,
+        outcome=said.outcome,
+    )
+    return Arrival(at=at, units=(unit,), truths={UNIT: truth}, tenant=said.tenant)
+
+
+def _expected(said: Said, options: Options, noise: float) -> int:
+    """Nanoseconds that its user declares, by the kind of information; what is declared is never nothing."""
+    if options.information == "none":
+        return 0
+    truth = said.seconds
+    seconds = truth if options.information == "oracle" else said.guess or truth * noise
+    return max(1, round(seconds * SECOND))
+
+
+@cache
+def _tasks(count: int) -> tuple[Task, ...]:
+    if count == 1:
+        return (Task(name=UNIT, argv=COMMAND),)
+    return tuple(Task(name=f"{UNIT}[{rank}]", argv=COMMAND, rank=rank, world=count) for rank in range(count))
+
+
+@cache
+def _shape(cpu: int, memory: int, gpus: int, share: int, wants: Wants) -> Shape:
+    return Shape(cpu=cpu, memory=memory, gpus=gpus, share=share if gpus else WHOLE, wants=wants)
+
+
+@cache
+def named(text: str) -> str:
+    """A name that a tenant or a class may have, from what somebody else wrote; `default` for none.
+
+    >>> named("vc 7/b?")
+    'vc-7-b'
+    """
+    return _UNFIT.sub("-", text).strip("-._")[:63] or DEFAULT
