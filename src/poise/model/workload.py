@@ -54,7 +54,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
 LINEAR = Scaling()
 
 
-class Steady(msgspec.Struct, frozen=True):
+class Steady(msgspec.Struct, frozen=True, gc=False):
     """Work of so many `seconds` at a rate of 1 with `tasks` tasks on one node; it gets on at the same rate from its
     start to its end. `rates` are by model of device; one that is not named there has a rate of 1. A gang is as fast as
     the slowest of its devices.
@@ -84,7 +84,7 @@ class Steady(msgspec.Struct, frozen=True):
         return min(1.0, progress + seconds * self.rate(seats) / self.seconds)
 
 
-class Truth(msgspec.Struct, frozen=True, kw_only=True):
+class Truth(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What only the world knows of a unit.
 
     When it is asked to stop it is gone after `save` nanoseconds; with `saves` it goes on where it was, else from its
@@ -102,7 +102,7 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
     until: float = 1.0
 
 
-class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+class Arrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job that is submitted `at` nanoseconds after the trace begins; `truths` are by name of unit."""
 
     at: int

@@ -9,14 +9,29 @@ from typing import NamedTuple
 
 from poise.errors import SpecError
 from poise.model.workload import Workload
-from poise.twin.traces import gavel, openb, philly, plain
+from poise.twin.traces import (
+    elasticflow,
+    gavel,
+    helios,
+    openb,
+    pai,
+    philly,
+    plain,
+    poiselog,
+    requests,
+    shockwave,
+    synthetic,
+)
 from poise.twin.traces.options import Options
 from poise.twin.traces.rows import fault, head_of, short
 
 
 class Head(NamedTuple):
-    """What a file begins with: its bytes, its lines, and the columns that the first of them may name."""
+    """What a file begins with: its bytes, its lines, and the columns that the first of them may name. A folder begins
+    with nothing.
+    """
 
+    path: Path
     content: bytes
     lines: list[str]
     columns: tuple[str, ...]
@@ -40,18 +55,59 @@ FORMATS = {
     for format in (
         Format("philly", "Microsoft Philly, flat CSV", lambda head: head.names(*philly.RECOGNISED), philly.read),
         Format("openb", "Alibaba 2023, pods that share GPUs", lambda head: head.names(*openb.PODS), openb.read),
+        Format("helios", "SenseTime Helios, one cluster", lambda head: head.names(*helios.COLUMNS), helios.read),
+        Format(
+            "pai",
+            "Alibaba PAI 2020, flat CSV or folder of tables",
+            lambda head: pai.recognises(head.path) or head.names(*pai.FLAT),
+            pai.read,
+        ),
+        Format(
+            "elasticflow",
+            "ElasticFlow, jobs with deadlines",
+            lambda head: head.names(*elasticflow.COLUMNS),
+            elasticflow.read,
+        ),
+        Format(
+            "azure",
+            "Azure, requests to language models",
+            lambda head: head.names(*requests.AZURE) or head.names(*requests.SECONDS),
+            requests.read_azure,
+        ),
+        Format(
+            "mooncake",
+            "Mooncake, requests to language models",
+            lambda head: head.names(*requests.MILLISECONDS) or any(map(requests.is_record, head.lines[:1])),
+            requests.read_mooncake,
+        ),
+        Format(
+            "shockwave",
+            "Shockwave, jobs whose batches grow",
+            lambda head: shockwave.recognises(head.lines),
+            shockwave.read,
+        ),
+        Format(
+            "poise",
+            "Poise's own log, or the home of one",
+            lambda head: poiselog.recognises(head.path, head.content),
+            poiselog.read,
+        ),
         Format("gavel", "Gavel, jobs of steps", lambda head: gavel.recognises(head.lines), gavel.read),
     )
 }
 PLAIN = Format("plain", "any CSV, with a mapping of its columns", lambda head: False, plain.read)
 
 
-def read_trace(path: Path, options: Options | None = None, format: str = "") -> Workload:
+def read_trace(trace: Path | str, options: Options | None = None, format: str = "") -> Workload:
     """The workload that a file holds. It is of the `format` that is named, else of a plain CSV where a mapping of its
-    columns is given, else of that which is found out. Raises `SpecError` and `NotFound`.
+    columns is given, else of that which is found out. A text such as `poisson:jobs=1000` is one that is drawn. Raises
+    `SpecError` and `NotFound`.
     """
     options = options or Options()
     options.check()
+    path = Path(trace)
+    if isinstance(trace, str) and synthetic.is_synthetic(trace) and not path.exists():
+        return synthetic.generate(synthetic.parse(trace), options)
     return format_of(path, options, format).read(path, options)
 
 
@@ -71,6 +127,11 @@ def format_of(path: Path, options: Options, named: str = "") -> Format:
     for one in FORMATS.values():
         if one.recognises(head):
             return one
+    if path.is_dir():
+        raise fault(
+            "the folder holds no trace that is known", path, need=f"{pai.JOB_TABLE}, or the {poiselog.LOG} of a home",
+            have="a folder", hint=f"`ls {path}`",
+        )  # fmt: skip
     if b"\0" in head.content:
         raise fault("the file is not text", path, have="a byte 0", hint=f"`file {path}`")
     if not head.lines:
@@ -82,10 +143,10 @@ def format_of(path: Path, options: Options, named: str = "") -> Format:
 
 
 def _head(path: Path) -> Head:
-    content = head_of(path)
+    content = b"" if path.is_dir() else head_of(path)
     lines = list(_text(content))
     first = lines[0] if lines else ""
-    return Head(content, lines, tuple(cell.strip() for cell in first.split(",")))
+    return Head(path, content, lines, tuple(cell.strip() for cell in first.split(",")))
 
 
 def _text(content: bytes) -> Iterator[str]:

@@ -8,10 +8,12 @@ has so many, else as many tasks as it needs of a whole node each.
 import math
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeVar
+
+import msgspec
 
 from poise.errors import SpecError
 from poise.model.jobs import Outcome, Priority, Task, Unit
@@ -29,10 +31,12 @@ COMMAND = ("replayed",)
 MAX_OFFSET = 4e9
 """Seconds from the first arrival to the last: a hundred years, and room for as much again in 64 bits."""
 
+Job = TypeVar("Job")
+
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-class Said(NamedTuple):
+class Said(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a trace says of a job. Times in seconds, `at` since any beginning; `seconds` are the run time on the device
     that suits it best, `tasks` of `gpus` devices each (a `share` of each, in thousandths). `cpu` in milli-CPU and
     `memory` in bytes are those of a task. `rates` are by model of device, over the best; without a `pace` the work
@@ -81,27 +85,37 @@ class Maker:
 
     def workload(self) -> Workload:
         """All of it. Raises `SpecError` if nothing is left."""
-        options, said = self._options, self._said
-        if not said:
+        options = self._options
+        draw = random.Random(options.seed)  # noqa: S311 what a seed decides is no secret
+        placed = self.in_order(self._said, lambda said: said.at)
+        self._said = []
+        return self.of(_arrival(said, options, at, draw.lognormvariate(0.0, SIGMA)) for at, said in placed)
+
+    def in_order(self, jobs: Sequence[Job], submitted: Callable[[Job], float]) -> list[tuple[int, Job]]:
+        """The first jobs to be submitted, as many as are wanted, with the nanosecond at which each arrives. Raises
+        `SpecError` if there are none.
+        """
+        options = self._options
+        if not jobs:
             left = ", ".join(f"{count} of: {reason}" for reason, count in sorted(self.tally.counts.items()))
             raise fault("nothing of the trace can be used", self._path, need="one job or more", have=left or "no jobs")
-        said.sort(key=lambda one: one.at)
-        del said[options.jobs or len(said) :]
-        first = said[0].at
-        if (said[-1].at - first) / options.load > MAX_OFFSET:
-            have = f"{(said[-1].at - first) / options.load / 86400:.0f} days"
+        chosen = sorted(jobs, key=submitted)[: options.jobs or len(jobs)]
+        first, last = submitted(chosen[0]), submitted(chosen[-1])
+        if (last - first) / options.load > MAX_OFFSET:
+            have = f"{(last - first) / options.load / 86400:.0f} days"
             raise SpecError(
                 "the trace lasts too long", code="E103", field="load", need=f"at most {MAX_OFFSET / 86400:.0f} days",
                 have=have, hint="`--load 1`, or the right unit of its times",
             )  # fmt: skip
-        draw = random.Random(options.seed)  # noqa: S311 what a seed decides is no secret
-        arrivals = tuple(
-            _arrival(one, options, round((one.at - first) / options.load * SECOND), draw.lognormvariate(0.0, SIGMA))
-            for one in said
-        )
-        self._said = []
+        return [(round((submitted(one) - first) / options.load * SECOND), one) for one in chosen]
+
+    def of(self, arrivals: Iterable[Arrival]) -> Workload:
+        """A workload of these arrivals."""
         return Workload(
-            name=self._name, arrivals=arrivals, throughputs=self.throughputs, skipped=dict(self.tally.counts)
+            name=self._name,
+            arrivals=tuple(arrivals),
+            throughputs=self.throughputs,
+            skipped=dict(self.tally.counts),
         )
 
 

@@ -1,0 +1,119 @@
+"""Requests to language models, as brief work: Azure's traces, and Mooncake's.
+
+    azure      TIMESTAMP,ContextTokens,GeneratedTokens            (dates)
+               arrival_s,input_tokens,output_tokens               (seconds)
+    mooncake   {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2]}   (milliseconds)
+               arrival_ms,input_tokens,output_tokens,prefix_block_ids
+
+A device stands for one replica of a model, and serves `Options.requests` at once. A request takes the time of its
+prompt and then that of each token: those of Llama-2-70B on eight devices, which `PACES` holds. That requests slow each
+other down, and that a prompt may begin as one before it did (`hash_ids`), is left to the gateway's simulation.
+
+Sources: Patel et al., "Splitwise", ISCA 2024, github.com/Azure/AzurePublicDataset (CC BY 4.0); Qin et al., "Mooncake",
+FAST 2025, github.com/kvcache-ai/Mooncake, FAST25-release/traces (Apache-2.0).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from poise.model.resources import SHARED_CAP, WHOLE
+from poise.model.workload import Workload
+from poise.twin.traces.making import Maker, Said
+from poise.twin.traces.options import Options
+from poise.twin.traces.rows import BadRow, header_of, lines_of, table
+
+AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+SECONDS = ("arrival_s", "input_tokens", "output_tokens")
+MILLISECONDS = ("arrival_ms", "input_tokens", "output_tokens")
+MAX_TOKENS = 10_000_000
+KIND = "request"
+
+
+class Rate(NamedTuple):
+    """Seconds that a token of the prompt takes, and one that is made."""
+
+    prompt: float
+    token: float
+
+
+PACES = {"H100": Rate(1.04e-4, 0.0298), "A100-80": Rate(1.89e-4, 0.0449)}
+"""Llama-2-70B on eight devices, one request at a time: the prompt of 8,192 tokens in 848 and 1,544 ms, and a token
+after a prompt of 512 to 1,024 in 29.8 and 44.9 ms (github.com/Mutinifni/splitwise-sim @ 8f99e7d, data/perf_model.csv).
+"""
+
+
+class _Request(msgspec.Struct):
+    timestamp: float
+    input_length: int
+    output_length: int
+
+
+def read_azure(path: Path, options: Options) -> Workload:
+    """Raises `SpecError` for what is no such file."""
+    names = AZURE if set(AZURE) <= set(header_of(path)) else SECONDS
+    return _read("azure", path, options, names, 1.0)
+
+
+def read_mooncake(path: Path, options: Options) -> Workload:
+    """Raises `SpecError` for what is no such file."""
+    if not is_record(next((line for _, line in lines_of(path)), "")):
+        return _read("mooncake", path, options, MILLISECONDS, 1e-3)
+    maker = _maker("mooncake", path, options)
+    for line, at, prompt, tokens in _records(path, maker):
+        try:
+            maker.add(_said(at, prompt, tokens, options))
+        except BadRow as why:
+            maker.tally.bad(line, why)
+    return maker.workload()
+
+
+def is_record(line: str) -> bool:
+    """Whether it looks like a line of Mooncake's."""
+    return line.lstrip().startswith("{") and '"input_length"' in line and '"timestamp"' in line
+
+
+def _read(name: str, path: Path, options: Options, names: tuple[str, str, str], scale: float) -> Workload:
+    maker, (at, prompt, tokens) = _maker(name, path, options), names
+    for row in table(path, maker.tally, names):
+        try:
+            instant, asked = row.instant(at, scale), row.whole(prompt, most=MAX_TOKENS)
+            maker.add(_said(instant, asked, row.whole(tokens, most=MAX_TOKENS), options))
+        except BadRow as why:
+            maker.tally.bad(row.line, why)
+    return maker.workload()
+
+
+def _records(path: Path, maker: Maker) -> Iterator[tuple[int, float, int, int]]:
+    decode = msgspec.json.Decoder(_Request).decode
+    for number, line in lines_of(path):
+        try:
+            record = decode(line)
+        except msgspec.MsgspecError as error:
+            why = BadRow("the line is no request", need="timestamp, input_length, output_length", have=str(error))
+            maker.tally.bad(number, why)
+            continue
+        yield number, record.timestamp / 1000, record.input_length, record.output_length
+
+
+def _maker(name: str, path: Path, options: Options) -> Maker:
+    """A request is not stopped and continued: what is lost begins again."""
+    maker = Maker(name, path, msgspec.structs.replace(options, checkpoint=0, saves=False, save=0, restore=0))
+    maker.throughputs = {f"{KIND}@{model}": 1 / pace.token for model, pace in PACES.items()}
+    return maker
+
+
+def _said(at: float, prompt: int, tokens: int, options: Options) -> Said:
+    if not 0 <= prompt <= MAX_TOKENS or not 0 <= tokens <= MAX_TOKENS:
+        raise BadRow("the lengths are absurd", "input_length", f"0 to {MAX_TOKENS} tokens", f"{prompt}, {tokens}")
+    taken = {model: prompt * pace.prompt + tokens * pace.token for model, pace in PACES.items()}
+    best = min(taken.values())
+    return Said(
+        at=at,
+        seconds=best,
+        share=WHOLE if options.requests == 1 else max(1, SHARED_CAP // options.requests),
+        kind=KIND,
+        rates={model: best / seconds for model, seconds in taken.items()} if best else {},
+    )
