@@ -7,8 +7,8 @@ placed together.
 The tables come without a header, in a folder: `pai_job_table.csv`
 (`job_name,inst_id,user,status,start_time,end_time`) and `pai_task_table.csv`
 (`job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type`). A job is submitted at
-its `start_time`; its tasks run at the same time, and are the units of the job here. CPUs and devices are in percent,
-memory in GB. `pai_instance_table.csv` is not needed: it says where instances ran.
+its `start_time`; each of its tasks is a job here, a gang of as many as it has instances. CPUs and devices are in
+percent, memory in GB. `pai_instance_table.csv` is not needed: it says where instances ran.
 
 Source: Weng et al., "MLaaS in the Wild", NSDI 2022; github.com/alibaba/clusterdata, cluster-trace-gpu-v2020.
 """
@@ -90,7 +90,7 @@ def _guess(row: Row) -> float:
 
 
 def _read_tables(folder: Path, maker: Maker, options: Options) -> None:
-    """Every task is a job of its own here: what it waits for, and how long it takes, is its own."""
+    """Each task is a job here: how long it takes is its own, and so are its state and its devices."""
     jobs = _jobs(folder / JOB_TABLE, Tally(folder / JOB_TABLE, strict=options.strict), maker)
     tally = Tally(folder / TASK_TABLE, strict=options.strict)
     for row in table(folder / TASK_TABLE, tally, TASKS, header=TASKS):

@@ -113,7 +113,7 @@ def parse(text: str) -> Synthetic:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or name in fields or name not in Synthetic.__struct_fields__:
             known = ", ".join(name for name in Synthetic.__struct_fields__ if name != "arriving")
-            raise _unfit(short(name), f"FIELD=VALUE of {known}", short(part))
+            raise _unfit(short(name) or "arriving", f"FIELD=VALUE of {known}", short(part))
         fields[name] = _speeds(value) if name == "speeds" else value
     try:
         made = msgspec.convert(fields, Synthetic, strict=False)
