@@ -8,7 +8,7 @@ live.
 Nothing here is random: who wants chance in run times, failures or telemetry draws it beforehand, from a seed.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -340,8 +340,7 @@ class Twin:
     def _start(self, work: _Work) -> None:
         """It runs, from where it was; coming back takes its time."""
         now, truth = self.timeline.now, work.truth
-        restore = truth.restore if work.epoch > 1 else 0
-        work.began, work.since = now, now + restore
+        work.began, work.since = now, now + _overhead(work)
         work.seats = self._seats(work)
         for attempt, (name, _) in work.launches.items():
             self._on.setdefault(name, {})[work.unit.id] = work
@@ -407,7 +406,7 @@ class Twin:
             ran = max(0, self.timeline.now - work.began)
             kept = ran - ran % truth.checkpoint if truth.checkpoint else 0
             before = self._progress.get(unit, 0.0)
-            useful = max(0, kept - (truth.restore if work.epoch > 1 else 0)) / SECOND / work.slowdown
+            useful = max(0, kept - _overhead(work)) / SECOND / work.slowdown
             reached = truth.pace.reached(before, work.seats, useful) if useful else before
             reached = min(work.progress, reached) if truth.checkpoint else 0.0
             again = truth.pace.left(reached, work.seats) - truth.pace.left(work.progress, work.seats)
@@ -441,16 +440,15 @@ class Twin:
     # --- how fast ----------------------------------------------------------------------------------------------------
 
     def _seats(self, work: _Work) -> Seats:
-        nodes = [self.nodes[name].node for name, _ in work.launches.values()]
-        models = tuple(
-            model_under(node, launch.devices) for node, (_, launch) in zip(nodes, work.launches.values(), strict=True)
-        )
-        names = {node.name for node in nodes}
+        placed = sorted(work.launches.values(), key=_rank)
+        nodes = [self.nodes[name].node for name, _ in placed]
+        models = tuple(model_under(node, launch.devices) for node, (_, launch) in zip(nodes, placed, strict=True))
+        names = Counter(node.name for node in nodes)
         if len(names) == 1:
             return Seats(models)
         zones, racks = {node.zone for node in nodes}, {(node.zone, node.rack) for node in nodes}
         apart = APART if len(zones) > 1 else ONE_ZONE if len(racks) > 1 else ONE_RACK
-        return Seats(models, len(names), apart)
+        return Seats(models, len(names), apart, tuple(names.values()))
 
     def _slowdown_of(self, work: _Work) -> float:
         """As slow as the slowest of its tasks is made by its node and by what shares devices with it there."""
@@ -570,3 +568,12 @@ class Twin:
             node = self.nodes[name]
             node.serial += 1
             self._hear(name, Report(serial=node.serial, running=tuple(running), ended=tuple(ended)))
+
+
+def _overhead(work: _Work) -> int:
+    """Nanoseconds from the start of its attempts until it gets on."""
+    return work.truth.restore if work.epoch > 1 else work.truth.start
+
+
+def _rank(launch: tuple[str, Launch]) -> int:
+    return launch[1].rank

@@ -18,11 +18,14 @@ ONE_NODE, ONE_RACK, ONE_ZONE, APART = range(4)
 
 
 class Seats(NamedTuple):
-    """Where a unit runs: the model of device of each of its tasks, on how many nodes, and how far apart these are."""
+    """Where a unit runs: the model of device of each of its tasks, on how many nodes, how far apart these are, and how
+    many of its tasks are on each, by rank (empty: all on one).
+    """
 
     models: tuple[str, ...]
     nodes: int = 1
     apart: int = ONE_NODE
+    split: tuple[int, ...] = ()
 
 
 class Pace(Protocol):
@@ -89,11 +92,12 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     When it is asked to stop it is gone after `save` nanoseconds; with `saves` it goes on where it was, else from its
     latest checkpoint (one every `checkpoint` nanoseconds of running; 0: from the start), which is also what is left
-    after a failure. Coming back takes `restore` nanoseconds. An attempt ends with `outcome` when it has done `until`
-    of its work.
+    after a failure. Its first start takes `start` nanoseconds before it gets on, coming back `restore`. An attempt ends
+    with `outcome` when it has done `until` of its work.
     """
 
     pace: Pace
+    start: int = 0
     checkpoint: int = 0
     saves: bool = False
     save: int = 0

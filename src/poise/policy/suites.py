@@ -22,6 +22,7 @@ from poise.policy.allowance import Allowance
 from poise.policy.feasible import room_when_empty
 from poise.policy.place import Draft
 from poise.policy.protocol import Policy
+from poise.policy.queues import Tiresias
 from poise.policy.rank import (
     AGEING,
     LENDING,
@@ -824,7 +825,9 @@ def _order_of(order: str | Mapping[str, float], terms: Mapping[str, RankTerm]) -
     return by_terms(PRESETS[order]) if order in PRESETS else ORDERS[order]
 
 
-POLICIES: dict[str, ClusterPolicy] = {recipe.name: Suite(recipe) for recipe in RECIPES} | {"static": Static()}
+POLICIES: dict[str, ClusterPolicy] = {recipe.name: Suite(recipe) for recipe in RECIPES} | {
+    policy.name: policy for policy in (Static(), Tiresias())
+}
 
 SAFE_POLICY = "fifo"
 """Decides where the policy in charge cannot."""

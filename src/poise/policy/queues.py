@@ -1,0 +1,117 @@
+"""Least attained service in two queues (Tiresias, Gu et al., NSDI 2019, section 4): nothing need be known of run times.
+
+What has had less service than a threshold (devices times time) is in the first queue, all else in the second. Within a
+queue who came first goes first, so that what is alike does not take turns, as it does by attained service alone. The
+devices are given out in this order, and whoever then has none yields, also to one of the same queue that came earlier.
+What is large lets those behind it pass as long as it does not fit.
+"""
+
+from collections.abc import Sequence
+
+from poise.model.decisions import Plan
+from poise.model.views import Snapshot
+from poise.policy.claims import Claim, Rows, carry_out, claims_of, devices_by_model
+from poise.policy.feasible import ability
+from poise.policy.place import Draft
+from poise.policy.score import TERMS
+from poise.units import HOUR, format_duration
+
+THRESHOLD = 16 * HOUR
+"""Of one device: as in the simulator of Pollux's artifact, `tiresias.py`."""
+
+
+class Tiresias:
+    """First the queue of those with less service than the threshold, then the other; first come first served in each.
+
+    Units of several sizes get the least, and more of what is left when they are placed.
+    """
+
+    name = "tiresias"
+
+    def decide(self, view: Snapshot, /) -> Plan:
+        claims = claims_of(view)
+        ordered = sorted(claims, key=_place_in_line)
+        admitted = _admitted(view, ordered)
+        wanted = {claim.unit: claim.rows for claim in admitted}
+        draft = Draft(view, {"first": 1.0}, TERMS)
+        starting = [claim for claim in admitted if claim.candidate is not None]
+        for claim in starting:
+            wanted[claim.unit] = _take(draft, claim, claim.least)
+        if all(wanted[claim.unit] for claim in starting):
+            for claim in starting:
+                wanted[claim.unit] += _take(draft, claim, claim.most - claim.least, fewer=True)
+        words = {claim.unit: _words(claim) for claim in claims}
+        return carry_out(view, self.name, claims, wanted, words, until=_falls_at(view, claims))
+
+
+def _queue(claim: Claim) -> int:
+    return int(claim.attained >= THRESHOLD)
+
+
+def _place_in_line(claim: Claim) -> tuple[bool, int, int]:
+    return (not claim.stays, _queue(claim), claim.ordinal)
+
+
+def _admitted(view: Snapshot, ordered: Sequence[Claim]) -> list[Claim]:
+    """Those that there are devices for, counted by model: where those are free is not looked at."""
+    left = devices_by_model(view, ordered)
+    on = _models_held(view)
+    found = []
+    for claim in ordered:
+        if claim.stopping:
+            continue
+        able = ability(view.fleet, claim.shape).models
+        needed = claim.shape.gpus * (len(claim.rows) or claim.least)
+        models = on.get(claim.unit) or sorted((model for model in left if able[model]), key=lambda of: (-left[of], of))
+        if sum(left[model] for model in models) < needed:
+            continue
+        for model in models:
+            taken = min(left[model], needed)
+            left[model] -= taken
+            needed -= taken
+        found.append(claim)
+    return found
+
+
+def _models_held(view: Snapshot) -> dict[str, list[int]]:
+    """The models of the devices that each unit holds."""
+    fleet, found = view.fleet, dict[str, dict[int, None]]()
+    for row, residents in enumerate(fleet.residents):
+        places = {device.index: place for place, device in enumerate(fleet.nodes[row].devices)}
+        for resident in residents:
+            for device in resident.devices:
+                found.setdefault(resident.unit, {})[int(fleet.device_model[row, places[device]])] = None
+    return {unit: list(models) for unit, models in found.items()}
+
+
+def _take(draft: Draft, claim: Claim, tasks: int, *, fewer: bool = False) -> Rows:
+    """Rows for so many tasks more, each time on the node where there is most room; nothing if that is too few."""
+    candidate, shape = claim.candidate, claim.shape
+    room = draft.capacity(shape).copy()
+    if candidate is None or (int(room.sum()) < tasks and not fewer):
+        return ()
+    rows: list[int] = []
+    while len(rows) < tasks and room.max(initial=0) > 0:
+        row = int(room.argmax())
+        here = min(int(room[row]), tasks - len(rows))
+        rows += [row] * here
+        room[row] = 0
+    for row in rows:
+        draft.take(row, candidate, shape)
+    return tuple(rows)
+
+
+def _falls_at(view: Snapshot, claims: Sequence[Claim]) -> int | None:
+    """The next instant at which one that runs falls into the second queue."""
+    return min(
+        (
+            view.now + -(-(THRESHOLD - claim.attained) // (claim.shape.gpus * len(claim.rows)))
+            for claim in claims
+            if claim.rows and not claim.stopping and claim.attained < THRESHOLD
+        ),
+        default=None,
+    )
+
+
+def _words(claim: Claim) -> str:
+    return f"{'second' if _queue(claim) else 'first'} queue, {format_duration(claim.attained)} of service so far"

@@ -1,0 +1,323 @@
+"""Pollux's workloads (Qiao et al., OSDI 2021, artifact): training jobs, how they scale, and what their batches are worth.
+
+A workload names jobs of six applications. Each application was profiled on nodes of four T4: the time of a step by
+placement and local batch size, and by epoch the two moments of the gradient from which follows what a larger batch is
+worth. Work is counted in steps of the smallest batch: a step of a batch that is `scale` times larger is worth
+
+    gain = (var + sqr) / (var / scale + sqr)
+
+of them (section 3.1 of the paper, with `sqr` and `var` as of the smallest batch), so that what is done in a second is
+`gain / step time`. With a *fixed* batch size a job is a gang of the size that its user asked for. An *adaptive* job is
+elastic, and takes the batch that is best for where it runs.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from math import ceil
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from poise.errors import SpecError
+from poise.model.fleet import Floats
+from poise.model.jobs import Task, Unit
+from poise.model.resources import Shape
+from poise.model.workload import Arrival, Seats, Truth, Workload
+from poise.units import SECOND
+
+RESCALE = 30 * SECOND
+"""What starting in a new size takes, in the artifact (section 5.3)."""
+
+MOST_TASKS = 64
+"""The profiles hold for sixteen nodes of four."""
+
+SAMPLES = 50
+"""Batch sizes that are tried, from the smallest to the largest, each as many times as large as the one before."""
+
+ALMOST = 1e-8
+"""What a batch may be over a whole number by rounding."""
+
+
+class Made(NamedTuple):
+    """What the files do not say of an application: how many epochs it has, and its largest local batch (0: the largest
+    that was profiled).
+    """
+
+    epochs: int
+    largest: int = 0
+
+
+APPLICATIONS = {
+    "bert": Made(2),
+    "cifar10": Made(100),
+    "ncf": Made(10),
+    "imagenet": Made(90),
+    "deepspeech2": Made(80),
+    "yolov3": Made(50, 8),
+}
+"""As in the artifact's `applications.py`."""
+
+ALONE = {"ncf": 32768}
+"""Applications that never run on more than one device, and the batch they always have."""
+
+
+class Batch(NamedTuple):
+    """What each task computes at once, how often before they exchange gradients, and the batch of all together."""
+
+    local: int
+    accumulated: int
+    total: int
+
+
+class Application:
+    """One profiled application. `epochs` float64 (E + 1,): the progress at the end of each, from 0. `steps` holds by
+    placement (tasks per node) the local batch sizes with the times of a step, and of the exchange in it, in seconds.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        """Raises SpecError where something is missing, OSError where a file cannot be read."""
+        made = APPLICATIONS[name]
+        self.name = name
+        validation = {int(path.stem.rpartition("-")[2]): _columns(path) for path in folder.glob("validation-*.csv")}
+        if not validation:
+            raise SpecError(f"there is no profile of `{name}`", field="application", have=str(folder))
+        self.sizes = np.array(sorted(validation), float)
+        moments = [(validation[int(size)]["grad_sqr"], validation[int(size)]["grad_var"]) for size in self.sizes]
+        self._moments = np.array([[of[: made.epochs] for of in pair] for pair in moments])  # sizes, sqr and var, epochs
+        progress = np.array([validation[int(size)]["progress"][: made.epochs] for size in self.sizes])
+        self.epochs: Floats = np.concatenate([[0.0], progress.min(axis=0)])
+        placements = _columns(folder / "placements.csv")
+        self.smallest_local, self.largest_local = int(placements["local_bsz"].min()), int(placements["local_bsz"].max())
+        self.largest_local = made.largest or self.largest_local
+        self.smallest, self.largest = int(self.sizes[0]), int(self.sizes[-1])
+        self.steps = {
+            tuple(map(int, str(int(placement)))): _rows(placements, placements["placement"] == placement)
+            for placement in np.unique(placements["placement"])
+        }
+        self._wide = _by_size(self.steps, _columns(folder / "scalability.csv"))
+
+    @property
+    def most(self) -> int:
+        """Tasks that it can use."""
+        return 1 if self.name in ALONE else min(MOST_TASKS, self.largest // self.smallest_local)
+
+    def moments(self, size: float, epoch: int) -> tuple[float, float]:
+        """`sqr` and `var` of the gradient with a batch of this size: in between, a straight line."""
+        return (
+            float(np.interp(size, self.sizes, self._moments[:, 0, epoch])),
+            float(np.interp(size, self.sizes, self._moments[:, 1, epoch])),
+        )
+
+    def step(self, split: tuple[int, ...], local: Floats) -> tuple[Floats, Floats]:
+        """Seconds of a step with these tasks per node, and of the exchange of gradients in it, by local batch size."""
+        known = self.steps.get(_first_turn(split))
+        if known is not None:
+            return np.interp(local, known[0], known[1]), np.interp(local, known[0], known[2])
+        nodes, tasks = len(split), sum(split)
+        grid = sorted(self._wide)
+        below = max((of for of in grid if of <= nodes), default=grid[0])
+        above = min((of for of in grid if of >= nodes), default=grid[-1])
+        part = (nodes - below) / (above - below) if above > below else 0.0
+        low, high = self._at(below, tasks / nodes, local), self._at(above, tasks / nodes, local)
+        return (1 - part) * low[0] + part * high[0], (1 - part) * low[1] + part * high[1]
+
+    def _at(self, nodes: int, density: float, local: Floats) -> tuple[Floats, Floats]:
+        """The same for so many nodes as were profiled, with so many tasks on each on the mean."""
+        of = self._wide[nodes]
+        densities = np.array(sorted(of))
+        density = float(np.clip(density, densities[0], densities[-1]))
+        above = int(np.searchsorted(densities, density))
+        below = max(0, above - 1) if densities[above] > density else above
+        gap = densities[above] - densities[below]
+        part = (density - densities[below]) / gap if gap else 0.0
+        times = []
+        for which in (1, 2):
+            low = np.interp(local, of[densities[below]][0], of[densities[below]][which])
+            high = np.interp(local, of[densities[above]][0], of[densities[above]][which])
+            times.append((1 - part) * low + part * high)
+        return times[0], times[1]
+
+    def fixed(self, size: int, tasks: int) -> Batch:
+        """How a batch of this size is shared out over so many tasks."""
+        local = ceil(size / tasks - ALMOST)
+        accumulated = ceil(local / self.largest_local - ALMOST) - 1
+        if tasks == 1 and size > self.smallest:
+            accumulated = max(1, accumulated)  # the moments of a gradient cannot be told from one batch
+        local = ceil(local / (accumulated + 1) - ALMOST)
+        local = min(local, self.largest // (tasks * (accumulated + 1)))
+        return Batch(local, accumulated, local * tasks * (accumulated + 1))
+
+    def best(self, split: tuple[int, ...], moments: tuple[float, float]) -> tuple[Batch, float]:
+        """The batch with which most is done, as long as the gradient has these moments, and what is then done in a
+        second.
+        """
+        tasks = sum(split)
+        sizes = np.geomspace(max(self.smallest, self.smallest_local * tasks), self.largest, SAMPLES)
+        share = sizes / tasks
+        accumulated = np.ceil(share / self.largest_local - ALMOST) - 1
+        if tasks == 1:
+            accumulated = np.where(share > self.smallest + ALMOST, np.maximum(accumulated, 1), accumulated)
+        local = np.ceil(share / (accumulated + 1) - ALMOST)
+        step, exchange = self.step(split, local)
+        seconds = step + accumulated * (step - exchange)
+        done = _gain(moments, tasks * local * (accumulated + 1) / self.smallest) / seconds
+        done = np.where((self.smallest_local <= local) & (local <= self.largest_local), done, 0.0)
+        at = int(done.argmax())
+        batch = Batch(int(local[at]), int(accumulated[at]), int(tasks * local[at] * (accumulated[at] + 1)))
+        return self._within(batch, tasks), float(done[at])
+
+    def _within(self, batch: Batch, tasks: int) -> Batch:
+        """No larger in all than the largest that was profiled."""
+        local = min(batch.local, self.largest // (tasks * (batch.accumulated + 1)))
+        return Batch(local, batch.accumulated, local * tasks * (batch.accumulated + 1))
+
+    def rate(self, split: tuple[int, ...], batch: Batch, epoch: int) -> float:
+        """What is done in a second."""
+        step, exchange = self.step(split, np.array([float(batch.local)]))
+        seconds = float(step[0] + batch.accumulated * (step[0] - exchange[0]))
+        return float(_gain(self.moments(batch.total, epoch), batch.total / self.smallest)) / seconds
+
+
+class Profiled(msgspec.Struct, frozen=True):
+    """The pace of a job of a profiled application: with a batch of `size`, or the best one (0). As in the artifact each
+    epoch ends on a whole second.
+    """
+
+    application: Application
+    size: int = 0
+
+    def left(self, progress: float, seats: Seats, /) -> float:
+        done, epochs, rates, seconds = self._from(progress, seats)
+        at = int(np.searchsorted(epochs, done, "right")) - 1
+        if at >= len(rates):
+            return 0.0
+        return _whole((epochs[at + 1] - done) / rates[at]) + float(seconds[at + 1 :].sum())
+
+    def reached(self, progress: float, seats: Seats, seconds: float, /) -> float:
+        done, epochs, rates, whole = self._from(progress, seats)
+        at = int(np.searchsorted(epochs, done, "right")) - 1
+        left = seconds
+        while at < len(rates):
+            need = _whole((epochs[at + 1] - done) / rates[at])
+            if left < need:
+                done = min(done + left * rates[at], float(np.nextafter(epochs[at + 1], 0.0)))
+                break
+            left -= need
+            at += 1
+            done = float(epochs[at])
+        return done / float(epochs[-1])
+
+    def _from(self, progress: float, seats: Seats) -> tuple[float, Floats, Floats, Floats]:
+        """What is done, and by epoch where each ends, what is done in a second of it, and how long all of it takes."""
+        epochs = self.application.epochs
+        rates = _rates(self.application, seats.split or (len(seats.models),), self.size)
+        return progress * float(epochs[-1]), epochs, rates, np.round(np.diff(epochs) / rates)
+
+
+@lru_cache(maxsize=65_536)
+def _rates(application: Application, split: tuple[int, ...], size: int) -> Floats:
+    """What is done in a second of each epoch. The best batch is chosen by the moments of the batch that runs, and these
+    depend on the batch in turn: twice is enough.
+    """
+    tasks = sum(split)
+    rates = []
+    batch = application.fixed(size or application.smallest, tasks)
+    for epoch in range(len(application.epochs) - 1):
+        for _ in range(0 if size else 2):
+            batch = application.best(split, application.moments(batch.total, epoch))[0]
+        rates.append(application.rate(split, batch, epoch))
+    return np.array(rates)
+
+
+def applications(folder: Path) -> dict[str, Application]:
+    """All that are profiled in the folder. Raises SpecError, OSError."""
+    return {name: Application(name, folder / name) for name in APPLICATIONS if (folder / name).is_dir()}
+
+
+def read(path: Path, profiled: dict[str, Application], *, adaptive: bool) -> Workload:
+    """A workload's jobs: gangs with the batch and the number of tasks that their users chose, or `adaptive` ones. Jobs
+    of applications that are not profiled are left out, and counted. Raises OSError, ValueError for what is no number.
+    """
+    arrivals, skipped = [], {"not profiled": 0}
+    with path.open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            application = profiled.get(row["application"])
+            if application is None:
+                skipped["not profiled"] += 1
+                continue
+            arrivals.append(_arrival(row, application, adaptive=adaptive))
+    arrivals.sort(key=lambda arrival: arrival.at)
+    return Workload(
+        name=path.stem, arrivals=tuple(arrivals), skipped={why: count for why, count in skipped.items() if count}
+    )
+
+
+def _arrival(row: dict[str, str], application: Application, *, adaptive: bool) -> Arrival:
+    tasks = application.most if adaptive else int(row["num_replicas"])
+    size = ALONE.get(application.name, 0) if adaptive else int(row["batch_size"])
+    names = [f"main[{rank}]" if tasks > 1 else "main" for rank in range(tasks)]
+    unit = Unit(
+        name="main",
+        tasks=tuple(Task(name=name, argv=(), rank=rank, world=tasks) for rank, name in enumerate(names)),
+        shape=Shape(gpus=1),
+        kind=application.name if adaptive else f"{application.name} x{tasks}",
+        least=1 if adaptive and tasks > 1 else 0,
+    )
+    truth = Truth(pace=Profiled(application, size), start=RESCALE, restore=RESCALE, saves=True)
+    return Arrival(at=int(float(row["time"]) * SECOND), units=(unit,), truths={"main": truth}, name=row["name"])
+
+
+def _gain(moments: tuple[float, float], scale: Floats | float) -> Floats:
+    """What a step of a batch so many times larger than the smallest is worth."""
+    sqr, var = moments
+    return np.asarray((var + sqr) / (var / scale + sqr))
+
+
+def _first_turn(split: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a ring of nodes it does not matter where one begins: as the profiles do, with the smallest."""
+    return min(split[at:] + split[:at] for at in range(len(split)))
+
+
+def _by_size(
+    steps: dict[tuple[int, ...], tuple[Floats, Floats, Floats]], wide: dict[str, Floats]
+) -> dict[int, dict[float, tuple[Floats, Floats, Floats]]]:
+    """By number of nodes and tasks per node, the same as `steps`: the mean of what was profiled."""
+    found: dict[int, dict[float, list[tuple[Floats, Floats, Floats]]]] = {}
+    for split, times in steps.items():
+        found.setdefault(len(split), {}).setdefault(sum(split) / len(split), []).append(times)
+    pairs = sorted(set(zip(wide["num_nodes"].tolist(), wide["num_replicas"].tolist(), strict=True)))
+    for nodes, tasks in pairs:
+        here = (wide["num_nodes"] == nodes) & (wide["num_replicas"] == tasks)
+        found.setdefault(int(nodes), {}).setdefault(tasks / nodes, []).append(_rows(wide, here))
+    return {nodes: {of: _mean(times) for of, times in by.items()} for nodes, by in found.items()}
+
+
+def _mean(times: Sequence[tuple[Floats, Floats, Floats]]) -> tuple[Floats, Floats, Floats]:
+    local = times[0][0]
+    return (
+        local,
+        np.mean([np.interp(local, of[0], of[1]) for of in times], axis=0),
+        np.mean([np.interp(local, of[0], of[2]) for of in times], axis=0),
+    )
+
+
+def _rows(columns: dict[str, Floats], where: Iterable[bool]) -> tuple[Floats, Floats, Floats]:
+    """Local batch sizes, times of a step, times of the exchange in it."""
+    rows = np.flatnonzero(np.asarray(where))
+    rows = rows[np.argsort(columns["local_bsz"][rows], kind="stable")]
+    return columns["local_bsz"][rows], columns["step_time"][rows], columns["sync_time"][rows]
+
+
+def _columns(path: Path) -> dict[str, Floats]:
+    with path.open(newline="") as lines:
+        rows: Iterator[list[str]] = csv.reader(lines)
+        names = next(rows)
+        table = np.array([[float(value) for value in row] for row in rows])
+    return {name: table[:, at] for at, name in enumerate(names)}
+
+
+def _whole(seconds: float) -> float:
+    return float(np.round(seconds))
