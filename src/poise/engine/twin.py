@@ -339,7 +339,7 @@ class Twin:
 
     def _start(self, work: _Work) -> None:
         """It runs, from where it was; coming back takes its time."""
-        now, truth = self.timeline.now, work.truth
+        now = self.timeline.now
         work.began, work.since = now, now + _overhead(work)
         work.seats = self._seats(work)
         for attempt, (name, _) in work.launches.items():

@@ -2,15 +2,17 @@
 
 Such a policy says who is to run where (`wanted`, a row for each task). `carry_out` makes a plan of that: who runs
 otherwise is asked to yield, who has room there already is placed, and the others are held until they have. Work without
-devices, or with shares of them, is placed as it comes in the room that is left, and never asked to yield.
+devices, with shares of them or in several artifacts is placed as it comes in the room that is left.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from poise.model.decisions import Cause, Decision, Hold, Place, Plan, Preempt, Reason, Why
-from poise.model.fleet import Resident
+from poise.model.fleet import DEVICES, Resident
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.allowance import Allowance
@@ -51,7 +53,7 @@ class Claim(NamedTuple):
 
 
 def claims_of(view: Snapshot) -> list[Claim]:
-    """All of them, in order of submission."""
+    """All of them, in order of submission. What waits and could as well run in another artifact makes no claim."""
     waiting = {candidate.unit: candidate for candidate in view.candidates}
     rows: dict[str, list[int]] = {}
     residents: dict[str, Resident] = {}
@@ -61,8 +63,13 @@ def claims_of(view: Snapshot) -> list[Claim]:
                 rows.setdefault(resident.unit, []).append(row)
                 residents[resident.unit] = resident
     found = [_running(resident, tuple(rows[unit]), view.now) for unit, resident in residents.items()]
-    found += [_waiting(candidate) for candidate in view.candidates if on_devices(candidate.shape)]
+    found += [_waiting(candidate) for candidate in view.candidates if claims(candidate)]
     return sorted(found, key=_ordinal)
+
+
+def claims(candidate: Candidate) -> bool:
+    """Whether what waits can only run on whole devices."""
+    return on_devices(candidate.shape) and not candidate.others
 
 
 def on_devices(shape: Shape) -> bool:
@@ -70,7 +77,7 @@ def on_devices(shape: Shape) -> bool:
     return shape.gpus > 0 and shape.share == WHOLE
 
 
-def devices_by_model(view: Snapshot, claims: Sequence[Claim]) -> dict[int, int]:
+def devices_by_model(view: Snapshot) -> dict[int, int]:
     """How many whole devices there are of each model for claims: those that are free, and those that claims hold."""
     fleet = view.fleet
     left: Counter[int] = Counter()
@@ -89,24 +96,36 @@ def devices_by_model(view: Snapshot, claims: Sequence[Claim]) -> dict[int, int]:
     return dict(left)
 
 
+def vacated(view: Snapshot, units: Collection[str]) -> Draft:
+    """The room that there is once these have ended."""
+    fleet = view.fleet.copy()
+    for row, residents in enumerate(fleet.residents):
+        gone = [resident for resident in residents if resident.unit in units]
+        for resident in gone:
+            shape = resident.shape
+            fleet.free[:DEVICES, row] += (shape.cpu, shape.memory, shape.network)
+            for place, device in enumerate(fleet.nodes[row].devices):
+                if device.index in resident.devices:
+                    fleet.device_share[row, place] += shape.share
+        if gone:
+            fleet.free[DEVICES, row] = int(((fleet.device_share[row] == WHOLE) & (fleet.device_model[row] >= 0)).sum())
+    return Draft(msgspec.structs.replace(view, fleet=fleet), {"first": 1.0}, TERMS)
+
+
 def carry_out(
     view: Snapshot,
     name: str,
-    claims: Sequence[Claim],
+    claimed: Sequence[Claim],
     wanted: Mapping[str, Rows],
     words: Mapping[str, str],
     *,
     until: int | None = None,
     memory: dict[str, Any] | None = None,
 ) -> Plan:
-    """The plan by which the claims of `wanted` come to run there, and no others; those of them that have no rows are to
-    run as soon as there is room. `words` say of each why.
-    """
+    """The plan by which the claims of `wanted` come to run there, and no others. `words` say of each why."""
     decisions: list[Decision] = []
-    holds: dict[str, tuple[Reason, ...]] = {}
-    draft, allowance = Draft(view, {"first": 1.0}, TERMS), Allowance(view.quotas)
     yielding: list[str] = []
-    for claim in claims:
+    for claim in claimed:
         rows = wanted.get(claim.unit, ())
         if claim.stopping:
             yielding.append(claim.unit)
@@ -114,70 +133,100 @@ def carry_out(
             yielding.append(claim.unit)
             why = Why(policy=name, base=view.revision, rank=words.get(claim.unit, ""))
             decisions.append(Preempt(unit=claim.unit, cause=_cause(claim, rows), why=why))
-    for claim in claims:
-        candidate = claim.candidate
-        if candidate is None:
-            continue
-        rows = wanted.get(claim.unit, ())
-        over = allowance.against(candidate) if candidate.tenant else ()
-        if rows and not yielding and not over and _has_room(draft, claim.shape, rows):
-            rows = rows[: max(claim.least, allowance.room_of(candidate, claim.shape))]
-            spots = tuple(draft.take(row, candidate, claim.shape) for row in rows)
-            allowance.take(candidate, claim.shape, len(spots))
-            why = Why(policy=name, base=view.revision, rank=words.get(claim.unit, ""))
-            decisions.append(Place(unit=claim.unit, spots=spots, why=why))
-        elif not candidate.recovering:
-            coming = yielding if claim.unit in wanted else []
-            holds[candidate.queue] = over or _reasons(draft, claim, coming)
-    _place_others(view, name, draft, allowance, decisions, holds)
-    decisions += [Hold(queue=queue, reasons=reasons) for queue, reasons in holds.items()]
+    placing = _Placing(view, name, yielding)
+    for claim in claimed:
+        if claim.candidate is not None:
+            placing.claim(claim, claim.candidate, wanted.get(claim.unit, ()), words.get(claim.unit, ""))
+    for candidate in view.candidates:
+        if not claims(candidate):
+            placing.other(candidate)
+    decisions += placing.decisions
+    decisions += [Hold(queue=queue, reasons=reasons) for queue, reasons in placing.holds.items()]
     return Plan(base=view.revision, policy=name, decisions=tuple(decisions), until=until, memory=memory)
 
 
-def _place_others(
-    view: Snapshot,
-    name: str,
-    draft: Draft,
-    allowance: Allowance,
-    decisions: list[Decision],
-    holds: dict[str, tuple[Reason, ...]],
-) -> None:
-    """First come, first served where there is room."""
-    for candidate in view.candidates:
-        if on_devices(candidate.shape) or candidate.queue in holds:
-            continue
-        if candidate.tenant and (over := allowance.against(candidate)):
-            holds[candidate.queue] = over
-            continue
-        shape, needed = candidate.shape, candidate.least or candidate.tasks
-        room = draft.capacity(shape)
-        rows: list[int] = []
-        for row in sorted(range(len(room)), key=lambda row: (-int(room[row]), row)):
-            rows += [row] * min(int(room[row]), needed - len(rows))
-        if len(rows) < needed:
-            if not candidate.recovering:
-                holds[candidate.queue] = tuple(draft.reasons(shape))
-            continue
-        why = Why(policy=name, base=view.revision, rank="first come")
-        spots = tuple(draft.take(row, candidate, shape) for row in rows)
-        allowance.take(candidate, shape, needed)
-        decisions.append(Place(unit=candidate.unit, spots=spots, why=why))
+class _Placing:
+    """What starts now, and why the rest does not."""
+
+    def __init__(self, view: Snapshot, name: str, yielding: Sequence[str]) -> None:
+        self.view, self.name, self.yielding = view, name, yielding
+        self.draft, self.allowance = Draft(view, {"first": 1.0}, TERMS), Allowance(view.quotas)
+        self.decisions: list[Decision] = []
+        self.holds: dict[str, tuple[Reason, ...]] = {}
+        self._first = ""  # for whom room is being made
+
+    def claim(self, claim: Claim, candidate: Candidate, rows: Rows, words: str) -> None:
+        """Placed if there is room already."""
+        over = self.allowance.against(candidate) if candidate.tenant else ()
+        if rows and not over:
+            rows = rows[: self.allowance.room_of(candidate, claim.shape)]
+            room = self.draft.capacity(claim.shape)
+            if all(room[row] >= tasks for row, tasks in Counter(rows).items()):
+                self._place(candidate, claim.shape, 0, rows, words)
+                return
+            self._first = self._first or claim.unit
+            made = Reason(code="PREEMPTING", have=", ".join(self.yielding), need=claim.unit, wakes="finished")
+            self._hold(candidate, (made,) if self.yielding else ())
+            return
+        self._hold(candidate, over)
+
+    def other(self, candidate: Candidate) -> None:
+        """First come, first served, in the first artifact for which there is room."""
+        over = self.allowance.against(candidate) if candidate.tenant else ()
+        if over or (candidate.queue in self.holds and not candidate.recovering):
+            self._hold(candidate, over)
+            return
+        needed = candidate.least or candidate.tasks
+        for variant, shape in enumerate((candidate.shape, *candidate.others)):
+            if self.allowance.room_of(candidate, shape) < needed:
+                continue
+            rows = emptiest(self.draft, shape, needed)
+            if rows:
+                self._place(candidate, shape, variant, rows, "first come")
+                return
+        self._hold(candidate, ())
+
+    def _place(self, candidate: Candidate, shape: Shape, variant: int, rows: Rows, words: str) -> None:
+        spots = tuple(self.draft.take(row, candidate, shape) for row in rows)
+        self.allowance.take(candidate, shape, len(spots))
+        why = Why(policy=self.name, base=self.view.revision, rank=words)
+        self.decisions.append(Place(unit=candidate.unit, spots=spots, why=why, variant=variant))
+
+    def _hold(self, candidate: Candidate, reasons: tuple[Reason, ...]) -> None:
+        if not candidate.recovering and candidate.queue not in self.holds:
+            self.holds[candidate.queue] = reasons or self._reasons(candidate)
+
+    def _reasons(self, candidate: Candidate) -> tuple[Reason, ...]:
+        """Every reason against every artifact of it; where there is room, that is for another."""
+        if not len(self.view.fleet):
+            return (Reason(code="NO_NODES", wakes="joined"),)
+        found: list[Reason] = []
+        needed = candidate.least or candidate.tasks
+        if needed > 1:
+            have = min(needed - 1, int(self.draft.capacity(candidate.shape).sum()))
+            found.append(Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(have), wakes="finished"))
+        for shape in (candidate.shape, *candidate.others):
+            found += self.draft.reasons(shape)
+        if found:
+            return tuple(found)
+        if self._first:
+            return (Reason(code="BEHIND", subject=self._first, wakes="placed"),)
+        return (Reason(code="NEXT_ROUND", wakes="decided"),)
 
 
-def _has_room(draft: Draft, shape: Shape, rows: Rows) -> bool:
-    room = draft.capacity(shape)
-    return all(room[row] >= tasks for row, tasks in Counter(rows).items())
-
-
-def _reasons(draft: Draft, claim: Claim, coming: Sequence[str]) -> tuple[Reason, ...]:
-    """Why a claim waits: for those that are asked to yield for it, or for others that come before it."""
-    if coming:
-        return (Reason(code="PREEMPTING", have=", ".join(coming), need=claim.unit, wakes="finished"),)
-    reasons = list(draft.reasons(claim.shape))
-    if claim.least > 1:
-        have = min(claim.least - 1, int(draft.capacity(claim.shape).sum()))
-        reasons.insert(0, Reason(code="GANG_INCOMPLETE", need=str(claim.least), have=str(have), wakes="finished"))
-    return tuple(reasons) or (Reason(code="NEXT_ROUND", wakes="decided"),)
+def emptiest(draft: Draft, shape: Shape, tasks: int, *, fewer: bool = False) -> Rows:
+    """Rows for so many tasks, each time on the node where there is most room; nothing if there is too little, unless
+    `fewer` will do.
+    """
+    room = draft.capacity(shape).copy()
+    if int(room.sum()) < tasks and not fewer:
+        return ()
+    rows: list[int] = []
+    while len(rows) < tasks and room.max(initial=0) > 0:
+        row = int(room.argmax())
+        rows += [row] * min(int(room[row]), tasks - len(rows))
+        room[row] = 0
+    return tuple(rows)
 
 
 def _cause(claim: Claim, rows: Rows) -> Cause:

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 from poise.model.decisions import Plan
 from poise.model.views import Snapshot
-from poise.policy.claims import Claim, Rows, carry_out, claims_of, devices_by_model
+from poise.policy.allowance import Allowance
+from poise.policy.claims import Claim, Rows, carry_out, claims_of, devices_by_model, emptiest, vacated
 from poise.policy.feasible import ability
-from poise.policy.place import Draft
-from poise.policy.score import TERMS
 from poise.units import HOUR, format_duration
 
 THRESHOLD = 16 * HOUR
@@ -29,19 +28,38 @@ class Tiresias:
     name = "tiresias"
 
     def decide(self, view: Snapshot, /) -> Plan:
-        claims = claims_of(view)
-        ordered = sorted(claims, key=_place_in_line)
-        admitted = _admitted(view, ordered)
+        claimed = claims_of(view)
+        ordered = sorted(claimed, key=_place_in_line)
+        wanted = _share_out(view, ordered)
+        words = {claim.unit: _words(claim) for claim in claimed}
+        return carry_out(view, self.name, claimed, wanted, words, until=_falls_at(view, claimed))
+
+
+def _share_out(view: Snapshot, ordered: Sequence[Claim]) -> dict[str, Rows]:
+    """Where those run that have devices. Nobody yields to what would still find no room, which is in pieces or lacks
+    something else: that is left out, and all is shared out anew.
+    """
+    allowance = Allowance(view.quotas)
+    unfit = {claim.unit for claim in ordered if claim.candidate is not None and allowance.against(claim.candidate)}
+    while True:
+        admitted = _admitted(view, [claim for claim in ordered if claim.unit not in unfit])
         wanted = {claim.unit: claim.rows for claim in admitted}
-        draft = Draft(view, {"first": 1.0}, TERMS)
-        starting = [claim for claim in admitted if claim.candidate is not None]
-        for claim in starting:
-            wanted[claim.unit] = _take(draft, claim, claim.least)
-        if all(wanted[claim.unit] for claim in starting):
-            for claim in starting:
-                wanted[claim.unit] += _take(draft, claim, claim.most - claim.least, fewer=True)
-        words = {claim.unit: _words(claim) for claim in claims}
-        return carry_out(view, self.name, claims, wanted, words, until=_falls_at(view, claims))
+        starting = [(claim, claim.candidate) for claim in admitted if claim.candidate is not None]
+        draft = vacated(view, {claim.unit for claim in ordered if claim.rows and claim.unit not in wanted})
+        for claim, candidate in starting:
+            wanted[claim.unit] = rows = emptiest(draft, claim.shape, claim.least)
+            for row in rows:
+                draft.take(row, candidate, claim.shape)
+        without = {claim.unit for claim, _ in starting if not wanted[claim.unit]}
+        if without:
+            unfit |= without
+            continue
+        for claim, candidate in starting:
+            rows = emptiest(draft, claim.shape, claim.most - claim.least, fewer=True)
+            wanted[claim.unit] += rows
+            for row in rows:
+                draft.take(row, candidate, claim.shape)
+        return wanted
 
 
 def _queue(claim: Claim) -> int:
@@ -54,7 +72,7 @@ def _place_in_line(claim: Claim) -> tuple[bool, int, int]:
 
 def _admitted(view: Snapshot, ordered: Sequence[Claim]) -> list[Claim]:
     """Those that there are devices for, counted by model: where those are free is not looked at."""
-    left = devices_by_model(view, ordered)
+    left = devices_by_model(view)
     on = _models_held(view)
     found = []
     for claim in ordered:
@@ -82,23 +100,6 @@ def _models_held(view: Snapshot) -> dict[str, list[int]]:
             for device in resident.devices:
                 found.setdefault(resident.unit, {})[int(fleet.device_model[row, places[device]])] = None
     return {unit: list(models) for unit, models in found.items()}
-
-
-def _take(draft: Draft, claim: Claim, tasks: int, *, fewer: bool = False) -> Rows:
-    """Rows for so many tasks more, each time on the node where there is most room; nothing if that is too few."""
-    candidate, shape = claim.candidate, claim.shape
-    room = draft.capacity(shape).copy()
-    if candidate is None or (int(room.sum()) < tasks and not fewer):
-        return ()
-    rows: list[int] = []
-    while len(rows) < tasks and room.max(initial=0) > 0:
-        row = int(room.argmax())
-        here = min(int(room[row]), tasks - len(rows))
-        rows += [row] * here
-        room[row] = 0
-    for row in rows:
-        draft.take(row, candidate, shape)
-    return tuple(rows)
 
 
 def _falls_at(view: Snapshot, claims: Sequence[Claim]) -> int | None:

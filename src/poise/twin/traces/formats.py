@@ -18,6 +18,7 @@ from poise.twin.traces import (
     philly,
     plain,
     poiselog,
+    pollux,
     requests,
     shockwave,
     synthetic,
@@ -93,6 +94,7 @@ FORMATS = {
             poiselog.read,
         ),
         Format("gavel", "Gavel, jobs of steps", lambda head: gavel.recognises(head.lines), gavel.read),
+        Format("pollux", "Pollux, jobs that scale", lambda head: head.names(*pollux.COLUMNS), pollux.read),
     )
 }
 PLAIN = Format("plain", "any CSV, with a mapping of its columns", lambda head: False, plain.read)

@@ -27,6 +27,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     `load` divides the times between arrivals, `seed` decides the noise of estimates. With `strict` the first bad row is
     an error. `cpu_work` also reads jobs without a device, in traces of training.
 
+    With `elastic` the jobs of a trace that knows how they scale (Pollux's) take any size, and choose their batches.
+
     `columns` says which column of a plain CSV is what. `throughputs` is the table that goes with a trace of steps.
     `requests` are how many requests of a trace of requests one device serves at once.
 
@@ -42,6 +44,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     strict: bool = False
     cpu_work: bool = False
+    elastic: bool = False
     columns: Mapping[str, str] = {}
     throughputs: Path | None = None
     requests: int = 8

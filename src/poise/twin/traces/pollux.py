@@ -1,4 +1,4 @@
-"""Pollux's workloads (Qiao et al., OSDI 2021, artifact): training jobs, how they scale, and what their batches are worth.
+"""Pollux's workloads (Qiao et al., OSDI 2021): training jobs, how they scale, and what their batches are worth.
 
 A workload names jobs of six applications. Each application was profiled on nodes of four T4: the time of a step by
 placement and local batch size, and by epoch the two moments of the gradient from which follows what a larger batch is
@@ -9,10 +9,15 @@ worth. Work is counted in steps of the smallest batch: a step of a batch that is
 of them (section 3.1 of the paper, with `sqr` and `var` as of the smallest batch), so that what is done in a second is
 `gain / step time`. With a *fixed* batch size a job is a gang of the size that its user asked for. An *adaptive* job is
 elastic, and takes the batch that is best for where it runs.
+
+Columns of a workload: `name,time,application,num_replicas,batch_size`, times in seconds. Beside the folder with it lies
+`profiles`, with a folder for each application: `placements.csv`, `scalability.csv` and a `validation-BATCH.csv` for
+each batch. Arrivals keep their instants: a scheduler that decides once a minute is reproduced only if they do.
+
+Source: github.com/petuum/adaptdl, branch osdi21-artifact, simulator/ (Apache-2.0).
 """
 
-import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import ceil
 from pathlib import Path
@@ -21,18 +26,23 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from poise.errors import SpecError
 from poise.model.fleet import Floats
 from poise.model.jobs import Task, Unit
 from poise.model.resources import Shape
 from poise.model.workload import Arrival, Seats, Truth, Workload
+from poise.twin.traces.making import COMMAND, UNIT
+from poise.twin.traces.options import Options
+from poise.twin.traces.rows import BadRow, Row, Tally, fault, short, table
 from poise.units import SECOND
 
-RESCALE = 30 * SECOND
-"""What starting in a new size takes, in the artifact (section 5.3)."""
+COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
+PLACEMENTS = ("placement", "local_bsz", "step_time", "sync_time")
+SCALABILITY = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
+VALIDATION = ("progress", "grad_sqr", "grad_var")
 
 MOST_TASKS = 64
-"""The profiles hold for sixteen nodes of four."""
+PER_NODE = 4
+"""The profiles hold for sixteen nodes of four devices."""
 
 SAMPLES = 50
 """Batch sizes that are tried, from the smallest to the largest, each as many times as large as the one before."""
@@ -78,18 +88,19 @@ class Application:
     """
 
     def __init__(self, name: str, folder: Path) -> None:
-        """Raises SpecError where something is missing, OSError where a file cannot be read."""
+        """Raises `SpecError` where something is missing, or no such file."""
         made = APPLICATIONS[name]
         self.name = name
-        validation = {int(path.stem.rpartition("-")[2]): _columns(path) for path in folder.glob("validation-*.csv")}
+        files = {int(path.stem.rpartition("-")[2]): path for path in folder.glob("validation-*.csv")}
+        validation = {size: _columns(path, VALIDATION) for size, path in files.items()}
         if not validation:
-            raise SpecError(f"there is no profile of `{name}`", field="application", have=str(folder))
+            raise fault(f"there is no profile of `{name}`", folder, need="`validation-BATCH.csv`", have="no such file")
         self.sizes = np.array(sorted(validation), float)
         moments = [(validation[int(size)]["grad_sqr"], validation[int(size)]["grad_var"]) for size in self.sizes]
         self._moments = np.array([[of[: made.epochs] for of in pair] for pair in moments])  # sizes, sqr and var, epochs
         progress = np.array([validation[int(size)]["progress"][: made.epochs] for size in self.sizes])
         self.epochs: Floats = np.concatenate([[0.0], progress.min(axis=0)])
-        placements = _columns(folder / "placements.csv")
+        placements = _columns(folder / "placements.csv", PLACEMENTS)
         self.smallest_local, self.largest_local = int(placements["local_bsz"].min()), int(placements["local_bsz"].max())
         self.largest_local = made.largest or self.largest_local
         self.smallest, self.largest = int(self.sizes[0]), int(self.sizes[-1])
@@ -97,7 +108,7 @@ class Application:
             tuple(map(int, str(int(placement)))): _rows(placements, placements["placement"] == placement)
             for placement in np.unique(placements["placement"])
         }
-        self._wide = _by_size(self.steps, _columns(folder / "scalability.csv"))
+        self._wide = _by_size(self.steps, _columns(folder / "scalability.csv", SCALABILITY))
 
     @property
     def most(self) -> int:
@@ -197,7 +208,7 @@ class Profiled(msgspec.Struct, frozen=True):
         return _whole((epochs[at + 1] - done) / rates[at]) + float(seconds[at + 1 :].sum())
 
     def reached(self, progress: float, seats: Seats, seconds: float, /) -> float:
-        done, epochs, rates, whole = self._from(progress, seats)
+        done, epochs, rates, _ = self._from(progress, seats)
         at = int(np.searchsorted(epochs, done, "right")) - 1
         left = seconds
         while at < len(rates):
@@ -213,7 +224,7 @@ class Profiled(msgspec.Struct, frozen=True):
     def _from(self, progress: float, seats: Seats) -> tuple[float, Floats, Floats, Floats]:
         """What is done, and by epoch where each ends, what is done in a second of it, and how long all of it takes."""
         epochs = self.application.epochs
-        rates = _rates(self.application, seats.split or (len(seats.models),), self.size)
+        rates = _rates(self.application, seats.split or _close_together(len(seats.models)), self.size)
         return progress * float(epochs[-1]), epochs, rates, np.round(np.diff(epochs) / rates)
 
 
@@ -232,48 +243,67 @@ def _rates(application: Application, split: tuple[int, ...], size: int) -> Float
     return np.array(rates)
 
 
-def applications(folder: Path) -> dict[str, Application]:
-    """All that are profiled in the folder. Raises SpecError, OSError."""
-    return {name: Application(name, folder / name) for name in APPLICATIONS if (folder / name).is_dir()}
+@lru_cache(maxsize=64)
+def application(name: str, folder: Path) -> Application:
+    """The application that is profiled in the folder. Raises `SpecError`."""
+    return Application(name, folder)
 
 
-def read(path: Path, profiled: dict[str, Application], *, adaptive: bool) -> Workload:
-    """A workload's jobs: gangs with the batch and the number of tasks that their users chose, or `adaptive` ones. Jobs
-    of applications that are not profiled are left out, and counted. Raises OSError, ValueError for what is no number.
+def read(path: Path, options: Options) -> Workload:
+    """Gangs, with the batch and the number of tasks that their users chose; or `elastic` jobs. `throughputs` is the
+    folder of the profiles, if they lie elsewhere. Raises `SpecError` for what is no such file.
     """
-    arrivals, skipped = [], {"not profiled": 0}
-    with path.open(newline="") as lines:
-        for row in csv.DictReader(lines):
-            application = profiled.get(row["application"])
-            if application is None:
-                skipped["not profiled"] += 1
-                continue
-            arrivals.append(_arrival(row, application, adaptive=adaptive))
+    tally = Tally(path, strict=options.strict)
+    profiles = options.throughputs or path.absolute().parents[1] / "profiles"
+    arrivals = []
+    for row in table(path, tally, COLUMNS):
+        try:
+            arrivals.append(_arrival(row, profiles, options))
+        except BadRow as why:
+            tally.bad(row.line, why)
+    if not arrivals:
+        raise fault("nothing of the trace can be used", path, need="one job or more")
     arrivals.sort(key=lambda arrival: arrival.at)
-    return Workload(
-        name=path.stem, arrivals=tuple(arrivals), skipped={why: count for why, count in skipped.items() if count}
-    )
+    return Workload(name="pollux", arrivals=tuple(arrivals[: options.jobs or None]), skipped=dict(tally.counts))
 
 
-def _arrival(row: dict[str, str], application: Application, *, adaptive: bool) -> Arrival:
-    tasks = application.most if adaptive else int(row["num_replicas"])
-    size = ALONE.get(application.name, 0) if adaptive else int(row["batch_size"])
-    names = [f"main[{rank}]" if tasks > 1 else "main" for rank in range(tasks)]
+def _arrival(row: Row, profiles: Path, options: Options) -> Arrival:
+    name = row.text("application")
+    if name not in APPLICATIONS:
+        raise BadRow("the application was not profiled", "application", ", ".join(APPLICATIONS), short(name))
+    of = application(name, profiles / name)
+    tasks = of.most if options.elastic else row.whole("num_replicas", least=1, most=MOST_TASKS)
+    size = ALONE.get(name, 0) if options.elastic else row.whole("batch_size", least=of.smallest, most=of.largest)
+    pace = Profiled(of, size)
+    names = [f"{UNIT}[{rank}]" if tasks > 1 else UNIT for rank in range(tasks)]
+    alone = Seats(("",) * tasks)
     unit = Unit(
-        name="main",
-        tasks=tuple(Task(name=name, argv=(), rank=rank, world=tasks) for rank, name in enumerate(names)),
-        shape=Shape(gpus=1),
-        kind=application.name if adaptive else f"{application.name} x{tasks}",
-        least=1 if adaptive and tasks > 1 else 0,
+        name=UNIT,
+        tasks=tuple(Task(name=one, argv=COMMAND, rank=rank, world=tasks) for rank, one in enumerate(names)),
+        shape=Shape(cpu=0, gpus=1),
+        kind=name if options.elastic else f"{name} x{tasks}",
+        least=1 if options.elastic and tasks > 1 else 0,
+        expect=round(pace.left(0.0, alone) * SECOND) if options.information == "oracle" else 0,
+        restore=options.restore,
     )
-    truth = Truth(pace=Profiled(application, size), start=RESCALE, restore=RESCALE, saves=True)
-    return Arrival(at=int(float(row["time"]) * SECOND), units=(unit,), truths={"main": truth}, name=row["name"])
+    truth = Truth(
+        pace=pace, start=options.restore, restore=options.restore, save=options.save, saves=options.saves,
+        checkpoint=options.checkpoint,
+    )  # fmt: skip
+    at = round(row.number("time") / options.load * SECOND)
+    return Arrival(at=at, units=(unit,), truths={UNIT: truth}, name=row.text("name"))
 
 
 def _gain(moments: tuple[float, float], scale: Floats | float) -> Floats:
     """What a step of a batch so many times larger than the smallest is worth."""
     sqr, var = moments
     return np.asarray((var + sqr) / (var / scale + sqr))
+
+
+def _close_together(tasks: int) -> tuple[int, ...]:
+    """On as few nodes as hold them."""
+    whole, rest = divmod(tasks, PER_NODE)
+    return (PER_NODE,) * whole + ((rest,) if rest else ())
 
 
 def _first_turn(split: tuple[int, ...]) -> tuple[int, ...]:
@@ -311,12 +341,17 @@ def _rows(columns: dict[str, Floats], where: Iterable[bool]) -> tuple[Floats, Fl
     return columns["local_bsz"][rows], columns["step_time"][rows], columns["sync_time"][rows]
 
 
-def _columns(path: Path) -> dict[str, Floats]:
-    with path.open(newline="") as lines:
-        rows: Iterator[list[str]] = csv.reader(lines)
-        names = next(rows)
-        table = np.array([[float(value) for value in row] for row in rows])
-    return {name: table[:, at] for at, name in enumerate(names)}
+def _columns(path: Path, names: Sequence[str]) -> dict[str, Floats]:
+    """Columns of numbers: half a profile is none."""
+    tally = Tally(path, strict=True)
+    rows: list[list[float]] = []
+    for row in table(path, tally, names):
+        try:
+            rows.append([row.number(name, most=float("inf")) for name in names])
+        except BadRow as why:
+            tally.bad(row.line, why)
+    found = np.array(rows)
+    return {name: found[:, at] for at, name in enumerate(names)}
 
 
 def _whole(seconds: float) -> float:
