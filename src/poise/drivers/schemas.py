@@ -193,6 +193,7 @@ _FORMS: dict[str, Schema] = {
     "device.bandwidth": {"anyOf": [_RATE, {"type": "null"}]},
     "device.power": {"anyOf": [_POWER, {"type": "null"}]},
     "device.price": {"anyOf": [_PRICE, {"type": "null"}]},
+    "device.share_cap": {"anyOf": [_SHARE, {"type": "null"}]},
     "device.socket": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": fleetfile.MAX_DEVICES}, {"type": "null"}]},
     "found.count": {"const": 1},
     "found.index": {
@@ -295,8 +296,8 @@ MEANING = {
     "resources.gpu": "Devices.",
     "resources.gpu_memory": "Memory that each of these devices must have; of a share, what it takes. A device of 80 GB "
     "has `80GB`, and not `80GiB`.",
-    "resources.gpu_share": "The part of each device's compute, up to 0.8, so that others can share it; 1 is a device "
-    "of its own.",
+    "resources.gpu_share": "The part of each device's compute, so that others can share it, up to the device's "
+    "`share_cap` of 0.8 or what is said of it; 1 is a device of its own.",
     "resources.gpu_kind": "`gpu`, `npu`, or as the fleet calls it.",
     "resources.gpu_model": "Any of these models will do; `A100` is every A100.",
     "resources.backend": "What the command was built for: `cuda`, `rocm`, `cann`. Only such devices will do.",
@@ -349,6 +350,7 @@ MEANING = {
     "device.supported_ops": "Only these operators; any, unless given.",
     "device.power": "At full load: `300W`.",
     "device.price": "Of an hour.",
+    "device.share_cap": "Of its compute, what shares may take together: `80%`, unless given.",
     "device.socket": "The socket it is attached to.",
     "found.count": "Devices are found, not made.",
     "found.index": "The device with this number; `model` is then what it is to be called. Without it, `model` and "

@@ -17,7 +17,7 @@ from poise.model.decisions import Hold, Place, Plan, Preempt
 from poise.model.fleet import CPU, MEMORY, NETWORK, Fleet, PoolView, Resident
 from poise.model.profiles import Profile
 from poise.model.quotas import Amounts, asked
-from poise.model.resources import SHARED_CAP, WHOLE, Node, Shape, Wants
+from poise.model.resources import WHOLE, Node, Shape, Wants
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import can_do
 
@@ -236,7 +236,8 @@ class _Taking:
             able = self._able[model, shape.wants] = can_do(fleet.models[model], shape.wants)
         if not able:
             raise Unsound(f"device {index} of {fleet.names[row]} is not what `{unit}` asks for")
-        taken = self._devices.setdefault((row, at), [0 if shape.share == WHOLE else WHOLE - SHARED_CAP, 0])
+        spare = 0 if shape.share == WHOLE else int(fleet.device_spare[row, at])
+        taken = self._devices.setdefault((row, at), [spare, 0])
         taken[0] += shape.share
         taken[1] += shape.gpu_memory
 

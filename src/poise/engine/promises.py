@@ -31,7 +31,7 @@ from poise.model.events import (
 from poise.model.jobs import Ending, Unit
 from poise.model.messages import Attempt, Launch
 from poise.model.quotas import Amounts, Quota, asked
-from poise.model.resources import SHARED_CAP, WHOLE, Node
+from poise.model.resources import WHOLE, Node
 from poise.model.tenants import Bearer, Role
 from poise.policy.feasible import NAMED
 from poise.units import SECOND
@@ -154,11 +154,12 @@ class Judge:
     def _fits(self, name: str, running: Iterable[Launch]) -> None:
         node, cpu, memory = self._nodes[name], 0, 0
         taken: dict[int, int] = {}
+        caps = {device.index: device.share_cap for device in node.devices}
         for launch in running:
             cpu, memory = cpu + launch.shape.cpu, memory + launch.shape.memory
             for device in launch.devices:
                 taken[device] = taken.get(device, 0) + launch.shape.share
-                most = WHOLE if launch.shape.share == WHOLE else SHARED_CAP
+                most = WHOLE if launch.shape.share == WHOLE else caps.get(device, WHOLE)
                 if taken[device] > most:
                     raise Violation("S1", f"device {device} of {name} is given to more than it can carry")
         if cpu > node.cpu or memory > node.memory:

@@ -10,7 +10,7 @@ from poise.model.document import Findings
 from poise.model.fleet import DeviceModel, Fleet, model_of
 from poise.model.jobs import Unit
 from poise.model.quotas import Quota, asked
-from poise.model.resources import Device, Node, Shape
+from poise.model.resources import WHOLE, Device, Node, Shape
 from poise.policy.feasible import can_do, capacity_when_empty, never, shortfall
 from poise.units import format_cpu, type_bytes, type_rate
 
@@ -68,7 +68,7 @@ def _check_fits(fleet: Fleet, unit: Unit) -> None:
     if unit.shape.gpus:
         _check_known(fleet.models, unit)
     kinds = [fleet.nodes[row] for row in fleet.likes]  # one node of each kind: the others lack the same
-    node = min(kinds, key=lambda node: shortfall(node, unit.shape))
+    node = min(kinds, key=lambda node: (shortfall(node, unit.shape), not _has_such(node, unit.shape)))
     lacks = "; ".join(reason.sentence() for reason in never(node, unit.shape))
     raise SpecError(
         f"`{unit.name}` asks for more than any node has",
@@ -141,6 +141,11 @@ def _meant(field: str, given: Iterable[str], known: Mapping[str, object]) -> str
     return f"{said} `{field}: {one}`, or `--{field.replace('_', '-')} {one}`"
 
 
+def _has_such(node: Node, shape: Shape) -> bool:
+    """Whether it has a device of the kind and model, be it too small."""
+    return any(can_do(model_of(device), shape.wants) for device in node.devices)
+
+
 def _fitting_hint(node: Node, shape: Shape) -> str:
     """The same request, cut down to what the node has."""
     asks = [f"--cpu {format_cpu(min(shape.cpu, node.cpu))}"]
@@ -152,6 +157,9 @@ def _fitting_hint(node: Node, shape: Shape) -> str:
         right = [device for device in node.devices if can_do(model_of(device), shape.wants)] or list(node.devices)
         fits = [device for device in right if device.memory >= shape.gpu_memory] or [max(right, key=_memory)]
         asks.append(f"--gpu {min(shape.gpus, len(fits))}")
+        shared = max(device.share_cap for device in right)
+        if WHOLE > shape.share > shared > 0:
+            asks.append(f"--gpu-share {shared / WHOLE:g}")
         if shape.gpu_memory:
             least = min(device.memory for device in fits)
             asks.append(f"--gpu-memory {type_bytes(min(shape.gpu_memory, least))}")

@@ -82,7 +82,7 @@ from poise.model.jobs import ALL, Ending, Job, Outcome, Priority, Unit, Work
 from poise.model.messages import Attempt
 from poise.model.profiles import Profile, estimate_run, is_brief, outlasting
 from poise.model.quotas import Amounts, Quota, asked
-from poise.model.resources import PLENTY, SHARED_CAP, WHOLE, Device, Node, Shape, identity_of
+from poise.model.resources import PLENTY, WHOLE, Device, Node, Shape, identity_of
 from poise.model.tenants import DEFAULT, HOME, Bearer, Token
 from poise.model.views import Candidate, Snapshot
 from poise.units import format_duration
@@ -1794,12 +1794,13 @@ class Ledger:
         _hold(devices == state.devices, f"devices of {name} do not add up")
         held = {key: sorted(of, key=_holder) for key, of in state.shares.items()}
         _hold({key: sorted(of, key=_holder) for key, of in shares.items()} == held, f"shares of {name} do not add up")
-        sizes = {device_key(device.index): device.memory for device in state.node.devices}
+        known = {device_key(device.index): device for device in state.node.devices}
         for key, of in shares.items():
             _hold(key not in devices, f"device {key} of {name} is held whole and in part")
-            _hold(sum(share.share for share in of) <= SHARED_CAP, f"device {key} of {name} is over-allocated")
+            _hold(sum(share.share for share in of) <= known[key].share_cap, f"device {key} of {name} is over-allocated")
             _hold(
-                sum(share.memory for share in of) <= sizes[key], f"memory of device {key} of {name} is over-allocated"
+                sum(share.memory for share in of) <= known[key].memory,
+                f"memory of device {key} of {name} is over-allocated",
             )
 
     def _check_unit(self, unit: UnitState) -> None:

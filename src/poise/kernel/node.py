@@ -46,7 +46,7 @@ from poise.model.messages import (
     Report,
     Running,
 )
-from poise.model.resources import SHARED_CAP, WHOLE, Node, Shape, identity_of
+from poise.model.resources import WHOLE, Node, Shape, identity_of
 from poise.model.times import Times
 from poise.units import MILLISECOND, SECOND
 
@@ -551,11 +551,12 @@ class NodeMachine:
     def _must_wait(self, launch: Launch, now: int) -> bool:
         if launch.lease and (not self._connected or not self._answered or self._stop_at(launch) <= now):
             return True
-        share = launch.shape.share
-        most = WHOLE if share == WHOLE else SHARED_CAP
-        return launch.attempt.task in self._tasks or any(
-            self._device_shares.get(device, 0) + share > most for device in launch.devices
-        )
+        if launch.attempt.task in self._tasks:
+            return True
+        share, most = launch.shape.share, {}
+        if launch.devices and share != WHOLE:
+            most = {device.index: device.share_cap for device in self.node.devices}
+        return any(self._device_shares.get(device, 0) + share > most.get(device, WHOLE) for device in launch.devices)
 
     def _hand(self, launch: Launch, slot: Slot) -> None:
         slot.queue.append(launch.attempt)

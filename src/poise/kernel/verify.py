@@ -9,7 +9,7 @@ from poise.kernel.ledger import Ledger, NodeState, device_key, leased
 from poise.model.decisions import Decision, Hold, Place, Preempt, Reason, Rejection, Spot
 from poise.model.events import Held, Placed, Preempted
 from poise.model.fleet import model_of
-from poise.model.resources import PLENTY, SHARED_CAP, WHOLE, Shape
+from poise.model.resources import PLENTY, WHOLE, Shape
 from poise.policy.feasible import NAMED, can_do
 from poise.units import format_bytes, format_cpu, format_rate
 
@@ -135,7 +135,8 @@ def _against_devices(ledger: Ledger, state: NodeState, shape: Shape, spots: list
         if key not in state.devices and can_do(model_of(device), shape.wants):
             shares = state.shares.get(key, ())
             taken, memory = sum(of.share for of in shares), sum(of.memory for of in shares)
-            left[device.index] = ((WHOLE if shape.share == WHOLE else SHARED_CAP) - taken, device.memory - memory)
+            most = WHOLE if shape.share == WHOLE else device.share_cap
+            left[device.index] = (most - taken, device.memory - memory)
     for spot in spots:
         if len(spot.devices) != shape.gpus:
             have = str(len(spot.devices))

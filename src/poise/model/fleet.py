@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poise.model.jobs import NO_WORK, Work
-from poise.model.resources import PLENTY, WHOLE, Device, Node, Shape
+from poise.model.resources import PLENTY, SHARED_CAP, WHOLE, Device, Node, Shape
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -104,7 +104,8 @@ class Fleet:
     `total` and `free` are int64 of shape (4, N), rows CPU, MEMORY, NETWORK, DEVICES; `closed`, `levels` int8 of shape
     (N,); `failures` float64 (N,), attempts lost or failed per attempt, smoothed; `device_model` int16 (N, D), an index
     into `models` and -1 where there is no device; `processor` int16 (N,), the same for the node's CPUs; `device_memory`
-    and `device_share` int64 (N, D), what is free of each device (bytes, thousandths of its compute); `yielding` int64
+    and `device_share` int64 (N, D), what is free of each device (bytes, thousandths of its compute), `device_spare` what
+    of its compute is not for shares; `yielding` int64
     (4, 4, N), by priority class what its preemptible attempts hold of each resource. `residents` holds a tuple per
     node, `pools` by key of shape and row. `rack` and `zone` number those that are named alike, `bandwidth` and
     `latency` int64 (N,) are of the node's network. `kind` int64 (N,) tells nodes apart that offer different things;
@@ -120,6 +121,7 @@ class Fleet:
         "device_memory",
         "device_model",
         "device_share",
+        "device_spare",
         "failures",
         "free",
         "kind",
@@ -152,6 +154,7 @@ class Fleet:
         self.device_model: NDArray[np.int16] = np.full((count, width), -1, np.int16)
         self.device_memory: Ints = np.zeros((count, width), np.int64)
         self.device_share: Ints = np.zeros((count, width), np.int64)
+        self.device_spare: Ints = np.zeros((count, width), np.int64)
         self.yielding: Ints = np.zeros((CLASSES, 4, count), np.int64)
         self.residents: list[tuple[Resident, ...]] = [()] * count
         self.pools: dict[str, dict[int, PoolView]] = {}
@@ -167,6 +170,7 @@ class Fleet:
                 self.device_model[row, place] = models.setdefault(model_of(device), len(models))
                 self.device_memory[row, place] = device.memory
                 self.device_share[row, place] = WHOLE
+                self.device_spare[row, place] = WHOLE - device.share_cap
             processor = int(self.processor[row])
             offers = (node.cpu, node.memory, node.network, processor, self.device_model[row].tobytes(), node.links)
             self.kind[row] = kinds.setdefault(offers, len(kinds))
@@ -187,6 +191,7 @@ class Fleet:
         made = object.__new__(Fleet)
         made.nodes, made.names, made.rows, made.models = self.nodes, self.names, self.rows, self.models
         made.total, made.device_model, made.processor = self.total, self.device_model, self.processor
+        made.device_spare = self.device_spare
         made.kind, made.likes, made.rack, made.zone = self.kind, self.likes, self.rack, self.zone
         made.alike, made.abilities = self.alike, self.abilities
         made.bandwidth, made.latency = self.bandwidth, self.latency
@@ -227,6 +232,7 @@ class DeviceModel(msgspec.Struct, frozen=True, array_like=True):
     ops: tuple[str, ...] = ()
     memory: int = 0
     failed: str = ""
+    share_cap: int = SHARED_CAP
 
     @property
     def called(self) -> str:
@@ -238,8 +244,9 @@ def model_of(device: Device) -> DeviceModel:
     """What a device has in common with others of its model."""
     rates = tuple(sorted(device.rates.items()))
     return DeviceModel(
-        device.kind, device.model, device.backend, rates, device.bandwidth, device.ops, device.memory, device.failed
-    )
+        device.kind, device.model, device.backend, rates, device.bandwidth, device.ops, device.memory, device.failed,
+        device.share_cap,
+    )  # fmt: skip
 
 
 def processor_of(node: Node) -> DeviceModel:

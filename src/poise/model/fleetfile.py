@@ -26,7 +26,7 @@ from poise.errors import SpecError
 from poise.model.catalogue import CATALOGUE, device_of, models_named
 from poise.model.document import Findings, near, shown
 from poise.model.figures import with_figures, with_processor
-from poise.model.resources import DECLARED, Device, Link, Node
+from poise.model.resources import DECLARED, WHOLE, Device, Link, Node
 from poise.model.spec import (
     MAX_BYTES,
     MAX_CPU,
@@ -35,7 +35,7 @@ from poise.model.spec import (
     check_text,
     parse_or_raise,
 )
-from poise.units import HOUR, parse_bytes, parse_cpu, parse_duration, parse_flops, parse_rate
+from poise.units import HOUR, parse_bytes, parse_cpu, parse_duration, parse_flops, parse_rate, parse_share
 
 MAX_NODES = 20_000
 """Twice the largest fleet that a round of deciding is measured with."""
@@ -88,6 +88,7 @@ class DeviceSpec(msgspec.Struct, forbid_unknown_fields=True):
     supported_ops: list[str] | None = None
     power: Quantity | None = None
     price: Quantity | None = None
+    share_cap: Quantity | None = None
     socket: int | None = None
 
 
@@ -193,6 +194,7 @@ _EXAMPLES = {
     "supported_ops": "supported_ops: [matmul, conv2d]",
     "power": "power: 700W",
     "price": "price: 4.0",
+    "share_cap": "share_cap: 80%",
     "socket": "socket: 0",
     "links": "links: {kind: nvlink, bandwidth: 900GB/s, latency: 2us}",
     "a": "links: [{a: 0, b: 1, bandwidth: 900GB/s}]",
@@ -328,6 +330,8 @@ def figures_of(spec: DeviceSpec, at: str, found: Findings) -> dict[str, Any]:
         known["power"] = found.get(0, parse_or_raise, _parse_power, spec.power, f"{at}.power", _MAX_RATE)
     if spec.price is not None:
         known["price"] = found.get(0, parse_or_raise, _parse_price, spec.price, f"{at}.price", _MAX_RATE)
+    if spec.share_cap is not None:
+        known["share_cap"] = found.get(0, parse_or_raise, parse_share, spec.share_cap, f"{at}.share_cap", WHOLE)
     rates = _declared_rates(spec.compute_power, spec.rates, at, found)
     return known | {"rates": rates} if rates else known
 

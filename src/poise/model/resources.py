@@ -20,9 +20,11 @@ Rate = Annotated[int, msgspec.Meta(ge=0, le=PLENTY)]
 WHOLE = 1000
 """Thousandths of a device's compute: all of it."""
 
-SHARED_CAP = 800
-"""Thousandths of a device's compute that shares may take together; the rest absorbs what sharing itself costs."""
+Part = Annotated[int, msgspec.Meta(ge=0, le=WHOLE)]
 
+SHARED_CAP = 800
+"""Thousandths of a device's compute that shares may take together, unless it is said otherwise of the device; the rest
+absorbs what sharing itself costs."""
 
 DECLARED = {"declared": "true"}
 """The label of a node that offers what a file says, and not what was found."""
@@ -100,7 +102,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `rates` are peak operations per second by precision, `bandwidth` bytes per second of its memory, `ops` the operators
     it supports (none: not said, so all are), `socket` the host socket it hangs on, `price` micro-dollars per hour,
-    `power` its cap in milliwatts. What is not known is 0 or empty. `driver_index` is the number that its driver gives
+    `power` its cap in milliwatts, `share_cap` the thousandths of its compute that shares may take together. What is not
+    known is 0 or empty. `driver_index` is the number that its driver gives
     it where it is not `index`. `sources` tells who said a figure (`model/figures.py`), where it is not the catalogue.
     `failed` is its identity if it has ever failed: no node says that of itself, it is what the ledger knows.
     """
@@ -117,6 +120,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     socket: Count = 0
     price: Rate = 0
     power: Rate = 0
+    share_cap: Part = SHARED_CAP
     driver_index: Count | None = None
     sources: dict[str, str] = {}
     failed: str = ""

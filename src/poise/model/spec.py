@@ -37,7 +37,7 @@ from poise.model.jobs import (
     Work,
 )
 from poise.model.quotas import Quota
-from poise.model.resources import ANY_GPU, PLENTY, SHARED_CAP, WHOLE, Shape, Wants
+from poise.model.resources import ANY_GPU, PLENTY, WHOLE, Shape, Wants
 from poise.model.sweep import SweepSpec, check_placeholders, combinations, in_env, in_words, names_of
 from poise.model.tenants import DEFAULT, class_of_tenant
 from poise.units import (
@@ -899,8 +899,8 @@ def _shape(resources: ResourcesSpec, field: str, found: Findings) -> Shape:
         return _ONE_CPU
     found.get(None, _check_gpus, resources.gpu, f"{field}.gpu")
     share = round(resources.gpu_share * WHOLE) if 0 < resources.gpu_share <= 1 else 0
-    if not 1 <= share <= SHARED_CAP and share != WHOLE:
-        need, have = f"up to {SHARED_CAP / WHOLE:g}, or 1 for whole devices", str(resources.gpu_share)
+    if not 1 <= share <= WHOLE:
+        need, have = "above 0 and up to 1, which is whole devices", str(resources.gpu_share)
         at = f"{field}.gpu_share"
         found.add(SpecError("the share of a device is out of range", code="E103", field=at, need=need, have=have))
     models = [resources.gpu_model] if isinstance(resources.gpu_model, str) else resources.gpu_model

@@ -21,7 +21,7 @@ from poise.model.fleet import (
     model_of,
     processor_of,
 )
-from poise.model.resources import PLENTY, SHARED_CAP, WHOLE, Node, Shape, Wants
+from poise.model.resources import PLENTY, WHOLE, Node, Shape, Wants
 from poise.units import format_bytes, format_cpu, format_rate
 
 FALLBACKS: Mapping[str, tuple[str, ...]] = {
@@ -65,6 +65,12 @@ def can_do(model: DeviceModel, wants: Wants) -> bool:
     )
 
 
+def can_serve(model: DeviceModel, shape: Shape) -> bool:
+    """Whether an empty device of this model can take its part of a task: what is wanted, and large enough."""
+    shared = shape.share == WHOLE or shape.share <= model.share_cap
+    return shared and model.memory >= shape.gpu_memory and can_do(model, shape.wants)
+
+
 class Ability(NamedTuple):
     """What the nodes of each kind, and the devices of each model, can do for a shape, whatever is taken of them.
 
@@ -91,7 +97,7 @@ def ability(fleet: Fleet, shape: Shape) -> Ability:
 
 def _ability(fleet: Fleet, shape: Shape) -> Ability:
     """Looked up once for each kind of node, of which there are few."""
-    models = [can_do(model, shape.wants) and model.memory >= shape.gpu_memory for model in fleet.models] + [False]
+    models = [can_serve(model, shape) for model in fleet.models] + [False]
     likes = list(fleet.likes)
     device_models = fleet.device_model[likes].astype(np.int64)
     has = device_models >= 0
@@ -139,7 +145,7 @@ def fits(fleet: Fleet, shape: Shape, able: Ability, free: Ints, memory: Ints, sh
 
 def usable_devices(fleet: Fleet, shape: Shape, able: Ability, memory: Ints, share: Ints, rows: Ints) -> Bools:
     """(rows, D): the devices that could each take their part of one task now."""
-    least = WHOLE if shape.share == WHOLE else shape.share + WHOLE - SHARED_CAP
+    least = WHOLE if shape.share == WHOLE else shape.share + fleet.device_spare[rows]
     usable: Bools = np.take(np.array(able.models), fleet.device_model[rows])
     usable &= share >= least
     if shape.gpu_memory:
@@ -168,7 +174,7 @@ def capacity_on(rows: Ints, fleet: Fleet, shape: Shape, able: Ability, free: Int
     elif shape.gpus:
         usable = usable_devices(fleet, shape, able, memory[rows], share[rows], rows).astype(np.int64)
         if shape.share != WHOLE:
-            usable *= (share[rows] - (WHOLE - SHARED_CAP)) // shape.share
+            usable *= (share[rows] - fleet.device_spare[rows]) // shape.share
             if shape.gpu_memory:
                 usable = np.minimum(usable, memory[rows] // shape.gpu_memory)
         else:  # fewer than there seem to be where some are kept for somebody
@@ -192,7 +198,7 @@ def _parts(fleet: Fleet, shape: Shape, device_models: Ints) -> Ints:
     if shape.share == WHOLE:
         return (device_models >= 0).astype(np.int64)
     sizes = np.array([*(model.memory for model in fleet.models), 0], np.int64)[device_models]
-    parts = np.where(device_models >= 0, SHARED_CAP // shape.share, 0)
+    parts = np.array([*(model.share_cap for model in fleet.models), 0], np.int64)[device_models] // shape.share
     return np.minimum(parts, sizes // shape.gpu_memory) if shape.gpu_memory else parts
 
 
@@ -267,12 +273,17 @@ def never(node: Node, shape: Shape) -> list[Reason]:
         reasons.append(_too_small("NETWORK_TOO_SMALL", node.name, need, have))
     if shape.gpus:
         right = [model for model in map(model_of, node.devices) if can_do(model, shape.wants)]
-        large = [model for model in right if model.memory >= shape.gpu_memory]
+        large = [model for model in right if can_serve(model, shape)]
         if node.devices and not right:
             have = ", ".join(dict.fromkeys(device.model or device.kind for device in node.devices))
             reasons.append(_too_small("NO_SUCH_DEVICE", node.name, shape.describe_devices(), have))
         elif len(large) < shape.gpus:
-            reasons.append(_too_small("GPU_TOO_FEW", node.name, str(shape.gpus), str(len(large))))
+            shared = max((model.share_cap for model in right), default=WHOLE)
+            if shape.share != WHOLE and shape.share > shared:
+                need, have = f"{shape.share / WHOLE:g}", f"{shared / WHOLE:g}"
+                reasons.append(_too_small("SHARE_TOO_LARGE", node.name, need, have))
+            else:
+                reasons.append(_too_small("GPU_TOO_FEW", node.name, str(shape.gpus), str(len(large))))
     elif not reasons and not can_do(processor_of(node), _of_processor(shape.wants)):
         need = " ".join(part for part in (shape.wants.backend, shape.wants.precision, *shape.wants.ops) if part)
         reasons.append(_too_small("NO_SUCH_DEVICE", node.name, need, "its CPUs"))
@@ -281,9 +292,7 @@ def never(node: Node, shape: Shape) -> list[Reason]:
 
 def shortfall(node: Node, shape: Shape) -> float:
     """How much the empty node lacks for one task: the sum over resources of the missing share; 0 when it fits."""
-    devices = sum(
-        can_do(model, shape.wants) and model.memory >= shape.gpu_memory for model in map(model_of, node.devices)
-    )
+    devices = sum(can_serve(model_of(device), shape) for device in node.devices)
     lacks = 0.0
     for have, need in (
         (node.cpu, shape.cpu),

@@ -1,10 +1,12 @@
 """The room on one node in plain numbers: what is there now, and what there would be if some attempts ended."""
 
 from poise.model.fleet import CPU, MEMORY, NETWORK, Fleet, Ints, Resident
-from poise.model.resources import SHARED_CAP, WHOLE, Link, Shape
+from poise.model.resources import WHOLE, Link, Shape
 
-INDEX, MODEL, FREE_MEMORY, FREE_SHARE = range(4)
-"""What a device's entry holds: its index on the node, its model in the fleet, free bytes, free thousandths."""
+INDEX, MODEL, FREE_MEMORY, FREE_SHARE, SPARE = range(5)
+"""What a device's entry holds: its index on the node, its model in the fleet, free bytes, free thousandths, and how many
+of these are not for shares.
+"""
 
 
 class Room:
@@ -34,9 +36,17 @@ class Room:
         """Whole devices: the smallest that fit, linked ones together. A share: the fullest device that has room; of
         several devices at once those with most room, so that as many tasks fit as there could (`feasible.capacity`).
         """
-        least = WHOLE if shape.share == WHOLE else shape.share + WHOLE - SHARED_CAP
-        memory = shape.gpu_memory
-        found = [device for device in self.devices if device[3] >= least and able[device[1]] and device[2] >= memory]
+        memory, share = shape.gpu_memory, shape.share
+        if share == WHOLE:
+            found = [
+                device for device in self.devices if device[3] == WHOLE and able[device[1]] and device[2] >= memory
+            ]
+        else:
+            found = [
+                device
+                for device in self.devices
+                if device[3] >= share + device[4] and able[device[1]] and device[2] >= memory
+            ]
         if len(found) < shape.gpus:
             return None
         if shape.share == WHOLE:
@@ -75,7 +85,8 @@ class Room:
 def room_on(fleet: Fleet, row: int, free: Ints, memory: Ints, share: Ints) -> Room:
     """What is free on a node: `free` is its column (4,), `memory` and `share` are (N, D) as of `Fleet`."""
     node = fleet.nodes[row]
-    state = zip(fleet.device_model[row].tolist(), memory[row].tolist(), share[row].tolist(), strict=True)
+    columns = (fleet.device_model[row], memory[row], share[row], fleet.device_spare[row])
+    state = zip(*(column.tolist() for column in columns), strict=True)
     devices = [[device.index, *of] for device, of in zip(node.devices, state, strict=False)]
     amounts = free.tolist()
     return Room(amounts[CPU], amounts[MEMORY], amounts[NETWORK], devices, node.links)
@@ -96,7 +107,7 @@ def _by_share(device: list[int]) -> tuple[int, int]:
 
 def _parts(device: list[int], shape: Shape) -> int:
     """How many shares of the shape's size are free on a device."""
-    parts = (device[FREE_SHARE] - (WHOLE - SHARED_CAP)) // shape.share
+    parts = (device[FREE_SHARE] - device[SPARE]) // shape.share
     return min(parts, device[FREE_MEMORY] // shape.gpu_memory) if shape.gpu_memory else parts
 
 

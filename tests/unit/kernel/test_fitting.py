@@ -54,6 +54,14 @@ def test_a_device_that_nobody_has(asked: dict[str, str], field: str, message: st
     assert (record.code, record.field, record.message, record.hint) == ("E110", field, message, hint)
 
 
+def test_a_share_above_every_cap_is_told_the_largest() -> None:
+    with pytest.raises(SpecError) as refused:
+        lab().job("a", gpu=1, gpu_model="H100", gpu_share=0.9)
+    record = refused.value.record
+    assert record.have == "closest is hopper: work may share up to 0.8 of one of its devices, 0.9 needed"
+    assert "`--cpu 1 --gpu 1 --gpu-share 0.8` would fit on hopper" in record.hint
+
+
 def test_too_many_of_a_device_that_there_is_names_the_closest_node() -> None:
     with pytest.raises(SpecError, match="asks for more than any node has") as refused:
         lab().job("a", gpu=4, gpu_model="H100")

@@ -250,7 +250,7 @@ def test_exclusive_work_that_wants_more_time_to_end_is_refused() -> None:
     ("fields", "code", "field"),
     [
         ({"resources": {"gpu_share": 0.5}}, "E102", "resources.gpu_share"),
-        ({"resources": {"gpu": 1, "gpu_share": 0.9}}, "E103", "resources.gpu_share"),
+        ({"resources": {"gpu": 1, "gpu_share": 1.1}}, "E103", "resources.gpu_share"),
         ({"resources": {"gpu": 1, "gpu_share": 0}}, "E103", "resources.gpu_share"),
         ({"resources": {"gpu_model": "H100"}}, "E102", "resources.gpu_model"),
         ({"resources": {"gpu": 1, "precision": "fp17"}}, "E102", "resources.precision"),

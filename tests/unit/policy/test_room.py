@@ -14,9 +14,9 @@ GIB = 2**30
 ANY = [True, False]
 
 
-def room(*sizes: int, links: tuple[Link, ...] = ()) -> Room:
+def room(*sizes: int, links: tuple[Link, ...] = (), share_cap: int = SHARED_CAP) -> Room:
     """A node of 8 CPUs with devices of these sizes in GiB, all of one model."""
-    devices = [[index, 0, size * GIB, WHOLE] for index, size in enumerate(sizes)]
+    devices = [[index, 0, size * GIB, WHOLE, WHOLE - share_cap] for index, size in enumerate(sizes)]
     return Room(8000, 8 * GIB, 10**9, devices, links)
 
 
@@ -44,6 +44,11 @@ def test_a_share_goes_to_the_fullest_device_that_has_room() -> None:
 def test_a_device_is_shared_up_to_its_cap_in_compute_and_in_memory() -> None:
     assert taken(room(16), *[Shape(cpu=0, gpus=1, share=200)] * 5) == [(0,)] * 4 + [None]
     assert taken(room(16), *[Shape(cpu=0, gpus=1, share=200, gpu_memory=6 * GIB)] * 3) == [(0,)] * 2 + [None]
+
+
+def test_the_cap_is_what_is_said_of_the_device() -> None:
+    assert taken(room(16, share_cap=WHOLE), *[Shape(cpu=0, gpus=1, share=250)] * 5) == [(0,)] * 4 + [None]
+    assert taken(room(16, share_cap=0), Shape(cpu=0, gpus=1, share=100), Shape(gpus=1)) == [None, (0,)]
 
 
 def test_a_shared_device_is_not_given_whole() -> None:

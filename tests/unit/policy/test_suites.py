@@ -511,6 +511,17 @@ def test_a_device_is_shared_up_to_four_fifths() -> None:
     assert world.finish("a").round().status("c") == "placed"
 
 
+def test_a_device_of_which_it_is_said_is_shared_whole() -> None:
+    shared = offering("n1", "a")
+    devices = tuple(msgspec.structs.replace(device, share_cap=1000) for device in shared.devices)
+    world = World().join(msgspec.structs.replace(shared, devices=devices))
+    for name in "abc":
+        world.job(name, gpu=1, gpu_share=0.5)
+    world.round()
+    assert [world.status(name) for name in "abc"] == ["placed", "placed", "pending"]
+    world.ledger.check()
+
+
 def test_a_device_is_shared_up_to_its_memory() -> None:
     world = World().join(offering("n1", "a")).job("a", gpu=1, gpu_share=0.1, gpu_memory="9GiB")
     world.job("b", gpu=1, gpu_share=0.1, gpu_memory="9GiB").job("c", gpu=1, gpu_share=0.1, gpu_memory="7GiB").round()
