@@ -57,6 +57,7 @@ class _View(msgspec.Struct, frozen=True, array_like=True):
     elastic: tuple[Resident, ...]
     yielded: dict[str, str]
     quotas: dict[str, Amounts]
+    running: list[tuple[Shape, int]]
     triggers: tuple[str, ...]
     seed: int
 
@@ -85,6 +86,7 @@ def encode_view(view: Snapshot, known: tuple[Node, ...] | None = None) -> bytes:
             elastic=view.elastic,
             yielded=dict(view.yielded),
             quotas=dict(view.quotas),
+            running=list(view.running.items()),
             triggers=view.triggers,
             seed=view.seed,
         )
@@ -118,6 +120,7 @@ def decode_view(data: bytes, before: Fleet | None = None) -> Snapshot:
         elastic=read.elastic,
         yielded=read.yielded,
         quotas=read.quotas,
+        running=dict(read.running),
         triggers=read.triggers,
         seed=read.seed,
     )

@@ -1228,6 +1228,7 @@ class Ledger:
         shape = unit.shape
         if self._held_by:
             self._count(unit, 1)
+        self._shapes[shape] = self._shapes.get(shape, 0) + 1
         key = shape.key()
         pool = node.pools.get(key)
         if pool is None:
@@ -1256,6 +1257,9 @@ class Ledger:
         node, shape = self._state.nodes[task.node], unit.shape
         if self._held_by:
             self._count(unit, -1)
+        self._shapes[shape] -= 1
+        if not self._shapes[shape]:
+            del self._shapes[shape]
         del self._on[task.node][unit.id, index]
         key = shape.key()
         pool = node.pools[key]
@@ -1482,6 +1486,7 @@ class Ledger:
             ),
             yielded=dict(self._state.yielded),
             quotas={tenant: quota.amounts.plus(held, -1) for tenant, (quota, held) in self.quotas().items()},
+            running=self._shapes.copy(),
             memory=self._state.memory,
             triggers=triggers,
             seed=seed,
@@ -1671,6 +1676,7 @@ class Ledger:
         self._recovering: dict[str, UnitState] = {}
         self._elastic: dict[str, UnitState] = {}
         self._stragglers: dict[str, UnitState] = {}
+        self._shapes: dict[Shape, int] = {}
         self._on: dict[str, dict[tuple[str, int], tuple[UnitState, int]]] = {}
         self._fleet = None
         self._stale: set[str] = set()
@@ -1692,6 +1698,9 @@ class Ledger:
                     self._index_active(unit)
                     self._index_recovering(unit)
                     self._index_straggling(unit)
+                    for task in unit.tasks:
+                        if task.active:
+                            self._shapes[unit.shape] = self._shapes.get(unit.shape, 0) + 1
         self._count_held()
 
     def _mark(self, unit: UnitState) -> None:

@@ -104,9 +104,9 @@ class Fleet:
     `total` and `free` are int64 of shape (4, N), rows CPU, MEMORY, NETWORK, DEVICES; `closed`, `levels` int8 of shape
     (N,); `failures` float64 (N,), attempts lost or failed per attempt, smoothed; `device_model` int16 (N, D), an index
     into `models` and -1 where there is no device; `processor` int16 (N,), the same for the node's CPUs; `device_memory`
-    and `device_share` int64 (N, D), what is free of each device (bytes, thousandths of its compute), `device_spare` what
-    of its compute is not for shares; `yielding` int64
-    (4, 4, N), by priority class what its preemptible attempts hold of each resource. `residents` holds a tuple per
+    and `device_share` int64 (N, D), what is free of each device (bytes, thousandths of its compute), `device_spare` how
+    many of these are not for shares; `yielding` int64 (4, 4, N), by priority class what its preemptible attempts hold
+    of each resource. `residents` holds a tuple per
     node, `pools` by key of shape and row. `rack` and `zone` number those that are named alike, `bandwidth` and
     `latency` int64 (N,) are of the node's network. `kind` int64 (N,) tells nodes apart that offer different things;
     `likes` is the first row of each kind, `alike` says by kind whether its devices are all of one model and not linked.

@@ -65,6 +65,11 @@ class Shape(msgspec.Struct, frozen=True, omit_defaults=True, cache_hash=True):
     network: int = 0
     wants: Wants = ANY_GPU
 
+    @property
+    def is_part(self) -> bool:
+        """Whether it asks for a share of one device."""
+        return self.gpus == 1 and self.share != WHOLE
+
     def key(self) -> str:
         """A short text that is equal for equal shapes; keys maps in the ledger."""
         plain = f"{self.cpu}.{self.memory}.{self.gpus}.{self.gpu_memory}"

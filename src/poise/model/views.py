@@ -68,7 +68,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     `profiles` holds what was learned, by class and by `class@device model`; `throughputs` declared
     speeds, by the same keys. `elastic` has one entry for each running unit that could use more tasks or fewer,
     `stragglers` for each of one task that takes longer than its like; `yielded` says which units have yielded to which
-    that still wait, `quotas` how much more the work of a tenant with a quota may take.
+    that still wait, `quotas` how much more the work of a tenant with a quota may take, `running` how many attempts of
+    each shape there are on nodes.
     `triggers` names what forced this round."""
 
     revision: int
@@ -83,6 +84,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     stragglers: tuple[Straggler, ...] = ()
     yielded: Mapping[str, str] = {}
     quotas: Mapping[str, Amounts] = {}
+    running: Mapping[Shape, int] = {}
     triggers: tuple[str, ...] = ()
     seed: int = 0
 

@@ -18,9 +18,10 @@ from poise.model.profiles import BRIEF, Estimate
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import NAMED, Ability, Summary, ability, capacity, capacity_on, fits, refusals
+from poise.policy.fragments import Typical, typical
 from poise.policy.predict import Speeds
 from poise.policy.room import Room, room_on
-from poise.policy.score import Scoring, Term, score, speed
+from poise.policy.score import DEVICE_TERMS, Scoring, Term, score, score_devices, speed
 
 LOOKAHEAD = BRIEF
 """Foreseen work in nanoseconds that may wait on a node behind running tasks of the same shape."""
@@ -94,6 +95,9 @@ class Draft:
         self.speeds = Speeds(fleet.models, view.profiles, view.throughputs)
         self.kept: dict[int, list[Kept]] = {}
         self._weights, self._terms, self._spread = weights, terms, spread
+        self._tells_devices = not DEVICE_TERMS.keys().isdisjoint(weights)
+        self._typical: Typical | None = None
+        self._looked_at_work = False
         self._rooms: dict[int, Room] = {}
         self._openings: dict[tuple[Shape, str], Openings] = {}
         self._capacity: dict[Shape, tuple[Ints, int]] = {}  # with how many changes it knows of
@@ -231,7 +235,7 @@ class Draft:
             devices = self._take_alike(row, shape, 1)[0]
         elif shape.gpus:
             room = self.room(row)
-            picked = room.pick_devices(shape, self.able(shape).models)
+            picked = room.pick_devices(shape, self.able(shape).models, self._worth(row, candidate, shape))
             if picked is None:
                 raise AssertionError(f"{shape} was to be placed where it does not fit: {self.fleet.names[row]}")
             devices = picked
@@ -346,8 +350,27 @@ class Draft:
         self, rows: Ints, shape: Shape, estimates: list[Estimate]
     ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """The score of each of these nodes, with what has been placed in this draft."""
+        return score(self._scoring(rows, shape, estimates), self._weights, self._terms)
+
+    def _scoring(self, rows: Ints, shape: Shape, estimates: list[Estimate]) -> Scoring:
         seed = self.view.seed + self.view.revision + self._taken
-        return score(Scoring(self.fleet, rows, self.free, shape, estimates, seed), self._weights, self._terms)
+        typical = self._typical_work() if "fragmentation" in self._weights else None
+        return Scoring(
+            self.fleet, rows, self.free, shape, estimates, seed, share=self.share, memory=self.memory, typical=typical
+        )
+
+    def _typical_work(self) -> Typical | None:
+        """As the view has it: it does not change with what is placed."""
+        if not self._looked_at_work:
+            self._typical, self._looked_at_work = typical(self.view), True
+        return self._typical
+
+    def _worth(self, row: int, candidate: Candidate, shape: Shape) -> Sequence[float]:
+        """How good it is to take a share of each device of a node, where the weighted terms tell them apart."""
+        if not shape.is_part or not self._tells_devices:
+            return ()
+        given = score_devices(self._scoring(np.array([row]), shape, self.estimates(candidate, shape)), self._weights)
+        return () if given is None else [float(value) for value in given[0]]
 
     def _real_free(self, row: int) -> Ints:
         """(4,): what is free on the node; room that is kept for somebody is."""

@@ -1,11 +1,13 @@
 """The room on one node in plain numbers: what is there now, and what there would be if some attempts ended."""
 
+from collections.abc import Sequence
+
 from poise.model.fleet import CPU, MEMORY, NETWORK, Fleet, Ints, Resident
 from poise.model.resources import WHOLE, Link, Shape
 
 INDEX, MODEL, FREE_MEMORY, FREE_SHARE, SPARE = range(5)
-"""What a device's entry holds: its index on the node, its model in the fleet, free bytes, free thousandths, and how many
-of these are not for shares.
+"""What a device's entry holds: its index on the node, its model in the fleet, free bytes, free thousandths, and how
+many of these are not for shares.
 """
 
 
@@ -32,9 +34,10 @@ class Room:
             return None
         return self.pick_devices(shape, able) if shape.gpus else ()
 
-    def pick_devices(self, shape: Shape, able: list[bool]) -> tuple[int, ...] | None:
+    def pick_devices(self, shape: Shape, able: list[bool], worth: Sequence[float] = ()) -> tuple[int, ...] | None:
         """Whole devices: the smallest that fit, linked ones together. A share: the fullest device that has room; of
         several devices at once those with most room, so that as many tasks fit as there could (`feasible.capacity`).
+        `worth` says of each device how good it is to take a share of it, if that is not all the same.
         """
         memory, share = shape.gpu_memory, shape.share
         if share == WHOLE:
@@ -56,6 +59,9 @@ class Room:
                 found.sort(key=_by_memory)
         elif shape.gpus == 1:
             found.sort(key=_by_share)
+            if len(worth):
+                of = dict(zip([device[INDEX] for device in self.devices], worth, strict=False))
+                found.sort(key=lambda device: -of[device[INDEX]])
         else:
             found.sort(key=lambda device: (-_parts(device, shape), device[INDEX]))
         return tuple(sorted([device[INDEX] for device in found[: shape.gpus]]))

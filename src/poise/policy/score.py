@@ -1,31 +1,49 @@
-"""Node scores: named terms in [0, 1], higher is better, over columns; a policy weighs them.
+"""Node scores: named terms in [0, 1], higher is better, over columns; a policy weighs them. Some say as well which
+device of a node a share is best taken of.
 
 A term is a function of a `Scoring`: the nodes at hand (rows), what is free on them, the shape and the candidate. The
 score of a node is the weighted mean of its terms, so that it lies in [0, 1] whatever the weights.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from poise.model.fleet import CPU, DEVICES, HIGH, MEMORY, NETWORK, Fleet, Floats, Ints
 from poise.model.profiles import Estimate
-from poise.model.resources import PLENTY, Shape
+from poise.model.resources import PLENTY, WHOLE, Shape
+from poise.policy.feasible import ability, usable_devices
+from poise.policy.fragments import Typical, fragments
 from poise.units import MILLISECOND
 
 
 class Scoring:
     """What a term may look at. `free` is (4, N) with what was placed in this round taken off, `rows` the nodes to
-    score, `estimates` the run time by device model; `seed` is the view's, moved on with every task placed.
+    score, `estimates` the run time by device model; `seed` is the view's, moved on with every task placed. `share` and
+    `memory` are (N, D), what is free of each device, and `typical` is the work that is typical (None: not known).
     """
 
-    __slots__ = ("_taken", "estimates", "fleet", "free", "rows", "seed", "shape")
+    __slots__ = ("_taken", "estimates", "fleet", "free", "memory", "rows", "seed", "shape", "share", "typical")
 
     def __init__(
-        self, fleet: Fleet, rows: Ints, free: Ints, shape: Shape, estimates: Sequence[Estimate], seed: int
+        self,
+        fleet: Fleet,
+        rows: Ints,
+        free: Ints,
+        shape: Shape,
+        estimates: Sequence[Estimate],
+        seed: int,
+        *,
+        share: Ints | None = None,
+        memory: Ints | None = None,
+        typical: Typical | None = None,
     ) -> None:
         self.fleet, self.rows, self.free, self.shape = fleet, rows, free, shape
-        self.estimates, self.seed = estimates, seed
+        self.estimates, self.seed, self.typical = estimates, seed, typical
+        self.share = fleet.device_share if share is None else share
+        self.memory = fleet.device_memory if memory is None else memory
         self._taken: Floats | None = None
 
     def taken(self, resource: int) -> Floats:
@@ -45,6 +63,8 @@ class Scoring:
 
 
 Term = Callable[[Scoring], Floats]
+DeviceTerm = Callable[[Scoring], Floats]
+"""(rows, D): how good it is to take the share of each device."""
 
 
 def fit(scoring: Scoring) -> Floats:
@@ -78,6 +98,82 @@ def balance(scoring: Scoring) -> Floats:
     most = np.maximum(np.maximum(cpu, memory), devices)
     least = np.minimum(np.minimum(cpu, memory), devices)
     return np.asarray(1 - (most - least))
+
+
+def tightness(scoring: Scoring) -> Floats:
+    """How little is left over as such, and not as a part of the node: one less half of the CPU left over that of the
+    largest node, and half of the compute of devices left over that of the most devices on one (best fit, as Weng et
+    al., 2023, have it in their experiments).
+    """
+    fleet, rows, shape = scoring.fleet, scoring.rows, scoring.shape
+    most_cpu, most = (max(1, int(fleet.total[of].max(initial=0))) for of in (CPU, DEVICES))
+    cpu = scoring.free[CPU, rows] - shape.cpu
+    compute = np.maximum(scoring.share[rows], 0).sum(axis=1) - shape.gpus * shape.share
+    return np.asarray(1 - 0.5 * cpu / most_cpu - 0.5 * compute / (most * WHOLE))
+
+
+def fragmentation(scoring: Scoring) -> Floats:
+    """How little the fragments of the node grow (`fragments`), at the best of its devices: `1 / (1 + exp(growth))` with
+    the growth in devices, a half where nothing changes (fragmentation gradient descent, Weng et al., 2023). It is cut
+    to whole hundredths, as in the paper's scheduler: what differs by less is as good, so that a tie goes to the next
+    node in order, and the fleet fills up from one end.
+    """
+    rows = scoring.rows
+    if scoring.typical is None or not len(rows):
+        return np.full(len(rows), 0.5)
+    if scoring.shape.is_part:
+        return np.asarray(fragmentation_by_device(scoring).max(axis=1, initial=0.0))
+    return _worth(scoring, np.arange(len(rows)), _without(scoring))
+
+
+def fragmentation_by_device(scoring: Scoring) -> Floats:
+    """The same by device, for a share of one; 0 where it has no room."""
+    fleet, rows, shape = scoring.fleet, scoring.rows, scoring.shape
+    usable = usable_devices(fleet, shape, ability(fleet, shape), scoring.memory[rows], scoring.share[rows], rows)
+    worth = np.zeros(usable.shape)
+    if scoring.typical is None:
+        return np.where(usable, 0.5, worth)
+    like = _first_like(fleet.device_model[rows], scoring.share[rows], scoring.memory[rows])
+    at, place = np.nonzero(usable & (like == np.arange(usable.shape[1])))
+    share, memory = scoring.share[rows[at]], scoring.memory[rows[at]]
+    each = np.arange(len(at))
+    share[each, place] -= shape.share
+    memory[each, place] -= shape.gpu_memory
+    worth[at, place] = _worth(scoring, at, (share, memory))
+    return np.asarray(np.take_along_axis(worth, like, axis=1))
+
+
+def _first_like(*columns: NDArray[Any]) -> Ints:
+    """(rows, D): the first device of the node that is the same in all these columns."""
+    same = np.all([column[:, :, None] == column[:, None, :] for column in columns], axis=0)
+    return np.asarray(same.argmax(axis=2))
+
+
+def _worth(scoring: Scoring, at: Ints, devices: tuple[Ints, Ints]) -> Floats:
+    """What the term gives to nodes of the scoring (`at`, numbers into its rows) on which the task leaves `devices`:
+    what is free of them then, in compute and memory.
+    """
+    fleet, free, shape, known = scoring.fleet, scoring.free, scoring.shape, scoring.typical
+    if known is None:
+        raise AssertionError("nothing is typical")
+    rows = scoring.rows
+    cpu, memory = free[CPU, rows], free[MEMORY, rows]
+    before = fragments(fleet, rows, cpu, memory, scoring.share[rows], scoring.memory[rows], known)
+    after = fragments(fleet, rows[at], cpu[at] - shape.cpu, memory[at] - shape.memory, *devices, known)
+    return np.asarray(np.floor(100 / (1 + np.exp((after - before[at]) / WHOLE))) / 100)
+
+
+def _without(scoring: Scoring) -> tuple[Ints, Ints]:
+    """(rows, D) twice: compute and memory left of the devices once a task has taken the fullest that will do."""
+    fleet, rows, shape = scoring.fleet, scoring.rows, scoring.shape
+    share, memory = scoring.share[rows], scoring.memory[rows]
+    if not shape.gpus:
+        return share, memory
+    usable = usable_devices(fleet, shape, ability(fleet, shape), memory, share, rows)
+    order = np.argsort(np.where(usable, share, np.iinfo(np.int64).max), axis=1, kind="stable")[:, : shape.gpus]
+    taken = np.zeros(share.shape, np.int64)
+    np.put_along_axis(taken, order, 1, axis=1)
+    return share - taken * shape.share, memory - taken * (shape.gpu_memory if shape.share != WHOLE else 0)
 
 
 def speed(scoring: Scoring) -> Floats:
@@ -123,6 +219,11 @@ def random(scoring: Scoring) -> Floats:
     return np.asarray(drawn[scoring.rows])
 
 
+def random_by_device(scoring: Scoring) -> Floats:
+    """Any device, by chance."""
+    return np.random.default_rng([scoring.seed, 1]).random(scoring.share[scoring.rows].shape)
+
+
 def first(scoring: Scoring) -> Floats:
     """Nodes in order of their names."""
     return 1 - scoring.rows / max(1, len(scoring.fleet))
@@ -130,6 +231,8 @@ def first(scoring: Scoring) -> Floats:
 
 TERMS: dict[str, Term] = {
     "fit": fit,
+    "tightness": tightness,
+    "fragmentation": fragmentation,
     "capacity": capacity,
     "load": load,
     "balance": balance,
@@ -142,6 +245,9 @@ TERMS: dict[str, Term] = {
     "first": first,
 }
 
+DEVICE_TERMS: dict[str, DeviceTerm] = {"fragmentation": fragmentation_by_device, "random": random_by_device}
+"""Terms that tell devices apart; where a policy weighs none of these, a share goes to the fullest that has room."""
+
 
 def score(scoring: Scoring, weights: Mapping[str, float], terms: Mapping[str, Term] = TERMS) -> Floats:
     """The weighted mean of the terms. Raises ValueError when a term gives anything but one finite number a node."""
@@ -152,6 +258,12 @@ def score(scoring: Scoring, weights: Mapping[str, float], terms: Mapping[str, Te
             raise ValueError(f"the term `{name}` gave something other than one finite number for each node")
         total = total + weight * value
     return np.asarray(total / sum(weights.values()))
+
+
+def score_devices(scoring: Scoring, weights: Mapping[str, float]) -> Floats | None:
+    """(rows, D): the sum of the weighted terms that tell devices apart; None where there is none of them."""
+    said = [weight * DEVICE_TERMS[name](scoring) for name, weight in weights.items() if name in DEVICE_TERMS]
+    return np.asarray(sum(said)) if said else None
 
 
 def turn_weight(cpu: float, latency: int) -> float:

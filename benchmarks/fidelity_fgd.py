@@ -1,0 +1,204 @@
+"""Fragmentation of shared devices: our placement beside the published figures of FGD, on the same pods and nodes.
+
+    python benchmarks/fidelity_fgd.py --data ../shared/data/fgd-openb
+    python benchmarks/fidelity_fgd.py --pods default --policies random,best-fit,fragmentation --seeds 3
+
+Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent" (USENIX ATC
+2023), and its artifact (hkust-adsl/kubernetes-scheduler-simulator, `expected_results`): 1,523 nodes with 6,212 GPUs.
+The pods of a list come one by one in random order and never leave; the list is cut, or drawn from again, until 130 % of
+the GPUs are asked for. What does not fit is turned away. The figure is the share of all GPUs that is allocated when the
+pods that have come asked for 100 %, and for 130 %; there, the mean of ten orders.
+
+Our figures come from the twin: the same controller, ledger and suite as live, one round for each pod.
+"""
+
+import argparse
+import csv
+import gzip
+import random
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from poise.kernel.controller import Settings
+from poise.model.jobs import Task, Unit
+from poise.model.resources import WHOLE, Device, Node, Shape, Wants
+from poise.model.workload import Arrival, Steady, Truth, Workload
+from poise.policy.recipe import Recipe
+from poise.policy.suites import Suite
+from poise.twin.trial import simulate
+from poise.units import SECOND
+
+INFLATED = 1.3
+"""What the pods ask for in all, over the GPUs there are."""
+
+FOREVER = Steady(1e9)
+MIB = 2**20
+
+POLICIES: Mapping[str, Mapping[str, float]] = {
+    "random": {"random": 1.0},
+    "best-fit": {"tightness": 1.0},
+    "fragmentation": {"fragmentation": 1.0},
+    "fragmentation-fit": {"fragmentation": 1.0, "tightness": 0.01},
+}
+"""By name, the weights of the node score; `PUBLISHED` says as what it was published."""
+
+PUBLISHED = {"random": "01-Random", "best-fit": "05-BestFit", "fragmentation": "06-FGD", "fragmentation-fit": "06-FGD"}
+
+
+class Run(NamedTuple):
+    """One order of the pods under one policy: percent of GPUs allocated by percent asked for, and CPU time a pod."""
+
+    pods: str
+    policy: str
+    seed: int
+    allocated: dict[int, float]
+    came: int
+    milliseconds: float
+
+
+def nodes_of(data: Path) -> list[Node]:
+    """The nodes as they are listed; their devices are shared whole, and memory of devices is not looked at."""
+    with (data / "openb_node_list_all_node.csv").open() as file:
+        return [
+            Node(
+                name=row["sn"],
+                incarnation="1",
+                cpu=int(row["cpu_milli"]),
+                memory=int(row["memory_mib"]) * MIB,
+                devices=tuple(
+                    Device(index=index, model=row["model"], uuid=f"{row['sn']}-{index}", share_cap=WHOLE)
+                    for index in range(int(row["gpu"]))
+                ),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def shapes_of(data: Path, pods: str) -> list[Shape]:
+    """What each pod of a list asks for."""
+    with gzip.open(data / f"openb_pod_list_{pods}.csv.gz", "rt") as file:
+        return [_shape(row) for row in csv.DictReader(file)]
+
+
+def _shape(row: Mapping[str, str]) -> Shape:
+    gpus = int(row["num_gpu"])
+    models = tuple(row["gpu_spec"].split("|")) if row["gpu_spec"] else ()
+    return Shape(
+        cpu=int(row["cpu_milli"]),
+        memory=int(row["memory_mib"]) * MIB,
+        gpus=gpus,
+        share=int(row["gpu_milli"]) if gpus else WHOLE,
+        wants=Wants(models=models),
+    )
+
+
+def inflated(shapes: Sequence[Shape], limit: int, seed: int) -> list[Shape]:
+    """In random order, cut or drawn from again until they ask for `limit` thousandths of devices."""
+    chance = random.Random(seed)
+    pods = list(shapes)
+    chance.shuffle(pods)
+    asked = sum(map(_asks, pods))
+    while asked > limit:
+        asked -= _asks(pods.pop(chance.randrange(len(pods))))
+    while asked + _asks(more := chance.choice(shapes)) <= limit:
+        pods.append(more)
+        asked += _asks(more)
+    return pods
+
+
+def _asks(shape: Shape) -> int:
+    return shape.gpus * shape.share
+
+
+def run(data: Path, pods: str, policy: str, seed: int) -> Run:
+    """Every pod, one a second."""
+    nodes = nodes_of(data)
+    capacity = sum(len(node.devices) for node in nodes) * WHOLE
+    shapes = inflated(shapes_of(data, pods), round(INFLATED * capacity), seed)
+    work = Task(name="main", argv=("work",))
+    arrivals = tuple(
+        Arrival(
+            at=place * SECOND,
+            units=(Unit(name="main", tasks=(work,), shape=shape, kind="pod", expect=10**9 * SECOND),),
+            truths={"main": Truth(pace=FOREVER)},
+        )
+        for place, shape in enumerate(shapes)
+    )
+    suite = Suite(Recipe(name=policy, order="arrival", score=dict(POLICIES[policy]), spread=True))
+    began = time.process_time()
+    result = simulate(Workload(name=pods, arrivals=arrivals), nodes, suite, Settings(), until=len(shapes) * SECOND)
+    took = time.process_time() - began
+    came = held = 0
+    allocated: dict[int, list[float]] = {}
+    for shape, job in zip(shapes, result.jobs, strict=True):
+        came += _asks(shape)
+        held += _asks(shape) * (job.started >= 0)
+        allocated.setdefault(round(100 * came / capacity), []).append(100 * held / capacity)
+    means = {percent: statistics.mean(values) for percent, values in allocated.items()}
+    return Run(pods, policy, seed, means, len(shapes), 1000 * took / len(shapes))
+
+
+def published(data: Path) -> dict[tuple[str, str, int], float]:
+    """Percent allocated by list of pods, policy (as it is called there) and percent asked for: means of ten orders."""
+    found: dict[tuple[str, str, int], list[float]] = {}
+    with gzip.open(data / "expected_analysis_allo_discrete.csv.gz", "rt") as file:
+        for row in csv.DictReader(file):
+            pods = row["workload"].removeprefix("openb_pod_list_")
+            for percent in (100, 130):
+                found.setdefault((pods, row["sc_policy"], percent), []).append(float(row[str(percent)]))
+    return {key: statistics.mean(values) for key, values in found.items()}
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description="Our placement of shared devices beside the published figures of FGD.")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data/fgd-openb"))
+    parser.add_argument("--pods", default="default,gpushare100,gpuspec33")
+    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args(arguments)
+    known = published(chosen.data)
+    asked = [
+        (pods, policy, seed)
+        for pods in chosen.pods.split(",")
+        for policy in chosen.policies.split(",")
+        for seed in range(42, 42 + chosen.seeds)
+    ]
+    with ProcessPoolExecutor(chosen.processes) as pool:
+        runs = list(pool.map(run, [chosen.data] * len(asked), *zip(*asked, strict=True)))
+    rows = [
+        _row(known, pods, policy, runs) for pods, policy in dict.fromkeys((pods, policy) for pods, policy, _ in asked)
+    ]
+    if chosen.json:
+        print(msgspec.json.encode(rows).decode())
+        return 0
+    print(f"{'pods':12} {'policy':18} {'at':>4} {'published':>9} {'ours':>7} {'off':>6} {'ms/pod':>7}")
+    for row in rows:
+        for percent in ("100", "130"):
+            at = row[percent]
+            print(
+                f"{row['pods']:12} {row['policy']:18} {percent:>4} {at['published']:9.2f} {at['ours']:7.2f} "
+                f"{at['off']:+6.2f} {row['ms_per_pod']:7.1f}"
+            )
+    return 0
+
+
+def _row(known: Mapping[tuple[str, str, int], float], pods: str, policy: str, runs: Sequence[Run]) -> dict[str, Any]:
+    mine = [run for run in runs if (run.pods, run.policy) == (pods, policy)]
+    row: dict[str, Any] = {"pods": pods, "policy": policy, "orders": len(mine)}
+    for percent in (100, 130):
+        theirs, ours = known[pods, PUBLISHED[policy], percent], statistics.mean(run.allocated[percent] for run in mine)
+        row[str(percent)] = {"published": round(theirs, 2), "ours": round(ours, 2), "off": round(ours - theirs, 2)}
+    return row | {"ms_per_pod": round(statistics.mean(run.milliseconds for run in mine), 2)}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,116 @@
+"""How much of the devices' free compute is in fragments: of no use to the work that is typical here.
+
+After Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent",
+USENIX ATC 2023, section 3: for a task m, all free compute of a node that could not take m is a fragment, and of one
+that could, that of the devices which are too full for their part of m. The fragments of a node are the mean over the
+typical work, weighted by how popular each shape is; a task goes where they grow least.
+
+What is typical is what runs and what waits, as the view has it. The paper takes it from a trace of the past and looks
+at CPU and devices; here memory and the memory of devices can be what a node lacks, too.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from poise.model.fleet import Bools, Fleet, Floats, Ints
+from poise.model.resources import WHOLE, Shape
+from poise.model.views import Snapshot
+from poise.policy.feasible import ability
+
+POPULAR = 0.95
+"""Part of all work that the typical shapes make up, the most popular first; as in the paper's experiments."""
+
+MOST_TYPICAL = 128
+"""Typical shapes at most: each costs a look at every node that is scored."""
+
+
+class Part(NamedTuple):
+    """What a task takes of each of its devices: thousandths of compute, bytes, and which models of device will do."""
+
+    share: int
+    memory: int
+    models: tuple[bool, ...]
+
+
+class Typical:
+    """The work that is typical, one column a shape: `weights` (M,) that add up to 1, `cpu`, `memory` and `gpus` (M,) of
+    a task, and `part` (M,) of its devices, a number into `parts`.
+    """
+
+    __slots__ = ("cpu", "gpus", "memory", "part", "parts", "weights")
+
+    def __init__(self, fleet: Fleet, counts: Iterable[tuple[Shape, float]]) -> None:
+        """`counts` in any order, and not all zero."""
+        chosen = _popular(counts)
+        weights = np.array([count for _, count in chosen], np.float64)
+        self.weights: Floats = weights / weights.sum()
+        self.cpu: Ints = np.array([shape.cpu for shape, _ in chosen], np.int64)
+        self.memory: Ints = np.array([shape.memory for shape, _ in chosen], np.int64)
+        self.gpus: Ints = np.array([shape.gpus for shape, _ in chosen], np.int64)
+        parts: dict[Part, int] = {}
+        self.part: Ints = np.array(
+            [parts.setdefault(_part_of(fleet, shape), len(parts)) for shape, _ in chosen], np.int64
+        )
+        self.parts = tuple(parts)
+
+
+def typical(view: Snapshot) -> Typical | None:
+    """What runs and what waits; None where there is nothing of either."""
+    counts: Counter[Shape] = Counter(dict(view.running))
+    shown: set[str] = set()
+    for candidate in view.candidates:
+        if candidate.queue not in shown:  # a queue is of one shape
+            shown.add(candidate.queue)
+            counts[candidate.shape] += candidate.tasks * view.backlog.get(candidate.queue, 1)
+    return Typical(view.fleet, counts.items()) if counts else None
+
+
+def fragments(
+    fleet: Fleet, rows: Ints, cpu: Ints, memory: Ints, share: Ints, device_memory: Ints, typical: Typical
+) -> Floats:
+    """(L,): thousandths of the devices of each of L nodes that are fragments. `rows` (L,) says which nodes they are,
+    which may come more than once; `cpu`, `memory` (L,), `share` and `device_memory` (L, D) what is free.
+    """
+    free = np.maximum(share, 0)  # of a device that is closed there is nothing to lose
+    models, spare = fleet.device_model[rows].astype(np.int64), fleet.device_spare[rows]
+    count = np.zeros((len(rows), len(typical.parts)), np.int64)
+    useful = np.zeros((len(rows), len(typical.parts)))
+    for place, part in enumerate(typical.parts):
+        can = _can(part, models, spare, share, device_memory)
+        count[:, place] = can.sum(axis=1)
+        useful[:, place] = (free * can).sum(axis=1)
+    hosts = count[:, typical.part] >= typical.gpus
+    hosts &= cpu[:, None] >= typical.cpu
+    if typical.memory.any():
+        hosts &= memory[:, None] >= typical.memory
+    hosts &= typical.gpus > 0
+    used = (np.where(hosts, useful[:, typical.part], 0.0)) @ typical.weights
+    return np.asarray(free.sum(axis=1) - used)
+
+
+def _can(part: Part, models: Ints, spare: Ints, share: Ints, device_memory: Ints) -> Bools:
+    """(L, D): the devices that could take this part of a task now."""
+    can: Bools = share >= (WHOLE if part.share == WHOLE else part.share + spare)
+    if part.memory:
+        can &= device_memory >= part.memory
+    can &= np.take(np.array(part.models), models)
+    return can
+
+
+def _popular(counts: Iterable[tuple[Shape, float]]) -> list[tuple[Shape, float]]:
+    """The most popular shapes, that make up `POPULAR` of all."""
+    ordered = sorted(counts, key=lambda one: (-one[1], one[0].key()))
+    enough, chosen = POPULAR * sum(count for _, count in ordered), []
+    for shape, count in ordered[:MOST_TYPICAL]:
+        if enough <= 0:
+            break
+        chosen.append((shape, count))
+        enough -= count
+    return chosen
+
+
+def _part_of(fleet: Fleet, shape: Shape) -> Part:
+    return Part(shape.share, shape.gpu_memory, tuple(ability(fleet, shape).models))
