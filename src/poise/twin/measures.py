@@ -14,9 +14,9 @@ Definitions, and where they come from:
 * *rho*: completion over what it would be on an equal share: the time by itself times the contention, which is what all
   unfinished jobs ask for over what there is, at least 1, as the mean over the job's life (Themis, NSDI'20; Shockwave,
   NSDI'23, which has one contention for all jobs). Above 1.05 a job was treated unfairly, as Shockwave counts it.
-* *fragmentation*: the share of the free devices that lie on nodes where no task of any waiting job fits that could
-  start as a whole; its mean over the time in which something waits and something is free (after FGD, ATC'23, which
-  measures it against the jobs that are typical).
+* *stranded*: devices that are free, on nodes where no task of any waiting job fits that could start as a whole: their
+  part of all devices, and (*fragmentation*) of the free ones, while something waits for devices (after FGD, ATC'23,
+  which measures it against the jobs that are typical). What places all that it can strands all that it leaves free.
 * *overhead*: time for which devices were held without getting on: restoring, saving, standing still after a loss, and
   doing again what was lost.
 """
@@ -190,6 +190,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     rho: Ratios
     unfair: float
     use: dict[str, KindUse]
+    stranded: float
     fragmentation: float
     deadlines: int
     met: int
@@ -257,6 +258,7 @@ class _Totals(NamedTuple):
     price: tuple[float, float]
     stranded: float
     free: float
+    wanted: float
 
 
 class _Kind:
@@ -299,7 +301,8 @@ class Recorder:
         self._migrations = self._running = self._looks = self._looked_at = self._left_out = 0
         self._watts = self._held_watts = self._price = self._held_price = 0.0
         self._watts_for = self._held_watts_for = self._price_for = self._held_price_for = 0.0
-        self._stranded = self._free = self._stranded_for = self._free_for = 0.0
+        self._stranded = self._free = self._wanted = 0.0
+        self._stranded_for = self._free_for = self._wanted_for = 0.0
         self._powerless: set[tuple[str, int]] = set()
         self._changed = True
         self._remembered = 0
@@ -353,7 +356,7 @@ class Recorder:
         if self._looks > OFTEN and at == self._looked_at:
             return
         self._looks, self._looked_at = self._looks + 1, at
-        self._stranded, self._free = stranded(self._ledger)
+        self._stranded, self._free, self._wanted = stranded(self._ledger)
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
@@ -548,6 +551,7 @@ class Recorder:
         self._held_price_for += self._held_price * took
         self._stranded_for += self._stranded * took
         self._free_for += self._free * took
+        self._wanted_for += self._wanted * took
         for what, asked in self._asked.items():
             there = self._kinds[CPU].there if what == CPU else self._devices_there()
             self._crowd[what] += (asked / there if there else 1.0) * took
@@ -565,6 +569,7 @@ class Recorder:
             price=(self._price_for, self._held_price_for),
             stranded=self._stranded_for,
             free=self._free_for,
+            wanted=self._wanted_for,
         )
 
     def _draw(self, since: int, until: int) -> None:
@@ -638,6 +643,7 @@ class Recorder:
             rho=ratios(rhos),
             unfair=sum(rho > UNFAIR for rho in rhos) / len(rhos) if rhos else 0.0,
             use=_use(totals, self._began),
+            stranded=totals.stranded / totals.wanted if totals.wanted else 0.0,
             fragmentation=totals.stranded / totals.free if totals.free else 0.0,
             deadlines=len(due),
             met=sum(job.outcome == "done" and job.completion <= job.deadline for job in due),
@@ -684,9 +690,9 @@ def jain(values: Sequence[float]) -> float:
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
 
-def stranded(ledger: Ledger) -> tuple[float, float]:
-    """Devices that are free and that nothing which waits could use, and all that are free; nothing of either while
-    nothing waits for devices.
+def stranded(ledger: Ledger) -> tuple[float, float, float]:
+    """Devices that are free and that nothing which waits could use, all that are free, and all that are there; none
+    while nothing waits for devices.
     """
     fleet = ledger.fleet()
     usable = np.zeros(len(fleet), bool)
@@ -701,9 +707,10 @@ def stranded(ledger: Ledger) -> tuple[float, float]:
         if room.sum() >= tasks:
             usable |= room > 0
     if not seen:
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     free = np.clip(fleet.device_share, 0, None).sum(axis=1) * (fleet.closed == 0) / WHOLE
-    return float(free[~usable].sum()), float(free.sum())
+    there = (fleet.device_model >= 0).sum(axis=1) * (fleet.closed == 0)
+    return float(free[~usable].sum()), float(free.sum()), float(there.sum())
 
 
 def _use(totals: _Totals, began: int) -> dict[str, KindUse]:

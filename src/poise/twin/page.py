@@ -164,6 +164,6 @@ def ticks(page: Page, length: int, height: int) -> None:
         page.tag("text", format_duration(length * tick // TICKS), x=at + 3, y=height - 5)
 
 
-def along(at: float, length: float) -> float:
-    """How far to the right it is drawn."""
-    return round(WIDTH * min(max(at, 0), length) / max(1, length), 2)
+def along(at: float, length: float, least: float = 1.0) -> float:
+    """How far to the right it is drawn, of a length that counts as `least` at least."""
+    return round(WIDTH * min(max(at, 0), length) / max(least, length), 2)

@@ -59,7 +59,8 @@ def simulate(
     """Run it to its end, or `until` nanoseconds from the beginning. So many of the longest attempts are remembered as
     `spans`. `tell` hears now and then how far it is.
     """
-    settings = msgspec.structs.replace(settings or Settings(), throughputs=workload.throughputs)
+    settings = settings or Settings()
+    settings = msgspec.structs.replace(settings, throughputs=settings.throughputs | workload.throughputs)
     alone = _Alone(nodes)
     recorder = Recorder(alone=lambda job: alone.time(job, twin.truth), power=power, spans=spans)
     twin = Twin(policy, settings, observe=recorder.take, waste=recorder.waste)

@@ -127,15 +127,15 @@ def test_work_that_is_done_again_is_lost() -> None:
     assert measures.overhead.lost == pytest.approx(600 / 3600)
 
 
-def test_devices_that_nothing_waiting_could_use_are_fragments() -> None:
-    """Two nodes of 4: three devices of each are taken for 100 s, and a job of 2 waits. Both free devices are fragments
-    until then.
-    """
+def test_devices_that_nothing_waiting_could_use_are_stranded() -> None:
+    """Two nodes of 4: three devices of each are taken for 100 s, and a job of 2 waits for the two that are left."""
+    nodes = [node("n1", 4), node("n2", 4)]
     jobs = [arrival(0, 100, gpus=3), arrival(0, 100, gpus=3), arrival(0, 10, gpus=2)]
-    told = trial("fifo", [node("n1", 4), node("n2", 4)], jobs)
-    assert told.measures.fragmentation == pytest.approx(1.0)
-    jobs = [arrival(0, 100, gpus=3), arrival(0, 100, gpus=2), arrival(0, 10, gpus=4)]
-    assert trial("fifo", [node("n1", 4), node("n2", 4)], jobs).measures.fragmentation == pytest.approx(1.0)
+    measures = trial("fifo", nodes, jobs).measures
+    assert (measures.stranded, measures.fragmentation) == pytest.approx((2 / 8, 1.0))
+    jobs = [arrival(0, 100, gpus=3), arrival(0, 100, gpus=4), arrival(0, 10, gpus=4), arrival(0, 10, gpus=1)]
+    measures = trial("fifo", nodes, jobs).measures  # the last could use what is left, and must not overtake
+    assert (measures.stranded, measures.fragmentation) == (0, 0)
 
 
 def test_curves_add_up() -> None:
