@@ -30,6 +30,7 @@ WORKS = {
     "show": "show --json JOB",
     "explain": "explain --json JOB",
     "why-not": "why-not --json WAITS NODE",
+    "eta": "eta --json --futures 2",
     "plan": "plan --json -- true",
     "unblock": "unblock --json JOB",
     "logs": "logs --json JOB",

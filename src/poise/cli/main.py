@@ -21,6 +21,7 @@ COMMANDS = {
     "show": ("poise.cli.jobs", "Show a job: its tasks, where they ran, why they wait"),
     "explain": ("poise.cli.explain", "Tell why a job waits and what frees it, or why it runs where it does"),
     "why-not": ("poise.cli.explain", "Tell every reason against a node for a job"),
+    "eta": ("poise.cli.eta", "Foresee when jobs start and end, and how sure that is"),
     "plan": ("poise.cli.explain", "Tell what would happen if a file were submitted; nothing changes"),
     "unblock": ("poise.cli.explain", "Find the smallest change that lets a waiting job start now"),
     "top": ("poise.cli.top", "Show the fleet, what runs, and what waits and why, live"),

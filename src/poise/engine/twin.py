@@ -17,15 +17,15 @@ import msgspec
 from poise.engine.host import Host
 from poise.engine.timeline import Process, SimulatedClock, Timeline, Timer
 from poise.errors import PoiseError
-from poise.kernel.controller import Controller, Dead, Message, Reply, Settings, Submit
-from poise.kernel.ledger import Ledger, UnitState
+from poise.kernel.controller import Controller, Dead, Decided, Message, Reply, Settings, Submit
+from poise.kernel.ledger import Ledger, UnitState, attempt_of
 from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.fleet import model_under
 from poise.model.jobs import ALL, Ending, Outcome
 from poise.model.load import Load
 from poise.model.messages import Attempt, Beat, Desired, Ended, FromAgent, Hello, Launch, Report, Running
-from poise.model.resources import WHOLE, Node
+from poise.model.resources import WHOLE, Node, Shape
 from poise.model.spec import Compiled
 from poise.model.views import Snapshot
 from poise.model.workload import APART, ONE_RACK, ONE_ZONE, Arrival, Seats, Truth
@@ -175,8 +175,9 @@ class Twin:
     time that brings nothing.
 
     Add what happens (`add_nodes`, `arrive`, `lose`, `slow`), then `run`. Instants are nanoseconds from its beginning,
-    which is `began` on the log's clock. `ledger` starts it from a state that was recorded, and `truths` says what the
-    work in it really has to do, by unit.
+    which is `began` on the log's clock. `ledger` starts it from a state that was recorded, as of the instant `at` of
+    its log; `truths` says what the work in it really has to do, by unit, and `progress` what of that earlier attempts
+    have kept. What runs on its nodes goes on there when they are added.
     """
 
     def __init__(
@@ -187,6 +188,8 @@ class Twin:
         observe: Observe = lambda event: None,
         ledger: Ledger | None = None,
         truths: Mapping[str, Truth] | None = None,
+        progress: Mapping[str, float] | None = None,
+        at: int = 0,
         interference: Interference = lambda share, others: 1.0,
         delay: int = 0,
         waste: Callable[[Waste], None] = lambda waste: None,
@@ -194,20 +197,22 @@ class Twin:
         self.timeline = Timeline()
         self.process = Process(self.timeline, "twin")
         self.process.start()
-        self.began = max(SECOND, settings.every, ledger.now if ledger is not None else 0)
+        ledger = ledger or Ledger()
+        self.began = max(SECOND, settings.every, ledger.now, at)
         self.refused: list[tuple[Arrival, PoiseError]] = []
         self.nodes: dict[str, VirtualNode] = {}
         self._truths = dict(truths or {})
         self._interference = interference
         self._waste = waste
-        self._progress: dict[str, float] = {}
+        self._progress = dict(progress or {})
         self._work: dict[str, _Work] = {}
         self._of: dict[Attempt, _Work] = {}
         self._on: dict[str, dict[str, _Work]] = {}
         self._slow: dict[str, float] = {}
         self._reports: dict[str, tuple[list[Running], list[Ended]]] = {}
-        settings = msgspec.structs.replace(settings, policy=policy.name, dead_after=0, poll=0, checkpoint_every=2**62)
-        ledger = ledger or Ledger()
+        settings = msgspec.structs.replace(
+            settings, policy=policy.name, dead_after=0, poll=0, checkpoint_every=2**62, declared=tuple(ledger.nodes)
+        )
         self.decider = VirtualDecider(policy, self.process, delay)
         self.host = Host(
             Controller(ledger, settings),
@@ -217,7 +222,10 @@ class Twin:
             self.process,
             tell=lambda text: None,
         )
+        memory = ledger.snapshot(ledger.now).memory
         self.host.begin(boot="twin", boottime=self.began)
+        if memory:  # it is forgotten when a control plane begins, and here none has ended
+            self.host.post(Decided(Plan(base=ledger.revision, policy=policy.name, memory=dict(memory))))
 
     @property
     def ledger(self) -> Ledger:
@@ -235,6 +243,11 @@ class Twin:
     def truth(self, unit: str) -> Truth:
         """What only the world knows of a unit that was submitted, by its id."""
         return self._truths[unit]
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything runs that will end by itself."""
+        return any(work.timer is not None for work in self._work.values())
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
@@ -301,10 +314,18 @@ class Twin:
             work = self._work[unit.id] = _Work(unit, self._truths[unit.id], self._progress.get(unit.id, 0.0))
         work.launches[launch.attempt] = (node.node.name, launch)
         self._of[launch.attempt] = work
-        if launch.queued:
+        if launch.queued and self._running_of(node.node.name, launch.shape) >= launch.slots:
             node.waiting.setdefault(launch.shape.key(), deque()).append(launch)
         elif len(work.launches) == unit.size:
             self._start(work)
+
+    def _running_of(self, name: str, shape: Shape) -> int:
+        """How many attempts of a shape run on a node."""
+        return sum(
+            on == name and of.shape == shape
+            for work in self._on.get(name, {}).values()
+            for on, of in work.launches.values()
+        )
 
     def stop(self, node: VirtualNode, attempt: Attempt) -> None:
         """An attempt is asked to end: its unit saves itself, if it can."""
@@ -503,8 +524,45 @@ class Twin:
             if known is None or not known.up:
                 known = self.nodes[node.name] = VirtualNode(self, node)
             known.node = node
-            self.host.connect(node.name, self.host.accepted(), known)
+        self._adopt()
+        for node in nodes:
+            self.host.connect(node.name, self.host.accepted(), self.nodes[node.name])
             self._hear(node.name, Hello(node=node, running=self._running_on(node.name)))
+
+    def _adopt(self) -> None:
+        """What the ledger has running on nodes that are there goes on. What was placed and has not started is launched
+        anew when its node has said hello.
+        """
+        for unit in self.ledger.active_units():
+            tasks = [(index, task) for index, task in enumerate(unit.tasks) if task.active]
+            if unit.id in self._work or not any(task.started for _, task in tasks):
+                continue
+            if all(task.node in self.nodes for _, task in tasks):
+                launches = {
+                    attempt_of(unit, index): (
+                        task.node,
+                        Launch(
+                            attempt=attempt_of(unit, index), argv=(), shape=unit.shape, slots=0, devices=task.devices
+                        ),
+                    )
+                    for index, task in tasks
+                }
+                self._go_on(unit, launches, min(task.started for _, task in tasks if task.started))
+
+    def _go_on(self, unit: UnitState, launches: dict[Attempt, tuple[str, Launch]], started: int) -> None:
+        """Its attempts run, and have since an instant of the log."""
+        work = self._work[unit.id] = _Work(unit, self._truths[unit.id], self._progress.get(unit.id, 0.0))
+        work.launches = launches
+        restore = work.truth.restore if work.epoch > 1 else 0
+        work.began = started - self.began
+        work.since = work.began + restore
+        work.seats = self._seats(work)
+        for attempt, (name, _) in launches.items():
+            self._of[attempt] = work
+            self._on.setdefault(name, {})[unit.id] = work
+        work.slowdown = self._slowdown_of(work)
+        self._come_to(work)
+        self._foresee(work)
 
     def _running_on(self, name: str) -> tuple[Running, ...]:
         return tuple(

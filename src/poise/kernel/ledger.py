@@ -413,6 +413,13 @@ class Ledger:
         """Canonical: equal states give equal bytes."""
         return _encoder.encode(self._state)
 
+    def keeping(self, jobs: Collection[str]) -> "Ledger":
+        """A copy that knows these jobs only. What holds room has to be among them."""
+        state = _decoder.decode(self.encode())
+        state.jobs = {job_id: job for job_id, job in state.jobs.items() if job_id in jobs}
+        state.finished = [job_id for job_id in state.finished if job_id in state.jobs]
+        return Ledger(state)
+
     @property
     def revision(self) -> int:
         return self._state.revision
