@@ -553,9 +553,8 @@ class Twin:
         """Its attempts run, and have since an instant of the log."""
         work = self._work[unit.id] = _Work(unit, self._truths[unit.id], self._progress.get(unit.id, 0.0))
         work.launches = launches
-        restore = work.truth.restore if work.epoch > 1 else 0
         work.began = started - self.began
-        work.since = work.began + restore
+        work.since = work.began + _overhead(work)
         work.seats = self._seats(work)
         for attempt, (name, _) in launches.items():
             self._of[attempt] = work
