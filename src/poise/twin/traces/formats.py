@@ -108,8 +108,8 @@ def read_trace(trace: Path | str, options: Options | None = None, format: str = 
     options = options or Options()
     options.check()
     path = Path(trace)
-    if isinstance(trace, str) and synthetic.is_synthetic(trace) and not path.exists():
-        return synthetic.generate(synthetic.parse(trace), options)
+    if synthetic.is_synthetic(str(trace)) and not path.exists():
+        return synthetic.generate(synthetic.parse(str(trace)), options)
     return format_of(path, options, format).read(path, options)
 
 
