@@ -28,7 +28,7 @@ job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,du
 1425512,uVMrF,vchbv,4,16,1,FAILED,2020-06-09 18:41:27,2020-06-09 18:41:27,2020-06-09 18:45:36,249,0
 1425513,uzqls,vcpDC,1,1,1,CANCELLED,2020-06-09 18:41:28,2020-06-09 18:41:28,2020-06-17 14:15:21,675233,0
 """
-"""The example of github.com/S-Lab-System-Group/HeliosData @ 106713b, README.md."""
+"""The example of github.com/S-Lab-System-Group/HeliosData @ 106713b, README.md (for academic purposes)."""
 
 PAI_FLAT = """\
 job_id,user,num_gpu,num_cpu,submit_time,num_inst,duration,group_gpu_dur
@@ -58,7 +58,8 @@ job_id,submit_time,iteration,model_name,ddl,batch_size,num_gpu,duration
 1,3717550,1548,ncf,3717583,32768,8,66
 138,3821474,14577,yolov3,3832082,64,16,17119
 """
-"""github.com/pkusys/ElasticFlow @ ce1bf52, ElasticFlow/traces_for_ElasticFlow/elasticVpollux_e.csv."""
+"""Three rows of github.com/pkusys/ElasticFlow @ ce1bf52, ElasticFlow/traces_for_ElasticFlow/elasticVpollux_e.csv (no
+licence is stated there)."""
 
 AZURE = """\
 TIMESTAMP,ContextTokens,GeneratedTokens
