@@ -22,6 +22,7 @@ HEADERS = {
     "elasticflow": elasticflow.COLUMNS,
     "openb": openb.PODS,
     "azure": requests.AZURE,
+    "burstgpt": requests.BURSTGPT,
     "mooncake": requests.MILLISECONDS,
     "plain": ("submit", "duration", "gpus", "nodes", "memory", "priority", "deadline"),
 }

@@ -68,6 +68,14 @@ TIMESTAMP,ContextTokens,GeneratedTokens
 """
 """github.com/Azure/AzurePublicDataset, data/AzureLLMInferenceTrace_conv.csv (CC BY 4.0)."""
 
+BURSTGPT = """\
+Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,ChatGPT,1087,230,1317,Conversation log
+118,GPT-4,417,0,417,Conversation log
+"""
+"""github.com/HPMLL/BurstGPT, data/BurstGPT_1.csv; the failure of the last is ours."""
+
 MOONCAKE = """\
 {"timestamp": 0, "input_length": 8192, "output_length": 0, "hash_ids": [46, 47]}
 {"timestamp": 10535, "input_length": 672, "output_length": 52, "hash_ids": [46, 47]}
@@ -171,6 +179,9 @@ def test_requests_are_brief_work(tmp_path: Path) -> None:
     assert seconds(read, "H100")[0] == pytest.approx(374 * 1.04e-4 + 44 * 0.0298)
     assert seconds(read, "A100-80")[0] == pytest.approx(374 * 1.89e-4 + 44 * 0.0449)
     assert read.arrivals[0].units[0].shape.share == 100
+    read = read_trace(write(tmp_path, BURSTGPT), ORACLE)
+    assert (read.name, read.skipped) == ("burstgpt", {"the request failed": 1})
+    assert [arrival.at / SECOND for arrival in read.arrivals] == [0, 40]
     read = read_trace(write(tmp_path, MOONCAKE), ORACLE)
     assert read.name == "mooncake"
     assert read.arrivals[1].at == 10.535 * SECOND

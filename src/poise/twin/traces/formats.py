@@ -76,6 +76,12 @@ FORMATS = {
             requests.read_azure,
         ),
         Format(
+            "burstgpt",
+            "BurstGPT, requests to language models",
+            lambda head: head.names(*requests.BURSTGPT),
+            requests.read_burstgpt,
+        ),
+        Format(
             "mooncake",
             "Mooncake, requests to language models",
             lambda head: head.names(*requests.MILLISECONDS) or any(map(requests.is_record, head.lines[:1])),
