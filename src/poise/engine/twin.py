@@ -22,9 +22,9 @@ from poise.kernel.ledger import Ledger, UnitState, attempt_of
 from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.fleet import model_under
-from poise.model.jobs import ALL, Ending, Outcome
+from poise.model.jobs import ALL, Ending, Outcome, Speedups
 from poise.model.load import Load
-from poise.model.messages import Attempt, Beat, Desired, Ended, FromAgent, Hello, Launch, Report, Running
+from poise.model.messages import Attempt, Beat, Desired, Ended, FromAgent, Hello, Launch, Report, Running, Told
 from poise.model.resources import WHOLE, Node, Shape
 from poise.model.spec import Compiled
 from poise.model.views import Snapshot
@@ -209,7 +209,8 @@ class Twin:
         self._of: dict[Attempt, _Work] = {}
         self._on: dict[str, dict[str, _Work]] = {}
         self._slow: dict[str, float] = {}
-        self._reports: dict[str, tuple[list[Running], list[Ended]]] = {}
+        self._reports: dict[str, tuple[list[Running], list[Ended], list[Told]]] = {}
+        self._speedups: dict[str, Speedups] = {}
         settings = msgspec.structs.replace(
             settings, policy=policy.name, dead_after=0, poll=0, checkpoint_every=2**62, declared=tuple(ledger.nodes)
         )
@@ -369,6 +370,24 @@ class Twin:
         work.slowdown = self._slowdown_of(work)
         self._foresee(work)
         self._beside(work)
+        if work.truth.telling is not None:
+            self.timeline.call_at(work.since, self._tell, work)
+
+    def _tell(self, work: _Work) -> None:
+        """It says how it scales, if that has changed noticeably."""
+        unit, truth = work.unit, work.truth
+        if truth.telling is None or work.seats is None or work.stopping or self._work.get(unit.id) is not work:
+            return
+        self._come_to(work)
+        told, known = (
+            truth.telling.speedups(work.progress, work.seats, len(unit.spec.tasks)),
+            self._speedups.get(unit.id),
+        )
+        if known is None or told.differs(known):
+            self._speedups[unit.id] = told
+            attempt, (name, _) = next(iter(work.launches.items()))
+            self._report(name, told=Told(attempt=attempt, speedups=told))
+        self.timeline.call_in(truth.tells, self._tell, work)
 
     def _foresee(self, work: _Work) -> None:
         """Set the instant at which it will end, as things are."""
@@ -609,22 +628,27 @@ class Twin:
         if node.up:
             self.host.hear(name, node, message)
 
-    def _report(self, name: str, *, running: Running | None = None, ended: Ended | None = None) -> None:
+    def _report(
+        self, name: str, *, running: Running | None = None, ended: Ended | None = None, told: Told | None = None
+    ) -> None:
         """What a node has to say at this instant is said at once."""
         if not self._reports:
             self.timeline.call_at(self.timeline.now, self._send_reports)
-        report = self._reports.setdefault(name, ([], []))
+        report = self._reports.setdefault(name, ([], [], []))
         if running is not None:
             report[0].append(running)
         if ended is not None:
             report[1].append(ended)
+        if told is not None:
+            report[2].append(told)
 
     def _send_reports(self) -> None:
         reports, self._reports = self._reports, {}
-        for name, (running, ended) in reports.items():
+        for name, (running, ended, told) in reports.items():
             node = self.nodes[name]
             node.serial += 1
-            self._hear(name, Report(serial=node.serial, running=tuple(running), ended=tuple(ended)))
+            said = Report(serial=node.serial, running=tuple(running), ended=tuple(ended), told=tuple(told))
+            self._hear(name, said)
 
 
 def _overhead(work: _Work) -> int:

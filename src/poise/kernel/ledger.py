@@ -56,6 +56,7 @@ from poise.model.events import (
     Remembered,
     Returned,
     Round,
+    SpeedupsTold,
     Started,
     StopAsked,
     Straggling,
@@ -78,7 +79,7 @@ from poise.model.fleet import (
     Straggler,
     model_under,
 )
-from poise.model.jobs import ALL, Ending, Job, Outcome, Priority, Unit, Work
+from poise.model.jobs import ALL, Ending, Job, Outcome, Priority, Speedups, Unit, Work
 from poise.model.messages import Attempt
 from poise.model.profiles import Profile, estimate_run, is_brief, outlasting
 from poise.model.quotas import Amounts, Quota, asked
@@ -175,7 +176,7 @@ class UnitState(msgspec.Struct, gc=False):
     there is none. `ooms` are the epochs in which it ran out of memory, `ran_out` is the least that it had asked for
     then; what it is tried in next is smaller where it can be: an elastic unit has at most `most` tasks (0: all).
     `barred` are the identities of devices that have failed it, with the epoch in which each did; `straggled` the latest
-    reports of attempts that took longer than their like.
+    reports of attempts that took longer than their like. `speedups` is how it scales, if it has said so.
     """
 
     spec: Unit
@@ -217,6 +218,7 @@ class UnitState(msgspec.Struct, gc=False):
     most: int = 0
     barred: dict[str, int] = {}
     straggled: tuple[Straggling, ...] = ()
+    speedups: Speedups | None = None
 
     @property
     def most_tasks(self) -> int:
@@ -862,6 +864,12 @@ class Ledger:
         unit.straggled = (*unit.straggled[1 - PAST_ORDERS :], event)
         self._index_straggling(unit)
 
+    def _speedups_told(self, event: SpeedupsTold) -> None:
+        unit = self._units[event.unit]
+        if unit.over:
+            raise InvariantBroken(f"{event.unit} told how it scales, but is {unit.status}")
+        unit.speedups = self._speedups[unit.id] = event.speedups
+
     def _index_straggling(self, unit: UnitState) -> None:
         """What could be moved by itself; a gang is as slow wherever its slowest member is."""
         if len(unit.tasks) == 1 and unit.tasks[0].straggles:
@@ -1094,7 +1102,8 @@ class Ledger:
     def _close(self, unit: UnitState, status: UnitStatus, at: int) -> None:
         if unit.status == "pending":
             self._remove_pending(unit)
-        unit.status, unit.ended = status, at
+        unit.status, unit.ended, unit.speedups = status, at, None
+        self._speedups.pop(unit.id, None)
         self._forget_yields(unit)
         self._state.jobs[unit.job].unfinished -= 1
         self._unfinished_count -= 1
@@ -1483,6 +1492,7 @@ class Ledger:
             backlog={queue: len(units) for queue, units in self._queues.items()},
             profiles=dict(self._state.profiles),
             throughputs=throughputs or {},
+            speedups=dict(self._speedups),
             elastic=tuple(
                 self._resident(unit) for unit in sorted(self._elastic.values(), key=_ordinal) if not unit.stopping
             ),
@@ -1658,6 +1668,7 @@ class Ledger:
             Started: self._started,
             Finished: self._finished,
             Straggling: self._straggling,
+            SpeedupsTold: self._speedups_told,
             Held: self._held,
             NodeJoined: self._node_joined,
             NodeLost: self._node_lost,
@@ -1684,6 +1695,7 @@ class Ledger:
         self._elastic: dict[str, UnitState] = {}
         self._stragglers: dict[str, UnitState] = {}
         self._shapes: dict[Shape, int] = {}
+        self._speedups: dict[str, Speedups] = {}
         self._on: dict[str, dict[tuple[str, int], tuple[UnitState, int]]] = {}
         self._fleet = None
         self._stale: set[str] = set()
@@ -1698,6 +1710,8 @@ class Ledger:
                 job.calls.restore_order()
             for unit in job.units:
                 self._unfinished_count += not unit.over
+                if unit.speedups is not None:
+                    self._speedups[unit.id] = unit.speedups
                 if unit.status == "pending":
                     self._index_pending(unit)
                 elif unit.status == "active":
@@ -1770,6 +1784,7 @@ class Ledger:
         for index in (
             "_names",
             "_keys",
+            "_speedups",
             "_secrets",
             "_awaited_by",
             "_queues",

@@ -20,6 +20,7 @@ from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.allowance import Allowance
 from poise.policy.feasible import room_when_empty
+from poise.policy.goodput import Goodput
 from poise.policy.place import Draft
 from poise.policy.protocol import Policy
 from poise.policy.queues import Tiresias
@@ -826,7 +827,7 @@ def _order_of(order: str | Mapping[str, float], terms: Mapping[str, RankTerm]) -
 
 
 POLICIES: dict[str, ClusterPolicy] = {recipe.name: Suite(recipe) for recipe in RECIPES} | {
-    policy.name: policy for policy in (Static(), Tiresias())
+    policy.name: policy for policy in (Static(), Tiresias(), Goodput())
 }
 
 SAFE_POLICY = "fifo"

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import msgspec
+
 from poise.engine.twin import DETECTED_AFTER, Twin
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import Ledger
-from poise.model.events import Event, Finished, NodeLost, Placed, Preempted
-from poise.model.jobs import Priority, Task, Unit
+from poise.model.events import Event, Finished, NodeLost, Placed, Preempted, SpeedupsTold
+from poise.model.jobs import Priority, Speedups, Task, Unit
 from poise.model.resources import Device, Node, Shape
 from poise.model.workload import APART, ONE_NODE, ONE_RACK, Arrival, Scaling, Seats, Steady, Truth
 from poise.policy.suites import policy_named
@@ -95,6 +97,23 @@ def test_a_lost_node_takes_its_work_back_to_the_checkpoint() -> None:
     ends = run.ends()
     assert [event.name for event in run.of(NodeLost)] == ["n1"]
     assert ends == {"j1": 350 + DETECTED_AFTER / SECOND + 10 + 700}
+
+
+class Halving(msgspec.Struct, frozen=True):
+    """Work that scales by half as well once half of it is done."""
+
+    def speedups(self, progress: float, seats: Seats, most: int, /) -> Speedups:
+        more = 1000 if progress < 0.5 else 500
+        return Speedups(*(tuple(1000 + more * tasks for tasks in range(most)) for _ in range(2)))
+
+
+def test_running_work_tells_how_it_scales_when_that_has_changed() -> None:
+    """It gets on from 10 s on, has done half at 110 s, and looks again each minute."""
+    truth = Truth(pace=Steady(200.0, 2), start=10 * SECOND, telling=Halving())
+    run = Run("fifo", [node("n1", gpus=2)], [arrival(0, 200, tasks=2, truth=truth)])
+    assert run.ends() == {"j1": 210}
+    told = [((event.at - run.twin.began) / SECOND, event.speedups.together) for event in run.of(SpeedupsTold)]
+    assert told == [(10, (1000, 2000)), (130, (1000, 1500))]
 
 
 def test_rounds_come_at_multiples_only() -> None:
