@@ -38,6 +38,10 @@ FLAGS = (
         "--know", type=click.Choice(KNOW), default="estimated", help="What is known of run times. [default: estimated]"
     ),
     click.option("--seed", type=click.IntRange(0, 2**53), default=0, metavar="N", help="Of all chance. [default: 0]"),
+    click.option(
+        "--world", type=click.Path(path_type=Path), metavar="FILE", help="What restarts cost, what is lost, …"
+    ),
+    click.option("--faults", multiple=True, metavar="NAME", help="A nemesis, by name or file. Repeatable."),
     click.option("--until", metavar="TIME", help="Stop there: `30d`. [default: when all is over]"),
     click.option(
         "--every", metavar="TIME", help="Decide at multiples of this only: `360s`. [default: on every change]"
@@ -98,6 +102,8 @@ def _asked(
     load: float,
     know: Any,
     seed: int,
+    world: Path | None,
+    faults: tuple[str, ...],
     until: str | None,
     every: str | None,
     strict: bool,
@@ -120,6 +126,8 @@ def _asked(
     return Asked(
         trace=trace,
         fleet=fleet,
+        world=world,
+        faults=faults,
         options=options,
         format=kind or "",
         seed=seed,
@@ -142,6 +150,8 @@ def _compared(asked: "Asked", policies: Sequence[str], report: Path | None) -> "
         _check_folder(report)
     with _progress(policies) as watch:
         told = compare(asked, policies, watch)
+    for note in told.notes:
+        say(f"poise: {note}")
     for reason, count in told.skipped.items():
         say(f"poise: {count:,} of the trace left out: {reason}")
     for trial in told.trials:

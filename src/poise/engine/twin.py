@@ -9,7 +9,8 @@ Nothing here is random: who wants chance in run times, failures or telemetry dra
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -17,14 +18,26 @@ import msgspec
 from poise.engine.host import Host
 from poise.engine.timeline import Process, SimulatedClock, Timeline, Timer
 from poise.errors import PoiseError
-from poise.kernel.controller import Controller, Dead, Decided, Message, Reply, Settings, Submit
+from poise.kernel.controller import Controller, Dead, Decided, Drain, Message, Reply, Settings, Submit
 from poise.kernel.ledger import Ledger, UnitState, attempt_of
 from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.fleet import model_under
 from poise.model.jobs import ALL, Ending, Outcome, Speedups
 from poise.model.load import Load
-from poise.model.messages import Attempt, Beat, Desired, Ended, FromAgent, Hello, Launch, Report, Running, Told
+from poise.model.messages import (
+    Attempt,
+    Beat,
+    Desired,
+    DeviceFault,
+    Ended,
+    FromAgent,
+    Hello,
+    Launch,
+    Report,
+    Running,
+    Told,
+)
 from poise.model.resources import WHOLE, Node, Shape
 from poise.model.spec import Compiled
 from poise.model.views import Snapshot
@@ -41,7 +54,8 @@ FOREVER = float("inf")
 class Waste(NamedTuple):
     """So many nanoseconds for which a unit held what it has, and did not get on or will have to do again what it did.
 
-    `cause`: `restoring` what it was · `saving` itself · `stalled`, as a part of it is gone · `lost`.
+    `cause`: `restoring` what it was, or getting ready at first · `saving` itself · `stalled`, as a part of it is gone ·
+    `lost`.
     """
 
     unit: str
@@ -268,6 +282,50 @@ class Twin:
         """From this instant on what runs there takes `factor` times as long."""
         self.timeline.call_at(at, self._slow_down, node, factor)
 
+    def end_one(self, node: str, chance: int, outcome: Outcome) -> None:
+        """One of what runs there now ends like this; which one, `chance` decides. What it has done since its latest
+        checkpoint is lost.
+        """
+        running = [work for work in self._on.get(node, {}).values() if work.seats is not None and not work.stopping]
+        if running:
+            work = running[chance % len(running)]
+            self._come_to(work)
+            self._end(work, outcome)
+
+    def fail_device(self, node: str, index: int, lasts: int) -> None:
+        """A device gives no room from now on, and what runs on it is lost; somebody opens it again after so long."""
+        state = self.nodes.get(node)
+        if state is None or not state.up:
+            return
+        self._lose_device(node, index)
+        state.serial += 1
+        fault = DeviceFault(index=index, code="FAILED")
+        self._hear(node, Report(serial=state.serial, faults=(fault,)))
+        again = partial(Drain, node=f"{node}:{index}", on=False)
+        self.timeline.call_in(lasts, self.host.ask, again, lambda reply: None)
+
+    def change(self, node: Node) -> None:
+        """A node that is there offers other devices from now on; what ran on those that have gone is lost."""
+        state = self.nodes.get(node.name)
+        if state is None or not state.up:
+            return
+        left = {device.index for device in node.devices}
+        for device in state.node.devices:
+            if device.index not in left:
+                self._lose_device(node.name, device.index)
+        self._join([node])
+
+    def _lose_device(self, name: str, index: int) -> None:
+        for work in list(self._on.get(name, {}).values()):
+            gone = {
+                attempt for attempt, (on, launch) in work.launches.items() if on == name and index in launch.devices
+            }
+            if gone:
+                self._keep_from_loss(work, gone)
+                if all(on != name for on, _ in work.launches.values()):
+                    del self._on[name][work.unit.id]
+        self._again_on(name)
+
     def tell_load(self, node: str, at: int, load: Load) -> None:
         """What the node says of how busy it is; heard at this instant."""
         self.timeline.call_at(at, self._hear, node, Beat(load=load))
@@ -432,8 +490,7 @@ class Twin:
     def _stand_still(self, work: _Work) -> None:
         """From now on it does not get on."""
         work.stands = self.timeline.now
-        if work.epoch > 1:
-            self._wasted(work, "restoring", min(work.truth.restore, work.stands - work.began))
+        self._wasted(work, "restoring", min(_overhead(work), work.stands - work.began))
 
     def _wasted(self, work: _Work, cause: Literal["restoring", "saving", "stalled", "lost"], time: int) -> None:
         if time > 0:
@@ -597,29 +654,33 @@ class Twin:
             return
         node.up = False
         for work in list(self._on.pop(name, {}).values()):
-            self._keep_from_loss(work, name)
+            self._keep_from_loss(work, {attempt for attempt, (on, _) in work.launches.items() if on == name})
         for queue in node.waiting.values():
             for launch in queue:
                 waiting = self._of.get(launch.attempt)
                 if waiting is not None:
                     self._drop(waiting)
         node.waiting.clear()
-        self.timeline.call_in(detected_after, self.host.post, Dead(name))
+        self.timeline.call_in(detected_after, self._detect, node)
 
-    def _keep_from_loss(self, work: _Work, name: str) -> None:
-        """Its tasks on that node are gone; those elsewhere stand still until they are told to end."""
+    def _detect(self, node: VirtualNode) -> None:
+        """Unless it is back by now, and has said itself what it has lost."""
+        if self.nodes[node.node.name] is node:
+            self.host.post(Dead(node.node.name))
+
+    def _keep_from_loss(self, work: _Work, gone: Collection[Attempt]) -> None:
+        """These of its attempts are gone; the others stand still until they are told to end."""
         self._come_to(work)
         if work.stands < 0:
             self._stand_still(work)
         self._keep(work, saved=False)
-        if work.timer is not None:
+        if work.timer is not None and not work.stopping:  # those elsewhere that save themselves still end
             work.timer.cancel()
             work.timer = None
         work.seats = None
-        for attempt, (on, _) in list(work.launches.items()):
-            if on == name:
-                del work.launches[attempt]
-                self._of.pop(attempt, None)
+        for attempt in gone:
+            del work.launches[attempt]
+            self._of.pop(attempt, None)
         if not work.launches:
             self._drop(work)
 

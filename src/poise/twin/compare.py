@@ -5,7 +5,7 @@ Each trial reads its files itself, so that several run in processes of their own
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
 from multiprocessing.sharedctypes import SynchronizedArray
@@ -14,12 +14,16 @@ from typing import NamedTuple
 
 import msgspec
 
+from poise.drivers.nemeses import known_nemeses
 from poise.drivers.plugins import build, choose
 from poise.drivers.yamlfile import load_kind, located, place_in_file
+from poise.engine.happenings import left_out
+from poise.engine.scenario import Nemesis
 from poise.kernel.controller import Settings
 from poise.model.fleetfile import DeclaredFleet, compile_fleet
 from poise.model.tenants import declared_class
 from poise.model.workload import Arrival, Steady, Truth, Workload
+from poise.model.worldfile import PLAIN, World, check_nodes, compile_world
 from poise.policy.suites import ClusterPolicy
 from poise.twin.traces.formats import read_trace
 from poise.twin.traces.options import Options
@@ -38,12 +42,15 @@ _SIZE = re.compile(r" x([0-9]+)$")
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be tried. `format` is that of the trace (empty: as found), `until` and `every` in nanoseconds (0: to
-    the end; whenever something happens), `spans` how many attempts of each trial are remembered.
+    """What is to be tried, in which world, with which nemeses (`faults`, by name or file). `format` is that of the
+    trace (empty: as found), `until` and `every` in nanoseconds (0: to the end; whenever something happens), `spans` how
+    many attempts are remembered.
     """
 
     trace: Path
     fleet: Path
+    world: Path | None = None
+    faults: tuple[str, ...] = ()
     options: Options = Options()
     format: str = ""
     seed: int = 0
@@ -61,6 +68,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     fleet: str
     nodes: int
     devices: dict[str, int]
+    world: str
+    faults: tuple[str, ...]
     information: str
     load: float
     seed: int
@@ -86,10 +95,11 @@ def compare(asked: Asked, policies: Sequence[str], watch: Watch = lambda number,
     for name in policies:
         build(choose(name))  # before anything long begins
     asked = msgspec.structs.replace(asked, spans=asked.spans // len(policies))
-    workload, fleet = _loaded(asked)
+    loaded = _loaded(asked)
+    workload, fleet = loaded.workload, loaded.fleet
     if len(policies) == 1:
         tell = _told(len(workload.arrivals), lambda far: watch(0, far))
-        trials = [_trial(asked, workload, fleet, build(choose(policies[0])), tell)]
+        trials = [_trial(asked, loaded, build(choose(policies[0])), tell)]
     else:
         trials = _side_by_side(asked, policies, watch)
     devices: dict[str, int] = {}
@@ -106,21 +116,45 @@ def compare(asked: Asked, policies: Sequence[str], watch: Watch = lambda number,
         load=asked.options.load,
         seed=asked.seed,
         skipped=dict(sorted(workload.skipped.items())),
-        notes=(),
+        world=loaded.world.name,
+        faults=tuple(nemesis.name for nemesis in loaded.nemeses),
+        notes=tuple(_notes(loaded)),
         trials=tuple(trials),
     )
 
 
-def _loaded(asked: Asked) -> tuple[Workload, DeclaredFleet]:
+class _Loaded(NamedTuple):
+    """The files, read."""
+
+    workload: Workload
+    fleet: DeclaredFleet
+    world: World
+    nemeses: tuple[Nemesis, ...]
+
+
+def _loaded(asked: Asked) -> _Loaded:
     document = load_kind(asked.fleet, "fleet")
     with located(place_in_file(asked.fleet)):
         fleet = compile_fleet(document)
+    world = PLAIN
+    if asked.world is not None:
+        document = load_kind(asked.world, "world")
+        with located(place_in_file(asked.world)):
+            world = compile_world(document)
+            check_nodes(world, {node.name for node in fleet.nodes})
+    nemeses = tuple(known_nemeses(asked.faults).values()) if asked.faults else ()
     widest = max((len(node.devices) for node in fleet.nodes), default=0)
     options = msgspec.structs.replace(asked.options, devices_per_node=widest or asked.options.devices_per_node)
     workload = read_trace(asked.trace, options, asked.format)
     if not workload.throughputs:
         workload = with_speeds(workload, fleet.throughputs)
-    return workload, fleet
+    return _Loaded(workload, fleet, world, nemeses)
+
+
+def _notes(loaded: _Loaded) -> Iterator[str]:
+    missing = left_out(loaded.nemeses)
+    if missing:
+        yield f"faults that no twin has are left out: {', '.join(missing)}; `poise faults` has them"
 
 
 def with_speeds(workload: Workload, throughputs: Mapping[str, float]) -> Workload:
@@ -161,11 +195,19 @@ def _at_rates(truth: Truth, rates: Mapping[str, float]) -> Truth:
     return msgspec.structs.replace(truth, pace=msgspec.structs.replace(pace, rates=rates))
 
 
-def _trial(
-    asked: Asked, workload: Workload, fleet: DeclaredFleet, policy: ClusterPolicy, tell: Callable[[int, int], None]
-) -> Result:
-    settings = Settings(seed=asked.seed, every=asked.every, throughputs=fleet.throughputs)
-    return simulate(workload, fleet.nodes, policy, settings, until=asked.until, spans=asked.spans, tell=tell)
+def _trial(asked: Asked, loaded: _Loaded, policy: ClusterPolicy, tell: Callable[[int, int], None]) -> Result:
+    settings = Settings(seed=asked.seed, every=asked.every, throughputs=loaded.fleet.throughputs)
+    return simulate(
+        loaded.workload,
+        loaded.fleet.nodes,
+        policy,
+        settings,
+        until=asked.until,
+        world=loaded.world,
+        nemeses=loaded.nemeses,
+        spans=asked.spans,
+        tell=tell,
+    )
 
 
 def _told(jobs: int, hear: Callable[[Far], None]) -> Callable[[int, int], None]:
@@ -210,8 +252,8 @@ def _in_process(asked: Asked, policy: str, number: int) -> tuple[int, bytes]:
     def hear(far: Far) -> None:
         _far[0][3 * number : 3 * number + 3] = list(far)
 
-    workload, fleet = _loaded(asked)
-    tell = _told(len(workload.arrivals), hear)
-    result = _trial(asked, workload, fleet, build(choose(policy)), tell)
-    hear(Far(len(workload.arrivals), len(workload.arrivals), 0.0))
+    loaded = _loaded(asked)
+    jobs = len(loaded.workload.arrivals)
+    result = _trial(asked, loaded, build(choose(policy)), _told(jobs, hear))
+    hear(Far(jobs, jobs, 0.0))
     return number, msgspec.msgpack.encode(result)

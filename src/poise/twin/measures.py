@@ -56,6 +56,8 @@ LEAST = 10 * SECOND
 
 UNFAIR = 1.05
 
+FOREVER = 2**62
+
 POINTS = 512
 """Stretches of time that a curve is made of, at most."""
 
@@ -288,7 +290,7 @@ class Recorder:
         self._power = power
         self._spans = spans
         self._ledger = Ledger()
-        self._began = self._now = self._last_end = 0
+        self._began = self._now = self._moved_at = 0
         self._open_jobs: dict[str, _Job] = {}
         self._units: dict[str, _Unit] = {}
         self._attempts: dict[str, _Attempt] = {}
@@ -325,7 +327,8 @@ class Recorder:
 
     def begin(self, ledger: Ledger, began: int) -> None:
         """From here on; `ledger` is that of the control plane, and ahead of the events by no more than an instant."""
-        self._ledger, self._began, self._now = ledger, began, began
+        self._ledger = ledger
+        self._began = self._now = self._moved_at = began
 
     def take(self, event: Event) -> None:
         """What has happened next."""
@@ -333,6 +336,8 @@ class Recorder:
         if take is not None:
             self._advance(event.at)
             self._changed = True
+            if not isinstance(event, NodeJoined | NodeLost):
+                self._moved_at = event.at
             take(event)
 
     def waste(self, waste: Waste) -> None:
@@ -346,6 +351,14 @@ class Recorder:
             for what, amount in ((DEVICES, attempt.devices), (CPU, attempt.cores)):
                 key = what, waste.cause
                 self._waste[key] = self._waste.get(key, 0.0) + amount * waste.time
+
+    def still_for(self) -> int:
+        """Nanoseconds since anything was submitted, began or ended; 0 while something runs, and for ever once all is
+        over.
+        """
+        if not self._open_jobs:
+            return FOREVER
+        return 0 if self._running else self._now - self._moved_at
 
     def look(self) -> None:
         """Between two steps: how much of what is free could be used. Less often when there is much to look at."""
@@ -431,7 +444,10 @@ class Recorder:
     def _finished(self, event: Finished) -> None:
         attempt = self._attempts.get(event.task)
         if attempt is not None and attempt.epoch == event.epoch:
-            if attempt.since < 0 and event.ending.outcome != "returned":  # it was too short to say that it began
+            if attempt.since < 0 and event.ending.outcome not in (
+                "returned",
+                "lost",
+            ):  # it was too short to say that it began
                 self._ran_unseen(attempt, event.at, event.ending.run)
             self._close(attempt, event.at, event.ending.outcome)
         self._end_if_over(event.task.partition(".")[0], event.at)
@@ -450,8 +466,12 @@ class Recorder:
         self._held_price_for += attempt.price * run
 
     def _close(self, attempt: _Attempt, at: int, outcome: str) -> None:
-        """It holds nothing any more."""
+        """It is over."""
         del self._attempts[attempt.task], attempt.unit.open[attempt.task]
+        self._release(attempt, at, outcome)
+
+    def _release(self, attempt: _Attempt, at: int, outcome: str) -> None:
+        """It holds nothing any more."""
         if attempt.since < 0:
             return
         self._add_held(attempt, -1)
@@ -466,6 +486,7 @@ class Recorder:
         result.price += attempt.price * held / HOUR
         if self._spans:
             self._remember(attempt, at, outcome)
+        attempt.since = -1
 
     def _remember(self, attempt: _Attempt, at: int, outcome: str) -> None:
         result = attempt.unit.job.result
@@ -517,8 +538,9 @@ class Recorder:
         self._add_there(event.node, 1)
 
     def _lost(self, event: NodeLost) -> None:
-        for attempt in [attempt for attempt in self._attempts.values() if attempt.node == event.name]:
-            self._close(attempt, event.at, "lost")
+        for attempt in self._attempts.values():
+            if attempt.node == event.name:  # what had not begun there may begin yet, once it is back
+                self._release(attempt, event.at, "lost")
         self._leave(event.name)
 
     def _leave(self, name: str) -> None:

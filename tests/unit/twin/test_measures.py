@@ -8,9 +8,9 @@ from poise.kernel.controller import Settings
 from poise.model.jobs import Priority, Task, Unit
 from poise.model.resources import Device, Node, Shape
 from poise.model.workload import Arrival, Steady, Truth, Workload
+from poise.model.worldfile import World
 from poise.policy.suites import policy_named
 from poise.twin.measures import ratios
-from poise.twin.power import PowerModel
 from poise.twin.trial import Result, simulate
 from poise.units import HOUR, SECOND
 
@@ -45,7 +45,7 @@ def three() -> Result:
     and 170.
     """
     jobs = [arrival(0, 100), arrival(10, 50, deadline=90 * SECOND), arrival(20, 20, deadline=150 * SECOND)]
-    return trial("fifo", [node("n1")], jobs, power=PowerModel(idle=0.25, busy=0.75, kg_per_kwh=0.5))
+    return trial("fifo", [node("n1")], jobs, world=World(idle=0.25, busy=0.75, kg_per_kwh=0.5))
 
 
 def test_times_of_three_jobs() -> None:
@@ -90,7 +90,7 @@ def test_use_energy_and_money_of_three_jobs() -> None:
 
 
 def test_what_nobody_holds_draws_power_and_costs() -> None:
-    measures = trial("fifo", [node("n1", 2)], [arrival(0, 100)], power=PowerModel(idle=0.25, busy=0.75)).measures
+    measures = trial("fifo", [node("n1", 2)], [arrival(0, 100)], world=World(idle=0.25, busy=0.75)).measures
     assert measures.use["V100"].held == pytest.approx(0.5)
     assert measures.energy == pytest.approx((0.75 + 0.25) * 300 * 100 / 3.6e6)
     assert (measures.price, measures.paid) == pytest.approx((4 * 100 / 3600, 2 * 100 / 3600))
