@@ -219,7 +219,7 @@ def _compile(top: WorldSpec, found: Findings) -> World:
     found.get(None, check_name, top.name, "name")
 
     def time(value: Quantity | None, field: str, least: int = 0) -> int:
-        got = found.get(least, parse_or_raise, parse_duration, value or 0, field, LONGEST)
+        got = found.get(least, parse_or_raise, parse_duration, 0 if value is None else value, field, LONGEST)
         if got < least:
             found.add(SpecError("is too short", code="E103", field=field, need="1s or more", have=str(value)))
         return got

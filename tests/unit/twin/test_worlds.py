@@ -100,7 +100,7 @@ class Ward:
         self.held = {place: holder for place, holder in self.held.items() if holder != name}
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(draw.sampled_from(sorted(POLICIES)), nodes(), arrivals(), draw.sampled_from(WORLDS))
 def test_what_holds_of_every_trial(policy: str, fleet: list[Node], work: list[Arrival], world: dict[str, Any]) -> None:
     ward = Ward()
@@ -167,20 +167,21 @@ def same_world() -> str:
             ),
             truths={"main": Truth(pace=Steady(100.0 + 37 * (at % 7), 1, RATES), checkpoint=60 * SECOND)},
         )
-        for at in range(40)
+        for at in range(20)
     ]
-    return str([run(policy, fleet, work, WORLDS[3]) for policy in ("poise", "las", "random")])
+    return str([run(policy, fleet, work, WORLDS[3]) for policy in ("poise", "las")])
 
 
 def test_no_order_depends_on_how_texts_are_hashed() -> None:
-    told = set()
-    for seed in ("0", "1", "2"):
-        done = subprocess.run(
+    runs = [
+        subprocess.Popen(
             [sys.executable, "-c", SCRIPT],
-            capture_output=True,
+            stdout=subprocess.PIPE,
             text=True,
-            check=True,
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(["tests", *sys.path])},
         )
-        told.add(done.stdout)
+        for seed in ("0", "1", "2")
+    ]
+    told = {run.communicate()[0] for run in runs}
+    assert [run.returncode for run in runs] == [0, 0, 0]
     assert len(told) == 1
