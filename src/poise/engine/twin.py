@@ -223,6 +223,7 @@ class Twin:
         self._of: dict[Attempt, _Work] = {}
         self._on: dict[str, dict[str, _Work]] = {}
         self._slow: dict[str, float] = {}
+        self._inherited = {unit.id for unit in ledger.active_units()}
         self._reports: dict[str, tuple[list[Running], list[Ended], list[Told]]] = {}
         self._speedups: dict[str, Speedups] = {}
         settings = msgspec.structs.replace(
@@ -606,14 +607,15 @@ class Twin:
             self._hear(node.name, Hello(node=node, running=self._running_on(node.name)))
 
     def _adopt(self) -> None:
-        """What the ledger has running on nodes that are there goes on. What was placed and has not started is launched
-        anew when its node has said hello.
+        """What the ledger had running at the beginning, on nodes that are there, goes on. What was placed and had not
+        started is launched anew when its node has said hello.
         """
-        for unit in self.ledger.active_units():
+        for unit in [unit for unit in self.ledger.active_units() if unit.id in self._inherited]:
             tasks = [(index, task) for index, task in enumerate(unit.tasks) if task.active]
-            if unit.id in self._work or not any(task.started for _, task in tasks):
+            if not any(task.started for _, task in tasks):
                 continue
             if all(task.node in self.nodes for _, task in tasks):
+                self._inherited.discard(unit.id)
                 launches = {
                     attempt_of(unit, index): (
                         task.node,
