@@ -31,6 +31,7 @@ WORKS = {
     "explain": "explain --json JOB",
     "why-not": "why-not --json WAITS NODE",
     "eta": "eta --json --futures 2",
+    "what-if": "what-if --policy fifo --futures 2 --json",
     "plan": "plan --json -- true",
     "unblock": "unblock --json JOB",
     "logs": "logs --json JOB",

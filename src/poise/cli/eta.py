@@ -36,15 +36,15 @@ def eta(jobs: tuple[str, ...], futures: int | None, budget: str | None, seed: in
     a tenth of the futures comes before the first of three times, half before the second, nine tenths before the third.
     """
     home = current_home()
-    seconds = _seconds(budget) if budget is not None else None
+    seconds = seconds_of(budget) if budget is not None else None
     if check:
         if jobs:
             raise click.UsageError("`--check` looks back at all jobs of the log")
         return _check(home, futures, seconds, seed, form)
     from poise.twin.forecast import BUDGET, FUTURES, Bounds, foresee
 
-    ledger, now = _known(home)
-    targets = [_target(ledger, name) for name in jobs] or _unfinished(ledger)
+    ledger, now = known_now(home)
+    targets = [target_of(ledger, name) for name in jobs] or _unfinished(ledger)
     if not targets:
         return output.show(lambda: Shown([], [], [], nothing="poise: nothing is unfinished"), form, False)
     policy, settings = deciding(ledger)
@@ -54,7 +54,7 @@ def eta(jobs: tuple[str, ...], futures: int | None, budget: str | None, seed: in
     return output.show(lambda: _shown(told), form, False)
 
 
-def _seconds(budget: str) -> float:
+def seconds_of(budget: str) -> float:
     try:
         found = parse_duration(budget) / SECOND
     except ValueError as error:
@@ -66,7 +66,7 @@ def _seconds(budget: str) -> float:
     return found
 
 
-def _known(home: Home) -> "tuple[Ledger, int]":
+def known_now(home: Home) -> "tuple[Ledger, int]":
     """The ledger as the log has it, and the instant that it is now by its clock."""
     from poise.cli.offline import load, refuse_guest
     from poise.drivers.system import boot_id
@@ -99,7 +99,7 @@ def deciding(ledger: "Ledger") -> "tuple[ClusterPolicy, Settings]":
     return found, Settings(seed=began.seed, throughputs=began.throughputs)
 
 
-def _target(ledger: "Ledger", name: str) -> "Target":
+def target_of(ledger: "Ledger", name: str) -> "Target":
     from poise.kernel.find import find
     from poise.twin.forecast import Target
 
@@ -148,14 +148,14 @@ def _columns(title: str, ranges: "Sequence[Range | None]") -> list[Column]:
     return [
         Column(
             f"{title} {part}" if part == "10 %" else part,
-            ["-" if of is None else _time(getattr(of, name)) for of in ranges],
+            ["-" if of is None else time_text(getattr(of, name)) for of in ranges],
             right=True,
         )
         for name, part in (("p10", "10 %"), ("p50", "50 %"), ("p90", "90 %"))
     ]
 
 
-def _time(nanoseconds: int | None) -> str:
+def time_text(nanoseconds: int | None) -> str:
     return "never" if nanoseconds is None else "now" if nanoseconds <= 0 else format_duration(nanoseconds)
 
 
@@ -236,4 +236,4 @@ def _part(of: "Coverage", name: str) -> str:
     return f"{getattr(of, name) / 10:g} %" if of.count else "-"
 
 
-__all__ = ["deciding", "eta"]
+__all__ = ["deciding", "eta", "known_now", "seconds_of", "target_of", "time_text"]

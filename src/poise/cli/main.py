@@ -22,6 +22,7 @@ COMMANDS = {
     "explain": ("poise.cli.explain", "Tell why a job waits and what frees it, or why it runs where it does"),
     "why-not": ("poise.cli.explain", "Tell every reason against a node for a job"),
     "eta": ("poise.cli.eta", "Foresee when jobs start and end, and how sure that is"),
+    "what-if": ("poise.cli.what_if", "Compare what is to come with what would come if something were otherwise"),
     "plan": ("poise.cli.explain", "Tell what would happen if a file were submitted; nothing changes"),
     "unblock": ("poise.cli.explain", "Find the smallest change that lets a waiting job start now"),
     "top": ("poise.cli.top", "Show the fleet, what runs, and what waits and why, live"),

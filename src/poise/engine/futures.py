@@ -25,7 +25,7 @@ from poise.kernel.controller import Settings
 from poise.kernel.ledger import JobState, Ledger, UnitState
 from poise.model.events import Event, Finished, Placed, Preempted, Started
 from poise.model.fleet import model_under
-from poise.model.jobs import ALL
+from poise.model.jobs import ALL, Priority
 from poise.model.profiles import ENOUGH_RUNS, Estimate
 from poise.model.resources import Node
 from poise.model.workload import Steady, Truth
@@ -339,10 +339,13 @@ def _truth(prospect: _Prospect, chance: float, failing: float, where: float) -> 
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What is otherwise in a future: nodes that join it at once, and names of some that are lost at once."""
+    """What is otherwise in a future: nodes that join it at once, names of some that are lost at once, and the priority
+    classes of some jobs, by id: which the ledger that it follows has already.
+    """
 
     joined: tuple[Node, ...] = ()
     lost: tuple[str, ...] = ()
+    priorities: dict[str, Priority] = {}
 
 
 UNCHANGED = Change()

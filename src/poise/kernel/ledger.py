@@ -415,11 +415,20 @@ class Ledger:
         """Canonical: equal states give equal bytes."""
         return _encoder.encode(self._state)
 
-    def keeping(self, jobs: Collection[str]) -> "Ledger":
-        """A copy that knows these jobs only. What holds room has to be among them."""
+    def keeping(self, jobs: Collection[str], priorities: Mapping[str, Priority] | None = None) -> "Ledger":
+        """A copy that knows these jobs only, some of them with other `priorities` of what is not over. What holds room
+        has to be among them.
+        """
         state = _decoder.decode(self.encode())
         state.jobs = {job_id: job for job_id, job in state.jobs.items() if job_id in jobs}
         state.finished = [job_id for job_id in state.finished if job_id in state.jobs]
+        for job_id, priority in (priorities or {}).items():
+            job = state.jobs[job_id]
+            for unit in job.units:
+                if not unit.over:
+                    unit.spec = msgspec.structs.replace(unit.spec, priority=priority)
+                    unit.queue = _queue_of(job, unit.spec) + (f"/{unit.id}" if unit.barred else "")
+        state.held = {}  # of queues that may not be there any more; reasons are told anew
         return Ledger(state)
 
     @property
@@ -1914,7 +1923,7 @@ def tenant_of_queue(queue: str) -> str:
     return tenant if colon else DEFAULT
 
 
-def _queue_of(job: Job, unit: Unit) -> str:
+def _queue_of(job: Job | JobState, unit: Unit) -> str:
     """Units alike to placement, served in order; a tenant, a graph, a deadline or a gang sets units apart."""
     apart = len(job.units) > 1 or unit.deadline or len(unit.tasks) > 1 or unit.variants or unit.weight != 1000
     own = job.id if apart or unit.work != NO_WORK else ""

@@ -96,7 +96,9 @@ BOUNDS = Bounds()
 
 
 class Futures:
-    """Futures of a ledger as of `now`. Those of the same `seed` have the same run times, whatever is asked of them."""
+    """Futures of a ledger as of `now`. Those of one number have the same run times, whatever is changed and whoever
+    decides.
+    """
 
     def __init__(
         self,
@@ -108,12 +110,14 @@ class Futures:
         most: int = MOST_UNITS,
         keep: Iterable[str] = (),
     ) -> None:
-        kept, self.left_out = _first(ledger, most, frozenset(keep))
-        self.draws = Draws(ledger, now, settings.throughputs, kept)
+        self.kept, self.left_out = _first(ledger, most, frozenset(keep))
+        self.draws = Draws(ledger, now, settings.throughputs, self.kept)
         self.now = now
-        self.units = sum(not unit.over for job in kept for unit in ledger.jobs[job].units)
+        self.units = sum(not unit.over for job in self.kept for unit in ledger.jobs[job].units)
         self._settings = settings
-        self._state = ledger.keeping(kept).encode()
+        self._ledger = ledger
+        self._state = ledger.keeping(self.kept).encode()
+        self._changed: dict[str, bytes] = {}
         self._seed = seed
 
     def follow(
@@ -126,18 +130,26 @@ class Futures:
         until: Sequence[str] = (),
     ) -> Happened | None:
         """The future of this number; None if there is no time to follow it to its end."""
-        drawn = self.draws.draw(Random(f"{self._seed}/{number}"))  # noqa: S311
         happened = run_future(
-            self._state,
+            self._state_under(change),
             policy,
             self._settings,
-            drawn,
+            self.draws.draw(Random(f"{self._seed}/{number}")),  # noqa: S311
             self.now,
             change=change,
             until=until,
             watch=lambda: time.monotonic() < deadline,
         )
         return happened if happened.whole else None
+
+    def _state_under(self, change: Change) -> bytes:
+        """The ledger, with other priorities if they are changed."""
+        if not change.priorities:
+            return self._state
+        key = repr(sorted(change.priorities.items()))
+        if key not in self._changed:
+            self._changed[key] = self._ledger.keeping(self.kept, change.priorities).encode()
+        return self._changed[key]
 
 
 def foresee(
