@@ -185,7 +185,9 @@ def _shown(told: "WhatIf") -> Shown:
     if told.left_out:
         notes.append(f"poise: {told.left_out} more units wait, and were left out")
     notes.append("poise: nothing has changed")
-    return Shown(told, [row.figure for row in rows], columns, head=[f"if: {', '.join(told.changes)}"], notes=notes)
+    head = [f"if: {', '.join(told.changes)}"] if rows else []
+    nothing = "poise: nothing is unfinished"
+    return Shown(told, [row.figure for row in rows], columns, head=head, notes=notes if rows else (), nothing=nothing)
 
 
 def _middle(row: "Compared", of: "Range") -> str:

@@ -145,6 +145,8 @@ def _figures(
         if not set(asked).isdisjoint(waiting):
             yield compared(f"{target.job.name or target.called} starts in", "time", partial(_starts_in, asked, now))
         yield compared(f"{target.job.name or target.called} ends in", "time", partial(_ends_in, asked, now))
+    if not every:
+        return
     if waiting:
         yield compared("mean start of what waits", "time", lambda of: _mean(of.started, waiting) - now)
     yield compared("mean end of all", "time", lambda of: _mean(of.ended, every) - now)

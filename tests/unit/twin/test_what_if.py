@@ -84,3 +84,8 @@ def test_a_log_is_run_again_with_one_more_node(tmp_path: Path) -> None:
     assert list(known.nodes) == ["n1"]
     told = replay_changed(log, known, BOTH, Change(joined=(node("n2"),)), ["with 1xn1 more"])
     assert (told.now.makespan, told.then.makespan) == (40 * SECOND, 20 * SECOND)
+
+
+def test_of_nothing_there_is_nothing_to_compare() -> None:
+    run, now = stopped("fifo", [10.0], at=95)
+    assert what_if(run.twin.ledger, Settings(), now, BOTH, Change(), [], [], bounds=Bounds(2)).figures == ()
