@@ -16,7 +16,7 @@ from unittest.mock import patch
 import msgspec
 
 from poise.drivers.nemeses import keep_scenario, shipped
-from poise.engine import disk, machine, timeline
+from poise.engine import control, disk, machine, timeline
 from poise.engine.faults import nemeses_of, shrink, try_scenario, try_seed
 from poise.engine.host import Host
 from poise.engine.scenario import scenario_of
@@ -166,6 +166,11 @@ def older_connection_wins() -> Any:
     return patch.object(Host, "connect", connect)
 
 
+def loser_stays() -> Any:
+    """Who has lost the lock, or the log, to another control plane lives on beside it."""
+    return patch.object(control.SimulatedControl, "_leave", lambda *_: None)
+
+
 def _both(*patches: Any) -> Any:
     stack = contextlib.ExitStack()
     for one in patches:
@@ -186,6 +191,7 @@ BUGS: dict[str, Plant] = {
     "retry-without-idempotence": retry_without_idempotence,
     "lease-not-kept": lease_not_kept,
     "older-connection-wins": older_connection_wins,
+    "loser-stays": loser_stays,
 }
 
 
@@ -202,6 +208,7 @@ PROMISES = {
     "retry-without-idempotence": {"S3"},
     "lease-not-kept": {"S5"},
     "older-connection-wins": {"S3", "S4", "S5", "L2"},
+    "loser-stays": {"S5", "L1", "L2"},
 }
 """Those that a bug breaks; another one that is broken proves nothing of it. (`ledger`: an invariant of the ledger that
 the log makes, such as that time does not step back.)"""

@@ -58,28 +58,28 @@ def _kill_agent(world: "World", fault: Fault, random: Random) -> End | None:
 
 
 def _kill_control(world: "World", fault: Fault, random: Random) -> End | None:
-    world.control.process.kill()
+    world.home.control.process.kill()
     return nothing
 
 
 def _die_at_a_door(world: "World", fault: Fault, random: Random) -> End | None:
-    if not world.control.up:
+    if world.home.host is None:
         return None
-    world.control.die_in = random.randint(1, 30)
+    world.home.control.die_in = random.randint(1, 30)
     return nothing
 
 
 def _control_away(world: "World", fault: Fault, random: Random) -> End | None:
-    world.control.keep_off(True)
-    return lambda: world.control.keep_off(False)
+    world.home.keep_off(True)
+    return lambda: world.home.keep_off(False)
 
 
 def _power_cut(world: "World", fault: Fault, random: Random) -> End | None:
     """The machine of the control plane: what was not synced may be gone, and the boot is another."""
     world.catch_up()
-    world.control.process.kill()
+    world.home.kill()
     world.disk.lose_power(random)
-    world.control.boot += 1
+    world.home.boot += 1
     return nothing
 
 
@@ -205,26 +205,27 @@ def _flip_a_bit(world: "World", fault: Fault, random: Random) -> End | None:
     world.catch_up()
     if world.disk.damaged or not world.disk.flip_bit(random):
         return None
-    world.control.process.kill()
+    world.home.control.process.kill()
     return nothing
 
 
 def _wall_clock(world: "World", fault: Fault, random: Random) -> End | None:
-    process = world.control.process
-    process.wall_off += random.choice((-1, 1)) * fault.amount
+    world.home.set_clock(random.choice((-1, 1)) * fault.amount)
     return nothing
 
 
 def _pause_control(world: "World", fault: Fault, random: Random) -> End | None:
-    return _pause(world, world.control.process, fault)
+    return _pause(world, world.home.control.process, fault)
 
 
 def _pause_agent(world: "World", fault: Fault, random: Random) -> End | None:
     return _pause(world, world.machines[fault.node].agent, fault)
 
 
-def _pause(world: "World", process: Process, fault: Fault) -> End:
+def _pause(world: "World", process: Process, fault: Fault) -> End | None:
     """It goes on by itself; or at once, when all faults end."""
+    if not process.alive:
+        return None
     process.pause(fault.lasts)
 
     def end() -> None:
@@ -297,9 +298,7 @@ def _replug(world: "World", fault: Fault, random: Random) -> End | None:
 def _policy(fault_of_it: str) -> Begin:
     def begin(world: "World", fault: Fault, random: Random) -> End | None:
         def say(values: list[Any]) -> None:
-            world.control.fault = values[-1] if values else ""
-            if world.control.decider is not None:
-                world.control.decider.fault = world.control.fault
+            world.home.policy_fault = values[-1] if values else ""
 
         return _hold(world, "policy", fault_of_it, say)
 
@@ -307,11 +306,10 @@ def _policy(fault_of_it: str) -> Begin:
 
 
 def _second_control(world: "World", fault: Fault, random: Random) -> End | None:
-    """Another one on the same home: the lock says no while the first one lives."""
-    if world.control.process.alive:
-        world.tell("a second control plane is refused: the lock is held")
-        return nothing
-    world.control.start()
+    """The file of the lock is removed, and another one starts beside the one that lives."""
+    if world.home.host is None:
+        return None
+    world.home.lose_lock()
     return nothing
 
 

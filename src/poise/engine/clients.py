@@ -36,8 +36,8 @@ class Client:
         bearer = HOME if act.tenant == DEFAULT else Bearer(act.tenant, Role.SUBMITTER)
         make: Callable[[int], Message] | None = None
         answered = False
-        host = world.control.host
-        if act.act == "submit" and host is not None and world.control.up:
+        host = world.home.host
+        if act.act == "submit" and host is not None:
             try:
                 after = {"after": [self.jobs[act.of]]} if act.of in self.jobs else {}
                 compiled = host.controller.prepare(act.document | after, WALL, host.clock.now(), act.tenant)
@@ -71,7 +71,7 @@ class Client:
                 answered = True
                 self._try(act)
 
-        if make is None or not world.control.ask(make, answer):
+        if make is None or not world.home.control.ask(make, answer):
             answered = True
             world.timeline.call_in(TRY_AGAIN, self._try, act)
         else:

@@ -142,7 +142,8 @@ class SimulatedStore:
         return None
 
     def recover(self) -> bool:
-        if self._failure is not None and not self._disk.full:
+        """Who has lost the log to another gets it back by opening it again, and in no other way."""
+        if isinstance(self._failure, StoreFull) and not self._disk.full:
             self._failure = None
         return self._failure is None
 
@@ -165,17 +166,22 @@ class SimulatedStore:
         if rows and self._disk.full:
             self._fail(StoreFull("the disk of the log is full"))
             return
+        if rows and len(self._disk.records) != self._durable:
+            need, have = f"revision {self._durable} as the last", f"revision {len(self._disk.records)}"
+            self._fail(Conflict("somebody else writes to the log", code="E204", need=need, have=have))
+            return
         self._disk.records += rows
         self._process.call_later(self._disk.sync_delay / 1e9, self._sync, len(self._disk.records))
 
     def _sync(self, upto: int) -> None:
         self._step()
-        self._disk.synced = self._durable = upto
+        self._durable = upto
+        self._disk.synced = max(self._disk.synced, upto)  # another writer may have gone on from here
         self._process.call_soon(self._told, upto)
 
     def _told(self, upto: int) -> None:
         self._step()
-        self._disk.mark = upto
+        self._disk.mark = max(self._disk.mark, upto)
         if self._checkpoint_due() and self._checkpoint is not None:
             revision, state = self._checkpoint
             self._disk.checkpoints = [*self._disk.checkpoints[-1:], (revision, state, checksum(revision, state))]

@@ -14,7 +14,7 @@ import msgspec
 
 from poise.engine.breaking import FAULTS, nothing
 from poise.engine.clients import Client
-from poise.engine.control import SimulatedControl
+from poise.engine.control import SimulatedHome
 from poise.engine.disk import SimulatedDisk
 from poise.engine.machine import SimulatedMachine
 from poise.engine.network import Network
@@ -94,7 +94,7 @@ class World:
         random = Random(f"world {scenario.seed}")
         self.network = Network(self.timeline, random)
         self.disk = SimulatedDisk()
-        self.control = SimulatedControl(
+        self.home = SimulatedHome(
             self.timeline,
             self.disk,
             Settings(
@@ -108,14 +108,16 @@ class World:
             took=self._took,
         )
         self.machines = {
-            node.name: SimulatedMachine(self.timeline, node, self.network, self.control, scenario.seed, self)
+            node.name: SimulatedMachine(
+                self.timeline, node, self.network, lambda: self.home.control, scenario.seed, self
+            )
             for node in scenario.nodes
         }
         self.client = Client(self)
         for machine in self.machines.values():
             self.judge.offers(machine.node)
             self.timeline.call_at(random.randrange(SECOND), machine.power_on)
-        self.timeline.call_at(0, self.control.start)
+        self.timeline.call_at(0, self.home.start)
         for act in scenario.acts:
             self.timeline.call_at(act.at, self.client.act, act)
         for fault in scenario.faults:
@@ -138,7 +140,10 @@ class World:
             raise Violation("internal", f"{type(error).__name__}: {error}") from error
         self.judge.look_deep()
         if until is None:
-            self._took(self.control)
+            host = self.home.host
+            self.catch_up()
+            if host is not None and host.ledger.revision == self.judge.ledger.revision:  # nothing is in flight
+                self.judge.taken_up(host.ledger)
             if scenario.seed % REPLAYED == 0:
                 self._decide_again()
 
@@ -165,8 +170,8 @@ class World:
                 self._look()
 
     def _look(self) -> None:
-        host = self.control.host
-        if host is not None and self.control.up:
+        host = self.home.host
+        if host is not None:
             self.judge.look_around(host.ledger, TENANTS)
 
     def _finish(self, end: int) -> None:
@@ -177,7 +182,7 @@ class World:
         idle = timeline.now
         while timeline.now < end:
             self._go(timeline.now + 500 * MILLISECOND)
-            host = self.control.host
+            host = self.home.host
             if host is None:
                 raise Violation("L2", "there is no control plane though nothing is wrong")
             wrong = self._apart()
@@ -227,7 +232,7 @@ class World:
 
     def _apart(self) -> str:
         """How what is wanted differs from what is there; empty where it does not."""
-        host = self.control.host
+        host = self.home.host
         for name, machine in self.machines.items():
             wanted = self.judge.held_on(name)
             there = set(machine.executor.copies)
@@ -242,7 +247,7 @@ class World:
         return ""
 
     def _why(self, job: str) -> str:
-        host = self.control.host
+        host = self.home.host
         if host is None:
             return "nobody knows"
         units = [unit for unit in host.ledger.jobs[job].units if not unit.over]
@@ -250,7 +255,7 @@ class World:
         return f"{[(unit.id, unit.status) for unit in units][:3]} {held[:5]}"
 
     def _left(self) -> str:
-        host = self.control.host
+        host = self.home.host
         jobs = [] if host is None else [job.id for job in host.ledger.jobs.values() if not job.ended]
         return f"jobs {jobs}, {self.client.open} requests; {self._why(jobs[0]) if jobs else ''}"
 
@@ -278,10 +283,10 @@ class World:
             self._line(event)
         self.judge.durable(events)
 
-    def _took(self, control: SimulatedControl) -> None:
+    def _took(self, ledger: Ledger) -> None:
         self.catch_up()
-        if control.host is not None and control.host.ledger.revision == self.judge.ledger.revision:
-            self.judge.taken_up(control.host.ledger)
+        if ledger.revision == self.judge.ledger.revision:
+            self.judge.taken_up(ledger)
 
     def _line(self, what: Any) -> None:
         line = Line(self.timeline.now, what)
@@ -317,7 +322,7 @@ class World:
         for number in list(self._undo):
             self._undo.pop(number)()
         self._line("all faults have ended")
-        if self.disk.damaged and not self.control.up:
+        if self.disk.damaged and self.home.host is None:
             self.disk.restore()
         for machine in self.machines.values():
             machine.power_on()
