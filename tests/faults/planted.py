@@ -171,6 +171,19 @@ def loser_stays() -> Any:
     return patch.object(control.SimulatedControl, "_leave", lambda *_: None)
 
 
+def end_not_read() -> Any:
+    """A start does not read the last event of the log."""
+
+    def load(store: Any) -> Ledger:
+        ledger = Ledger()
+        for revision, event in store.read():
+            if revision < store.durable():
+                ledger.apply(event)
+        return ledger
+
+    return patch.object(control, "load_ledger", load)
+
+
 def _both(*patches: Any) -> Any:
     stack = contextlib.ExitStack()
     for one in patches:
@@ -192,6 +205,7 @@ BUGS: dict[str, Plant] = {
     "lease-not-kept": lease_not_kept,
     "older-connection-wins": older_connection_wins,
     "loser-stays": loser_stays,
+    "end-not-read": end_not_read,
 }
 
 
@@ -209,6 +223,7 @@ PROMISES = {
     "lease-not-kept": {"S5"},
     "older-connection-wins": {"S3", "S4", "S5", "L2"},
     "loser-stays": {"S5", "L1", "L2"},
+    "end-not-read": {"S3", "S7"},
 }
 """Those that a bug breaks; another one that is broken proves nothing of it. (`ledger`: an invariant of the ledger that
 the log makes, such as that time does not step back.)"""

@@ -114,7 +114,7 @@ class SimulatedStore:
         if self._failure is not None:
             raise self._failure
         if expected != self._head:
-            raise Conflict("the log has moved on", need=str(expected), have=str(self._head))
+            raise Conflict("the log has moved on", code="E204", need=str(expected), have=str(self._head))
         self._queue += [seal(at, encode_event(event)) for at, event in enumerate(events, start=expected + 1)]
         self._head = expected + len(events)
         self._go_on()

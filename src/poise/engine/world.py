@@ -284,9 +284,9 @@ class World:
         self.judge.durable(events)
 
     def _took(self, ledger: Ledger) -> None:
+        """Opening the log has made all of it durable, so the judge has it too, and the two are the same."""
         self.catch_up()
-        if ledger.revision == self.judge.ledger.revision:
-            self.judge.taken_up(ledger)
+        self.judge.taken_up(ledger)
 
     def _line(self, what: Any) -> None:
         line = Line(self.timeline.now, what)
