@@ -31,7 +31,6 @@ class SimulatedDisk:
         self.full = False
         self.write_delay = MILLISECOND // 5
         self.sync_delay = SYNC_DELAY
-        self.torn = False
         self._flipped: list[tuple[int, bytes]] = []
 
     def lose_power(self, random: Random) -> None:
@@ -41,7 +40,6 @@ class SimulatedDisk:
         del self.records[kept:]
         if lost and random.random() < 0.5:
             self.records.append(lost[0][: random.randrange(1, len(lost[0]))])
-            self.torn = True
 
     def flip_bit(self, random: Random) -> bool:
         """One bit of one record that is durable; `restore` undoes it. False: there is none."""
@@ -105,7 +103,6 @@ class SimulatedStore:
         if last < len(disk.records):
             warn(f"the log was damaged at its end and is cut after revision {last}")
             del disk.records[last:]
-            disk.torn = False
         disk.synced = disk.mark = last  # opening syncs what it found
         disk.checkpoints = [kept for kept in disk.checkpoints if kept[0] <= last]
 

@@ -24,7 +24,6 @@ from poise.ports import Held
 from poise.units import MILLISECOND, SECOND
 
 START_TAKES = 2 * MILLISECOND
-BOOT_TAKES = 20 * SECOND
 RECONNECT = (0.05, 1.0)
 LOOK_EVERY = 5.0
 

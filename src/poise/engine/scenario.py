@@ -71,8 +71,10 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 CHANCES: frozenset[FaultKind] = frozenset(("lose-messages", "double-messages"))
+"""Kinds whose amount is a chance."""
+
 AMOUNTS: frozenset[FaultKind] = CHANCES | {"late-messages", "slow-disk", "wall-clock", "straggle"}
-"""Kinds that need an amount, and those of which it is a chance."""
+"""Kinds that need an amount."""
 
 SHORTEST = 100 * MILLISECOND
 MOST = 86_400.0
