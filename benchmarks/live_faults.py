@@ -463,7 +463,7 @@ def lock_removed(living: Living) -> Turn:
     first = living.pid("control")
     living.home.lock.unlink()
     begun = time.monotonic()
-    second = program(living, "-m", "poise.control", str(living.home.root), "--port", "0")
+    program(living, "-m", "poise.control", str(living.home.root), "--port", "0")
     while alive(first):
         before.append(client.submit({"run": ["true"], "resources": {"cpu": 0.1}}))  # on its connection to the first
         assert time.monotonic() < begun + PATIENCE, living.messages()

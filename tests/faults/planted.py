@@ -17,9 +17,9 @@ import msgspec
 
 from poise.drivers.nemeses import keep_scenario, shipped
 from poise.engine import control, disk, machine, timeline
-from poise.engine.faults import nemeses_of, shrink, try_scenario, try_seed
 from poise.engine.host import Host
 from poise.engine.scenario import scenario_of
+from poise.engine.seeds import nemeses_of, shrink, try_scenario, try_seed
 from poise.kernel import controller, verify
 from poise.kernel.controller import Controller
 from poise.kernel.ledger import Ledger

@@ -40,7 +40,7 @@ def test_a_second_control_plane_is_refused_and_told_who_holds_the_home(living: L
 
 
 def test_who_has_lost_lock_and_log_to_another_leaves_them_to_it(living: Living) -> None:
-    """The file of the lock was removed, so that two could take it. Who held it leaves, and everybody finds the other."""
+    """The file of the lock was removed, so that two can take it. Who held it leaves, and everybody finds the other."""
     living.up()
     client = living.client()
     job = client.submit({"run": ["sleep", "60"], "resources": {"cpu": 0.1}})

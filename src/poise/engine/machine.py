@@ -299,9 +299,8 @@ class SimulatedMachine:
         self.timeline.call_in(SECOND // 2, self.start_agent)  # its supervisor starts it again
 
     def _look(self) -> None:
-        machine_ = self.machine
-        if machine_ is not None and machine_.node != self.node:
-            machine_.node = self.node
+        if self.machine is not None and self.machine.node != self.node:
+            self.machine.node = self.node
             if self._channel is not None:
                 self._feed(machine.Connected())
         self.agent.call_later(LOOK_EVERY, self._look)

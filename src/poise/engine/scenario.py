@@ -109,9 +109,9 @@ def compile_nemesis(document: Any) -> Nemesis:
     return nemesis
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One fault: from `at` for `lasts` nanoseconds. `node` is whom it meets where it meets one, `draw` decides what
-    else is to be drawn when it begins.
+class Incident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One time that a fault befalls: from `at` for `lasts` nanoseconds. `node` is whom it meets where it meets one,
+    `draw` decides what else is to be drawn when it begins.
     """
 
     at: int
@@ -152,7 +152,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     seed: int
     nodes: tuple[Node, ...]
     acts: tuple[Act, ...]
-    faults: tuple[Fault, ...]
+    incidents: tuple[Incident, ...]
     heals: int
     ends: int
     policy: str = "poise"
@@ -199,15 +199,15 @@ def scenario_of(seed: int, nemeses: Sequence[Nemesis], *, faulty: float = 32.0, 
     nodes = tuple(_node(random, number) for number in range(random.randint(2, 5)))
     heals = int(faulty * SECOND)
     acts = _acts(random, nodes, heals)
-    faults = sorted(
-        (fault for nemesis in nemeses for spec in nemesis.faults for fault in _draw(random, spec, nodes, heals)),
-        key=lambda fault: fault.at,
+    incidents = sorted(
+        (incident for nemesis in nemeses for spec in nemesis.faults for incident in _draw(random, spec, nodes, heals)),
+        key=lambda incident: incident.at,
     )
     return Scenario(
         seed=seed,
         nodes=nodes,
         acts=tuple(sorted(acts, key=lambda act: act.at)),
-        faults=tuple(faults),
+        incidents=tuple(incidents),
         heals=heals,
         ends=heals + int(after * SECOND),
         policy=random.choice(POLICIES),
@@ -305,15 +305,15 @@ def _work(random: Random, seconds: float) -> str:
     return f"work {seconds * random.uniform(0.5, 1.5):.3f}"
 
 
-def _draw(random: Random, spec: FaultSpec, nodes: tuple[Node, ...], heals: int) -> list[Fault]:
+def _draw(random: Random, spec: FaultSpec, nodes: tuple[Node, ...], heals: int) -> list[Incident]:
     """Arrivals are exponential, so that any two faults may meet."""
-    faults, at = [], 0.0
+    incidents, at = [], 0.0
     every, mean = parse_duration(spec.every) / SECOND, parse_duration(spec.lasts) / SECOND
     while (at := at + random.expovariate(1 / every)) * SECOND < heals:
         instant = spec.fault in INSTANT
         lasts = 0 if instant else int(random.expovariate(1 / mean) * SECOND) + 100 * MILLISECOND
-        faults.append(
-            Fault(
+        incidents.append(
+            Incident(
                 at=int(at * SECOND),
                 fault=spec.fault,
                 lasts=lasts,
@@ -323,7 +323,7 @@ def _draw(random: Random, spec: FaultSpec, nodes: tuple[Node, ...], heals: int) 
                 draw=random.randrange(2**32),
             )
         )
-    return faults
+    return incidents
 
 
 def check_scenario(scenario: Scenario) -> None:
@@ -337,14 +337,14 @@ def check_scenario(scenario: Scenario) -> None:
         found.add(SpecError("two nodes have one name", field="nodes", have=", ".join(names)))
     if not 0 <= scenario.heals < scenario.ends or scenario.history < 0 or scenario.checkpoint_every < 1:
         found.add(SpecError("0 ≤ heals < ends, history ≥ 0 and checkpoint_every ≥ 1", field="ends"))
-    for number, fault in enumerate(scenario.faults):
-        if fault.fault in MEETS_A_NODE and fault.node not in names:
-            found.add(SpecError("there is no such node", field=f"faults[{number}].node", have=fault.node))
-        if not (math.isfinite(fault.amount) and abs(fault.amount) <= MOST):
-            found.add(SpecError("the amount is absurd", field=f"faults[{number}].amount", have=str(fault.amount)))
+    for number, incident in enumerate(scenario.incidents):
+        if incident.fault in MEETS_A_NODE and incident.node not in names:
+            found.add(SpecError("there is no such node", field=f"incidents[{number}].node", have=incident.node))
+        if not (math.isfinite(incident.amount) and abs(incident.amount) <= MOST):
+            found.add(SpecError("the amount is absurd", field=f"incidents[{number}].amount", have=str(incident.amount)))
     found.check()
 
 
-def smaller(scenario: Scenario, acts: Sequence[Act], faults: Sequence[Fault]) -> Scenario:
+def smaller(scenario: Scenario, acts: Sequence[Act], incidents: Sequence[Incident]) -> Scenario:
     """The same with fewer of its parts."""
-    return msgspec.structs.replace(scenario, acts=tuple(acts), faults=tuple(faults))
+    return msgspec.structs.replace(scenario, acts=tuple(acts), incidents=tuple(incidents))

@@ -30,7 +30,7 @@ class Timer:
 
 
 class Timeline:
-    """`now` in nanoseconds since the world began. `steps` counts what has been called."""
+    """`now` in nanoseconds since it began. `steps` counts what has been called."""
 
     def __init__(self) -> None:
         self.now = 0
