@@ -188,9 +188,14 @@ INSTANT: frozenset[FaultKind] = frozenset(
         "die-at-a-door",
         "power-cut",
         "flip-a-bit",
+        "wall-clock",
         "out-of-memory",
+        "fail-device",
+        "replug",
+        "second-control",
     )
 )
+"""Kinds that happen at once, and last no time."""
 
 
 def scenario_of(seed: int, nemeses: Sequence[Nemesis], *, faulty: float = 32.0, after: float = 1800.0) -> Scenario:
