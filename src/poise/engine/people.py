@@ -1,5 +1,6 @@
 """People and programs that ask the control plane for something, and do not rest before it is answered."""
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -20,16 +21,33 @@ ANSWER_WITHIN = 5 * SECOND
 
 
 class People:
-    """Somebody who asks, and asks again until there is an answer; a submission always under the same key."""
+    """They ask, and ask again until there is an answer; a submission always under the same key. What is about one
+    subject is asked in order: nobody opens a node before having heard that it is closed.
+    """
 
     def __init__(self, simulation: "Simulation") -> None:
         self._simulation = simulation
+        self._open: dict[str, deque[Act]] = {}
         self.jobs: dict[str, str] = {}
-        self.open = 0
+
+    @property
+    def open(self) -> int:
+        """How much is not answered yet."""
+        return sum(map(len, self._open.values()))
 
     def act(self, act: Act) -> None:
-        self.open += 1
-        self._try(act)
+        line = self._open.setdefault(act.subject, deque())
+        line.append(act)
+        if len(line) == 1:
+            self._try(act)
+
+    def _done(self, act: Act) -> None:
+        line = self._open[act.subject]
+        line.popleft()
+        if line:
+            self._try(line[0])
+        else:
+            del self._open[act.subject]
 
     def _try(self, act: Act) -> None:
         simulation = self._simulation
@@ -43,13 +61,13 @@ class People:
                 compiled = host.controller.prepare(act.document | after, WALL, host.clock.now(), act.tenant)
             except PoiseError as error:
                 simulation.tell(f"{act.key} is refused: {error}")
-                self.open -= 1
+                self._done(act)
                 return
             make = lambda request: Submit(request, compiled, act.key, bearer=bearer)  # noqa: E731
         elif act.act == "cancel":
             job = self.jobs.get(act.of)
-            if job is None:  # nobody cancels what was not acknowledged
-                self.open -= 1
+            if job is None:  # nobody cancels what was refused
+                self._done(act)
                 return
             make = lambda request: Cancel(request, job, bearer)  # noqa: E731
         elif act.act in ("drain", "undrain"):
@@ -89,4 +107,4 @@ class People:
             simulation.catch_up()
             simulation.judge.accepted(act.tenant, act.key, reply.value)
             simulation.tell(f"{act.key} is acknowledged as {reply.value}")
-        self.open -= 1
+        self._done(act)

@@ -145,6 +145,11 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     document: dict[str, Any] = {}
     amount: int = 0
 
+    @property
+    def subject(self) -> str:
+        """What it is about: a job's key, a node, or a tenant."""
+        return self.key or self.of or self.tenant
+
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Everything: at `heals` all faults end, and by `ends` everything must be over. Times in nanoseconds."""
@@ -247,13 +252,13 @@ def _acts(random: Random, nodes: tuple[Node, ...], heals: int) -> list[Act]:
     if random.random() < 0.3:
         node, at = random.choice(nodes).name, int(random.uniform(0, heals))
         acts.append(Act(at=at, act="drain", of=node))
-        acts.append(Act(at=heals + 18 * SECOND, act="undrain", of=node))
+        acts.append(Act(at=heals, act="undrain", of=node))
     if random.random() < 0.3:
         tenant = random.choice(TENANTS[1:])
         acts.append(
             Act(at=int(random.uniform(0, heals)), act="quota", tenant=tenant, amount=random.choice((2, 4)) * 1000)
         )
-        acts.append(Act(at=heals + 18 * SECOND, act="quota", tenant=tenant))
+        acts.append(Act(at=heals, act="quota", tenant=tenant))
     return acts
 
 

@@ -175,7 +175,7 @@ class Simulation:
     def _finish(self, end: int) -> None:
         """Everything must come to its end: L1 to L4."""
         timeline = self.timeline
-        self._go(timeline.now + 2 * CALM)  # people undo what they did, too
+        self._go(timeline.now + 2 * CALM)  # people bring back a log, and undo what they did
         apart = timeline.now
         idle = timeline.now
         while timeline.now < end:
