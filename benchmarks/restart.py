@@ -78,7 +78,7 @@ async def make_log(home: Home, events: int, kind: type[SqliteStore[Event]]) -> N
     store = kind(home.log, encode_event, decode_event, call_soon=loop.call_soon_threadsafe, written_by=__version__)
     clock = SystemClock()
     controller = Controller(Ledger(), Settings(policy=POLICY, version=__version__))
-    plane = Plane(controller, store, clock, InlineDecider(policy_named(POLICY)), holds=lambda: True)
+    plane = Plane(controller, store, clock, InlineDecider(policy_named(POLICY)))
     plane.begin(boot=boot_id(), boottime=time.clock_gettime_ns(time.CLOCK_BOOTTIME))
     MadeUpNode(plane).join()
     compiled = compile_spec(harness.NO_OP, wall=clock.wall())

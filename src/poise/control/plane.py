@@ -30,11 +30,17 @@ class Plane(Host):
     """The host on asyncio's loop, for callers that wait and for those who follow what happens."""
 
     def __init__(
-        self, controller: Controller, store: Store, clock: Clock, decider: Decider, *, holds: Callable[[], bool]
+        self,
+        controller: Controller,
+        store: Store,
+        clock: Clock,
+        decider: Decider,
+        *,
+        holds: Callable[[], bool] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         super().__init__(
-            controller, store, clock, decider, self._loop, holds=holds, leave=_leave, tell=_log.warning, guard=or_die
+            controller, store, clock, decider, self._loop, tell=_log.warning, holds=holds, leave=_leave, guard=or_die
         )
         self._recent: deque[tuple[int, Event]] = deque(maxlen=RECENT_EVENTS)
         self._published = store.durable()

@@ -120,9 +120,9 @@ class SimulatedControl:
             SimulatedClock(self.process, start - boottime),
             SimulatedDecider(policy_named(home.settings.policy), self.process, home),
             self.process,
+            tell=home.told,
             holds=lambda: home.control is self,
             leave=self._leave,
-            tell=home.told,
             guard=self._or_die,
         )
         home.took(ledger)

@@ -55,13 +55,17 @@ class Channel(Protocol):
     def close(self) -> None: ...
 
 
+def _raise(error: PoiseError) -> NoReturn:
+    raise error
+
+
 class Host:
     """Owner of controller and store. `post` is called by the timers' thread only.
 
     `tell` is given what a person should read. Every turn runs inside `guard()`: after an error that nobody foresaw,
     ledger and log may differ, and only a start from the log puts that right. Only one host works on a log: who finds
-    that its lock is another's (`holds`), or that another has written to the log, ends at once (`leave`), so that
-    agents and callers find the one that can write.
+    that it has lost the lock (`holds`; none where nobody else can come to the log), or that another has written to the
+    log, ends at once (`leave`), so that agents and callers find the one that can write.
     """
 
     def __init__(
@@ -72,9 +76,9 @@ class Host:
         decider: Decider,
         timers: Timers,
         *,
-        holds: Callable[[], bool],
-        leave: Callable[[PoiseError], NoReturn],
         tell: Callable[[str], None],
+        holds: Callable[[], bool] | None = None,
+        leave: Callable[[PoiseError], NoReturn] = _raise,
         guard: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self.controller = controller
@@ -108,7 +112,8 @@ class Host:
         """Take the log."""
         self._perform(self.controller.begin(self.clock.now(), boot=boot, boottime=boottime, wall=self.clock.wall()))
         self._schedule()
-        self._look_at_lock()
+        if self._holds is not None:
+            self._look_at_lock(self._holds)
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -306,13 +311,11 @@ class Host:
     def _taken_back(self, durable: int) -> None:
         """Nothing after this revision has happened."""
 
-    def _look_at_lock(self) -> None:
+    def _look_at_lock(self, holds: Callable[[], bool]) -> None:
         """Who has nothing to write would not learn it from the log."""
-        if not self._holds():
-            self._leave(
-                Conflict("another control plane may hold this home: the lock is not ours any more", code="E204")
-            )
-        self._timers.call_later(LOOK_AT_LOCK, self._look_at_lock)
+        if not holds():
+            self._leave(Conflict("the lock is no longer ours: its file has gone, or is another", code="E204"))
+        self._timers.call_later(LOOK_AT_LOCK, self._look_at_lock, holds)
 
     def _on_failed(self, error: Exception) -> None:
         """The log cannot be written: back to what is durable."""
