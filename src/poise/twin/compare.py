@@ -5,8 +5,10 @@ Each trial reads its files itself, so that several run in processes of their own
 
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from multiprocessing.sharedctypes import SynchronizedArray
 from pathlib import Path
@@ -19,6 +21,7 @@ from poise.drivers.plugins import build, choose
 from poise.drivers.yamlfile import load_kind, located, place_in_file
 from poise.engine.happenings import left_out
 from poise.engine.scenario import Nemesis
+from poise.errors import Fault
 from poise.kernel.controller import Settings
 from poise.model.fleetfile import DeclaredFleet, compile_fleet
 from poise.model.tenants import declared_class
@@ -217,40 +220,45 @@ def _told(jobs: int, hear: Callable[[Far], None]) -> Callable[[int, int], None]:
 # --- processes -------------------------------------------------------------------------------------------------------
 
 _far: "list[SynchronizedArray[float]]" = []
-"""Of a process that runs trials: where it says how far they are, three numbers a trial."""
+"""Of a process that runs trials: where it says how far they are, three numbers a trial; and at the end, whether it is
+to stop."""
 
 
 def _side_by_side(asked: Asked, policies: Sequence[str], watch: Watch) -> list[Result]:
     context = get_context("spawn")
-    far = context.Array("d", 3 * len(policies))
+    far = context.Array("d", 3 * len(policies) + 1)
     processes = min(len(policies), os.cpu_count() or 1)
+    trials: dict[int, Result] = {}
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_connect, initargs=(far,)) as pool:
         try:
             waiting = {pool.submit(_in_process, asked, name, number) for number, name in enumerate(policies)}
-            trials: dict[int, Result] = {}
             while waiting:
-                done, waiting = wait(waiting, timeout=TELL_EVERY)
-                trials |= {number: msgspec.msgpack.decode(told, type=Result) for number, told in map(_result, done)}
+                done, waiting = wait(waiting, timeout=TELL_EVERY, return_when=FIRST_EXCEPTION)
+                for number, told in [future.result() for future in done]:
+                    trials[number] = msgspec.msgpack.decode(told, type=Result)
                 for number in range(len(policies)):
                     over, jobs, seconds = far[3 * number : 3 * number + 3]
                     watch(number, Far(int(over), int(jobs), seconds))
+        except BrokenProcessPool:
+            hint = "fewer policies at once, or `--jobs N`"
+            raise Fault("a process in which a policy was tried has been killed", hint=hint) from None
         except BaseException:
+            far[-1] = 1.0  # whoever goes on sees it, and ends
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return [trials[number] for number in range(len(policies))]
 
 
 def _connect(far: "SynchronizedArray[float]") -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asked for it is told, and tells us
     _far.append(far)
-
-
-def _result(future: Future[tuple[int, bytes]]) -> tuple[int, bytes]:
-    return future.result()
 
 
 def _in_process(asked: Asked, policy: str, number: int) -> tuple[int, bytes]:
     def hear(far: Far) -> None:
         _far[0][3 * number : 3 * number + 3] = list(far)
+        if _far[0][-1]:
+            raise SystemExit("nobody waits for it")
 
     loaded = _loaded(asked)
     jobs = len(loaded.workload.arrivals)

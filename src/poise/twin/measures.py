@@ -730,7 +730,9 @@ def stranded(ledger: Ledger) -> tuple[float, float, float]:
             usable |= room > 0
     if not seen:
         return 0.0, 0.0, 0.0
-    free = np.clip(fleet.device_share, 0, None).sum(axis=1) * (fleet.closed == 0) / WHOLE
+    share = fleet.device_share
+    left = np.where(share == WHOLE, WHOLE, np.clip(share - fleet.device_spare, 0, None))  # of a shared one: what may be
+    free = left.sum(axis=1) * (fleet.closed == 0) / WHOLE
     there = (fleet.device_model >= 0).sum(axis=1) * (fleet.closed == 0)
     return float(free[~usable].sum()), float(free.sum()), float(there.sum())
 

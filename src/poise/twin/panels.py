@@ -13,7 +13,7 @@ from poise.twin.figures import COLUMNS, devices_held, figures, percent
 from poise.twin.measures import CPU, JobResult
 from poise.twin.page import CURVE, STYLE, WIDTH, Page, along, ticks, timeline
 from poise.twin.trial import Result
-from poise.units import format_duration
+from poise.units import DAY, HOUR, MINUTE, SECOND, format_duration
 
 LANES = 600
 """Rows of one timeline, at most."""
@@ -23,6 +23,13 @@ HUES = 8
 
 DOTS = 300
 """Points of a distribution that are drawn."""
+
+MARKS = tuple(
+    one * unit
+    for unit, ones in ((SECOND, (1, 10)), (MINUTE, (1, 10)), (HOUR, (1, 6)), (DAY, (1, 7, 30, 365)))
+    for one in ones
+)
+"""Of the axis of completion times."""
 
 POINTS = 250
 """Points of a curve that are drawn."""
@@ -113,10 +120,15 @@ def _distribution(page: Page, trials: Sequence[Result]) -> None:
     most = max(math.log10(max(of[-1] for of in times if of)), least + 0.01)
     height = CURVE * 2
     page.raw(f'<svg viewBox="0 0 {WIDTH} {height + 24}" role="img" aria-label="distribution of completion times">\n')
-    for power in range(math.ceil(least), math.floor(most) + 1):
-        x = along(power - least, most - least, 0.01)
-        page.raw(f'<line class="tick" x1="{x}" x2="{x}" y1="0" y2="{height}"/>\n')
-        page.tag("text", format_duration(10**power), x=x + 3, y=height + 16)
+    for mark in MARKS:
+        if least <= math.log10(mark) <= most:
+            x = along(math.log10(mark) - least, most - least, 0.01)
+            page.raw(f'<line class="tick" x1="{x}" x2="{x}" y1="0" y2="{height}"/>\n')
+            page.tag("text", _short(mark), x=x + 3, y=height + 16)
+    for part in (0.25, 0.5, 0.75):
+        y = height * (1 - part)
+        page.raw(f'<line class="tick" x1="0" x2="{WIDTH}" y1="{y:g}" y2="{y:g}"/>\n')
+        page.tag("text", f"{part:.0%}", x=3, y=y - 3)
     for number, (trial, of) in enumerate(zip(trials, times, strict=True)):
         count = len(trial.jobs)
         places = sorted({round(dot * (len(of) - 1) / DOTS) for dot in range(DOTS + 1)}) if of else []
@@ -126,6 +138,14 @@ def _distribution(page: Page, trials: Sequence[Result]) -> None:
         ]
         page.raw(f'<polyline class="{_hue(number)}" points="{" ".join(points)}"/>\n')
     page.raw("</svg>\n")
+
+
+def _short(mark: int) -> str:
+    """`10m`, `1h`, `7d`."""
+    unit, name = next(
+        (unit, name) for unit, name in ((DAY, "d"), (HOUR, "h"), (MINUTE, "m"), (SECOND, "s")) if mark >= unit
+    )
+    return f"{mark // unit}{name}"
 
 
 def _curves(page: Page, trials: Sequence[Result]) -> None:

@@ -71,6 +71,7 @@ def simulate(
     recorder = Recorder(alone=lambda job: alone.time(job, twin.truth), power=_power_in(world), spans=spans)
     twin = Twin(policy, settings, observe=recorder.take, waste=recorder.waste, interference=interference(world.sharing))
     recorder.begin(twin.ledger, twin.began)
+    jobs = len(workload.arrivals)
     last = max((arrival.at for arrival in workload.arrivals), default=0)
 
     def over(patience: int) -> bool:
@@ -89,10 +90,10 @@ def simulate(
         steps += 1
         if tell is not None and steps % TELL_EVERY == 0:
             tell(recorder.over, twin.now)
-        return True
+        return recorder.over + len(twin.refused) < jobs
 
     twin.run(until or None, watch=watch)
-    recorder.finish(twin.began + (until or twin.now))
+    recorder.finish(twin.began + twin.now)
     refused: dict[str, int] = {}
     for _, error in twin.refused:
         text = error.record.message
