@@ -8,7 +8,7 @@ import msgspec
 from poise.model.history import Spread
 from poise.twin.compare import Comparison
 from poise.twin.measures import CPU, Measures, Ratios
-from poise.units import format_duration
+from poise.units import format_duration, format_flops
 
 Cell = Callable[[Measures], str]
 
@@ -78,7 +78,8 @@ def energy_text(of: Measures) -> str:
     if not of.energy:
         return "not known: the fleet tells no device's power"
     unknown = f"; without {of.powerless:,} devices of which no power is known" if of.powerless else ""
-    return f"{of.energy:,.1f} kWh, {of.co2:,.1f} kg CO2e{unknown}"
+    per_watt = f", {format_flops(round(of.per_watt))}S/W" if of.per_watt else ""
+    return f"{of.energy:,.1f} kWh, {of.co2:,.1f} kg CO2e{per_watt}{unknown}"
 
 
 def devices_held(of: Measures) -> float:

@@ -84,7 +84,7 @@ class JobResult(msgspec.Struct, kw_only=True, gc=False):
     the devices (or, without any, the cores), and `wasted` as much of that as it did not get on in; nanoseconds.
     `alone` is how long it takes by itself on the fastest devices (0: not known), `contention` the mean while it was
     there. `moved` counts attempts that began on other nodes than the one before. `energy` in joules, `price` in
-    dollars.
+    dollars, `flops` the operations that it has to do, if its user said so.
     """
 
     id: str
@@ -107,6 +107,12 @@ class JobResult(msgspec.Struct, kw_only=True, gc=False):
     contention: float = 1.0
     energy: float = 0.0
     price: float = 0.0
+    flops: int = 0
+
+    @property
+    def per_watt(self) -> float:
+        """Its operations per second and watt, as far as its user said how many it has to do; else 0."""
+        return self.flops / self.energy if self.energy and self.outcome == "done" else 0.0
 
     @property
     def completion(self) -> int:
@@ -173,8 +179,9 @@ class Curves(msgspec.Struct, frozen=True, kw_only=True):
 class Measures(msgspec.Struct, frozen=True, kw_only=True):
     """All figures of a trial. Durations in nanoseconds, shares from 0 to 1, energy in kWh, money in dollars.
 
-    `energy` is of all devices while they were there, `price` of all of them, and `paid` of what was held. `powerless`
-    counts devices of which no power is known. `deadlines` and `met` count jobs.
+    `energy` is of all devices while they were there, `per_watt` the operations per second and watt of what was done, as
+    far as users said how many there were; `price` is of all devices, and `paid` of what was held. `powerless` counts
+    devices of which no power is known. `deadlines` and `met` count jobs.
     """
 
     jobs: int
@@ -202,6 +209,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     overhead: Overhead
     energy: float
     co2: float
+    per_watt: float
     price: float
     paid: float
     powerless: int
@@ -385,6 +393,7 @@ class Recorder:
             devices=max(unit.shape.gpus * len(unit.tasks) for unit in job.units),
             tenant=job.tenant,
             deadline=max(unit.deadline for unit in job.units),
+            flops=sum(unit.work.flops * len(unit.tasks) for unit in job.units),
         )
         asks = (DEVICES, devices) if devices else (CPU, cores)
         opened = self._open_jobs[job.id] = _Job(result, asks, self._crowd[asks[0]])
@@ -675,6 +684,7 @@ class Recorder:
             overhead=self._overhead(totals),
             energy=energy,
             co2=energy * self._power.kg_per_kwh,
+            per_watt=sum(job.flops for job in ended if job.outcome == "done") / (energy * 3.6e6) if energy else 0.0,
             price=totals.price[0] / HOUR,
             paid=totals.price[1] / HOUR,
             powerless=len(self._powerless),

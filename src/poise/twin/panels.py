@@ -13,7 +13,7 @@ from poise.twin.figures import COLUMNS, devices_held, figures, percent
 from poise.twin.measures import CPU, JobResult
 from poise.twin.page import CURVE, STYLE, WIDTH, Page, along, ticks, timeline
 from poise.twin.trial import Result
-from poise.units import DAY, HOUR, MINUTE, SECOND, format_duration
+from poise.units import DAY, HOUR, MINUTE, SECOND, format_duration, format_flops
 
 LANES = 600
 """Rows of one timeline, at most."""
@@ -34,14 +34,14 @@ MARKS = tuple(
 POINTS = 250
 """Points of a curve that are drawn."""
 
-_COLOURS = ("#1f6fb2", "#c0392b", "#2f7d4f", "#b7791f", "#7d4fb0", "#16808a", "#b0447a", "#5c6370")
+COLOURS = ("#1f6fb2", "#c0392b", "#2f7d4f", "#b7791f", "#7d4fb0", "#16808a", "#b0447a", "#5c6370")
 _PALE = ("#5aa9e6", "#ef6a5b", "#4fae78", "#e0a94a", "#b392e0", "#4dc0ca", "#e58bb6", "#9aa3af")
 
 _STYLE = (
     STYLE
     + "".join(
         f".c{hue} {{ stroke: {colour}; fill: none; stroke-width: 1.5; }} rect.c{hue} {{ fill: {colour}; }}\n"
-        for hue, colour in enumerate(_COLOURS)
+        for hue, colour in enumerate(COLOURS)
     )
     + "@media (prefers-color-scheme: dark) {"
     + "".join(
@@ -274,6 +274,7 @@ def _panel(page: Page, number: int, trial: Result, job: JobResult, spans: Sequen
     how = f"{job.outcome}, {format_duration(job.completion)}" if job.ended >= 0 else "not over"
     alone = f"; {format_duration(job.alone)} by itself" if job.alone else ""
     page.tag("p", f"{how} after its submission at {format_duration(job.submitted)}{alone}")
+    per_watt = f", {format_flops(round(job.per_watt))}S/W" if job.per_watt else ""
     rows = [
         ("class, tenant", f"{job.kind or '-'}, {job.tenant}"),
         ("devices", str(job.devices)),
@@ -282,7 +283,7 @@ def _panel(page: Page, number: int, trial: Result, job: JobResult, spans: Sequen
         ("slowdown, rho", f"{job.slowdown:.2f}, {job.rho:.2f}" if job.slowdown else "-"),
         ("attempts", f"{job.attempts}, {job.preempted} times preempted, {job.moved} times elsewhere"),
         ("held in vain", f"{job.wasted / max(1, job.service) * 100:.1f} % of its device time"),
-        ("energy", f"{job.energy / 3.6e6:,.3g} kWh"),
+        ("energy", f"{job.energy / 3.6e6:,.3g} kWh{per_watt}"),
     ]
     if job.price:
         rows.append(("money", f"${job.price:,.2f}"))

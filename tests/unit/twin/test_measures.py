@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from poise.kernel.controller import Settings
-from poise.model.jobs import Priority, Task, Unit
+from poise.model.jobs import Priority, Task, Unit, Work
 from poise.model.resources import Device, Node, Shape
 from poise.model.workload import Arrival, Steady, Truth, Workload
 from poise.model.worldfile import World
@@ -87,6 +87,14 @@ def test_use_energy_and_money_of_three_jobs() -> None:
     jobs = three().jobs
     assert [job.energy for job in jobs] == pytest.approx([0.75 * 300 * run for run in (100, 50, 20)])
     assert sum(job.price for job in jobs) == pytest.approx(measures.paid)
+
+
+def test_operations_per_watt() -> None:
+    """3.6e15 operations in 100 s at 225 W."""
+    measures = trial(
+        "fifo", [node("n1")], [arrival(0, 100, work=Work(flops=36 * 10**14))], world=World(busy=0.75)
+    ).measures
+    assert measures.per_watt == pytest.approx(36e14 / 100 / 225)
 
 
 def test_what_nobody_holds_draws_power_and_costs() -> None:
