@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Spot, Why
-from poise.model.fleet import CPU, HOT, Fleet, Ints, Resident
+from poise.model.fleet import CPU, HOT, Resident
 from poise.model.jobs import GRACE
 from poise.model.profiles import expected_run, is_brief
 from poise.model.resources import WHOLE, Shape
@@ -21,7 +21,7 @@ from poise.model.views import Candidate, Snapshot
 from poise.policy.allowance import Allowance
 from poise.policy.feasible import room_when_empty
 from poise.policy.goodput import Goodput
-from poise.policy.place import Draft
+from poise.policy.place import Draft, close_together
 from poise.policy.protocol import Policy
 from poise.policy.queues import Tiresias
 from poise.policy.rank import (
@@ -55,6 +55,7 @@ from poise.policy.reclaim import (
     settled,
     stands_still,
 )
+from poise.policy.rounds import SHARING
 from poise.policy.score import TERMS, Term, turn_weight
 from poise.policy.static import Static
 from poise.units import SECOND, format_duration
@@ -376,7 +377,7 @@ class _Round:
         for mask in self._by_speed(candidate, shape):
             here = room if mask is None else np.where(mask, room, 0)
             if int(here.sum()) >= needed:
-                rows = _close_together(fleet, here, needed)
+                rows = close_together(fleet, here, needed)
                 if rows:
                     return rows
         return []
@@ -796,28 +797,6 @@ def _unseen(view: Snapshot) -> dict[str, int]:
     return {queue: count for queue, count in shown.items() if view.backlog.get(queue, 0) > count}
 
 
-def _close_together(fleet: Fleet, room: Ints, needed: int) -> list[int]:
-    """A row for each task: the tightest single node, else the tightest rack or zone, else the whole fleet; inside, the
-    roomiest and best connected nodes first, so that few are used.
-    """
-    whole = np.flatnonzero(room >= needed)
-    if len(whole):
-        row = int(whole[np.argmin(room[whole])])
-        return [row] * needed
-    for place in (fleet.rack, fleet.zone, np.zeros(len(fleet), np.int64)):
-        sums = np.bincount(place, weights=room)
-        enough = np.flatnonzero(sums >= needed)
-        if len(enough):
-            inside = np.flatnonzero((place == enough[np.argmin(sums[enough])]) & (room > 0))
-            order = np.lexsort((inside, fleet.latency[inside], -fleet.bandwidth[inside], -room[inside]))
-            rows: list[int] = []
-            for row in inside[order].tolist():
-                rows += [row] * min(int(room[row]), needed - len(rows))
-                if len(rows) == needed:
-                    return rows
-    return []
-
-
 def _order_of(order: str | Mapping[str, float], terms: Mapping[str, RankTerm]) -> Order:
     if not isinstance(order, str):
         for name in order:
@@ -827,7 +806,7 @@ def _order_of(order: str | Mapping[str, float], terms: Mapping[str, RankTerm]) -
 
 
 POLICIES: dict[str, ClusterPolicy] = {recipe.name: Suite(recipe) for recipe in RECIPES} | {
-    policy.name: policy for policy in (Static(), Tiresias(), Goodput())
+    policy.name: policy for policy in (Static(), Tiresias(), Goodput(), *SHARING)
 }
 
 SAFE_POLICY = "fifo"
