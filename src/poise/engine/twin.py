@@ -226,6 +226,7 @@ class Twin:
         self._inherited = {unit.id for unit in ledger.active_units()}
         self._reports: dict[str, tuple[list[Running], list[Ended], list[Told]]] = {}
         self._speedups: dict[str, Speedups] = {}
+        self._spread: set[str] = set()
         settings = msgspec.structs.replace(
             settings, policy=policy.name, dead_after=0, poll=0, checkpoint_every=2**62, declared=tuple(ledger.nodes)
         )
@@ -438,10 +439,10 @@ class Twin:
         if truth.telling is None or work.seats is None or work.stopping or self._work.get(unit.id) is not work:
             return
         self._come_to(work)
-        told, known = (
-            truth.telling.speedups(work.progress, work.seats, len(unit.spec.tasks)),
-            self._speedups.get(unit.id),
-        )
+        if work.seats.nodes > 1:
+            self._spread.add(unit.id)
+        most, known = len(unit.spec.tasks), self._speedups.get(unit.id)
+        told = truth.telling.speedups(work.progress, work.seats, most, spread=unit.id in self._spread)
         if known is None or told.differs(known):
             self._speedups[unit.id] = told
             attempt, (name, _) = next(iter(work.launches.items()))

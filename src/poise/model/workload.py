@@ -91,8 +91,8 @@ class Steady(msgspec.Struct, frozen=True, gc=False):
 class Telling(Protocol):
     """Work that says how it scales."""
 
-    def speedups(self, progress: float, seats: Seats, most: int, /) -> Speedups:
-        """As far as it can tell from there, with up to so many tasks."""
+    def speedups(self, progress: float, seats: Seats, most: int, /, *, spread: bool) -> Speedups:
+        """As far as it can tell from there, with up to so many tasks; `spread` if it has been on several nodes."""
         ...
 
 

@@ -24,10 +24,10 @@ from typing import NamedTuple
 import numpy as np
 
 from poise.model.decisions import Plan
-from poise.model.fleet import DEVICES, Floats
+from poise.model.fleet import DEVICES, Floats, Ints
 from poise.model.views import Snapshot
 from poise.policy.claims import Claim, Rows, carry_out, claims_of, devices_by_model, vacated
-from poise.policy.feasible import ability
+from poise.policy.feasible import MOST_TASKS, ability
 from poise.policy.place import Draft
 from poise.units import MINUTE, SECOND
 
@@ -168,24 +168,22 @@ def _speeds(told: Sequence[int], most: int) -> Floats:
 
 def _share_out(view: Snapshot, bids: Sequence[Bid]) -> dict[str, Rows]:
     """The fittest of: all stay, and what waits gets what is free; sizes as by price, those stay that have theirs; and
-    the same with all of them packed anew.
+    where these find no room, as it is in pieces, all packed anew.
     """
-    bound = [bid for bid in bids if not bid.claim.stays]
-    sizes = _sizes(view, bids, bound)
-    plans = [
-        _go_on(view, bids, {}),
-        _packed(view, bids, sizes, anew=False),
-        _packed(view, bids, sizes, anew=True),
-    ]
+    sizes = _sizes(view, bids)
+    plans = [_go_on(view, bids, {}), _packed(view, bids, sizes, anew=False)]
+    if any(len(plans[-1].get(unit, ())) < size for unit, size in sizes.items()):
+        plans.append(_packed(view, bids, sizes, anew=True))
     return min(plans, key=lambda plan: sum(bid.cost(plan.get(bid.claim.unit, ())) for bid in bids))
 
 
-def _sizes(view: Snapshot, bids: Sequence[Bid], bound: Sequence[Bid]) -> dict[str, int]:
+def _sizes(view: Snapshot, bids: Sequence[Bid]) -> dict[str, int]:
     """How many tasks each claim gets: at the lowest price of a device at which there are enough, and then those that
     are left go one by one to where they are worth most.
     """
     devices = sum(devices_by_model(view).values())
     devices -= sum(bid.claim.shape.gpus * len(bid.claim.rows) for bid in bids if bid.claim.stays)
+    bound = [bid for bid in bids if not bid.claim.stays]
     if not bound:
         return {}
     width = max(len(bid.apart) for bid in bound)
@@ -288,32 +286,34 @@ class _Board:
         best of what there is room for; nothing if that is less than the least.
         """
         claim = bid.claim
-        room = self.draft.capacity(claim.shape).tolist()
-        whole = [row for row, here in enumerate(room) if here >= tasks]
-        if whole:
-            return (min(whole, key=lambda row: (room[row], row)),) * tasks
+        room = self.draft.capacity(claim.shape)
+        if not len(room):
+            return ()
+        whole = np.where(room >= tasks, room, MOST_TASKS)
+        row = int(whole.argmin())
+        if room[row] >= tasks:
+            return (row,) * tasks
         could: list[Rows] = []
-        most = max(room, default=0)
-        if most >= claim.least:
-            could.append((room.index(most),) * most)
+        row = int(room.argmax())
+        if room[row] >= claim.least:
+            could.append((row,) * int(room[row]))
         rows = self._over(room, tasks)
         if len(rows) >= claim.least and len(set(rows)) > 1:
             could.append(rows)
         return min(could, key=bid.cost, default=())
 
-    def _over(self, room: list[int], tasks: int) -> Rows:
+    def _over(self, room: Ints, tasks: int) -> Rows:
         """Rows for so many tasks over several nodes, on those with most room; for the rest of them the one that it
         fills most.
         """
-        could = (row for row, here in enumerate(room) if here and row not in self.spread)
-        free = sorted(could, key=lambda row: (-room[row], row))
+        room = room.copy()
+        room[list(self.spread)] = 0
         rows: list[int] = []
-        while free and len(rows) < tasks:
+        while len(rows) < tasks and (most := int(room.max())):
             left = tasks - len(rows)
-            enough = [row for row in free if room[row] >= left]
-            row = enough[-1] if enough else free[0]
-            free.remove(row)
-            rows += [row] * min(left, room[row])
+            row = int(np.where(room >= left, room, MOST_TASKS).argmin() if most >= left else room.argmax())
+            rows += [row] * min(left, int(room[row]))
+            room[row] = 0
         return tuple(rows)
 
     def fill(self, bids: Sequence[Bid]) -> None:

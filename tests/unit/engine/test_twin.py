@@ -102,7 +102,7 @@ def test_a_lost_node_takes_its_work_back_to_the_checkpoint() -> None:
 class Halving(msgspec.Struct, frozen=True):
     """Work that scales by half as well once half of it is done."""
 
-    def speedups(self, progress: float, seats: Seats, most: int, /) -> Speedups:
+    def speedups(self, progress: float, seats: Seats, most: int, /, *, spread: bool) -> Speedups:
         more = 1000 if progress < 0.5 else 500
         return Speedups(*(tuple(1000 + more * tasks for tasks in range(most)) for _ in range(2)))
 

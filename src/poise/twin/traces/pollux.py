@@ -240,12 +240,14 @@ class Profiled(msgspec.Struct, frozen=True):
             done = float(epochs[at])
         return done / float(epochs[-1])
 
-    def speedups(self, progress: float, seats: Seats, most: int, /) -> Speedups:
-        """By the moments of the gradient of the batch that runs."""
+    def speedups(self, progress: float, seats: Seats, most: int, /, *, spread: bool) -> Speedups:
+        """By the moments of the gradient of the batch that runs. Before it has been on several nodes it supposes that
+        it would be no slower there, as Pollux's agents do: else it would not find out.
+        """
         application, epochs = self.application, self.application.epochs
         epoch = min(int(np.searchsorted(epochs, progress * float(epochs[-1]), "right")) - 1, len(epochs) - 2)
         split = seats.split or _close_together(len(seats.models))
-        return _speedups(application, epoch, _batches(application, split, self.size)[epoch].total, most)
+        return _speedups(application, epoch, _batches(application, split, self.size)[epoch].total, most, spread=spread)
 
     def _from(self, progress: float, seats: Seats) -> tuple[float, Floats, Floats, Floats]:
         """What is done, and by epoch where each ends, what is done in a second of it, and how long all of it takes."""
@@ -277,14 +279,14 @@ def _batches(application: Application, split: tuple[int, ...], size: int) -> tup
 
 
 @lru_cache(maxsize=65_536)
-def _speedups(application: Application, epoch: int, size: int, most: int) -> Speedups:
+def _speedups(application: Application, epoch: int, size: int, most: int, *, spread: bool) -> Speedups:
     """What is done with 1, 2, ... tasks, over what is done with one, each with the best batch by the moments that the
     gradient of a batch of this size has. On a node of more than four devices a step would take no longer.
     """
     scale, seconds = _all_choices(application, most)
     done = (_gain(application.moments(size, epoch), scale) / seconds).max(axis=1)
     told = np.round(1000 * done / done[0]).astype(int).tolist()
-    return Speedups(tuple(told[:most]), tuple(told[most:]))
+    return Speedups(tuple(told[:most]), tuple(told[most:] if spread else told[:most]))
 
 
 @lru_cache(maxsize=64)
