@@ -26,17 +26,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from poise.kernel.controller import Settings
+from poise.engine.twin import Twin
+from poise.kernel.controller import Cancel, Settings
+from poise.model.events import Event, Placed
 from poise.model.jobs import Task, Unit
 from poise.model.resources import WHOLE, Device, Node, Shape, Wants
-from poise.model.workload import Arrival, Steady, Truth, Workload
+from poise.model.workload import Arrival, Steady, Truth
 from poise.policy.recipe import Recipe
 from poise.policy.suites import Suite
-from poise.twin.trial import simulate
-from poise.units import SECOND
+from poise.units import MILLISECOND
 
 INFLATED = 1.3
 """What the pods ask for in all, over the GPUs there are."""
+
+GAP = 10 * MILLISECOND
+"""Between two pods: how long the runs are, and whether they end, does not matter here."""
 
 FOREVER = Steady(1e9)
 MIB = 2**20
@@ -118,31 +122,44 @@ def _asks(shape: Shape) -> int:
 
 
 def run(data: Path, pods: str, policy: str, seed: int) -> Run:
-    """Every pod, one a second."""
+    """Every pod, one after the other."""
     nodes = nodes_of(data)
     capacity = sum(len(node.devices) for node in nodes) * WHOLE
     shapes = inflated(shapes_of(data, pods), round(INFLATED * capacity), seed)
-    work = Task(name="main", argv=("work",))
-    arrivals = tuple(
-        Arrival(
-            at=place * SECOND,
-            units=(Unit(name="main", tasks=(work,), shape=shape, kind="pod", expect=10**9 * SECOND),),
-            truths={"main": Truth(pace=FOREVER)},
-        )
-        for place, shape in enumerate(shapes)
-    )
+    placed: set[str] = set()
     suite = Suite(Recipe(name=policy, order="arrival", score=dict(POLICIES[policy]), spread=True))
+    twin = Twin(suite, Settings(seed=seed), observe=lambda event: _note(event, placed))
+    twin.add_nodes(nodes)
+    jobs = [f"j{number}" for number in range(1, len(shapes) + 1)]
+    for place, (shape, job) in enumerate(zip(shapes, jobs, strict=True)):
+        twin.arrive(_arrival(place * GAP, shape))
+        twin.timeline.call_at(place * GAP + GAP // 2, _turn_away, twin, job, placed)
     began = time.process_time()
-    result = simulate(Workload(name=pods, arrivals=arrivals), nodes, suite, Settings(), until=len(shapes) * SECOND)
+    twin.run(len(shapes) * GAP)
     took = time.process_time() - began
     came = held = 0
     allocated: dict[int, list[float]] = {}
-    for shape, job in zip(shapes, result.jobs, strict=True):
+    for shape, job in zip(shapes, jobs, strict=True):
         came += _asks(shape)
-        held += _asks(shape) * (job.started >= 0)
+        held += _asks(shape) * (job in placed)
         allocated.setdefault(round(100 * came / capacity), []).append(100 * held / capacity)
     means = {percent: statistics.mean(values) for percent, values in allocated.items()}
     return Run(pods, policy, seed, means, len(shapes), 1000 * took / len(shapes))
+
+
+def _arrival(at: int, shape: Shape) -> Arrival:
+    unit = Unit(name="main", tasks=(Task(name="main", argv=("work",)),), shape=shape, kind="pod")
+    return Arrival(at=at, units=(unit,), truths={"main": Truth(pace=FOREVER)})
+
+
+def _note(event: Event, placed: set[str]) -> None:
+    if isinstance(event, Placed):
+        placed.add(event.unit.partition(".")[0])
+
+
+def _turn_away(twin: Twin, job: str, placed: set[str]) -> None:
+    if job not in placed:
+        twin.host.ask(lambda request: Cancel(request, job), lambda reply: None)
 
 
 def published(data: Path) -> dict[tuple[str, str, int], float]:
