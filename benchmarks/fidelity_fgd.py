@@ -45,15 +45,24 @@ GAP = 10 * MILLISECOND
 FOREVER = Steady(1e9)
 MIB = 2**20
 
-POLICIES: Mapping[str, Mapping[str, float]] = {
-    "random": {"random": 1.0},
-    "best-fit": {"tightness": 1.0},
-    "fragmentation": {"fragmentation": 1.0},
-    "fragmentation-fit": {"fragmentation": 1.0, "tightness": 0.01},
-}
-"""By name, the weights of the node score; `PUBLISHED` says as what it was published."""
 
-PUBLISHED = {"random": "01-Random", "best-fit": "05-BestFit", "fragmentation": "06-FGD", "fragmentation-fit": "06-FGD"}
+class How(NamedTuple):
+    """A policy: the weights of its node score, in which order it takes `together` pods that it decides on at once, and
+    what it is compared with.
+    """
+
+    score: Mapping[str, float]
+    published: str
+    order: str | Mapping[str, float] = "arrival"
+    together: int = 1
+
+
+POLICIES: Mapping[str, How] = {
+    "random": How({"random": 1.0}, "01-Random"),
+    "best-fit": How({"tightness": 1.0}, "05-BestFit"),
+    "fragmentation": How({"fragmentation": 1.0}, "06-FGD"),
+    "largest-first": How({"fragmentation": 1.0}, "06-FGD", {"resource_share": 1.0}, together=100),
+}
 
 
 class Run(NamedTuple):
@@ -127,15 +136,19 @@ def run(data: Path, pods: str, policy: str, seed: int) -> Run:
     capacity = sum(len(node.devices) for node in nodes) * WHOLE
     shapes = inflated(shapes_of(data, pods), round(INFLATED * capacity), seed)
     placed: set[str] = set()
-    suite = Suite(Recipe(name=policy, order="arrival", score=dict(POLICIES[policy]), spread=True))
-    twin = Twin(suite, Settings(seed=seed), observe=lambda event: _note(event, placed))
+    how = POLICIES[policy]
+    order = how.order if isinstance(how.order, str) else dict(how.order)
+    suite = Suite(Recipe(name=policy, order=order, score=dict(how.score), spread=True))
+    every = how.together * GAP if how.together > 1 else 0
+    twin = Twin(suite, Settings(seed=seed, every=every), observe=lambda event: _note(event, placed))
     twin.add_nodes(nodes)
     jobs = [f"j{number}" for number in range(1, len(shapes) + 1)]
     for place, (shape, job) in enumerate(zip(shapes, jobs, strict=True)):
         twin.arrive(_arrival(place * GAP, shape))
-        twin.timeline.call_at(place * GAP + GAP // 2, _turn_away, twin, job, placed)
+        decided = -(-place // how.together) * how.together * GAP
+        twin.timeline.call_at(decided + GAP // 2, _turn_away, twin, job, placed)
     began = time.process_time()
-    twin.run(len(shapes) * GAP)
+    twin.run((len(shapes) + how.together) * GAP)
     took = time.process_time() - began
     came = held = 0
     allocated: dict[int, list[float]] = {}
@@ -212,7 +225,10 @@ def _row(known: Mapping[tuple[str, str, int], float], pods: str, policy: str, ru
     mine = [run for run in runs if (run.pods, run.policy) == (pods, policy)]
     row: dict[str, Any] = {"pods": pods, "policy": policy, "orders": len(mine)}
     for percent in (100, 130):
-        theirs, ours = known[pods, PUBLISHED[policy], percent], statistics.mean(run.allocated[percent] for run in mine)
+        theirs, ours = (
+            known[pods, POLICIES[policy].published, percent],
+            statistics.mean(run.allocated[percent] for run in mine),
+        )
         row[str(percent)] = {"published": round(theirs, 2), "ours": round(ours, 2), "off": round(ours - theirs, 2)}
     return row | {"ms_per_pod": round(statistics.mean(run.milliseconds for run in mine), 2)}
 
