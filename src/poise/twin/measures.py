@@ -230,7 +230,7 @@ class _Unit:
 
 
 class _Attempt:
-    """An attempt of a task, from its placement to its end, and what it holds since the instant `since` (-1: nothing)."""
+    """An attempt of a task, from its placement to its end. It holds what it has since the instant `since` (-1: not)."""
 
     __slots__ = ("cores", "devices", "epoch", "kind", "node", "places", "price", "since", "task", "unit", "watts")
 
