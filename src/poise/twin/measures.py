@@ -631,6 +631,8 @@ class Recorder:
         self._advance(at)
         for attempt in list(self._attempts.values()):
             self._close(attempt, at, "")
+        for name in list(self._open_jobs):
+            self._end_if_over(name, self._ledger.jobs[name].ended)
 
     def spans(self) -> tuple[Span, ...]:
         """The longest attempts, in the order in which they began."""
