@@ -229,7 +229,7 @@ def energy(scoring: Scoring) -> Floats:
                 needs[kind] = min(needs[kind], device.power * runs[min(model, len(runs) - 1)])
     here = needs[fleet.kind[scoring.rows]]
     known = np.isfinite(here)
-    return np.divide(here.min(), here, out=np.ones(len(here)), where=known)
+    return np.asarray(np.divide(here.min(), here, out=np.ones(len(here)), where=known))
 
 
 def random(scoring: Scoring) -> Floats:
