@@ -9,8 +9,8 @@ and how long each command ran; whom it serves when and where is decided anew.
 
 From a decision to a command's first instruction, and from its last until its end is known, time passes in which a slot
 is taken and no work done. Its median is measured on the recording itself ("overhead"), and every attempt in the twin
-takes as much longer; so does every decision, by the median of the recorded rounds. "wait" is from the instant at which a unit could be placed until it runs. Live runs differ from each
-other, too: with `--repeats` the spread of the live figures is shown.
+takes as much longer; so does every decision, by the median of the recorded rounds. "wait" is from the instant at which
+a unit could be placed until it runs. Live runs differ from each other, too: `--repeats` shows by how much.
 """
 
 import argparse

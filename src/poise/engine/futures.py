@@ -24,7 +24,7 @@ from poise.engine.twin import Twin
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import JobState, Ledger, UnitState
 from poise.model.events import Event, Finished, Placed, Preempted, Started
-from poise.model.fleet import model_under
+from poise.model.fleet import Fleet, model_under
 from poise.model.jobs import ALL, Priority
 from poise.model.profiles import ENOUGH_RUNS, Estimate
 from poise.model.resources import Node
@@ -165,15 +165,23 @@ class _Prospect(NamedTuple):
 
 
 class Draws:
-    """What there is to be drawn of unfinished `jobs` of a ledger as of `now`, with the rates of a throughput table.
-    `sources` counts units by where what is foreseen of them comes from; `guesses` are the classes of which
-    nothing is known.
+    """What there is to be drawn of unfinished `jobs` of a ledger as of `now`, with the rates of a throughput table; for
+    nodes that may have `joined`, too. `sources` counts units by where what is foreseen of them comes from; `guesses` are
+    the classes of which nothing is known.
     """
 
-    def __init__(self, ledger: Ledger, now: int, throughputs: Mapping[str, float], jobs: Iterable[str]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        now: int,
+        throughputs: Mapping[str, float],
+        jobs: Iterable[str],
+        joined: Sequence[Node] = (),
+    ) -> None:
         self.sources: Counter[str] = Counter()
         self.guesses: set[str] = set()
-        self._fleet = ledger.fleet()
+        fleet = ledger.fleet()
+        self._fleet = Fleet([*fleet.nodes, *joined]) if joined else fleet
         self._ledger = ledger
         self._now = now
         self._places = {(model.called, model.kind != "cpu"): at for at, model in enumerate(self._fleet.models)}
@@ -258,13 +266,9 @@ class Draws:
         looked_at = [at for at, model in enumerate(self._fleet.models) if (model.kind != "cpu") == devices]
         looked_at = looked_at or list(range(len(self._fleet.models)))
         called = tuple(self._fleet.models[at].called for at in looked_at)
-        seconds, errors = [], []
-        for at, name in zip(looked_at, called, strict=True):
-            mean, error = self._foreseen(f"{spec.kind}@{name}", estimates[at])
-            seconds.append(mean)
-            errors.append(error)
         model, taken = self._so_far(unit)
         on = called.index(model) if model in called else 0
+        seconds, errors = self._foreseen(spec.kind, called, [estimates[at] for at in looked_at], on)
         kept = 0.0
         if not unit.progress:
             kept = unit.saved / least / SECOND
@@ -280,8 +284,8 @@ class Draws:
         return _Prospect(
             unit=unit,
             called=called,
-            seconds=tuple(seconds),
-            errors=tuple(errors),
+            seconds=seconds,
+            errors=errors,
             on=on,
             taken=max(taken + kept, unit.outlived / SECOND),
             kept=kept,
@@ -291,19 +295,38 @@ class Draws:
             serves=serves,
         )
 
-    def _foreseen(self, key: str, estimate: Estimate) -> tuple[float, Errors]:
-        """Seconds, and how wrong that may be."""
-        past = self._past.get(key)
-        if past and estimate.source == "history":
-            errors = self._runs.get(key)
-            if errors is None:
-                errors = self._runs[key] = Seen(past, self._going.get(key, ()))
-            return 1.0, errors
-        if self._any is not None and estimate.source == "default":
-            return 1.0, self._any
-        if self._declared is not None and estimate.source in ("declared", "throughput table"):
-            return estimate.mean / SECOND, self._declared
-        return estimate.mean / SECOND, Unseen(estimate.deviation / estimate.mean)
+    def _foreseen(
+        self, kind: str, called: Sequence[str], estimates: Sequence[Estimate], on: int
+    ) -> tuple[tuple[float, ...], tuple[Errors, ...]]:
+        """By model of device the seconds, and how wrong that may be. Where a class has run on some of them, on the
+        others it takes as much longer as is estimated, and is as wrong as there.
+        """
+        known = [at for at, name in enumerate(called) if self._past.get(f"{kind}@{name}")]
+        base = on if on in known else next(iter(known), None)
+        seconds: list[float] = []
+        errors: list[Errors] = []
+        for at, estimate in enumerate(estimates):
+            if at in known:
+                seconds.append(1.0)
+                errors.append(self._runs_of(f"{kind}@{called[at]}"))
+            elif base is not None:
+                seconds.append(estimate.mean / estimates[base].mean)
+                errors.append(self._runs_of(f"{kind}@{called[base]}"))
+            elif self._any is not None and estimate.source == "default":
+                seconds.append(1.0)
+                errors.append(self._any)
+            else:
+                wrong = self._declared if estimate.source in ("declared", "throughput table") else None
+                seconds.append(estimate.mean / SECOND)
+                errors.append(wrong or Unseen(estimate.deviation / estimate.mean))
+        return tuple(seconds), tuple(errors)
+
+    def _runs_of(self, key: str) -> Errors:
+        """Of a class on a model of device: seconds, as errors of an estimate of one."""
+        found = self._runs.get(key)
+        if found is None:
+            found = self._runs[key] = Seen(self._past[key], self._going.get(key, ()))
+        return found
 
 
 def _whole_run(unit: UnitState) -> int:
@@ -321,10 +344,11 @@ def _truth(prospect: _Prospect, chance: float, failing: float, where: float) -> 
     least = spec.least or len(spec.tasks)
     if prospect.serves or not prospect.seconds:  # its caller says when it ends
         return Truth(pace=Steady(float("inf"), least)), 0.0
-    beyond = prospect.taken / (1 - prospect.progress) / prospect.seconds[prospect.on] if prospect.progress < 1 else 0.0
-    whole = prospect.seconds[prospect.on] * prospect.errors[prospect.on].draw(chance, beyond)
+    beyond = prospect.taken / (1 - min(prospect.progress, 0.999)) / prospect.seconds[prospect.on]
+    here, wrong = prospect.seconds[prospect.on], prospect.errors[prospect.on]
+    whole, at_first = here * wrong.draw(chance, beyond), here * wrong.draw(chance, 0.0)
     rates = {
-        name: whole / max(1e-9, mean * errors.draw(chance, 0.0))
+        name: at_first / max(1e-9, mean * errors.draw(chance, 0.0))
         for at, (name, mean, errors) in enumerate(zip(prospect.called, prospect.seconds, prospect.errors, strict=True))
         if at != prospect.on
     }

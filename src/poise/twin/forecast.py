@@ -20,6 +20,7 @@ from poise.errors import InputError
 from poise.kernel.controller import ROUND, Settings
 from poise.kernel.ledger import JobState, Ledger, units_status
 from poise.model.events import Began, Event, Finished, JobSubmitted, Started
+from poise.model.resources import Node
 from poise.policy.suites import ClusterPolicy
 
 FUTURES = 200
@@ -97,7 +98,7 @@ BOUNDS = Bounds()
 
 class Futures:
     """Futures of a ledger as of `now`. Those of one number have the same run times, whatever is changed and whoever
-    decides.
+    decides. Nodes that may join in some are known from the beginning on as `joined`.
     """
 
     def __init__(
@@ -109,9 +110,10 @@ class Futures:
         seed: int = 0,
         most: int = MOST_UNITS,
         keep: Iterable[str] = (),
+        joined: Sequence[Node] = (),
     ) -> None:
         self.kept, self.left_out = _first(ledger, most, frozenset(keep))
-        self.draws = Draws(ledger, now, settings.throughputs, self.kept)
+        self.draws = Draws(ledger, now, settings.throughputs, self.kept, joined)
         self.now = now
         self.units = sum(not unit.over for job in self.kept for unit in ledger.jobs[job].units)
         self._settings = settings

@@ -94,7 +94,8 @@ def what_if(
     """
     began = time.monotonic()
     deadline = began + bounds.seconds
-    futures = Futures(ledger, settings, now, seed=seed, most=bounds.units, keep=(target.job.id for target in targets))
+    keep = [target.job.id for target in targets]
+    futures = Futures(ledger, settings, now, seed=seed, most=bounds.units, keep=keep, joined=change.joined)
     pairs: list[tuple[Happened, Happened]] = []
     for number in range(bounds.futures):
         as_is = futures.follow(policies[0], number, deadline)

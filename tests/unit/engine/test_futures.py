@@ -110,3 +110,13 @@ def test_what_users_declare_is_corrected_by_how_wrong_they_were() -> None:
     pace = draws.draw(Random(3)).truths["j13.main"].pace  # noqa: S311
     assert isinstance(pace, Steady)
     assert pace.seconds == pytest.approx(10, rel=0.2)
+
+
+def test_devices_that_may_join_are_as_fast_as_is_known() -> None:
+    """Twice the rate of the throughput table: half the time."""
+    run, now = stopped("fifo", [10.0] * 12, at=95)
+    ledger, fast = run.twin.ledger, node("n2", model="A100")
+    table = {"work@V100": 1.0, "work@A100": 2.0}
+    pace = Draws(ledger, now, table, ["j11"], [fast]).draw(Random(3)).truths["j11.main"].pace  # noqa: S311
+    assert isinstance(pace, Steady)
+    assert pace.rates["A100"] == pytest.approx(2.0, rel=0.01)
