@@ -93,6 +93,17 @@ def test_who_has_nothing_comes_first() -> None:
     assert sizes(world) == {"a": 1, "b": 1}
 
 
+def test_nobody_is_restarted_for_its_equal() -> None:
+    """One device. a came first, fails and is to be tried again; b has the device by then, and keeps it."""
+    world = World("goodput").nodes(1, cpu=8, gpus=1)
+    again = {"limit": 3, "backoff": "1s", "when": ["failed"]}
+    assert sizes(arrive(world, a={"gpu": 1, "retry": again}, b={"gpu": 1})) == {"a": 1}
+    world.finish("a", outcome="failed")
+    assert sizes(world) == {"b": 1}
+    assert sizes(until(world, "10m")) == {"b": 1}
+    assert yielding(world) == []
+
+
 def test_a_node_has_one_spread_unit_at_most() -> None:
     """Three nodes of 2 devices, gangs of 3: the first has a node and half of another. The other half and the third node
     would hold the second gang, whose traffic would then meet the first one's.
