@@ -74,30 +74,27 @@ def fragments(
     """(L,): thousandths of the devices of each of L nodes that are fragments. `rows` (L,) says which nodes they are,
     which may come more than once; `cpu`, `memory` (L,), `share` and `device_memory` (L, D) what is free.
     """
+    share = share.T.copy()  # device by device, so that sums over the devices of a node are sums of long rows
+    memory_left = device_memory.T
     free = np.maximum(share, 0)  # of a device that is closed there is nothing to lose
-    models, spare = fleet.device_model[rows].astype(np.int64), fleet.device_spare[rows]
-    count = np.zeros((len(rows), len(typical.parts)), np.int64)
-    useful = np.zeros((len(rows), len(typical.parts)))
-    for place, part in enumerate(typical.parts):
-        can = _can(part, models, spare, share, device_memory)
-        count[:, place] = can.sum(axis=1)
-        useful[:, place] = (free * can).sum(axis=1)
-    hosts = count[:, typical.part] >= typical.gpus
-    hosts &= cpu[:, None] >= typical.cpu
-    if typical.memory.any():
-        hosts &= memory[:, None] >= typical.memory
-    hosts &= typical.gpus > 0
-    used = (np.where(hosts, useful[:, typical.part], 0.0)) @ typical.weights
-    return np.asarray(free.sum(axis=1) - used)
-
-
-def _can(part: Part, models: Ints, spare: Ints, share: Ints, device_memory: Ints) -> Bools:
-    """(L, D): the devices that could take this part of a task now."""
-    can: Bools = share >= (WHOLE if part.share == WHOLE else part.share + spare)
-    if part.memory:
-        can &= device_memory >= part.memory
-    can &= np.take(np.array(part.models), models)
-    return can
+    models, spare = fleet.device_model[rows].T, fleet.device_spare[rows].T.copy()
+    able = {part.models: np.take(np.array(part.models), models) for part in typical.parts}
+    hosts: list[Ints] = []  # by part, how many devices could take theirs
+    useful: list[Ints] = []  # and what is free of them
+    for part in typical.parts:
+        can: Bools = share >= (WHOLE if part.share == WHOLE else part.share + spare)
+        can &= able[part.models]
+        if part.memory:
+            can &= memory_left >= part.memory
+        hosts.append(can.sum(axis=0))
+        useful.append(np.where(can, free, 0).sum(axis=0))
+    lost: Floats = free.sum(axis=0).astype(np.float64)
+    work = zip(typical.weights.tolist(), typical.cpu, typical.memory, typical.gpus, typical.part.tolist(), strict=True)
+    for weight, need_cpu, need_memory, gpus, number in work:
+        if gpus:
+            fits = (hosts[number] >= gpus) & (cpu >= need_cpu) & (memory >= need_memory)
+            lost -= weight * np.where(fits, useful[number], 0)
+    return lost
 
 
 def _popular(counts: Iterable[tuple[Shape, float]]) -> list[tuple[Shape, float]]:
