@@ -46,23 +46,12 @@ FOREVER = Steady(1e9)
 MIB = 2**20
 
 
-class How(NamedTuple):
-    """A policy: the weights of its node score, in which order it takes `together` pods that it decides on at once, and
-    what it is compared with.
-    """
-
-    score: Mapping[str, float]
-    published: str
-    order: str | Mapping[str, float] = "arrival"
-    together: int = 1
-
-
-POLICIES: Mapping[str, How] = {
-    "random": How({"random": 1.0}, "01-Random"),
-    "best-fit": How({"tightness": 1.0}, "05-BestFit"),
-    "fragmentation": How({"fragmentation": 1.0}, "06-FGD"),
-    "largest-first": How({"fragmentation": 1.0}, "06-FGD", {"resource_share": 1.0}, together=100),
+POLICIES: Mapping[str, tuple[Mapping[str, float], str]] = {
+    "random": ({"random": 1.0}, "01-Random"),
+    "best-fit": ({"tightness": 1.0}, "05-BestFit"),
+    "fragmentation": ({"fragmentation": 1.0}, "06-FGD"),
 }
+"""By name, the weights of the node score, and as what it was published."""
 
 
 class Run(NamedTuple):
@@ -136,19 +125,16 @@ def run(data: Path, pods: str, policy: str, seed: int) -> Run:
     capacity = sum(len(node.devices) for node in nodes) * WHOLE
     shapes = inflated(shapes_of(data, pods), round(INFLATED * capacity), seed)
     placed: set[str] = set()
-    how = POLICIES[policy]
-    order = how.order if isinstance(how.order, str) else dict(how.order)
-    suite = Suite(Recipe(name=policy, order=order, score=dict(how.score), spread=True))
-    every = how.together * GAP if how.together > 1 else 0
-    twin = Twin(suite, Settings(seed=seed, every=every), observe=lambda event: _note(event, placed))
+    weights, _ = POLICIES[policy]
+    suite = Suite(Recipe(name=policy, order="arrival", score=dict(weights), spread=True))
+    twin = Twin(suite, Settings(seed=seed), observe=lambda event: _note(event, placed))
     twin.add_nodes(nodes)
     jobs = [f"j{number}" for number in range(1, len(shapes) + 1)]
     for place, (shape, job) in enumerate(zip(shapes, jobs, strict=True)):
         twin.arrive(_arrival(place * GAP, shape))
-        decided = -(-place // how.together) * how.together * GAP
-        twin.timeline.call_at(decided + GAP // 2, _turn_away, twin, job, placed)
+        twin.timeline.call_at(place * GAP + GAP // 2, _turn_away, twin, job, placed)
     began = time.process_time()
-    twin.run((len(shapes) + how.together) * GAP)
+    twin.run(len(shapes) * GAP)
     took = time.process_time() - began
     came = held = 0
     allocated: dict[int, list[float]] = {}
@@ -226,7 +212,7 @@ def _row(known: Mapping[tuple[str, str, int], float], pods: str, policy: str, ru
     row: dict[str, Any] = {"pods": pods, "policy": policy, "orders": len(mine)}
     for percent in (100, 130):
         theirs, ours = (
-            known[pods, POLICIES[policy].published, percent],
+            known[pods, POLICIES[policy][1], percent],
             statistics.mean(run.allocated[percent] for run in mine),
         )
         row[str(percent)] = {"published": round(theirs, 2), "ours": round(ours, 2), "off": round(ours - theirs, 2)}
