@@ -1624,6 +1624,8 @@ class Ledger:
             saved=unit.saved,
             progress=unit.progress,
             outlived=unit.outlived,
+            due=unit.due,
+            weight=spec.weight,
             tenant=self.limited_tenant(self._state.jobs[unit.job]),
         )
 

@@ -12,25 +12,37 @@ sooner.
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
+from typing import Any
 
 from poise.model.fleet import DeviceModel, Resident
 from poise.model.jobs import ALL, Work
 from poise.model.profiles import Estimate, Profile, estimate_run, outlasting
 from poise.model.tenants import declared_class
+from poise.model.views import Candidate
 from poise.policy.feasible import precision_on
 from poise.units import SECOND
 
+MOST_RUNS = 65_536
+"""Run times that are remembered; then they are worked out anew."""
+
 
 class Speeds:
-    """Estimates for one view. `profiles` and `throughputs` are keyed by class, and by `class@model`."""
+    """Estimates for one view. `profiles` and `throughputs` are keyed by class, and by `class@model`. What was worked out
+    for an earlier view is found in `runs`, and holds as long as the profiles that it came from do.
+    """
 
     def __init__(
-        self, models: Sequence[DeviceModel], profiles: Mapping[str, Profile], throughputs: Mapping[str, float]
+        self,
+        models: Sequence[DeviceModel],
+        profiles: Mapping[str, Profile],
+        throughputs: Mapping[str, float],
+        runs: dict[Any, Any] | None = None,
     ) -> None:
         self._models = models
         self._profiles = profiles
         self._throughputs = throughputs
-        self._known: dict[tuple[str, str, int, Work, bool], list[Estimate]] = {}
+        self._runs = {} if runs is None else runs
+        self._sources: dict[str, tuple[Profile | None, ...]] = {}
         self._places: dict[tuple[str, bool], int] = {}
         for index, model in enumerate(models):
             self._places.setdefault((model.called, model.kind != "cpu"), index)
@@ -41,10 +53,18 @@ class Speeds:
 
         `declared` is what the user expects on the fastest device that the throughput table names, or anywhere.
         """
+        sources = self._sources.get(kind)
+        if sources is None:
+            names = (kind, *(f"{kind}@{model.called}" for model in self._models))
+            sources = self._sources[kind] = tuple(self._profiles.get(name) for name in names)
         key = (kind, precision, declared, work, devices)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._estimate(kind, precision, declared, work, devices)
+        known: tuple[Any, Any, list[Estimate]] | None = self._runs.get(key)
+        if known is not None and known[0] is self._throughputs and _same(known[1], sources):
+            return known[2]
+        found = self._estimate(kind, precision, declared, work, devices)
+        if len(self._runs) >= MOST_RUNS:
+            self._runs.clear()
+        self._runs[key] = (self._throughputs, sources, found)
         return found
 
     def of_attempt(self, resident: Resident) -> Estimate:
@@ -100,6 +120,19 @@ class Speeds:
         if len(set(estimates.values())) == 1:  # they are not told apart
             return [*estimates.values()][:1] * len(self._models)
         return [estimates.get(index, anywhere) for index in range(len(self._models))]
+
+
+def left_of(candidate: Candidate, estimate: Estimate) -> int:
+    """Nanoseconds that a waiting unit still has to run where all of it is foreseen to take so long."""
+    mean = outlasting(estimate, candidate.outlived).mean
+    if candidate.progress:
+        return max(1, mean * (ALL - candidate.progress) // ALL)
+    return max(1, mean - candidate.saved // (candidate.least or candidate.tasks)) if candidate.saved else mean
+
+
+def _same(some: tuple[Profile | None, ...], others: tuple[Profile | None, ...]) -> bool:
+    """Whether they are the very same profiles."""
+    return some is others or all(one is other for one, other in zip(some, others, strict=True))
 
 
 def in_size(estimate: Estimate, least: int, size: int) -> Estimate:

@@ -11,6 +11,7 @@ Whoever yields has run for a minimum, and not too often.
 """
 
 from collections.abc import Callable, Collection, Iterable
+from math import inf
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -22,13 +23,23 @@ from poise.model.profiles import BRIEF, remaining
 from poise.model.resources import Shape
 from poise.model.views import Candidate
 from poise.policy.place import Draft
-from poise.policy.predict import Speeds
-from poise.policy.rank import candidate_level, level_of
+from poise.policy.predict import Speeds, left_of
+from poise.policy.rank import STARVES, candidate_level, effective_class, is_pressed, level_of
 from poise.policy.room import Room, give_back
 from poise.units import MINUTE, SECOND
 
 CLASS_WEIGHT = (8, 4, 2, 1)
 """By priority class: how many of the class below a second of it is worth, doubled each time."""
+
+HYSTERESIS = 1.2
+"""What runs yields only to what is worth so much more: estimates err, and every change costs something."""
+
+QUANTUM = 4
+"""What does not tell its progress is let run, each time, for one part in so many of what it has run in all: its like
+would else take turns without end."""
+
+PRESSED = 1000.0
+"""How much more a unit is worth when its deadline is near."""
 
 LOOKED_AT = 32
 """Nodes that are looked at closely for room to come, the nearest to having it first; for a gang one more per task."""
@@ -46,14 +57,14 @@ RENEWED = 30 * MINUTE
 
 
 class Preemption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who may make whom yield: `class` a lower priority class, if the gain is larger than the cost; `remaining` who has
-    longer to run; `attained` who has had more service by a quantum; `level` who is on a later level of feedback.
+    """Who may make whom yield: `class` a lower priority class, if the gain is larger than the cost; `value` whatever is
+    worth less for its time, of any class; `remaining` who has longer to run; `attained` who has had more service by a quantum; `level` who is on a later level of feedback.
 
     `min_run` nanoseconds must have been run. A unit yields `budget` times, and then only after it has run for long; and
     `at_once` units in one round, or as many as the one they yield to has tasks.
     """
 
-    by: Literal["class", "remaining", "attained", "level"] = "class"
+    by: Literal["class", "value", "remaining", "attained", "level"] = "class"
     min_run: int = MIN_RUN
     budget: int = 3
     at_once: int = 16
@@ -67,11 +78,12 @@ class Reservation(NamedTuple):
 
 
 class Yielding(NamedTuple):
-    """Units that would yield, the rows where the unit would then start, and what that costs."""
+    """Units that would yield, the rows where the unit would then start, what that costs, and the sum of their prices."""
 
     victims: tuple[Resident, ...]
     rows: dict[int, int]
     cost: float
+    price: float
 
 
 def ends(resident: Resident, now: int, speeds: Speeds) -> int:
@@ -121,10 +133,41 @@ def price_of(resident: Resident, draft: Draft, by: str) -> float:
     now = draft.view.now
     if by == "class":
         return cost_of(resident, now)
+    if by == "value":
+        return standing(resident, draft)
     if by == "remaining":
         return 1 / (1 + max(0, ends(resident, now, draft.speeds) - now) / SECOND)
     attained = service(resident, now)
     return 1 / (1 + (attained / SECOND if by == "attained" else level_of(attained)))
+
+
+def standing(resident: Resident, draft: Draft) -> float:
+    """What it is worth to let it go on: its weight by the time that its end is put off less when it goes on than when
+    it yields. With `R` left to run and `L` lost by yielding, one that runs for `T` in its place gains `R` and costs it
+    `T + L`: that is a gain if `R - L > T` (two jobs on one machine, as in Smith, 1956). Infinite where it would lose
+    more than is left of it.
+    """
+    now = draft.view.now
+    spared = ends(resident, now, draft.speeds) - now - lost_work(resident, now)
+    if spared <= 0:
+        return inf
+    return HYSTERESIS * worth(resident.priority, resident.weight) / (spared / SECOND)
+
+
+def value(candidate: Candidate, run: int, now: int) -> float:
+    """What it is worth to start a unit that is foreseen to run for so long: its weight over that time; twice as much
+    when it has waited as long as `STARVES` runs. One whose deadline is near is worth more than any of its class.
+    """
+    of_class = effective_class(candidate, now)
+    weight = worth(of_class, candidate.weight) * (1 + (now - candidate.ready) / (STARVES * max(run, SECOND)))
+    if is_pressed(candidate, now):
+        weight *= PRESSED
+    return weight / (max(run, 1) / SECOND)
+
+
+def worth(priority: int, weight: int) -> float:
+    """By class and business weight."""
+    return CLASS_WEIGHT[priority] * weight / 1000
 
 
 def reserve(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> Reservation | None:
@@ -169,7 +212,10 @@ def find_yielding(
     chosen: dict[str, Resident] = {}
     rooms: dict[int, Room] = {}
     rows: dict[int, int] = {}
-    near = _nearest(draft, shape, tasks, yielding_to=candidate if rules.by == "class" else None)
+    if rules.by == "value":
+        near = _least_worth(draft, shape, tasks, may)
+    else:
+        near = _nearest(draft, shape, tasks, yielding_to=candidate if rules.by == "class" else None)
     on: dict[str, list[int]] = {}
     for row in near:
         for unit in {resident.unit for resident in draft.fleet.residents[row]}:
@@ -196,13 +242,14 @@ def find_yielding(
         if len(chosen) + len(asked) > max(rules.at_once, tasks):
             return None
     yielding = tuple(sorted(chosen.values(), key=_ordinal))
-    return Yielding(yielding, rows, sum(cost_of(victim, view.now) for victim in yielding))
+    price = sum(price_of(victim, draft, rules.by) for victim in yielding)
+    return Yielding(yielding, rows, sum(cost_of(victim, view.now) for victim in yielding), price)
 
 
 def may_yield_at(candidate: Candidate, shape: Shape, draft: Draft, rules: Preemption) -> int | None:
     """The next instant at which one of a lower class will have run for long enough to be asked; None if none will."""
     instants = (
-        _may_be_asked(resident, rules)
+        may_be_asked(resident, rules)
         for row in _nearest(draft, shape, candidate.least or candidate.tasks, yielding_to=candidate)
         for resident in draft.fleet.residents[row]
         if resident.preemptible and not resident.stopping and resident.priority > candidate.priority
@@ -228,6 +275,14 @@ def is_coming(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> d
     return None if left else rows
 
 
+def shortest(candidate: Candidate, draft: Draft) -> int:
+    """How long it is foreseen to run where that is least, in its own artifact."""
+    able, estimates = draft.able(candidate.shape).models, draft.estimates(candidate, candidate.shape)
+    if not candidate.shape.gpus:
+        return candidate.expected
+    return min((left_of(candidate, of) for of, can in zip(estimates, able, strict=False) if can), default=1)
+
+
 def gain_of(candidate: Candidate, starts: int, now: int, tasks: int) -> float:
     """What starting after the grace instead of at `starts` is worth: time times size times the weight of its class.
 
@@ -242,10 +297,12 @@ def gain_of(candidate: Candidate, starts: int, now: int, tasks: int) -> float:
 # --- inside ----------------------------------------------------------------------------------------------------------
 
 
-def _may_be_asked(resident: Resident, rules: Preemption) -> int:
+def may_be_asked(resident: Resident, rules: Preemption) -> int:
     """The instant from which on it may; classes cannot stop each other for ever, and the budget bounds them."""
     if resident.preempted >= rules.budget:
         return resident.since + max(RENEWED, rules.min_run)
+    if rules.by == "value":
+        return max(settled(resident, rules.min_run), resident.since + resident.outlived // QUANTUM)
     return resident.since + rules.min_run if rules.by == "class" else settled(resident, rules.min_run)
 
 
@@ -253,14 +310,17 @@ def _may_yield(
     candidate: Candidate, draft: Draft, rules: Preemption, asked: Collection[str]
 ) -> Callable[[Resident], bool]:
     now = draft.view.now
+    most = value(candidate, shortest(candidate, draft), now) if rules.by == "value" else inf
 
     def may(resident: Resident) -> bool:
         if not resident.preemptible or resident.stopping or not resident.running or resident.unit in asked:
             return False
-        if now < _may_be_asked(resident, rules):
+        if now < may_be_asked(resident, rules):
             return False
         if rules.by == "class":
             return resident.priority > candidate.priority
+        if rules.by == "value":
+            return standing(resident, draft) < most
         if rules.by == "remaining":
             return ends(resident, now, draft.speeds) - now > candidate.expected
         if rules.by == "attained":
@@ -292,6 +352,25 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
     if yielding_to is not None:
         rows, lacks = rows[lacks <= 0], lacks[lacks <= 0]
     return [int(row) for row in rows[np.argsort(lacks, kind="stable")[: LOOKED_AT + tasks - 1]]]
+
+
+def _least_worth(draft: Draft, shape: Shape, tasks: int, may: Callable[[Resident], bool]) -> list[int]:
+    """Rows that could hold a task of the shape when those have gone that may yield, those first where what is worth
+    least of these is worth least.
+    """
+    fleet, able = draft.fleet, draft.able(shape)
+    mask: Bools = np.take(able.room > 0, fleet.kind)
+    mask &= fleet.closed == 0
+    mask[list(draft.kept)] = False
+    cheapest: list[tuple[float, int]] = []
+    for row in np.flatnonzero(mask).tolist():
+        yields = [resident for resident in fleet.residents[row] if may(resident)]
+        if yields:
+            cheapest.append((min(standing(resident, draft) for resident in yields), row))
+        elif draft.room_for(row, shape):
+            cheapest.append((0.0, row))
+    cheapest.sort()
+    return [row for _, row in cheapest[: LOOKED_AT + tasks - 1]]
 
 
 def openings_on(draft: Draft, row: int, shape: Shape, most: int, now: int) -> list[int]:

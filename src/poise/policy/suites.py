@@ -21,6 +21,7 @@ from poise.model.views import Candidate, Snapshot
 from poise.policy.allowance import Allowance
 from poise.policy.feasible import room_when_empty
 from poise.policy.place import Draft
+from poise.policy.predict import left_of
 from poise.policy.protocol import Policy
 from poise.policy.queues import Tiresias
 from poise.policy.rank import (
@@ -33,6 +34,7 @@ from poise.policy.rank import (
     RESERVATIONS,
     Order,
     RankTerm,
+    ageing,
     by_terms,
     effective_class,
 )
@@ -52,14 +54,20 @@ from poise.policy.reclaim import (
     may_yield_at,
     reserve,
     settled,
+    standing,
     stands_still,
+    value,
 )
 from poise.policy.score import TERMS, Term, turn_weight
 from poise.policy.static import Static
+from poise.policy.upgrade import upgrades
 from poise.units import SECOND, format_duration
 
 ClusterPolicy = Policy[Snapshot, Plan]
 Reasons = tuple[Reason, ...]
+
+ASKS_AGAIN = 8
+"""What is blocked looks for somebody to yield again when it has waited longer by one part in so many."""
 
 YIELD_SEARCHES = 4
 """Blocked units in one round for which victims are looked for."""
@@ -268,6 +276,7 @@ class _Round:
         if self.recipe.reallocate:
             self._reallocate()
             self._move_stragglers()
+            self._upgrade()
         if self._postponed:
             self._ask_again(self.view.now + 1)
         elif self.recipe.elastic and not self.holds:
@@ -434,7 +443,8 @@ class _Round:
                 self._keep(candidate, waits_until + LENDING)
             else:
                 self._ask_again(waits_until)
-        self._ask_again(candidate.ready + AGEING * (1 + (self.view.now - candidate.ready) // AGEING))
+        every = ageing(candidate)
+        self._ask_again(candidate.ready + every * (1 + (self.view.now - candidate.ready) // every))
         if not candidate.recovering:  # that one is held by its node, which may come back, and not by a queue
             self.holds[candidate.queue] = more
             self._waiting.append(candidate)
@@ -457,8 +467,8 @@ class _Round:
             if (found := find_yielding(candidate, shape, self.draft, needed, rules, self._yielding)) and found.victims
         ]
         if not could:
-            if rules.by != "class":
-                self._ask_again(now + rules.min_run)  # service grows by itself
+            if rules.by != "class":  # service grows by itself, and so does what waiting is worth
+                self._ask_again(now + max(rules.min_run, (now - candidate.ready) // ASKS_AGAIN))
             for shape in shapes if rules.by == "class" else ():
                 if (at := may_yield_at(candidate, shape, self.draft, rules)) is not None:
                     self._ask_again(at)
@@ -470,15 +480,24 @@ class _Round:
             gain = gain_of(candidate, soonest[0].at if soonest else now + AGEING, now, needed)
             if gain <= found.cost + stands_still(found.victims, candidate.expected):
                 return ()
+        elif rules.by == "value":
+            run = max(left_of(candidate, self.draft.run_on(candidate, shape, row)) for row in found.rows)
+            gain = value(candidate, run, now)
+            if gain <= found.price:
+                return ()
         for victim in found.victims:
             self._yielding.add(victim.unit)
-            cost = cost_of(victim, now) + stands_still([victim], candidate.expected)
+            if rules.by == "value":
+                told = {"worth": _told(gain), "instead": _told(standing(victim, self.draft))}
+            else:
+                cost = cost_of(victim, now) + stands_still([victim], candidate.expected)
+                told = {"gain": round(gain / SECOND, 3), "cost": round(cost / SECOND, 3)}
             shrinks = victim.least and victim.size > victim.least
             why = Why(
                 policy=self.recipe.name,
                 base=self.view.revision,
                 rank=self.order.words(candidate, now),
-                score={"gain": round(gain / SECOND, 3), "cost": round(cost / SECOND, 3)},
+                score=told,
             )
             cause: Literal["shrink", "yield"] = "shrink" if shrinks else "yield"
             self.decisions.append(Preempt(unit=victim.unit, cause=cause, why=why, to=candidate.unit))
@@ -654,6 +673,21 @@ class _Round:
         if moved != self.view.memory.get("moved", {}):
             self.memory["moved"] = {name: at for name, at in moved.items() if now - at < COOL_DOWN}
 
+    def _upgrade(self) -> None:
+        """Where devices are unequal: to faster ones that are free, or in exchange with what needs them less."""
+        rules = self.recipe.preempt
+        if rules is None or rules.by != "value" or sum(model.kind != "cpu" for model in self.view.fleet.models) < 2:
+            return
+        for step in upgrades(self.draft, rules, self._yielding, self._ask_again):
+            model = self.view.fleet.models[step.model].called
+            why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"is done sooner on {model}")
+            self.decisions.append(Preempt(unit=step.resident.unit, cause="move", why=why))
+            if step.with_ is not None:
+                rank = f"loses less on {step.resident.model} than {step.resident.unit} gains on {model}"
+                why = Why(policy=self.recipe.name, base=self.view.revision, rank=rank)
+                yields = Preempt(unit=step.with_.unit, cause="yield", why=why, to=step.resident.unit)
+                self.decisions.append(yields)
+
     def _move_stragglers(self) -> None:
         """What takes longer than its like begins anew on another node like its own, if that wins: what is left of it
         (as long again as it has run, as of all that has overrun) is more than coming back and a whole run cost there.
@@ -815,6 +849,11 @@ def _close_together(fleet: Fleet, room: Ints, needed: int) -> list[int]:
                 if len(rows) == needed:
                     return rows
     return []
+
+
+def _told(worth: float) -> float:
+    """What something is worth an hour, for people: three digits of it."""
+    return float(f"{3600 * worth:.3g}")
 
 
 def _order_of(order: str | Mapping[str, float], terms: Mapping[str, RankTerm]) -> Order:
