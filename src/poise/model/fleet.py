@@ -59,8 +59,8 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is how often it has yielded, `moved` how often it was stopped for its own good, `saved` what of its earlier
     attempts need not be done again, in nanoseconds of one task, and `progress` what they themselves said of that, in
     millionths of all its work; `size` and `least` are the tasks of its unit, now and
-    at the least (0: all), `most` how many it could use; `attained` is the service of its earlier attempts; `due` is when
-    it must end (0: no deadline) and `weight` its business weight in thousandths. `stopping`:
+    at the least (0: all), `most` how many it could use; `attained` is the service of its earlier attempts; `due` is
+    when it must end (0: no deadline) and `weight` its business weight in thousandths. `stopping`:
     its room is about to be free. `tenant` is whose quota it counts against, where there is one.
     """
 

@@ -12,6 +12,8 @@ from poise.model.fleet import CPU, DEVICES, MEMORY
 from poise.model.jobs import Priority
 from poise.model.resources import PLENTY
 from poise.model.views import Candidate, Snapshot
+from poise.policy.feasible import ability
+from poise.policy.predict import Speeds
 from poise.units import HOUR, MINUTE, SECOND, format_duration
 
 Words = Callable[[Candidate, int], str]
@@ -80,7 +82,13 @@ def by_value(view: Snapshot) -> list[Candidate]:
     """
     if len(view.candidates) > 1 and view.candidates[0].queue.endswith("/") and len(view.backlog) == 1:
         return list(view.candidates)  # single tasks of one kind: alike, and already in order
-    now, left = view.now, _left(view)
+    now, fleet = view.now, view.fleet
+    speeds = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
+    left: dict[str, int] = {}
+    for one in view.candidates:
+        length = one.tail - one.expected + speeds.shortest(one, ability(fleet, one.shape).models)
+        if length > left.get(one.job, -1):
+            left[one.job] = length
 
     def key(one: Candidate) -> tuple[int, int, float, int, int]:
         steps = (now - one.ready) // ageing(one)

@@ -10,7 +10,7 @@ stands still while the other runs, times its size and the weight of its class. O
 Whoever yields has run for a minimum, and not too often.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from math import inf
 from typing import Literal, NamedTuple
 
@@ -23,7 +23,7 @@ from poise.model.profiles import BRIEF, remaining
 from poise.model.resources import Shape
 from poise.model.views import Candidate
 from poise.policy.place import Draft
-from poise.policy.predict import Speeds, left_of
+from poise.policy.predict import Speeds
 from poise.policy.rank import STARVES, candidate_level, effective_class, is_pressed, level_of
 from poise.policy.room import Room, give_back
 from poise.units import MINUTE, SECOND
@@ -57,11 +57,12 @@ RENEWED = 30 * MINUTE
 
 
 class Preemption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who may make whom yield: `class` a lower priority class, if the gain is larger than the cost; `value` whatever is
-    worth less for its time, of any class; `remaining` who has longer to run; `attained` who has had more service by a quantum; `level` who is on a later level of feedback.
+    """Who may make whom yield: `class` a lower priority class, if the gain is larger than the cost; `value` whatever
+    is worth less for its time, of any class; `remaining` who has longer to run; `attained` who has had more service by
+    a quantum; `level` who is on a later level of feedback.
 
-    `min_run` nanoseconds must have been run. A unit yields `budget` times, and then only after it has run for long; and
-    `at_once` units in one round, or as many as the one they yield to has tasks.
+    `min_run` nanoseconds must have been run. A unit yields `budget` times, and then only after it has run for long;
+    and `at_once` units in one round, or as many as the one they yield to has tasks.
     """
 
     by: Literal["class", "value", "remaining", "attained", "level"] = "class"
@@ -78,7 +79,7 @@ class Reservation(NamedTuple):
 
 
 class Yielding(NamedTuple):
-    """Units that would yield, the rows where the unit would then start, what that costs, and the sum of their prices."""
+    """Units that would yield, the rows where the unit would then start, what that costs, and the prices in all."""
 
     victims: tuple[Resident, ...]
     rows: dict[int, int]
@@ -133,8 +134,6 @@ def price_of(resident: Resident, draft: Draft, by: str) -> float:
     now = draft.view.now
     if by == "class":
         return cost_of(resident, now)
-    if by == "value":
-        return standing(resident, draft)
     if by == "remaining":
         return 1 / (1 + max(0, ends(resident, now, draft.speeds) - now) / SECOND)
     attained = service(resident, now)
@@ -148,10 +147,45 @@ def standing(resident: Resident, draft: Draft) -> float:
     more than is left of it.
     """
     now = draft.view.now
-    spared = ends(resident, now, draft.speeds) - now - lost_work(resident, now)
+    spared = left_on(resident, draft) - lost_work(resident, now)
     if spared <= 0:
         return inf
     return HYSTERESIS * worth(resident.priority, resident.weight) / (spared / SECOND)
+
+
+def left_on(resident: Resident, draft: Draft) -> int:
+    """Nanoseconds that a running unit likely goes on where it is."""
+    estimate = draft.speeds.of_attempt(resident, count_on=True)
+    return remaining(max(0, draft.view.now - resident.since), estimate.mean, estimate.deviation)
+
+
+class Prices:
+    """What each unit may yield for, by unit; and the nodes, those first where the least of these is least. `least` is
+    the least of all.
+    """
+
+    def __init__(self, of: Mapping[str, float], draft: Draft) -> None:
+        self.of = of
+        cheapest: list[tuple[float, int]] = []
+        for row, residents in enumerate(draft.fleet.residents):
+            least = min((of.get(resident.unit, inf) for resident in residents), default=inf)
+            if least < inf:
+                cheapest.append((least, row))
+        cheapest.sort()
+        self.least = cheapest[0][0] if cheapest else inf
+        self.rows = [row for _, row in cheapest]
+
+
+def standings(draft: Draft, rules: Preemption) -> dict[str, float]:
+    """What every running unit is worth that may be asked to yield now."""
+    now = draft.view.now
+    found: dict[str, float] = {}
+    for residents in draft.fleet.residents:
+        for resident in residents:
+            if resident.unit not in found and resident.preemptible and resident.running and not resident.stopping:
+                asked = now >= may_be_asked(resident, rules)
+                found[resident.unit] = standing(resident, draft) if asked else inf
+    return found
 
 
 def value(candidate: Candidate, run: int, now: int) -> float:
@@ -207,15 +241,50 @@ def find_yielding(
     """The cheapest set of units found whose end would let this one start; None if there is none that may yield. Units
     that were `asked` in this round already, for another one, are not asked twice.
     """
-    view = draft.view
     may = _may_yield(candidate, draft, rules, asked)
+    near = _nearest(draft, shape, tasks, yielding_to=candidate if rules.by == "class" else None)
+    most = max(rules.at_once, tasks) - len(asked)
+    return _cheapest(shape, draft, tasks, near, most, may, lambda resident: price_of(resident, draft, rules.by))
+
+
+def make_way(
+    shape: Shape,
+    draft: Draft,
+    tasks: int,
+    rules: Preemption,
+    prices: Prices,
+    worth: float,
+    within: Bools | None,
+    asked: Collection[str],
+) -> Yielding | None:
+    """The cheapest set of units found, each of a price below `worth`, that would leave room for so many tasks on the
+    nodes `within`; None if there is none.
+    """
+    if prices.least >= worth:
+        return None
+    of = prices.of
+
+    def may(resident: Resident) -> bool:
+        return of.get(resident.unit, inf) < worth and resident.unit not in asked and not resident.stopping
+
+    near = _cheapest_rows(draft, shape, tasks, prices, within)
+    most = max(rules.at_once, tasks) - len(asked)
+    return _cheapest(shape, draft, tasks, near, most, may, lambda resident: of[resident.unit])
+
+
+def _cheapest(
+    shape: Shape,
+    draft: Draft,
+    tasks: int,
+    near: list[int],
+    most: int,
+    may: Callable[[Resident], bool],
+    price: Callable[[Resident], float],
+) -> Yielding | None:
+    """Of the units that `may` yield on the nodes `near`, the cheapest found, at `most` so many."""
     chosen: dict[str, Resident] = {}
     rooms: dict[int, Room] = {}
     rows: dict[int, int] = {}
-    if rules.by == "value":
-        near = _least_worth(draft, shape, tasks, may)
-    else:
-        near = _nearest(draft, shape, tasks, yielding_to=candidate if rules.by == "class" else None)
     on: dict[str, list[int]] = {}
     for row in near:
         for unit in {resident.unit for resident in draft.fleet.residents[row]}:
@@ -226,7 +295,7 @@ def find_yielding(
     for _ in range(tasks):
         for row in looked_at:
             offers.pop(row, None)
-            offer = _cheapest_on(row, draft, rooms.get(row), shape, may, chosen, rules.by)
+            offer = _cheapest_on(row, draft, rooms.get(row), shape, may, chosen, price)
             if offer is not None:
                 offers[row] = offer
         if not offers:
@@ -239,11 +308,11 @@ def find_yielding(
         rows[row] = rows.get(row, 0) + 1
         picked = room.pick(shape, draft.able(shape).models)
         room.take(shape, picked or ())
-        if len(chosen) + len(asked) > max(rules.at_once, tasks):
+        if len(chosen) > most:
             return None
     yielding = tuple(sorted(chosen.values(), key=_ordinal))
-    price = sum(price_of(victim, draft, rules.by) for victim in yielding)
-    return Yielding(yielding, rows, sum(cost_of(victim, view.now) for victim in yielding), price)
+    cost = sum(cost_of(victim, draft.view.now) for victim in yielding)
+    return Yielding(yielding, rows, cost, sum(price(victim) for victim in yielding))
 
 
 def may_yield_at(candidate: Candidate, shape: Shape, draft: Draft, rules: Preemption) -> int | None:
@@ -275,14 +344,6 @@ def is_coming(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> d
     return None if left else rows
 
 
-def shortest(candidate: Candidate, draft: Draft) -> int:
-    """How long it is foreseen to run where that is least, in its own artifact."""
-    able, estimates = draft.able(candidate.shape).models, draft.estimates(candidate, candidate.shape)
-    if not candidate.shape.gpus:
-        return candidate.expected
-    return min((left_of(candidate, of) for of, can in zip(estimates, able, strict=False) if can), default=1)
-
-
 def gain_of(candidate: Candidate, starts: int, now: int, tasks: int) -> float:
     """What starting after the grace instead of at `starts` is worth: time times size times the weight of its class.
 
@@ -310,7 +371,6 @@ def _may_yield(
     candidate: Candidate, draft: Draft, rules: Preemption, asked: Collection[str]
 ) -> Callable[[Resident], bool]:
     now = draft.view.now
-    most = value(candidate, shortest(candidate, draft), now) if rules.by == "value" else inf
 
     def may(resident: Resident) -> bool:
         if not resident.preemptible or resident.stopping or not resident.running or resident.unit in asked:
@@ -319,8 +379,6 @@ def _may_yield(
             return False
         if rules.by == "class":
             return resident.priority > candidate.priority
-        if rules.by == "value":
-            return standing(resident, draft) < most
         if rules.by == "remaining":
             return ends(resident, now, draft.speeds) - now > candidate.expected
         if rules.by == "attained":
@@ -354,23 +412,24 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
     return [int(row) for row in rows[np.argsort(lacks, kind="stable")[: LOOKED_AT + tasks - 1]]]
 
 
-def _least_worth(draft: Draft, shape: Shape, tasks: int, may: Callable[[Resident], bool]) -> list[int]:
-    """Rows that could hold a task of the shape when those have gone that may yield, those first where what is worth
-    least of these is worth least.
+def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices, within: Bools | None) -> list[int]:
+    """Rows that could hold a task of the shape: for a gang those with room for one, then those where the least price is
+    least.
     """
     fleet, able = draft.fleet, draft.able(shape)
-    mask: Bools = np.take(able.room > 0, fleet.kind)
-    mask &= fleet.closed == 0
-    mask[list(draft.kept)] = False
-    cheapest: list[tuple[float, int]] = []
-    for row in np.flatnonzero(mask).tolist():
-        yields = [resident for resident in fleet.residents[row] if may(resident)]
-        if yields:
-            cheapest.append((min(standing(resident, draft) for resident in yields), row))
-        elif draft.room_for(row, shape):
-            cheapest.append((0.0, row))
-    cheapest.sort()
-    return [row for _, row in cheapest[: LOOKED_AT + tasks - 1]]
+    could = np.take(able.room > 0, fleet.kind) & (fleet.closed == 0)
+    could[list(draft.kept)] = False
+    if within is not None:
+        could &= within
+    most = LOOKED_AT + tasks - 1
+    rows = np.flatnonzero(could & (draft.capacity(shape) > 0))[:most].tolist() if tasks > 1 else []
+    known = set(rows)
+    for row in prices.rows:
+        if len(rows) >= most:
+            break
+        if could[row] and row not in known:
+            rows.append(row)
+    return rows
 
 
 def openings_on(draft: Draft, row: int, shape: Shape, most: int, now: int) -> list[int]:
@@ -416,7 +475,7 @@ def _cheapest_on(
     shape: Shape,
     may: Callable[[Resident], bool],
     chosen: dict[str, Resident],
-    by: str,
+    price: Callable[[Resident], float],
 ) -> tuple[float, list[Resident], Room] | None:
     """The cheapest victims on one node found greedily: the cheapest first until there is room, then who is not needed
     after all stays.
@@ -432,9 +491,7 @@ def _cheapest_on(
             if unit in chosen:
                 _give_all(room, units[unit])
     could = sorted(
-        (price_of(of[0], draft, by), -of[0].since, of[0].ordinal)
-        for unit, of in units.items()
-        if unit not in chosen and may(of[0])
+        (price(of[0]), -of[0].since, of[0].ordinal) for unit, of in units.items() if unit not in chosen and may(of[0])
     )
     by_ordinal = {of[0].ordinal: of for of in units.values()}
     victims: list[list[Resident]] = []
@@ -452,7 +509,7 @@ def _cheapest_on(
         if without.pick(shape, able) is not None:
             victims.remove(spared)
             room = without
-    return sum(price_of(of[0], draft, by) for of in victims), [of[0] for of in victims], room
+    return sum(price(of[0]) for of in victims), [of[0] for of in victims], room
 
 
 def _give_all(room: Room, residents: list[Resident]) -> None:

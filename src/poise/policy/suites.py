@@ -7,6 +7,7 @@ blocked gets room kept or makes others yield (reclaim); what still waits is held
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
@@ -19,9 +20,9 @@ from poise.model.profiles import expected_run, is_brief
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.allowance import Allowance
+from poise.policy.assign import assign
 from poise.policy.feasible import room_when_empty
 from poise.policy.place import Draft
-from poise.policy.predict import left_of
 from poise.policy.protocol import Policy
 from poise.policy.queues import Tiresias
 from poise.policy.rank import (
@@ -42,6 +43,7 @@ from poise.policy.recipe import RECIPES, Recipe
 from poise.policy.reclaim import (
     MIN_RUN,
     Preemption,
+    Prices,
     Reservation,
     Yielding,
     cost_of,
@@ -51,16 +53,16 @@ from poise.policy.reclaim import (
     gain_of,
     is_coming,
     lost_work,
+    make_way,
     may_yield_at,
     reserve,
     settled,
-    standing,
+    standings,
     stands_still,
     value,
 )
 from poise.policy.score import TERMS, Term, turn_weight
 from poise.policy.static import Static
-from poise.policy.upgrade import upgrades
 from poise.units import SECOND, format_duration
 
 ClusterPolicy = Policy[Snapshot, Plan]
@@ -78,6 +80,8 @@ TOGETHER = 64
 COOL_DOWN = 60 * SECOND
 """Time between two reallocations off one node, and before an elastic unit is restarted larger."""
 
+_ANY = float("inf")
+NOBODY: tuple[Resident, ...] = ()
 _NEVER = np.iinfo(np.int64).max
 
 GROWS_BY = 1.5
@@ -148,6 +152,8 @@ class _Round:
         self._unseen = _unseen(view)
         self.allowance = Allowance(view.quotas)
         self._yielding: set[str] = set()
+        self._target: dict[str, int] = {}
+        self._filling = False
 
     def place_all(self, ordered: list[Candidate]) -> Plan | None:
         """A place for every candidate, but for those of later lanes than some that are not shown; None if there is none
@@ -211,6 +217,8 @@ class _Round:
     def decide(self, ordered: list[Candidate]) -> Plan:
         """Serve the candidates in order."""
         recipe = self.recipe
+        if self._is_uneven():
+            self._target = assign(self.draft, ordered, self._prices.of)
         first = ""  # the unit that nobody may overtake, where overtaking is not allowed
         only_behind = False  # it waits on a node already, and others may follow it there
         last_lane: int | None = None  # more of it is there than was shown, all of which was placed
@@ -244,6 +252,12 @@ class _Round:
             self._blocked(candidate)
         return self._finish()
 
+    def _is_uneven(self) -> bool:
+        """Whether there are devices of several models, and who runs where may be changed."""
+        rules = self.recipe.preempt
+        models = sum(model.kind != "cpu" for model in self.view.fleet.models)
+        return rules is not None and rules.by == "value" and models > 1
+
     def _before_unseen(self, ordered: list[Candidate]) -> list[Candidate]:
         """Without those of later lanes than what is not shown; these come at once after that."""
         if len(self.view.backlog) == 1:
@@ -276,7 +290,8 @@ class _Round:
         if self.recipe.reallocate:
             self._reallocate()
             self._move_stragglers()
-            self._upgrade()
+            self._move_up()
+            self._fill_up()
         if self._postponed:
             self._ask_again(self.view.now + 1)
         elif self.recipe.elastic and not self.holds:
@@ -298,7 +313,13 @@ class _Round:
         """Place the unit if it fits, in the artifact that is foreseen to be done first; after it ran out of memory, in
         one that asks for less if there is one.
         """
-        shapes = (candidate.shape, *candidate.others) if candidate.others else (candidate.shape,)
+        target = self._target.get(candidate.unit)
+        if self._target and target is None and candidate.shape.gpus and not self._filling:
+            return False  # all devices are for others; what these cannot use after all is filled at the end
+        if target is not None and not candidate.others:
+            shapes: tuple[Shape, ...] = (_on_model(candidate.shape, self.view.fleet.models[target].name),)
+        else:
+            shapes = (candidate.shape, *candidate.others)
         if candidate.tasks > 1 or candidate.least:
             return self._place_gang(candidate, shapes)
         best: tuple[bool, bool, int, int, int, Shape] | None = None
@@ -369,7 +390,7 @@ class _Round:
 
     def _gang_rows(self, candidate: Candidate, shape: Shape, needed: int) -> list[int]:
         """A row for every task, close together: on one node, else in one rack, else in one zone, else anywhere; on
-        devices of one model where that is possible, the fastest first.
+        devices of one model wherever one could hold it, the fastest first: of a gang on several all are as slow as one.
         """
         if self._gang_room.get(shape, needed) < needed:
             return []
@@ -381,7 +402,11 @@ class _Round:
         if self._gang_room[shape] < needed:
             return []
         fleet = self.draft.fleet
-        for mask in self._by_speed(candidate, shape):
+        masks = [mask for _, mask in self._by_speed(candidate, shape)]
+        most = self.draft.able(shape).room[fleet.kind]
+        if all(mask is not None and int(most[mask].sum()) < needed for mask in masks):
+            masks.append(None)  # no model alone could ever hold it
+        for mask in masks:
             here = room if mask is None else np.where(mask, room, 0)
             if int(here.sum()) >= needed:
                 rows = _close_together(fleet, here, needed)
@@ -389,17 +414,17 @@ class _Round:
                     return rows
         return []
 
-    def _by_speed(self, candidate: Candidate, shape: Shape) -> list[Any]:
-        """Masks of the nodes that have devices of one model, the fastest model first; at last, all nodes."""
+    def _by_speed(self, candidate: Candidate, shape: Shape) -> list[tuple[int | None, Any]]:
+        """Where models differ: each that could run it, the fastest first, and a mask of the nodes that have it."""
         if not shape.gpus:
-            return [None]
+            return [(None, None)]
         estimates, able = self.draft.estimates(candidate, shape), self.draft.able(shape)
         models = [index for index, can in enumerate(able.models) if can]
         if len({estimates[index].mean for index in models}) < 2:
-            return [None]
+            return [(models[0] if models else None, None)]
         fleet = self.draft.fleet
         ordered = sorted(models, key=lambda index: (estimates[index].mean, index))
-        return [*((fleet.device_model == index).any(axis=1) for index in ordered), None]
+        return [(index, (fleet.device_model == index).any(axis=1)) for index in ordered]
 
     def _place_elastic(self) -> None:
         """What is left goes to elastic units, in the order in which they were served: beside the members that are
@@ -437,7 +462,8 @@ class _Round:
         could = self._could_run(candidate)
         if could and self.recipe.preempt is not None:
             more = self._make_yield(candidate, self.recipe.preempt)
-        if not more and could and self.recipe.reserve and self._reservations < RESERVATIONS:
+        large = candidate.tasks > 1 or candidate.shape.gpus != 1 or candidate.shape.share != WHOLE
+        if not more and could and large and self.recipe.reserve and self._reservations < RESERVATIONS:
             waits_until = candidate.ready + PATIENCE[effective_class(candidate, self.view.now)]
             if self.view.now >= waits_until:
                 self._keep(candidate, waits_until + LENDING)
@@ -456,19 +482,21 @@ class _Round:
         self._searches += 1
         needed, now = candidate.least or candidate.tasks, self.view.now
         shapes = (candidate.shape, *candidate.others)
-        for shape in shapes:
+        for shape in shapes if self._stopping else ():
             coming = is_coming(candidate, shape, self.draft, needed)
             if coming is not None:
                 self._keep_rows(candidate, shape, coming, now + GRACE)
                 return (Reason(code="PREEMPTING", have="work there", need=candidate.unit, wakes="finished"),)
+        if rules.by == "value":
+            return self._make_way(candidate, rules)
         could = [
             (found, shape)
             for shape in shapes
             if (found := find_yielding(candidate, shape, self.draft, needed, rules, self._yielding)) and found.victims
         ]
         if not could:
-            if rules.by != "class":  # service grows by itself, and so does what waiting is worth
-                self._ask_again(now + max(rules.min_run, (now - candidate.ready) // ASKS_AGAIN))
+            if rules.by != "class":
+                self._ask_again(now + rules.min_run)  # service grows by itself
             for shape in shapes if rules.by == "class" else ():
                 if (at := may_yield_at(candidate, shape, self.draft, rules)) is not None:
                     self._ask_again(at)
@@ -480,28 +508,63 @@ class _Round:
             gain = gain_of(candidate, soonest[0].at if soonest else now + AGEING, now, needed)
             if gain <= found.cost + stands_still(found.victims, candidate.expected):
                 return ()
-        elif rules.by == "value":
-            run = max(left_of(candidate, self.draft.run_on(candidate, shape, row)) for row in found.rows)
+        scores = {}
+        for victim in found.victims:
+            cost = cost_of(victim, now) + stands_still([victim], candidate.expected)
+            scores[victim.unit] = {"gain": round(gain / SECOND, 3), "cost": round(cost / SECOND, 3)}
+        return self._ask_to_yield(candidate, shape, found, scores)
+
+    def _make_way(self, candidate: Candidate, rules: Preemption) -> Reasons:
+        """Ask what is worth least to yield, on the model of device where that wins most."""
+        draft, now, needed = self.draft, self.view.now, candidate.least or candidate.tasks
+        best: tuple[float, float, Yielding, Shape] | None = None
+        if candidate.unit in self._target:
+            index = self._target[candidate.unit]
+            shape = _on_model(candidate.shape, self.view.fleet.models[index].name)
+            gain = value(candidate, draft.speeds.left(candidate, shape, draft.able(shape).models)[index], now)
+            found = make_way(shape, draft, needed, rules, self._leaving, _ANY, None, self._yielding)
+            if found and found.victims:
+                best = (gain, gain, found, shape)
+        for shape in (candidate.shape, *candidate.others) if not self._target else ():
+            run = draft.speeds.shortest(candidate, draft.able(shape).models)
             gain = value(candidate, run, now)
-            if gain <= found.price:
-                return ()
+            found = make_way(shape, draft, needed, rules, self._prices, gain, None, self._yielding)
+            if found and found.victims and gain > found.price and (best is None or gain - found.price > best[0]):
+                best = (gain - found.price, gain, found, shape)
+        if best is None:  # what waiting is worth grows by itself
+            self._ask_again(now + max(rules.min_run, (now - candidate.ready) // ASKS_AGAIN))
+            return ()
+        _, gain, found, shape = best
+        instead = self._prices.of
+        worths = {one.unit: {"worth": _told(gain), "instead": _told(instead[one.unit])} for one in found.victims}
+        return self._ask_to_yield(candidate, shape, found, worths)
+
+    @cached_property
+    def _prices(self) -> Prices:
+        """What all that runs is worth where it is; looked at once in a round."""
+        rules = self.recipe.preempt or Preemption()
+        return Prices(standings(self.draft, rules), self.draft)
+
+    @cached_property
+    def _stopping(self) -> bool:
+        return any(resident.stopping for residents in self.view.fleet.residents for resident in residents)
+
+    def _ask_to_yield(
+        self, candidate: Candidate, shape: Shape, found: Yielding, scores: Mapping[str, dict[str, float]]
+    ) -> Reasons:
+        """They end, and what they leave is kept."""
         for victim in found.victims:
             self._yielding.add(victim.unit)
-            if rules.by == "value":
-                told = {"worth": _told(gain), "instead": _told(standing(victim, self.draft))}
-            else:
-                cost = cost_of(victim, now) + stands_still([victim], candidate.expected)
-                told = {"gain": round(gain / SECOND, 3), "cost": round(cost / SECOND, 3)}
             shrinks = victim.least and victim.size > victim.least
             why = Why(
                 policy=self.recipe.name,
                 base=self.view.revision,
-                rank=self.order.words(candidate, now),
-                score=told,
+                rank=self.order.words(candidate, self.view.now),
+                score=scores[victim.unit],
             )
             cause: Literal["shrink", "yield"] = "shrink" if shrinks else "yield"
             self.decisions.append(Preempt(unit=victim.unit, cause=cause, why=why, to=candidate.unit))
-        self._keep_rows(candidate, shape, found.rows, now + GRACE)
+        self._keep_rows(candidate, shape, found.rows, self.view.now + GRACE)
         names = ", ".join(victim.unit for victim in found.victims)
         return (Reason(code="PREEMPTING", have=names, need=candidate.unit, wakes="finished"),)
 
@@ -673,20 +736,57 @@ class _Round:
         if moved != self.view.memory.get("moved", {}):
             self.memory["moved"] = {name: at for name, at in moved.items() if now - at < COOL_DOWN}
 
-    def _upgrade(self) -> None:
-        """Where devices are unequal: to faster ones that are free, or in exchange with what needs them less."""
-        rules = self.recipe.preempt
-        if rules is None or rules.by != "value" or sum(model.kind != "cpu" for model in self.view.fleet.models) < 2:
+    def _move_up(self) -> None:
+        """What runs on one model and should run on another moves there, if there is room or others are to leave it."""
+        rules, fleet = self.recipe.preempt, self.view.fleet
+        if rules is None or not self._target:
             return
-        for step in upgrades(self.draft, rules, self._yielding, self._ask_again):
-            model = self.view.fleet.models[step.model].called
+        units = {resident.unit: resident for residents in fleet.residents for resident in residents}
+        for unit, index in self._target.items():
+            resident, model = units.get(unit), fleet.models[index].called
+            if resident is None or resident.model == model or unit in self._yielding:
+                continue
+            shape = _on_model(resident.shape, fleet.models[index].name)
+            rows = _close_together(fleet, self.draft.capacity(shape), resident.size)
+            if rows:
+                room, victims = Counter(rows), NOBODY
+            else:
+                found = make_way(shape, self.draft, resident.size, rules, self._leaving, _ANY, None, self._yielding)
+                if found is None:
+                    continue
+                room, victims = Counter(found.rows), found.victims
             why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"is done sooner on {model}")
-            self.decisions.append(Preempt(unit=step.resident.unit, cause="move", why=why))
-            if step.with_ is not None:
-                rank = f"loses less on {step.resident.model} than {step.resident.unit} gains on {model}"
-                why = Why(policy=self.recipe.name, base=self.view.revision, rank=rank)
-                yields = Preempt(unit=step.with_.unit, cause="yield", why=why, to=step.resident.unit)
-                self.decisions.append(yields)
+            self.decisions.append(Preempt(unit=unit, cause="move", why=why))
+            self._yielding.add(unit)
+            for row, tasks in room.items():
+                self.draft.keep(row, unit, shape, self.view.now, tasks)
+            for victim in victims:
+                why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"{unit} is worth more on {model}")
+                self.decisions.append(Preempt(unit=victim.unit, cause="yield", why=why, to=unit))
+                self._yielding.add(victim.unit)
+
+    def _fill_up(self) -> None:
+        """What is left after all by those for whom it was meant."""
+        if not self._target:
+            return
+        self._filling = True
+        for candidate in self._waiting[:]:
+            if candidate.unit not in self._target and candidate.shape.gpus and self._place(candidate):
+                self._waiting.remove(candidate)
+                if all(other.queue != candidate.queue for other in self._waiting):
+                    self.holds.pop(candidate.queue, None)
+
+    @cached_property
+    def _leaving(self) -> Prices:
+        """Running units that should be elsewhere, or not run."""
+        models = self.view.fleet.models
+        on = {one.unit: one.model for residents in self.view.fleet.residents for one in residents}
+        of = {
+            unit: worth
+            for unit, worth in self._prices.of.items()
+            if unit not in self._target or models[self._target[unit]].called != on[unit]
+        }
+        return Prices(of, self.draft)
 
     def _move_stragglers(self) -> None:
         """What takes longer than its like begins anew on another node like its own, if that wins: what is left of it
@@ -849,6 +949,11 @@ def _close_together(fleet: Fleet, room: Ints, needed: int) -> list[int]:
                 if len(rows) == needed:
                     return rows
     return []
+
+
+def _on_model(shape: Shape, name: str) -> Shape:
+    """The same, on devices of this model only."""
+    return msgspec.structs.replace(shape, wants=msgspec.structs.replace(shape.wants, models=(name,)))
 
 
 def _told(worth: float) -> float:
