@@ -1,12 +1,13 @@
 """The twin beside Pollux's simulator: the same workloads on the same cluster, against the published times of each job.
 
-    python benchmarks/fidelity_pollux.py [--data ../shared/data/pollux-osdi21] [--policies tiresias,las] [--load 1.0]
+    python benchmarks/fidelity_pollux.py [--data ../shared/data/pollux-osdi21] [--policies tiresias,goodput]
+        [--load 1.0] [--trial workload-6] [--json]
 
 16 nodes of 4 T4, a round each minute, 30 s from each placement until a job gets on, no interference, as the artifact of
 Pollux (Qiao et al., OSDI 2021, github.com/petuum/adaptdl @ c793c70) has it by default. `tiresias` and `las` run the
-sizes and batches that users chose, and are compared with the artifact's Tiresias. Times are
-seconds from submission to end; "same" counts jobs whose time is the published one to the second. `--trial` runs one
-workload only.
+sizes and batches that users chose, and are compared with the artifact's Tiresias; `goodput` runs the same jobs as
+elastic ones that choose their batches, and is compared with its Pollux. Times are seconds from submission to end;
+"same" counts jobs whose time is the published one to the second. `--trial` runs one workload only.
 """
 
 import argparse
@@ -26,11 +27,11 @@ from poise.twin.trial import simulate
 from poise.units import MINUTE, SECOND
 
 NODES, PER_NODE = 16, 4
-PEERS = {"tiresias": "tiresias", "las": "tiresias"}
+PEERS = {"tiresias": "tiresias", "goodput": "pollux", "las": "tiresias"}
 """By policy: what the artifact calls it."""
 
 WITHIN = 0.05
-"""Of the mean over all workloads, and for these policies of that of each."""
+"""Of the mean over all workloads. `las` is there for comparison only: it takes turns where Tiresias has two queues."""
 
 
 def cluster() -> list[Node]:
@@ -90,7 +91,7 @@ def main() -> int:
         mean, published = fmean(row["mean"] for row in mine), fmean(row["published"] for row in mine)
         total = {"workload": "all", "policy": policy, "published": published, "mean": mean}
         rows += [*mine, {**total, "difference": mean / published - 1}]
-        failed |= policy == PEERS[policy] and abs(mean / published - 1) > WITHIN
+        failed |= policy != "las" and abs(mean / published - 1) > WITHIN
     if options.json:
         print(json.dumps(rows))
     else:

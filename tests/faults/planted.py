@@ -16,10 +16,10 @@ from unittest.mock import patch
 import msgspec
 
 from poise.drivers.nemeses import keep_scenario, shipped
-from poise.engine import disk, machine, timeline
-from poise.engine.faults import nemeses_of, shrink, try_scenario, try_seed
+from poise.engine import control, disk, machine, timeline
 from poise.engine.host import Host
 from poise.engine.scenario import scenario_of
+from poise.engine.seeds import nemeses_of, shrink, try_scenario, try_seed
 from poise.kernel import controller, verify
 from poise.kernel.controller import Controller
 from poise.kernel.ledger import Ledger
@@ -166,6 +166,24 @@ def older_connection_wins() -> Any:
     return patch.object(Host, "connect", connect)
 
 
+def loser_stays() -> Any:
+    """Who has lost the lock, or the log, to another control plane lives on beside it."""
+    return patch.object(control.SimulatedControl, "_leave", lambda *_: None)
+
+
+def end_not_read() -> Any:
+    """A start does not read the last event of the log."""
+
+    def load(store: Any) -> Ledger:
+        ledger = Ledger()
+        for revision, event in store.read():
+            if revision < store.durable():
+                ledger.apply(event)
+        return ledger
+
+    return patch.object(control, "load_ledger", load)
+
+
 def _both(*patches: Any) -> Any:
     stack = contextlib.ExitStack()
     for one in patches:
@@ -186,6 +204,8 @@ BUGS: dict[str, Plant] = {
     "retry-without-idempotence": retry_without_idempotence,
     "lease-not-kept": lease_not_kept,
     "older-connection-wins": older_connection_wins,
+    "loser-stays": loser_stays,
+    "end-not-read": end_not_read,
 }
 
 
@@ -202,6 +222,8 @@ PROMISES = {
     "retry-without-idempotence": {"S3"},
     "lease-not-kept": {"S5"},
     "older-connection-wins": {"S3", "S4", "S5", "L2"},
+    "loser-stays": {"S5", "L1", "L2"},
+    "end-not-read": {"S3", "S7"},
 }
 """Those that a bug breaks; another one that is broken proves nothing of it. (`ledger`: an invariant of the ledger that
 the log makes, such as that time does not step back.)"""

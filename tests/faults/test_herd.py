@@ -2,8 +2,8 @@
 
 import os
 
-from poise.engine.scenario import Act, Fault, Scenario
-from poise.engine.world import World
+from poise.engine.scenario import Act, Incident, Scenario
+from poise.engine.simulation import Simulation
 from poise.model.events import Began, Finished, NodeLost, Placed, decode_event
 from poise.model.record import unseal
 from poise.model.resources import Node
@@ -21,18 +21,18 @@ def test_every_node_comes_back_at_once_while_much_is_submitted() -> None:
     acts += [
         Act(at=killed, act="submit", key=f"new {number}", document={"run": "work 2"}) for number in range(SUBMISSIONS)
     ]
-    world = World(
+    simulation = Simulation(
         Scenario(
             seed=1,
             nodes=tuple(Node(name=f"n{number}", incarnation="0", cpu=2000, memory=2**33) for number in range(NODES)),
             acts=tuple(acts),
-            faults=(Fault(at=killed, fault="kill-control"),),
+            incidents=(Incident(at=killed, fault="kill-control"),),
             heals=killed + SECOND,
             ends=400 * SECOND,
         )
     )
-    world.run()
-    events = [decode_event(unseal(record)) for record in world.disk.sound(0, world.disk.synced)]
+    simulation.run()
+    events = [decode_event(unseal(record)) for record in simulation.disk.sound(0, simulation.disk.synced)]
     assert sum(isinstance(event, Began) for event in events) == 2
     assert not [event for event in events if isinstance(event, NodeLost)]
     placed = [event for event in events if isinstance(event, Placed)]

@@ -9,8 +9,8 @@ import pytest
 
 from faults.planted import BUGS, PROMISES, digests_under, first_seed
 from poise.drivers.nemeses import read_scenario, shipped
-from poise.engine.faults import nemeses_of, shrink, try_scenario, try_seed
 from poise.engine.scenario import scenario_of
+from poise.engine.seeds import nemeses_of, shrink, try_scenario, try_seed
 from poise.units import SECOND
 
 KEPT = sorted((Path(__file__).parent.parent / "seeds").glob("*.json"))
@@ -60,7 +60,7 @@ def test_a_failure_is_made_smaller_and_still_fails() -> None:
         promise = try_scenario(whole).promise
         small = shrink(whole, promise)
         assert try_scenario(small).promise == promise == "S3"
-    assert len(small.faults) + len(small.acts) < (len(whole.faults) + len(whole.acts)) / 4
+    assert len(small.incidents) + len(small.acts) < (len(whole.incidents) + len(whole.acts)) / 4
     assert try_scenario(small).promise == ""
 
 

@@ -19,8 +19,8 @@ from poise.kernel.controller import AddToken, FromCallWorker
 from poise.kernel.ledger import Ledger
 from poise.model.calls import Call, Calling, Function, Ready, Result, Resume, Returning, Value
 from poise.model.events import Event, decode_event, encode_event
-from poise.model.jobs import Ending
-from poise.model.messages import Attempt, DeviceFault, Report
+from poise.model.jobs import Ending, Speedups
+from poise.model.messages import Attempt, DeviceFault, Report, Told
 from poise.model.tenants import Role
 from poise.policy.recipe import compile_recipe
 from poise.policy.suites import Suite
@@ -122,7 +122,19 @@ def troubles() -> World:
     return world.restart().finish_all(run="2s")
 
 
-SCENES: tuple[Callable[[], World], ...] = (noops, gangs, lost, calls, tenants, troubles)
+def scaling() -> World:
+    """Elastic units say how they scale, grow, and are moved by what they say."""
+    world = World("goodput").nodes(2, cpu=8, gpus=2)
+    world.job("a", workers="1..4", gpu=1, checkpoint="10s").job("b", workers="1..4", gpu=1).round()
+    for number, name in enumerate(("a", "b")):
+        world.start(f"{name}.main[0]")
+        attempt = Attempt(f"{world.state(name).id}.main[0]", 1)
+        speedups = Speedups((1000, 1900 - 700 * number), (1000, 1500 - 400 * number, 1600 - 400 * number))
+        world.hear(world.where(name)[0], Report(serial=99, told=(Told(attempt=attempt, speedups=speedups),)))
+    return world.after("61s").after("1s").round().after("10m").round().finish_all(run="20s")
+
+
+SCENES: tuple[Callable[[], World], ...] = (noops, gangs, lost, calls, tenants, troubles, scaling)
 
 
 def state_of(ledger: Ledger) -> Any:

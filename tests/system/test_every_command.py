@@ -16,6 +16,10 @@ import pytest
 from poise.cli.main import COMMANDS, GIVES_CHILD_CODE, OWN_FAILURE, main
 from system.living import POISE, Done, Living, ended
 
+ROOT = Path(__file__).resolve().parents[2]
+TRACE = (
+    f"--fleet {ROOT}/examples/cluster.yaml --map submit=created,duration=seconds,gpus=gpus {ROOT}/examples/trace.csv"
+)
 WORKS = {
     "run": "run --json -- true",
     "up": "up --json",
@@ -26,6 +30,8 @@ WORKS = {
     "show": "show --json JOB",
     "explain": "explain --json JOB",
     "why-not": "why-not --json WAITS NODE",
+    "eta": "eta --json --futures 2",
+    "what-if": "what-if --policy fifo --futures 2 --json",
     "plan": "plan --json -- true",
     "unblock": "unblock --json JOB",
     "logs": "logs --json JOB",
@@ -46,6 +52,8 @@ WORKS = {
     "replay": "replay --json",
     "report": "report --json",
     "schema": "schema --json job",
+    "simulate": f"simulate --json --policy fifo --jobs 5 {TRACE}",
+    "compare": f"compare --json --policies fifo --jobs 5 {TRACE}",
 }
 LONG = {"demo", "bench-devices"}
 """Take long, and have tests of their own."""

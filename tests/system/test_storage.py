@@ -39,8 +39,8 @@ def test_a_second_control_plane_is_refused_and_told_who_holds_the_home(living: L
     assert not living.home.failure.exists()
 
 
-def test_who_finds_that_another_writes_to_the_log_leaves_it_to_them(living: Living) -> None:
-    """The file of the lock was removed, so that two could take it. One wins the log, and everybody finds that one."""
+def test_who_has_lost_lock_and_log_to_another_leaves_them_to_it(living: Living) -> None:
+    """The file of the lock was removed, so that two can take it. Who held it leaves, and everybody finds the other."""
     living.up()
     client = living.client()
     job = client.submit({"run": ["sleep", "60"], "resources": {"cpu": 0.1}})
@@ -51,17 +51,37 @@ def test_who_finds_that_another_writes_to_the_log_leaves_it_to_them(living: Livi
     with living.home.messages.open("ab") as messages:
         second = subprocess.Popen(program, stderr=messages)
 
-    def one_has_left() -> bool:
+    def has_left() -> bool:
         client.submit({"run": ["true"], "resources": {"cpu": 0.1}})  # on its connection to the first
-        return second.poll() is not None or not alive(first)
+        return not alive(first)
 
-    until(one_has_left, "one of the two has left", living.messages)
+    until(has_left, "who held it has left", living.messages)
     assert living.poise("run", "--cpu", "0.1", "--", "echo", "goes on") == (0, b"goes on\n", "")
-    assert (second.poll() is None) != alive(first)
+    assert living.pid("control") not in (0, first)
     task = living.client().job(job).tasks[0]
     assert (task.status, task.epoch, task.attempts) == ("running", 1, ())
     assert living.poise("down", "--cancel").code == 0
     second.wait(PATIENCE)
+
+
+def test_who_has_lost_the_lock_leaves_though_it_has_nothing_to_write(living: Living) -> None:
+    """It would keep its agents and answer their beats, while the other one gives them up."""
+    living.up()
+    first = living.pid("control")
+    living.home.lock.unlink()
+    until(lambda: not alive(first), "it has left", living.messages, seconds=5)
+    until(lambda: living.pid("control"), "its supervisor has started another", living.messages)
+    assert living.poise("run", "--cpu", "0.1", "--", "echo", "goes on") == (0, b"goes on\n", "")
+
+
+def test_when_the_home_has_gone_everything_leaves(living: Living) -> None:
+    """A control plane that was started again there would make a home where there is to be none."""
+    living.up()
+    held = [living.pid(what) for what in ("control", "agent", "supervisor")]
+    elsewhere = living.home.root.rename(living.home.root.with_name("elsewhere"))
+    until(lambda: not any(map(alive, held)), "all have left", seconds=15)
+    assert not living.home.root.exists()
+    elsewhere.rename(living.home.root)
 
 
 def test_looking_at_a_lock_never_keeps_anybody_from_taking_it(living: Living) -> None:

@@ -17,6 +17,7 @@ from poise.errors import SpecError
 from poise.model.devicefile import compile_devices
 from poise.model.fleetfile import compile_fleet
 from poise.model.spec import compile_spec
+from poise.model.worldfile import compile_world
 from poise.policy.recipe import compile_recipe
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -43,6 +44,7 @@ COMPILE: dict[str, Callable[[Any], object]] = {
     "policy": compile_recipe,
     "devices": compile_devices,
     "nemesis": compile_nemesis,
+    "world": compile_world,
 }
 
 
@@ -93,6 +95,15 @@ MORE: dict[str, list[Any]] = {
     ],
     "nemesis": [
         {"kind": "nemesis", "name": "a", "about": "b", "faults": [{"fault": "cut", "every": 9, "way": "up"}]},
+    ],
+    "world": [
+        {
+            "kind": "world",
+            "name": "a",
+            "restart": {"checkpoint": None, "save": 1, "saves": True},
+            "changes": [{"at": "1h", "node": "n1", "there": False}],
+            "power": {"idle": "10%", "busy": 0.5, "kg_per_kwh": 0.4},
+        }
     ],
     "policy": [
         {

@@ -19,9 +19,9 @@ from poise.errors import InputError
 from poise.units import DAY, HOUR, SECOND, parse_duration
 
 if TYPE_CHECKING:
-    from poise.engine.faults import Outcome
     from poise.engine.scenario import Nemesis, Scenario
-    from poise.engine.world import Line
+    from poise.engine.seeds import Outcome
+    from poise.engine.simulation import Moment
 
 AT_ONCE = 20
 """Seeds that a worker is given at once."""
@@ -116,8 +116,8 @@ def _list(known: "dict[str, Nemesis]", as_json: bool) -> int:
 
 
 def _made(seed: int, known: "dict[str, Nemesis]", given: bool) -> "tuple[Scenario, tuple[str, ...]]":
-    from poise.engine.faults import nemeses_of
     from poise.engine.scenario import scenario_of
+    from poise.engine.seeds import nemeses_of
 
     nemeses = tuple(known.values()) if given else nemeses_of(seed, known)
     return scenario_of(seed, nemeses), tuple(nemesis.name for nemesis in nemeses)
@@ -125,10 +125,10 @@ def _made(seed: int, known: "dict[str, Nemesis]", given: bool) -> "tuple[Scenari
 
 def _one(scenario: "Scenario", names: tuple[str, ...], stop: int | None, keep: Path | None, as_json: bool) -> int:
     """Step through one, printing what happens."""
-    from poise.engine.faults import try_scenario
+    from poise.engine.seeds import try_scenario
 
-    def show(line: "Line") -> None:
-        click.echo(str(line))
+    def show(moment: "Moment") -> None:
+        click.echo(str(moment))
 
     if not as_json:
         nodes = ", ".join(f"{node.name} ({node.cpu / 1000:g} CPU, {len(node.devices)} GPU)" for node in scenario.nodes)
@@ -210,7 +210,7 @@ def _tried(seeds: range, known: "dict[str, Nemesis]", only: tuple[str, ...], pro
 
 
 def _try_some(seeds: Sequence[int], known: "dict[str, Nemesis]", only: tuple[str, ...]) -> "list[Outcome]":
-    from poise.engine.faults import try_seed
+    from poise.engine.seeds import try_seed
 
     return [try_seed(seed, known, only) for seed in seeds]
 
@@ -246,10 +246,10 @@ def _summary(outcomes: "list[Outcome]", broken: "list[Outcome]", took: float) ->
 
 def _keep(scenario: "Scenario", outcome: "Outcome", folder: Path | None) -> None:
     from poise.drivers.nemeses import keep_scenario
-    from poise.engine.faults import shrink
+    from poise.engine.seeds import shrink
 
     if folder is not None:
         say("poise: making it smaller …")
         small = shrink(scenario, outcome.promise)
         path = keep_scenario(small, folder, f"{outcome.promise.lower()}-{scenario.seed}")
-        say(f"poise: kept: {len(small.faults)} faults, {len(small.acts)} requests; `poise faults --scenario {path}`")
+        say(f"poise: kept: {len(small.incidents)} faults, {len(small.acts)} requests; `poise faults --scenario {path}`")

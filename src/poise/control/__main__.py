@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -76,25 +76,25 @@ def main() -> int:
     os.umask(0o077)
     try:
         token = ensure_token(home)
-        with take_lock(home.lock, "control plane"):
-            return _hold(home, token, options)
+        with take_lock(home.lock, "control plane") as holds:
+            return _hold(home, token, options, holds)
     except PoiseError as error:  # not ours to hold: whoever holds it is not told of a failure
         _log.error("%s: %s %s", error.record.code, error, error.record.have)
         return error.exit_code
 
 
-def _hold(home: Home, token: str, options: argparse.Namespace) -> int:
+def _hold(home: Home, token: str, options: argparse.Namespace, holds: Callable[[], bool]) -> int:
     """Serve while the lock is held. What only a person can mend is left on file for the command line to tell."""
     home.failure.unlink(missing_ok=True)
     try:
-        return uvloop.run(_serve(home, token, options))
+        return uvloop.run(_serve(home, token, options, holds))
     except PoiseError as error:
         _log.error("%s: %s %s", error.record.code, error, error.record.have)
         home.failure.write_bytes(msgspec.json.encode(error.record))
         return CANNOT_START
 
 
-async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
+async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Callable[[], bool]) -> int:
     """The exit code."""
     choice = choose(options.policy)
     loop = asyncio.get_running_loop()
@@ -125,7 +125,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace) -> int:
     )
     decider = decider_for(choice, Times(decide=options.decide_within))
     await decider.ready()
-    plane = Plane(Controller(ledger, settings), store, clock, decider)
+    plane = Plane(Controller(ledger, settings), store, clock, decider, holds=holds)
     plane.begin(boot=boot, boottime=boottime)
     await plane.settled()  # who does not get the log takes nobody's place at the socket
     lifetime = Lifetime(plane, home, until_idle=options.until_idle)

@@ -6,10 +6,10 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from poise.engine.host import Host
-from poise.errors import Conflict, PoiseError
+from poise.errors import PoiseError
 from poise.kernel import controller as machine
 from poise.kernel.controller import Controller
 from poise.kernel.ledger import Ledger
@@ -29,20 +29,23 @@ _log = logging.getLogger("poise.control")
 class Plane(Host):
     """The host on asyncio's loop, for callers that wait and for those who follow what happens."""
 
-    def __init__(self, controller: Controller, store: Store, clock: Clock, decider: Decider) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        store: Store,
+        clock: Clock,
+        decider: Decider,
+        *,
+        holds: Callable[[], bool] | None = None,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
-        super().__init__(controller, store, clock, decider, self._loop, tell=_log.warning, guard=or_die)
+        super().__init__(
+            controller, store, clock, decider, self._loop, tell=_log.warning, holds=holds, leave=_leave, guard=or_die
+        )
         self._recent: deque[tuple[int, Event]] = deque(maxlen=RECENT_EVENTS)
         self._published = store.durable()
         self._followers: set[asyncio.Event] = set()
         self._watched: dict[tuple[str, tuple[str, ...]], set[asyncio.Future[None]]] = {}
-
-    def _on_failed(self, error: Exception) -> None:
-        """Who has lost the log to another leaves at once: agents and callers are to find the one that can write."""
-        if isinstance(error, Conflict) and error.record.code == "E204":
-            _log.critical("%s; this control plane leaves it to them", error)
-            os._exit(BROKEN)
-        super()._on_failed(error)
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -133,6 +136,12 @@ class Plane(Host):
             return True
         found = [self.ledger.unit(unit) for unit in units]
         return bool(found) and all(unit is None or unit.over for unit in found)
+
+
+def _leave(error: PoiseError) -> NoReturn:
+    """As by kill -9: nothing that is still to be said or written is this one's to say."""
+    _log.critical("%s; this control plane leaves it to them", error)
+    os._exit(BROKEN)
 
 
 @contextlib.contextmanager

@@ -141,7 +141,7 @@ def run(home: str, options: list[str]) -> int:
     os.set_blocking(wakeup, False)
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
-    while not stopping:
+    while not stopping and os.path.isdir(home):  # a child would make a home anew that was removed
         for child in (control, *nodes, *retiring):
             child.start_if_due()
         _sleep(wakeup)

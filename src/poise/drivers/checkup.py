@@ -47,6 +47,7 @@ REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "
 EXTRAS = (
     ("pynvml", "nvidia", "finds NVIDIA devices"),
     ("sklearn", "demo", "runs `poise demo`"),
+    ("highspy", "lp", "solves what the policies `max-min`, `finish-time-fair` and `min-makespan` ask"),
 )
 """Module, extra, and what it gives."""
 

@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from poise.errors import Conflict, Denied
@@ -15,8 +15,10 @@ _PAUSE = 0.01
 
 
 @contextlib.contextmanager
-def take_lock(path: Path, what: str) -> Iterator[None]:
-    """Hold the lock. Raises `Conflict` (E204) naming the process that has it."""
+def take_lock(path: Path, what: str) -> Iterator[Callable[[], bool]]:
+    """Hold the lock; gives what tells whether others still find it held: its file may be removed, or another put there.
+    Raises `Conflict` (E204) naming the process that has it.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -35,7 +37,7 @@ def take_lock(path: Path, what: str) -> Iterator[None]:
         name = b"%d\n" % os.getpid()
         os.pwrite(handle, name, 0)  # before it is cut: a reader never finds the file empty, a full disk has room for it
         os.ftruncate(handle, len(name))
-        yield
+        yield lambda: _is_there(path, handle)
     finally:
         os.close(handle)
 
@@ -53,6 +55,14 @@ def holder(path: Path) -> int:
             return process
         time.sleep(_PAUSE)  # it has just been taken for the first time, and its holder is about to write who it is
     return 0
+
+
+def _is_there(path: Path, handle: int) -> bool:
+    """Whether the path still leads to the open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
 
 
 def _look(path: Path) -> tuple[bool, int]:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from poise.engine import scenario
-from poise.model import devicefile, fleetfile, spec
+from poise.model import devicefile, fleetfile, spec, worldfile
 from poise.model.catalogue import CATALOGUE
 from poise.policy.rank import ORDERS, PRESETS, RANK_TERMS
 from poise.policy.recipe import MAX_TERMS, MAX_WEIGHT, RECIPES, TURNS, YIELDS_BY, PolicySpec
@@ -24,6 +24,7 @@ FILES = {
     "policy": "Who runs where, and when: `poise up --policy FILE.yaml`",
     "devices": "What is known of the devices of this machine: `devices.yaml` in the home",
     "nemesis": "What breaks, and how often: `poise faults --nemesis FILE.yaml`",
+    "world": "What a trace is tried in: `poise simulate --world FILE.yaml`",
 }
 """The kinds of files, and what each is for."""
 
@@ -33,6 +34,7 @@ _ROOTS: dict[str, type[msgspec.Struct]] = {
     "policy": PolicySpec,
     "devices": devicefile.DevicesSpec,
     "nemesis": scenario.Nemesis,
+    "world": worldfile.WorldSpec,
 }
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -97,6 +99,9 @@ def _weights(terms: Any) -> Schema:
         "maxProperties": MAX_TERMS,
     }
 
+
+_MAYBE_TIME: Schema = {"anyOf": [_DURATION, {"type": "null"}]}
+_MAYBE_SHARE: Schema = {"anyOf": [_SHARE, {"type": "null"}]}
 
 _FORMS: dict[str, Schema] = {
     "name": {"pattern": f"^(?:(?!j[0-9]+$){_NAME})?$"},
@@ -202,6 +207,29 @@ _FORMS: dict[str, Schema] = {
     "devices.kind": {"const": "devices"},
     "fault.every": _DURATION,
     "fault.lasts": _DURATION,
+    "world.kind": {"const": "world"},
+    "world.name": _NAMES,
+    "world.sharing": _SHARE,
+    "restart.checkpoint": _MAYBE_TIME,
+    "restart.save": _MAYBE_TIME,
+    "restart.restore": _MAYBE_TIME,
+    "scaling.loss": _SHARE,
+    "scaling.rack": _SHARE,
+    "scaling.zone": _SHARE,
+    "scaling.apart": _SHARE,
+    "stragglers.share": _SHARE,
+    "stragglers.factor": {"exclusiveMinimum": 1, "maximum": worldfile.MOST_FACTOR},
+    "stragglers.lasts": _DURATION,
+    "losses.mtbf": _DURATION,
+    "losses.mttr": _DURATION,
+    "losses.detected": _DURATION,
+    "change.at": _DURATION,
+    "telemetry.every": _DURATION,
+    "telemetry.noise": _SHARE,
+    "telemetry.delay": _DURATION,
+    "power.idle": _MAYBE_SHARE,
+    "power.busy": _MAYBE_SHARE,
+    "power.kg_per_kwh": {"anyOf": [{"type": "number", "minimum": 0, "maximum": 10}, {"type": "null"}]},
     "link.a": {"minimum": 0},
     "link.b": {"minimum": 0},
     "link.bandwidth": _RATE,
@@ -238,6 +266,7 @@ _RULES: dict[str, Schema] = {
     },
     "fleet": {"required": ["kind", "nodes"]},
     "policy": {"required": ["kind", "name"]},
+    "world": {"required": ["kind"]},
     "TaskSpec": {"anyOf": [{"required": ["run"]}, {"required": ["artifacts"]}]},
 }
 """What has to be there."""
@@ -391,6 +420,39 @@ MEANING = {
     "triggers.cool_below": "Until it is at this use or less.",
     "triggers.hot_for": "Each for so long.",
     "triggers.settles": "A load level counts after so long.",
+    "world.kind": "`world`.",
+    "world.name": "What reports call it.",
+    "world.restart": "What stopping and coming back costs. What is left out is as the reader of the trace says.",
+    "world.scaling": "How gangs scale. Without it so many tasks are so many times as fast.",
+    "world.sharing": "How much longer work takes on a device of which others hold all the rest; less of it the less.",
+    "world.stragglers": "Nodes that are slow for a while.",
+    "world.losses": "Nodes that are lost with all that they run, and come back.",
+    "world.changes": "Nodes that join and leave at given times.",
+    "world.telemetry": "Nodes tell how busy they are; without it nobody knows.",
+    "world.power": "What devices draw, as a part of their cap.",
+    "restart.checkpoint": "How often work saves itself while it runs; `0`: never, and what is lost begins anew.",
+    "restart.save": "From being asked to stop until it is gone.",
+    "restart.restore": "From its start until it gets on, when it comes back.",
+    "restart.saves": "Whether it goes on where it was stopped, and not at its latest checkpoint.",
+    "scaling.loss": "The part of the work that is not done in parallel, by Amdahl's law.",
+    "scaling.rack": "What is left of a gang's speed on several nodes of one rack.",
+    "scaling.zone": "In several racks of one zone.",
+    "scaling.apart": "In several zones.",
+    "stragglers.share": "Of all nodes, at any time.",
+    "stragglers.factor": "How many times as long work takes there.",
+    "stragglers.lasts": "Mean time.",
+    "losses.mtbf": "Mean time of one node from its coming to its loss.",
+    "losses.mttr": "Mean time until it is back.",
+    "losses.detected": "After how long its loss is noticed.",
+    "change.at": "After the beginning of the trace.",
+    "change.node": "A node of the fleet. One whose first change is to join is not there before.",
+    "change.there": "It joins, or leaves.",
+    "telemetry.every": "How often each node tells it.",
+    "telemetry.noise": "Relative standard deviation.",
+    "telemetry.delay": "After so long it is heard.",
+    "power.idle": "With nothing on it.",
+    "power.busy": "With something on it.",
+    "power.kg_per_kwh": "CO2e of a kWh.",
 }
 """What each field means. Fields of a mapping are named with what they lie in, those of a task alone."""
 

@@ -1,4 +1,4 @@
-"""What befalls a world: each kind of fault begins here, and gives back what ends it.
+"""What befalls a simulated fleet: each kind of fault begins here, and gives back what ends it.
 
 A fault that meets nobody (no task runs, no device is there) gives back nothing, and does not count.
 """
@@ -11,32 +11,32 @@ import msgspec
 
 from poise.engine.disk import SYNC_DELAY
 from poise.engine.network import DOWN, UP
-from poise.engine.scenario import Fault, FaultKind
+from poise.engine.scenario import FaultKind, Incident
 from poise.engine.timeline import Process
 from poise.model.messages import Attempt
 from poise.units import MILLISECOND, SECOND
 
 if TYPE_CHECKING:
-    from poise.engine.world import World
+    from poise.engine.simulation import Simulation
 
-End = Callable[[], None]
-Begin = Callable[["World", Fault, Random], End | None]
+Undo = Callable[[], None]
+Begin = Callable[["Simulation", Incident, Random], Undo | None]
 
 
 def nothing() -> None:
     """There is nothing to undo."""
 
 
-def _kill_task(world: "World", fault: Fault, random: Random) -> End | None:
-    return _end_one(world, fault, random, "killed")
+def _kill_task(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
+    return _end_one(simulation, incident, random, "killed")
 
 
-def _out_of_memory(world: "World", fault: Fault, random: Random) -> End | None:
-    return _end_one(world, fault, random, "oom")
+def _out_of_memory(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
+    return _end_one(simulation, incident, random, "oom")
 
 
-def _end_one(world: "World", fault: Fault, random: Random, outcome: Any) -> End | None:
-    executor = world.machines[fault.node].executor
+def _end_one(simulation: "Simulation", incident: Incident, random: Random, outcome: Any) -> Undo | None:
+    executor = simulation.machines[incident.node].executor
     running = executor.running()
     if not running:
         return None
@@ -44,199 +44,205 @@ def _end_one(world: "World", fault: Fault, random: Random, outcome: Any) -> End 
     return nothing
 
 
-def _kill_keeper(world: "World", fault: Fault, random: Random) -> End | None:
-    executor = world.machines[fault.node].executor
+def _kill_keeper(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
+    executor = simulation.machines[incident.node].executor
     if not executor.slots:
         return None
     executor.bury(random.choice(sorted(executor.slots)))
     return nothing
 
 
-def _kill_agent(world: "World", fault: Fault, random: Random) -> End | None:
-    world.machines[fault.node].agent.kill()
+def _kill_agent(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
+    simulation.machines[incident.node].agent.kill()
     return nothing
 
 
-def _kill_control(world: "World", fault: Fault, random: Random) -> End | None:
-    world.control.process.kill()
+def _kill_control(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
+    simulation.home.control.process.kill()
     return nothing
 
 
-def _die_at_a_door(world: "World", fault: Fault, random: Random) -> End | None:
-    if not world.control.up:
+def _die_at_a_door(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
+    if simulation.home.host is None:
         return None
-    world.control.die_in = random.randint(1, 30)
+    simulation.home.control.die_in = random.randint(1, 30)
     return nothing
 
 
-def _control_away(world: "World", fault: Fault, random: Random) -> End | None:
-    world.control.keep_off(True)
-    return lambda: world.control.keep_off(False)
+def _control_away(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
+    simulation.home.keep_off(True)
+    return lambda: simulation.home.keep_off(False)
 
 
-def _power_cut(world: "World", fault: Fault, random: Random) -> End | None:
+def _power_cut(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
     """The machine of the control plane: what was not synced may be gone, and the boot is another."""
-    world.catch_up()
-    world.control.process.kill()
-    world.disk.lose_power(random)
-    world.control.boot += 1
+    simulation.catch_up()
+    simulation.home.kill()
+    simulation.disk.lose_power(random)
+    simulation.home.boot += 1
     return nothing
 
 
-def _machine_off(world: "World", fault: Fault, random: Random) -> End | None:
-    machine = world.machines[fault.node]
+def _machine_off(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
+    machine = simulation.machines[incident.node]
     if not machine.on:
         return None
     machine.power_off()
     return machine.power_on
 
 
-def _cut(world: "World", fault: Fault, random: Random) -> End | None:
-    ways = (UP, DOWN) if fault.way == "both" else (fault.way,)
-    return _cut_off(world, fault.node, ways)
+def _cut(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
+    ways = (UP, DOWN) if incident.way == "both" else (incident.way,)
+    return _cut_off(simulation, incident.node, ways)
 
 
-def _cut_off(world: "World", node: str, ways: Sequence[str]) -> End:
+def _cut_off(simulation: "Simulation", node: str, ways: Sequence[str]) -> Undo:
     for way in ways:
-        world.network.cut_off(node, way, True)
+        simulation.network.cut_off(node, way, True)
 
-    def end() -> None:
+    def undo() -> None:
         for way in ways:
-            world.network.cut_off(node, way, False)
+            simulation.network.cut_off(node, way, False)
 
-    return end
+    return undo
 
 
-def _flap(world: "World", fault: Fault, random: Random) -> End | None:
+def _flap(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
     """Cut and open again, each for up to two seconds."""
     over = False
-    ends: list[End] = []
+    undos: list[Undo] = []
 
     def turn() -> None:
-        if ends:
-            ends.pop()()
+        if undos:
+            undos.pop()()
         elif not over:
-            ends.append(_cut_off(world, fault.node, (UP, DOWN)))
+            undos.append(_cut_off(simulation, incident.node, (UP, DOWN)))
         if not over:
-            world.timeline.call_in(random.randrange(100 * MILLISECOND, 2 * SECOND), turn)
+            simulation.timeline.call_in(random.randrange(100 * MILLISECOND, 2 * SECOND), turn)
 
-    def end() -> None:
+    def undo() -> None:
         nonlocal over
         over = True
-        if ends:
-            ends.pop()()
+        if undos:
+            undos.pop()()
 
     turn()
-    return end
+    return undo
 
 
-def _swizzle(world: "World", fault: Fault, random: Random) -> End | None:
+def _swizzle(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
     """Nodes are cut off one after the other, and come back one after the other in another order."""
-    names = sorted(world.machines)
+    names = sorted(simulation.machines)
     random.shuffle(names)
-    off: dict[str, End] = {}
+    off: dict[str, Undo] = {}
     over = False
 
     def cut(name: str) -> None:
         if not over and name not in off:
-            off[name] = _cut_off(world, name, (UP, DOWN))
+            off[name] = _cut_off(simulation, name, (UP, DOWN))
 
     def back(name: str) -> None:
         if name in off:
             off.pop(name)()
 
-    step = max(1, fault.lasts // (2 * len(names)))
+    step = max(1, incident.lasts // (2 * len(names)))
     for number, name in enumerate(names):
-        world.timeline.call_in(number * step, cut, name)
+        simulation.timeline.call_in(number * step, cut, name)
     random.shuffle(names)
     for number, name in enumerate(names):
-        world.timeline.call_in(fault.lasts // 2 + number * step, back, name)
+        simulation.timeline.call_in(incident.lasts // 2 + number * step, back, name)
 
-    def end() -> None:
+    def undo() -> None:
         nonlocal over
         over = True
         for name in list(off):
             back(name)
 
-    return end
+    return undo
 
 
-def _hold(world: "World", name: str, value: Any, apply: Callable[[list[Any]], None]) -> End:
+def _hold(simulation: "Simulation", name: str, value: Any, apply: Callable[[list[Any]], None]) -> Undo:
     """Faults of one kind may overlap: what holds follows from all that last, and is ordinary again after the last."""
-    values = world.lasting.setdefault(name, [])
+    values = simulation.lasting.setdefault(name, [])
     values.append(value)
     apply(values)
 
-    def end() -> None:
+    def undo() -> None:
         values.remove(value)
         apply(values)
 
-    return end
+    return undo
 
 
 def _network(name: str, unit: int = 1) -> Begin:
     """The worst of what lasts, of a property of the network."""
 
-    def begin(world: "World", fault: Fault, random: Random) -> End | None:
-        network = world.network
+    def begin(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
+        network = simulation.network
         kind = type(getattr(network, name))
         return _hold(
-            world, name, fault.amount * unit, lambda values: setattr(network, name, kind(max(values, default=0)))
+            simulation,
+            name,
+            incident.amount * unit,
+            lambda values: setattr(network, name, kind(max(values, default=0))),
         )
 
     return begin
 
 
-def _overtaking(world: "World", fault: Fault, random: Random) -> End | None:
-    return _hold(world, "overtaking", True, lambda values: setattr(world.network, "overtaking", bool(values)))
+def _overtaking(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
+    return _hold(simulation, "overtaking", True, lambda values: setattr(simulation.network, "overtaking", bool(values)))
 
 
-def _disk_full(world: "World", fault: Fault, random: Random) -> End | None:
-    return _hold(world, "full", True, lambda values: setattr(world.disk, "full", bool(values)))
+def _disk_full(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
+    return _hold(simulation, "full", True, lambda values: setattr(simulation.disk, "full", bool(values)))
 
 
-def _slow_disk(world: "World", fault: Fault, random: Random) -> End | None:
-    delay = int(fault.amount * SECOND)
-    return _hold(world, "slow", delay, lambda of: setattr(world.disk, "sync_delay", max(of, default=SYNC_DELAY)))
+def _slow_disk(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
+    delay = int(incident.amount * SECOND)
+    return _hold(
+        simulation, "slow", delay, lambda of: setattr(simulation.disk, "sync_delay", max(of, default=SYNC_DELAY))
+    )
 
 
-def _flip_a_bit(world: "World", fault: Fault, random: Random) -> End | None:
+def _flip_a_bit(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
     """In the log as it lies there; found when it is read again."""
-    world.catch_up()
-    if world.disk.damaged or not world.disk.flip_bit(random):
+    simulation.catch_up()
+    if simulation.disk.damaged or not simulation.disk.flip_bit(random):
         return None
-    world.control.process.kill()
+    simulation.home.control.process.kill()
     return nothing
 
 
-def _wall_clock(world: "World", fault: Fault, random: Random) -> End | None:
-    process = world.control.process
-    process.wall_off += random.choice((-1, 1)) * fault.amount
+def _wall_clock(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
+    simulation.home.set_clock(random.choice((-1, 1)) * incident.amount)
     return nothing
 
 
-def _pause_control(world: "World", fault: Fault, random: Random) -> End | None:
-    return _pause(world, world.control.process, fault)
+def _pause_control(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
+    return _pause(simulation, simulation.home.control.process, incident)
 
 
-def _pause_agent(world: "World", fault: Fault, random: Random) -> End | None:
-    return _pause(world, world.machines[fault.node].agent, fault)
+def _pause_agent(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
+    return _pause(simulation, simulation.machines[incident.node].agent, incident)
 
 
-def _pause(world: "World", process: Process, fault: Fault) -> End:
+def _pause(simulation: "Simulation", process: Process, incident: Incident) -> Undo | None:
     """It goes on by itself; or at once, when all faults end."""
-    process.pause(fault.lasts)
+    if not process.alive:
+        return None
+    process.pause(incident.lasts)
 
-    def end() -> None:
-        if world.timeline.now >= world.scenario.heals:
+    def undo() -> None:
+        if simulation.timeline.now >= simulation.scenario.heals:
             process.end_pauses()
 
-    return end
+    return undo
 
 
-def _hang(world: "World", fault: Fault, random: Random) -> End | None:
+def _hang(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
     """One task gets on no more, until its user notices."""
-    executor = world.machines[fault.node].executor
+    executor = simulation.machines[incident.node].executor
     running = executor.running()
     if not running:
         return None
@@ -244,74 +250,73 @@ def _hang(world: "World", fault: Fault, random: Random) -> End | None:
     attempt: Attempt = random.choice(watched or running)
     executor.hang(attempt)
 
-    def end() -> None:
+    def undo() -> None:
         if attempt in executor.copies and not executor.copies[attempt][1].stopping:
             executor.kill(attempt, "killed", "its user gave up on it")
 
-    return end
+    return undo
 
 
-def _straggle(world: "World", fault: Fault, random: Random) -> End | None:
+def _straggle(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
     """What begins there takes longer by a factor."""
-    executor = world.machines[fault.node].executor
-    return _hold(world, f"slow {fault.node}", fault.amount, lambda of: setattr(executor, "slow", max(of, default=1.0)))
+    executor = simulation.machines[incident.node].executor
+    return _hold(
+        simulation, f"slow {incident.node}", incident.amount, lambda of: setattr(executor, "slow", max(of, default=1.0))
+    )
 
 
-def _fail_device(world: "World", fault: Fault, random: Random) -> End | None:
+def _fail_device(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
     """Its driver gives it up; a person opens it again when all is over."""
-    machine = world.machines[fault.node]
+    machine = simulation.machines[incident.node]
     if not machine.node.devices:
         return None
     device = random.choice(machine.node.devices).index
     return nothing if machine.fail_device(device) else None
 
 
-def _unplug(world: "World", fault: Fault, random: Random) -> End | None:
-    machine = world.machines[fault.node]
+def _unplug(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
+    machine = simulation.machines[incident.node]
     if not machine.node.devices:
         return None
     gone = machine.node.devices[-1]
     machine.change_devices(machine.node.devices[:-1])
-    world.judge.offers(machine.node)
+    simulation.judge.offers(machine.node)
 
-    def end() -> None:
+    def undo() -> None:
         left = [device for device in machine.node.devices if device.index != gone.index]
         machine.change_devices(tuple(sorted((*left, gone), key=lambda device: device.index)))
-        world.judge.offers(machine.node)
+        simulation.judge.offers(machine.node)
 
-    return end
+    return undo
 
 
-def _replug(world: "World", fault: Fault, random: Random) -> End | None:
+def _replug(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
     """The same index, another device."""
-    machine = world.machines[fault.node]
+    machine = simulation.machines[incident.node]
     devices = machine.node.devices
     if not devices:
         return None
     other = msgspec.structs.replace(devices[-1], uuid=f"{devices[-1].uuid}'")
     machine.change_devices((*devices[:-1], other))
-    world.judge.offers(machine.node)
+    simulation.judge.offers(machine.node)
     return nothing
 
 
 def _policy(fault_of_it: str) -> Begin:
-    def begin(world: "World", fault: Fault, random: Random) -> End | None:
+    def begin(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
         def say(values: list[Any]) -> None:
-            world.control.fault = values[-1] if values else ""
-            if world.control.decider is not None:
-                world.control.decider.fault = world.control.fault
+            simulation.home.policy_fault = values[-1] if values else ""
 
-        return _hold(world, "policy", fault_of_it, say)
+        return _hold(simulation, "policy", fault_of_it, say)
 
     return begin
 
 
-def _second_control(world: "World", fault: Fault, random: Random) -> End | None:
-    """Another one on the same home: the lock says no while the first one lives."""
-    if world.control.process.alive:
-        world.tell("a second control plane is refused: the lock is held")
-        return nothing
-    world.control.start()
+def _second_control(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
+    """The file of the lock is removed, and another one starts beside the one that lives."""
+    if simulation.home.host is None:
+        return None
+    simulation.home.lose_lock()
     return nothing
 
 

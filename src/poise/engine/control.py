@@ -1,13 +1,14 @@
-"""The control plane as one process: the real host and controller, on a simulated disk and before simulated doors.
+"""A home and its control planes: the real host and controller, on a simulated disk and before simulated doors.
 
-It is started again when it ends, as the supervisor does. Where a door is used it may die: `die_in` counts down the
-doors it still goes through, so that every instant between two steps of a commit is one at which it can end.
+Who holds the lock is started again when it ends, as the supervisor does; who has lost it has to leave. Where a door is
+used a process may die: `die_in` counts down the doors it still goes through, so that every instant between two steps of
+a commit is one at which it can end.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator
 from random import Random
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -15,9 +16,10 @@ from poise.engine.disk import SimulatedDisk, SimulatedStore
 from poise.engine.host import Answer, Host, load_ledger
 from poise.engine.network import End
 from poise.engine.timeline import WALL, Killed, Process, SimulatedClock, Timeline
-from poise.errors import StoreDamaged
+from poise.errors import PoiseError, StoreDamaged
 from poise.kernel import controller as machine
 from poise.kernel.controller import Controller, Settings
+from poise.kernel.ledger import Ledger
 from poise.model.decisions import Place, Plan, Preempt, Spot, Why
 from poise.model.messages import Hello
 from poise.model.views import Snapshot
@@ -32,20 +34,19 @@ BUDGET = 1 * SECOND
 class SimulatedDecider:
     """The `Decider` port: a policy that costs virtual time, and that raises, loops or lies while a fault says so."""
 
-    def __init__(self, policy: ClusterPolicy, process: Process, random: Random) -> None:
+    def __init__(self, policy: ClusterPolicy, process: Process, home: "SimulatedHome") -> None:
         self._policy = policy
         self._process = process
-        self._random = random
-        self.fault = ""
+        self._home = home
 
     def decide(self, view: Snapshot, answer: Callable[[Plan], None], /) -> None:
-        cost = self._random.randrange(MILLISECOND // 10, 5 * MILLISECOND)
-        if self.fault in ("raise", "loop"):
-            plan = msgspec.structs.replace(decide_safely(view), failed=f"POLICY_FAILED: {self.fault}")
-            cost = BUDGET if self.fault == "loop" else cost
-        elif self.fault == "lie":
+        cost, fault = self._home.random.randrange(MILLISECOND // 10, 5 * MILLISECOND), self._home.policy_fault
+        if fault in ("raise", "loop"):
+            plan = msgspec.structs.replace(decide_safely(view), failed=f"POLICY_FAILED: {fault}")
+            cost = BUDGET if fault == "loop" else cost
+        elif fault == "lie":
             plan = self._lie(view)
-        elif self.fault == "slow":
+        elif fault == "slow":
             plan, cost = self._policy.decide(view), 10 * SECOND
         else:
             plan = self._policy.decide(view)
@@ -53,7 +54,7 @@ class SimulatedDecider:
 
     def _lie(self, view: Snapshot) -> Plan:
         """Everything everywhere at once, halves of gangs, units that are not there; on a base that was never."""
-        random, why = self._random, Why(policy="liar")
+        random, why = self._home.random, Why(policy="liar")
         nodes = [node.name for node in view.fleet.nodes] or ["nowhere"]
         decisions: list[Place | Preempt] = []
         for candidate in view.candidates:
@@ -92,84 +93,51 @@ class _Door:
 
 
 class SimulatedControl:
-    """The process, started again and again. `told` is given what it says to people."""
+    """One control plane, from its start to its end."""
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        disk: SimulatedDisk,
-        settings: Settings,
-        random: Random,
-        *,
-        told: Callable[[str], None],
-        took: Callable[["SimulatedControl"], None],
-    ) -> None:
-        self.timeline = timeline
-        self.disk = disk
-        self.process = Process(timeline, "control plane")
+    def __init__(self, home: "SimulatedHome") -> None:
+        self.process = Process(home.timeline, "control plane", wall_off=home.wall_off)
         self.process.on_kill = self._gone
         self.host: Host | None = None
-        self.decider: SimulatedDecider | None = None
-        self.fault = ""
         self.die_in = 0
-        self.boot = 1
-        self.kept_off = 0
-        self._settings = settings
-        self._random = random
-        self._told = told
-        self._took = took
+        self._home = home
         self._channels: list[End] = []
 
-    @property
-    def up(self) -> bool:
-        return self.host is not None and self.process.alive
-
     def start(self) -> None:
-        """Take the log, if it is to be trusted; a person brings back the copy of one that is not."""
-        if self.process.alive or self.kept_off:
-            return
-        self.process.start()
-        was_damaged = self.disk.damaged
-        try:
-            store = SimulatedStore(self.disk, self.process, self._told, self.pass_door)
-            ledger = load_ledger(store)
-        except StoreDamaged as error:
-            self._told(f"refused to start: {error}")
-            self.process.alive = False
-            self.timeline.call_in(PERSON_COMES_AFTER, self._restored)
-            return
+        """Take the log. Raises StoreDamaged where it is not to be trusted."""
+        home = self._home
+        was_damaged = home.disk.damaged
+        store = SimulatedStore(home.disk, self.process, home.told, self.pass_door)
+        ledger = load_ledger(store)
         if was_damaged:
             raise AssertionError("a flipped bit was not found when the log was opened")
-        boottime = self.timeline.now
-        wall = WALL + self.timeline.now / SECOND + self.process.wall_off
-        start = ledger.resume_at(f"boot {self.boot}", boottime, wall)
-        clock = SimulatedClock(self.process, start - self.timeline.now)
-        self.decider = SimulatedDecider(policy_named(self._settings.policy), self.process, self._random)
-        self.decider.fault = self.fault
+        boot, boottime = f"boot {home.boot}", home.timeline.now
+        start = ledger.resume_at(boot, boottime, WALL + boottime / SECOND + home.wall_off)
+        self.process.start()
         self.host = Host(
-            Controller(ledger, self._settings),
+            Controller(ledger, home.settings),
             store,
-            clock,
-            self.decider,
+            SimulatedClock(self.process, start - boottime),
+            SimulatedDecider(policy_named(home.settings.policy), self.process, home),
             self.process,
-            tell=self._told,
+            tell=home.told,
+            holds=lambda: home.control is self,
+            leave=self._leave,
             guard=self._or_die,
         )
-        self._took(self)
-        self._guarded(self.host.begin, boot=f"boot {self.boot}", boottime=boottime)
+        home.took(ledger)
+        self.host.begin(boot=boot, boottime=boottime)
 
     def accept(self, channel: End) -> bool:
         """As the API does: the hello names the node."""
-        if not self.up:
+        host = self.host
+        if host is None:
             return False
-        door, node, number = _Door(self, channel), "", self.host.accepted() if self.host is not None else 0
+        door, node, number = _Door(self, channel), "", host.accepted()
         self._channels.append(channel)
 
         def hear(message: Any) -> None:
             nonlocal node
-            host = self.host
-            if host is None:
-                return
             if isinstance(message, Hello):
                 if not host.connect(message.node.name, number, door):
                     channel.close()
@@ -179,23 +147,22 @@ class SimulatedControl:
                 host.hear(node, door, message)
 
         def closed() -> None:
-            if node and self.host is not None:
-                self.host.disconnect(node, door)
+            if node:
+                host.disconnect(node, door)
 
         channel.on_message, channel.on_close = hear, closed
         return True
 
     def ask(self, make: Callable[[int], machine.Message], answer: Answer) -> bool:
         """A request that has arrived. False: nobody is there."""
-        host = self.host
-        if host is None or not self.up or self.process.paused_until > self.timeline.now:
+        if self.host is None or self.process.paused_until > self.process.timeline.now:
             return False
 
         def reply(given: machine.Reply) -> None:
             self.pass_door()
             answer(given)
 
-        host.ask(make, reply)
+        self.host.ask(make, reply)
         return True
 
     def pass_door(self) -> None:
@@ -205,13 +172,9 @@ class SimulatedControl:
             if not self.die_in:
                 raise Killed
 
-    def keep_off(self, on: bool) -> None:
-        """While it is kept off nobody starts it again. Faults may overlap."""
-        self.kept_off += 1 if on else -1
-        if on:
-            self.process.kill()
-        else:
-            self.start()
+    def _leave(self, error: PoiseError) -> NoReturn:
+        self._home.told(f"leaves: {error}")
+        raise Killed
 
     @contextlib.contextmanager
     def _or_die(self) -> Iterator[None]:
@@ -219,21 +182,93 @@ class SimulatedControl:
         try:
             yield
         except StoreDamaged as error:
-            self._told(f"ends: {error}")
+            self._home.told(f"ends: {error}")
             raise Killed from error
-
-    def _guarded(self, call: Callable[..., object], **arguments: Any) -> None:
-        try:
-            call(**arguments)
-        except Killed:
-            self.process.kill()
 
     def _gone(self) -> None:
         self.host = None
-        self.die_in = 0
         for channel in self._channels:
             channel.close()
         self._channels.clear()
+        self._home.ended(self)
+
+
+class SimulatedHome:
+    """What outlives every control plane: the log's disk, the lock, the clock of its machine, and who starts another.
+
+    `control` took the lock last, and `living` are all that live; `told` is given what they say to people, `took` the
+    ledger with which one takes the log.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        disk: SimulatedDisk,
+        settings: Settings,
+        random: Random,
+        *,
+        told: Callable[[str], None],
+        took: Callable[[Ledger], None],
+    ) -> None:
+        self.timeline = timeline
+        self.disk = disk
+        self.settings = settings
+        self.random = random
+        self.told = told
+        self.took = took
+        self.boot = 1
+        self.wall_off = 0.0
+        self.policy_fault = ""
+        self.control = SimulatedControl(self)
+        self.living: list[SimulatedControl] = []
+        self._kept_off = 0
+
+    @property
+    def host(self) -> Host | None:
+        """Of the control plane that people and machines find here."""
+        return self.control.host
+
+    def start(self) -> None:
+        """Whoever has to, starts a control plane where none holds the lock."""
+        if self.host is None and not self._kept_off:
+            self._start()
+
+    def lose_lock(self) -> None:
+        """Its file is removed, and another control plane takes it while the one that held it lives."""
+        self._start()
+
+    def _start(self) -> None:
+        """A person brings back the copy of a log that is not to be trusted."""
+        self.control = SimulatedControl(self)
+        self.living.append(self.control)
+        try:
+            self.control.start()
+        except StoreDamaged as error:
+            self.told(f"refused to start: {error}")
+            self.living.remove(self.control)
+            self.timeline.call_in(PERSON_COMES_AFTER, self._restored)
+
+    def keep_off(self, on: bool) -> None:
+        """While it is kept off nobody starts one. Faults may overlap."""
+        self._kept_off += 1 if on else -1
+        if on:
+            self.kill()
+        else:
+            self.start()
+
+    def kill(self) -> None:
+        """All that live here."""
+        for control in list(self.living):
+            control.process.kill()
+
+    def set_clock(self, by: float) -> None:
+        """The wall clock of its machine jumps by so many seconds."""
+        self.wall_off += by
+        for control in self.living:
+            control.process.wall_off = self.wall_off
+
+    def ended(self, control: SimulatedControl) -> None:
+        self.living.remove(control)
         self.timeline.call_in(RESTART_AFTER, self.start)
 
     def _restored(self) -> None:

@@ -31,7 +31,6 @@ class SimulatedDisk:
         self.full = False
         self.write_delay = MILLISECOND // 5
         self.sync_delay = SYNC_DELAY
-        self.torn = False
         self._flipped: list[tuple[int, bytes]] = []
 
     def lose_power(self, random: Random) -> None:
@@ -41,7 +40,6 @@ class SimulatedDisk:
         del self.records[kept:]
         if lost and random.random() < 0.5:
             self.records.append(lost[0][: random.randrange(1, len(lost[0]))])
-            self.torn = True
 
     def flip_bit(self, random: Random) -> bool:
         """One bit of one record that is durable; `restore` undoes it. False: there is none."""
@@ -105,7 +103,6 @@ class SimulatedStore:
         if last < len(disk.records):
             warn(f"the log was damaged at its end and is cut after revision {last}")
             del disk.records[last:]
-            disk.torn = False
         disk.synced = disk.mark = last  # opening syncs what it found
         disk.checkpoints = [kept for kept in disk.checkpoints if kept[0] <= last]
 
@@ -114,7 +111,7 @@ class SimulatedStore:
         if self._failure is not None:
             raise self._failure
         if expected != self._head:
-            raise Conflict("the log has moved on", need=str(expected), have=str(self._head))
+            raise Conflict("the log has moved on", code="E204", need=str(expected), have=str(self._head))
         self._queue += [seal(at, encode_event(event)) for at, event in enumerate(events, start=expected + 1)]
         self._head = expected + len(events)
         self._go_on()
@@ -142,7 +139,8 @@ class SimulatedStore:
         return None
 
     def recover(self) -> bool:
-        if self._failure is not None and not self._disk.full:
+        """Who has lost the log to another gets it back by opening it again, and in no other way."""
+        if isinstance(self._failure, StoreFull) and not self._disk.full:
             self._failure = None
         return self._failure is None
 
@@ -165,17 +163,22 @@ class SimulatedStore:
         if rows and self._disk.full:
             self._fail(StoreFull("the disk of the log is full"))
             return
+        if rows and len(self._disk.records) != self._durable:
+            need, have = f"revision {self._durable} as the last", f"revision {len(self._disk.records)}"
+            self._fail(Conflict("somebody else writes to the log", code="E204", need=need, have=have))
+            return
         self._disk.records += rows
         self._process.call_later(self._disk.sync_delay / 1e9, self._sync, len(self._disk.records))
 
     def _sync(self, upto: int) -> None:
         self._step()
-        self._disk.synced = self._durable = upto
+        self._durable = upto
+        self._disk.synced = max(self._disk.synced, upto)  # another writer may have gone on from here
         self._process.call_soon(self._told, upto)
 
     def _told(self, upto: int) -> None:
         self._step()
-        self._disk.mark = upto
+        self._disk.mark = max(self._disk.mark, upto)
         if self._checkpoint_due() and self._checkpoint is not None:
             revision, state = self._checkpoint
             self._disk.checkpoints = [*self._disk.checkpoints[-1:], (revision, state, checksum(revision, state))]

@@ -8,9 +8,9 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
-from poise.errors import PoiseError, StoreFull
+from poise.errors import Conflict, PoiseError, StoreFull
 from poise.kernel import controller as machine
 from poise.kernel.controller import Controller
 from poise.kernel.ledger import Ledger
@@ -26,6 +26,11 @@ STOOD_STILL = 1 * SECOND
 HEAR_FIRST = 0.2
 """When this process wakes so much too late it was stopped (or the machine was), and nodes that kept on talking are not
 to be taken for dead: what they said meanwhile is read first, for so many seconds."""
+
+LOOK_AT_LOCK = 1.0
+"""How often it is looked whether the lock is still held, in seconds: long before anything is given up of which whoever
+has lost it still hears.
+"""
 
 Answer = Callable[[machine.Reply], None]
 
@@ -50,11 +55,17 @@ class Channel(Protocol):
     def close(self) -> None: ...
 
 
+def _raise(error: PoiseError) -> NoReturn:
+    raise error
+
+
 class Host:
     """Owner of controller and store. `post` is called by the timers' thread only.
 
     `tell` is given what a person should read. Every turn runs inside `guard()`: after an error that nobody foresaw,
-    ledger and log may differ, and only a start from the log puts that right.
+    ledger and log may differ, and only a start from the log puts that right. Only one host works on a log: who finds
+    that it has lost the lock (`holds`; none where nobody else can come to the log), or that another has written to the
+    log, ends at once (`leave`), so that agents and callers find the one that can write.
     """
 
     def __init__(
@@ -66,6 +77,8 @@ class Host:
         timers: Timers,
         *,
         tell: Callable[[str], None],
+        holds: Callable[[], bool] | None = None,
+        leave: Callable[[PoiseError], NoReturn] = _raise,
         guard: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self.controller = controller
@@ -73,6 +86,8 @@ class Host:
         self.clock = clock
         self._decider = decider
         self._timers = timers
+        self._holds = holds
+        self._leave = leave
         self._tell = tell
         self._guard = guard
         self._inbox: deque[machine.Message] = deque()
@@ -97,6 +112,8 @@ class Host:
         """Take the log."""
         self._perform(self.controller.begin(self.clock.now(), boot=boot, boottime=boottime, wall=self.clock.wall()))
         self._schedule()
+        if self._holds is not None:
+            self._look_at_lock(self._holds)
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -294,8 +311,16 @@ class Host:
     def _taken_back(self, durable: int) -> None:
         """Nothing after this revision has happened."""
 
+    def _look_at_lock(self, holds: Callable[[], bool]) -> None:
+        """Who has nothing to write would not learn it from the log."""
+        if not holds():
+            self._leave(Conflict("the lock is no longer ours: its file has gone, or is another", code="E204"))
+        self._timers.call_later(LOOK_AT_LOCK, self._look_at_lock, holds)
+
     def _on_failed(self, error: Exception) -> None:
         """The log cannot be written: back to what is durable."""
+        if isinstance(error, Conflict) and error.record.code == "E204":
+            self._leave(error)
         with self._guard():
             self._go_back(error)
 

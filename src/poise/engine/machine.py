@@ -7,6 +7,7 @@ is slow; how it ends is drawn from the seed and the attempt, so that it does not
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from typing import Protocol
 
@@ -23,7 +24,6 @@ from poise.ports import Held
 from poise.units import MILLISECOND, SECOND
 
 START_TAKES = 2 * MILLISECOND
-BOOT_TAKES = 20 * SECOND
 RECONNECT = (0.05, 1.0)
 LOOK_EVERY = 5.0
 
@@ -210,8 +210,15 @@ class SimulatedMachine:
     """One node: power, devices, executor, and the agent that is started again when it ends."""
 
     def __init__(
-        self, timeline: Timeline, node: Node, network: Network, control: "Listener", seed: int, watcher: Watcher
+        self,
+        timeline: Timeline,
+        node: Node,
+        network: Network,
+        listener: "Callable[[], Listener]",
+        seed: int,
+        watcher: Watcher,
     ) -> None:
+        """`listener` gives who listens when it dials."""
         self.timeline = timeline
         self.node = node
         self.keepers = Process(timeline, f"keepers of {node.name}")
@@ -220,7 +227,7 @@ class SimulatedMachine:
         self.on = False
         self.machine: NodeMachine | None = None
         self._network = network
-        self._control = control
+        self._listener = listener
         self._boots = 0
         self._channel: End | None = None
         self._pause = RECONNECT[0]
@@ -292,22 +299,23 @@ class SimulatedMachine:
         self.timeline.call_in(SECOND // 2, self.start_agent)  # its supervisor starts it again
 
     def _look(self) -> None:
-        machine_ = self.machine
-        if machine_ is not None and machine_.node != self.node:
-            machine_.node = self.node
+        if self.machine is not None and self.machine.node != self.node:
+            self.machine.node = self.node
             if self._channel is not None:
                 self._feed(machine.Connected())
         self.agent.call_later(LOOK_EVERY, self._look)
 
     def _dial(self) -> None:
-        self._network.dial(self.name, self.agent, self._control.process, self._opened, self._later)
+        listener = self._listener()
+        opened = partial(self._opened, listener)
+        self._network.dial(self.name, self.agent, listener.process, opened, self._later)
 
     def _later(self) -> None:
         self.agent.call_later(self._pause, self._dial)
         self._pause = min(RECONNECT[1], self._pause * 2)
 
-    def _opened(self, near: End, far: End) -> None:
-        if far.is_gone() or not self._control.accept(far):
+    def _opened(self, listener: "Listener", near: End, far: End) -> None:
+        if far.is_gone() or not listener.accept(far):
             self._later()
             return
         self._pause = RECONNECT[0]

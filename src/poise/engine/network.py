@@ -30,8 +30,6 @@ class Network:
         self.late = 0
         self.overtaking = False
         self.cut: dict[tuple[str, str], int] = {}
-        self.lost = 0
-        self.sent = 0
 
     def is_cut(self, node: str, way: str) -> bool:
         return self.cut.get((node, way), 0) > 0
@@ -93,10 +91,8 @@ class End:
         if self.closed:
             return
         network = self._network
-        network.sent += 1
         frame = (self._frames.number(), message)
         if network.is_cut(self._connection.node, self._way) or network.random.random() < network.loss:
-            network.lost += 1
             return
         self._deliver(frame)
         if network.doubled and network.random.random() < network.doubled:

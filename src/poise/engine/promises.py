@@ -68,7 +68,7 @@ class Violation(AssertionError):
         self.promise = promise
 
 
-class Held(NamedTuple):
+class Holding(NamedTuple):
     """What the log says that a unit has in its latest epoch: tasks that have not finished, the endings of those that
     have, and what each of them takes.
     """
@@ -101,7 +101,7 @@ class Judge:
         self._ended: dict[Attempt, Ending] = {}
         self._units: dict[str, tuple[Unit, str]] = {}
         self._unit_of: dict[str, str] = {}
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, Holding] = {}
         self._epochs: dict[str, int] = {}
         self._done: set[str] = set()
         self._done_units: set[str] = set()
@@ -244,7 +244,7 @@ class Judge:
         job = event.unit.partition(".")[0]
         self._follows_the_rules(event, job, unit)
         tasks = {f"{job}.{task.name}" for task in unit.tasks[:count]}
-        self._held[event.unit] = Held(event.epoch, tasks, [], asked(unit.shape_of(event.variant)))
+        self._held[event.unit] = Holding(event.epoch, tasks, [], asked(unit.shape_of(event.variant)))
         for spot in event.spots if event.unit in self._failed_under else ():
             for device in self.ledger.nodes[spot.node].node.devices:
                 if device.index in spot.devices and device.uuid in self._failed_under[event.unit]:
@@ -279,7 +279,7 @@ class Judge:
             if broken:
                 raise Violation("rules", f"{name} was placed {what}")
 
-    def _settled(self, name: str, held: Held, at: int) -> None:
+    def _settled(self, name: str, held: Holding, at: int) -> None:
         """All that a unit had has finished."""
         unit = self._units[name][0]
         outcomes = [outcome for _, _, outcome in sorted(held.endings)]

@@ -71,8 +71,10 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 CHANCES: frozenset[FaultKind] = frozenset(("lose-messages", "double-messages"))
+"""Kinds whose amount is a chance."""
+
 AMOUNTS: frozenset[FaultKind] = CHANCES | {"late-messages", "slow-disk", "wall-clock", "straggle"}
-"""Kinds that need an amount, and those of which it is a chance."""
+"""Kinds that need an amount."""
 
 SHORTEST = 100 * MILLISECOND
 MOST = 86_400.0
@@ -107,9 +109,9 @@ def compile_nemesis(document: Any) -> Nemesis:
     return nemesis
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One fault: from `at` for `lasts` nanoseconds. `node` is whom it meets where it meets one, `draw` decides what
-    else is to be drawn when it begins.
+class Incident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One time that a fault befalls: from `at` for `lasts` nanoseconds. `node` is whom it meets where it meets one,
+    `draw` decides what else is to be drawn when it begins.
     """
 
     at: int
@@ -143,6 +145,11 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     document: dict[str, Any] = {}
     amount: int = 0
 
+    @property
+    def subject(self) -> str:
+        """What it is about: a job's key, a node, or a tenant."""
+        return self.key or self.of or self.tenant
+
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Everything: at `heals` all faults end, and by `ends` everything must be over. Times in nanoseconds."""
@@ -150,7 +157,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     seed: int
     nodes: tuple[Node, ...]
     acts: tuple[Act, ...]
-    faults: tuple[Fault, ...]
+    incidents: tuple[Incident, ...]
     heals: int
     ends: int
     policy: str = "poise"
@@ -186,9 +193,14 @@ INSTANT: frozenset[FaultKind] = frozenset(
         "die-at-a-door",
         "power-cut",
         "flip-a-bit",
+        "wall-clock",
         "out-of-memory",
+        "fail-device",
+        "replug",
+        "second-control",
     )
 )
+"""Kinds that happen at once, and last no time."""
 
 
 def scenario_of(seed: int, nemeses: Sequence[Nemesis], *, faulty: float = 32.0, after: float = 1800.0) -> Scenario:
@@ -197,15 +209,15 @@ def scenario_of(seed: int, nemeses: Sequence[Nemesis], *, faulty: float = 32.0, 
     nodes = tuple(_node(random, number) for number in range(random.randint(2, 5)))
     heals = int(faulty * SECOND)
     acts = _acts(random, nodes, heals)
-    faults = sorted(
-        (fault for nemesis in nemeses for spec in nemesis.faults for fault in _draw(random, spec, nodes, heals)),
-        key=lambda fault: fault.at,
+    incidents = sorted(
+        (incident for nemesis in nemeses for spec in nemesis.faults for incident in _draw(random, spec, nodes, heals)),
+        key=lambda incident: incident.at,
     )
     return Scenario(
         seed=seed,
         nodes=nodes,
         acts=tuple(sorted(acts, key=lambda act: act.at)),
-        faults=tuple(faults),
+        incidents=tuple(incidents),
         heals=heals,
         ends=heals + int(after * SECOND),
         policy=random.choice(POLICIES),
@@ -240,13 +252,13 @@ def _acts(random: Random, nodes: tuple[Node, ...], heals: int) -> list[Act]:
     if random.random() < 0.3:
         node, at = random.choice(nodes).name, int(random.uniform(0, heals))
         acts.append(Act(at=at, act="drain", of=node))
-        acts.append(Act(at=heals + 18 * SECOND, act="undrain", of=node))
+        acts.append(Act(at=heals, act="undrain", of=node))
     if random.random() < 0.3:
         tenant = random.choice(TENANTS[1:])
         acts.append(
             Act(at=int(random.uniform(0, heals)), act="quota", tenant=tenant, amount=random.choice((2, 4)) * 1000)
         )
-        acts.append(Act(at=heals + 18 * SECOND, act="quota", tenant=tenant))
+        acts.append(Act(at=heals, act="quota", tenant=tenant))
     return acts
 
 
@@ -303,15 +315,15 @@ def _work(random: Random, seconds: float) -> str:
     return f"work {seconds * random.uniform(0.5, 1.5):.3f}"
 
 
-def _draw(random: Random, spec: FaultSpec, nodes: tuple[Node, ...], heals: int) -> list[Fault]:
+def _draw(random: Random, spec: FaultSpec, nodes: tuple[Node, ...], heals: int) -> list[Incident]:
     """Arrivals are exponential, so that any two faults may meet."""
-    faults, at = [], 0.0
+    incidents, at = [], 0.0
     every, mean = parse_duration(spec.every) / SECOND, parse_duration(spec.lasts) / SECOND
     while (at := at + random.expovariate(1 / every)) * SECOND < heals:
         instant = spec.fault in INSTANT
         lasts = 0 if instant else int(random.expovariate(1 / mean) * SECOND) + 100 * MILLISECOND
-        faults.append(
-            Fault(
+        incidents.append(
+            Incident(
                 at=int(at * SECOND),
                 fault=spec.fault,
                 lasts=lasts,
@@ -321,7 +333,7 @@ def _draw(random: Random, spec: FaultSpec, nodes: tuple[Node, ...], heals: int) 
                 draw=random.randrange(2**32),
             )
         )
-    return faults
+    return incidents
 
 
 def check_scenario(scenario: Scenario) -> None:
@@ -335,14 +347,14 @@ def check_scenario(scenario: Scenario) -> None:
         found.add(SpecError("two nodes have one name", field="nodes", have=", ".join(names)))
     if not 0 <= scenario.heals < scenario.ends or scenario.history < 0 or scenario.checkpoint_every < 1:
         found.add(SpecError("0 ≤ heals < ends, history ≥ 0 and checkpoint_every ≥ 1", field="ends"))
-    for number, fault in enumerate(scenario.faults):
-        if fault.fault in MEETS_A_NODE and fault.node not in names:
-            found.add(SpecError("there is no such node", field=f"faults[{number}].node", have=fault.node))
-        if not (math.isfinite(fault.amount) and abs(fault.amount) <= MOST):
-            found.add(SpecError("the amount is absurd", field=f"faults[{number}].amount", have=str(fault.amount)))
+    for number, incident in enumerate(scenario.incidents):
+        if incident.fault in MEETS_A_NODE and incident.node not in names:
+            found.add(SpecError("there is no such node", field=f"incidents[{number}].node", have=incident.node))
+        if not (math.isfinite(incident.amount) and abs(incident.amount) <= MOST):
+            found.add(SpecError("the amount is absurd", field=f"incidents[{number}].amount", have=str(incident.amount)))
     found.check()
 
 
-def smaller(scenario: Scenario, acts: Sequence[Act], faults: Sequence[Fault]) -> Scenario:
+def smaller(scenario: Scenario, acts: Sequence[Act], incidents: Sequence[Incident]) -> Scenario:
     """The same with fewer of its parts."""
-    return msgspec.structs.replace(scenario, acts=tuple(acts), faults=tuple(faults))
+    return msgspec.structs.replace(scenario, acts=tuple(acts), incidents=tuple(incidents))

@@ -30,7 +30,7 @@ class Timer:
 
 
 class Timeline:
-    """`now` in nanoseconds since the world began. `steps` counts what has been called."""
+    """`now` in nanoseconds since it began. `steps` counts what has been called."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -86,13 +86,13 @@ class Timeline:
 class Process:
     """`on_kill` is called once it is dead. `wall_off` is by how many seconds its machine's wall clock is wrong."""
 
-    def __init__(self, timeline: Timeline, name: str) -> None:
+    def __init__(self, timeline: Timeline, name: str, *, wall_off: float = 0.0) -> None:
         self.timeline = timeline
         self.name = name
         self.life = 1
         self.alive = False
         self.paused_until = 0
-        self.wall_off = 0.0
+        self.wall_off = wall_off
         self._put_off: list[Timer] = []
         self.on_kill: Callable[[], None] = lambda: None
 

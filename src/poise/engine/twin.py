@@ -9,7 +9,8 @@ Nothing here is random: who wants chance in run times, failures or telemetry dra
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -17,15 +18,27 @@ import msgspec
 from poise.engine.host import Host
 from poise.engine.timeline import Process, SimulatedClock, Timeline, Timer
 from poise.errors import PoiseError
-from poise.kernel.controller import Controller, Dead, Message, Reply, Settings, Submit
-from poise.kernel.ledger import Ledger, UnitState
+from poise.kernel.controller import Controller, Dead, Decided, Drain, Message, Reply, Settings, Submit
+from poise.kernel.ledger import Ledger, UnitState, attempt_of
 from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.fleet import model_under
-from poise.model.jobs import ALL, Ending, Outcome
+from poise.model.jobs import ALL, Ending, Outcome, Speedups
 from poise.model.load import Load
-from poise.model.messages import Attempt, Beat, Desired, Ended, FromAgent, Hello, Launch, Report, Running
-from poise.model.resources import WHOLE, Node
+from poise.model.messages import (
+    Attempt,
+    Beat,
+    Desired,
+    DeviceFault,
+    Ended,
+    FromAgent,
+    Hello,
+    Launch,
+    Report,
+    Running,
+    Told,
+)
+from poise.model.resources import WHOLE, Node, Shape
 from poise.model.spec import Compiled
 from poise.model.views import Snapshot
 from poise.model.workload import APART, ONE_RACK, ONE_ZONE, Arrival, Seats, Truth
@@ -41,7 +54,8 @@ FOREVER = float("inf")
 class Waste(NamedTuple):
     """So many nanoseconds for which a unit held what it has, and did not get on or will have to do again what it did.
 
-    `cause`: `restoring` what it was · `saving` itself · `stalled`, as a part of it is gone · `lost`.
+    `cause`: `restoring` what it was, or getting ready at first · `saving` itself · `stalled`, as a part of it is gone ·
+    `lost`.
     """
 
     unit: str
@@ -175,8 +189,9 @@ class Twin:
     time that brings nothing.
 
     Add what happens (`add_nodes`, `arrive`, `lose`, `slow`), then `run`. Instants are nanoseconds from its beginning,
-    which is `began` on the log's clock. `ledger` starts it from a state that was recorded, and `truths` says what the
-    work in it really has to do, by unit.
+    which is `began` on the log's clock. `ledger` starts it from a state that was recorded, as of the instant `at` of
+    its log; `truths` says what the work in it really has to do, by unit, and `progress` what of that earlier attempts
+    have kept. What runs on its nodes goes on there when they are added.
     """
 
     def __init__(
@@ -187,6 +202,8 @@ class Twin:
         observe: Observe = lambda event: None,
         ledger: Ledger | None = None,
         truths: Mapping[str, Truth] | None = None,
+        progress: Mapping[str, float] | None = None,
+        at: int = 0,
         interference: Interference = lambda share, others: 1.0,
         delay: int = 0,
         waste: Callable[[Waste], None] = lambda waste: None,
@@ -194,20 +211,25 @@ class Twin:
         self.timeline = Timeline()
         self.process = Process(self.timeline, "twin")
         self.process.start()
-        self.began = max(SECOND, settings.every, ledger.now if ledger is not None else 0)
+        ledger = ledger or Ledger()
+        self.began = max(SECOND, settings.every, ledger.now, at)
         self.refused: list[tuple[Arrival, PoiseError]] = []
         self.nodes: dict[str, VirtualNode] = {}
         self._truths = dict(truths or {})
         self._interference = interference
         self._waste = waste
-        self._progress: dict[str, float] = {}
+        self._progress = dict(progress or {})
         self._work: dict[str, _Work] = {}
         self._of: dict[Attempt, _Work] = {}
         self._on: dict[str, dict[str, _Work]] = {}
         self._slow: dict[str, float] = {}
-        self._reports: dict[str, tuple[list[Running], list[Ended]]] = {}
-        settings = msgspec.structs.replace(settings, policy=policy.name, dead_after=0, poll=0, checkpoint_every=2**62)
-        ledger = ledger or Ledger()
+        self._inherited = {unit.id for unit in ledger.active_units()}
+        self._reports: dict[str, tuple[list[Running], list[Ended], list[Told]]] = {}
+        self._speedups: dict[str, Speedups] = {}
+        self._spread: set[str] = set()
+        settings = msgspec.structs.replace(
+            settings, policy=policy.name, dead_after=0, poll=0, checkpoint_every=2**62, declared=tuple(ledger.nodes)
+        )
         self.decider = VirtualDecider(policy, self.process, delay)
         self.host = Host(
             Controller(ledger, settings),
@@ -217,7 +239,10 @@ class Twin:
             self.process,
             tell=lambda text: None,
         )
+        memory = ledger.snapshot(ledger.now).memory
         self.host.begin(boot="twin", boottime=self.began)
+        if memory:  # it is forgotten when a control plane begins, and here none has ended
+            self.host.post(Decided(Plan(base=ledger.revision, policy=policy.name, memory=dict(memory))))
 
     @property
     def ledger(self) -> Ledger:
@@ -236,6 +261,11 @@ class Twin:
         """What only the world knows of a unit that was submitted, by its id."""
         return self._truths[unit]
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything runs that will end by itself."""
+        return any(work.timer is not None for work in self._work.values())
+
     # --- what happens ------------------------------------------------------------------------------------------------
 
     def add_nodes(self, nodes: Iterable[Node], at: int = 0) -> None:
@@ -253,6 +283,50 @@ class Twin:
     def slow(self, node: str, at: int, factor: float) -> None:
         """From this instant on what runs there takes `factor` times as long."""
         self.timeline.call_at(at, self._slow_down, node, factor)
+
+    def end_one(self, node: str, chance: int, outcome: Outcome) -> None:
+        """One of what runs there now ends like this; which one, `chance` decides. What it has done since its latest
+        checkpoint is lost.
+        """
+        running = [work for work in self._on.get(node, {}).values() if work.seats is not None and not work.stopping]
+        if running:
+            work = running[chance % len(running)]
+            self._come_to(work)
+            self._end(work, outcome)
+
+    def fail_device(self, node: str, index: int, lasts: int) -> None:
+        """A device gives no room from now on, and what runs on it is lost; somebody opens it again after so long."""
+        state = self.nodes.get(node)
+        if state is None or not state.up:
+            return
+        self._lose_device(node, index)
+        state.serial += 1
+        fault = DeviceFault(index=index, code="FAILED")
+        self._hear(node, Report(serial=state.serial, faults=(fault,)))
+        again = partial(Drain, node=f"{node}:{index}", on=False)
+        self.timeline.call_in(lasts, self.host.ask, again, lambda reply: None)
+
+    def change(self, node: Node) -> None:
+        """A node that is there offers other devices from now on; what ran on those that have gone is lost."""
+        state = self.nodes.get(node.name)
+        if state is None or not state.up:
+            return
+        left = {device.index for device in node.devices}
+        for device in state.node.devices:
+            if device.index not in left:
+                self._lose_device(node.name, device.index)
+        self._join([node])
+
+    def _lose_device(self, name: str, index: int) -> None:
+        for work in list(self._on.get(name, {}).values()):
+            gone = {
+                attempt for attempt, (on, launch) in work.launches.items() if on == name and index in launch.devices
+            }
+            if gone:
+                self._keep_from_loss(work, gone)
+                if all(on != name for on, _ in work.launches.values()):
+                    del self._on[name][work.unit.id]
+        self._again_on(name)
 
     def tell_load(self, node: str, at: int, load: Load) -> None:
         """What the node says of how busy it is; heard at this instant."""
@@ -301,10 +375,18 @@ class Twin:
             work = self._work[unit.id] = _Work(unit, self._truths[unit.id], self._progress.get(unit.id, 0.0))
         work.launches[launch.attempt] = (node.node.name, launch)
         self._of[launch.attempt] = work
-        if launch.queued:
+        if launch.queued and self._running_of(node.node.name, launch.shape) >= launch.slots:
             node.waiting.setdefault(launch.shape.key(), deque()).append(launch)
         elif len(work.launches) == unit.size:
             self._start(work)
+
+    def _running_of(self, name: str, shape: Shape) -> int:
+        """How many attempts of a shape run on a node."""
+        return sum(
+            on == name and of.shape == shape
+            for work in self._on.get(name, {}).values()
+            for on, of in work.launches.values()
+        )
 
     def stop(self, node: VirtualNode, attempt: Attempt) -> None:
         """An attempt is asked to end: its unit saves itself, if it can."""
@@ -348,6 +430,24 @@ class Twin:
         work.slowdown = self._slowdown_of(work)
         self._foresee(work)
         self._beside(work)
+        if work.truth.telling is not None:
+            self.timeline.call_at(work.since, self._tell, work)
+
+    def _tell(self, work: _Work) -> None:
+        """It says how it scales, if that has changed noticeably."""
+        unit, truth = work.unit, work.truth
+        if truth.telling is None or work.seats is None or work.stopping or self._work.get(unit.id) is not work:
+            return
+        self._come_to(work)
+        if work.seats.nodes > 1:
+            self._spread.add(unit.id)
+        most, known = len(unit.spec.tasks), self._speedups.get(unit.id)
+        told = truth.telling.speedups(work.progress, work.seats, most, spread=unit.id in self._spread)
+        if known is None or told.differs(known):
+            self._speedups[unit.id] = told
+            attempt, (name, _) = next(iter(work.launches.items()))
+            self._report(name, told=Told(attempt=attempt, speedups=told))
+        self.timeline.call_in(truth.tells, self._tell, work)
 
     def _foresee(self, work: _Work) -> None:
         """Set the instant at which it will end, as things are."""
@@ -380,7 +480,7 @@ class Twin:
         self._wasted(work, "stalled" if work.seats is None else "saving", now - work.stands)
         if outcome != "done":
             self._keep(work, saved=outcome == "stopped" and work.truth.saves)
-        progress = int(work.progress * ALL) if outcome != "done" and work.truth.tells else -1
+        progress = int(work.progress * ALL) if outcome != "done" and work.truth.reports else -1
         for attempt, (name, launch) in work.launches.items():
             ending = Ending(
                 outcome=outcome, code=int(outcome == "failed"), run=now - work.began, progress=progress,
@@ -392,8 +492,7 @@ class Twin:
     def _stand_still(self, work: _Work) -> None:
         """From now on it does not get on."""
         work.stands = self.timeline.now
-        if work.epoch > 1:
-            self._wasted(work, "restoring", min(work.truth.restore, work.stands - work.began))
+        self._wasted(work, "restoring", min(_overhead(work), work.stands - work.began))
 
     def _wasted(self, work: _Work, cause: Literal["restoring", "saving", "stalled", "lost"], time: int) -> None:
         if time > 0:
@@ -503,8 +602,45 @@ class Twin:
             if known is None or not known.up:
                 known = self.nodes[node.name] = VirtualNode(self, node)
             known.node = node
-            self.host.connect(node.name, self.host.accepted(), known)
+        self._adopt()
+        for node in nodes:
+            self.host.connect(node.name, self.host.accepted(), self.nodes[node.name])
             self._hear(node.name, Hello(node=node, running=self._running_on(node.name)))
+
+    def _adopt(self) -> None:
+        """What the ledger had running at the beginning, on nodes that are there, goes on. What was placed and had not
+        started is launched anew when its node has said hello.
+        """
+        for unit in [unit for unit in self.ledger.active_units() if unit.id in self._inherited]:
+            tasks = [(index, task) for index, task in enumerate(unit.tasks) if task.active]
+            if not any(task.started for _, task in tasks):
+                continue
+            if all(task.node in self.nodes for _, task in tasks):
+                self._inherited.discard(unit.id)
+                launches = {
+                    attempt_of(unit, index): (
+                        task.node,
+                        Launch(
+                            attempt=attempt_of(unit, index), argv=(), shape=unit.shape, slots=0, devices=task.devices
+                        ),
+                    )
+                    for index, task in tasks
+                }
+                self._go_on(unit, launches, min(task.started for _, task in tasks if task.started))
+
+    def _go_on(self, unit: UnitState, launches: dict[Attempt, tuple[str, Launch]], started: int) -> None:
+        """Its attempts run, and have since an instant of the log."""
+        work = self._work[unit.id] = _Work(unit, self._truths[unit.id], self._progress.get(unit.id, 0.0))
+        work.launches = launches
+        work.began = started - self.began
+        work.since = work.began + _overhead(work)
+        work.seats = self._seats(work)
+        for attempt, (name, _) in launches.items():
+            self._of[attempt] = work
+            self._on.setdefault(name, {})[unit.id] = work
+        work.slowdown = self._slowdown_of(work)
+        self._come_to(work)
+        self._foresee(work)
 
     def _running_on(self, name: str) -> tuple[Running, ...]:
         return tuple(
@@ -521,29 +657,33 @@ class Twin:
             return
         node.up = False
         for work in list(self._on.pop(name, {}).values()):
-            self._keep_from_loss(work, name)
+            self._keep_from_loss(work, {attempt for attempt, (on, _) in work.launches.items() if on == name})
         for queue in node.waiting.values():
             for launch in queue:
                 waiting = self._of.get(launch.attempt)
                 if waiting is not None:
                     self._drop(waiting)
         node.waiting.clear()
-        self.timeline.call_in(detected_after, self.host.post, Dead(name))
+        self.timeline.call_in(detected_after, self._detect, node)
 
-    def _keep_from_loss(self, work: _Work, name: str) -> None:
-        """Its tasks on that node are gone; those elsewhere stand still until they are told to end."""
+    def _detect(self, node: VirtualNode) -> None:
+        """Unless it is back by now, and has said itself what it has lost."""
+        if self.nodes[node.node.name] is node:
+            self.host.post(Dead(node.node.name))
+
+    def _keep_from_loss(self, work: _Work, gone: Collection[Attempt]) -> None:
+        """These of its attempts are gone; the others stand still until they are told to end."""
         self._come_to(work)
         if work.stands < 0:
             self._stand_still(work)
         self._keep(work, saved=False)
-        if work.timer is not None:
+        if work.timer is not None and not work.stopping:  # those elsewhere that save themselves still end
             work.timer.cancel()
             work.timer = None
         work.seats = None
-        for attempt, (on, _) in list(work.launches.items()):
-            if on == name:
-                del work.launches[attempt]
-                self._of.pop(attempt, None)
+        for attempt in gone:
+            del work.launches[attempt]
+            self._of.pop(attempt, None)
         if not work.launches:
             self._drop(work)
 
@@ -552,22 +692,27 @@ class Twin:
         if node.up:
             self.host.hear(name, node, message)
 
-    def _report(self, name: str, *, running: Running | None = None, ended: Ended | None = None) -> None:
+    def _report(
+        self, name: str, *, running: Running | None = None, ended: Ended | None = None, told: Told | None = None
+    ) -> None:
         """What a node has to say at this instant is said at once."""
         if not self._reports:
             self.timeline.call_at(self.timeline.now, self._send_reports)
-        report = self._reports.setdefault(name, ([], []))
+        report = self._reports.setdefault(name, ([], [], []))
         if running is not None:
             report[0].append(running)
         if ended is not None:
             report[1].append(ended)
+        if told is not None:
+            report[2].append(told)
 
     def _send_reports(self) -> None:
         reports, self._reports = self._reports, {}
-        for name, (running, ended) in reports.items():
+        for name, (running, ended, told) in reports.items():
             node = self.nodes[name]
             node.serial += 1
-            self._hear(name, Report(serial=node.serial, running=tuple(running), ended=tuple(ended)))
+            said = Report(serial=node.serial, running=tuple(running), ended=tuple(ended), told=tuple(told))
+            self._hear(name, said)
 
 
 def _overhead(work: _Work) -> int:

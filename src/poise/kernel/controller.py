@@ -54,6 +54,7 @@ from poise.model.events import (
     Remembered,
     Returned,
     Round,
+    SpeedupsTold,
     Started,
     StopAsked,
     TokenAdded,
@@ -78,6 +79,7 @@ from poise.model.messages import (
     Report,
     Running,
     ToAgent,
+    Told,
 )
 from poise.model.profiles import ENOUGH_RUNS
 from poise.model.quotas import Quota
@@ -809,6 +811,7 @@ class Controller:
         elif isinstance(message, Report):
             self._take_report(name, message.running, message.ended, now)
             self._take_faults(name, message.faults, now)
+            self._take_told(name, message.told, now)
             self._send(name, Acked(serial=message.serial))
 
     def _expect(self, name: str) -> None:
@@ -921,6 +924,16 @@ class Controller:
             for unit, index in hit:
                 self._send(name, Desired(stops=(attempt_of(unit, index),)))
                 self._lose(unit, index, f"device {fault.index} of {name} failed: {what}", now)
+
+    def _take_told(self, name: str, told: Iterable[Told], now: int) -> None:
+        """How running work scales; what is as it was known to be is no news."""
+        for one in told:
+            found = self.ledger.task(one.attempt.task)
+            if found is None or not self._valid(one.attempt, name):
+                continue
+            unit, speedups = found[0], one.speedups.within(len(found[0].spec.tasks))
+            if unit.speedups is None or speedups.differs(unit.speedups):
+                self._commit(SpeedupsTold(at=now, unit=unit.id, speedups=speedups))
 
     def _device(self, node: str, index: int) -> Device | None:
         return next((device for device in self.ledger.nodes[node].node.devices if device.index == index), None)

@@ -56,6 +56,7 @@ from poise.model.events import (
     Remembered,
     Returned,
     Round,
+    SpeedupsTold,
     Started,
     StopAsked,
     Straggling,
@@ -78,7 +79,7 @@ from poise.model.fleet import (
     Straggler,
     model_under,
 )
-from poise.model.jobs import ALL, Ending, Job, Outcome, Priority, Unit, Work
+from poise.model.jobs import ALL, Ending, Job, Outcome, Priority, Speedups, Unit, Work
 from poise.model.messages import Attempt
 from poise.model.profiles import Profile, estimate_run, is_brief, outlasting
 from poise.model.quotas import Amounts, Quota, asked
@@ -175,7 +176,7 @@ class UnitState(msgspec.Struct, gc=False):
     there is none. `ooms` are the epochs in which it ran out of memory, `ran_out` is the least that it had asked for
     then; what it is tried in next is smaller where it can be: an elastic unit has at most `most` tasks (0: all).
     `barred` are the identities of devices that have failed it, with the epoch in which each did; `straggled` the latest
-    reports of attempts that took longer than their like.
+    reports of attempts that took longer than their like. `speedups` is how it scales, if it has said so.
     """
 
     spec: Unit
@@ -217,6 +218,7 @@ class UnitState(msgspec.Struct, gc=False):
     most: int = 0
     barred: dict[str, int] = {}
     straggled: tuple[Straggling, ...] = ()
+    speedups: Speedups | None = None
 
     @property
     def most_tasks(self) -> int:
@@ -412,6 +414,22 @@ class Ledger:
     def encode(self) -> bytes:
         """Canonical: equal states give equal bytes."""
         return _encoder.encode(self._state)
+
+    def keeping(self, jobs: Collection[str], priorities: Mapping[str, Priority] | None = None) -> "Ledger":
+        """A copy that knows these jobs only, some of them with other `priorities` of what is not over. What holds room
+        has to be among them.
+        """
+        state = _decoder.decode(self.encode())
+        state.jobs = {job_id: job for job_id, job in state.jobs.items() if job_id in jobs}
+        state.finished = [job_id for job_id in state.finished if job_id in state.jobs]
+        for job_id, priority in (priorities or {}).items():
+            job = state.jobs[job_id]
+            for unit in job.units:
+                if not unit.over:
+                    unit.spec = msgspec.structs.replace(unit.spec, priority=priority)
+                    unit.queue = _queue_of(job, unit.spec) + (f"/{unit.id}" if unit.barred else "")
+        state.held = {}  # of queues that may not be there any more; reasons are told anew
+        return Ledger(state)
 
     @property
     def revision(self) -> int:
@@ -855,6 +873,12 @@ class Ledger:
         unit.straggled = (*unit.straggled[1 - PAST_ORDERS :], event)
         self._index_straggling(unit)
 
+    def _speedups_told(self, event: SpeedupsTold) -> None:
+        unit = self._units[event.unit]
+        if unit.over:
+            raise InvariantBroken(f"{event.unit} told how it scales, but is {unit.status}")
+        unit.speedups = self._speedups[unit.id] = event.speedups
+
     def _index_straggling(self, unit: UnitState) -> None:
         """What could be moved by itself; a gang is as slow wherever its slowest member is."""
         if len(unit.tasks) == 1 and unit.tasks[0].straggles:
@@ -1087,7 +1111,8 @@ class Ledger:
     def _close(self, unit: UnitState, status: UnitStatus, at: int) -> None:
         if unit.status == "pending":
             self._remove_pending(unit)
-        unit.status, unit.ended = status, at
+        unit.status, unit.ended, unit.speedups = status, at, None
+        self._speedups.pop(unit.id, None)
         self._forget_yields(unit)
         self._state.jobs[unit.job].unfinished -= 1
         self._unfinished_count -= 1
@@ -1476,6 +1501,7 @@ class Ledger:
             backlog={queue: len(units) for queue, units in self._queues.items()},
             profiles=dict(self._state.profiles),
             throughputs=throughputs or {},
+            speedups=dict(self._speedups),
             elastic=tuple(
                 self._resident(unit) for unit in sorted(self._elastic.values(), key=_ordinal) if not unit.stopping
             ),
@@ -1653,6 +1679,7 @@ class Ledger:
             Started: self._started,
             Finished: self._finished,
             Straggling: self._straggling,
+            SpeedupsTold: self._speedups_told,
             Held: self._held,
             NodeJoined: self._node_joined,
             NodeLost: self._node_lost,
@@ -1679,6 +1706,7 @@ class Ledger:
         self._elastic: dict[str, UnitState] = {}
         self._stragglers: dict[str, UnitState] = {}
         self._shapes: dict[Shape, int] = {}
+        self._speedups: dict[str, Speedups] = {}
         self._on: dict[str, dict[tuple[str, int], tuple[UnitState, int]]] = {}
         self._fleet = None
         self._stale: set[str] = set()
@@ -1693,6 +1721,8 @@ class Ledger:
                 job.calls.restore_order()
             for unit in job.units:
                 self._unfinished_count += not unit.over
+                if unit.speedups is not None:
+                    self._speedups[unit.id] = unit.speedups
                 if unit.status == "pending":
                     self._index_pending(unit)
                 elif unit.status == "active":
@@ -1765,6 +1795,7 @@ class Ledger:
         for index in (
             "_names",
             "_keys",
+            "_speedups",
             "_secrets",
             "_awaited_by",
             "_queues",
@@ -1894,7 +1925,7 @@ def tenant_of_queue(queue: str) -> str:
     return tenant if colon else DEFAULT
 
 
-def _queue_of(job: Job, unit: Unit) -> str:
+def _queue_of(job: Job | JobState, unit: Unit) -> str:
     """Units alike to placement, served in order; a tenant, a graph, a deadline or a gang sets units apart."""
     apart = len(job.units) > 1 or unit.deadline or len(unit.tasks) > 1 or unit.variants or unit.weight != 1000
     own = job.id if apart or unit.work != NO_WORK else ""

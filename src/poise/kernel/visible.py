@@ -37,6 +37,7 @@ from poise.model.events import (
     Preempted,
     QuotaSet,
     Returned,
+    SpeedupsTold,
     Started,
     Straggling,
     TokenAdded,
@@ -132,6 +133,8 @@ class Sight:
                 return event if self._is_own(event.job) else None
             case Started() | Finished() | Straggling():
                 return event if self._is_own(event.task) else None
+            case SpeedupsTold():
+                return event if self._is_own(event.unit) else None
             case Held():
                 mine = tenant_of_queue(event.queue) == self.bearer.tenant
                 return self._only(event, frozenset()) if mine else None

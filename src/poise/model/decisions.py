@@ -54,6 +54,7 @@ REASONS = {
     "BEHIND": "waits behind {subject}, which came first",
     "KEPT": "room there is kept for it",
     "RESERVED": "room is kept for {need}, which comes first",
+    "TURN": "it is the turn of others, who were owed more time",
     "NETWORK_BUSY": "{have} of network free, {need} needed",
     "NETWORK_TOO_SMALL": "has {have} of network in all, {need} needed",
     "NO_SUCH_DEVICE": "has no device that can do it: {need} needed, {have} there",

@@ -280,8 +280,10 @@ def _seen(value: Any) -> str:
 def _stand_in(kind: inspect.Type) -> Any:
     """Something that could stand in a field that has to be there, so that the rest can be looked at."""
     for one in _alternatives(kind):
-        if isinstance(one, inspect.IntType):
+        if isinstance(one, inspect.IntType | inspect.FloatType):
             return 1
+        if isinstance(one, inspect.BoolType):
+            return True
         if isinstance(one, inspect.LiteralType):
             return one.values[0]
         if isinstance(one, inspect.ListType):

@@ -10,7 +10,7 @@ import msgspec
 
 from poise.model.calls import Call, Function, Result
 from poise.model.decisions import Cause, Reason, Spot, Why
-from poise.model.jobs import Ending, Job
+from poise.model.jobs import Ending, Job, Speedups
 from poise.model.quotas import Quota
 from poise.model.resources import Node
 from poise.model.tenants import Token
@@ -122,6 +122,14 @@ class Straggling(msgspec.Struct, frozen=True, tag="straggling", kw_only=True):
     ran: int
     expected: int
     siblings: int
+
+
+class SpeedupsTold(msgspec.Struct, frozen=True, tag="speedups", kw_only=True):
+    """A running unit has said how it scales, for the first time or noticeably otherwise than before."""
+
+    at: int
+    unit: str
+    speedups: Speedups
 
 
 class Held(msgspec.Struct, frozen=True, tag="held", kw_only=True):
@@ -328,6 +336,7 @@ Event = (
     | Started
     | Finished
     | Straggling
+    | SpeedupsTold
     | Held
     | NodeJoined
     | NodeLost

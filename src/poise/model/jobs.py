@@ -105,6 +105,35 @@ WEIGHT = 1000
 """The business weight of what was given none, in thousandths."""
 
 
+MAX_TASKS_TOLD = 1024
+"""In how many sizes a unit says its speed."""
+
+NOTICEABLE = 0.05
+"""A speed that has changed by less is not told again."""
+
+
+class Speedups(msgspec.Struct, frozen=True, array_like=True):
+    """How fast a unit gets on with 1, 2, ... tasks, in thousandths of what it does with one, as it says itself: with
+    all of them on one node (`together`), or on as few nodes as hold them where one does not (`apart`). It is the
+    progress that counts, not the steps. With more tasks than that it is as fast as with the most.
+    """
+
+    together: tuple[int, ...]
+    apart: tuple[int, ...]
+
+    def within(self, tasks: int) -> "Speedups":
+        """Of so many tasks at most, and nothing that is no speed."""
+        most = min(tasks, MAX_TASKS_TOLD)
+        return Speedups(tuple(max(0, of) for of in self.together[:most]), tuple(max(0, of) for of in self.apart[:most]))
+
+    def differs(self, other: "Speedups") -> bool:
+        """Whether any of it has changed noticeably."""
+        if len(self.together) != len(other.together) or len(self.apart) != len(other.apart):
+            return True
+        pairs = zip(self.together + self.apart, other.together + other.apart, strict=True)
+        return any(abs(mine - theirs) > NOTICEABLE * theirs for mine, theirs in pairs)
+
+
 class Variant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One more artifact of the same work, for other devices: another command, in another shape."""
 

@@ -6,7 +6,7 @@ be there (`Desired`, complete), and both then send changes. Everything is idempo
 
 import msgspec
 
-from poise.model.jobs import Ending
+from poise.model.jobs import Ending, Speedups
 from poise.model.load import Load
 from poise.model.resources import Node, Shape
 from poise.units import SECOND
@@ -69,6 +69,13 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ending: Ending
 
 
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What a running attempt says of how its unit scales."""
+
+    attempt: Attempt
+    speedups: Speedups
+
+
 class DeviceFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A device has failed such that no work should be given to it. `code` as its driver has it, such as `XID 79`. `id`
     is what the device is known by: by the time this is heard another may be in its place.
@@ -103,6 +110,7 @@ class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True, omit_defau
     running: tuple[Running, ...] = ()
     ended: tuple[Ended, ...] = ()
     faults: tuple[DeviceFault, ...] = ()
+    told: tuple[Told, ...] = ()
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True, omit_defaults=True):

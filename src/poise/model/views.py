@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from poise.model.fleet import Fleet, PoolView, Resident, Straggler
-from poise.model.jobs import NO_WORK, WEIGHT, Work
+from poise.model.jobs import NO_WORK, WEIGHT, Speedups, Work
 from poise.model.profiles import Profile
 from poise.model.quotas import Amounts
 from poise.model.resources import Shape
@@ -66,10 +66,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All a cluster policy may read. Candidates come in order of submission; of a long queue only the head is shown.
 
     `profiles` holds what was learned, by class and by `class@device model`; `throughputs` declared
-    speeds, by the same keys. `elastic` has one entry for each running unit that could use more tasks or fewer,
-    `stragglers` for each of one task that takes longer than its like; `yielded` says which units have yielded to which
-    that still wait, `quotas` how much more the work of a tenant with a quota may take, `running` how many attempts of
-    each shape there are on nodes.
+    speeds, by the same keys. `speedups` is how units scale that have said it themselves, by unit. `elastic` has one
+    entry for each running unit that could use more tasks or fewer, `stragglers` for each of one task that takes longer
+    than its like; `yielded` says which units have yielded to which that still wait, `quotas` how much more the work of
+    a tenant with a quota may take, `running` how many attempts of each shape there are on nodes.
     `triggers` names what forced this round."""
 
     revision: int
@@ -80,6 +80,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     profiles: Mapping[str, Profile]
     throughputs: Mapping[str, float] = {}
     memory: Mapping[str, Any] = {}
+    speedups: Mapping[str, Speedups] = {}
     elastic: tuple[Resident, ...] = ()
     stragglers: tuple[Straggler, ...] = ()
     yielded: Mapping[str, str] = {}

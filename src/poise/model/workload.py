@@ -10,8 +10,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from poise.model.jobs import Outcome, Unit
+from poise.model.jobs import Outcome, Speedups, Unit
 from poise.model.tenants import DEFAULT
+from poise.units import MINUTE
 
 ONE_NODE, ONE_RACK, ONE_ZONE, APART = range(4)
 """How far apart the tasks of a unit are: values of `Seats.apart`."""
@@ -87,24 +88,35 @@ class Steady(msgspec.Struct, frozen=True, gc=False):
         return min(1.0, progress + seconds * self.rate(seats) / self.seconds)
 
 
+class Telling(Protocol):
+    """Work that says how it scales."""
+
+    def speedups(self, progress: float, seats: Seats, most: int, /, *, spread: bool) -> Speedups:
+        """As far as it can tell from there, with up to so many tasks; `spread` if it has been on several nodes."""
+        ...
+
+
 class Truth(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What only the world knows of a unit.
 
     When it is asked to stop it is gone after `save` nanoseconds; with `saves` it goes on where it was, else from its
     latest checkpoint (one every `checkpoint` nanoseconds of running; 0: from the start), which is also what is left
     after a failure. Its first start takes `start` nanoseconds before it gets on, coming back `restore`. An attempt ends
-    with `outcome` when it has done `until` of its work. With `tells` it says how far it has come when it is stopped.
+    with `outcome` when it has done `until` of its work. With a `telling` it says how it scales when it begins to get
+    on, and looks again each `tells` nanoseconds; with `reports` it says how far it has come when it is stopped.
     """
 
     pace: Pace
     start: int = 0
     checkpoint: int = 0
     saves: bool = False
-    tells: bool = True
+    reports: bool = True
     save: int = 0
     restore: int = 0
     outcome: Outcome = "done"
     until: float = 1.0
+    telling: Telling | None = None
+    tells: int = MINUTE
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -228,7 +228,7 @@ class Draft:
 
     # --- taking ------------------------------------------------------------------------------------------------------
 
-    def take(self, row: int, candidate: Candidate, shape: Shape, *, brief: bool = False) -> Spot:
+    def take(self, row: int, candidate: Candidate | None, shape: Shape, *, brief: bool = False) -> Spot:
         """Take room for one task; the caller has seen that it fits. Others may queue behind it if it is `brief`."""
         devices: tuple[int, ...] = ()
         if shape.gpus and row not in self._rooms and self._are_alike(row, shape):
@@ -365,9 +365,9 @@ class Draft:
             self._typical, self._looked_at_work = typical(self.view), True
         return self._typical
 
-    def _worth(self, row: int, candidate: Candidate, shape: Shape) -> Sequence[float]:
+    def _worth(self, row: int, candidate: Candidate | None, shape: Shape) -> Sequence[float]:
         """How good it is to take a share of each device of a node, where the weighted terms tell them apart."""
-        if not shape.is_part or not self._tells_devices:
+        if candidate is None or not shape.is_part or not self._tells_devices:
             return ()
         given = score_devices(self._scoring(np.array([row]), shape, self.estimates(candidate, shape)), self._weights)
         return () if given is None else [float(value) for value in given[0]]
@@ -463,6 +463,28 @@ class Draft:
     def _reserved(self, row: int) -> Reason:
         kept = self.kept[row][0]
         return Reason(code="RESERVED", subject=self.fleet.names[row], need=kept.unit, wakes="placed")
+
+
+def close_together(fleet: Fleet, room: Ints, needed: int) -> list[int]:
+    """A row for each task: the tightest single node, else the tightest rack or zone, else the whole fleet; inside, the
+    roomiest and best connected nodes first, so that few are used.
+    """
+    whole = np.flatnonzero(room >= needed)
+    if len(whole):
+        row = int(whole[np.argmin(room[whole])])
+        return [row] * needed
+    for place in (fleet.rack, fleet.zone, np.zeros(len(fleet), np.int64)):
+        sums = np.bincount(place, weights=room)
+        enough = np.flatnonzero(sums >= needed)
+        if len(enough):
+            inside = np.flatnonzero((place == enough[np.argmin(sums[enough])]) & (room > 0))
+            order = np.lexsort((inside, fleet.latency[inside], -fleet.bandwidth[inside], -room[inside]))
+            rows: list[int] = []
+            for row in inside[order].tolist():
+                rows += [row] * min(int(room[row]), needed - len(rows))
+                if len(rows) == needed:
+                    return rows
+    return []
 
 
 def _mean(estimate: Estimate) -> int:

@@ -81,6 +81,7 @@ def _admitted(view: Snapshot, ordered: Sequence[Claim]) -> list[Claim]:
         able = ability(view.fleet, claim.shape).models
         needed = claim.shape.gpus * (len(claim.rows) or claim.least)
         models = on.get(claim.unit) or sorted((model for model in left if able[model]), key=lambda of: (-left[of], of))
+        models = [model for model in models if model in left]  # a node may be lost that had all of a model
         if sum(left[model] for model in models) < needed:
             continue
         for model in models:

@@ -66,6 +66,17 @@ class Room:
             found.sort(key=lambda device: (-_parts(device, shape), device[INDEX]))
         return tuple(sorted([device[INDEX] for device in found[: shape.gpus]]))
 
+    def has(self, shape: Shape, devices: tuple[int, ...]) -> bool:
+        """Whether one task fits on these devices."""
+        free = [
+            one
+            for one in self.devices
+            if one[FREE_SHARE] >= (WHOLE if shape.share == WHOLE else shape.share + one[SPARE])
+            and one[FREE_MEMORY] >= shape.gpu_memory
+        ]
+        enough = self.cpu >= shape.cpu and self.memory >= shape.memory and self.network >= shape.network
+        return enough and {one[INDEX] for one in free}.issuperset(devices)
+
     def take(self, shape: Shape, devices: tuple[int, ...]) -> None:
         self.cpu -= shape.cpu
         self.memory -= shape.memory

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Spot, Why
-from poise.model.fleet import CPU, HOT, Fleet, Ints, Resident
+from poise.model.fleet import CPU, HOT, Resident
 from poise.model.jobs import GRACE
 from poise.model.profiles import expected_run, is_brief
 from poise.model.resources import WHOLE, Shape
@@ -22,7 +22,8 @@ from poise.model.views import Candidate, Snapshot
 from poise.policy.allowance import Allowance
 from poise.policy.assign import assign
 from poise.policy.feasible import room_when_empty
-from poise.policy.place import Draft
+from poise.policy.goodput import Goodput
+from poise.policy.place import Draft, close_together
 from poise.policy.protocol import Policy
 from poise.policy.queues import Tiresias
 from poise.policy.rank import (
@@ -61,6 +62,7 @@ from poise.policy.reclaim import (
     stands_still,
     value,
 )
+from poise.policy.rounds import SHARING
 from poise.policy.score import TERMS, Term, turn_weight
 from poise.policy.static import Static
 from poise.units import SECOND, format_duration
@@ -409,7 +411,7 @@ class _Round:
         for mask in masks:
             here = room if mask is None else np.where(mask, room, 0)
             if int(here.sum()) >= needed:
-                rows = _close_together(fleet, here, needed)
+                rows = close_together(fleet, here, needed)
                 if rows:
                     return rows
         return []
@@ -747,7 +749,7 @@ class _Round:
             if resident is None or resident.model == model or unit in self._yielding:
                 continue
             shape = _on_model(resident.shape, fleet.models[index].name)
-            rows = _close_together(fleet, self.draft.capacity(shape), resident.size)
+            rows = close_together(fleet, self.draft.capacity(shape), resident.size)
             if rows:
                 room, victims = Counter(rows), NOBODY
             else:
@@ -929,28 +931,6 @@ def _unseen(view: Snapshot) -> dict[str, int]:
     return {queue: count for queue, count in shown.items() if view.backlog.get(queue, 0) > count}
 
 
-def _close_together(fleet: Fleet, room: Ints, needed: int) -> list[int]:
-    """A row for each task: the tightest single node, else the tightest rack or zone, else the whole fleet; inside, the
-    roomiest and best connected nodes first, so that few are used.
-    """
-    whole = np.flatnonzero(room >= needed)
-    if len(whole):
-        row = int(whole[np.argmin(room[whole])])
-        return [row] * needed
-    for place in (fleet.rack, fleet.zone, np.zeros(len(fleet), np.int64)):
-        sums = np.bincount(place, weights=room)
-        enough = np.flatnonzero(sums >= needed)
-        if len(enough):
-            inside = np.flatnonzero((place == enough[np.argmin(sums[enough])]) & (room > 0))
-            order = np.lexsort((inside, fleet.latency[inside], -fleet.bandwidth[inside], -room[inside]))
-            rows: list[int] = []
-            for row in inside[order].tolist():
-                rows += [row] * min(int(room[row]), needed - len(rows))
-                if len(rows) == needed:
-                    return rows
-    return []
-
-
 def _on_model(shape: Shape, name: str) -> Shape:
     """The same, on devices of this model only."""
     return msgspec.structs.replace(shape, wants=msgspec.structs.replace(shape.wants, models=(name,)))
@@ -970,7 +950,7 @@ def _order_of(order: str | Mapping[str, float], terms: Mapping[str, RankTerm]) -
 
 
 POLICIES: dict[str, ClusterPolicy] = {recipe.name: Suite(recipe) for recipe in RECIPES} | {
-    policy.name: policy for policy in (Static(), Tiresias())
+    policy.name: policy for policy in (Static(), Tiresias(), Goodput(), *SHARING)
 }
 
 SAFE_POLICY = "fifo"

@@ -14,9 +14,9 @@ Definitions, and where they come from:
 * *rho*: completion over what it would be on an equal share: the time by itself times the contention, which is what all
   unfinished jobs ask for over what there is, at least 1, as the mean over the job's life (Themis, NSDI'20; Shockwave,
   NSDI'23, which has one contention for all jobs). Above 1.05 a job was treated unfairly, as Shockwave counts it.
-* *fragmentation*: the share of the free devices that lie on nodes where no task of any waiting job fits that could
-  start as a whole; its mean over the time in which something waits and something is free (after FGD, ATC'23, which
-  measures it against the jobs that are typical).
+* *stranded*: devices that are free, on nodes where no task of any waiting job fits that could start as a whole: their
+  part of all devices, and (*fragmentation*) of the free ones, while something waits for devices (after FGD, ATC'23,
+  which measures it against the jobs that are typical). What places all that it can strands all that it leaves free.
 * *overhead*: time for which devices were held without getting on: restoring, saving, standing still after a loss, and
   doing again what was lost.
 """
@@ -56,6 +56,8 @@ LEAST = 10 * SECOND
 
 UNFAIR = 1.05
 
+FOREVER = 2**62
+
 POINTS = 512
 """Stretches of time that a curve is made of, at most."""
 
@@ -82,7 +84,7 @@ class JobResult(msgspec.Struct, kw_only=True, gc=False):
     the devices (or, without any, the cores), and `wasted` as much of that as it did not get on in; nanoseconds.
     `alone` is how long it takes by itself on the fastest devices (0: not known), `contention` the mean while it was
     there. `moved` counts attempts that began on other nodes than the one before. `energy` in joules, `price` in
-    dollars.
+    dollars, `flops` the operations that it has to do, if its user said so.
     """
 
     id: str
@@ -105,6 +107,12 @@ class JobResult(msgspec.Struct, kw_only=True, gc=False):
     contention: float = 1.0
     energy: float = 0.0
     price: float = 0.0
+    flops: int = 0
+
+    @property
+    def per_watt(self) -> float:
+        """Its operations per second and watt, as far as its user said how many it has to do; else 0."""
+        return self.flops / self.energy if self.energy and self.outcome == "done" else 0.0
 
     @property
     def completion(self) -> int:
@@ -171,8 +179,9 @@ class Curves(msgspec.Struct, frozen=True, kw_only=True):
 class Measures(msgspec.Struct, frozen=True, kw_only=True):
     """All figures of a trial. Durations in nanoseconds, shares from 0 to 1, energy in kWh, money in dollars.
 
-    `energy` is of all devices while they were there, `price` of all of them, and `paid` of what was held. `powerless`
-    counts devices of which no power is known. `deadlines` and `met` count jobs.
+    `energy` is of all devices while they were there, `per_watt` the operations per second and watt of what was done, as
+    far as users said how many there were; `price` is of all devices, and `paid` of what was held. `powerless` counts
+    devices of which no power is known. `deadlines` and `met` count jobs.
     """
 
     jobs: int
@@ -190,6 +199,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     rho: Ratios
     unfair: float
     use: dict[str, KindUse]
+    stranded: float
     fragmentation: float
     deadlines: int
     met: int
@@ -199,6 +209,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     overhead: Overhead
     energy: float
     co2: float
+    per_watt: float
     price: float
     paid: float
     powerless: int
@@ -257,6 +268,7 @@ class _Totals(NamedTuple):
     price: tuple[float, float]
     stranded: float
     free: float
+    wanted: float
 
 
 class _Kind:
@@ -286,7 +298,7 @@ class Recorder:
         self._power = power
         self._spans = spans
         self._ledger = Ledger()
-        self._began = self._now = self._last_end = 0
+        self._began = self._now = self._moved_at = 0
         self._open_jobs: dict[str, _Job] = {}
         self._units: dict[str, _Unit] = {}
         self._attempts: dict[str, _Attempt] = {}
@@ -299,7 +311,8 @@ class Recorder:
         self._migrations = self._running = self._looks = self._looked_at = self._left_out = 0
         self._watts = self._held_watts = self._price = self._held_price = 0.0
         self._watts_for = self._held_watts_for = self._price_for = self._held_price_for = 0.0
-        self._stranded = self._free = self._stranded_for = self._free_for = 0.0
+        self._stranded = self._free = self._wanted = 0.0
+        self._stranded_for = self._free_for = self._wanted_for = 0.0
         self._powerless: set[tuple[str, int]] = set()
         self._changed = True
         self._remembered = 0
@@ -322,7 +335,8 @@ class Recorder:
 
     def begin(self, ledger: Ledger, began: int) -> None:
         """From here on; `ledger` is that of the control plane, and ahead of the events by no more than an instant."""
-        self._ledger, self._began, self._now = ledger, began, began
+        self._ledger = ledger
+        self._began = self._now = self._moved_at = began
 
     def take(self, event: Event) -> None:
         """What has happened next."""
@@ -330,6 +344,8 @@ class Recorder:
         if take is not None:
             self._advance(event.at)
             self._changed = True
+            if not isinstance(event, NodeJoined | NodeLost):
+                self._moved_at = event.at
             take(event)
 
     def waste(self, waste: Waste) -> None:
@@ -344,6 +360,14 @@ class Recorder:
                 key = what, waste.cause
                 self._waste[key] = self._waste.get(key, 0.0) + amount * waste.time
 
+    def still_for(self) -> int:
+        """Nanoseconds since anything was submitted, began or ended; 0 while something runs, and for ever once all is
+        over.
+        """
+        if not self._open_jobs:
+            return FOREVER
+        return 0 if self._running else self._now - self._moved_at
+
     def look(self) -> None:
         """Between two steps: how much of what is free could be used. Less often when there is much to look at."""
         if not self._changed:
@@ -353,7 +377,7 @@ class Recorder:
         if self._looks > OFTEN and at == self._looked_at:
             return
         self._looks, self._looked_at = self._looks + 1, at
-        self._stranded, self._free = stranded(self._ledger)
+        self._stranded, self._free, self._wanted = stranded(self._ledger)
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
@@ -369,6 +393,7 @@ class Recorder:
             devices=max(unit.shape.gpus * len(unit.tasks) for unit in job.units),
             tenant=job.tenant,
             deadline=max(unit.deadline for unit in job.units),
+            flops=sum(unit.work.flops * len(unit.tasks) for unit in job.units),
         )
         asks = (DEVICES, devices) if devices else (CPU, cores)
         opened = self._open_jobs[job.id] = _Job(result, asks, self._crowd[asks[0]])
@@ -428,7 +453,10 @@ class Recorder:
     def _finished(self, event: Finished) -> None:
         attempt = self._attempts.get(event.task)
         if attempt is not None and attempt.epoch == event.epoch:
-            if attempt.since < 0 and event.ending.outcome != "returned":  # it was too short to say that it began
+            if attempt.since < 0 and event.ending.outcome not in (
+                "returned",
+                "lost",
+            ):  # it was too short to say that it began
                 self._ran_unseen(attempt, event.at, event.ending.run)
             self._close(attempt, event.at, event.ending.outcome)
         self._end_if_over(event.task.partition(".")[0], event.at)
@@ -447,8 +475,12 @@ class Recorder:
         self._held_price_for += attempt.price * run
 
     def _close(self, attempt: _Attempt, at: int, outcome: str) -> None:
-        """It holds nothing any more."""
+        """It is over."""
         del self._attempts[attempt.task], attempt.unit.open[attempt.task]
+        self._release(attempt, at, outcome)
+
+    def _release(self, attempt: _Attempt, at: int, outcome: str) -> None:
+        """It holds nothing any more."""
         if attempt.since < 0:
             return
         self._add_held(attempt, -1)
@@ -463,6 +495,7 @@ class Recorder:
         result.price += attempt.price * held / HOUR
         if self._spans:
             self._remember(attempt, at, outcome)
+        attempt.since = -1
 
     def _remember(self, attempt: _Attempt, at: int, outcome: str) -> None:
         result = attempt.unit.job.result
@@ -514,8 +547,9 @@ class Recorder:
         self._add_there(event.node, 1)
 
     def _lost(self, event: NodeLost) -> None:
-        for attempt in [attempt for attempt in self._attempts.values() if attempt.node == event.name]:
-            self._close(attempt, event.at, "lost")
+        for attempt in self._attempts.values():
+            if attempt.node == event.name:  # what had not begun there may begin yet, once it is back
+                self._release(attempt, event.at, "lost")
         self._leave(event.name)
 
     def _leave(self, name: str) -> None:
@@ -548,6 +582,7 @@ class Recorder:
         self._held_price_for += self._held_price * took
         self._stranded_for += self._stranded * took
         self._free_for += self._free * took
+        self._wanted_for += self._wanted * took
         for what, asked in self._asked.items():
             there = self._kinds[CPU].there if what == CPU else self._devices_there()
             self._crowd[what] += (asked / there if there else 1.0) * took
@@ -565,6 +600,7 @@ class Recorder:
             price=(self._price_for, self._held_price_for),
             stranded=self._stranded_for,
             free=self._free_for,
+            wanted=self._wanted_for,
         )
 
     def _draw(self, since: int, until: int) -> None:
@@ -638,6 +674,7 @@ class Recorder:
             rho=ratios(rhos),
             unfair=sum(rho > UNFAIR for rho in rhos) / len(rhos) if rhos else 0.0,
             use=_use(totals, self._began),
+            stranded=totals.stranded / totals.wanted if totals.wanted else 0.0,
             fragmentation=totals.stranded / totals.free if totals.free else 0.0,
             deadlines=len(due),
             met=sum(job.outcome == "done" and job.completion <= job.deadline for job in due),
@@ -647,6 +684,7 @@ class Recorder:
             overhead=self._overhead(totals),
             energy=energy,
             co2=energy * self._power.kg_per_kwh,
+            per_watt=sum(job.flops for job in ended if job.outcome == "done") / (energy * 3.6e6) if energy else 0.0,
             price=totals.price[0] / HOUR,
             paid=totals.price[1] / HOUR,
             powerless=len(self._powerless),
@@ -684,9 +722,9 @@ def jain(values: Sequence[float]) -> float:
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
 
-def stranded(ledger: Ledger) -> tuple[float, float]:
-    """Devices that are free and that nothing which waits could use, and all that are free; nothing of either while
-    nothing waits for devices.
+def stranded(ledger: Ledger) -> tuple[float, float, float]:
+    """Devices that are free and that nothing which waits could use, all that are free, and all that are there; none
+    while nothing waits for devices.
     """
     fleet = ledger.fleet()
     usable = np.zeros(len(fleet), bool)
@@ -701,9 +739,12 @@ def stranded(ledger: Ledger) -> tuple[float, float]:
         if room.sum() >= tasks:
             usable |= room > 0
     if not seen:
-        return 0.0, 0.0
-    free = np.clip(fleet.device_share, 0, None).sum(axis=1) * (fleet.closed == 0) / WHOLE
-    return float(free[~usable].sum()), float(free.sum())
+        return 0.0, 0.0, 0.0
+    share = fleet.device_share
+    left = np.where(share == WHOLE, WHOLE, np.clip(share - fleet.device_spare, 0, None))  # of a shared one: what may be
+    free = left.sum(axis=1) * (fleet.closed == 0) / WHOLE
+    there = (fleet.device_model >= 0).sum(axis=1) * (fleet.closed == 0)
+    return float(free[~usable].sum()), float(free.sum()), float(there.sum())
 
 
 def _use(totals: _Totals, began: int) -> dict[str, KindUse]:

@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from poise.engine.twin import FOREVER, Twin
+from poise.engine.happenings import Happenings, in_world, interference
+from poise.engine.scenario import Nemesis
+from poise.engine.twin import FOREVER, Observe, Twin
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import JobState
 from poise.model.fleet import model_of, processor_of
@@ -12,6 +14,7 @@ from poise.model.history import Span
 from poise.model.jobs import Unit
 from poise.model.resources import Node, Shape, Wants
 from poise.model.workload import Seats, Truth, Workload
+from poise.model.worldfile import PLAIN, World
 from poise.policy.feasible import can_do
 from poise.policy.suites import ClusterPolicy
 from poise.twin.measures import Curves, JobResult, Measures, Recorder
@@ -52,19 +55,31 @@ def simulate(
     settings: Settings | None = None,
     *,
     until: int = 0,
-    power: PowerModel = POWER,
+    world: World = PLAIN,
+    nemeses: Sequence[Nemesis] = (),
     spans: int = 0,
     tell: Told | None = None,
+    observe: Observe = lambda event: None,
 ) -> Result:
-    """Run it to its end, or `until` nanoseconds from the beginning. So many of the longest attempts are remembered as
-    `spans`. `tell` hears now and then how far it is.
+    """Run it to its end, or `until` nanoseconds from the beginning, in a `world` where faults of some `nemeses` happen.
+    So many of the longest attempts are remembered as `spans`. `tell` hears now and then how far it is, `observe` is
+    handed every event.
     """
-    settings = msgspec.structs.replace(settings or Settings(), throughputs=workload.throughputs)
+    settings = settings or Settings()
+    settings = msgspec.structs.replace(settings, throughputs=settings.throughputs | workload.throughputs)
     alone = _Alone(nodes)
-    recorder = Recorder(alone=lambda job: alone.time(job, twin.truth), power=power, spans=spans)
-    twin = Twin(policy, settings, observe=recorder.take, waste=recorder.waste)
+    recorder = Recorder(alone=lambda job: alone.time(job, twin.truth), power=_power_in(world), spans=spans)
+    twin = Twin(policy, settings, observe=recorder.take, waste=recorder.waste, interference=interference(world.sharing))
     recorder.begin(twin.ledger, twin.began)
-    twin.add_nodes(nodes)
+    jobs = len(workload.arrivals)
+    last = max((arrival.at for arrival in workload.arrivals), default=0)
+
+    def over(patience: int) -> bool:
+        return twin.now >= last and recorder.still_for() > patience
+
+    happenings = Happenings(twin, nodes, world, nemeses, settings.seed, over=over)
+    workload = in_world(workload, world)
+    twin.add_nodes(happenings.present())
     for arrival in workload.arrivals:
         twin.arrive(arrival)
     steps = 0
@@ -75,10 +90,10 @@ def simulate(
         steps += 1
         if tell is not None and steps % TELL_EVERY == 0:
             tell(recorder.over, twin.now)
-        return True
+        return recorder.over + len(twin.refused) < jobs
 
     twin.run(until or None, watch=watch)
-    recorder.finish(twin.began + (until or twin.now))
+    recorder.finish(twin.began + twin.now)
     refused: dict[str, int] = {}
     for _, error in twin.refused:
         text = error.record.message
@@ -93,6 +108,11 @@ def simulate(
         forgotten=recorder.forgotten() if spans else 0,
         refused=dict(sorted(refused.items())),
     )
+
+
+def _power_in(world: World) -> PowerModel:
+    said = {name: value for name in PowerModel.__struct_fields__ if (value := getattr(world, name)) is not None}
+    return msgspec.structs.replace(POWER, **said)
 
 
 class _Alone:

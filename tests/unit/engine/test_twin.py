@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import msgspec
+
 from poise.engine.twin import DETECTED_AFTER, Twin
 from poise.kernel.controller import Settings
-from poise.model.events import Event, Finished, NodeLost, Placed, Preempted
-from poise.model.jobs import Priority, Task, Unit
+from poise.kernel.ledger import Ledger
+from poise.model.events import Event, Finished, NodeLost, Placed, Preempted, SpeedupsTold
+from poise.model.jobs import Priority, Speedups, Task, Unit
 from poise.model.resources import Device, Node, Shape
 from poise.model.workload import APART, ONE_NODE, ONE_RACK, Arrival, Scaling, Seats, Steady, Truth
 from poise.policy.suites import policy_named
@@ -96,6 +99,23 @@ def test_a_lost_node_takes_its_work_back_to_the_checkpoint() -> None:
     assert ends == {"j1": 350 + DETECTED_AFTER / SECOND + 10 + 700}
 
 
+class Halving(msgspec.Struct, frozen=True):
+    """Work that scales by half as well once half of it is done."""
+
+    def speedups(self, progress: float, seats: Seats, most: int, /, *, spread: bool) -> Speedups:
+        more = 1000 if progress < 0.5 else 500
+        return Speedups(*(tuple(1000 + more * tasks for tasks in range(most)) for _ in range(2)))
+
+
+def test_running_work_tells_how_it_scales_when_that_has_changed() -> None:
+    """It gets on from 10 s on, has done half at 110 s, and looks again each minute."""
+    truth = Truth(pace=Steady(200.0, 2), start=10 * SECOND, telling=Halving())
+    run = Run("fifo", [node("n1", gpus=2)], [arrival(0, 200, tasks=2, truth=truth)])
+    assert run.ends() == {"j1": 210}
+    told = [((event.at - run.twin.began) / SECOND, event.speedups.together) for event in run.of(SpeedupsTold)]
+    assert told == [(10, (1000, 2000)), (130, (1000, 1500))]
+
+
 def test_rounds_come_at_multiples_only() -> None:
     run = Run("fifo", [node("n1")], [arrival(1, 10), arrival(2, 10)], every=360 * SECOND)
     assert run.ends() == {"j1": 370, "j2": 730}
@@ -129,3 +149,67 @@ def test_shares_of_a_device_slow_each_other_down() -> None:
     twin.run()
     done = [event for event in events if isinstance(event, Finished)]
     assert [(event.task, (event.at - twin.began) / SECOND) for event in done] == [("j2.main", 75.0), ("j1.main", 125.0)]
+
+
+def half_way(policy: str, nodes: list[Node], arrivals: list[Arrival], at: float) -> tuple[Run, Twin]:
+    """A world that is stopped at an instant, and a twin that goes on from its ledger."""
+    run = Run(policy, nodes, arrivals)
+    run.twin.run(int(at * SECOND))
+    truths = {
+        unit.id: arrivals[number].truths[unit.spec.name]
+        for number, job in enumerate(run.twin.ledger.jobs.values())
+        for unit in job.units
+    }
+    twin = Twin(
+        policy_named(policy),
+        Settings(),
+        observe=run.events.append,
+        ledger=Ledger.decode(run.twin.ledger.encode()),
+        truths=truths,
+        at=run.twin.began + run.twin.now,
+    )
+    twin.add_nodes(state.node for state in twin.ledger.nodes.values() if state.status == "up")
+    return run, twin
+
+
+def ends_of(twin: Twin, began: int) -> dict[str, float]:
+    assert twin.run()
+    twin.ledger.check()
+    return {job.id: (job.ended - began) / SECOND for job in twin.ledger.jobs.values()}
+
+
+def test_a_twin_goes_on_from_where_a_world_stood() -> None:
+    """One runs, one waits: both end when they would have, and nothing starts anew."""
+    run, twin = half_way("fifo", [node("n1")], [arrival(0, 100), arrival(10, 20)], at=30)
+    assert ends_of(twin, run.twin.began) == {"j1": 100, "j2": 120}
+    assert len(run.of(Placed)) == 2
+    assert [event.ending.run // SECOND for event in run.of(Finished)] == [100, 20]
+
+
+def test_a_gang_that_runs_goes_on_and_what_yields_ends() -> None:
+    truth = Truth(pace=Steady(3600.0, 2), saves=True, save=30 * SECOND)
+    low = arrival(0, 3600, tasks=2, gpus=1, truth=truth, priority=Priority.LOW, checkpoint=60 * SECOND)
+    urgent = arrival(600, 100, priority=Priority.URGENT)
+    run, twin = half_way("poise", [node("n1"), node("n2")], [low, urgent], at=615)
+    assert len(run.of(Preempted)) == 1
+    ends = ends_of(twin, run.twin.began)
+    assert ends["j2"] == 615 + 30 + 100  # the twin does not know for how long it has been saving itself
+    assert run.of(Finished)[0].ending.run == 645 * SECOND
+
+
+def test_work_that_had_yielded_before_goes_on_from_what_it_kept() -> None:
+    run, _ = half_way("fifo", [node("n1")], [arrival(0, 100), arrival(0, 100)], at=30)
+    other = Twin(
+        policy_named("fifo"), Settings(), ledger=Ledger.decode(run.twin.ledger.encode()),
+        truths={name: Truth(pace=Steady(100.0)) for name in ("j1.main", "j2.main")},
+        progress={"j2.main": 0.75}, at=run.twin.began + run.twin.now,
+    )  # fmt: skip
+    other.add_nodes(state.node for state in other.ledger.nodes.values())
+    assert ends_of(other, run.twin.began) == {"j1": 100, "j2": 125}
+
+
+def test_what_ran_on_a_lost_node_is_tried_elsewhere() -> None:
+    run, twin = half_way("fifo", [node("n1"), node("n2")], [arrival(0, 100), arrival(0, 10)], at=30)
+    place = twin.ledger.jobs["j1"].units[0].tasks[0].node
+    twin.lose(place, 0, detected_after=0)
+    assert ends_of(twin, run.twin.began) == {"j1": 130, "j2": 10}

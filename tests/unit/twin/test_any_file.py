@@ -22,6 +22,7 @@ HEADERS = {
     "elasticflow": elasticflow.COLUMNS,
     "openb": openb.PODS,
     "azure": requests.AZURE,
+    "burstgpt": requests.BURSTGPT,
     "mooncake": requests.MILLISECONDS,
     "plain": ("submit", "duration", "gpus", "nodes", "memory", "priority", "deadline"),
 }
@@ -68,7 +69,7 @@ def check(name: str, content: bytes, options: Options, rows: int = -1) -> None:
     assert read.arrivals
     assert read.arrivals[0].at == 0
     assert all(before.at <= after.at < 2**62 for before, after in zip(read.arrivals, read.arrivals[1:], strict=False))
-    assert all(0 <= one.units[0].expect < 2**63 and one.units[0].deadline < 2**62 for one in read.arrivals)
+    assert all(0 <= one.units[0].expect < 2**62 and one.units[0].deadline < 2**62 for one in read.arrivals)
     if rows >= 0 and not options.jobs:
         assert len(read.arrivals) + sum(read.skipped.values()) == rows
 

@@ -28,7 +28,7 @@ job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,du
 1425512,uVMrF,vchbv,4,16,1,FAILED,2020-06-09 18:41:27,2020-06-09 18:41:27,2020-06-09 18:45:36,249,0
 1425513,uzqls,vcpDC,1,1,1,CANCELLED,2020-06-09 18:41:28,2020-06-09 18:41:28,2020-06-17 14:15:21,675233,0
 """
-"""The example of github.com/S-Lab-System-Group/HeliosData @ 106713b, README.md."""
+"""The example of github.com/S-Lab-System-Group/HeliosData @ 106713b, README.md (for academic purposes)."""
 
 PAI_FLAT = """\
 job_id,user,num_gpu,num_cpu,submit_time,num_inst,duration,group_gpu_dur
@@ -58,7 +58,8 @@ job_id,submit_time,iteration,model_name,ddl,batch_size,num_gpu,duration
 1,3717550,1548,ncf,3717583,32768,8,66
 138,3821474,14577,yolov3,3832082,64,16,17119
 """
-"""github.com/pkusys/ElasticFlow @ ce1bf52, ElasticFlow/traces_for_ElasticFlow/elasticVpollux_e.csv."""
+"""Three rows of github.com/pkusys/ElasticFlow @ ce1bf52, ElasticFlow/traces_for_ElasticFlow/elasticVpollux_e.csv (no
+licence is stated there)."""
 
 AZURE = """\
 TIMESTAMP,ContextTokens,GeneratedTokens
@@ -66,6 +67,14 @@ TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:50.9951690,396,109
 """
 """github.com/Azure/AzurePublicDataset, data/AzureLLMInferenceTrace_conv.csv (CC BY 4.0)."""
+
+BURSTGPT = """\
+Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,ChatGPT,1087,230,1317,Conversation log
+118,GPT-4,417,0,417,Conversation log
+"""
+"""github.com/HPMLL/BurstGPT, data/BurstGPT_1.csv; the failure of the last is ours."""
 
 MOONCAKE = """\
 {"timestamp": 0, "input_length": 8192, "output_length": 0, "hash_ids": [46, 47]}
@@ -170,6 +179,9 @@ def test_requests_are_brief_work(tmp_path: Path) -> None:
     assert seconds(read, "H100")[0] == pytest.approx(374 * 1.04e-4 + 44 * 0.0298)
     assert seconds(read, "A100-80")[0] == pytest.approx(374 * 1.89e-4 + 44 * 0.0449)
     assert read.arrivals[0].units[0].shape.share == 100
+    read = read_trace(write(tmp_path, BURSTGPT), ORACLE)
+    assert (read.name, read.skipped) == ("burstgpt", {"the request failed": 1})
+    assert [arrival.at / SECOND for arrival in read.arrivals] == [0, 40]
     read = read_trace(write(tmp_path, MOONCAKE), ORACLE)
     assert read.name == "mooncake"
     assert read.arrivals[1].at == 10.535 * SECOND

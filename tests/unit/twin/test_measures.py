@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from poise.kernel.controller import Settings
-from poise.model.jobs import Priority, Task, Unit
+from poise.model.jobs import Priority, Task, Unit, Work
 from poise.model.resources import Device, Node, Shape
 from poise.model.workload import Arrival, Steady, Truth, Workload
+from poise.model.worldfile import World
 from poise.policy.suites import policy_named
 from poise.twin.measures import ratios
-from poise.twin.power import PowerModel
 from poise.twin.trial import Result, simulate
 from poise.units import HOUR, SECOND
 
@@ -45,7 +45,7 @@ def three() -> Result:
     and 170.
     """
     jobs = [arrival(0, 100), arrival(10, 50, deadline=90 * SECOND), arrival(20, 20, deadline=150 * SECOND)]
-    return trial("fifo", [node("n1")], jobs, power=PowerModel(idle=0.25, busy=0.75, kg_per_kwh=0.5))
+    return trial("fifo", [node("n1")], jobs, world=World(idle=0.25, busy=0.75, kg_per_kwh=0.5))
 
 
 def test_times_of_three_jobs() -> None:
@@ -89,8 +89,16 @@ def test_use_energy_and_money_of_three_jobs() -> None:
     assert sum(job.price for job in jobs) == pytest.approx(measures.paid)
 
 
+def test_operations_per_watt() -> None:
+    """3.6e15 operations in 100 s at 225 W."""
+    measures = trial(
+        "fifo", [node("n1")], [arrival(0, 100, work=Work(flops=36 * 10**14))], world=World(busy=0.75)
+    ).measures
+    assert measures.per_watt == pytest.approx(36e14 / 100 / 225)
+
+
 def test_what_nobody_holds_draws_power_and_costs() -> None:
-    measures = trial("fifo", [node("n1", 2)], [arrival(0, 100)], power=PowerModel(idle=0.25, busy=0.75)).measures
+    measures = trial("fifo", [node("n1", 2)], [arrival(0, 100)], world=World(idle=0.25, busy=0.75)).measures
     assert measures.use["V100"].held == pytest.approx(0.5)
     assert measures.energy == pytest.approx((0.75 + 0.25) * 300 * 100 / 3.6e6)
     assert (measures.price, measures.paid) == pytest.approx((4 * 100 / 3600, 2 * 100 / 3600))
@@ -127,15 +135,15 @@ def test_work_that_is_done_again_is_lost() -> None:
     assert measures.overhead.lost == pytest.approx(600 / 3600)
 
 
-def test_devices_that_nothing_waiting_could_use_are_fragments() -> None:
-    """Two nodes of 4: three devices of each are taken for 100 s, and a job of 2 waits. Both free devices are fragments
-    until then.
-    """
+def test_devices_that_nothing_waiting_could_use_are_stranded() -> None:
+    """Two nodes of 4: three devices of each are taken for 100 s, and a job of 2 waits for the two that are left."""
+    nodes = [node("n1", 4), node("n2", 4)]
     jobs = [arrival(0, 100, gpus=3), arrival(0, 100, gpus=3), arrival(0, 10, gpus=2)]
-    told = trial("fifo", [node("n1", 4), node("n2", 4)], jobs)
-    assert told.measures.fragmentation == pytest.approx(1.0)
-    jobs = [arrival(0, 100, gpus=3), arrival(0, 100, gpus=2), arrival(0, 10, gpus=4)]
-    assert trial("fifo", [node("n1", 4), node("n2", 4)], jobs).measures.fragmentation == pytest.approx(1.0)
+    measures = trial("fifo", nodes, jobs).measures
+    assert (measures.stranded, measures.fragmentation) == pytest.approx((2 / 8, 1.0))
+    jobs = [arrival(0, 100, gpus=3), arrival(0, 100, gpus=4), arrival(0, 10, gpus=4), arrival(0, 10, gpus=1)]
+    measures = trial("fifo", nodes, jobs).measures  # the last could use what is left, and must not overtake
+    assert (measures.stranded, measures.fragmentation) == (0, 0)
 
 
 def test_curves_add_up() -> None:

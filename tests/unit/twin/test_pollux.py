@@ -82,6 +82,18 @@ def test_an_elastic_job_chooses_the_batch_that_is_best(tmp_path: Path) -> None:
     assert pace.left(0.0, Seats(("T4",) * 16, 4, 1, (4, 4, 4, 4))) < alone / 4
 
 
+def test_an_elastic_job_finds_out_what_being_spread_costs(tmp_path: Path) -> None:
+    """It supposes at first that it costs nothing; four tasks on four nodes exchange for 1 s a step."""
+    [first, _] = read_trace(excerpt(tmp_path), Options(elastic=True)).arrivals
+    telling = first.truths["main"].telling
+    assert telling is not None
+    hopes = telling.speedups(0.0, Seats(("T4",)), 16, spread=False)
+    assert hopes.together == hopes.apart
+    knows = telling.speedups(0.0, Seats(("T4",) * 16, 4, 1, (4, 4, 4, 4)), 16, spread=True)
+    assert knows.together[0] == knows.apart[0] == 1000
+    assert knows.apart[15] < knows.together[15]
+
+
 def test_progress_goes_on_where_it_was(tmp_path: Path) -> None:
     [first, _] = read_trace(excerpt(tmp_path), Options()).arrivals
     pace, seats = first.truths["main"].pace, Seats(("T4",) * 16, 4, 1, (4, 4, 4, 4))

@@ -86,6 +86,16 @@ def test_pareto_has_a_heavy_tail() -> None:
     assert read[4950] == pytest.approx(60 * 100 ** (1 / 1.5), rel=0.3)
 
 
+def test_some_have_deadlines() -> None:
+    read = read_trace("poisson:jobs=1000,deadlines=0.25,slack=2")
+    slack = [
+        one.units[0].deadline / 1e9 / one.truths["main"].pace.left(0.0, Seats(("",) * len(one.units[0].tasks)))
+        for one in read.arrivals
+    ]
+    assert len([of for of in slack if of == pytest.approx(2)]) == pytest.approx(250, abs=40)
+    assert len([of for of in slack if of]) < 300
+
+
 def test_speeds_are_known_by_class_and_model() -> None:
     read = read_trace("poisson:jobs=50,speeds=V100:1+K80:0.25,classes=3,tenants=1")
     assert sorted(read.throughputs)[:2] == ["class-0@K80", "class-0@V100"]

@@ -298,6 +298,13 @@ def test_steps_of_which_the_table_says_nothing_are_left_out(tmp_path: Path) -> N
     assert read.skipped == {"the table of throughputs does not know it": 1}
 
 
+def test_what_would_last_for_ever_is_no_job(tmp_path: Path) -> None:
+    path = gavel(tmp_path, [GAVEL[0].replace("925982", "1" + "0" * 13), GAVEL[1].replace("-1.000000", "1000000")])
+    read = read_trace(path)
+    assert read.skipped == {"the run time is absurd": 1}
+    assert read.arrivals[0].units[0].deadline == pytest.approx(2216.7e6 * SECOND)
+
+
 def test_dates_across_a_day(tmp_path: Path) -> None:
     rows = "timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09,1,1,1,a\n2017-10-10T00:00:00,1,1,1,a\n"
     assert read_trace(write(tmp_path, rows)).arrivals[1].at == DAY

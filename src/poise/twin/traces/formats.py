@@ -76,6 +76,12 @@ FORMATS = {
             requests.read_azure,
         ),
         Format(
+            "burstgpt",
+            "BurstGPT, requests to language models",
+            lambda head: head.names(*requests.BURSTGPT),
+            requests.read_burstgpt,
+        ),
+        Format(
             "mooncake",
             "Mooncake, requests to language models",
             lambda head: head.names(*requests.MILLISECONDS) or any(map(requests.is_record, head.lines[:1])),
@@ -108,8 +114,8 @@ def read_trace(trace: Path | str, options: Options | None = None, format: str = 
     options = options or Options()
     options.check()
     path = Path(trace)
-    if isinstance(trace, str) and synthetic.is_synthetic(trace) and not path.exists():
-        return synthetic.generate(synthetic.parse(trace), options)
+    if synthetic.is_synthetic(str(trace)) and not path.exists():
+        return synthetic.generate(synthetic.parse(str(trace)), options)
     return format_of(path, options, format).read(path, options)
 
 

@@ -13,7 +13,7 @@ from poise.model.resources import Wants
 from poise.model.workload import Workload
 from poise.twin.traces.making import Maker, Said
 from poise.twin.traces.options import Options
-from poise.twin.traces.rates import Size, table_for
+from poise.twin.traces.rates import Rates, Size, table_for
 from poise.twin.traces.rows import BadRow, Row, tabbed
 
 COLUMNS = ("type", "command", "folder", "flag", "needs data", "steps", "devices", "weight", "slo", "arrival")
@@ -28,7 +28,7 @@ def recognises(lines: list[str]) -> bool:
 def read(path: Path, options: Options) -> Workload:
     """Raises `SpecError` for what is no such file, or has no table of throughputs."""
     maker = Maker("gavel", path, options)
-    rates = table_for(path, options.throughputs).together
+    rates = table_for(path, options.throughputs)
     for row in tabbed(path, maker.tally, COLUMNS):
         try:
             maker.add(_said(row, maker, rates))
@@ -37,7 +37,7 @@ def read(path: Path, options: Options) -> Workload:
     return maker.workload()
 
 
-def _said(row: Row, maker: Maker, rates: dict[Size, dict[str, float]]) -> Said:
+def _said(row: Row, maker: Maker, rates: Rates) -> Said:
     size = Size(row.text("type"), row.devices("devices"))
     steps, by_model = row.number("steps"), rates_of(size, rates)
     best = max(by_model.values())
@@ -56,7 +56,7 @@ def _said(row: Row, maker: Maker, rates: dict[Size, dict[str, float]]) -> Said:
     )
 
 
-def rates_of(size: Size, rates: dict[Size, dict[str, float]]) -> dict[str, float]:
+def rates_of(size: Size, rates: Rates) -> dict[str, float]:
     """Steps per second by model of device, of those on which it fits. Raises `BadRow` where there are none."""
     fitting = {model: rate for model, rate in rates.get(size, {}).items() if rate > 0}
     if not fitting:

@@ -21,7 +21,7 @@ from poise.model.resources import ANY_GPU, WHOLE, Shape, Wants
 from poise.model.tenants import DEFAULT, class_of_tenant
 from poise.model.workload import Arrival, Pace, Steady, Truth, Workload
 from poise.twin.traces.options import SIGMA, Options
-from poise.twin.traces.rows import Tally, fault
+from poise.twin.traces.rows import MAX_SECONDS, BadRow, Tally, fault
 from poise.units import SECOND
 
 UNIT = "main"
@@ -75,7 +75,9 @@ class Maker:
         self._said: list[Said] = []
 
     def add(self, said: Said) -> None:
-        """One job more."""
+        """One job more. Raises `BadRow` for one that would last for ever."""
+        if not said.seconds <= MAX_SECONDS:
+            raise BadRow("the run time is absurd", need=f"at most {MAX_SECONDS:.0f} s", have=f"{said.seconds:.3g} s")
         self._said.append(said)
 
     def gang(self, devices: int) -> tuple[int, int]:
@@ -127,7 +129,7 @@ def _arrival(said: Said, options: Options, at: int, noise: float) -> Arrival:
         tasks=_tasks(said.tasks),
         shape=_shape(cpu, said.memory, said.gpus, said.share, said.wants),
         priority=said.priority,
-        deadline=round(said.deadline * SECOND),
+        deadline=round(min(said.deadline, MAX_OFFSET) * SECOND),
         expect=_expected(said, options, noise),
         kind=class_of_tenant(said.kind, said.tenant),
         checkpoint=options.checkpoint,
@@ -151,7 +153,7 @@ def _expected(said: Said, options: Options, noise: float) -> int:
         return 0
     truth = said.seconds
     seconds = truth if options.information == "oracle" else said.guess or truth * noise
-    return max(1, round(seconds * SECOND))
+    return max(1, round(min(seconds, MAX_OFFSET) * SECOND))
 
 
 @cache

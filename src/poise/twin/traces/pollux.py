@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 
 from poise.model.fleet import Floats
-from poise.model.jobs import Task, Unit
+from poise.model.jobs import Speedups, Task, Unit
 from poise.model.resources import Shape
 from poise.model.workload import Arrival, Seats, Truth, Workload
 from poise.twin.traces.making import COMMAND, UNIT
@@ -166,18 +166,11 @@ class Application:
         second.
         """
         tasks = sum(split)
-        sizes = np.geomspace(max(self.smallest, self.smallest_local * tasks), self.largest, SAMPLES)
-        share = sizes / tasks
-        accumulated = np.ceil(share / self.largest_local - ALMOST) - 1
-        if tasks == 1:
-            accumulated = np.where(share > self.smallest + ALMOST, np.maximum(accumulated, 1), accumulated)
-        local = np.ceil(share / (accumulated + 1) - ALMOST)
-        step, exchange = self.step(split, local)
-        seconds = step + accumulated * (step - exchange)
-        done = _gain(moments, tasks * local * (accumulated + 1) / self.smallest) / seconds
-        done = np.where((self.smallest_local <= local) & (local <= self.largest_local), done, 0.0)
+        could = _choices(self, split)
+        done = _gain(moments, could.scale) / could.seconds
         at = int(done.argmax())
-        batch = Batch(int(local[at]), int(accumulated[at]), int(tasks * local[at] * (accumulated[at] + 1)))
+        local, accumulated = int(could.local[at]), int(could.accumulated[at])
+        batch = Batch(local, accumulated, tasks * local * (accumulated + 1))
         return self._within(batch, tasks), float(done[at])
 
     def _within(self, batch: Batch, tasks: int) -> Batch:
@@ -190,6 +183,32 @@ class Application:
         step, exchange = self.step(split, np.array([float(batch.local)]))
         seconds = float(step[0] + batch.accumulated * (step[0] - exchange[0]))
         return float(_gain(self.moments(batch.total, epoch), batch.total / self.smallest)) / seconds
+
+
+class Choices(NamedTuple):
+    """Batches that a placement could have: local sizes, how often each is accumulated, all together over the smallest,
+    and the seconds of a step, infinite where a local size was not profiled.
+    """
+
+    local: Floats
+    accumulated: Floats
+    scale: Floats
+    seconds: Floats
+
+
+@lru_cache(maxsize=65_536)
+def _choices(application: Application, split: tuple[int, ...]) -> Choices:
+    tasks = sum(split)
+    least = max(application.smallest, application.smallest_local * tasks)
+    share = np.geomspace(least, application.largest, SAMPLES) / tasks
+    accumulated = np.ceil(share / application.largest_local - ALMOST) - 1
+    if tasks == 1:
+        accumulated = np.where(share > application.smallest + ALMOST, np.maximum(accumulated, 1), accumulated)
+    local = np.ceil(share / (accumulated + 1) - ALMOST)
+    step, exchange = application.step(split, local)
+    profiled = (application.smallest_local <= local) & (local <= application.largest_local)
+    seconds = np.where(profiled, step + accumulated * (step - exchange), np.inf)
+    return Choices(local, accumulated, tasks * local * (accumulated + 1) / application.smallest, seconds)
 
 
 class Profiled(msgspec.Struct, frozen=True):
@@ -221,6 +240,15 @@ class Profiled(msgspec.Struct, frozen=True):
             done = float(epochs[at])
         return done / float(epochs[-1])
 
+    def speedups(self, progress: float, seats: Seats, most: int, /, *, spread: bool) -> Speedups:
+        """By the moments of the gradient of the batch that runs. Before it has been on several nodes it supposes that
+        it would be no slower there, as Pollux's agents do: else it would not find out.
+        """
+        application, epochs = self.application, self.application.epochs
+        epoch = min(int(np.searchsorted(epochs, progress * float(epochs[-1]), "right")) - 1, len(epochs) - 2)
+        split = seats.split or _close_together(len(seats.models))
+        return _speedups(application, epoch, _batches(application, split, self.size)[epoch].total, most, spread=spread)
+
     def _from(self, progress: float, seats: Seats) -> tuple[float, Floats, Floats, Floats]:
         """What is done, and by epoch where each ends, what is done in a second of it, and how long all of it takes."""
         epochs = self.application.epochs
@@ -230,17 +258,43 @@ class Profiled(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=65_536)
 def _rates(application: Application, split: tuple[int, ...], size: int) -> Floats:
-    """What is done in a second of each epoch. The best batch is chosen by the moments of the batch that runs, and these
-    depend on the batch in turn: twice is enough.
+    """What is done in a second of each epoch."""
+    batches = _batches(application, split, size)
+    return np.array([application.rate(split, batch, epoch) for epoch, batch in enumerate(batches)])
+
+
+@lru_cache(maxsize=65_536)
+def _batches(application: Application, split: tuple[int, ...], size: int) -> tuple[Batch, ...]:
+    """The batch of each epoch. The best one is chosen by the moments of the batch that runs, and these depend on the
+    batch in turn: twice is enough.
     """
     tasks = sum(split)
-    rates = []
+    batches = []
     batch = application.fixed(size or application.smallest, tasks)
     for epoch in range(len(application.epochs) - 1):
         for _ in range(0 if size else 2):
             batch = application.best(split, application.moments(batch.total, epoch))[0]
-        rates.append(application.rate(split, batch, epoch))
-    return np.array(rates)
+        batches.append(batch)
+    return tuple(batches)
+
+
+@lru_cache(maxsize=65_536)
+def _speedups(application: Application, epoch: int, size: int, most: int, *, spread: bool) -> Speedups:
+    """What is done with 1, 2, ... tasks, over what is done with one, each with the best batch by the moments that the
+    gradient of a batch of this size has. On a node of more than four devices a step would take no longer.
+    """
+    scale, seconds = _all_choices(application, most)
+    done = (_gain(application.moments(size, epoch), scale) / seconds).max(axis=1)
+    told = np.round(1000 * done / done[0]).astype(int).tolist()
+    return Speedups(tuple(told[:most]), tuple(told[most:] if spread else told[:most]))
+
+
+@lru_cache(maxsize=64)
+def _all_choices(application: Application, most: int) -> tuple[Floats, Floats]:
+    """Scales and seconds (2 most, SAMPLES) of what could run on one node, and then of what could over several."""
+    sizes = range(1, most + 1)
+    found = [_choices(application, split) for split in [*((tasks,) for tasks in sizes), *map(_over_nodes, sizes)]]
+    return np.array([of.scale for of in found]), np.array([of.seconds for of in found])
 
 
 @lru_cache(maxsize=64)
@@ -288,7 +342,7 @@ def _arrival(row: Row, profiles: Path, options: Options) -> Arrival:
     )
     truth = Truth(
         pace=pace, start=options.restore, restore=options.restore, save=options.save, saves=options.saves,
-        checkpoint=options.checkpoint,
+        checkpoint=options.checkpoint, telling=pace if options.elastic and tasks > 1 else None,
     )  # fmt: skip
     at = round(row.number("time") / options.load * SECOND)
     return Arrival(at=at, units=(unit,), truths={UNIT: truth}, name=row.text("name"))
@@ -304,6 +358,13 @@ def _close_together(tasks: int) -> tuple[int, ...]:
     """On as few nodes as hold them."""
     whole, rest = divmod(tasks, PER_NODE)
     return (PER_NODE,) * whole + ((rest,) if rest else ())
+
+
+def _over_nodes(tasks: int) -> tuple[int, ...]:
+    """On as few nodes as hold them, but on two at least."""
+    if tasks > PER_NODE:
+        return _close_together(tasks)
+    return (tasks - tasks // 2, tasks // 2) if tasks > 1 else (1,)
 
 
 def _first_turn(split: tuple[int, ...]) -> tuple[int, ...]:

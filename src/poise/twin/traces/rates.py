@@ -3,8 +3,8 @@
     {"v100": {"('ResNet-18 (batch size 64)', 2)": {"null": 70.1, "('LM (batch size 5)', 1)": [60.2, 11.0]}}}
 
 `null` is the job alone; other entries are of two jobs that share a device, which are not read. A rate of 0 means that
-the work does not fit there. Tables of `…_unconsolidated` devices hold the rates of gangs whose devices are spread over
-more nodes than they need.
+the work does not fit there. Nor are the tables of `…_unconsolidated` devices read, which are of gangs whose devices are
+on more nodes than they need: a job that fits on one node is one task here, and never apart.
 
 Source: Narayanan et al., OSDI 2020, github.com/stanford-futuredata/gavel, scheduler/simulation_throughputs.json (MIT).
 """
@@ -37,14 +37,11 @@ class Size(NamedTuple):
         return f"{self.type} x{self.devices}"
 
 
-class Table(NamedTuple):
-    """Steps per second of a whole job by size and model of device; `spread` where its devices are."""
-
-    together: dict[Size, dict[str, float]]
-    spread: dict[Size, dict[str, float]]
+Rates = dict[Size, dict[str, float]]
+"""Steps per second of a whole job, by size and model of device."""
 
 
-def table_for(trace: Path, given: Path | None) -> Table:
+def table_for(trace: Path, given: Path | None) -> Rates:
     """The table that was given, or the one that lies beside the trace or in a folder above. Raises `SpecError`."""
     if given is not None:
         return read_table(given)
@@ -60,7 +57,7 @@ def table_for(trace: Path, given: Path | None) -> Table:
 
 
 @lru_cache(maxsize=4)
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> Rates:
     """Raises `SpecError` for what is no such table."""
     with opened(path) as file:
         content = file.read()
@@ -68,10 +65,10 @@ def read_table(path: Path) -> Table:
         tables = msgspec.json.decode(content, type=dict[str, dict[str, dict[str, Any]]])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise fault("the file is no table of throughputs", path, have=short(str(error))) from None
-    made = Table({}, {})
+    made: Rates = {}
     for device, sizes in tables.items():
-        into = made.spread if device.endswith(SPREAD) else made.together
-        model = device.removesuffix(SPREAD).upper()
+        if device.endswith(SPREAD):
+            continue
         for key, entries in sizes.items():
             match, rate = _KEY.fullmatch(key), entries.get("null")
             if match is None or not isinstance(rate, int | float) or not 0 <= rate < 1e15:
@@ -79,7 +76,7 @@ def read_table(path: Path) -> Table:
                     "the table of throughputs has an entry that cannot be read", path, field=short(f"{device}.{key}"),
                     need="a rate named `null`, of a key such as ('LM (batch size 5)', 2)", have=short(str(rate)),
                 )  # fmt: skip
-            into.setdefault(Size(match[1], int(match[2])), {})[model] = float(rate)
-    if not made.together:
+            made.setdefault(Size(match[1], int(match[2])), {})[device.upper()] = float(rate)
+    if not made:
         raise fault("the table of throughputs is empty", path)
     return made

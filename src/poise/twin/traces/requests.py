@@ -1,7 +1,8 @@
-"""Requests to language models, as brief work: Azure's traces, and Mooncake's.
+"""Requests to language models, as brief work: Azure's traces, BurstGPT's and Mooncake's.
 
     azure      TIMESTAMP,ContextTokens,GeneratedTokens            (dates)
                arrival_s,input_tokens,output_tokens               (seconds)
+    burstgpt   Timestamp,Model,Request tokens,Response tokens,…   (seconds; an answer of no tokens is one that failed)
     mooncake   {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2]}   (milliseconds)
                arrival_ms,input_tokens,output_tokens,prefix_block_ids
 
@@ -9,8 +10,9 @@ A device stands for one replica of a model, and serves `Options.requests` at onc
 prompt and then that of each token: those of Llama-2-70B on eight devices, which `PACES` holds. That requests slow each
 other down, and that a prompt may begin as one before it did (`hash_ids`), is left to the gateway's simulation.
 
-Sources: Patel et al., "Splitwise", ISCA 2024, github.com/Azure/AzurePublicDataset (CC BY 4.0); Qin et al., "Mooncake",
-FAST 2025, github.com/kvcache-ai/Mooncake, FAST25-release/traces (Apache-2.0).
+Sources: Patel et al., "Splitwise", ISCA 2024, github.com/Azure/AzurePublicDataset (CC BY 4.0); Wang et al., "BurstGPT",
+2024, github.com/HPMLL/BurstGPT; Qin et al., "Mooncake", FAST 2025, github.com/kvcache-ai/Mooncake, FAST25-release
+(Apache-2.0).
 """
 
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ from poise.twin.traces.rows import BadRow, header_of, lines_of, table
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 SECONDS = ("arrival_s", "input_tokens", "output_tokens")
+BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
 MILLISECONDS = ("arrival_ms", "input_tokens", "output_tokens")
 MAX_TOKENS = 10_000_000
 KIND = "request"
@@ -57,6 +60,11 @@ def read_azure(path: Path, options: Options) -> Workload:
     return _read("azure", path, options, names, 1.0)
 
 
+def read_burstgpt(path: Path, options: Options) -> Workload:
+    """Raises `SpecError` for what is no such file."""
+    return _read("burstgpt", path, options, BURSTGPT, 1.0)
+
+
 def read_mooncake(path: Path, options: Options) -> Workload:
     """Raises `SpecError` for what is no such file."""
     if not is_record(next((line for _, line in lines_of(path)), "")):
@@ -80,7 +88,11 @@ def _read(name: str, path: Path, options: Options, names: tuple[str, str, str], 
     for row in table(path, maker.tally, names):
         try:
             instant, asked = row.instant(at, scale), row.whole(prompt, most=MAX_TOKENS)
-            maker.add(_said(instant, asked, row.whole(tokens, most=MAX_TOKENS), options))
+            made = row.whole(tokens, most=MAX_TOKENS)
+            if not made and names is BURSTGPT:
+                maker.tally.leave_out("the request failed")
+                continue
+            maker.add(_said(instant, asked, made, options))
         except BadRow as why:
             maker.tally.bad(row.line, why)
     return maker.workload()

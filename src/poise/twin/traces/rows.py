@@ -69,7 +69,7 @@ def fault(
     message: str, path: Path, line: int = 0, *, field: str = "", need: str = "", have: str = "", hint: str = ""
 ) -> SpecError:
     """What is wrong with a file, or a line of it."""
-    error = SpecError(message, code=CODE, field=field or str(path), need=need, have=have, hint=hint)
+    error = SpecError(message, code=CODE, field=field, need=need, have=have, hint=hint)
     error.record = msgspec.structs.replace(error.record, at=f"{path}:{line}" if line else str(path))
     return error
 
@@ -202,7 +202,7 @@ def header_of(path: Path) -> tuple[str, ...]:
     """The columns that the first line of a CSV names."""
     for _, cells in _csv(path, ","):
         return tuple(cell.strip() for cell in cells)
-    raise fault("the file is empty", path, need="a line that names the columns", hint=f"`head {path}`")
+    raise fault("the file is empty", path, need="a line that names the columns", hint=f"`zcat -f {path} | head -3`")
 
 
 def table(path: Path, tally: Tally, needed: Sequence[str], *, header: Sequence[str] = ()) -> Iterator[Row]:
@@ -217,7 +217,7 @@ def table(path: Path, tally: Tally, needed: Sequence[str], *, header: Sequence[s
     if missing := [name for name in needed if name not in found]:
         raise fault(
             "a column is missing", path, line or 1, field=missing[0], need=", ".join(needed),
-            have=short(", ".join(found), 200) or "an empty file", hint=f"`head {path}`",
+            have=short(", ".join(found), 200) or "an empty file", hint=f"`zcat -f {path} | head -3`",
         )  # fmt: skip
     if twice := sorted({name for name in needed if found.count(name) > 1}):
         raise fault("a column is there twice", path, line, field=twice[0], have=short(", ".join(found), 200))
@@ -242,7 +242,7 @@ def _whole(
             reason = "the row has too few columns" if len(cells) < width else "the row has too many columns"
             tally.bad(line, BadRow(reason, need=f"{width} columns", have=str(len(cells))))
     if not count:
-        raise fault("the trace has no rows", path, need="one row a job", hint=f"`head {path}`")
+        raise fault("the trace has no rows", path, need="one row a job", hint=f"`zcat -f {path} | head -3`")
 
 
 def _csv(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:

@@ -22,7 +22,7 @@ from poise.model.workload import Seats, Workload
 from poise.twin.traces.gavel import deadline_of, rates_of, wants, weight_of
 from poise.twin.traces.making import Maker, Said
 from poise.twin.traces.options import Options
-from poise.twin.traces.rates import Size, table_for
+from poise.twin.traces.rates import Rates, Size, table_for
 from poise.twin.traces.rows import BadRow, Row, short, tabbed
 
 COLUMNS = (
@@ -124,7 +124,7 @@ def recognises(lines: list[str]) -> bool:
 def read(path: Path, options: Options) -> Workload:
     """Raises `SpecError` for what is no such file, or has no table of throughputs."""
     maker = Maker("shockwave", path, options)
-    rates = table_for(path, options.throughputs).together
+    rates = table_for(path, options.throughputs)
     for row in tabbed(path, maker.tally, COLUMNS):
         try:
             maker.add(_said(row, maker, rates))
@@ -133,7 +133,7 @@ def read(path: Path, options: Options) -> Workload:
     return maker.workload()
 
 
-def _said(row: Row, maker: Maker, rates: dict[Size, dict[str, float]]) -> Said:
+def _said(row: Row, maker: Maker, rates: Rates) -> Said:
     size = Size(row.text("type"), row.devices("devices"))
     by_model = rates_of(size, rates)
     pace = _pace(row, size, by_model, rates)
@@ -153,7 +153,7 @@ def _said(row: Row, maker: Maker, rates: dict[Size, dict[str, float]]) -> Said:
     )
 
 
-def _pace(row: Row, size: Size, by_model: Mapping[str, float], rates: dict[Size, dict[str, float]]) -> Phases:
+def _pace(row: Row, size: Size, by_model: Mapping[str, float], rates: Rates) -> Phases:
     """How it gets on, on the models of device on which all of its batch sizes fit."""
     mode, match = row.text("mode"), _TYPE.fullmatch(size.type)
     if mode not in MODES:

@@ -54,14 +54,22 @@ DEVICES = {1: 76627, 2: 1818, 4: 1870, 8: 1643, 12: 7, 16: 199, 24: 7, 32: 67, 6
 PARETO_LEAST = 60.0
 """Seconds of the shortest run of `pareto`."""
 
+NEEDED = {
+    "arriving": ", ".join(get_args(Arriving)),
+    "times": ", ".join(get_args(Times)),
+    "speeds": "MODEL:SPEED+MODEL:SPEED",
+}
+"""What is needed where it is no number."""
+
 MAX_JOBS = 10_000_000
 
 
 class Synthetic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is drawn. `rate` in jobs an hour, on average; `median` in seconds and `alpha` shape the run times, of which
-    none is over `longest`. Of `bursty`, the rate is `burst` times as high for a `share` of the time, `lasting` seconds
-    each time; of `diurnal`, it is higher and lower by a part of `swing`. `most` bounds the devices of a job, and
-    `speeds` are typical rates by model of device.
+    """What is drawn. `rate` in jobs an hour, on average; `median` in seconds, `spread` and `alpha` shape the run times,
+    of which none is over `longest`. Of `bursty`, the rate is `burst` times as high for a `share` of the time, `lasting`
+    seconds each time; of `diurnal`, it is higher and lower by a part of `swing`. `most` bounds the devices of a job. A
+    part of `deadlines` of the jobs has one, `slack` times their run time after their arrival. `speeds` are typical
+    rates by model of device.
     """
 
     arriving: Arriving = "poisson"
@@ -77,6 +85,8 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     lasting: float = 1800.0
     swing: float = 0.8
     most: int = 128
+    deadlines: float = 0.0
+    slack: float = 3.0
     classes: int = 20
     tenants: int = 4
     speeds: dict[str, float] = {}
@@ -86,7 +96,8 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         bounds: dict[str, tuple[float, float]] = {
             "jobs": (1, MAX_JOBS), "rate": (1e-6, 1e9), "median": (1e-3, MAX_SECONDS), "spread": (0, 10),
             "alpha": (0.1, 100), "longest": (PARETO_LEAST, MAX_SECONDS), "burst": (1, 1e6), "share": (1e-6, 1 - 1e-6),
-            "lasting": (1e-3, 1e9), "swing": (0, 1), "most": (1, 128), "classes": (1, 100_000), "tenants": (1, 10_000),
+            "lasting": (1e-3, 1e9), "swing": (0, 1), "deadlines": (0, 1), "slack": (1, 1e6),
+            "most": (1, 128), "classes": (1, 100_000), "tenants": (1, 10_000),
         }  # fmt: skip
         for field, (least, most) in bounds.items():
             if not least <= (value := getattr(self, field)) <= most:
@@ -118,8 +129,9 @@ def parse(text: str) -> Synthetic:
     try:
         made = msgspec.convert(fields, Synthetic, strict=False)
     except msgspec.ValidationError as error:
-        what, _, at = str(error).partition(" - at `$.")
-        raise _unfit(at.rstrip("`") or "arriving", what, short(text)) from None
+        field = str(error).partition(" - at `$.")[2].partition("[")[0].rstrip("`.") or "arriving"
+        like = NEEDED.get(field, f"a number such as {getattr(Synthetic(), field, 1)}")
+        raise _unfit(field, like, short(str(fields.get(field, text)))) from None
     made.check()
     return made
 
@@ -152,15 +164,17 @@ def generate(drawn: Synthetic, options: Options) -> Workload:
         devices = counts[bisect(upto, uniform() * upto[-1], hi=len(upto) - 1)]
         tasks, gpus = maker.gang(devices)
         kind, rates = classes[of]
+        lasting = seconds(typical[of])
         maker.add(
             Said(
                 at=at,
-                seconds=seconds(typical[of]),
+                seconds=lasting,
                 tasks=tasks,
                 gpus=gpus,
                 kind=kind,
                 tenant=f"tenant-{of % drawn.tenants}" if drawn.tenants > 1 else "default",
                 rates=rates,
+                deadline=lasting * drawn.slack if uniform() < drawn.deadlines else 0.0,
             )
         )
     return maker.workload()

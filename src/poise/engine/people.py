@@ -1,5 +1,6 @@
 """People and programs that ask the control plane for something, and do not rest before it is answered."""
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -13,43 +14,60 @@ from poise.model.tenants import DEFAULT, HOME, Bearer, Role
 from poise.units import SECOND
 
 if TYPE_CHECKING:
-    from poise.engine.world import World
+    from poise.engine.simulation import Simulation
 
 TRY_AGAIN = 1 * SECOND
 ANSWER_WITHIN = 5 * SECOND
 
 
-class Client:
-    """Somebody who asks, and asks again until there is an answer; a submission always under the same key."""
+class People:
+    """They ask, and ask again until there is an answer; a submission always under the same key. What is about one
+    subject is asked in order: nobody opens a node before having heard that it is closed.
+    """
 
-    def __init__(self, world: "World") -> None:
-        self._world = world
+    def __init__(self, simulation: "Simulation") -> None:
+        self._simulation = simulation
+        self._open: dict[str, deque[Act]] = {}
         self.jobs: dict[str, str] = {}
-        self.open = 0
+
+    @property
+    def open(self) -> int:
+        """How much is not answered yet."""
+        return sum(map(len, self._open.values()))
 
     def act(self, act: Act) -> None:
-        self.open += 1
-        self._try(act)
+        line = self._open.setdefault(act.subject, deque())
+        line.append(act)
+        if len(line) == 1:
+            self._try(act)
+
+    def _done(self, act: Act) -> None:
+        line = self._open[act.subject]
+        line.popleft()
+        if line:
+            self._try(line[0])
+        else:
+            del self._open[act.subject]
 
     def _try(self, act: Act) -> None:
-        world = self._world
+        simulation = self._simulation
         bearer = HOME if act.tenant == DEFAULT else Bearer(act.tenant, Role.SUBMITTER)
         make: Callable[[int], Message] | None = None
         answered = False
-        host = world.control.host
-        if act.act == "submit" and host is not None and world.control.up:
+        host = simulation.home.host
+        if act.act == "submit" and host is not None:
             try:
                 after = {"after": [self.jobs[act.of]]} if act.of in self.jobs else {}
                 compiled = host.controller.prepare(act.document | after, WALL, host.clock.now(), act.tenant)
             except PoiseError as error:
-                world.tell(f"{act.key} is refused: {error}")
-                self.open -= 1
+                simulation.tell(f"{act.key} is refused: {error}")
+                self._done(act)
                 return
             make = lambda request: Submit(request, compiled, act.key, bearer=bearer)  # noqa: E731
         elif act.act == "cancel":
             job = self.jobs.get(act.of)
-            if job is None:  # nobody cancels what was not acknowledged
-                self.open -= 1
+            if job is None:  # nobody cancels what was refused
+                self._done(act)
                 return
             make = lambda request: Cancel(request, job, bearer)  # noqa: E731
         elif act.act in ("drain", "undrain"):
@@ -60,10 +78,10 @@ class Client:
 
         def answer(reply: Reply) -> None:
             nonlocal answered
-            if answered or world.network.random.random() < world.network.loss:
+            if answered or simulation.network.random.random() < simulation.network.loss:
                 return
             answered = True
-            world.timeline.call_in(world.network.latency, self._heard, act, reply)
+            simulation.timeline.call_in(simulation.network.latency, self._heard, act, reply)
 
         def give_up() -> None:
             nonlocal answered
@@ -71,22 +89,22 @@ class Client:
                 answered = True
                 self._try(act)
 
-        if make is None or not world.control.ask(make, answer):
+        if make is None or not simulation.home.control.ask(make, answer):
             answered = True
-            world.timeline.call_in(TRY_AGAIN, self._try, act)
+            simulation.timeline.call_in(TRY_AGAIN, self._try, act)
         else:
-            world.timeline.call_in(ANSWER_WITHIN, give_up)
+            simulation.timeline.call_in(ANSWER_WITHIN, give_up)
 
     def _heard(self, act: Act, reply: Reply) -> None:
-        world = self._world
+        simulation = self._simulation
         if reply.error is not None:
             if reply.error.status >= 500:
-                world.timeline.call_in(TRY_AGAIN, self._try, act)
+                simulation.timeline.call_in(TRY_AGAIN, self._try, act)
                 return
-            world.tell(f"{act.act} {act.key or act.of} is refused: {reply.error}")
+            simulation.tell(f"{act.act} {act.key or act.of} is refused: {reply.error}")
         elif act.act == "submit":
             self.jobs[act.key] = reply.value
-            world.catch_up()
-            world.judge.accepted(act.tenant, act.key, reply.value)
-            world.tell(f"{act.key} is acknowledged as {reply.value}")
-        self.open -= 1
+            simulation.catch_up()
+            simulation.judge.accepted(act.tenant, act.key, reply.value)
+            simulation.tell(f"{act.key} is acknowledged as {reply.value}")
+        self._done(act)

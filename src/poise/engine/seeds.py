@@ -8,7 +8,7 @@ import msgspec
 
 from poise.engine.promises import Violation
 from poise.engine.scenario import Nemesis, Scenario, scenario_of, smaller
-from poise.engine.world import Line, World
+from poise.engine.simulation import Moment, Simulation
 from poise.units import SECOND
 
 T = TypeVar("T")
@@ -52,13 +52,13 @@ def try_seed(seed: int, known: Mapping[str, Nemesis], only: Sequence[str] = ()) 
 
 
 def try_scenario(
-    scenario: Scenario, *, until: int | None = None, watch: Callable[[Line], None] | None = None
+    scenario: Scenario, *, until: int | None = None, watch: Callable[[Moment], None] | None = None
 ) -> Outcome:
     """Run a scenario to its end, or to an instant; `watch` is given everything that happens."""
-    world = World(scenario, watch=watch)
+    simulation = Simulation(scenario, watch=watch)
     promise = what = ""
     try:
-        world.run(until)
+        simulation.run(until)
     except Violation as error:
         promise, what = error.promise, str(error)
     return Outcome(
@@ -66,13 +66,13 @@ def try_scenario(
         policy=scenario.policy,
         promise=promise,
         what=what,
-        digest=f"{world.judge.digest:08x}",
-        steps=world.timeline.steps,
-        events=world.judge.ledger.revision,
-        starts=world.judge.starts,
-        seconds=world.timeline.now / SECOND,
-        met=dict(sorted(world.met.items())),
-        lines=tuple(map(str, world.lines)) if promise else (),
+        digest=f"{simulation.judge.digest:08x}",
+        steps=simulation.timeline.steps,
+        events=simulation.judge.ledger.revision,
+        starts=simulation.judge.starts,
+        seconds=simulation.timeline.now / SECOND,
+        met=dict(sorted(simulation.met.items())),
+        lines=tuple(map(str, simulation.moments)) if promise else (),
     )
 
 
@@ -101,6 +101,6 @@ def shrink(scenario: Scenario, promise: str) -> Scenario:
                 size //= 2
         return parts
 
-    faults = reduced(scenario.faults, lambda left: smaller(scenario, scenario.acts, left))
-    acts = reduced(scenario.acts, lambda left: smaller(scenario, left, faults))
-    return smaller(scenario, acts, faults)
+    incidents = reduced(scenario.incidents, lambda left: smaller(scenario, scenario.acts, left))
+    acts = reduced(scenario.acts, lambda left: smaller(scenario, left, incidents))
+    return smaller(scenario, acts, incidents)

@@ -1,8 +1,8 @@
-"""A whole fleet in one thread: the real control plane and node machines, clients, a disk, a network, and what befalls
+"""A whole fleet in one thread: the real control plane and node machines, people, a disk, a network, and what befalls
 them.
 
 Phase one: anything may break, and nothing wrong may happen. Phase two: every fault has ended, and everything must come
-to its end. One scenario decides it all: the same one gives the same world, step by step, on any machine.
+to its end. One scenario decides it all: the same one comes to the same, step by step, on any machine.
 """
 
 from collections import deque
@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from poise.engine.breaking import FAULTS, nothing
-from poise.engine.clients import Client
-from poise.engine.control import SimulatedControl
+from poise.engine.breaking import FAULTS, Undo, nothing
+from poise.engine.control import SimulatedHome
 from poise.engine.disk import SimulatedDisk
 from poise.engine.machine import SimulatedMachine
 from poise.engine.network import Network
+from poise.engine.people import People
 from poise.engine.promises import Judge, Violation
-from poise.engine.scenario import TENANTS, Act, Fault, Scenario
+from poise.engine.scenario import TENANTS, Act, Incident, Scenario
 from poise.engine.timeline import Timeline
 from poise.errors import SpecError
 from poise.kernel.controller import Settings
@@ -33,7 +33,7 @@ from poise.model.record import unseal
 from poise.units import MILLISECOND, SECOND
 
 LAST = 30
-"""Lines that tell how a world came to its end."""
+"""Moments that tell how a simulation came to its end."""
 
 CALM = 10 * SECOND
 """L2: once faults have ended, what is wanted and what is there are the same within this time."""
@@ -45,10 +45,10 @@ REPLAYED = 3
 """Of so many seeds one is decided again from its log."""
 
 MOST_STEPS = 400_000
-"""More would be a world that goes round in circles."""
+"""More would be a simulation that goes round in circles."""
 
 
-class Line(NamedTuple):
+class Moment(NamedTuple):
     """Something that happened; made into text only when somebody reads it."""
 
     at: int
@@ -56,11 +56,11 @@ class Line(NamedTuple):
 
     def __str__(self) -> str:
         what = self.what
-        text = encode(what) if isinstance(what, msgspec.Struct) and not isinstance(what, Fault) else str(what)
+        text = _as_text(what) if isinstance(what, msgspec.Struct) and not isinstance(what, Incident) else str(what)
         return f"{self.at / SECOND:10.4f}  {text}"
 
 
-def encode(record: msgspec.Struct) -> str:
+def _as_text(record: msgspec.Struct) -> str:
     """A record in one line."""
     tag = record.__struct_config__.tag or type(record).__name__
     fields = {
@@ -75,26 +75,26 @@ def encode(record: msgspec.Struct) -> str:
     return f"{tag} " + " ".join(f"{name}={value}" for name, value in fields.items())
 
 
-class World:
-    """`run` raises `Violation`; `lines` are the last things that happened."""
+class Simulation:
+    """`run` raises `Violation`; `moments` are the last things that happened."""
 
-    def __init__(self, scenario: Scenario, *, watch: Callable[[Line], None] | None = None) -> None:
+    def __init__(self, scenario: Scenario, *, watch: Callable[[Moment], None] | None = None) -> None:
         self.scenario = scenario
         self.timeline = Timeline()
         self.judge = Judge()
-        self.lines: deque[Line] = deque(maxlen=LAST)
+        self.moments: deque[Moment] = deque(maxlen=LAST)
         self.met: dict[str, int] = {}
         self._opened: set[str] = set()
         self.lasting: dict[str, list[Any]] = {}
         self._given_up: set[str] = set()
         self._watch = watch
         self._seen = 0
-        self._undo: dict[int, Callable[[], None]] = {}
+        self._undos: dict[int, Undo] = {}
         self._undone = 0
-        random = Random(f"world {scenario.seed}")
+        random = Random(f"simulation {scenario.seed}")
         self.network = Network(self.timeline, random)
         self.disk = SimulatedDisk()
-        self.control = SimulatedControl(
+        self.home = SimulatedHome(
             self.timeline,
             self.disk,
             Settings(
@@ -108,18 +108,20 @@ class World:
             took=self._took,
         )
         self.machines = {
-            node.name: SimulatedMachine(self.timeline, node, self.network, self.control, scenario.seed, self)
+            node.name: SimulatedMachine(
+                self.timeline, node, self.network, lambda: self.home.control, scenario.seed, self
+            )
             for node in scenario.nodes
         }
-        self.client = Client(self)
+        self.people = People(self)
         for machine in self.machines.values():
             self.judge.offers(machine.node)
             self.timeline.call_at(random.randrange(SECOND), machine.power_on)
-        self.timeline.call_at(0, self.control.start)
+        self.timeline.call_at(0, self.home.start)
         for act in scenario.acts:
-            self.timeline.call_at(act.at, self.client.act, act)
-        for fault in scenario.faults:
-            self.timeline.call_at(fault.at, self._befall, fault)
+            self.timeline.call_at(act.at, self.people.act, act)
+        for incident in scenario.incidents:
+            self.timeline.call_at(incident.at, self._befall, incident)
         self.timeline.call_at(scenario.heals, self._heal)
 
     def run(self, until: int | None = None) -> None:
@@ -138,7 +140,10 @@ class World:
             raise Violation("internal", f"{type(error).__name__}: {error}") from error
         self.judge.look_deep()
         if until is None:
-            self._took(self.control)
+            host = self.home.host
+            self.catch_up()
+            if host is not None and host.ledger.revision == self.judge.ledger.revision:  # nothing is in flight
+                self.judge.taken_up(host.ledger)
             if scenario.seed % REPLAYED == 0:
                 self._decide_again()
 
@@ -157,27 +162,25 @@ class World:
             if disk.synced != self._seen:
                 self.catch_up()
             if timeline.steps > MOST_STEPS:
-                raise Violation(
-                    "L4", f"the world goes on for ever: {MOST_STEPS} steps by {timeline.now / SECOND:.1f} s"
-                )
+                raise Violation("L4", f"it goes on for ever: {MOST_STEPS} steps by {timeline.now / SECOND:.1f} s")
             if timeline.now - looked >= LOOK_EVERY:
                 looked = timeline.now
                 self._look()
 
     def _look(self) -> None:
-        host = self.control.host
-        if host is not None and self.control.up:
+        host = self.home.host
+        if host is not None:
             self.judge.look_around(host.ledger, TENANTS)
 
     def _finish(self, end: int) -> None:
         """Everything must come to its end: L1 to L4."""
         timeline = self.timeline
-        self._go(timeline.now + 2 * CALM)  # people undo what they did, too
+        self._go(timeline.now + 2 * CALM)  # people bring back a log, and undo what they did
         apart = timeline.now
         idle = timeline.now
         while timeline.now < end:
             self._go(timeline.now + 500 * MILLISECOND)
-            host = self.control.host
+            host = self.home.host
             if host is None:
                 raise Violation("L2", "there is no control plane though nothing is wrong")
             wrong = self._apart()
@@ -189,7 +192,7 @@ class World:
             self.judge.at_rest(host.clock.now(), timeline.now - self.scenario.heals)
             self._give_up_what_never_fits(host.ledger)
             for device in sorted(self.judge.closed - self._opened):  # a person has looked at it
-                self.client.act(Act(at=0, act="undrain", of=device))
+                self.people.act(Act(at=0, act="undrain", of=device))
             self._opened = set(self.judge.closed)
             jobs = [job for job in host.ledger.jobs.values() if not job.ended]
             units = [unit for job in jobs for unit in job.units if unit.status in ("active", "pending")]
@@ -198,7 +201,7 @@ class World:
                 unit.status == "active" for unit in units
             ):
                 idle = timeline.now
-            if not jobs and not self.client.open:
+            if not jobs and not self.people.open:
                 self._go(timeline.now + CALM)
                 wrong = self._apart()
                 if wrong:
@@ -222,12 +225,12 @@ class World:
                 fits = False
             if not fits:
                 self._given_up.add(job.id)
-                key = next((key for key, known in self.client.jobs.items() if known == job.id), "")
-                self.client.act(Act(at=0, act="cancel", of=key, tenant=job.tenant))
+                key = next((key for key, known in self.people.jobs.items() if known == job.id), "")
+                self.people.act(Act(at=0, act="cancel", of=key, tenant=job.tenant))
 
     def _apart(self) -> str:
         """How what is wanted differs from what is there; empty where it does not."""
-        host = self.control.host
+        host = self.home.host
         for name, machine in self.machines.items():
             wanted = self.judge.held_on(name)
             there = set(machine.executor.copies)
@@ -242,7 +245,7 @@ class World:
         return ""
 
     def _why(self, job: str) -> str:
-        host = self.control.host
+        host = self.home.host
         if host is None:
             return "nobody knows"
         units = [unit for unit in host.ledger.jobs[job].units if not unit.over]
@@ -250,22 +253,25 @@ class World:
         return f"{[(unit.id, unit.status) for unit in units][:3]} {held[:5]}"
 
     def _left(self) -> str:
-        host = self.control.host
+        host = self.home.host
         jobs = [] if host is None else [job.id for job in host.ledger.jobs.values() if not job.ended]
-        return f"jobs {jobs}, {self.client.open} requests; {self._why(jobs[0]) if jobs else ''}"
+        return f"jobs {jobs}, {self.people.open} requests; {self._why(jobs[0]) if jobs else ''}"
 
     # --- who watches -------------------------------------------------------------------------------------------------
 
     def started(self, node: str, launch: Launch, cpus: tuple[int, ...]) -> None:
-        self._line(f"{node} runs {launch.attempt}")
+        self.tell(f"{node} runs {launch.attempt}")
         self.judge.started(node, launch, cpus)
 
     def ended(self, node: str, launch: Launch, ending: Ending) -> None:
-        self._line(f"{node} has ended {launch.attempt}: {ending.outcome} {ending.note}")
+        self.tell(f"{node} has ended {launch.attempt}: {ending.outcome} {ending.note}")
         self.judge.ended(node, launch, ending)
 
-    def tell(self, text: str) -> None:
-        self._line(text)
+    def tell(self, what: Any) -> None:
+        moment = Moment(self.timeline.now, what)
+        self.moments.append(moment)
+        if self._watch is not None:
+            self._watch(moment)
 
     def catch_up(self) -> None:
         """What became durable since."""
@@ -275,49 +281,43 @@ class World:
         events: list[Event] = [decode_event(unseal(record)) for record in disk.sound(start, disk.synced)]
         self._seen = disk.synced
         for event in events:
-            self._line(event)
+            self.tell(event)
         self.judge.durable(events)
 
-    def _took(self, control: SimulatedControl) -> None:
+    def _took(self, ledger: Ledger) -> None:
+        """Opening the log has made all of it durable, so the judge has it too, and the two are the same."""
         self.catch_up()
-        if control.host is not None and control.host.ledger.revision == self.judge.ledger.revision:
-            self.judge.taken_up(control.host.ledger)
-
-    def _line(self, what: Any) -> None:
-        line = Line(self.timeline.now, what)
-        self.lines.append(line)
-        if self._watch is not None:
-            self._watch(line)
+        self.judge.taken_up(ledger)
 
     # --- faults ------------------------------------------------------------------------------------------------------
 
-    def _befall(self, fault: Fault) -> None:
-        begin = FAULTS.get(fault.fault)
+    def _befall(self, incident: Incident) -> None:
+        begin = FAULTS.get(incident.fault)
         if begin is None:
-            raise AssertionError(f"there is no fault `{fault.fault}`")
-        end = begin(self, fault, Random(fault.draw))
-        if end is None:
+            raise AssertionError(f"there is no fault `{incident.fault}`")
+        undo = begin(self, incident, Random(incident.draw))
+        if undo is None:
             return
-        self._line(fault)
-        self.met[fault.fault] = self.met.get(fault.fault, 0) + 1
-        if end is nothing:
+        self.tell(incident)
+        self.met[incident.fault] = self.met.get(incident.fault, 0) + 1
+        if undo is nothing:
             return
         number = self._undone = self._undone + 1
-        self._undo[number] = end
-        self.timeline.call_at(min(fault.at + fault.lasts, self.scenario.heals), self._end, number, fault)
+        self._undos[number] = undo
+        self.timeline.call_at(min(incident.at + incident.lasts, self.scenario.heals), self._end, number, incident)
 
-    def _end(self, number: int, fault: Fault) -> None:
-        end = self._undo.pop(number, None)
-        if end is not None:
-            self._line(f"over: {fault}")
-            end()
+    def _end(self, number: int, incident: Incident) -> None:
+        undo = self._undos.pop(number, None)
+        if undo is not None:
+            self.tell(f"over: {incident}")
+            undo()
 
     def _heal(self) -> None:
         """Every fault ends now; whatever is still off comes back."""
-        for number in list(self._undo):
-            self._undo.pop(number)()
-        self._line("all faults have ended")
-        if self.disk.damaged and not self.control.up:
+        for number in list(self._undos):
+            self._undos.pop(number)()
+        self.tell("all faults have ended")
+        if self.disk.damaged and self.home.host is None:
             self.disk.restore()
         for machine in self.machines.values():
             machine.power_on()

@@ -1,0 +1,239 @@
+"""`poise eta`: when work will start and end. Worked out in this process, from the log, and not by the scheduler."""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from poise.cli import output
+from poise.cli.output import Column, Shown
+from poise.cli.render import say, status_text
+from poise.client import current_home
+from poise.config import Home
+from poise.control.start import running
+from poise.errors import Conflict, InputError, NotFound, SpecError
+from poise.units import SECOND, format_duration, parse_duration
+
+if TYPE_CHECKING:  # the twin brings numpy
+    from poise.kernel.controller import Settings
+    from poise.kernel.ledger import Ledger
+    from poise.policy.suites import ClusterPolicy
+    from poise.twin.forecast import Checked, Coverage, Eta, Etas, Range, Target
+
+
+@click.command()
+@click.option("--futures", type=click.IntRange(2, 10_000), metavar="N", help="Follow N futures. [default: 200]")
+@click.option("--budget", metavar="TIME", help="Stop following them after so long. [default: 10s]")
+@click.option("--seed", type=click.IntRange(0, 2**53), default=0, metavar="N", help="Draw other run times.")
+@click.option("--check", is_flag=True, help="Look back: how often past jobs came when it would have been foreseen.")
+@output.forms(*output.ROWS)
+@click.argument("jobs", nargs=-1, metavar="[JOB]...")
+def eta(jobs: tuple[str, ...], futures: int | None, budget: str | None, seed: int, check: bool, form: str) -> int:
+    """Foresee when each JOB (id, name, or JOB.TASK) starts and ends; without one, all that is unfinished.
+
+    The scheduler is run forward from what it knows now, in many futures, each with run times as past work took them:
+    a tenth of the futures comes before the first of three times, half before the second, nine tenths before the third.
+    """
+    home = current_home()
+    seconds = seconds_of(budget) if budget is not None else None
+    if check:
+        if jobs:
+            raise click.UsageError("`--check` looks back at all jobs of the log")
+        return _check(home, futures, seconds, seed, form)
+    from poise.twin.forecast import BUDGET, FUTURES, Bounds, foresee
+
+    ledger, now = known_now(home)
+    targets = [target_of(ledger, name) for name in jobs] or _unfinished(ledger)
+    if not targets:
+        return output.show(lambda: Shown([], [], [], nothing="poise: nothing is unfinished"), form, False)
+    policy, settings = deciding(ledger)
+    told = foresee(
+        ledger, policy, settings, now, targets, bounds=Bounds(futures or FUTURES, seconds or BUDGET), seed=seed
+    )
+    return output.show(lambda: _shown(told), form, False)
+
+
+def seconds_of(budget: str) -> float:
+    try:
+        found = parse_duration(budget) / SECOND
+    except ValueError as error:
+        raise SpecError(
+            "this is no time", field="--budget", have=budget, need=str(error), hint="--budget 30s"
+        ) from None
+    if found <= 0:
+        raise SpecError("there has to be some time", field="--budget", have=budget, hint="--budget 30s")
+    return found
+
+
+def known_now(home: Home) -> "tuple[Ledger, int]":
+    """The ledger as the log has it, and the instant that it is now by its clock."""
+    from poise.cli.offline import load, refuse_guest
+    from poise.drivers.system import boot_id
+
+    refuse_guest(home, "a forecast", "ask its owner")
+    if not home.log.exists():
+        raise NotFound(
+            "there is nothing to foresee: no log", field=str(home.root), hint="`poise run -- echo hello`, or POISE_HOME"
+        )
+    ledger = load(home)
+    if not running(home):
+        say("poise: no control plane is running; this is what would come if one began now")
+        return ledger, ledger.now
+    return ledger, ledger.resume_at(boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time())
+
+
+def deciding(ledger: "Ledger") -> "tuple[ClusterPolicy, Settings]":
+    """The policy in charge, and what else its views have."""
+    from poise.drivers.plugins import policy_of
+    from poise.kernel.controller import Settings
+    from poise.policy.suites import SAFE_POLICY, policy_named
+
+    began = ledger.began
+    found = policy_of(began, anyway=True) if began is not None else policy_named(Settings().policy)
+    if isinstance(found, str):
+        say(f"poise: {found}; this is what `{SAFE_POLICY}` would do")
+        found = policy_named(SAFE_POLICY)
+    if began is None:
+        return found, Settings()
+    return found, Settings(seed=began.seed, throughputs=began.throughputs)
+
+
+def target_of(ledger: "Ledger", name: str) -> "Target":
+    from poise.kernel.find import find
+    from poise.twin.forecast import Target
+
+    found = find(ledger, name)
+    if all(unit.over for unit in found.units):
+        raise Conflict(f"{found.name} is over already", field="job", hint=f"`poise show {found.name}`")
+    if found.job.calls is not None:
+        raise InputError(
+            f"{found.name} serves calls, and ends when its caller does",
+            field="job",
+            hint=f"`poise explain {found.name}`",
+        )
+    return Target(found.job, tuple(unit.id for unit in found.units), found.name)
+
+
+def _unfinished(ledger: "Ledger") -> "list[Target]":
+    from poise.twin.forecast import Target
+
+    unfinished = (job for job in ledger.jobs.values() if not job.ended and job.calls is None)
+    return [Target(job, tuple(unit.id for unit in job.units), job.id) for job in unfinished]
+
+
+# --- drawing ---------------------------------------------------------------------------------------------------------
+
+
+def _shown(told: "Etas") -> Shown:
+    etas = told.jobs
+    starts = [eta.start for eta in etas]
+    columns = [
+        Column("JOB", [eta.job for eta in etas]),
+        Column("NAME", [eta.name or "-" for eta in etas]),
+        Column("STATUS", [status_text(eta.status) for eta in etas]),
+        *_columns("STARTS IN", starts),
+        *_columns("ENDS IN", [eta.finish for eta in etas]),
+        Column("ENDS AT", [_moment(told.at, eta) for eta in etas], right=True),
+        Column(
+            "ON TIME", [f"{eta.on_time / 10:g} %" if eta.on_time >= 0 else "" for eta in etas], right=True, bare=True
+        ),
+        Column("FAILS", [f"{eta.fails / 10:g} %" if eta.fails else "" for eta in etas], right=True, bare=True),
+    ]
+    return Shown(told, [eta.job for eta in etas], columns, notes=_notes(told))
+
+
+def _columns(title: str, ranges: "Sequence[Range | None]") -> list[Column]:
+    """Three of them: the times before which a tenth, half, and nine tenths of the futures are."""
+    return [
+        Column(
+            f"{title} {part}" if part == "10 %" else part,
+            ["-" if of is None else time_text(getattr(of, name)) for of in ranges],
+            right=True,
+        )
+        for name, part in (("p10", "10 %"), ("p50", "50 %"), ("p90", "90 %"))
+    ]
+
+
+def time_text(nanoseconds: int | None) -> str:
+    return "never" if nanoseconds is None else "now" if nanoseconds <= 0 else format_duration(nanoseconds)
+
+
+def _moment(at: float, eta: "Eta") -> str:
+    if eta.finish.p50 is None:
+        return "-"
+    moment = time.localtime(at + eta.finish.p50 / SECOND)
+    same_day = time.localtime(at)[:3] == moment[:3]
+    return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M", moment)
+
+
+def _notes(told: "Etas") -> list[str]:
+    known = ", ".join(f"{source} ({count})" for source, count in sorted(told.sources.items())) or "nothing"
+    notes = [
+        f"poise: {told.futures} futures of {told.units} units as `{told.policy}` decides, in {told.seconds:.1f} s; "
+        f"run times from {known}",
+        "poise: taken for granted: nothing more is submitted, and nodes stay as they are",
+    ]
+    if told.futures < told.asked:
+        notes.append(f"poise: there was no time for {told.asked - told.futures} more futures; `--budget` gives more")
+    if told.left_out:
+        notes.append(f"poise: {told.left_out} more units wait, and were left out: it may be later than this")
+    if told.guesses:
+        notes.append(
+            f"poise: nothing is known of {', '.join(told.guesses[:3])}; `--expect` says how long it should run"
+        )
+    return notes
+
+
+# --- looking back ----------------------------------------------------------------------------------------------------
+
+
+def _check(home: Home, futures: int | None, seconds: float | None, seed: int, form: str) -> int:
+    from poise.cli.offline import refuse_guest
+    from poise.drivers.logfile import open_log
+    from poise.drivers.plugins import policy_of
+    from poise.kernel.ledger import Ledger
+    from poise.model.events import decode_event
+    from poise.twin.forecast import BUDGET, FOLLOWED, Bounds, check
+
+    refuse_guest(home, "a forecast", "ask its owner")
+    if not home.log.exists():
+        hint = "`poise run -- echo hello`, or POISE_HOME"
+        raise NotFound("there is nothing to look back at: no log", field=str(home.root), hint=hint)
+    with open_log(home.log, decode_event) as recording:
+        start = Ledger.decode(recording.start.state) if recording.start is not None else Ledger()
+        told = check(
+            recording.events,
+            start,
+            lambda began: policy_of(began, anyway=True),
+            bounds=Bounds(futures or FOLLOWED, seconds or BUDGET),
+            seed=seed,
+        )
+    return output.show(lambda: _checked(told), form, False)
+
+
+def _checked(told: "Checked") -> Shown:
+    rows: list[tuple[str, Coverage]] = [("start", told.start), ("end", told.finish)]
+    columns = [
+        Column("OF", [what for what, _ in rows]),
+        Column("FORECASTS", [str(of.count) for _, of in rows], right=True),
+        *(
+            Column(title, [_part(of, name) for _, of in rows], right=True)
+            for title, name in (("BEFORE 10 %", "earlier"), ("BETWEEN", "within"), ("AFTER 90 %", "later"))
+        ),
+    ]
+    made = len(told.forecasts)
+    notes = [
+        f"poise: {made} of {told.submitted} jobs, as it would have been foreseen when each was submitted, in "
+        f"{told.seconds:.1f} s; eight of ten should be between"
+    ]
+    if told.unheard:
+        notes.append(f"poise: {told.unheard} more were not looked at; `--budget` gives more time")
+    return Shown(told, [what for what, _ in rows], columns, notes=notes)
+
+
+def _part(of: "Coverage", name: str) -> str:
+    return f"{getattr(of, name) / 10:g} %" if of.count else "-"
+
+
+__all__ = ["deciding", "eta", "known_now", "seconds_of", "target_of", "time_text"]

@@ -1,0 +1,231 @@
+"""`poise simulate` and `poise compare`."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from poise.cli import output
+from poise.cli.output import Column, Shown
+from poise.cli.render import say
+from poise.errors import InputError
+from poise.units import DAY, format_duration, parse_duration
+
+if TYPE_CHECKING:  # they bring the control plane, and numpy
+    from poise.twin.compare import Asked, Comparison, Watch
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+KNOW = ("oracle", "estimated", "none")
+LONGEST = 40_000 * DAY
+
+FLAGS = (
+    click.option(
+        "--fleet", required=True, type=click.Path(path_type=Path), metavar="FILE", help="The fleet it runs on."
+    ),
+    click.option("--format", "kind", metavar="NAME", help="Of the trace. [default: found out]"),
+    click.option("--map", "columns", metavar="FIELD=COLUMN,…", help="What the columns of a CSV are: `submit=created`."),
+    click.option(
+        "--throughputs", type=click.Path(path_type=Path), metavar="FILE", help="The table of a trace of steps."
+    ),
+    click.option("--jobs", type=click.IntRange(0), default=0, metavar="N", help="The first N only. [default: all]"),
+    click.option("--load", type=float, default=1.0, metavar="X", help="Arrivals come X times as fast. [default: 1]"),
+    click.option(
+        "--know", type=click.Choice(KNOW), default="estimated", help="What is known of run times. [default: estimated]"
+    ),
+    click.option("--seed", type=click.IntRange(0, 2**53), default=0, metavar="N", help="Of all chance. [default: 0]"),
+    click.option(
+        "--world", type=click.Path(path_type=Path), metavar="FILE", help="What restarts cost, what is lost, …"
+    ),
+    click.option("--faults", multiple=True, metavar="NAME", help="A nemesis, by name or file. Repeatable."),
+    click.option("--until", metavar="TIME", help="Stop there: `30d`. [default: when all is over]"),
+    click.option(
+        "--every", metavar="TIME", help="Decide at multiples of this only: `360s`. [default: on every change]"
+    ),
+    click.option("--strict", is_flag=True, help="Refuse a trace with a row that cannot be read."),
+    click.option(
+        "--report", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with plots, for any browser."
+    ),
+)
+
+
+def trial_flags(function: Function) -> Function:
+    """Adds what both commands take."""
+    for flag in reversed(FLAGS):
+        function = flag(function)
+    return function
+
+
+@click.command()
+@click.option("--policy", default="poise", metavar="NAME|FILE", help="Who decides. [default: poise]")
+@trial_flags
+@output.forms(*output.TEXT)
+@click.argument("trace", type=click.Path(path_type=Path))
+def simulate(policy: str, form: str, **flags: Any) -> int:
+    """Run TRACE on a fleet in virtual time, with the control plane and the policy that would decide live, and tell how
+    well it went.
+    """
+    told = _compared(_asked(**flags), [policy], flags["report"])
+    return output.show(lambda: _one(told), form, False)
+
+
+@click.command()
+@click.option("--policies", required=True, metavar="NAME|FILE,…", help="Who is to be tried, one after the other.")
+@trial_flags
+@output.forms("table", "wide", "json")
+@click.argument("trace", type=click.Path(path_type=Path))
+def compare(policies: str, form: str, **flags: Any) -> int:
+    """Run TRACE on a fleet in virtual time under each of several policies, and tell how well each went: a row each, or
+    one page with plots.
+    """
+    names = [name.strip() for name in policies.split(",") if name.strip()]
+    if not names or len(set(names)) < len(names):
+        raise InputError(
+            "name each policy once", field="--policies", have=policies[:80] or "nothing", hint="`--policies fifo,poise`"
+        )
+    told = _compared(_asked(**flags), names, flags["report"])
+    return output.show(lambda: _many(told), form, False)
+
+
+def _asked(
+    *,
+    trace: Path,
+    fleet: Path,
+    kind: str | None,
+    columns: str | None,
+    throughputs: Path | None,
+    jobs: int,
+    load: float,
+    know: Any,
+    seed: int,
+    world: Path | None,
+    faults: tuple[str, ...],
+    until: str | None,
+    every: str | None,
+    strict: bool,
+    report: Path | None,
+) -> "Asked":
+    from poise.twin.compare import SPANS, Asked
+    from poise.twin.traces.options import Options
+    from poise.twin.traces.plain import parse_mapping
+
+    options = Options(
+        information=know,
+        jobs=jobs,
+        load=load,
+        seed=seed,
+        strict=strict,
+        columns=parse_mapping(columns) if columns else {},
+        throughputs=throughputs,
+    )
+    options.check()
+    return Asked(
+        trace=trace,
+        fleet=fleet,
+        world=world,
+        faults=faults,
+        options=options,
+        format=kind or "",
+        seed=seed,
+        until=_time(until, "--until"),
+        every=_time(every, "--every"),
+        spans=SPANS if report is not None else 0,
+    )
+
+
+def _time(text: str | None, flag: str) -> int:
+    from poise.model.spec import parse_or_raise
+
+    return parse_or_raise(parse_duration, text, flag, LONGEST) if text is not None else 0
+
+
+def _compared(asked: "Asked", policies: Sequence[str], report: Path | None) -> "Comparison":
+    from poise.twin.compare import compare
+
+    if report is not None:
+        _check_folder(report)
+    with _progress(policies) as watch:
+        told = compare(asked, policies, watch)
+    for note in told.notes:
+        say(f"poise: {note}")
+    for reason, count in told.skipped.items():
+        say(f"poise: {count:,} of the trace left out: {reason}")
+    for trial in told.trials:
+        for reason, count in trial.refused.items():
+            say(f"poise: {count:,} jobs refused under {trial.policy}: {reason}")
+        if trial.measures.unfinished:
+            say(f"poise: {trial.measures.unfinished:,} jobs have not ended under {trial.policy}")
+    if report is not None:
+        from poise.twin.panels import render
+
+        _write(report, render(told))
+    return told
+
+
+def _check_folder(path: Path) -> None:
+    """Before hours are spent on what could not be written."""
+    if not path.absolute().parent.is_dir():
+        raise InputError("there is no such folder", field="--report", have=str(path.parent), hint="`--report FILE`")
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all. Raises `InputError`."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise InputError(
+            f"the page cannot be written: {error.strerror}",
+            field=str(path),
+            hint="`--report FILE` in a folder of yours",
+        ) from None
+    say(f"poise: wrote {path}; open it in a browser")
+
+
+@contextmanager
+def _progress(policies: Sequence[str]) -> "Iterator[Watch]":
+    """A bar for each trial, where somebody looks."""
+    if not sys.stderr.isatty():
+        yield lambda number, far: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[at]}"))
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bars:
+        rows = [bars.add_task(name, total=None, at="") for name in policies]
+        yield lambda number, far: bars.update(
+            rows[number], completed=far.over, total=far.jobs or None, at=format_duration(int(far.seconds * 1e9))
+        )
+
+
+def _one(told: "Comparison") -> Shown:
+    from poise.twin.figures import figures, summary
+
+    (trial,) = told.trials
+    rows = figures(trial.measures)
+    names = [name for name, _ in rows]
+    columns = [Column("FIGURE", names), Column("VALUE", [value for _, value in rows])]
+    return Shown(summary(told), names, columns, head=[_where(told, trial.policy)])
+
+
+def _where(told: "Comparison", policy: str) -> str:
+    devices = ", ".join(f"{count} {name}" for name, count in told.devices.items()) or "no devices"
+    who = f"policy {policy}, " if policy else ""
+    return f"{told.trace} on {told.fleet} ({told.nodes} nodes, {devices}); {who}run times {told.information}"
+
+
+def _many(told: "Comparison") -> Shown:
+    from poise.twin.figures import COLUMNS, summary
+
+    names = [trial.policy for trial in told.trials]
+    columns = [Column("POLICY", names)]
+    for title, only, cell in COLUMNS:
+        columns.append(Column(title, [cell(trial.measures) for trial in told.trials], right=True, only=only))
+    return Shown(summary(told), names, columns, head=[_where(told, "")])

@@ -1,0 +1,316 @@
+"""What people write of the world in which a trace is tried, and how it is compiled.
+
+    kind: world
+    restart: {checkpoint: 10m, save: 10s, restore: 1m}
+    scaling: {loss: 2%, rack: 95%, zone: 90%, apart: 80%}
+    sharing: 30%
+    stragglers: {share: 5%, factor: 1.5, lasts: 1h}
+    losses: {mtbf: 30d, mttr: 2h}
+    changes: [{at: 2h, node: big-0, there: false}]
+    telemetry: {every: 1m, noise: 10%, delay: 5s}
+    power: {idle: 16%, busy: 59%, kg_per_kwh: 0.4}
+
+What is left out does not happen, and costs nothing; restarts cost what the trace's reader says. Only the world knows
+what is written here: a policy sees what it would see live. `compile_world` takes the parsed document and raises
+`SpecError` with everything that is wrong.
+"""
+
+import math
+from typing import Any
+
+import msgspec
+
+from poise.errors import SpecError
+from poise.model.document import Findings
+from poise.model.spec import Quantity, check_name, parse_or_raise
+from poise.model.workload import LINEAR, Scaling
+from poise.units import DAY, SECOND, parse_duration, parse_share
+
+LONGEST = 40_000 * DAY
+LEAST = SECOND
+MOST_CHANGES = 10_000
+MOST_FACTOR = 1000.0
+
+
+class RestartSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """What stopping and coming back costs, for all work."""
+
+    checkpoint: Quantity | None = None
+    save: Quantity | None = None
+    restore: Quantity | None = None
+    saves: bool | None = None
+
+
+class ScalingSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """How gangs scale."""
+
+    loss: Quantity = 0
+    rack: Quantity = 1
+    zone: Quantity = 1
+    apart: Quantity = 1
+
+
+class StragglersSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """Nodes that are slow for a while."""
+
+    share: Quantity
+    factor: float
+    lasts: Quantity = "1h"
+
+
+class LossesSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """Nodes that are lost, and come back."""
+
+    mtbf: Quantity
+    mttr: Quantity = "1h"
+    detected: Quantity = "10s"
+
+
+class ChangeSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """A node that joins or leaves."""
+
+    at: Quantity
+    node: str
+    there: bool
+
+
+class TelemetrySpec(msgspec.Struct, forbid_unknown_fields=True):
+    """How busy nodes say they are."""
+
+    every: Quantity = "1m"
+    noise: Quantity = 0
+    delay: Quantity = 0
+
+
+class PowerSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """What devices draw."""
+
+    idle: Quantity | None = None
+    busy: Quantity | None = None
+    kg_per_kwh: float | None = None
+
+
+class WorldSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """A whole file."""
+
+    kind: str = ""
+    name: str = "world"
+    restart: RestartSpec | None = None
+    scaling: ScalingSpec | None = None
+    sharing: Quantity = 0
+    stragglers: StragglersSpec | None = None
+    losses: LossesSpec | None = None
+    changes: list[ChangeSpec] = []
+    telemetry: TelemetrySpec | None = None
+    power: PowerSpec | None = None
+
+
+class Restart(msgspec.Struct, frozen=True, kw_only=True):
+    """Nanoseconds, and whether work goes on where it was stopped; None: as the trace's reader says."""
+
+    checkpoint: int | None = None
+    save: int | None = None
+    restore: int | None = None
+    saves: bool | None = None
+
+
+class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of all nodes that is slow at any time, on which work takes `factor` times as long, for `lasts` on the
+    mean.
+    """
+
+    share: float
+    factor: float
+    lasts: int
+
+
+class Losses(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean times between losses of one node and until it is back; how long it takes to notice."""
+
+    mtbf: int
+    mttr: int
+    detected: int
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that joins or leaves at an instant."""
+
+    at: int
+    node: str
+    there: bool
+
+
+class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes tell their load so often, `delay` late, with relative `noise` (a standard deviation)."""
+
+    every: int
+    noise: float
+    delay: int
+
+
+class World(msgspec.Struct, frozen=True, kw_only=True):
+    """A compiled file. `sharing` is by what part longer work takes on a device of which others hold all the rest. The
+    parts of a power model are None where they are as usual.
+    """
+
+    name: str = "plain"
+    restart: Restart = Restart()
+    scaling: Scaling = LINEAR
+    sharing: float = 0.0
+    stragglers: Stragglers | None = None
+    losses: Losses | None = None
+    changes: tuple[Change, ...] = ()
+    telemetry: Telemetry | None = None
+    idle: float | None = None
+    busy: float | None = None
+    kg_per_kwh: float | None = None
+
+
+PLAIN = World()
+"""Nothing happens but the trace."""
+
+
+def compile_world(document: Any) -> World:
+    """Compile a parsed file."""
+    found = Findings()
+    top = found.convert(document, WorldSpec)
+    made = None if top is None else _compile(top, found)
+    found.check(_example)
+    if made is None:
+        raise AssertionError("a document that is not compiled has something wrong in it")
+    return made
+
+
+def check_nodes(world: World, names: set[str]) -> None:
+    """Raise `SpecError` for changes of nodes that the fleet does not have."""
+    found = Findings()
+    for place, change in enumerate(world.changes):
+        if change.node not in names:
+            need = f"one of the {len(names)} nodes of the fleet"
+            found.add(
+                SpecError(
+                    "there is no such node", code="E105", field=f"changes[{place}].node", need=need, have=change.node
+                )
+            )
+    found.check(lambda field: "`poise nodes --fleet FILE` lists them")
+
+
+_EXAMPLES = {
+    "kind": "kind: world",
+    "restart": "restart: {checkpoint: 10m, save: 10s, restore: 1m}",
+    "scaling": "scaling: {loss: 2%, rack: 95%, zone: 90%, apart: 80%}",
+    "sharing": "sharing: 30%",
+    "stragglers": "stragglers: {share: 5%, factor: 1.5, lasts: 1h}",
+    "losses": "losses: {mtbf: 30d, mttr: 2h}",
+    "changes": "changes: [{at: 2h, node: n1, there: false}]",
+    "telemetry": "telemetry: {every: 1m, noise: 10%, delay: 5s}",
+    "power": "power: {idle: 16%, busy: 59%, kg_per_kwh: 0.4}",
+    "name": "name: rough",
+}
+
+
+def _example(field: str) -> str:
+    return _EXAMPLES.get(field.partition(".")[0].partition("[")[0], _EXAMPLES["kind"])
+
+
+def _compile(top: WorldSpec, found: Findings) -> World:
+    if top.kind != "world":
+        found.add(SpecError("this file is no world", field="kind", need="world", have=top.kind, hint="kind: world"))
+    found.get(None, check_name, top.name, "name")
+
+    def time(value: Quantity | None, field: str, least: int = 0) -> int:
+        got = found.get(least, parse_or_raise, parse_duration, 0 if value is None else value, field, LONGEST)
+        if got < least:
+            found.add(SpecError("is too short", code="E103", field=field, need="1s or more", have=str(value)))
+        return got
+
+    def maybe(value: Quantity | None, field: str) -> int | None:
+        return None if value is None else time(value, field)
+
+    def share(value: Quantity, field: str) -> float:
+        return found.get(0, parse_or_raise, parse_share, value, field, 1000) / 1000
+
+    restart, scaling, power = top.restart, top.scaling, top.power
+    return World(
+        name=top.name,
+        restart=Restart()
+        if restart is None
+        else Restart(
+            checkpoint=maybe(restart.checkpoint, "restart.checkpoint"),
+            save=maybe(restart.save, "restart.save"),
+            restore=maybe(restart.restore, "restart.restore"),
+            saves=restart.saves,
+        ),
+        scaling=LINEAR
+        if scaling is None
+        else Scaling(
+            loss=share(scaling.loss, "scaling.loss"),
+            apart=(
+                1.0,
+                share(scaling.rack, "scaling.rack"),
+                share(scaling.zone, "scaling.zone"),
+                share(scaling.apart, "scaling.apart"),
+            ),
+        ),
+        sharing=share(top.sharing, "sharing"),
+        stragglers=None if top.stragglers is None else _stragglers(top.stragglers, share, time, found),
+        losses=None
+        if top.losses is None
+        else Losses(
+            mtbf=time(top.losses.mtbf, "losses.mtbf", 60 * SECOND),
+            mttr=time(top.losses.mttr, "losses.mttr", LEAST),
+            detected=time(top.losses.detected, "losses.detected"),
+        ),
+        changes=_changes(top.changes, time, found),
+        telemetry=None
+        if top.telemetry is None
+        else Telemetry(
+            every=time(top.telemetry.every, "telemetry.every", LEAST),
+            noise=share(top.telemetry.noise, "telemetry.noise"),
+            delay=time(top.telemetry.delay, "telemetry.delay"),
+        ),
+        idle=None if power is None or power.idle is None else share(power.idle, "power.idle"),
+        busy=None if power is None or power.busy is None else share(power.busy, "power.busy"),
+        kg_per_kwh=None if power is None or power.kg_per_kwh is None else _carbon(power.kg_per_kwh, found),
+    )
+
+
+def _stragglers(spec: StragglersSpec, share: Any, time: Any, found: Findings) -> Stragglers:
+    part = share(spec.share, "stragglers.share")
+    if part >= 1:
+        found.add(
+            SpecError(
+                "some nodes are not slow", code="E103", field="stragglers.share", need="less than 1", have=str(part)
+            )
+        )
+    if not (math.isfinite(spec.factor) and 1 < spec.factor <= MOST_FACTOR):
+        need = f"more than 1, at most {MOST_FACTOR:g}"
+        found.add(
+            SpecError(
+                "the factor is out of range", code="E103", field="stragglers.factor", need=need, have=f"{spec.factor:g}"
+            )
+        )
+    return Stragglers(share=part, factor=spec.factor, lasts=time(spec.lasts, "stragglers.lasts", LEAST))
+
+
+def _changes(specs: list[ChangeSpec], time: Any, found: Findings) -> tuple[Change, ...]:
+    if len(specs) > MOST_CHANGES:
+        need, have = f"at most {MOST_CHANGES}", str(len(specs))
+        found.add(SpecError("there are too many changes", code="E103", field="changes", need=need, have=have))
+        return ()
+    made = [
+        Change(at=time(spec.at, f"changes[{place}].at"), node=spec.node, there=spec.there)
+        for place, spec in enumerate(specs)
+    ]
+    return tuple(sorted(made, key=lambda change: change.at))
+
+
+def _carbon(value: float, found: Findings) -> float:
+    if not (math.isfinite(value) and 0 <= value <= 10):
+        found.add(
+            SpecError(
+                "the number is out of range", code="E103", field="power.kg_per_kwh", need="0 to 10", have=f"{value:g}"
+            )
+        )
+        return 0.0
+    return value

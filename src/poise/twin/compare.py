@@ -1,0 +1,267 @@
+"""Trials side by side: the same workload, fleet and world, under one policy after another.
+
+Each trial reads its files itself, so that several run in processes of their own and share nothing.
+"""
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from multiprocessing.sharedctypes import SynchronizedArray
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from poise.drivers.nemeses import known_nemeses
+from poise.drivers.plugins import build, choose
+from poise.drivers.yamlfile import load_kind, located, place_in_file
+from poise.engine.happenings import left_out
+from poise.engine.scenario import Nemesis
+from poise.errors import Fault
+from poise.kernel.controller import Settings
+from poise.model.fleetfile import DeclaredFleet, compile_fleet
+from poise.model.tenants import declared_class
+from poise.model.workload import Arrival, Steady, Truth, Workload
+from poise.model.worldfile import PLAIN, World, check_nodes, compile_world
+from poise.policy.suites import ClusterPolicy
+from poise.twin.traces.formats import read_trace
+from poise.twin.traces.options import Options
+from poise.twin.trial import Result, simulate
+from poise.units import SECOND
+
+SPANS = 6000
+"""Attempts that a page shows, of all trials together."""
+
+TELL_EVERY = 0.2
+"""Seconds between two looks at how far processes are."""
+
+
+_SIZE = re.compile(r" x([0-9]+)$")
+"""The devices of a job, in the name of its class."""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be tried, in which world, with which nemeses (`faults`, by name or file). `format` is that of the
+    trace (empty: as found), `until` and `every` in nanoseconds (0: to the end; whenever something happens), `spans` how
+    many attempts are remembered.
+    """
+
+    trace: Path
+    fleet: Path
+    world: Path | None = None
+    faults: tuple[str, ...] = ()
+    options: Options = Options()
+    format: str = ""
+    seed: int = 0
+    until: int = 0
+    every: int = 0
+    spans: int = 0
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it. `devices` counts those of the fleet by model, `skipped` what of the trace was left out; `notes`
+    say what else a reader should know.
+    """
+
+    trace: str
+    fleet: str
+    nodes: int
+    devices: dict[str, int]
+    world: str
+    faults: tuple[str, ...]
+    information: str
+    load: float
+    seed: int
+    skipped: dict[str, int]
+    notes: tuple[str, ...]
+    trials: tuple[Result, ...]
+
+
+class Far(NamedTuple):
+    """How far a trial is: jobs that are over, of how many, and seconds since its beginning."""
+
+    over: int
+    jobs: int
+    seconds: float
+
+
+Watch = Callable[[int, Far], None]
+"""Hears how far the trial of this number is."""
+
+
+def compare(asked: Asked, policies: Sequence[str], watch: Watch = lambda number, far: None) -> Comparison:
+    """Try each policy: one here, several in processes side by side. Raises `PoiseError` for what cannot be read."""
+    for name in policies:
+        build(choose(name))  # before anything long begins
+    asked = msgspec.structs.replace(asked, spans=asked.spans // len(policies))
+    loaded = _loaded(asked)
+    workload, fleet = loaded.workload, loaded.fleet
+    if len(policies) == 1:
+        tell = _told(len(workload.arrivals), lambda far: watch(0, far))
+        trials = [_trial(asked, loaded, build(choose(policies[0])), tell)]
+    else:
+        trials = _side_by_side(asked, policies, watch)
+    devices: dict[str, int] = {}
+    for node in fleet.nodes:
+        for device in node.devices:
+            name = device.model or device.kind
+            devices[name] = devices.get(name, 0) + 1
+    return Comparison(
+        trace=workload.name,
+        fleet=fleet.name,
+        nodes=len(fleet.nodes),
+        devices=dict(sorted(devices.items())),
+        information=asked.options.information,
+        load=asked.options.load,
+        seed=asked.seed,
+        skipped=dict(sorted(workload.skipped.items())),
+        world=loaded.world.name,
+        faults=tuple(nemesis.name for nemesis in loaded.nemeses),
+        notes=tuple(_notes(loaded)),
+        trials=tuple(trials),
+    )
+
+
+class _Loaded(NamedTuple):
+    """The files, read."""
+
+    workload: Workload
+    fleet: DeclaredFleet
+    world: World
+    nemeses: tuple[Nemesis, ...]
+
+
+def _loaded(asked: Asked) -> _Loaded:
+    document = load_kind(asked.fleet, "fleet")
+    with located(place_in_file(asked.fleet)):
+        fleet = compile_fleet(document)
+    world = PLAIN
+    if asked.world is not None:
+        document = load_kind(asked.world, "world")
+        with located(place_in_file(asked.world)):
+            world = compile_world(document)
+            check_nodes(world, {node.name for node in fleet.nodes})
+    nemeses = tuple(known_nemeses(asked.faults).values()) if asked.faults else ()
+    widest = max((len(node.devices) for node in fleet.nodes), default=0)
+    options = msgspec.structs.replace(asked.options, devices_per_node=widest or asked.options.devices_per_node)
+    workload = read_trace(asked.trace, options, asked.format)
+    if not workload.throughputs:
+        workload = with_speeds(workload, fleet.throughputs)
+    return _Loaded(workload, fleet, world, nemeses)
+
+
+def _notes(loaded: _Loaded) -> Iterator[str]:
+    missing = left_out(loaded.nemeses)
+    if missing:
+        yield f"faults that no twin has are left out: {', '.join(missing)}; `poise faults` has them"
+
+
+def with_speeds(workload: Workload, throughputs: Mapping[str, float]) -> Workload:
+    """The same work at the speeds of a fleet file, by `class@model`: what a trace gives is then the run time on the
+    fastest of the models that its class has a throughput on. A class that is known in several sizes (`resnet x4`) has
+    that of one device times so many; policies are told of both. Work that has speeds of its own keeps them.
+    """
+    table: dict[str, dict[str, float]] = {}
+    for key, rate in throughputs.items():
+        kind, _, model = key.rpartition("@")
+        table.setdefault(kind, {})[model] = rate
+    if not table:
+        return workload
+    told = dict(throughputs)
+    rates: dict[str, dict[str, float]] = {}
+    for kind in sorted({declared_class(unit.kind) for arrival in workload.arrivals for unit in arrival.units}):
+        size = _SIZE.search(kind)
+        row = table.get(kind) or (table.get(kind[: size.start()]) if size is not None else None)
+        if row:
+            times = int(size[1]) if size is not None and kind not in table else 1
+            told |= {f"{kind}@{model}": rate * times for model, rate in row.items()}
+            rates[kind] = {model: rate / max(row.values()) for model, rate in row.items()}
+
+    def paced(arrival: Arrival) -> Arrival:
+        truths = {
+            unit.name: _at_rates(arrival.truths[unit.name], rates.get(declared_class(unit.kind), {}))
+            for unit in arrival.units
+        }
+        return msgspec.structs.replace(arrival, truths=truths)
+
+    return msgspec.structs.replace(workload, arrivals=tuple(map(paced, workload.arrivals)), throughputs=told)
+
+
+def _at_rates(truth: Truth, rates: Mapping[str, float]) -> Truth:
+    pace = truth.pace
+    if not rates or not isinstance(pace, Steady) or pace.rates:
+        return truth
+    return msgspec.structs.replace(truth, pace=msgspec.structs.replace(pace, rates=rates))
+
+
+def _trial(asked: Asked, loaded: _Loaded, policy: ClusterPolicy, tell: Callable[[int, int], None]) -> Result:
+    settings = Settings(seed=asked.seed, every=asked.every, throughputs=loaded.fleet.throughputs)
+    return simulate(
+        loaded.workload,
+        loaded.fleet.nodes,
+        policy,
+        settings,
+        until=asked.until,
+        world=loaded.world,
+        nemeses=loaded.nemeses,
+        spans=asked.spans,
+        tell=tell,
+    )
+
+
+def _told(jobs: int, hear: Callable[[Far], None]) -> Callable[[int, int], None]:
+    return lambda over, now: hear(Far(over, jobs, now / SECOND))
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+_far: "list[SynchronizedArray[float]]" = []
+"""Of a process that runs trials: where it says how far they are, three numbers a trial; and at the end, whether it is
+to stop."""
+
+
+def _side_by_side(asked: Asked, policies: Sequence[str], watch: Watch) -> list[Result]:
+    context = get_context("spawn")
+    far = context.Array("d", 3 * len(policies) + 1)
+    processes = min(len(policies), os.cpu_count() or 1)
+    trials: dict[int, Result] = {}
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_connect, initargs=(far,)) as pool:
+        try:
+            waiting = {pool.submit(_in_process, asked, name, number) for number, name in enumerate(policies)}
+            while waiting:
+                done, waiting = wait(waiting, timeout=TELL_EVERY, return_when=FIRST_EXCEPTION)
+                for number, told in [future.result() for future in done]:
+                    trials[number] = msgspec.msgpack.decode(told, type=Result)
+                for number in range(len(policies)):
+                    over, jobs, seconds = far[3 * number : 3 * number + 3]
+                    watch(number, Far(int(over), int(jobs), seconds))
+        except BrokenProcessPool:
+            hint = "fewer policies at once, or `--jobs N`"
+            raise Fault("a process in which a policy was tried has been killed", hint=hint) from None
+        except BaseException:
+            far[-1] = 1.0  # whoever goes on sees it, and ends
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [trials[number] for number in range(len(policies))]
+
+
+def _connect(far: "SynchronizedArray[float]") -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asked for it is told, and tells us
+    _far.append(far)
+
+
+def _in_process(asked: Asked, policy: str, number: int) -> tuple[int, bytes]:
+    def hear(far: Far) -> None:
+        _far[0][3 * number : 3 * number + 3] = list(far)
+        if _far[0][-1]:
+            raise SystemExit("nobody waits for it")
+
+    loaded = _loaded(asked)
+    jobs = len(loaded.workload.arrivals)
+    result = _trial(asked, loaded, build(choose(policy)), _told(jobs, hear))
+    hear(Far(jobs, jobs, 0.0))
+    return number, msgspec.msgpack.encode(result)

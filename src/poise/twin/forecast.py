@@ -1,0 +1,422 @@
+"""When work will start and end: the engine run forward from a ledger, many times, with run times drawn anew each time.
+
+Outside the scheduler's process, from a copy of what it knows, and bounded: in how many futures are followed, for how
+long (a budget of this process's time), and in how many units each of them has. What was left out is said.
+
+`check` goes through a log and asks of each job what would have been foreseen when it was submitted: how often the truth
+lay between P10 and P90 is how far forecasts of this home can be trusted.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from math import ceil, inf
+from random import Random
+from typing import NamedTuple
+
+import msgspec
+
+from poise.engine.futures import UNCHANGED, Change, Draws, Happened, run_future
+from poise.errors import InputError
+from poise.kernel.controller import ROUND, Settings
+from poise.kernel.ledger import JobState, Ledger, units_status
+from poise.model.events import Began, Event, Finished, JobSubmitted, Started
+from poise.policy.suites import ClusterPolicy
+
+FUTURES = 200
+BUDGET = 10.0
+"""Seconds of this process, unless told otherwise."""
+
+MOST_UNITS = 5_000
+"""Units of one future: those that run, and of those that wait the first."""
+
+LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Nanoseconds from now: a tenth of the futures is before `p10`, half before `p50`, nine tenths before `p90`. None
+    where it does not happen in as many.
+    """
+
+    p10: int | None
+    p50: int | None
+    p90: int | None
+
+
+class Eta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is foreseen of a job, or of the tasks of it that were asked for. `start` is None once it has started.
+    `on_time` is the part of the futures, in thousandths, in which everything with a deadline meets it (-1: nothing has
+    one), `fails` that in which something of it is not done.
+    """
+
+    job: str
+    name: str
+    status: str
+    finish: Range
+    start: Range | None = None
+    on_time: int = -1
+    fails: int = 0
+
+
+class Etas(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Forecasts as of a revision and a moment (seconds since 1970): from so many `futures`, of so many `asked`, that
+    took so many `seconds`. In each were `units` units; `left_out` more were not looked at. `sources` counts units by
+    where their run times come from, `guesses` are the classes of which nothing is known.
+    """
+
+    revision: int
+    at: float
+    policy: str
+    futures: int
+    asked: int
+    seconds: float
+    units: int
+    jobs: tuple[Eta, ...]
+    left_out: int = 0
+    sources: dict[str, int] = {}
+    guesses: tuple[str, ...] = ()
+
+
+class Target(NamedTuple):
+    """What is asked for: units of a job, by id, and how that is called."""
+
+    job: JobState
+    units: tuple[str, ...]
+    called: str
+
+
+class Bounds(NamedTuple):
+    """How much may be looked at: futures, seconds, units."""
+
+    futures: int = FUTURES
+    seconds: float = BUDGET
+    units: int = MOST_UNITS
+
+
+BOUNDS = Bounds()
+
+
+class Futures:
+    """Futures of a ledger as of `now`. Those of one number have the same run times, whatever is changed and whoever
+    decides.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        settings: Settings,
+        now: int,
+        *,
+        seed: int = 0,
+        most: int = MOST_UNITS,
+        keep: Iterable[str] = (),
+    ) -> None:
+        self.kept, self.left_out = _first(ledger, most, frozenset(keep))
+        self.draws = Draws(ledger, now, settings.throughputs, self.kept)
+        self.now = now
+        self.units = sum(not unit.over for job in self.kept for unit in ledger.jobs[job].units)
+        self._settings = settings
+        self._ledger = ledger
+        self._state = ledger.keeping(self.kept).encode()
+        self._changed: dict[str, bytes] = {}
+        self._seed = seed
+
+    def follow(
+        self,
+        policy: ClusterPolicy,
+        number: int,
+        deadline: float,
+        *,
+        change: Change = UNCHANGED,
+        until: Sequence[str] = (),
+    ) -> Happened | None:
+        """The future of this number; None if there is no time to follow it to its end."""
+        happened = run_future(
+            self._state_under(change),
+            policy,
+            self._settings,
+            self.draws.draw(Random(f"{self._seed}/{number}")),  # noqa: S311
+            self.now,
+            change=change,
+            until=until,
+            watch=lambda: time.monotonic() < deadline,
+        )
+        return happened if happened.whole else None
+
+    def _state_under(self, change: Change) -> bytes:
+        """The ledger, with other priorities if they are changed."""
+        if not change.priorities:
+            return self._state
+        key = repr(sorted(change.priorities.items()))
+        if key not in self._changed:
+            self._changed[key] = self._ledger.keeping(self.kept, change.priorities).encode()
+        return self._changed[key]
+
+
+def foresee(
+    ledger: Ledger,
+    policy: ClusterPolicy,
+    settings: Settings,
+    now: int,
+    targets: Sequence[Target],
+    *,
+    bounds: Bounds = BOUNDS,
+    seed: int = 0,
+) -> Etas:
+    """When these start and end. Raises `InputError` where not one future can be followed in the time there is."""
+    began = time.monotonic()
+    deadline = began + bounds.seconds
+    futures = Futures(ledger, settings, now, seed=seed, most=bounds.units, keep=(target.job.id for target in targets))
+    until = tuple(unit for target in targets for unit in target.units)
+    seen: list[Happened] = []
+    for number in range(bounds.futures):
+        happened = futures.follow(policy, number, deadline, until=until)
+        if happened is None:
+            break
+        seen.append(happened)
+    if not seen:
+        raise InputError(
+            "not one future could be followed to its end in the time that there is",
+            field="--budget",
+            need=f"{futures.units} units",
+            have=f"{bounds.seconds:g} s",
+            hint=f"--budget {10 * bounds.seconds:g}s",
+        )
+    return Etas(
+        revision=ledger.revision,
+        at=ledger.wall(now),
+        policy=policy.name,
+        futures=len(seen),
+        asked=bounds.futures,
+        seconds=time.monotonic() - began,
+        units=futures.units,
+        left_out=futures.left_out,
+        sources=dict(futures.draws.sources),
+        guesses=tuple(sorted(futures.draws.guesses)),
+        jobs=tuple(_eta(target, seen, now) for target in targets),
+    )
+
+
+def range_of(instants: Iterable[float], now: int = 0) -> Range:
+    """P10, P50 and P90 of what may be infinite, as one more would lie among these (Hyndman and Fan, 1996, type 6)."""
+    ordered = sorted(instants)
+
+    def at(part: float) -> int | None:
+        place = min(max(part * (len(ordered) + 1) - 1, 0.0), len(ordered) - 1.0)
+        low, high = ordered[int(place)], ordered[ceil(place)]
+        found = low if low == high else low + (place - int(place)) * (high - low)
+        return None if found in (inf, -inf) or found != found else round(found) - now
+
+    return Range(at(LOW), at(MIDDLE), at(HIGH))
+
+
+def _eta(target: Target, seen: Sequence[Happened], now: int) -> Eta:
+    units = [unit for unit in target.job.units if unit.id in target.units]
+    open_units = [unit for unit in units if not unit.over]
+    has_started = any(unit.over or any(task.started for task in unit.tasks) for unit in units)
+    finishes = [max((happened.ended.get(unit.id, inf) for unit in open_units), default=now) for happened in seen]
+    start = None
+    if not has_started:
+        start = range_of((min(happened.started.get(unit.id, inf) for unit in open_units) for happened in seen), now)
+    due = {unit.id: target.job.submitted + unit.spec.deadline for unit in open_units if unit.spec.deadline}
+    met = sum(all(happened.ended.get(unit, inf) <= at for unit, at in due.items()) for happened in seen)
+    failed = sum(not happened.failed.isdisjoint(target.units) for happened in seen)
+    return Eta(
+        job=target.called,
+        name=target.job.name,
+        status=units_status(units),
+        start=start,
+        finish=range_of(finishes, now),
+        on_time=1000 * met // len(seen) if due else -1,
+        fails=1000 * failed // len(seen),
+    )
+
+
+def _first(ledger: Ledger, most: int, keep: frozenset[str]) -> tuple[list[str], int]:
+    """The unfinished jobs that are looked at: what was asked for, what runs, and what is served first as far as there
+    is room; with all that they come after. And how many units are left out.
+    """
+    unfinished = [job for job in ledger.jobs.values() if not job.ended]
+    active = {unit.job for unit in ledger.active_units()}
+
+    def place(job: JobState) -> tuple[int, int, int]:
+        waiting = [unit for unit in job.units if not unit.over]
+        return (
+            job.id not in keep and job.id not in active,
+            min(int(unit.spec.priority) for unit in waiting),
+            waiting[0].ordinal,
+        )
+
+    kept: dict[str, None] = {}
+    count = left_out = 0
+    for job in sorted(unfinished, key=place):
+        if job.id in kept:
+            continue
+        size = sum(not unit.over for unit in job.units)
+        if count and count + size > most and job.id not in keep and job.id not in active:
+            left_out += size
+            continue
+        stack = [job.id]
+        while stack:
+            found = ledger.jobs.get(stack.pop())
+            if found is not None and found.id not in kept and not found.ended:
+                kept[found.id] = None
+                count += sum(not unit.over for unit in found.units)
+                stack.extend(found.after)
+    return [job.id for job in unfinished if job.id in kept], left_out
+
+
+# --- looking back ----------------------------------------------------------------------------------------------------
+
+
+class Past(msgspec.Struct, frozen=True, kw_only=True):
+    """A forecast that would have been made when a job was submitted, and what came: nanoseconds from then on."""
+
+    job: str
+    revision: int
+    start: Range
+    started: int
+    finish: Range | None = None
+    finished: int = -1
+
+
+class Coverage(msgspec.Struct, frozen=True, kw_only=True):
+    """Of so many forecasts, the parts in thousandths that came before P10, between it and P90, and after P90."""
+
+    count: int
+    earlier: int
+    within: int
+    later: int
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """How forecasts at submission compare with what came. Of the start of those that were to begin at once, and did,
+    nothing is counted; a round of the scheduler more or less is no difference. `unheard` were not made: there was no
+    time, or what decided then is not here.
+    """
+
+    first: int
+    last: int
+    submitted: int
+    seconds: float
+    start: Coverage
+    finish: Coverage
+    forecasts: tuple[Past, ...]
+    unheard: int = 0
+
+
+Choose = Callable[[Began], ClusterPolicy | str]
+
+CHECKED = 40
+"""Jobs of a log that are looked back at, unless told otherwise."""
+
+FOLLOWED = 40
+"""Futures for each of them."""
+
+LOOKING_BACK = Bounds(FOLLOWED)
+
+
+def check(
+    events: Iterable[Event],
+    start: Ledger,
+    choose: Choose,
+    *,
+    jobs: int = CHECKED,
+    bounds: Bounds = LOOKING_BACK,
+    seed: int = 0,
+) -> Checked:
+    """Go through a log twice: for what came of every job, and for what would have been foreseen of some of them, evenly
+    chosen, when each was submitted. `start` is the state before the first event, which is changed; `choose` gives the
+    policy that decided. `bounds` are for all of them together, but for the futures.
+    """
+    began = time.monotonic()
+    first = start.revision
+    came = _what_came(events, Ledger.decode(start.encode()))
+    known = [revision for revision, outcome in came.items() if outcome.started >= 0]
+    chosen = {known[place * len(known) // min(jobs, len(known))] for place in range(min(jobs, len(known)))}
+    ledger, left = start, len(chosen)
+    made: list[Past] = []
+    for event in events:
+        ledger.apply(event)
+        if ledger.revision not in chosen:
+            continue
+        spent = time.monotonic() - began
+        share = (bounds.seconds - spent) / left
+        left -= 1
+        policy = choose(ledger.began) if ledger.began is not None else ""
+        if isinstance(policy, str) or ledger.began is None or share <= 0:
+            continue
+        outcome, job = came[ledger.revision], ledger.jobs[came[ledger.revision].job]
+        settings = Settings(seed=ledger.began.seed, throughputs=ledger.began.throughputs)
+        target = Target(job, tuple(unit.id for unit in job.units), job.id)
+        try:
+            told = foresee(
+                ledger, policy, settings, ledger.now, [target], bounds=bounds._replace(seconds=share), seed=seed
+            )
+        except InputError:
+            continue
+        [eta] = told.jobs
+        made.append(
+            Past(
+                job=job.id,
+                revision=ledger.revision,
+                start=eta.start or Range(0, 0, 0),
+                started=outcome.started - event.at,
+                finish=eta.finish if outcome.ended >= 0 else None,
+                finished=outcome.ended - event.at if outcome.ended >= 0 else -1,
+            )
+        )
+    return Checked(
+        first=first + 1,
+        last=ledger.revision,
+        submitted=len(came),
+        seconds=time.monotonic() - began,
+        start=_coverage((past.start, past.started) for past in made if past.start.p90 or past.started > ROUND),
+        finish=_coverage((past.finish, past.finished) for past in made if past.finish is not None),
+        forecasts=tuple(made),
+        unheard=len(chosen) - len(made),
+    )
+
+
+class _Came(msgspec.Struct):
+    job: str
+    started: int = -1
+    ended: int = -1
+
+
+def _what_came(events: Iterable[Event], ledger: Ledger) -> dict[int, _Came]:
+    """By the revision at which it was submitted, when each job started and was over; not over is what somebody
+    cancelled. Jobs that serve calls are left out: their callers say how long they last.
+    """
+    came: dict[int, _Came] = {}
+    of: dict[str, _Came] = {}
+    for event in events:
+        ledger.apply(event)
+        if isinstance(event, JobSubmitted):
+            if not event.job.calls:
+                came[ledger.revision] = of[event.job.id] = _Came(event.job.id)
+        elif isinstance(event, Started | Finished):
+            job = event.task.partition(".")[0]
+            outcome, state = of.get(job), ledger.jobs.get(job)
+            if outcome is None:
+                continue
+            if outcome.started < 0:
+                ran = event.ending.run if isinstance(event, Finished) else 0
+                outcome.started = event.at - ran
+            if state is not None and state.ended and not state.cancelled_by:
+                outcome.ended = state.ended
+    return came
+
+
+def _coverage(pairs: Iterable[tuple[Range | None, int]]) -> Coverage:
+    earlier = within = later = 0
+    for foreseen, came in pairs:
+        low = inf if foreseen is None or foreseen.p10 is None else foreseen.p10 - ROUND
+        high = inf if foreseen is None or foreseen.p90 is None else foreseen.p90 + ROUND
+        earlier, within, later = earlier + (came < low), within + (low <= came <= high), later + (came > high)
+    count = max(1, earlier + within + later)
+    return Coverage(
+        count=earlier + within + later,
+        earlier=1000 * earlier // count,
+        within=1000 * within // count,
+        later=1000 * later // count,
+    )

@@ -1,0 +1,80 @@
+"""`poise simulate` and `poise compare`, as typed."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poise.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[3]
+FLEET = ["--fleet", str(ROOT / "examples" / "cluster.yaml")]
+TRACE = [str(ROOT / "examples" / "trace.csv"), "--map", "submit=created,duration=seconds,gpus=gpus,kind=class"]
+FEW = [*TRACE, *FLEET, "--jobs", "20"]
+
+
+def value(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_trace_under_one_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *FEW, "--policy", "fifo"]) == 0
+    out = capsys.readouterr().out
+    assert "20 done" in out
+    for name in ("completion", "waiting", "slowdown", "rho", "use of V100", "stranded", "kWh", "money"):
+        assert name in out
+
+
+def test_json_is_one_value_and_the_same_every_time(capsys: pytest.CaptureFixture[str]) -> None:
+    first = value(capsys, "simulate", *FEW, "--policy", "las", "--seed", "3")
+    assert value(capsys, "simulate", *FEW, "--policy", "las", "--seed", "3") == first
+    (trial,) = first["trials"]
+    assert trial["policy"] == "las"
+    assert trial["measures"]["completion"]["count"] == 20
+
+
+def test_run_times_differ_by_device(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A class is as fast as the fleet file says: half as fast as on an A100, of which there is none."""
+    (tmp_path / "trace.csv").write_text("at,took,class\n0,2400,resnet\n")
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(
+        "kind: fleet\nnodes: {n: {cpu: 8, memory: 64GiB, devices: [{model: V100}]}}\n"
+        "throughputs: {resnet: {A100-80: 2.4, V100: 1.2}}\n"
+    )
+    mapping = ["--map", "submit=at,duration=took,kind=class"]
+    told = value(capsys, "simulate", str(tmp_path / "trace.csv"), *mapping, "--fleet", str(fleet))
+    assert told["trials"][0]["measures"]["completion"]["mean"] == 4800 * 10**9
+
+
+def test_policies_side_by_side_and_a_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = tmp_path / "out.html"
+    assert main(["compare", *FEW, "--policies", "fifo,sjf", "--report", str(page)]) == 0
+    caught = capsys.readouterr()
+    assert [line.split()[0] for line in caught.out.splitlines()[1:]] == ["POLICY", "fifo", "sjf"]
+    assert f"wrote {page}" in caught.err
+    html = page.read_text()
+    assert "<script" not in html
+    assert "http" not in re.sub(r"http-equiv|xmlns=\S+", "", html)
+    links, panels = set(re.findall(r'href="#(p\d-j\d+)"', html)), set(re.findall(r'id="(p\d-j\d+)"', html))
+    assert links == panels
+    assert len(panels) == 40
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["simulate", *FEW, "--policy", "nosuch"], "there is no policy `nosuch`"),
+        (["simulate", "nosuch.csv", *FLEET], "nosuch.csv"),
+        (["simulate", *TRACE, "--fleet", "nosuch.yaml"], "cannot be read"),
+        (["simulate", *FEW, "--load", "0"], "`load` is out of range"),
+        (["simulate", *FEW, "--until", "soon"], "cannot be read"),
+        (["simulate", *FEW, "--report", "/no/such/folder/x.html"], "no such folder"),
+        (["compare", *FEW, "--policies", "fifo,fifo"], "name each policy once"),
+    ],
+)
+def test_errors_can_be_acted_on(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 1
+    assert message in capsys.readouterr().err

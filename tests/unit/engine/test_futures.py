@@ -1,0 +1,112 @@
+"""What the unfinished work of a ledger may really have to do."""
+
+from random import Random
+
+import msgspec
+import pytest
+
+from poise.engine.futures import Change, Draws, Seen, Unseen, run_future
+from poise.kernel.controller import Settings
+from poise.model.workload import Steady, Truth
+from poise.policy.suites import policy_named
+from poise.units import SECOND
+from unit.engine.test_twin import Run, arrival, node
+
+
+def quantiles(errors: Seen | Unseen, beyond: float = 0.0) -> list[float]:
+    return [errors.draw(chance, beyond) for chance in (0.1, 0.5, 0.9)]
+
+
+def test_errors_that_were_seen_come_again() -> None:
+    low, middle, high = quantiles(Seen([0.5, 0.8, 1.0, 1.0, 1.2, 1.5, 2.0, 3.0, 0.9]))
+    assert low == pytest.approx(0.5)
+    assert middle == pytest.approx(1.0)
+    assert high == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("count", [3, 5, 20])
+def test_the_next_of_few_lies_between_as_often_as_is_said(count: int) -> None:
+    """Eight of ten, whatever the number of those that were seen."""
+    random = Random(1)  # noqa: S311
+    within = 0
+    for _ in range(2000):
+        seen = Seen([random.lognormvariate(0, 1) for _ in range(count)])
+        low, _, high = quantiles(seen)
+        within += low <= random.lognormvariate(0, 1) <= high
+    assert 0.75 <= within / 2000 <= 0.85
+
+
+def test_what_has_taken_long_takes_longer() -> None:
+    for errors in (Seen([0.5, 1.0, 1.1, 0.9, 2.0]), Unseen(0.5)):
+        assert min(quantiles(errors, beyond=1.5)) >= 1.5
+        overrun = quantiles(errors, beyond=20.0)
+        assert min(overrun) >= 20.0
+        assert overrun[1] == pytest.approx(20 * 2**0.5, rel=0.01)  # half of Pareto's shape 2 lies below
+    assert quantiles(Seen([1.0, 2.0]), beyond=1e-6)[1] == pytest.approx(quantiles(Seen([1.0, 2.0]))[1], rel=0.01)
+
+
+def test_runs_that_go_on_count_too() -> None:
+    """Most of the class are not over yet: it is not as brief as those that are."""
+    assert quantiles(Seen([1.0, 1.1, 0.9], [5.0] * 20))[1] > 1.1
+    assert quantiles(Seen([1.0, 1.1, 0.9], [0.1] * 20)) == quantiles(Seen([1.0, 1.1, 0.9]))
+
+
+def test_the_mean_deviation_of_what_was_never_seen_is_as_told() -> None:
+    errors, random = Unseen(0.5), Random(1)  # noqa: S311
+    drawn = [errors.draw(random.random(), 0.0) for _ in range(20_000)]
+    mean = sum(drawn) / len(drawn)
+    assert sum(abs(each - mean) for each in drawn) / len(drawn) / mean == pytest.approx(0.5, rel=0.05)
+
+
+def stopped(policy: str, seconds: list[float], at: float) -> tuple[Run, int]:
+    """One device; jobs of these lengths, all submitted at the beginning, and the world stopped at an instant."""
+    run = Run(policy, [node("n1")], [arrival(0, each) for each in seconds])
+    run.twin.run(int(at * SECOND))
+    return run, run.twin.began + run.twin.now
+
+
+def draws_of(run: Run, now: int) -> Draws:
+    ledger = run.twin.ledger
+    return Draws(ledger, now, {}, [job.id for job in ledger.jobs.values() if not job.ended])
+
+
+def test_a_class_that_always_took_as_long_takes_as_long() -> None:
+    run, now = stopped("fifo", [10.0] * 12, at=95)
+    drawn = draws_of(run, now).draw(Random(3))  # noqa: S311
+    assert set(drawn.truths) == {"j10.main", "j11.main", "j12.main"}
+    for truth in drawn.truths.values():
+        assert isinstance(truth.pace, Steady)
+        assert truth.pace.seconds == pytest.approx(10, rel=0.2)
+
+
+def test_a_future_goes_on_from_now() -> None:
+    run, now = stopped("fifo", [10.0] * 12, at=95)
+    draws, state = draws_of(run, now), run.twin.ledger.encode()
+    policy = policy_named("fifo")
+    happened = run_future(state, policy, Settings(), draws.draw(Random(3)), now)  # noqa: S311
+    assert happened.whole
+    assert not happened.failed
+    assert "j10.main" not in happened.started  # it runs already
+    assert happened.ended["j10.main"] - now == pytest.approx(5 * SECOND, rel=0.5)
+    assert happened.started["j11.main"] == happened.ended["j10.main"]
+    again = run_future(state, policy, Settings(), draws.draw(Random(3)), now)  # noqa: S311
+    assert again == happened
+    wider = run_future(state, policy, Settings(), draws.draw(Random(3)), now, change=Change(joined=(node("n2"),)))  # noqa: S311
+    assert wider.started["j11.main"] == now
+    gone = run_future(state, policy, Settings(), draws.draw(Random(3)), now, change=Change(lost=("n1",)))  # noqa: S311
+    assert gone.ended == {}
+    first = run_future(state, policy, Settings(), draws.draw(Random(3)), now, until=["j10.main"])  # noqa: S311
+    assert set(first.ended) == {"j10.main"}
+
+
+def test_what_users_declare_is_corrected_by_how_wrong_they_were() -> None:
+    """They always said twice as long as it took."""
+    job = arrival(0, 20.0, truth=Truth(pace=Steady(10.0)))
+    run = Run("fifo", [node("n1")], [job] * 12)
+    run.twin.arrive(msgspec.structs.replace(job, units=(msgspec.structs.replace(job.units[0], kind="other"),)))
+    run.twin.run(95 * SECOND)
+    draws = draws_of(run, run.twin.began + run.twin.now)
+    assert draws.sources["declared"] == 1
+    pace = draws.draw(Random(3)).truths["j13.main"].pace  # noqa: S311
+    assert isinstance(pace, Steady)
+    assert pace.seconds == pytest.approx(10, rel=0.2)

@@ -1,0 +1,96 @@
+"""When jobs start and end: futures of a ledger, and forecasts of a log compared with what came."""
+
+import pytest
+
+from poise.errors import InputError
+from poise.kernel.controller import Settings
+from poise.kernel.ledger import Ledger
+from poise.policy.suites import policy_named
+from poise.twin.forecast import Bounds, Etas, Futures, Range, Target, check, foresee, range_of
+from poise.units import SECOND
+from unit.engine.test_futures import stopped
+from unit.engine.test_twin import Run, arrival, node
+
+FIFO = policy_named("fifo")
+FEW = Bounds(20)
+
+
+def etas(run: Run, now: int, *names: str, bounds: Bounds = FEW) -> Etas:
+    ledger = run.twin.ledger
+    targets = [Target(ledger.jobs[name], tuple(unit.id for unit in ledger.jobs[name].units), name) for name in names]
+    return foresee(ledger, FIFO, Settings(), now, targets, bounds=bounds)
+
+
+def seconds(of: Range | None) -> list[float]:
+    assert of is not None
+    return [each / SECOND for each in (of.p10, of.p50, of.p90) if each is not None]
+
+
+def test_what_waits_starts_when_what_runs_has_ended() -> None:
+    run, now = stopped("fifo", [10.0] * 12, at=95)
+    told = etas(run, now, "j10", "j11")
+    running, waiting = told.jobs
+    assert running.start is None
+    assert seconds(running.finish)[1] == pytest.approx(5, rel=0.5)
+    assert seconds(waiting.start) == seconds(running.finish)
+    assert seconds(waiting.finish)[1] == pytest.approx(15, rel=0.3)
+    assert (told.futures, told.units, told.sources, told.left_out) == (20, 3, {"history": 3}, 0)
+    assert etas(run, now, "j10", "j11").jobs == told.jobs  # the same seed
+    run.twin.ledger.check()
+
+
+def test_nothing_that_was_asked_is_changed() -> None:
+    run, now = stopped("fifo", [10.0] * 4, at=15)
+    before = run.twin.ledger.encode()
+    etas(run, now, "j3")
+    assert run.twin.ledger.encode() == before
+
+
+def test_of_a_long_queue_the_first_are_looked_at() -> None:
+    run, now = stopped("fifo", [10.0] * 60, at=95)
+    told = etas(run, now, "j12", "j60", bounds=Bounds(5, 20.0, units=10))
+    assert (told.units, told.left_out) == (10, 41)
+    assert seconds(told.jobs[1].start)[1] < 200  # some of those before it were left out, and that is said
+
+
+def test_what_never_comes_is_told_as_never() -> None:
+    run = Run("fifo", [node("n1"), node("n2", gpus=2)], [arrival(0, 10.0), arrival(5, 10.0, gpus=2)])
+    run.twin.lose("n2", 5 * SECOND, detected_after=0)
+    run.twin.run(5 * SECOND)
+    told = etas(run, run.twin.began + run.twin.now, "j2")
+    assert told.jobs[0].finish == Range(None, None, None)
+
+
+def test_too_little_time_is_an_error_that_says_how_much() -> None:
+    run, now = stopped("fifo", [10.0] * 4, at=15)
+    with pytest.raises(InputError) as error:
+        etas(run, now, "j3", bounds=Bounds(5, 0.0))
+    assert error.value.record.field == "--budget"
+
+
+def test_futures_of_a_number_are_the_same_whatever_is_asked() -> None:
+    run, now = stopped("fifo", [10.0] * 6, at=15)
+    futures = Futures(run.twin.ledger, Settings(), now)
+    deadline = float("inf")
+    one, other = (futures.follow(policy_named(name), 3, deadline) for name in ("fifo", "sjf"))
+    assert one is not None
+    assert other is not None
+    assert one.ended["j2.main"] == other.ended["j2.main"]
+    assert futures.follow(FIFO, 4, deadline) != one
+
+
+def test_ranges_are_those_of_one_more() -> None:
+    assert range_of(range(9)) == Range(0, 4, 8)
+    assert range_of([float("inf")] * 4 + [1.0] * 5) == Range(1, 1, None)
+
+
+def test_looking_back_at_a_log() -> None:
+    """Twenty jobs of one class on one device: from the fourth on it is known how long they take."""
+    run = Run("fifo", [node("n1")], [arrival(7 * number, 10.0) for number in range(20)])
+    assert run.twin.run()
+    told = check(run.events, Ledger(), lambda began: FIFO, bounds=Bounds(10, 60.0))
+    assert (told.submitted, len(told.forecasts), told.unheard) == (20, 20, 0)
+    assert told.start.count == 19  # the first one was to begin at once, and did
+    assert told.start.within >= 800
+    assert told.finish.within >= 800
+    assert told.last == run.twin.ledger.revision
