@@ -205,7 +205,7 @@ def _pooled(index: int, tabled: Mapping[int, float], measured: Mapping[int, Prof
     count = sum(number for number, _, _ in runs)
     mean = sum(number * profile.mean * rate for number, profile, rate in runs) / count / tabled[index]
     deviation = sum(number * profile.deviation * rate for number, profile, rate in runs) / count / tabled[index]
-    if set(measured) == {index}:
+    if index in measured:
         return Estimate(max(1, int(mean)), int(deviation), "history")
     return Estimate(max(1, int(mean)), max(int(deviation), int(mean) // 4), "throughput table")
 

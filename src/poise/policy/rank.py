@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from poise.model.fleet import CPU, DEVICES, MEMORY
 from poise.model.jobs import Priority
-from poise.model.resources import PLENTY
+from poise.model.resources import PLENTY, WHOLE
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import ability
 from poise.policy.predict import Speeds
@@ -21,9 +21,9 @@ Lane = Callable[[Candidate, int], int]
 
 AGEING = 5 * MINUTE
 AGES_BY = 4
-"""Waiting this long, or so many times its own run time if that is more, raises a unit by one priority class; one that
-has waited so long as urgent goes before all others, in order of readiness. So nothing starves, however much keeps
-coming; and what is long does not stand in the way of what is short for having waited a little."""
+"""Waiting this long raises a unit by one priority class; one that has waited so long as urgent goes before all others,
+in order of readiness. So nothing starves, however much keeps coming. What has devices waits so many times its own run
+time for that, if it is more: what is long does not stand in the way of what is short for having waited a little."""
 
 STARVES = 10
 """Waiting for so many times its own run time doubles what a unit is worth, and so on."""
@@ -77,12 +77,15 @@ def by_urgency(view: Snapshot) -> list[Candidate]:
 
 
 def by_value(view: Snapshot) -> list[Candidate]:
-    """Priority class (raised by waiting), then time left before the deadline's latest start, then what is worth most
-    for the device time it takes: `density`. Within a job the longest path to the end of its graph goes first.
+    """As `by_urgency`, but for work with devices: of a class that goes first which is worth most for the device time it
+    takes (`density`), and waiting counts against its own length. So a long wait of what is long does not keep devices
+    from what is short, and what is wide waits longer than what is narrow for the same work.
     """
     if len(view.candidates) > 1 and view.candidates[0].queue.endswith("/") and len(view.backlog) == 1:
         return list(view.candidates)  # single tasks of one kind: alike, and already in order
-    now, fleet = view.now, view.fleet
+    if not any(one.shape.gpus for one in view.candidates):
+        return by_urgency(view)
+    now, fleet, first = view.now, view.fleet, _waited_longest(view)
     speeds = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
     left: dict[str, int] = {}
     for one in view.candidates:
@@ -91,12 +94,9 @@ def by_value(view: Snapshot) -> list[Candidate]:
             left[one.job] = length
 
     def key(one: Candidate) -> tuple[int, int, float, int, int]:
-        steps = (now - one.ready) // ageing(one)
-        if steps > one.priority:
-            return (0, 0, one.ready, 0, one.ordinal)
-        if one.due and is_pressed(one, now):
-            return (one.priority - steps, 1, one.due - one.expected, 0, one.ordinal)
-        return (one.priority - steps, 2, -density(one, now, left[one.job]), -one.tail, one.ordinal)
+        if not one.shape.gpus:
+            return _urgency(one, now, left[one.job], one.unit in first)
+        return _urgency(one, now, 1000 / density(one, now, left[one.job]), waited=False)  # as its like without
 
     return sorted(view.candidates, key=key)
 
@@ -106,7 +106,7 @@ def density(candidate: Candidate, now: int, left: int) -> float:
     its devices (Smith's rule, 1956, for jobs of unequal width), more the longer it waits.
     """
     left = max(left, SECOND)
-    size = max(1, candidate.shape.gpus) * (candidate.least or candidate.tasks)
+    size = max(1.0, candidate.shape.gpus * candidate.shape.share / WHOLE * (candidate.least or candidate.tasks))
     patience = 1 + (now - candidate.ready) / (STARVES * left)
     return candidate.weight * patience / (left * size)
 
@@ -164,7 +164,7 @@ def candidate_level(candidate: Candidate, now: int) -> int:
 
 def ageing(candidate: Candidate) -> int:
     """How long it waits for each class by which it is raised."""
-    return max(AGEING, AGES_BY * candidate.expected)
+    return max(AGEING, AGES_BY * candidate.expected) if candidate.shape.gpus else AGEING
 
 
 def effective_class(candidate: Candidate, now: int) -> int:
@@ -197,7 +197,7 @@ def in_words(candidate: Candidate, now: int) -> str:
 _CLASS_WORDS = [priority.name.lower() for priority in Priority]
 
 
-def _urgency(candidate: Candidate, now: int, left: int, waited: bool) -> tuple[int, int, int, int, int]:
+def _urgency(candidate: Candidate, now: int, left: float, waited: bool) -> tuple[int, int, float, int, int]:
     steps = (now - candidate.ready) // ageing(candidate)
     if steps > candidate.priority:
         return (0, 0, candidate.ready, 0, candidate.ordinal)

@@ -64,9 +64,9 @@ RECIPES = (
     Recipe(
         name="poise",
         order="value",
-        score={"speed": 0.6, "fit": 0.25, "balance": 0.08, "steadiness": 0.04, "calm": 0.03},
+        score={"fit": 0.5, "speed": 0.3, "balance": 0.1, "steadiness": 0.06, "calm": 0.04},
         reserve=True,
-        preempt=Preemption(by="value", budget=100),
+        preempt=Preemption(by="value"),
         elastic=True,
         reallocate=True,
     ),

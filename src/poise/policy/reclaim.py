@@ -57,18 +57,23 @@ RENEWED = 30 * MINUTE
 
 
 class Preemption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who may make whom yield: `class` a lower priority class, if the gain is larger than the cost; `value` whatever
-    is worth less for its time, of any class; `remaining` who has longer to run; `attained` who has had more service by
-    a quantum; `level` who is on a later level of feedback.
+    """Who may make whom yield: `class` a lower priority class, if the gain is larger than the cost; `value` the same,
+    and what has devices whatever else has them and is worth less for its time, of any class; `remaining` who has longer
+    to run; `attained` who has had more service by a quantum; `level` who is on a later level of feedback.
 
     `min_run` nanoseconds must have been run. A unit yields `budget` times, and then only after it has run for long;
-    and `at_once` units in one round, or as many as the one they yield to has tasks.
+    and `at_once` units in one round, or as many as the one they yield to has tasks. The budget is not for what loses
+    no more than `min_run` when it yields, where value counts.
     """
 
     by: Literal["class", "value", "remaining", "attained", "level"] = "class"
     min_run: int = MIN_RUN
     budget: int = 3
     at_once: int = 16
+
+    def loses_little(self, resident: Resident) -> bool:
+        """Whether it loses no more than `min_run` when it yields, by the interval of its checkpoints."""
+        return 0 < resident.checkpoint <= self.min_run
 
 
 class Reservation(NamedTuple):
@@ -360,7 +365,7 @@ def gain_of(candidate: Candidate, starts: int, now: int, tasks: int) -> float:
 
 def may_be_asked(resident: Resident, rules: Preemption) -> int:
     """The instant from which on it may; classes cannot stop each other for ever, and the budget bounds them."""
-    if resident.preempted >= rules.budget:
+    if resident.preempted >= rules.budget and not (rules.by == "value" and rules.loses_little(resident)):
         return resident.since + max(RENEWED, rules.min_run)
     if rules.by == "value":
         return max(settled(resident, rules.min_run), resident.since + resident.outlived // QUANTUM)

@@ -257,8 +257,9 @@ class _Round:
     def _is_uneven(self) -> bool:
         """Whether there are devices of several models, and who runs where may be changed."""
         rules = self.recipe.preempt
-        models = sum(model.kind != "cpu" for model in self.view.fleet.models)
-        return rules is not None and rules.by == "value" and models > 1
+        names = [model.name for model in self.view.fleet.models if model.kind != "cpu"]
+        told_apart = len(names) > 1 and len(set(names)) == len(names)
+        return rules is not None and rules.by == "value" and told_apart
 
     def _before_unseen(self, ordered: list[Candidate]) -> list[Candidate]:
         """Without those of later lanes than what is not shown; these come at once after that."""
@@ -464,7 +465,7 @@ class _Round:
         could = self._could_run(candidate)
         if could and self.recipe.preempt is not None:
             more = self._make_yield(candidate, self.recipe.preempt)
-        large = candidate.tasks > 1 or candidate.shape.gpus != 1 or candidate.shape.share != WHOLE
+        large = candidate.tasks > 1 or candidate.shape.gpus != 1 or self.order is not ORDERS["value"]
         if not more and could and large and self.recipe.reserve and self._reservations < RESERVATIONS:
             waits_until = candidate.ready + PATIENCE[effective_class(candidate, self.view.now)]
             if self.view.now >= waits_until:
@@ -490,7 +491,9 @@ class _Round:
                 self._keep_rows(candidate, shape, coming, now + GRACE)
                 return (Reason(code="PREEMPTING", have="work there", need=candidate.unit, wakes="finished"),)
         if rules.by == "value":
-            return self._make_way(candidate, rules)
+            if candidate.shape.gpus and candidate.shape.share == WHOLE:
+                return self._make_way(candidate, rules)
+            rules = msgspec.structs.replace(rules, by="class")
         could = [
             (found, shape)
             for shape in shapes
@@ -533,6 +536,8 @@ class _Round:
             found = make_way(shape, draft, needed, rules, self._prices, gain, None, self._yielding)
             if found and found.victims and gain > found.price and (best is None or gain - found.price > best[0]):
                 best = (gain - found.price, gain, found, shape)
+        if best is not None and self._is_guess(candidate) and not all(map(rules.loses_little, best[2].victims)):
+            best = None  # what is only guessed costs nobody any work
         if best is None:  # what waiting is worth grows by itself
             self._ask_again(now + max(rules.min_run, (now - candidate.ready) // ASKS_AGAIN))
             return ()
@@ -550,6 +555,10 @@ class _Round:
     @cached_property
     def _stopping(self) -> bool:
         return any(resident.stopping for residents in self.view.fleet.residents for resident in residents)
+
+    def _is_guess(self, candidate: Candidate) -> bool:
+        """Whether nothing is known of how long it takes, on any device."""
+        return all(estimate.source == "default" for estimate in self.draft.estimates(candidate, candidate.shape))
 
     def _ask_to_yield(
         self, candidate: Candidate, shape: Shape, found: Yielding, scores: Mapping[str, dict[str, float]]
@@ -772,11 +781,9 @@ class _Round:
         if not self._target:
             return
         self._filling = True
-        for candidate in self._waiting[:]:
-            if candidate.unit not in self._target and candidate.shape.gpus and self._place(candidate):
-                self._waiting.remove(candidate)
-                if all(other.queue != candidate.queue for other in self._waiting):
-                    self.holds.pop(candidate.queue, None)
+        for candidate in self._waiting:  # its queue stays held, for those behind it
+            if candidate.unit not in self._target and candidate.shape.gpus:
+                self._place(candidate)
 
     @cached_property
     def _leaving(self) -> Prices:
