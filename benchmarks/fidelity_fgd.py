@@ -26,30 +26,43 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from poise.kernel.controller import Settings
+from poise.engine.twin import Twin
+from poise.kernel.controller import Cancel, Settings
+from poise.model.events import Event, Placed
 from poise.model.jobs import Task, Unit
 from poise.model.resources import WHOLE, Device, Node, Shape, Wants
-from poise.model.workload import Arrival, Steady, Truth, Workload
+from poise.model.workload import Arrival, Steady, Truth
 from poise.policy.recipe import Recipe
 from poise.policy.suites import Suite
-from poise.twin.trial import simulate
-from poise.units import SECOND
+from poise.units import MILLISECOND
 
 INFLATED = 1.3
 """What the pods ask for in all, over the GPUs there are."""
 
+GAP = 10 * MILLISECOND
+"""Between two pods: how long the runs are, and whether they end, does not matter here."""
+
 FOREVER = Steady(1e9)
 MIB = 2**20
 
-POLICIES: Mapping[str, Mapping[str, float]] = {
-    "random": {"random": 1.0},
-    "best-fit": {"tightness": 1.0},
-    "fragmentation": {"fragmentation": 1.0},
-    "fragmentation-fit": {"fragmentation": 1.0, "tightness": 0.01},
-}
-"""By name, the weights of the node score; `PUBLISHED` says as what it was published."""
 
-PUBLISHED = {"random": "01-Random", "best-fit": "05-BestFit", "fragmentation": "06-FGD", "fragmentation-fit": "06-FGD"}
+class How(NamedTuple):
+    """A policy: the weights of its node score, in which order it takes `together` pods that it decides on at once, and
+    what it is compared with.
+    """
+
+    score: Mapping[str, float]
+    published: str
+    order: str | Mapping[str, float] = "arrival"
+    together: int = 1
+
+
+POLICIES: Mapping[str, How] = {
+    "random": How({"random": 1.0}, "01-Random"),
+    "best-fit": How({"tightness": 1.0}, "05-BestFit"),
+    "fragmentation": How({"fragmentation": 1.0}, "06-FGD"),
+    "largest-first": How({"fragmentation": 1.0}, "06-FGD", {"resource_share": 1.0}, together=100),
+}
 
 
 class Run(NamedTuple):
@@ -118,31 +131,48 @@ def _asks(shape: Shape) -> int:
 
 
 def run(data: Path, pods: str, policy: str, seed: int) -> Run:
-    """Every pod, one a second."""
+    """Every pod, one after the other."""
     nodes = nodes_of(data)
     capacity = sum(len(node.devices) for node in nodes) * WHOLE
     shapes = inflated(shapes_of(data, pods), round(INFLATED * capacity), seed)
-    work = Task(name="main", argv=("work",))
-    arrivals = tuple(
-        Arrival(
-            at=place * SECOND,
-            units=(Unit(name="main", tasks=(work,), shape=shape, kind="pod", expect=10**9 * SECOND),),
-            truths={"main": Truth(pace=FOREVER)},
-        )
-        for place, shape in enumerate(shapes)
-    )
-    suite = Suite(Recipe(name=policy, order="arrival", score=dict(POLICIES[policy]), spread=True))
+    placed: set[str] = set()
+    how = POLICIES[policy]
+    order = how.order if isinstance(how.order, str) else dict(how.order)
+    suite = Suite(Recipe(name=policy, order=order, score=dict(how.score), spread=True))
+    every = how.together * GAP if how.together > 1 else 0
+    twin = Twin(suite, Settings(seed=seed, every=every), observe=lambda event: _note(event, placed))
+    twin.add_nodes(nodes)
+    jobs = [f"j{number}" for number in range(1, len(shapes) + 1)]
+    for place, (shape, job) in enumerate(zip(shapes, jobs, strict=True)):
+        twin.arrive(_arrival(place * GAP, shape))
+        decided = -(-place // how.together) * how.together * GAP
+        twin.timeline.call_at(decided + GAP // 2, _turn_away, twin, job, placed)
     began = time.process_time()
-    result = simulate(Workload(name=pods, arrivals=arrivals), nodes, suite, Settings(), until=len(shapes) * SECOND)
+    twin.run((len(shapes) + how.together) * GAP)
     took = time.process_time() - began
     came = held = 0
     allocated: dict[int, list[float]] = {}
-    for shape, job in zip(shapes, result.jobs, strict=True):
+    for shape, job in zip(shapes, jobs, strict=True):
         came += _asks(shape)
-        held += _asks(shape) * (job.started >= 0)
+        held += _asks(shape) * (job in placed)
         allocated.setdefault(round(100 * came / capacity), []).append(100 * held / capacity)
     means = {percent: statistics.mean(values) for percent, values in allocated.items()}
     return Run(pods, policy, seed, means, len(shapes), 1000 * took / len(shapes))
+
+
+def _arrival(at: int, shape: Shape) -> Arrival:
+    unit = Unit(name="main", tasks=(Task(name="main", argv=("work",)),), shape=shape, kind="pod")
+    return Arrival(at=at, units=(unit,), truths={"main": Truth(pace=FOREVER)})
+
+
+def _note(event: Event, placed: set[str]) -> None:
+    if isinstance(event, Placed):
+        placed.add(event.unit.partition(".")[0])
+
+
+def _turn_away(twin: Twin, job: str, placed: set[str]) -> None:
+    if job not in placed:
+        twin.host.ask(lambda request: Cancel(request, job), lambda reply: None)
 
 
 def published(data: Path) -> dict[tuple[str, str, int], float]:
@@ -195,7 +225,10 @@ def _row(known: Mapping[tuple[str, str, int], float], pods: str, policy: str, ru
     mine = [run for run in runs if (run.pods, run.policy) == (pods, policy)]
     row: dict[str, Any] = {"pods": pods, "policy": policy, "orders": len(mine)}
     for percent in (100, 130):
-        theirs, ours = known[pods, PUBLISHED[policy], percent], statistics.mean(run.allocated[percent] for run in mine)
+        theirs, ours = (
+            known[pods, POLICIES[policy].published, percent],
+            statistics.mean(run.allocated[percent] for run in mine),
+        )
         row[str(percent)] = {"published": round(theirs, 2), "ours": round(ours, 2), "off": round(ours - theirs, 2)}
     return row | {"ms_per_pod": round(statistics.mean(run.milliseconds for run in mine), 2)}
 

@@ -86,6 +86,37 @@ def test_a_task_may_be_named_where_a_job_is(pair: Living) -> None:
     assert pair.poise("unblock", "late.nope", "--json").error["code"] == "E120"
 
 
+def test_when_it_starts_is_foreseen_in_many_futures(pair: Living) -> None:
+    told = pair.poise("eta", "late", "--futures", "40", "--json").value
+    [eta] = told["jobs"]
+    assert told["futures"] == 40
+    assert told["sources"] == {"declared": 2, "default": 1}
+    assert 0 < eta["start"]["p10"] < eta["start"]["p50"] < eta["start"]["p90"]
+    assert eta["start"]["p50"] < 3600 * 10**9  # the first of two that take an hour or so each
+    assert eta["finish"]["p50"] > eta["start"]["p50"]
+    done = pair.poise("eta", "--futures", "2")
+    assert done.text.splitlines()[0].split()[:3] == ["JOB", "NAME", "STATUS"]
+    assert [line.split()[1] for line in done.text.splitlines()[1:]] == ["first", "second", "late"]
+    assert "nothing more is submitted" in done.err
+    assert pair.poise("eta", "nope", "--json").error["code"] == "E120"
+    assert pair.poise("eta", "--budget", "soon", "--json").error["hint"] == "--budget 30s"
+
+
+def test_one_more_device_would_start_it_now(pair: Living) -> None:
+    told = pair.poise("what-if", "--add", "1xH100", "late", "--futures", "5", "--json").value
+    figures = {figure["figure"]: figure for figure in told["figures"]}
+    assert figures["late starts in"]["now"]["p50"] > 0
+    assert figures["late starts in"]["then"]["p50"] == 0
+    assert figures["late ends in"]["difference"]["p90"] < 0
+    done = pair.poise("what-if", "--without", "left", "--priority", "late=urgent", "--futures", "2")
+    assert "if: without left, j3 urgent" in done.text
+    assert "nothing has changed" in done.err
+    assert pair.client().job("late").tasks[0].priority == "medium"
+    assert len(pair.client().nodes()) == 2
+    assert "`poise what-if --add" in pair.poise("what-if", "--json").error["hint"]
+    assert pair.poise("what-if", "--priority", "late=first", "--json").error["hint"] == "--priority late=high"
+
+
 def test_a_device_that_nobody_has_is_told_with_what_was_meant(pair: Living) -> None:
     done = pair.poise("submit", "-g", "1", "--gpu-model", "H1000", "--json", "--", "true")
     assert (done.code, done.error["field"]) == (1, "--gpu-model")

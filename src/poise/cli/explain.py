@@ -152,6 +152,8 @@ def _draw_explanation(told: Explanation) -> None:
         click.echo("\nwhat happened:")
         for event in told.story:
             click.echo(f"  {_moment(event.at)}  {event.text}")
+    if any(waiting.start is not None and waiting.start.latest is None for waiting in told.waiting):
+        say(f"poise: `poise eta {told.job}` looks further ahead, in many futures")
     if told.left_out:
         say(f"poise: {told.left_out} more; `poise explain --all {told.job}` tells them too")
     say(f"poise: as of revision {told.revision}, decided by {told.policy}")

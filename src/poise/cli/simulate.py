@@ -32,6 +32,9 @@ FLAGS = (
     click.option(
         "--throughputs", type=click.Path(path_type=Path), metavar="FILE", help="The table of a trace of steps."
     ),
+    click.option(
+        "--elastic", is_flag=True, help="Jobs that could take any size do, where a trace knows how they scale."
+    ),
     click.option("--jobs", type=click.IntRange(0), default=0, metavar="N", help="The first N only. [default: all]"),
     click.option("--load", type=float, default=1.0, metavar="X", help="Arrivals come X times as fast. [default: 1]"),
     click.option(
@@ -98,6 +101,7 @@ def _asked(
     kind: str | None,
     columns: str | None,
     throughputs: Path | None,
+    elastic: bool,
     jobs: int,
     load: float,
     know: Any,
@@ -121,6 +125,7 @@ def _asked(
         strict=strict,
         columns=parse_mapping(columns) if columns else {},
         throughputs=throughputs,
+        elastic=elastic,
     )
     options.check()
     return Asked(

@@ -105,6 +105,7 @@ class Happenings:
             first.setdefault(change.node, change.there)
             self._twin.timeline.call_at(change.at, self._back if change.there else self._gone, change.node)
         self._out = {name: 1 for name, there in first.items() if there}
+        self._away = len(self._out)
         for name in sorted(self._nodes):
             if world.losses is not None:
                 self._again(f"loss {name}", world.losses.mtbf, partial(self._lose, name, world.losses))
@@ -157,7 +158,7 @@ class Happenings:
         if self._out.get(name, 0) > 1:
             self._out[name] -= 1
         elif self._out.pop(name, 0):
-            self._away = max(0, self._away - 1)
+            self._away -= 1
             self._twin.add_nodes([self._offered[name]], self._twin.now)
 
     def _slow_down(self, name: str, factor: float, lasts: int) -> int:

@@ -411,6 +411,7 @@ class Controller:
         self._contacts: dict[str, Contact] = {}
         self._heard_until = 0  # no silence can be too long before; looked at again whenever a node may be nearer to it
         self._connected: set[str] = set()
+        self._addressed: set[str] = set()  # to whom something in the outbox may be
         self._dirty = True
         self._head = 0
         self._deciding = False
@@ -807,6 +808,7 @@ class Controller:
         elif isinstance(message, Beat):
             if message.load is not None:
                 self._watch.load(name, message.load, now)
+            self._addressed.add(name)
             self._outbox.appendleft((0, Send(name, Heard(beat=message.number))))  # it promises nothing
         elif isinstance(message, Report):
             self._take_report(name, message.running, message.ended, now)
@@ -831,9 +833,11 @@ class Controller:
         """What waits to be sent is dropped: the next Hello is answered by all that should be there, and that alone."""
         self._connected.discard(name)
         self._expect(name)
-        self._outbox = deque(
-            entry for entry in self._outbox if not (isinstance(entry[1], Send) and entry[1].node == name)
-        )
+        if name in self._addressed:
+            self._addressed.remove(name)
+            self._outbox = deque(
+                entry for entry in self._outbox if not (isinstance(entry[1], Send) and entry[1].node == name)
+            )
 
     def _hello(self, hello: Hello, now: int) -> None:
         name = hello.node.name
@@ -1135,6 +1139,7 @@ class Controller:
 
     def _send(self, node: str, message: ToAgent) -> None:
         if node in self._connected:
+            self._addressed.add(node)
             self._later(Send(node, message))
 
     def _flush(self) -> Sequence[Effect]:
@@ -1155,6 +1160,8 @@ class Controller:
             if isinstance(effect, Send) and isinstance(effect.message, Desired):
                 self._expect(effect.node)
             yield effect
+        if not self._outbox:
+            self._addressed.clear()
 
     def _on_durable(self, revision: int) -> Sequence[Effect]:
         self._durable = max(self._durable, revision)

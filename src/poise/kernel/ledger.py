@@ -397,6 +397,7 @@ class Ledger:
     """Jobs, nodes and what holds what, as of a revision. Build it by applying events, or from an encoded state."""
 
     _fleet: Fleet | None
+    _outdated: Fleet
 
     def __init__(self, state: State | None = None) -> None:
         self._before = 0  # the instant of the event before the latest one
@@ -554,6 +555,10 @@ class Ledger:
         """Units that hold room, those that were placed first at the front."""
         return self._active.values()
 
+    def compared_units(self) -> Collection[UnitState]:
+        """Those of them that have siblings: gangs, and the parts of a task."""
+        return self._compared.values()
+
     def active_tasks(self) -> int:
         """Attempts that hold room or wait behind their like on a node."""
         return sum(len(attempts) for attempts in self._on.values())
@@ -585,8 +590,9 @@ class Ledger:
 
     def queued_since(self, instant: int) -> Iterator[tuple[UnitState, TaskState]]:
         """Units that were queued behind their like at that instant or before, and have not started."""
-        for unit in sorted(self._active.values(), key=_ordinal):
-            if unit.queued and not unit.stopping and unit.placed <= instant and unit.tasks[0].status == "queued":
+        queued = [unit for unit in self._active.values() if unit.queued and not unit.stopping]
+        for unit in sorted(queued, key=_ordinal):
+            if unit.placed <= instant and unit.tasks[0].status == "queued":
                 yield unit, unit.tasks[0]
 
     # --- applying ----------------------------------------------------------------------------------------------------
@@ -704,9 +710,7 @@ class Ledger:
         unit.queued, unit.brief, unit.why = event.queued, event.brief, event.why
         unit.stopping, unit.not_before, unit.avoid, unit.leases = "", 0, "", {}
         unit.size, unit.variant = len(event.spots), event.variant
-        self._active[event.unit] = unit
-        if unit.spec.least:
-            self._elastic[event.unit] = unit
+        self._hold_room(unit)
         for index, (task, spot) in enumerate(
             zip(unit.tasks, event.spots, strict=False)
         ):  # an elastic unit may get fewer
@@ -891,10 +895,13 @@ class Ledger:
             self._state.held.pop(event.queue, None)
 
     def _node_joined(self, event: NodeJoined) -> None:
-        known = self._state.nodes.get(event.node.name)
+        nodes, name = self._state.nodes, event.node.name
+        known = nodes.get(name)
         if known is None:
-            self._state.nodes[event.node.name] = NodeState(node=event.node, joined=event.at)
-            self._state.nodes = dict(sorted(self._state.nodes.items()))
+            in_order = not nodes or next(reversed(nodes)) < name
+            nodes[name] = NodeState(node=event.node, joined=event.at)
+            if not in_order:
+                self._state.nodes = dict(sorted(nodes.items()))
         else:
             if known.node.incarnation != event.node.incarnation:
                 self._end_leases(event.node.name)
@@ -906,7 +913,8 @@ class Ledger:
                     task.status = "running" if task.started else "queued"
                     unit.leases.pop(event.node.name, None)
                     self._index_recovering(unit)
-        self._fleet = None  # made anew when it is next looked at, once for all that have joined by then
+        self._stale.add(name)
+        self._outdate_fleet()
 
     def _end_leases(self, node: str) -> None:
         """It was started anew: nothing of what it ran is left."""
@@ -940,7 +948,7 @@ class Ledger:
             raise InvariantBroken(f"node {event.name} was forgotten with attempts on it")
         del self._state.nodes[event.name]
         self._stale.discard(event.name)
-        self._fleet = None
+        self._outdate_fleet()
 
     def _node_drained(self, event: NodeDrained) -> None:
         self._state.nodes[event.name].drained = event.on
@@ -953,7 +961,8 @@ class Ledger:
                 if not unit.barred:  # it is no longer like the others of its queue
                     unit.queue = f"{unit.queue}{'' if unit.queue.endswith('/') else '/'}{unit.id}"
                 unit.barred = unit.barred | {event.id: unit.epoch}
-        self._fleet = None  # the device is a model of its own from now on
+        self._stale.add(event.node)
+        self._outdate_fleet()  # the device is a model of its own from now on
 
     def _device_drained(self, event: DeviceDrained) -> None:
         cordons, known = self._state.cordons, self._state.cordons.get(event.id)
@@ -1020,6 +1029,7 @@ class Ledger:
         outcome = deciding_ending(unit).outcome
         self._active.pop(unit.id, None)
         self._elastic.pop(unit.id, None)
+        self._compared.pop(unit.id, None)
         self._stragglers.pop(unit.id, None)
         job = self._state.jobs[unit.job]
         if unit.stopping == "cancel" and (outcome != "done" or job.calls is not None):
@@ -1571,12 +1581,18 @@ class Ledger:
         """The fleet as columns, as it is now; the ledger's own, to be read at once and not kept."""
         if self._fleet is None:
             self._fleet = Fleet([self.seen(state.node) for state in self._state.nodes.values()])
-            self._stale.update(self._state.nodes)
+            self._stale.update(self._fleet.take_over(self._outdated))
+            self._outdated = Fleet()
         fleet = self._fleet
         for name in sorted(self._stale):
             self._refresh(fleet, fleet.rows[name], self._state.nodes[name])
         self._stale.clear()
         return fleet
+
+    def _outdate_fleet(self) -> None:
+        """It is made anew when it is next looked at, once for all that has changed by then."""
+        if self._fleet is not None:
+            self._outdated, self._fleet = self._fleet, None
 
     def _refresh(self, fleet: Fleet, row: int, state: NodeState) -> None:
         """One node's row, from the state."""
@@ -1704,11 +1720,13 @@ class Ledger:
         self._active: dict[str, UnitState] = {}
         self._recovering: dict[str, UnitState] = {}
         self._elastic: dict[str, UnitState] = {}
+        self._compared: dict[str, UnitState] = {}
         self._stragglers: dict[str, UnitState] = {}
         self._shapes: dict[Shape, int] = {}
         self._speedups: dict[str, Speedups] = {}
         self._on: dict[str, dict[tuple[str, int], tuple[UnitState, int]]] = {}
         self._fleet = None
+        self._outdated = Fleet()
         self._stale: set[str] = set()
         self._unsorted: set[str] = set()
         self._pending_count = 0
@@ -1739,10 +1757,15 @@ class Ledger:
         """Something of its attempts shows in the columns."""
         self._stale.update(task.node for task in unit.tasks if task.active)
 
-    def _index_active(self, unit: UnitState) -> None:
+    def _hold_room(self, unit: UnitState) -> None:
         self._active[unit.id] = unit
         if unit.spec.least:
             self._elastic[unit.id] = unit
+        if len(unit.tasks) > 1 or unit.spec.tasks[0].parts:
+            self._compared[unit.id] = unit
+
+    def _index_active(self, unit: UnitState) -> None:
+        self._hold_room(unit)
         for index, task in enumerate(unit.tasks):
             if task.active:
                 self._on.setdefault(task.node, {})[unit.id, index] = (unit, index)
@@ -1787,6 +1810,7 @@ class Ledger:
             "_delayed",
             "_active",
             "_elastic",
+            "_compared",
             "_stragglers",
             "_recovering",
         ):

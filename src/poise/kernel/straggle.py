@@ -62,7 +62,7 @@ def deviations(count: int) -> float:
 def stragglers(ledger: Ledger, now: int, connected: Collection[str]) -> Iterator[Straggling]:
     """Attempts of which this was not known yet, on nodes that would have said if they had ended."""
     siblings: dict[tuple[object, ...], Usual | None] = {}
-    for unit in ledger.active_units():
+    for unit in ledger.compared_units():
         if unit.stopping or not _is_compared(ledger, unit):
             continue
         for task, spec in zip(unit.tasks, unit.spec.tasks, strict=True):

@@ -53,6 +53,7 @@ class Watch:
     def __init__(self, triggers: Triggers) -> None:
         self._triggers = triggers
         self._nodes: dict[str, _Watched] = {}
+        self._moving: dict[str, _Watched] = {}  # those that may be told of soon
         self._response = 0
         self._slow = False
         self._full_since = 0
@@ -72,11 +73,15 @@ class Watch:
         threshold = self._triggers.cool_below if watched.hot else self._triggers.hot_above
         differs = (load.cpu > threshold) != watched.hot
         watched.hot_since = (watched.hot_since or now) if differs else 0
+        if watched.level_since or watched.hot_since:
+            self._moving[node] = watched
+        else:
+            self._moving.pop(node, None)
 
     def settled(self, now: int) -> list[Change]:
         """Nodes whose level or heat has been another one for long enough."""
         changes = []
-        for name, watched in self._nodes.items():
+        for name, watched in list(self._moving.items()):
             changed = False
             if watched.level_since and now - watched.level_since >= self._triggers.settles:
                 watched.level, watched.level_since, changed = level_of(watched.load, self._triggers.limits), 0, True
@@ -84,6 +89,8 @@ class Watch:
                 watched.hot, watched.hot_since, changed = not watched.hot, 0, True
             if changed:
                 changes.append(Change(name, watched.level, watched.hot))
+            if not watched.level_since and not watched.hot_since:
+                del self._moving[name]
         return changes
 
     def due(self) -> int | None:
@@ -93,6 +100,7 @@ class Watch:
     def forget(self, node: str) -> None:
         """The node is lost; when it comes back it says anew how busy it is."""
         self._nodes.pop(node, None)
+        self._moving.pop(node, None)
 
     def silent(self, node: str, silence: int) -> Fired | None:
         """How long a node has not been heard. Fires once for each time that enough heartbeats failed in a row."""
@@ -135,7 +143,7 @@ class Watch:
     def _times(self) -> Iterator[int]:
         if self._full_since and not self._full:
             yield self._full_since + self._triggers.use_for
-        for watched in self._nodes.values():
+        for watched in self._moving.values():
             if watched.level_since:
                 yield watched.level_since + self._triggers.settles
             if watched.hot_since:

@@ -208,6 +208,29 @@ class Fleet:
         made.pools = {key: dict(of) for key, of in self.pools.items()}
         return made
 
+    def take_over(self, old: "Fleet") -> list[str]:
+        """Say of every node that is what it was what `old` says of it; returns the names of the others."""
+        rows = [
+            row
+            for row, node in enumerate(self.nodes)
+            if (of := old.rows.get(node.name)) is not None and (old.nodes[of] is node or old.nodes[of] == node)
+        ]
+        before = [old.rows[self.names[row]] for row in rows]
+        width = min(self.device_share.shape[1], old.device_share.shape[1])
+        for name in ("free", "yielding", "closed", "levels", "failures"):
+            getattr(self, name)[..., rows] = getattr(old, name)[..., before]
+        for name in ("device_memory", "device_share"):
+            getattr(self, name)[rows, :width] = getattr(old, name)[before, :width]
+        for row, of in zip(rows, before, strict=True):
+            self.residents[row] = old.residents[of]
+        moved = dict(zip(before, rows, strict=True))
+        for key, pools in old.pools.items():
+            kept = {moved[of]: pool for of, pool in pools.items() if of in moved}
+            if kept:
+                self.pools[key] = kept
+        same = set(rows)
+        return [name for row, name in enumerate(self.names) if row not in same]
+
     def __len__(self) -> int:
         return len(self.names)
 

@@ -72,6 +72,11 @@ def claims(candidate: Candidate) -> bool:
     return on_devices(candidate.shape) and not candidate.others
 
 
+def same(some: Rows, others: Rows) -> bool:
+    """Whether it is as many tasks on the same nodes, in whatever order."""
+    return some == others or (len(some) == len(others) and sorted(some) == sorted(others))
+
+
 def on_devices(shape: Shape) -> bool:
     """Whether it has whole devices."""
     return shape.gpus > 0 and shape.share == WHOLE
@@ -129,7 +134,7 @@ def carry_out(
         rows = wanted.get(claim.unit, ())
         if claim.stopping:
             yielding.append(claim.unit)
-        elif claim.rows and not claim.stays and Counter(rows) != Counter(claim.rows):
+        elif claim.rows and not claim.stays and not same(rows, claim.rows):
             yielding.append(claim.unit)
             why = Why(policy=name, base=view.revision, rank=words.get(claim.unit, ""))
             decisions.append(Preempt(unit=claim.unit, cause=_cause(claim, rows), why=why))

@@ -19,14 +19,15 @@ is taken to scale linearly.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from poise.model.decisions import Plan
-from poise.model.fleet import DEVICES, Floats, Ints
+from poise.model.fleet import DEVICES, Bools, Floats, Ints
 from poise.model.views import Snapshot
-from poise.policy.claims import Claim, Rows, carry_out, claims_of, devices_by_model, vacated
+from poise.policy.claims import Claim, Rows, carry_out, claims_of, devices_by_model, same, vacated
 from poise.policy.feasible import MOST_TASKS, ability
 from poise.policy.place import Draft
 from poise.units import MINUTE, SECOND
@@ -40,6 +41,9 @@ RESTART = 30 * SECOND
 
 NONE = 1e-3
 """The speedup of those that have nothing, as of Pollux's artifact: next to it all else counts little."""
+
+FILLS = 64
+"""Devices in pieces that are given out one by one in a round; the next ones go in the next round."""
 
 BISECTIONS = 50
 """Halvings of the interval in which the price of a device is looked for."""
@@ -65,7 +69,7 @@ class Bid(NamedTuple):
 
     def cost(self, rows: Rows) -> float:
         """Of having a task on each of these rows."""
-        if Counter(rows) == Counter(self.claim.rows):
+        if same(rows, self.claim.rows):
             return self.stays
         return float((self.apart if len(set(rows)) > 1 else self.together)[len(rows)])
 
@@ -92,13 +96,13 @@ class Goodput:
             plan = {
                 bid.claim.unit: [names[row] for row in rows]
                 for bid in bids
-                if (rows := wanted.get(bid.claim.unit, ())) and Counter(rows) != Counter(bid.claim.rows)
+                if (rows := wanted.get(bid.claim.unit, ())) and not same(rows, bid.claim.rows)
             }
         else:
             wanted = _go_on(view, bids, plan)
         for claim in claimed:
             rows = wanted.get(claim.unit, ())
-            if claim.rows and not claim.stays and not claim.stopping and Counter(rows) != Counter(claim.rows):
+            if claim.rows and not claim.stays and not claim.stopping and not same(rows, claim.rows):
                 known[claim.unit] = known[claim.unit]._replace(restarts=known[claim.unit].restarts + 1)
         told = {"at": at, "units": {unit: list(of) for unit, of in known.items()}, "plan": plan} if claimed else {}
         return carry_out(
@@ -139,7 +143,8 @@ def _bids(view: Snapshot, claimed: Sequence[Claim], known: Mapping[str, Known]) 
         most = min(claim.most, max(2 * mine.most, claim.least))
         said = view.speedups.get(claim.unit)
         together, apart = _speeds(said.together if said else (), most), _speeds(said.apart if said else (), most)
-        share = claim.shape.gpus * nodes / max(1, devices) / float(_speeds(said.together if said else (), fair)[fair])
+        base = max(NONE, float(_speeds(said.together if said else (), fair)[fair]))
+        share = claim.shape.gpus * nodes / max(1, devices) / base
         restart = (claim.resident.restore if claim.resident is not None else 0) or RESTART
         age = max(0, view.now - mine.since)
         left = max(age - mine.restarts * restart, 0) / (age + restart) if claim.rows else 1.0
@@ -153,9 +158,10 @@ def _bids(view: Snapshot, claimed: Sequence[Claim], known: Mapping[str, Known]) 
     return found
 
 
-def _speeds(told: Sequence[int], most: int) -> Floats:
+@lru_cache(maxsize=16_384)
+def _speeds(told: tuple[int, ...], most: int) -> Floats:
     """With 0, 1, ... `most` tasks, over that with one: as told, and beyond that as with the most; untold as many times
-    as fast.
+    as fast. To be read only.
     """
     if not told:
         return np.arange(most + 1, dtype=float)
@@ -306,8 +312,7 @@ class _Board:
         """Rows for so many tasks over several nodes, on those with most room; for the rest of them the one that it
         fills most.
         """
-        room = room.copy()
-        room[list(self.spread)] = 0
+        room = np.where(self._spread_over(len(room)), 0, room)
         rows: list[int] = []
         while len(rows) < tasks and (most := int(room.max())):
             left = tasks - len(rows)
@@ -316,19 +321,26 @@ class _Board:
             room[row] = 0
         return tuple(rows)
 
+    def _spread_over(self, nodes: int) -> Bools:
+        """The nodes that have one that is spread."""
+        mask = np.zeros(nodes, bool)
+        mask[list(self.spread)] = True
+        return mask
+
     def fill(self, bids: Sequence[Bid]) -> None:
-        """One task more for whom it is worth most, as long as there is one."""
-        while True:
+        """One task more for whom it is worth most, as long as there is one, and so many times at most."""
+        for _ in range(FILLS):
             best: tuple[float, Bid, int] | None = None
             for bid in bids:
                 claim, rows = bid.claim, self.wanted[bid.claim.unit]
                 if len(rows) + 1 >= len(bid.apart):
                     continue
                 room = self.draft.capacity(claim.shape)
-                row = next((row for row in dict.fromkeys(rows) if room[row] > 0), None)
-                if row is None and len(set(rows)) > 1:
-                    row = next((row for row in range(len(room)) if room[row] > 0 and row not in self.spread), None)
-                if row is None:
+                row = next((row for row in dict.fromkeys(rows) if room[row] > 0), -1)
+                if row < 0 and len(set(rows)) > 1:
+                    other = np.where(self._spread_over(len(room)), 0, room)
+                    row = int(other.argmax()) if other.any() else -1
+                if row < 0:
                     continue
                 gain = (bid.cost(rows) - bid.cost((*rows, row))) / claim.shape.gpus
                 if gain > 0 and (best is None or gain > best[0]):

@@ -233,7 +233,8 @@ def resource_share(candidate: Candidate, view: Snapshot) -> float:
     """What it asks for over what the fleet has, of the resource where that is most (dominant share)."""
     shape, tasks, totals = candidate.shape, candidate.tasks, view.fleet.total
     shares = [0.0]
-    for resource, need in ((CPU, shape.cpu), (MEMORY, shape.memory), (DEVICES, shape.gpus)):
+    devices = shape.gpus * shape.share / WHOLE
+    for resource, need in ((CPU, shape.cpu), (MEMORY, shape.memory), (DEVICES, devices)):
         total = int(totals[resource].sum()) if len(view.fleet) else 0
         if need and 0 < total < PLENTY:
             shares.append(need * tasks / total)

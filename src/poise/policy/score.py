@@ -213,6 +213,25 @@ def thrift(scoring: Scoring) -> Floats:
     return np.where(price > 0, price[price > 0].min(initial=np.inf) / np.maximum(price, 1), 1.0)
 
 
+def energy(scoring: Scoring) -> Floats:
+    """The least energy that the run is foreseen to take anywhere over the least here: power cap times run time, of the
+    devices that can do it; 1 where no power is known. Devices of one model count as drawing the same.
+    """
+    fleet, shape = scoring.fleet, scoring.shape
+    if not shape.gpus or not len(scoring.rows):
+        return np.ones(len(scoring.rows))
+    able = ability(fleet, shape).models
+    runs = [estimate.mean for estimate in scoring.estimates]
+    needs = np.full(len(fleet.likes), np.inf)
+    for kind, row in enumerate(fleet.likes):
+        for device, model in zip(fleet.nodes[row].devices, fleet.device_model[row].tolist(), strict=False):
+            if able[model] and device.power:
+                needs[kind] = min(needs[kind], device.power * runs[min(model, len(runs) - 1)])
+    here = needs[fleet.kind[scoring.rows]]
+    known = np.isfinite(here)
+    return np.asarray(np.divide(here.min(), here, out=np.ones(len(here)), where=known))
+
+
 def random(scoring: Scoring) -> Floats:
     """By chance, from the view's seed: the same seed gives the same scores."""
     drawn = np.random.default_rng(scoring.seed).random(len(scoring.fleet))
@@ -241,6 +260,7 @@ TERMS: dict[str, Term] = {
     "calm": calm,
     "nearness": nearness,
     "thrift": thrift,
+    "energy": energy,
     "random": random,
     "first": first,
 }

@@ -263,5 +263,5 @@ def _in_process(asked: Asked, policy: str, number: int) -> tuple[int, bytes]:
     loaded = _loaded(asked)
     jobs = len(loaded.workload.arrivals)
     result = _trial(asked, loaded, build(choose(policy)), _told(jobs, hear))
-    hear(Far(jobs, jobs, 0.0))
+    hear(Far(jobs, jobs, result.measures.makespan / SECOND))
     return number, msgspec.msgpack.encode(result)

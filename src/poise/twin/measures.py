@@ -55,8 +55,10 @@ LEAST = 10 * SECOND
 """Shorter times count as this much in a slowdown: Feitelson's bound."""
 
 UNFAIR = 1.05
+"""A job with a larger rho was treated unfairly."""
 
 FOREVER = 2**62
+"""Nanoseconds: nothing will ever happen."""
 
 POINTS = 512
 """Stretches of time that a curve is made of, at most."""
@@ -228,7 +230,7 @@ class _Unit:
 
 
 class _Attempt:
-    """An attempt of a task, from its placement to its end. `since` is -1 until it has started."""
+    """An attempt of a task, from its placement to its end. It holds what it has since the instant `since` (-1: not)."""
 
     __slots__ = ("cores", "devices", "epoch", "kind", "node", "places", "price", "since", "task", "unit", "watts")
 
@@ -282,8 +284,9 @@ class _Kind:
 
 
 class Recorder:
-    """Takes the events of a log in. `alone` tells how long a job takes by itself, in nanoseconds; it is asked once the
-    job is over. `spans` is how many attempts are remembered, the longest of them.
+    """Takes the events of a log in: `jobs` that were submitted, of which so many are `over`. `alone` tells how long a
+    job takes by itself, in nanoseconds; it is asked once the job is over. `spans` is how many attempts are remembered,
+    the longest of them.
     """
 
     def __init__(
@@ -294,6 +297,7 @@ class Recorder:
         spans: int = 0,
     ) -> None:
         self.jobs: dict[str, JobResult] = {}
+        self.over = 0
         self._alone = alone
         self._power = power
         self._spans = spans
@@ -308,7 +312,7 @@ class Recorder:
         self._crowd = {CPU: 0.0, DEVICES: 0.0}
         self._waste: dict[tuple[str, str], float] = {}
         self._preemptions: dict[str, int] = {}
-        self._migrations = self._running = self._looks = self._looked_at = self._left_out = 0
+        self._migrations = self._running = self._looks = self._looked_at = 0
         self._watts = self._held_watts = self._price = self._held_price = 0.0
         self._watts_for = self._held_watts_for = self._price_for = self._held_price_for = 0.0
         self._stranded = self._free = self._wanted = 0.0
@@ -316,7 +320,6 @@ class Recorder:
         self._powerless: set[tuple[str, int]] = set()
         self._changed = True
         self._remembered = 0
-        self.over = 0
         self._width = SECOND
         self._bins: list[dict[str, float]] = []
         self._longest: list[tuple[int, int, Span]] = []
@@ -628,6 +631,8 @@ class Recorder:
         self._advance(at)
         for attempt in list(self._attempts.values()):
             self._close(attempt, at, "")
+        for name in list(self._open_jobs):
+            self._end_if_over(name, self._ledger.jobs[name].ended)
 
     def spans(self) -> tuple[Span, ...]:
         """The longest attempts, in the order in which they began."""

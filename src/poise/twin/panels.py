@@ -151,8 +151,13 @@ def _short(mark: int) -> str:
 def _curves(page: Page, trials: Sequence[Result]) -> None:
     length = max(trial.curves.width * len(trial.curves.waiting) for trial in trials)
     _plot(page, "Jobs that waited", "queue length over time", trials, [_thin(_waiting(of)) for of in trials], length)
-    text = "Devices that were held, of all" if any(_has_devices(of) for of in trials) else "Cores held, of all"
-    _plot(page, text, "use over time", trials, [_thin(_held(of)) for of in trials], length, most=1.0)
+    models = list(dict.fromkeys(name for trial in trials for name in trial.curves.held if name != CPU))
+    text = "Devices that were held, of all" if models else "Cores held, of all"
+    held = [_thin(_held(of, models or [CPU])) for of in trials]
+    _plot(page, text, "use over time", trials, held, length, most=1.0)
+    for model in models if len(models) > 1 else ():
+        held = [_thin(_held(of, [model])) for of in trials]
+        _plot(page, f"{model} that were held", "use of one model over time", trials, held, length, most=1.0)
 
 
 Curve = list[tuple[float, float]]
@@ -163,16 +168,11 @@ def _waiting(trial: Result) -> Curve:
     return [(at * trial.curves.width, value) for at, value in enumerate(trial.curves.waiting)]
 
 
-def _held(trial: Result) -> Curve:
-    """Of all devices; of the cores where there are none."""
-    kinds = [name for name in trial.curves.held if name != CPU] or [CPU]
+def _held(trial: Result, kinds: Sequence[str]) -> Curve:
+    """The part of the devices of these kinds that was held."""
     there = sum(trial.measures.use[name].there for name in kinds if name in trial.measures.use) or 1.0
     held = zip(*(trial.curves.held[name] for name in kinds if name in trial.curves.held), strict=True)
     return [(at * trial.curves.width, sum(values) / there) for at, values in enumerate(held)]
-
-
-def _has_devices(trial: Result) -> bool:
-    return any(name != CPU for name in trial.measures.use)
 
 
 def _thin(curve: Curve) -> Curve:

@@ -157,3 +157,15 @@ def test_a_node_that_says_it_has_more_has_more() -> None:
     world = World().nodes(1, cpu=1)
     known: Node = world.known["n1"]
     assert seen(world.join(replace(known, cpu=3000))).total[CPU].tolist() == [3000]
+
+
+def test_a_fleet_made_anew_takes_over_what_is_as_it_was() -> None:
+    old = Fleet([node("b", cpu=4, gpus=2), node("c", cpu=4)])
+    old.free[0, 0], old.device_share[0, 1], old.closed[1] = 1000, 300, 1
+    old.pools = {"key": {0: PoolView(1, 2), 1: PoolView(3, 3)}}
+    made = Fleet([node("a"), node("b", cpu=4, gpus=2), node("c", cpu=8, gpus=4)])
+    assert made.take_over(old) == ["a", "c"]
+    assert made.free[0].tolist() == [2000, 1000, 8000]
+    assert made.device_share.tolist() == [[0] * 4, [1000, 300, 0, 0], [1000] * 4]
+    assert made.closed.tolist() == [0, 0, 0]
+    assert made.pools == {"key": {1: PoolView(1, 2)}}

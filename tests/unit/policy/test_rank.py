@@ -202,6 +202,8 @@ def test_other_terms() -> None:
     assert named["shortness"] == 1 / 4
     assert named["heaviness"] == (log2(1 + 3) + log2(1 + 7) + log2(1 + 180)) / 3
     assert named["resource_share"] == 1 / 20
+    half = candidate(1, shape=Shape(gpus=1, share=500), tasks=3)
+    assert values({"resource_share": 1.0}, half) == {"resource_share": 3 * 0.5 / 4}
 
 
 @pytest.mark.parametrize("preset", PRESETS)

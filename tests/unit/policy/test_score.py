@@ -154,6 +154,19 @@ def test_thrift_is_the_cheapest_price_over_this_one() -> None:
     assert scores("thrift", fleet) == [1.0, 0.25, 1.0]
 
 
+def test_energy_is_the_least_that_a_run_takes_over_that_here() -> None:
+    """300 W for 100 s, 400 W for 50 s, and a device of which no power is known."""
+    nodes = [
+        offering(name, devices=(Device(index=0, model=model, memory=GIB, power=power),))
+        for name, model, power in (("n1", "V100", 300_000), ("n2", "A100", 400_000), ("n3", "T4", 0))
+    ]
+    fleet = Fleet(nodes)
+    runs = {"V100": 100, "A100": 50}
+    estimates = [Estimate(runs.get(model.name, 1), 1, "table") for model in fleet.models]
+    assert scores("energy", fleet, Shape(gpus=1), estimates) == [round(20 / 30, 9), 1.0, 1.0]
+    assert scores("energy", fleet) == [1.0, 1.0, 1.0]  # no devices, no difference
+
+
 def test_chance_is_the_seeds() -> None:
     fleet = Fleet([node(f"n{number}") for number in range(5)])
     assert scores("random", fleet, seed=1) == scores("random", fleet, seed=1)

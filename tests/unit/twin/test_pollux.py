@@ -1,9 +1,12 @@
 """Pollux's workloads: an excerpt of one application gives the times that were published of its jobs."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from poise.cli.main import main
 from poise.errors import SpecError
 from poise.kernel.controller import Settings
 from poise.model.resources import Device, Node
@@ -101,6 +104,33 @@ def test_progress_goes_on_where_it_was(tmp_path: Path) -> None:
     for seconds in (0, 1, 1000, int(whole) - 1):
         assert pace.left(pace.reached(0.0, seats, seconds), seats) == whole - seconds
     assert pace.reached(0.0, seats, whole) == 1.0
+
+
+def test_what_users_say_is_the_truth_or_near_it_or_nothing(tmp_path: Path) -> None:
+    path = excerpt(tmp_path)
+
+    def said(**options: Any) -> list[float]:
+        return [arrival.units[0].expect / SECOND for arrival in read_trace(path, Options(**options)).arrivals]
+
+    assert said(information="none") == [0, 0]
+    assert said(information="oracle") == [1324, 1324]
+    assert said(information="estimated") == said(information="estimated", seed=0) != said(seed=1)
+    with_one_device = read_trace(path, Options(elastic=True)).arrivals[0].truths["main"].pace.left(0.0, Seats(("T4",)))
+    assert said(information="oracle", elastic=True) == [with_one_device] * 2
+
+
+def test_both_ways_as_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    node = "{cpu: 8, memory: 64GiB, devices: [{model: T4}, {model: T4}, {model: T4}, {model: T4}]}"
+    fleet.write_text("kind: fleet\nnodes: {" + ", ".join(f"n{number}: {node}" for number in range(4)) + "}\n")
+    typed = ["compare", str(excerpt(tmp_path)), "--fleet", str(fleet), "--every", "60s", "--json"]
+    means = []
+    for policy, flags in (("tiresias", ()), ("goodput", ("--elastic",))):
+        assert main([*typed, "--policies", policy, *flags]) == 0
+        [trial] = json.loads(capsys.readouterr().out)["trials"]
+        means.append(trial["measures"]["completion"]["mean"] / SECOND)
+    assert means[0] == (1364 + 1408) / 2
+    assert means[0] < means[1] < 14774 * 0.9215 / 4  # it begins with one device and tries twice as many each minute
 
 
 def test_what_was_not_profiled_is_left_out_and_counted(tmp_path: Path) -> None:

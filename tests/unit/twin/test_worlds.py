@@ -134,48 +134,10 @@ def sum_of(told: Result) -> int:
     return total if abs(held - total) <= 1e-6 * max(1, total) else round(held)
 
 
-SCRIPT = """
-from unit.twin.test_worlds import same_world
-print(same_world())
-"""
-
-
-def same_world() -> str:
-    """A trial in which much happens, as text."""
-    fleet = [
-        Node(
-            name=f"n{at}",
-            incarnation="1",
-            cpu=16_000,
-            memory=2**40,
-            devices=tuple(Device(index=index, memory=2**34, model=model) for index in range(2)),
-        )
-        for at, model in enumerate(("V100", "K80", "V100"))
-    ]
-    work = [
-        Arrival(
-            at=at * 40 * SECOND,
-            units=(
-                Unit(
-                    name="main",
-                    tasks=(Task(name="main", argv=("work",)),),
-                    shape=Shape(gpus=1 + at % 2),
-                    kind=f"k{at % 3}",
-                    expect=300 * SECOND,
-                    checkpoint=60 * SECOND,
-                ),
-            ),
-            truths={"main": Truth(pace=Steady(100.0 + 37 * (at % 7), 1, RATES), checkpoint=60 * SECOND)},
-        )
-        for at in range(20)
-    ]
-    return str([run(policy, fleet, work, WORLDS[3]) for policy in ("poise", "las")])
-
-
 def test_no_order_depends_on_how_texts_are_hashed() -> None:
     runs = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT],
+            [sys.executable, "-m", "unit.twin.one_world"],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(["tests", *sys.path])},

@@ -17,6 +17,7 @@ each batch. Arrivals keep their instants: a scheduler that decides once a minute
 Source: github.com/petuum/adaptdl, branch osdi21-artifact, simulator/ (Apache-2.0).
 """
 
+import random
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import ceil
@@ -31,7 +32,7 @@ from poise.model.jobs import Speedups, Task, Unit
 from poise.model.resources import Shape
 from poise.model.workload import Arrival, Seats, Truth, Workload
 from poise.twin.traces.making import COMMAND, UNIT
-from poise.twin.traces.options import Options
+from poise.twin.traces.options import SIGMA, Options
 from poise.twin.traces.rows import BadRow, Row, Tally, fault, short, table
 from poise.units import SECOND
 
@@ -307,12 +308,14 @@ def read(path: Path, options: Options) -> Workload:
     """Gangs, with the batch and the number of tasks that their users chose; or `elastic` jobs. `throughputs` is the
     folder of the profiles, if they lie elsewhere. Raises `SpecError` for what is no such file.
     """
+    options.check()
     tally = Tally(path, strict=options.strict)
+    draw = random.Random(options.seed)  # noqa: S311 what a seed decides is no secret
     profiles = options.throughputs or path.absolute().parents[1] / "profiles"
     arrivals = []
     for row in table(path, tally, COLUMNS):
         try:
-            arrivals.append(_arrival(row, profiles, options))
+            arrivals.append(_arrival(row, profiles, options, draw.lognormvariate(0.0, SIGMA)))
         except BadRow as why:
             tally.bad(row.line, why)
     if not arrivals:
@@ -321,7 +324,7 @@ def read(path: Path, options: Options) -> Workload:
     return Workload(name="pollux", arrivals=tuple(arrivals[: options.jobs or None]), skipped=dict(tally.counts))
 
 
-def _arrival(row: Row, profiles: Path, options: Options) -> Arrival:
+def _arrival(row: Row, profiles: Path, options: Options, noise: float) -> Arrival:
     name = row.text("application")
     if name not in APPLICATIONS:
         raise BadRow("the application was not profiled", "application", ", ".join(APPLICATIONS), short(name))
@@ -330,19 +333,22 @@ def _arrival(row: Row, profiles: Path, options: Options) -> Arrival:
     size = ALONE.get(name, 0) if options.elastic else row.whole("batch_size", least=of.smallest, most=of.largest)
     pace = Profiled(of, size)
     names = [f"{UNIT}[{rank}]" if tasks > 1 else UNIT for rank in range(tasks)]
-    alone = Seats(("",) * tasks)
+    least = 1 if options.elastic and tasks > 1 else 0
+    expect = pace.left(0.0, Seats(("",) * (least or tasks))) * SECOND if options.information != "none" else 0.0
+    if options.information == "estimated":
+        expect *= noise
     unit = Unit(
         name=UNIT,
         tasks=tuple(Task(name=one, argv=COMMAND, rank=rank, world=tasks) for rank, one in enumerate(names)),
         shape=Shape(cpu=0, gpus=1),
         kind=name if options.elastic else f"{name} x{tasks}",
-        least=1 if options.elastic and tasks > 1 else 0,
-        expect=round(pace.left(0.0, alone) * SECOND) if options.information == "oracle" else 0,
+        least=least,
+        expect=round(expect),
         restore=options.restore,
     )
     truth = Truth(
         pace=pace, start=options.restore, restore=options.restore, save=options.save, saves=options.saves,
-        checkpoint=options.checkpoint, telling=pace if options.elastic and tasks > 1 else None,
+        checkpoint=options.checkpoint, telling=pace if least else None,
     )  # fmt: skip
     at = round(row.number("time") / options.load * SECOND)
     return Arrival(at=at, units=(unit,), truths={UNIT: truth}, name=row.text("name"))
