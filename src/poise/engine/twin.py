@@ -480,7 +480,7 @@ class Twin:
         self._wasted(work, "stalled" if work.seats is None else "saving", now - work.stands)
         if outcome != "done":
             self._keep(work, saved=outcome == "stopped" and work.truth.saves)
-        progress = int(work.progress * ALL) if outcome != "done" else -1
+        progress = int(work.progress * ALL) if outcome != "done" and work.truth.reports else -1
         for attempt, (name, launch) in work.launches.items():
             ending = Ending(
                 outcome=outcome, code=int(outcome == "failed"), run=now - work.began, progress=progress,

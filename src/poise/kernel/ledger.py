@@ -1248,9 +1248,9 @@ class Ledger:
             run = (unit.saved + run * unit.size) // (spec.least or unit.size)
         model = model_under(self._state.nodes[task.node].node, task.devices)
         known, there = profiles.get(kind, _UNKNOWN), profiles.get(f"{kind}@{model}", _UNKNOWN)
-        learned = profiles[kind] = known.observe(ending, self._state.revision, run)
+        learned = profiles[kind] = known.observe(ending, self._state.revision, run, spec.expect)
         if there != known:  # else all of the class has run on this model
-            learned = there.observe(ending, self._state.revision, run)
+            learned = there.observe(ending, self._state.revision, run, spec.expect)
         profiles[f"{kind}@{model}"] = learned
         if len(profiles) > MAX_PROFILES:
             by_age = sorted(profiles, key=lambda name: (profiles[name].seen, name))
@@ -1666,6 +1666,8 @@ class Ledger:
             saved=unit.saved,
             progress=unit.progress,
             outlived=unit.outlived,
+            due=unit.due,
+            weight=spec.weight,
             tenant=self.limited_tenant(self._state.jobs[unit.job]),
         )
 

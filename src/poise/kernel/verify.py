@@ -75,7 +75,8 @@ def verify_preempt(ledger: Ledger, preempt: Preempt, now: int) -> Preempted | Re
     if not unit.spec.preemptible:
         reasons.append(Reason(code="PROTECTED", subject=preempt.unit, have="`preemptible: false`", fixable="never"))
     beneficiary = ledger.unit(preempt.to) if preempt.to else None
-    if preempt.to and (beneficiary is None or not ledger.may_be_placed(beneficiary)):
+    moves = beneficiary is not None and beneficiary.stopping == "move"  # they change places
+    if preempt.to and (beneficiary is None or not (moves or ledger.may_be_placed(beneficiary))):
         reasons.append(
             Reason(code="NOT_PENDING", subject=preempt.to, have=beneficiary.status if beneficiary else "gone")
         )

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from poise.model.jobs import NO_WORK, Work
+from poise.model.jobs import NO_WORK, WEIGHT, Work
 from poise.model.resources import PLENTY, SHARED_CAP, WHOLE, Device, Node, Shape
 
 Ints = NDArray[np.int64]
@@ -59,7 +59,8 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is how often it has yielded, `moved` how often it was stopped for its own good, `saved` what of its earlier
     attempts need not be done again, in nanoseconds of one task, and `progress` what they themselves said of that, in
     millionths of all its work; `size` and `least` are the tasks of its unit, now and
-    at the least (0: all), `most` how many it could use; `attained` is the service of its earlier attempts. `stopping`:
+    at the least (0: all), `most` how many it could use; `attained` is the service of its earlier attempts; `due` is
+    when it must end (0: no deadline) and `weight` its business weight in thousandths. `stopping`:
     its room is about to be free. `tenant` is whose quota it counts against, where there is one.
     """
 
@@ -87,6 +88,8 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     saved: int = 0
     progress: int = 0
     outlived: int = 0
+    due: int = 0
+    weight: int = WEIGHT
     tenant: str = ""
 
 
@@ -110,7 +113,8 @@ class Fleet:
     node, `pools` by key of shape and row. `rack` and `zone` number those that are named alike, `bandwidth` and
     `latency` int64 (N,) are of the node's network. `kind` int64 (N,) tells nodes apart that offer different things;
     `likes` is the first row of each kind, `alike` says by kind whether its devices are all of one model and not linked.
-    `abilities` is what readers have worked out, by shape, of what never changes; all copies share it.
+    `abilities` is what readers have worked out, by shape, of what never changes, and `runs` what they have of run times
+    with what they had it from; all copies share them.
     """
 
     __slots__ = (
@@ -136,6 +140,7 @@ class Fleet:
         "rack",
         "residents",
         "rows",
+        "runs",
         "total",
         "yielding",
         "zone",
@@ -185,6 +190,7 @@ class Fleet:
         self.alike = [not nodes[row].links and len(set(self.device_model[row].tolist()) - {-1}) < 2 for row in likes]
         self.free: Ints = self.total.copy()
         self.abilities: dict[Shape, Any] = {}
+        self.runs: dict[Any, Any] = {}
 
     def copy(self) -> "Fleet":
         """The same rows, in columns of its own."""
@@ -193,7 +199,7 @@ class Fleet:
         made.total, made.device_model, made.processor = self.total, self.device_model, self.processor
         made.device_spare = self.device_spare
         made.kind, made.likes, made.rack, made.zone = self.kind, self.likes, self.rack, self.zone
-        made.alike, made.abilities = self.alike, self.abilities
+        made.alike, made.abilities, made.runs = self.alike, self.abilities, self.runs
         made.bandwidth, made.latency = self.bandwidth, self.latency
         made.free, made.closed, made.levels = self.free.copy(), self.closed.copy(), self.levels.copy()
         made.failures, made.yielding = self.failures.copy(), self.yielding.copy()

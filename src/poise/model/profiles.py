@@ -14,6 +14,9 @@ faster."""
 
 DEFAULT_RUN = 1 * SECOND
 
+MOST_RATIO = 1_000_000
+"""Thousandths of what was declared that a run is counted with at most: a declaration may be wrong without bounds."""
+
 BRIEF = 200 * MILLISECOND
 """Runs up to one round of deciding: shorter than the time that passes until the control plane looks again."""
 
@@ -30,7 +33,8 @@ class Profile(msgspec.Struct, frozen=True):
 
     Run time in nanoseconds (`mean`, `deviation`), peak memory in bytes (`memory`; `peak` is the most ever seen), CPU in
     milli-CPU, device use in thousandths, peak device memory in bytes. `failures` is the share of attempts that failed
-    by themselves, in thousandths. `seen` is the revision of the last run; what was not seen for longest is forgotten
+    by themselves, in thousandths; `ratio` what runs took of what their users had declared, in thousandths, where they
+    had (0: none has). `seen` is the revision of the last run; what was not seen for longest is forgotten
     first."""
 
     count: int = 0
@@ -46,18 +50,27 @@ class Profile(msgspec.Struct, frozen=True):
     device_deviation: int = 0
     device_memory: int = 0
     failures: int = 0
+    ratio: int = 0
+    ratio_deviation: int = 0
 
-    def observe(self, ending: Ending, seen: int = 0, run: int | None = None) -> "Profile":
+    def observe(self, ending: Ending, seen: int = 0, run: int | None = None, declared: int = 0) -> "Profile":
         """With one more finished run (the update of RFC 6298, section 2); `run` is what all of its work took, where
-        that is not what its last attempt took.
+        that is not what its last attempt took, and `declared` what its user had said that it would (0: nothing).
         """
         cpu = ending.cpu * 1000 // ending.run if ending.run >= BRIEF else self.cpu  # starting is most of a brief run
         run, peak = ending.run if run is None else run, ending.peak
         failures = self.failures - int(ALPHA * self.failures)
+        kept_to = min(MOST_RATIO, max(1, run * 1000 // declared)) if declared else 0
+        if not declared:
+            ratio = (self.ratio, self.ratio_deviation)
+        elif not self.ratio:
+            ratio = (kept_to, kept_to // 2)
+        else:
+            ratio = _follow(self.ratio, self.ratio_deviation, kept_to)
         if self.count == 0:
             return Profile(
                 1, run, run // 2, peak, seen, peak, peak // 2, cpu, cpu // 2, ending.device, ending.device // 2,
-                ending.device_peak, failures,
+                ending.device_peak, failures, *ratio,
             )  # fmt: skip
         return Profile(
             self.count + 1,
@@ -69,6 +82,7 @@ class Profile(msgspec.Struct, frozen=True):
             *_follow(self.device, self.device_deviation, ending.device),
             max(self.device_memory, ending.device_peak),
             failures,
+            *ratio,
         )
 
     def failed(self, seen: int = 0) -> "Profile":
@@ -92,14 +106,17 @@ class Estimate(NamedTuple):
 
 def expected_run(profile: Profile | None, declared: int) -> int:
     """Nanoseconds a run is expected to take: from history, else as declared, else one second."""
-    if profile is not None and profile.count:
-        return profile.mean
-    return declared or DEFAULT_RUN
+    return estimate_run(profile, declared).mean
 
 
 def estimate_run(profile: Profile | None, declared: int) -> Estimate:
-    """The same with its uncertainty: as seen, half of what a user declared, and all of a guess."""
+    """The same with its uncertainty: as seen, half of what a user declared, and all of a guess. Where runs of the class
+    keep closer to what is declared of each than to their mean, they are foreseen by that.
+    """
     if profile is not None and profile.count:
+        if declared and 0 < profile.ratio_deviation * profile.mean <= profile.deviation * profile.ratio:
+            mean = declared * profile.ratio // 1000
+            return Estimate(max(1, mean), mean * profile.ratio_deviation // profile.ratio, "declared")
         return Estimate(profile.mean, profile.deviation, "history")
     if declared:
         return Estimate(declared, declared // 2, "declared")

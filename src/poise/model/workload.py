@@ -103,13 +103,14 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     latest checkpoint (one every `checkpoint` nanoseconds of running; 0: from the start), which is also what is left
     after a failure. Its first start takes `start` nanoseconds before it gets on, coming back `restore`. An attempt ends
     with `outcome` when it has done `until` of its work. With a `telling` it says how it scales when it begins to get
-    on, and looks again each `tells` nanoseconds.
+    on, and looks again each `tells` nanoseconds; with `reports` it says how far it has come when it is stopped.
     """
 
     pace: Pace
     start: int = 0
     checkpoint: int = 0
     saves: bool = False
+    reports: bool = True
     save: int = 0
     restore: int = 0
     outcome: Outcome = "done"

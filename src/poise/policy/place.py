@@ -92,7 +92,7 @@ class Draft:
         self.free: Ints = fleet.free.copy()
         self.memory: Ints = fleet.device_memory.copy()
         self.share: Ints = fleet.device_share.copy()
-        self.speeds = Speeds(fleet.models, view.profiles, view.throughputs)
+        self.speeds = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
         self.kept: dict[int, list[Kept]] = {}
         self._weights, self._terms, self._spread = weights, terms, spread
         self._tells_devices = not DEVICE_TERMS.keys().isdisjoint(weights)

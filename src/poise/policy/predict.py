@@ -12,25 +12,38 @@ sooner.
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
+from typing import Any
 
 from poise.model.fleet import DeviceModel, Resident
 from poise.model.jobs import ALL, Work
 from poise.model.profiles import Estimate, Profile, estimate_run, outlasting
+from poise.model.resources import Shape
 from poise.model.tenants import declared_class
+from poise.model.views import Candidate
 from poise.policy.feasible import precision_on
 from poise.units import SECOND
 
+MOST_RUNS = 65_536
+"""Run times that are remembered; then they are worked out anew."""
+
 
 class Speeds:
-    """Estimates for one view. `profiles` and `throughputs` are keyed by class, and by `class@model`."""
+    """Estimates for one view. `profiles` and `throughputs` are keyed by class, and by `class@model`. What was worked
+    out for an earlier view is found in `runs`, and holds as long as the profiles that it came from do.
+    """
 
     def __init__(
-        self, models: Sequence[DeviceModel], profiles: Mapping[str, Profile], throughputs: Mapping[str, float]
+        self,
+        models: Sequence[DeviceModel],
+        profiles: Mapping[str, Profile],
+        throughputs: Mapping[str, float],
+        runs: dict[Any, Any] | None = None,
     ) -> None:
         self._models = models
         self._profiles = profiles
         self._throughputs = throughputs
-        self._known: dict[tuple[str, str, int, Work, bool], list[Estimate]] = {}
+        self._runs = {} if runs is None else runs
+        self._sources: dict[str, tuple[Profile | None, ...]] = {}
         self._places: dict[tuple[str, bool], int] = {}
         for index, model in enumerate(models):
             self._places.setdefault((model.called, model.kind != "cpu"), index)
@@ -41,24 +54,57 @@ class Speeds:
 
         `declared` is what the user expects on the fastest device that the throughput table names, or anywhere.
         """
+        sources = self._sources.get(kind)
+        if sources is None:
+            names = (kind, *(f"{kind}@{model.called}" for model in self._models))
+            sources = self._sources[kind] = tuple(self._profiles.get(name) for name in names)
         key = (kind, precision, declared, work, devices)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._estimate(kind, precision, declared, work, devices)
+        known: tuple[Any, Any, list[Estimate]] | None = self._runs.get(key)
+        if known is not None and known[0] is self._throughputs and _same(known[1], sources):
+            return known[2]
+        found = self._estimate(kind, precision, declared, work, devices)
+        if len(self._runs) >= MOST_RUNS:
+            self._runs.clear()
+        self._runs[key] = (self._throughputs, sources, found)
         return found
 
-    def of_attempt(self, resident: Resident) -> Estimate:
+    def shortest(self, candidate: Candidate, able: Sequence[bool]) -> int:
+        """Nanoseconds that a waiting unit still has to run in its own artifact where that is least, of the models that
+        are `able` to run it.
+        """
+        return min(self.left(candidate, candidate.shape, able).values(), default=candidate.expected)
+
+    def left(self, candidate: Candidate, shape: Shape, able: Sequence[bool]) -> dict[int, int]:
+        """The same by model, for those that have the devices it needs. How long it has outlived what was foreseen says
+        nothing of how much faster one model is than another.
+        """
+        if not shape.gpus:
+            return {}
+        of = self.of(candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=True)
+        could = [index for index, model in enumerate(self._models) if able[index] and model.kind != "cpu"]
+        if not could:
+            return {}
+        fastest = min(could, key=lambda index: of[index].mean)
+        left, mean = left_of(candidate, of[fastest]), max(1, of[fastest].mean)
+        return {index: max(1, left * of[index].mean // mean) for index in could}
+
+    def of_attempt(self, resident: Resident, *, count_on: bool = False) -> Estimate:
         """The run time in nanoseconds of an attempt, from its start: on the device it has, in the artifact and in the
-        size it runs in, without what earlier attempts have saved.
+        size it runs in, without what earlier attempts have saved; the mean of it, or what to `count_on` (`likely`).
         """
         shape, devices = resident.shape, resident.shape.gpus > 0
+        measured = self._profiles.get(f"{resident.kind}@{resident.model}")
         place = self._places.get((resident.model, devices))
-        if place is None:  # its node has gone
+        if measured is not None and measured.count and not self._throughputs:
+            estimate = estimate_run(measured, resident.declared)
+        elif place is None:  # its node has gone
             known = self._profiles.get(f"{resident.kind}@{resident.model}") or self._profiles.get(resident.kind)
             estimate = estimate_run(known, resident.declared)
         else:
             of = self.of(resident.kind, shape.wants.precision, resident.declared, resident.work, devices=devices)
             estimate = of[place]
+        if count_on:
+            estimate = likely(estimate)
         estimate = in_size(outlasting(estimate, resident.outlived), resident.least, resident.size)
         if resident.progress:
             left = max(1, estimate.mean * (ALL - resident.progress) // ALL)
@@ -86,10 +132,14 @@ class Speeds:
         said = estimate_run(None, declared) if declared else None
         estimates = {}
         for index, model in looked_at.items():
-            if index in measured:
+            if index in tabled and (declared or not measured):  # what is said of this very run
+                estimates[index] = _by_table(index, tabled, declared or anywhere.mean)
+                if index in measured:  # unless its like is known more closely
+                    estimates[index] = min(estimates[index], estimate_run(measured[index], declared), key=_uncertainty)
+            elif index in tabled and any(of in tabled for of in measured):
+                estimates[index] = _pooled(index, tabled, measured)
+            elif index in measured:
                 estimates[index] = estimate_run(measured[index], declared)
-            elif index in tabled:
-                estimates[index] = _by_table(index, tabled, measured, declared or anywhere.mean)
             else:
                 estimates[index] = (
                     _by_roofline(model, precision, work)
@@ -102,6 +152,35 @@ class Speeds:
         return [estimates.get(index, anywhere) for index in range(len(self._models))]
 
 
+def _uncertainty(estimate: Estimate) -> float:
+    return estimate.deviation / max(1, estimate.mean)
+
+
+def likely(estimate: Estimate) -> Estimate:
+    """What to count on where runs of a class differ so much that their mean says little: most are much shorter, and a
+    few are most of the mean. One that is not done by then is taken for one of the long ones, and its like goes first:
+    that is least attained service first (Tiresias, Gu et al., 2019), which is best where nothing is known of lengths
+    but that they are spread widely (Gittins, 1979, for hazard rates that fall).
+    """
+    if 2 * estimate.deviation <= estimate.mean:
+        return estimate
+    mean = max(1, estimate.mean - estimate.deviation, estimate.mean // 8)
+    return estimate._replace(mean=mean, deviation=mean // 2)
+
+
+def left_of(candidate: Candidate, estimate: Estimate) -> int:
+    """Nanoseconds that a waiting unit likely still has to run where all of it is foreseen to take so long."""
+    mean = outlasting(likely(estimate), candidate.outlived).mean
+    if candidate.progress:
+        return max(1, mean * (ALL - candidate.progress) // ALL)
+    return max(1, mean - candidate.saved // (candidate.least or candidate.tasks)) if candidate.saved else mean
+
+
+def _same(some: tuple[Profile | None, ...], others: tuple[Profile | None, ...]) -> bool:
+    """Whether they are the very same profiles."""
+    return some is others or all(one is other for one, other in zip(some, others, strict=True))
+
+
 def in_size(estimate: Estimate, least: int, size: int) -> Estimate:
     """What is foreseen of the `least` tasks of an elastic unit (0: it is not elastic), for as many as it has."""
     if not least or size == least:
@@ -109,17 +188,26 @@ def in_size(estimate: Estimate, least: int, size: int) -> Estimate:
     return estimate._replace(mean=max(1, estimate.mean * least // size), deviation=estimate.deviation * least // size)
 
 
-def _by_table(index: int, tabled: Mapping[int, float], measured: Mapping[int, Profile], declared: int) -> Estimate:
-    """From a device of the table on which it was measured, else from what was declared for the table's fastest.
-
-    A quarter of the estimate is left as uncertainty: Gavel's own table was measured at one batch size for each model.
+def _by_table(index: int, tabled: Mapping[int, float], declared: int) -> Estimate:
+    """From what was declared for the table's fastest. A quarter of the estimate is left as uncertainty: Gavel's own
+    table was measured at one batch size for each model.
     """
-    known = next((of for of in tabled if of in measured), None)
-    if known is None:
-        mean = declared * max(tabled.values()) / tabled[index]
-    else:
-        mean = measured[known].mean * tabled[known] / tabled[index]
+    mean = declared * max(tabled.values()) / tabled[index]
     return Estimate(max(1, int(mean)), int(mean) // 4, "throughput table")
+
+
+def _pooled(index: int, tabled: Mapping[int, float], measured: Mapping[int, Profile]) -> Estimate:
+    """From all that was measured of the class, carried over by the table: runs on one model may have been longer ones
+    than those on another, and the table knows how much faster each is. A device on which it was measured itself needs
+    no table.
+    """
+    runs = [(profile.count, profile, tabled[of]) for of, profile in measured.items() if of in tabled]
+    count = sum(number for number, _, _ in runs)
+    mean = sum(number * profile.mean * rate for number, profile, rate in runs) / count / tabled[index]
+    deviation = sum(number * profile.deviation * rate for number, profile, rate in runs) / count / tabled[index]
+    if index in measured:
+        return Estimate(max(1, int(mean)), int(deviation), "history")
+    return Estimate(max(1, int(mean)), max(int(deviation), int(mean) // 4), "throughput table")
 
 
 def _by_roofline(model: DeviceModel, precision: str, work: Work) -> Estimate | None:

@@ -12,14 +12,21 @@ from poise.model.fleet import CPU, DEVICES, MEMORY
 from poise.model.jobs import Priority
 from poise.model.resources import PLENTY, WHOLE
 from poise.model.views import Candidate, Snapshot
+from poise.policy.feasible import ability
+from poise.policy.predict import Speeds
 from poise.units import HOUR, MINUTE, SECOND, format_duration
 
 Words = Callable[[Candidate, int], str]
 Lane = Callable[[Candidate, int], int]
 
 AGEING = 5 * MINUTE
+AGES_BY = 4
 """Waiting this long raises a unit by one priority class; one that has waited so long as urgent goes before all others,
-in order of readiness. So nothing starves, however much keeps coming."""
+in order of readiness. So nothing starves, however much keeps coming. What has devices waits so many times its own run
+time for that, if it is more: what is long does not stand in the way of what is short for having waited a little."""
+
+STARVES = 10
+"""Waiting for so many times its own run time doubles what a unit is worth, and so on."""
 
 PATIENCE = (0, 1 * SECOND, 10 * SECOND, 30 * SECOND)
 """By priority class: a unit that has been ready and without room this long has room kept for it."""
@@ -67,6 +74,41 @@ def by_urgency(view: Snapshot) -> list[Candidate]:
         return list(view.candidates)  # single tasks of one kind: alike, and already in order
     now, left, first = view.now, _left(view), _waited_longest(view)
     return sorted(view.candidates, key=lambda one: _urgency(one, now, left[one.job], one.unit in first))
+
+
+def by_value(view: Snapshot) -> list[Candidate]:
+    """As `by_urgency`, but for work with devices: of a class that goes first which is worth most for the device time it
+    takes (`density`), and waiting counts against its own length. So a long wait of what is long does not keep devices
+    from what is short, and what is wide waits longer than what is narrow for the same work.
+    """
+    if len(view.candidates) > 1 and view.candidates[0].queue.endswith("/") and len(view.backlog) == 1:
+        return list(view.candidates)  # single tasks of one kind: alike, and already in order
+    if not any(one.shape.gpus for one in view.candidates):
+        return by_urgency(view)
+    now, fleet, first = view.now, view.fleet, _waited_longest(view)
+    speeds = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
+    left: dict[str, int] = {}
+    for one in view.candidates:
+        length = one.tail - one.expected + speeds.shortest(one, ability(fleet, one.shape).models)
+        if length > left.get(one.job, -1):
+            left[one.job] = length
+
+    def key(one: Candidate) -> tuple[int, int, float, int, int]:
+        if not one.shape.gpus:
+            return _urgency(one, now, left[one.job], one.unit in first)
+        return _urgency(one, now, 1000 / density(one, now, left[one.job]), waited=False)  # as its like without
+
+    return sorted(view.candidates, key=key)
+
+
+def density(candidate: Candidate, now: int, left: int) -> float:
+    """What a unit is worth for each second of each device it takes: its weight over the time `left` of its job and over
+    its devices (Smith's rule, 1956, for jobs of unequal width), more the longer it waits.
+    """
+    left = max(left, SECOND)
+    size = max(1.0, candidate.shape.gpus * candidate.shape.share / WHOLE * (candidate.least or candidate.tasks))
+    patience = 1 + (now - candidate.ready) / (STARVES * left)
+    return candidate.weight * patience / (left * size)
 
 
 def _left(view: Snapshot) -> dict[str, int]:
@@ -117,13 +159,18 @@ def level_of(attained: int) -> int:
 
 def candidate_level(candidate: Candidate, now: int) -> int:
     """The level of a waiting unit: the first once it has waited as long as ageing allows."""
-    return 0 if now - candidate.ready >= AGEING else level_of(candidate.attained)
+    return 0 if now - candidate.ready >= ageing(candidate) else level_of(candidate.attained)
+
+
+def ageing(candidate: Candidate) -> int:
+    """How long it waits for each class by which it is raised."""
+    return max(AGEING, AGES_BY * candidate.expected) if candidate.shape.gpus else AGEING
 
 
 def effective_class(candidate: Candidate, now: int) -> int:
     """The priority class with ageing; never above urgent."""
     waited = now - candidate.ready
-    return candidate.priority if waited < AGEING else max(0, candidate.priority - waited // AGEING)
+    return candidate.priority if waited < AGEING else max(0, candidate.priority - waited // ageing(candidate))
 
 
 def is_pressed(candidate: Candidate, now: int) -> bool:
@@ -136,7 +183,7 @@ def is_pressed(candidate: Candidate, now: int) -> bool:
 def in_words(candidate: Candidate, now: int) -> str:
     """What put this candidate where it is, for people."""
     words = [_CLASS_WORDS[candidate.priority]]
-    if now - candidate.ready >= AGEING:
+    if now - candidate.ready >= ageing(candidate):
         words.append(f"raised by waiting {format_duration(now - candidate.ready)}")
     if candidate.due:
         words.append(f"due in {format_duration(candidate.due - now)}")
@@ -150,8 +197,8 @@ def in_words(candidate: Candidate, now: int) -> str:
 _CLASS_WORDS = [priority.name.lower() for priority in Priority]
 
 
-def _urgency(candidate: Candidate, now: int, left: int, waited: bool) -> tuple[int, int, int, int, int]:
-    steps = (now - candidate.ready) // AGEING
+def _urgency(candidate: Candidate, now: int, left: float, waited: bool) -> tuple[int, int, float, int, int]:
+    steps = (now - candidate.ready) // ageing(candidate)
     if steps > candidate.priority:
         return (0, 0, candidate.ready, 0, candidate.ordinal)
     own_class = candidate.priority - steps
@@ -275,7 +322,7 @@ def by_terms(weights: Mapping[str, float], terms: Mapping[str, RankTerm] = RANK_
 
     def sort(view: Snapshot) -> list[Candidate]:
         def key(candidate: Candidate) -> tuple[int, int, float, int]:
-            if view.now - candidate.ready >= AGEING * (candidate.priority + 1):
+            if view.now - candidate.ready >= ageing(candidate) * (candidate.priority + 1):
                 return (-1, candidate.ready, 0.0, candidate.ordinal)
             return (effective_class(candidate, view.now), 0, -value(candidate, view), candidate.ordinal)
 
@@ -287,7 +334,8 @@ def by_terms(weights: Mapping[str, float], terms: Mapping[str, RankTerm] = RANK_
 
 def _class_lane(candidate: Candidate, now: int) -> int:
     """Who has waited so long as urgent goes before all others."""
-    return -1 if now - candidate.ready >= AGEING * (candidate.priority + 1) else effective_class(candidate, now)
+    overdue = now - candidate.ready >= ageing(candidate) * (candidate.priority + 1)
+    return -1 if overdue else effective_class(candidate, now)
 
 
 def _expected(candidate: Candidate, now: int) -> int:
@@ -305,6 +353,7 @@ def _attained(candidate: Candidate, now: int) -> int:
 ORDERS: dict[str, Order] = {
     "arrival": Order(by_arrival, lambda candidate, now: "first come", lambda candidate, now: candidate.ordinal),
     "urgency": Order(by_urgency, in_words, _class_lane),
+    "value": Order(by_value, in_words, _class_lane),
     "run": Order(by_run, lambda candidate, now: _in(candidate.expected, "to run"), _expected),
     "remaining": Order(by_remaining, lambda candidate, now: _in(candidate.expected, "remaining"), _expected),
     "attained": Order(by_attained, lambda candidate, now: _in(candidate.attained, "of service so far"), _attained),

@@ -34,7 +34,7 @@ MAX_TERMS = 64
 
 Turns = Literal["no", "equal", "weighted"]
 TURNS = ("no", "equal", "weighted")
-YIELDS_BY = ("class", "remaining", "attained", "level")
+YIELDS_BY = ("class", "value", "remaining", "attained", "level")
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -63,9 +63,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 RECIPES = (
     Recipe(
         name="poise",
+        order="value",
         score={"fit": 0.5, "speed": 0.3, "balance": 0.1, "steadiness": 0.06, "calm": 0.04},
         reserve=True,
-        preempt=Preemption(),
+        preempt=Preemption(by="value"),
         elastic=True,
         reallocate=True,
     ),

@@ -10,7 +10,8 @@ stands still while the other runs, times its size and the weight of its class. O
 Whoever yields has run for a minimum, and not too often.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from math import inf
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -23,12 +24,22 @@ from poise.model.resources import Shape
 from poise.model.views import Candidate
 from poise.policy.place import Draft
 from poise.policy.predict import Speeds
-from poise.policy.rank import candidate_level, level_of
+from poise.policy.rank import STARVES, candidate_level, effective_class, is_pressed, level_of
 from poise.policy.room import Room, give_back
 from poise.units import MINUTE, SECOND
 
 CLASS_WEIGHT = (8, 4, 2, 1)
 """By priority class: how many of the class below a second of it is worth, doubled each time."""
+
+HYSTERESIS = 1.2
+"""What runs yields only to what is worth so much more: estimates err, and every change costs something."""
+
+QUANTUM = 4
+"""What does not tell its progress is let run, each time, for one part in so many of what it has run in all: its like
+would else take turns without end."""
+
+PRESSED = 1000.0
+"""How much more a unit is worth when its deadline is near."""
 
 LOOKED_AT = 32
 """Nodes that are looked at closely for room to come, the nearest to having it first; for a gang one more per task."""
@@ -46,17 +57,23 @@ RENEWED = 30 * MINUTE
 
 
 class Preemption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who may make whom yield: `class` a lower priority class, if the gain is larger than the cost; `remaining` who has
-    longer to run; `attained` who has had more service by a quantum; `level` who is on a later level of feedback.
+    """Who may make whom yield: `class` a lower priority class, if the gain is larger than the cost; `value` the same,
+    and what has devices whatever else has them and is worth less for its time, of any class; `remaining` who has longer
+    to run; `attained` who has had more service by a quantum; `level` who is on a later level of feedback.
 
-    `min_run` nanoseconds must have been run. A unit yields `budget` times, and then only after it has run for long; and
-    `at_once` units in one round, or as many as the one they yield to has tasks.
+    `min_run` nanoseconds must have been run. A unit yields `budget` times, and then only after it has run for long;
+    and `at_once` units in one round, or as many as the one they yield to has tasks. The budget is not for what loses
+    no more than `min_run` when it yields, where value counts.
     """
 
-    by: Literal["class", "remaining", "attained", "level"] = "class"
+    by: Literal["class", "value", "remaining", "attained", "level"] = "class"
     min_run: int = MIN_RUN
     budget: int = 3
     at_once: int = 16
+
+    def loses_little(self, resident: Resident) -> bool:
+        """Whether it loses no more than `min_run` when it yields, by the interval of its checkpoints."""
+        return 0 < resident.checkpoint <= self.min_run
 
 
 class Reservation(NamedTuple):
@@ -67,11 +84,12 @@ class Reservation(NamedTuple):
 
 
 class Yielding(NamedTuple):
-    """Units that would yield, the rows where the unit would then start, and what that costs."""
+    """Units that would yield, the rows where the unit would then start, what that costs, and the prices in all."""
 
     victims: tuple[Resident, ...]
     rows: dict[int, int]
     cost: float
+    price: float
 
 
 def ends(resident: Resident, now: int, speeds: Speeds) -> int:
@@ -127,6 +145,70 @@ def price_of(resident: Resident, draft: Draft, by: str) -> float:
     return 1 / (1 + (attained / SECOND if by == "attained" else level_of(attained)))
 
 
+def standing(resident: Resident, draft: Draft) -> float:
+    """What it is worth to let it go on: its weight by the time that its end is put off less when it goes on than when
+    it yields. With `R` left to run and `L` lost by yielding, one that runs for `T` in its place gains `R` and costs it
+    `T + L`: that is a gain if `R - L > T` (two jobs on one machine, as in Smith, 1956). Infinite where it would lose
+    more than is left of it.
+    """
+    now = draft.view.now
+    spared = left_on(resident, draft) - lost_work(resident, now)
+    if spared <= 0:
+        return inf
+    return HYSTERESIS * worth(resident.priority, resident.weight) / (spared / SECOND)
+
+
+def left_on(resident: Resident, draft: Draft) -> int:
+    """Nanoseconds that a running unit likely goes on where it is."""
+    estimate = draft.speeds.of_attempt(resident, count_on=True)
+    return remaining(max(0, draft.view.now - resident.since), estimate.mean, estimate.deviation)
+
+
+class Prices:
+    """What each unit may yield for, by unit; and the nodes, those first where the least of these is least. `least` is
+    the least of all.
+    """
+
+    def __init__(self, of: Mapping[str, float], draft: Draft) -> None:
+        self.of = of
+        cheapest: list[tuple[float, int]] = []
+        for row, residents in enumerate(draft.fleet.residents):
+            least = min((of.get(resident.unit, inf) for resident in residents), default=inf)
+            if least < inf:
+                cheapest.append((least, row))
+        cheapest.sort()
+        self.least = cheapest[0][0] if cheapest else inf
+        self.rows = [row for _, row in cheapest]
+
+
+def standings(draft: Draft, rules: Preemption) -> dict[str, float]:
+    """What every running unit is worth that may be asked to yield now."""
+    now = draft.view.now
+    found: dict[str, float] = {}
+    for residents in draft.fleet.residents:
+        for resident in residents:
+            if resident.unit not in found and resident.preemptible and resident.running and not resident.stopping:
+                asked = now >= may_be_asked(resident, rules)
+                found[resident.unit] = standing(resident, draft) if asked else inf
+    return found
+
+
+def value(candidate: Candidate, run: int, now: int) -> float:
+    """What it is worth to start a unit that is foreseen to run for so long: its weight over that time; twice as much
+    when it has waited as long as `STARVES` runs. One whose deadline is near is worth more than any of its class.
+    """
+    of_class = effective_class(candidate, now)
+    weight = worth(of_class, candidate.weight) * (1 + (now - candidate.ready) / (STARVES * max(run, SECOND)))
+    if is_pressed(candidate, now):
+        weight *= PRESSED
+    return weight / (max(run, 1) / SECOND)
+
+
+def worth(priority: int, weight: int) -> float:
+    """By class and business weight."""
+    return CLASS_WEIGHT[priority] * weight / 1000
+
+
 def reserve(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> Reservation | None:
     """Where and when the unit could start first if nothing else were placed; None where it could never."""
     now = draft.view.now
@@ -164,12 +246,50 @@ def find_yielding(
     """The cheapest set of units found whose end would let this one start; None if there is none that may yield. Units
     that were `asked` in this round already, for another one, are not asked twice.
     """
-    view = draft.view
     may = _may_yield(candidate, draft, rules, asked)
+    near = _nearest(draft, shape, tasks, yielding_to=candidate if rules.by == "class" else None)
+    most = max(rules.at_once, tasks) - len(asked)
+    return _cheapest(shape, draft, tasks, near, most, may, lambda resident: price_of(resident, draft, rules.by))
+
+
+def make_way(
+    shape: Shape,
+    draft: Draft,
+    tasks: int,
+    rules: Preemption,
+    prices: Prices,
+    worth: float,
+    within: Bools | None,
+    asked: Collection[str],
+) -> Yielding | None:
+    """The cheapest set of units found, each of a price below `worth`, that would leave room for so many tasks on the
+    nodes `within`; None if there is none.
+    """
+    if prices.least >= worth:
+        return None
+    of = prices.of
+
+    def may(resident: Resident) -> bool:
+        return of.get(resident.unit, inf) < worth and resident.unit not in asked and not resident.stopping
+
+    near = _cheapest_rows(draft, shape, tasks, prices, within)
+    most = max(rules.at_once, tasks) - len(asked)
+    return _cheapest(shape, draft, tasks, near, most, may, lambda resident: of[resident.unit])
+
+
+def _cheapest(
+    shape: Shape,
+    draft: Draft,
+    tasks: int,
+    near: list[int],
+    most: int,
+    may: Callable[[Resident], bool],
+    price: Callable[[Resident], float],
+) -> Yielding | None:
+    """Of the units that `may` yield on the nodes `near`, the cheapest found, at `most` so many."""
     chosen: dict[str, Resident] = {}
     rooms: dict[int, Room] = {}
     rows: dict[int, int] = {}
-    near = _nearest(draft, shape, tasks, yielding_to=candidate if rules.by == "class" else None)
     on: dict[str, list[int]] = {}
     for row in near:
         for unit in {resident.unit for resident in draft.fleet.residents[row]}:
@@ -180,7 +300,7 @@ def find_yielding(
     for _ in range(tasks):
         for row in looked_at:
             offers.pop(row, None)
-            offer = _cheapest_on(row, draft, rooms.get(row), shape, may, chosen, rules.by)
+            offer = _cheapest_on(row, draft, rooms.get(row), shape, may, chosen, price)
             if offer is not None:
                 offers[row] = offer
         if not offers:
@@ -193,16 +313,17 @@ def find_yielding(
         rows[row] = rows.get(row, 0) + 1
         picked = room.pick(shape, draft.able(shape).models)
         room.take(shape, picked or ())
-        if len(chosen) + len(asked) > max(rules.at_once, tasks):
+        if len(chosen) > most:
             return None
     yielding = tuple(sorted(chosen.values(), key=_ordinal))
-    return Yielding(yielding, rows, sum(cost_of(victim, view.now) for victim in yielding))
+    cost = sum(cost_of(victim, draft.view.now) for victim in yielding)
+    return Yielding(yielding, rows, cost, sum(price(victim) for victim in yielding))
 
 
 def may_yield_at(candidate: Candidate, shape: Shape, draft: Draft, rules: Preemption) -> int | None:
     """The next instant at which one of a lower class will have run for long enough to be asked; None if none will."""
     instants = (
-        _may_be_asked(resident, rules)
+        may_be_asked(resident, rules)
         for row in _nearest(draft, shape, candidate.least or candidate.tasks, yielding_to=candidate)
         for resident in draft.fleet.residents[row]
         if resident.preemptible and not resident.stopping and resident.priority > candidate.priority
@@ -242,10 +363,12 @@ def gain_of(candidate: Candidate, starts: int, now: int, tasks: int) -> float:
 # --- inside ----------------------------------------------------------------------------------------------------------
 
 
-def _may_be_asked(resident: Resident, rules: Preemption) -> int:
+def may_be_asked(resident: Resident, rules: Preemption) -> int:
     """The instant from which on it may; classes cannot stop each other for ever, and the budget bounds them."""
-    if resident.preempted >= rules.budget:
+    if resident.preempted >= rules.budget and not (rules.by == "value" and rules.loses_little(resident)):
         return resident.since + max(RENEWED, rules.min_run)
+    if rules.by == "value":
+        return max(settled(resident, rules.min_run), resident.since + resident.outlived // QUANTUM)
     return resident.since + rules.min_run if rules.by == "class" else settled(resident, rules.min_run)
 
 
@@ -257,7 +380,7 @@ def _may_yield(
     def may(resident: Resident) -> bool:
         if not resident.preemptible or resident.stopping or not resident.running or resident.unit in asked:
             return False
-        if now < _may_be_asked(resident, rules):
+        if now < may_be_asked(resident, rules):
             return False
         if rules.by == "class":
             return resident.priority > candidate.priority
@@ -292,6 +415,26 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
     if yielding_to is not None:
         rows, lacks = rows[lacks <= 0], lacks[lacks <= 0]
     return [int(row) for row in rows[np.argsort(lacks, kind="stable")[: LOOKED_AT + tasks - 1]]]
+
+
+def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices, within: Bools | None) -> list[int]:
+    """Rows that could hold a task of the shape: for a gang those with room for one, then those where the least price is
+    least.
+    """
+    fleet, able = draft.fleet, draft.able(shape)
+    could = np.take(able.room > 0, fleet.kind) & (fleet.closed == 0)
+    could[list(draft.kept)] = False
+    if within is not None:
+        could &= within
+    most = LOOKED_AT + tasks - 1
+    rows = np.flatnonzero(could & (draft.capacity(shape) > 0))[:most].tolist() if tasks > 1 else []
+    known = set(rows)
+    for row in prices.rows:
+        if len(rows) >= most:
+            break
+        if could[row] and row not in known:
+            rows.append(row)
+    return rows
 
 
 def openings_on(draft: Draft, row: int, shape: Shape, most: int, now: int) -> list[int]:
@@ -337,7 +480,7 @@ def _cheapest_on(
     shape: Shape,
     may: Callable[[Resident], bool],
     chosen: dict[str, Resident],
-    by: str,
+    price: Callable[[Resident], float],
 ) -> tuple[float, list[Resident], Room] | None:
     """The cheapest victims on one node found greedily: the cheapest first until there is room, then who is not needed
     after all stays.
@@ -353,9 +496,7 @@ def _cheapest_on(
             if unit in chosen:
                 _give_all(room, units[unit])
     could = sorted(
-        (price_of(of[0], draft, by), -of[0].since, of[0].ordinal)
-        for unit, of in units.items()
-        if unit not in chosen and may(of[0])
+        (price(of[0]), -of[0].since, of[0].ordinal) for unit, of in units.items() if unit not in chosen and may(of[0])
     )
     by_ordinal = {of[0].ordinal: of for of in units.values()}
     victims: list[list[Resident]] = []
@@ -373,7 +514,7 @@ def _cheapest_on(
         if without.pick(shape, able) is not None:
             victims.remove(spared)
             room = without
-    return sum(price_of(of[0], draft, by) for of in victims), [of[0] for of in victims], room
+    return sum(price(of[0]) for of in victims), [of[0] for of in victims], room
 
 
 def _give_all(room: Room, residents: list[Resident]) -> None:

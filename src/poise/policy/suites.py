@@ -7,6 +7,7 @@ blocked gets room kept or makes others yield (reclaim); what still waits is held
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
@@ -19,6 +20,7 @@ from poise.model.profiles import expected_run, is_brief
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.allowance import Allowance
+from poise.policy.assign import assign
 from poise.policy.feasible import room_when_empty
 from poise.policy.goodput import Goodput
 from poise.policy.place import Draft, close_together
@@ -34,6 +36,7 @@ from poise.policy.rank import (
     RESERVATIONS,
     Order,
     RankTerm,
+    ageing,
     by_terms,
     effective_class,
 )
@@ -41,6 +44,7 @@ from poise.policy.recipe import RECIPES, Recipe
 from poise.policy.reclaim import (
     MIN_RUN,
     Preemption,
+    Prices,
     Reservation,
     Yielding,
     cost_of,
@@ -50,10 +54,13 @@ from poise.policy.reclaim import (
     gain_of,
     is_coming,
     lost_work,
+    make_way,
     may_yield_at,
     reserve,
     settled,
+    standings,
     stands_still,
+    value,
 )
 from poise.policy.rounds import SHARING
 from poise.policy.score import TERMS, Term, turn_weight
@@ -62,6 +69,9 @@ from poise.units import SECOND, format_duration
 
 ClusterPolicy = Policy[Snapshot, Plan]
 Reasons = tuple[Reason, ...]
+
+ASKS_AGAIN = 8
+"""What is blocked looks for somebody to yield again when it has waited longer by one part in so many."""
 
 YIELD_SEARCHES = 4
 """Blocked units in one round for which victims are looked for."""
@@ -72,6 +82,8 @@ TOGETHER = 64
 COOL_DOWN = 60 * SECOND
 """Time between two reallocations off one node, and before an elastic unit is restarted larger."""
 
+_ANY = float("inf")
+NOBODY: tuple[Resident, ...] = ()
 _NEVER = np.iinfo(np.int64).max
 
 GROWS_BY = 1.5
@@ -142,6 +154,8 @@ class _Round:
         self._unseen = _unseen(view)
         self.allowance = Allowance(view.quotas)
         self._yielding: set[str] = set()
+        self._target: dict[str, int] = {}
+        self._filling = False
 
     def place_all(self, ordered: list[Candidate]) -> Plan | None:
         """A place for every candidate, but for those of later lanes than some that are not shown; None if there is none
@@ -205,6 +219,8 @@ class _Round:
     def decide(self, ordered: list[Candidate]) -> Plan:
         """Serve the candidates in order."""
         recipe = self.recipe
+        if self._is_uneven():
+            self._target = assign(self.draft, ordered, self._prices.of)
         first = ""  # the unit that nobody may overtake, where overtaking is not allowed
         only_behind = False  # it waits on a node already, and others may follow it there
         last_lane: int | None = None  # more of it is there than was shown, all of which was placed
@@ -238,6 +254,13 @@ class _Round:
             self._blocked(candidate)
         return self._finish()
 
+    def _is_uneven(self) -> bool:
+        """Whether there are devices of several models, and who runs where may be changed."""
+        rules = self.recipe.preempt
+        names = [model.name for model in self.view.fleet.models if model.kind != "cpu"]
+        told_apart = len(names) > 1 and len(set(names)) == len(names)
+        return rules is not None and rules.by == "value" and told_apart
+
     def _before_unseen(self, ordered: list[Candidate]) -> list[Candidate]:
         """Without those of later lanes than what is not shown; these come at once after that."""
         if len(self.view.backlog) == 1:
@@ -270,6 +293,8 @@ class _Round:
         if self.recipe.reallocate:
             self._reallocate()
             self._move_stragglers()
+            self._move_up()
+            self._fill_up()
         if self._postponed:
             self._ask_again(self.view.now + 1)
         elif self.recipe.elastic and not self.holds:
@@ -291,7 +316,13 @@ class _Round:
         """Place the unit if it fits, in the artifact that is foreseen to be done first; after it ran out of memory, in
         one that asks for less if there is one.
         """
-        shapes = (candidate.shape, *candidate.others) if candidate.others else (candidate.shape,)
+        target = self._target.get(candidate.unit)
+        if self._target and target is None and candidate.shape.gpus and not self._filling:
+            return False  # all devices are for others; what these cannot use after all is filled at the end
+        if target is not None and not candidate.others:
+            shapes: tuple[Shape, ...] = (_on_model(candidate.shape, self.view.fleet.models[target].name),)
+        else:
+            shapes = (candidate.shape, *candidate.others)
         if candidate.tasks > 1 or candidate.least:
             return self._place_gang(candidate, shapes)
         best: tuple[bool, bool, int, int, int, Shape] | None = None
@@ -362,7 +393,7 @@ class _Round:
 
     def _gang_rows(self, candidate: Candidate, shape: Shape, needed: int) -> list[int]:
         """A row for every task, close together: on one node, else in one rack, else in one zone, else anywhere; on
-        devices of one model where that is possible, the fastest first.
+        devices of one model wherever one could hold it, the fastest first: of a gang on several all are as slow as one.
         """
         if self._gang_room.get(shape, needed) < needed:
             return []
@@ -374,7 +405,11 @@ class _Round:
         if self._gang_room[shape] < needed:
             return []
         fleet = self.draft.fleet
-        for mask in self._by_speed(candidate, shape):
+        masks = [mask for _, mask in self._by_speed(candidate, shape)]
+        most = self.draft.able(shape).room[fleet.kind]
+        if all(mask is not None and int(most[mask].sum()) < needed for mask in masks):
+            masks.append(None)  # no model alone could ever hold it
+        for mask in masks:
             here = room if mask is None else np.where(mask, room, 0)
             if int(here.sum()) >= needed:
                 rows = close_together(fleet, here, needed)
@@ -382,17 +417,17 @@ class _Round:
                     return rows
         return []
 
-    def _by_speed(self, candidate: Candidate, shape: Shape) -> list[Any]:
-        """Masks of the nodes that have devices of one model, the fastest model first; at last, all nodes."""
+    def _by_speed(self, candidate: Candidate, shape: Shape) -> list[tuple[int | None, Any]]:
+        """Where models differ: each that could run it, the fastest first, and a mask of the nodes that have it."""
         if not shape.gpus:
-            return [None]
+            return [(None, None)]
         estimates, able = self.draft.estimates(candidate, shape), self.draft.able(shape)
         models = [index for index, can in enumerate(able.models) if can]
         if len({estimates[index].mean for index in models}) < 2:
-            return [None]
+            return [(models[0] if models else None, None)]
         fleet = self.draft.fleet
         ordered = sorted(models, key=lambda index: (estimates[index].mean, index))
-        return [*((fleet.device_model == index).any(axis=1) for index in ordered), None]
+        return [(index, (fleet.device_model == index).any(axis=1)) for index in ordered]
 
     def _place_elastic(self) -> None:
         """What is left goes to elastic units, in the order in which they were served: beside the members that are
@@ -430,13 +465,15 @@ class _Round:
         could = self._could_run(candidate)
         if could and self.recipe.preempt is not None:
             more = self._make_yield(candidate, self.recipe.preempt)
-        if not more and could and self.recipe.reserve and self._reservations < RESERVATIONS:
+        large = candidate.tasks > 1 or candidate.shape.gpus != 1 or self.order is not ORDERS["value"]
+        if not more and could and large and self.recipe.reserve and self._reservations < RESERVATIONS:
             waits_until = candidate.ready + PATIENCE[effective_class(candidate, self.view.now)]
             if self.view.now >= waits_until:
                 self._keep(candidate, waits_until + LENDING)
             else:
                 self._ask_again(waits_until)
-        self._ask_again(candidate.ready + AGEING * (1 + (self.view.now - candidate.ready) // AGEING))
+        every = ageing(candidate)
+        self._ask_again(candidate.ready + every * (1 + (self.view.now - candidate.ready) // every))
         if not candidate.recovering:  # that one is held by its node, which may come back, and not by a queue
             self.holds[candidate.queue] = more
             self._waiting.append(candidate)
@@ -448,11 +485,15 @@ class _Round:
         self._searches += 1
         needed, now = candidate.least or candidate.tasks, self.view.now
         shapes = (candidate.shape, *candidate.others)
-        for shape in shapes:
+        for shape in shapes if self._stopping else ():
             coming = is_coming(candidate, shape, self.draft, needed)
             if coming is not None:
                 self._keep_rows(candidate, shape, coming, now + GRACE)
                 return (Reason(code="PREEMPTING", have="work there", need=candidate.unit, wakes="finished"),)
+        if rules.by == "value":
+            if candidate.shape.gpus and candidate.shape.share == WHOLE:
+                return self._make_way(candidate, rules)
+            rules = msgspec.structs.replace(rules, by="class")
         could = [
             (found, shape)
             for shape in shapes
@@ -472,19 +513,69 @@ class _Round:
             gain = gain_of(candidate, soonest[0].at if soonest else now + AGEING, now, needed)
             if gain <= found.cost + stands_still(found.victims, candidate.expected):
                 return ()
+        scores = {}
+        for victim in found.victims:
+            cost = cost_of(victim, now) + stands_still([victim], candidate.expected)
+            scores[victim.unit] = {"gain": round(gain / SECOND, 3), "cost": round(cost / SECOND, 3)}
+        return self._ask_to_yield(candidate, shape, found, scores)
+
+    def _make_way(self, candidate: Candidate, rules: Preemption) -> Reasons:
+        """Ask what is worth least to yield, on the model of device where that wins most."""
+        draft, now, needed = self.draft, self.view.now, candidate.least or candidate.tasks
+        best: tuple[float, float, Yielding, Shape] | None = None
+        if candidate.unit in self._target:
+            index = self._target[candidate.unit]
+            shape = _on_model(candidate.shape, self.view.fleet.models[index].name)
+            gain = value(candidate, draft.speeds.left(candidate, shape, draft.able(shape).models)[index], now)
+            found = make_way(shape, draft, needed, rules, self._leaving, _ANY, None, self._yielding)
+            if found and found.victims:
+                best = (gain, gain, found, shape)
+        for shape in (candidate.shape, *candidate.others) if not self._target else ():
+            run = draft.speeds.shortest(candidate, draft.able(shape).models)
+            gain = value(candidate, run, now)
+            found = make_way(shape, draft, needed, rules, self._prices, gain, None, self._yielding)
+            if found and found.victims and gain > found.price and (best is None or gain - found.price > best[0]):
+                best = (gain - found.price, gain, found, shape)
+        if best is not None and self._is_guess(candidate) and not all(map(rules.loses_little, best[2].victims)):
+            best = None  # what is only guessed costs nobody any work
+        if best is None:  # what waiting is worth grows by itself
+            self._ask_again(now + max(rules.min_run, (now - candidate.ready) // ASKS_AGAIN))
+            return ()
+        _, gain, found, shape = best
+        instead = self._prices.of
+        worths = {one.unit: {"worth": _told(gain), "instead": _told(instead[one.unit])} for one in found.victims}
+        return self._ask_to_yield(candidate, shape, found, worths)
+
+    @cached_property
+    def _prices(self) -> Prices:
+        """What all that runs is worth where it is; looked at once in a round."""
+        rules = self.recipe.preempt or Preemption()
+        return Prices(standings(self.draft, rules), self.draft)
+
+    @cached_property
+    def _stopping(self) -> bool:
+        return any(resident.stopping for residents in self.view.fleet.residents for resident in residents)
+
+    def _is_guess(self, candidate: Candidate) -> bool:
+        """Whether nothing is known of how long it takes, on any device."""
+        return all(estimate.source == "default" for estimate in self.draft.estimates(candidate, candidate.shape))
+
+    def _ask_to_yield(
+        self, candidate: Candidate, shape: Shape, found: Yielding, scores: Mapping[str, dict[str, float]]
+    ) -> Reasons:
+        """They end, and what they leave is kept."""
         for victim in found.victims:
             self._yielding.add(victim.unit)
-            cost = cost_of(victim, now) + stands_still([victim], candidate.expected)
             shrinks = victim.least and victim.size > victim.least
             why = Why(
                 policy=self.recipe.name,
                 base=self.view.revision,
-                rank=self.order.words(candidate, now),
-                score={"gain": round(gain / SECOND, 3), "cost": round(cost / SECOND, 3)},
+                rank=self.order.words(candidate, self.view.now),
+                score=scores[victim.unit],
             )
             cause: Literal["shrink", "yield"] = "shrink" if shrinks else "yield"
             self.decisions.append(Preempt(unit=victim.unit, cause=cause, why=why, to=candidate.unit))
-        self._keep_rows(candidate, shape, found.rows, now + GRACE)
+        self._keep_rows(candidate, shape, found.rows, self.view.now + GRACE)
         names = ", ".join(victim.unit for victim in found.victims)
         return (Reason(code="PREEMPTING", have=names, need=candidate.unit, wakes="finished"),)
 
@@ -656,6 +747,56 @@ class _Round:
         if moved != self.view.memory.get("moved", {}):
             self.memory["moved"] = {name: at for name, at in moved.items() if now - at < COOL_DOWN}
 
+    def _move_up(self) -> None:
+        """What runs on one model and should run on another moves there, if there is room or others are to leave it."""
+        rules, fleet = self.recipe.preempt, self.view.fleet
+        if rules is None or not self._target:
+            return
+        units = {resident.unit: resident for residents in fleet.residents for resident in residents}
+        for unit, index in self._target.items():
+            resident, model = units.get(unit), fleet.models[index].called
+            if resident is None or resident.model == model or unit in self._yielding:
+                continue
+            shape = _on_model(resident.shape, fleet.models[index].name)
+            rows = close_together(fleet, self.draft.capacity(shape), resident.size)
+            if rows:
+                room, victims = Counter(rows), NOBODY
+            else:
+                found = make_way(shape, self.draft, resident.size, rules, self._leaving, _ANY, None, self._yielding)
+                if found is None:
+                    continue
+                room, victims = Counter(found.rows), found.victims
+            why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"is done sooner on {model}")
+            self.decisions.append(Preempt(unit=unit, cause="move", why=why))
+            self._yielding.add(unit)
+            for row, tasks in room.items():
+                self.draft.keep(row, unit, shape, self.view.now, tasks)
+            for victim in victims:
+                why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"{unit} is worth more on {model}")
+                self.decisions.append(Preempt(unit=victim.unit, cause="yield", why=why, to=unit))
+                self._yielding.add(victim.unit)
+
+    def _fill_up(self) -> None:
+        """What is left after all by those for whom it was meant."""
+        if not self._target:
+            return
+        self._filling = True
+        for candidate in self._waiting:  # its queue stays held, for those behind it
+            if candidate.unit not in self._target and candidate.shape.gpus:
+                self._place(candidate)
+
+    @cached_property
+    def _leaving(self) -> Prices:
+        """Running units that should be elsewhere, or not run."""
+        models = self.view.fleet.models
+        on = {one.unit: one.model for residents in self.view.fleet.residents for one in residents}
+        of = {
+            unit: worth
+            for unit, worth in self._prices.of.items()
+            if unit not in self._target or models[self._target[unit]].called != on[unit]
+        }
+        return Prices(of, self.draft)
+
     def _move_stragglers(self) -> None:
         """What takes longer than its like begins anew on another node like its own, if that wins: what is left of it
         (as long again as it has run, as of all that has overrun) is more than coming back and a whole run cost there.
@@ -795,6 +936,16 @@ def _unseen(view: Snapshot) -> dict[str, int]:
         return {queue: shown_of_it} if count > shown_of_it else {}
     shown = Counter(candidate.queue for candidate in view.candidates if not candidate.recovering)
     return {queue: count for queue, count in shown.items() if view.backlog.get(queue, 0) > count}
+
+
+def _on_model(shape: Shape, name: str) -> Shape:
+    """The same, on devices of this model only."""
+    return msgspec.structs.replace(shape, wants=msgspec.structs.replace(shape.wants, models=(name,)))
+
+
+def _told(worth: float) -> float:
+    """What something is worth an hour, for people: three digits of it."""
+    return float(f"{3600 * worth:.3g}")
 
 
 def _order_of(order: str | Mapping[str, float], terms: Mapping[str, RankTerm]) -> Order:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from poise.model.fleet import DeviceModel, Resident
 from poise.model.jobs import Ending, Work
-from poise.model.profiles import DEFAULT_RUN, Estimate, Profile
+from poise.model.profiles import DEFAULT_RUN, Estimate, Profile, estimate_run
 from poise.model.resources import Device, Shape
 from poise.policy.predict import Speeds, bound
 from poise.testing import World, node
@@ -66,11 +66,28 @@ def test_where_nothing_is_known_all_are_alike() -> None:
 
 def test_history_of_a_device_goes_before_its_table_and_its_roofline() -> None:
     found = estimates(
-        profiles={"k@fast": seen(7 * SECOND)}, table={"k@fast": 1.0, "k@slow": 0.5}, work=Work(flops=TERA), declared=1
+        profiles={"k@fast": seen(8 * SECOND)}, table={"k@fast": 1.0, "k@slow": 0.5}, work=Work(flops=TERA)
     )
-    assert found["fast"].source == "history"
-    assert found["slow"] == Estimate(14 * SECOND, 14 * SECOND // 4, "throughput table")
-    assert found["blank"].source == "declared"  # it is in no table, and nothing is known of its peak
+    assert found["fast"] == Estimate(8 * SECOND, 4 * SECOND, "history")
+    assert found["slow"] == Estimate(16 * SECOND, 8 * SECOND, "throughput table")
+
+
+def test_what_is_declared_of_this_run_goes_before_its_like_unless_these_are_known_more_closely() -> None:
+    table = {"k@fast": 1.0, "k@slow": 0.5}
+    once = estimates(profiles={"k@fast": seen(8 * SECOND)}, table=table, declared=MINUTE)
+    assert once["fast"] == Estimate(MINUTE, MINUTE // 4, "throughput table")
+    always = Profile(count=9, mean=8 * SECOND, deviation=SECOND)
+    often = estimates(profiles={"k@fast": always}, table=table, declared=MINUTE)
+    assert often["fast"] == Estimate(8 * SECOND, SECOND, "history")
+
+
+def test_a_class_that_keeps_to_what_is_declared_is_foreseen_by_that() -> None:
+    profile = Profile()
+    for declared in (10 * SECOND, 100 * SECOND, 1000 * SECOND):
+        profile = profile.observe(Ending(outcome="done", run=2 * declared), declared=declared)
+    found = estimate_run(profile, 50 * SECOND)
+    assert found.mean == 100 * SECOND
+    assert found.source == "declared"
 
 
 def test_a_table_carries_a_declared_time_over_from_its_fastest() -> None:
@@ -190,4 +207,4 @@ def test_whatever_is_known_every_estimate_is_a_time(
         assert estimate.mean >= 1
         assert estimate.deviation >= 0
         measured = (name != "epyc") == devices and f"k@{name}" in profiles
-        assert not measured or estimate.source == "history"
+        assert not measured or estimate.source in ("history", *(("throughput table", "declared") if declared else ()))

@@ -215,7 +215,7 @@ def test_nobody_is_asked_twice_in_one_round() -> None:
     trial = draft([member], [member, resident("u2")], cpu=1 + 1)
     asked = find_yielding(candidate(), Shape(cpu=2000), trial, 1, Preemption(), {"u1"})
     assert asked is None
-    assert find_yielding(candidate(), ONE, trial, 1, Preemption(at_once=1), {"u9"}) == ((), {0: 1}, 0)
+    assert find_yielding(candidate(), ONE, trial, 1, Preemption(at_once=1), {"u9"}) == ((), {0: 1}, 0, 0)
     assert find_yielding(candidate(), Shape(cpu=2000), trial, 1, Preemption(at_once=1), {"u9"}) is None
 
 

@@ -1,0 +1,80 @@
+"""Unequal devices: which unit should run on which model, over all that waits and all that runs.
+
+What it is worth to run a unit somewhere is its weight over the time that it still needs there, with what moving costs
+it (`reclaim.value` and `reclaim.standing`). The sum of that over all units is what an assignment is to make large; for
+equal devices that is shortest remaining time first (Schrage, 1968), with weights Smith's rule (1956). Units are served
+by what they are worth for each device on the model that suits them best, and take the best of what is left: the greedy
+rule for a knapsack of several kinds of room. It moves what runs only where that pays for more than estimates err by.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from poise.model.fleet import Resident
+from poise.model.resources import WHOLE
+from poise.model.views import Candidate
+from poise.policy.place import Draft
+from poise.policy.reclaim import left_on, lost_work, value, worth
+from poise.units import SECOND
+
+Entry = tuple[float, int, str, int, list[tuple[float, int]]]
+"""What it is worth for each device (negative), ordinal, unit, devices, and what it is worth by model."""
+
+
+def assign(draft: Draft, candidates: Sequence[Candidate], standings: Mapping[str, float]) -> dict[str, int]:
+    """The model, as an index, for each unit that should run. Those that run and are not in `standings`, or cannot be
+    asked to yield now, stay where they are and are not in the answer.
+    """
+    fleet = draft.fleet
+    room = {index: 0 for index, model in enumerate(fleet.models) if model.kind != "cpu"}
+    free = (draft.share == WHOLE) & (fleet.closed == 0)[:, None]
+    for index in room:
+        room[index] = int((free & (fleet.device_model == index)).sum())
+    for kept in draft.kept.values():
+        for one in kept:
+            for index in room:
+                room[index] -= one.shape.gpus * one.tasks if draft.able(one.shape).models[index] else 0
+    names = {model.called: index for index, model in enumerate(fleet.models) if model.kind != "cpu"}
+    entries: list[Entry] = []
+    for resident in _units(fleet.residents):
+        if standings.get(resident.unit, 0) and resident.shape.share == WHOLE and resident.shape.gpus:
+            here = names.get(resident.model)
+            if here is not None and standings[resident.unit] < float("inf"):
+                entry = _running(draft, resident, here, standings[resident.unit])
+                room[here] += entry[3]
+                entries.append(entry)
+    entries += [_waiting(draft, one) for one in candidates if one.shape.gpus and one.shape.share == WHOLE]
+    target: dict[str, int] = {}
+    for _, _, unit, devices, worths in sorted(entries):
+        best = max(((gain, -index) for gain, index in worths if room[index] >= devices), default=None)
+        if best is not None:
+            target[unit] = -best[1]
+            room[-best[1]] -= devices
+    return target
+
+
+def _units(residents: Iterable[tuple[Resident, ...]]) -> list[Resident]:
+    """Each running unit once, in the order of its submission."""
+    units = {resident.unit: resident for on in residents for resident in on}
+    return sorted(units.values(), key=lambda resident: resident.ordinal)
+
+
+def _running(draft: Draft, resident: Resident, here: int, standing: float) -> Entry:
+    now, shape = draft.view.now, resident.shape
+    of = draft.speeds.of(resident.kind, shape.wants.precision, resident.declared, resident.work, devices=True)
+    left = max(SECOND, left_on(resident, draft))
+    lost, weight, able = lost_work(resident, now), worth(resident.priority, resident.weight), draft.able(shape).models
+    worths = [(standing, here)]
+    for index, can in enumerate(able[: len(of)]):
+        if can and index != here and draft.fleet.models[index].kind != "cpu":
+            there = left * of[index].mean // max(1, of[here].mean) + lost
+            worths.append((weight / (there / SECOND), index))
+    devices = shape.gpus * resident.size
+    return (-max(worths)[0] / devices, resident.ordinal, resident.unit, devices, worths)
+
+
+def _waiting(draft: Draft, candidate: Candidate) -> Entry:
+    shape, now = candidate.shape, draft.view.now
+    left = draft.speeds.left(candidate, shape, draft.able(shape).models)
+    worths = [(value(candidate, run, now), index) for index, run in left.items()]
+    devices = shape.gpus * (candidate.least or candidate.tasks)
+    return (-max(worths, default=(0.0, 0))[0] / devices, candidate.ordinal, candidate.unit, devices, worths)
