@@ -166,8 +166,8 @@ class _Prospect(NamedTuple):
 
 class Draws:
     """What there is to be drawn of unfinished `jobs` of a ledger as of `now`, with the rates of a throughput table; for
-    nodes that may have `joined`, too. `sources` counts units by where what is foreseen of them comes from; `guesses` are
-    the classes of which nothing is known.
+    nodes that may have `joined`, too. `sources` counts units by where what is foreseen of them comes from; `guesses`
+    are the classes of which nothing is known.
     """
 
     def __init__(

@@ -132,8 +132,9 @@ class Rounds:
         if changed:
             self._share_out(stage, units)
         begins = view.now >= kept.next or kept.models != stage.models
-        if begins:
-            for entry in units.values():
+        for claim in stage.claims:
+            entry = units[claim.unit]
+            if begins or (entry.model >= 0 and not stage.rates(claim)[entry.model]):  # its room was lost
                 entry.model = -1
         first = (
             next((claim.unit for claim in stage.claims if not any(units[claim.unit].shares)), "") if self.idle else ""

@@ -5,7 +5,8 @@ import subprocess
 import sys
 from typing import Any
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as draw
 
 from poise.kernel.controller import Settings
@@ -100,7 +101,7 @@ class Ward:
         self.held = {place: holder for place, holder in self.held.items() if holder != name}
 
 
-@settings(max_examples=15)
+@settings(max_examples=15, phases=(Phase.explicit, Phase.generate))  # to make an example smaller takes minutes
 @given(draw.sampled_from(sorted(POLICIES)), nodes(), arrivals(), draw.sampled_from(WORLDS))
 def test_what_holds_of_every_trial(policy: str, fleet: list[Node], work: list[Arrival], world: dict[str, Any]) -> None:
     ward = Ward()
@@ -132,6 +133,29 @@ def sum_of(told: Result) -> int:
     held = sum(use.held * use.there for use in kinds) * length
     total = sum(job.service for job in told.jobs)
     return total if abs(held - total) <= 1e-6 * max(1, total) else round(held)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_policy_outlives_a_lost_node(policy: str) -> None:
+    """A gang that needs both nodes, and work that needs one of them; one node is away for a while."""
+    devices = tuple(Device(index=index, memory=2**34, model="V100") for index in range(2))
+    fleet = [Node(name=name, incarnation="1", cpu=16_000, memory=2**40, devices=devices) for name in ("n1", "n2")]
+
+    def job(at: int, tasks: int, gpus: int) -> Arrival:
+        names = [f"main[{rank}]" if tasks > 1 else "main" for rank in range(tasks)]
+        unit = Unit(
+            name="main",
+            tasks=tuple(Task(name=name, argv=("work",), rank=rank, world=tasks) for rank, name in enumerate(names)),
+            shape=Shape(gpus=gpus),
+            kind=f"of {tasks}",
+            expect=400 * SECOND,
+            checkpoint=60 * SECOND,
+        )
+        return Arrival(at=at * SECOND, units=(unit,), truths={"main": Truth(pace=Steady(400.0, tasks))})
+
+    changes = [{"at": 100, "node": "n2", "there": False}, {"at": 900, "node": "n2", "there": True}]
+    told = run(policy, fleet, [job(0, 2, 2), job(10, 1, 1), job(20, 1, 2)], {"changes": changes})
+    assert told.measures.done == 3
 
 
 def test_no_order_depends_on_how_texts_are_hashed() -> None:
