@@ -143,6 +143,7 @@ def _arrival(said: Said, options: Options, at: int, noise: float) -> Arrival:
         save=options.save,
         restore=options.restore,
         outcome=said.outcome,
+        reports=options.information != "none",  # who knows how far it has come knows how long it takes
     )
     return Arrival(at=at, units=(unit,), truths={UNIT: truth}, tenant=said.tenant)
 
