@@ -62,6 +62,7 @@ FEW = 12
 WORTHS = ("worth", "instead")
 """What is told of a yield in worth an hour (`poise.policy.reclaim.value`); the rest is in seconds."""
 
+
 def job_report(ledger: Ledger, job: JobState, now: int, *, tasks: bool) -> JobReport:
     """One job as of `now`; with its tasks when asked."""
     counts: dict[str, int] = {}
@@ -572,9 +573,7 @@ def _compared(seen: Straggling) -> str:
 
 def what_for(order: Preempted) -> str:
     """To what a unit is asked, and what was weighed: `yield to j2.main: gain 540, cost 120`."""
-    weighed = ", ".join(
-        f"{name} {value:g}{'' if name in WORTHS else ' s'}" for name, value in order.why.score.items()
-    )
+    weighed = ", ".join(f"{name} {value:g}{'' if name in WORTHS else ' s'}" for name, value in order.why.score.items())
     words = {
         "yield": f"yield to {order.to}",
         "shrink": f"go on smaller, for {order.to}",

@@ -132,10 +132,13 @@ class Speeds:
         said = estimate_run(None, declared) if declared else None
         estimates = {}
         for index, model in looked_at.items():
-            if index in tabled and (declared or not measured):  # what is said of this very run
-                estimates[index] = _by_table(index, tabled, declared or anywhere.mean)
-                if index in measured:  # unless its like is known more closely
-                    estimates[index] = min(estimates[index], estimate_run(measured[index], declared), key=_uncertainty)
+            if index in tabled and (
+                declared or not measured
+            ):  # of this very run, unless its like is known more closely
+                seen = [
+                    _carried(index, of, tabled, estimate_run(measured[of], declared)) for of in measured if of in tabled
+                ]
+                estimates[index] = min([*seen, _by_table(index, tabled, declared or anywhere.mean)], key=_uncertainty)
             elif index in tabled and any(of in tabled for of in measured):
                 estimates[index] = _pooled(index, tabled, measured)
             elif index in measured:
@@ -194,6 +197,14 @@ def _by_table(index: int, tabled: Mapping[int, float], declared: int) -> Estimat
     """
     mean = declared * max(tabled.values()) / tabled[index]
     return Estimate(max(1, int(mean)), int(mean) // 4, "throughput table")
+
+
+def _carried(index: int, of: int, tabled: Mapping[int, float], there: Estimate) -> Estimate:
+    """What is foreseen on a model where the class was measured, on another model by the table."""
+    if index == of:
+        return there
+    mean = max(1, int(there.mean * tabled[of] / tabled[index]))
+    return Estimate(mean, max(int(there.deviation * tabled[of] / tabled[index]), mean // 4), "throughput table")
 
 
 def _pooled(index: int, tabled: Mapping[int, float], measured: Mapping[int, Profile]) -> Estimate:
