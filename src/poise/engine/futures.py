@@ -69,12 +69,14 @@ class Seen:
     which holds for any distribution if they are exchangeable (Vovk et al., 2005); beyond the largest and below the
     smallest they thin out by Pareto's law, in step with how widely they are spread.
 
+    Of a few the spread says little: it is taken together with what is `usual`, which counts as much as three of them.
+
     `unfinished` are runs that have come so far and go on. That they are not over tells of those that will come: the
     gaps beyond them weigh more, by the product-limit estimate (Kaplan and Meier, 1958). Else a class would be taken for
     as brief as those of its runs that happen to be over.
     """
 
-    def __init__(self, errors: Iterable[float], unfinished: Iterable[float] = ()) -> None:
+    def __init__(self, errors: Iterable[float], unfinished: Iterable[float] = (), usual: float = SHAPE) -> None:
         self._logs = sorted(log(max(error, 1e-9)) for error in errors)
         going = sorted(log(max(error, 1e-9)) for error in unfinished)
         count = len(self._logs)
@@ -83,12 +85,11 @@ class Seen:
         for place, at in enumerate(self._logs):
             left *= 1 - 1 / (count - place + len(going) - bisect_left(going, at) + 1)
             self._chances.append(1 - left)
-        middle = self._logs[count // 2]
-        spread = sum(abs(each - middle) for each in self._logs) / count
-        if count >= ENOUGH_RUNS:  # of a few the spread is less than of all
-            self._scale = max(0.02, spread * (count + 1) / (count - 1))
+        spread = _spread(self._logs)
+        if count >= ENOUGH_RUNS:
+            self._scale = max(0.02, (spread * count + usual * ENOUGH_RUNS) / (count + ENOUGH_RUNS))
         else:
-            self._scale = max(SHAPE, spread)
+            self._scale = max(usual, spread)
 
     def draw(self, chance: float, beyond: float) -> float:
         logs, chances = self._logs, self._chances
@@ -116,6 +117,15 @@ class Seen:
         above = bisect_right(logs, at)
         width = logs[above] - logs[above - 1]
         return chances[above - 1] + (at - logs[above - 1]) / width * (chances[above] - chances[above - 1])
+
+
+def _spread(logs: Sequence[float]) -> float:
+    """The mean distance of sorted logarithms from their median, for as many as there are: that of a few is less than
+    that of all.
+    """
+    count = len(logs)
+    middle = logs[count // 2]
+    return sum(abs(each - middle) for each in logs) / max(1, count - 1) * (count + 1) / max(1, count)
 
 
 class Unseen:
@@ -189,6 +199,7 @@ class Draws:
         self._declared: Errors | None = None
         self._any: Errors | None = None
         self._runs: dict[str, Errors] = {}
+        self._usual = SHAPE
         self._look_back(Speeds(self._fleet.models, {}, throughputs))
         self._prospects = [
             self._prospect(job, unit)
@@ -227,18 +238,30 @@ class Draws:
             of_class = runs.setdefault(key, [])
             if len(of_class) < LATEST:
                 of_class.append(seconds)
-            place = self._places.get((model_under(known.node, task.devices), bool(task.devices)))
-            if spec.expect and place is not None and len(declared) < LATEST:
-                precision, devices = unit.shape.wants.precision, unit.shape.gpus > 0
-                said = unlearned.of(spec.kind, precision, spec.expect, spec.work, devices=devices)[place]
-                if said.source in ("declared", "throughput table"):
-                    declared.append(seconds * SECOND / said.mean)
+            wrong = self._wrong(unit, seconds, model_under(known.node, task.devices), unlearned)
+            if wrong and len(declared) < LATEST:
+                declared.append(wrong)
         self._past, self._going = runs, self._unfinished()
+        so_far = [(unit, *self._so_far(unit)) for unit in self._ledger.active_units()]
+        said = [self._wrong(unit, seconds, model, unlearned) for unit, model, seconds in so_far]
+        spreads = sorted(_spread(sorted(map(log, of))) for of in runs.values() if len(of) >= ENOUGH_RUNS)
+        if spreads:
+            self._usual = max(0.02, spreads[len(spreads) // 2])
         if len(declared) >= ENOUGH_ERRORS:
-            self._declared = Seen(declared)
+            self._declared = Seen(declared, filter(None, said))
         every = [seconds for of_class in runs.values() for seconds in of_class[:FEW]]
         if len(every) >= ENOUGH_ERRORS:
-            self._any = Seen(every)
+            self._any = Seen(every, [seconds for of_class in self._going.values() for seconds in of_class[:FEW]])
+
+    def _wrong(self, unit: UnitState, seconds: float, model: str, unlearned: Speeds) -> float:
+        """How many times as long as its user declared it took; 0 where nothing was."""
+        spec, devices = unit.spec, unit.shape.gpus > 0
+        place = self._places.get((model, devices))
+        if not spec.expect or place is None:
+            return 0.0
+        precision = unit.shape.wants.precision
+        said = unlearned.of(spec.kind, precision, spec.expect, spec.work, devices=devices)[place]
+        return seconds * SECOND / said.mean if said.source in ("declared", "throughput table") else 0.0
 
     def _unfinished(self) -> dict[str, list[float]]:
         """By class and model of device, the seconds that what runs has taken."""
@@ -325,7 +348,7 @@ class Draws:
         """Of a class on a model of device: seconds, as errors of an estimate of one."""
         found = self._runs.get(key)
         if found is None:
-            found = self._runs[key] = Seen(self._past[key], self._going.get(key, ()))
+            found = self._runs[key] = Seen(self._past[key], self._going.get(key, ()), self._usual)
         return found
 
 

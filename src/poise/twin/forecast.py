@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from math import ceil, inf
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -28,7 +28,13 @@ BUDGET = 10.0
 """Seconds of this process, unless told otherwise."""
 
 MOST_UNITS = 5_000
-"""Units of one future: those that run, and of those that wait the first."""
+"""Units of one future: those that run, and of those that wait the first; fewer where not so many can be followed in the
+time there is."""
+
+LEAST_UNITS = 50
+
+FEWEST = 5
+"""Futures that should fit into the time there is, before units are left out."""
 
 LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
 
@@ -167,11 +173,18 @@ def foresee(
     """When these start and end. Raises `InputError` where not one future can be followed in the time there is."""
     began = time.monotonic()
     deadline = began + bounds.seconds
-    futures = Futures(ledger, settings, now, seed=seed, most=bounds.units, keep=(target.job.id for target in targets))
+    keep = [target.job.id for target in targets]
     until = tuple(unit for target in targets for unit in target.units)
-    seen: list[Happened] = []
-    for number in range(bounds.futures):
-        happened = futures.follow(policy, number, deadline, until=until)
+
+    def follow(futures: Futures, number: int, deadline: float) -> Happened | None:
+        return futures.follow(policy, number, deadline, until=until)
+
+    futures, first = fitted(
+        lambda most: Futures(ledger, settings, now, seed=seed, most=most, keep=keep), follow, bounds
+    )
+    seen = [] if first is None else [first]
+    for number in range(1, bounds.futures if seen else 0):
+        happened = follow(futures, number, deadline)
         if happened is None:
             break
         seen.append(happened)
@@ -196,6 +209,23 @@ def foresee(
         guesses=tuple(sorted(futures.draws.guesses)),
         jobs=tuple(_eta(target, seen, now) for target in targets),
     )
+
+
+T = TypeVar("T")
+
+
+def fitted(
+    make: Callable[[int], Futures], follow: Callable[[Futures, int, float], T | None], bounds: Bounds
+) -> tuple[Futures, T | None]:
+    """Futures of as many units that a few of them fit into the time there is, and the first of these, if any does."""
+    most, before = bounds.units, 0
+    while True:
+        futures = make(most)
+        first = follow(futures, 0, time.monotonic() + bounds.seconds / FEWEST)
+        if first is not None or futures.units <= LEAST_UNITS or futures.units == before:
+            return futures, first
+        before = futures.units
+        most = max(LEAST_UNITS, futures.units // 4)
 
 
 def range_of(instants: Iterable[float], now: int = 0) -> Range:

@@ -23,7 +23,7 @@ from poise.model.document import near
 from poise.model.events import Began, Event, NodeForgotten, NodeJoined
 from poise.model.resources import Device, Node
 from poise.policy.suites import ClusterPolicy
-from poise.twin.forecast import BOUNDS, Bounds, Futures, Range, Target, range_of
+from poise.twin.forecast import BOUNDS, Bounds, Futures, Range, Target, fitted, range_of
 from poise.twin.measures import Measures
 from poise.twin.traces.options import Options
 from poise.twin.traces.poiselog import read
@@ -95,14 +95,23 @@ def what_if(
     began = time.monotonic()
     deadline = began + bounds.seconds
     keep = [target.job.id for target in targets]
-    futures = Futures(ledger, settings, now, seed=seed, most=bounds.units, keep=keep, joined=change.joined)
-    pairs: list[tuple[Happened, Happened]] = []
-    for number in range(bounds.futures):
+
+    def follow(futures: Futures, number: int, deadline: float) -> tuple[Happened, Happened] | None:
         as_is = futures.follow(policies[0], number, deadline)
         changed = futures.follow(policies[1], number, deadline, change=change) if as_is is not None else None
-        if as_is is None or changed is None:
+        return (as_is, changed) if as_is is not None and changed is not None else None
+
+    futures, first = fitted(
+        lambda most: Futures(ledger, settings, now, seed=seed, most=most, keep=keep, joined=change.joined),
+        follow,
+        bounds,
+    )
+    pairs = [] if first is None else [first]
+    for number in range(1, bounds.futures if pairs else 0):
+        pair = follow(futures, number, deadline)
+        if pair is None:
             break
-        pairs.append((as_is, changed))
+        pairs.append(pair)
     if not pairs:
         raise InputError(
             "not one pair of futures could be followed to its end in the time that there is",

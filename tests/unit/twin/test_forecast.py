@@ -6,7 +6,7 @@ from poise.errors import InputError
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import Ledger
 from poise.policy.suites import policy_named
-from poise.twin.forecast import Bounds, Etas, Futures, Range, Target, check, foresee, range_of
+from poise.twin.forecast import Bounds, Etas, Futures, Range, Target, check, fitted, foresee, range_of
 from poise.units import SECOND
 from unit.engine.test_futures import stopped
 from unit.engine.test_twin import Run, arrival, node
@@ -51,6 +51,19 @@ def test_of_a_long_queue_the_first_are_looked_at() -> None:
     told = etas(run, now, "j12", "j60", bounds=Bounds(5, 20.0, units=10))
     assert (told.units, told.left_out) == (10, 41)
     assert seconds(told.jobs[1].start)[1] < 200  # some of those before it were left out, and that is said
+
+
+def test_where_there_is_little_time_fewer_units_are_looked_at() -> None:
+    run, now = stopped("fifo", [10.0] * 400, at=95)
+    sizes: list[int] = []
+
+    def follow(futures: Futures, number: int, deadline: float) -> int | None:
+        sizes.append(futures.units)
+        return number if futures.units <= 30 else None
+
+    futures, first = fitted(lambda most: Futures(run.twin.ledger, Settings(), now, most=most), follow, Bounds(10))
+    assert sizes == [391, 97, 50]
+    assert (futures.units, first) == (50, None)
 
 
 def test_what_never_comes_is_told_as_never() -> None:
