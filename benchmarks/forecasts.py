@@ -3,10 +3,11 @@
     python benchmarks/forecasts.py [--seeds 4] [--jobs 200] [--asked 30] [--futures 40] [--load 1.2]
         [--policies fifo,poise] [--json] [LOG...]
 
-Each world is a synthetic trace (Poisson arrivals, heavy-tailed run times, many classes) on 4 nodes of 8 devices at a
+Each world is a synthetic trace (Poisson arrivals, heavy-tailed run times in 20 classes) on 4 nodes of 8 devices at a
 load of 1.2, run in the twin; the forecasts are those that would have been made when jobs were submitted, from what was
 known then: nothing of later arrivals, and of run times only what users said (wrong by a factor of two for one of five)
-or nothing, and what had ended by then. "between" is the part that lies between P10 and P90; 75 to 85 % is the target.
+or nothing, and what had ended by then. Those made when nothing at all was known are left out. "between" is the part
+that lies between P10 and P90; the target is 75 to 85 %. What is to begin at once, and does, says nothing of starts.
 """
 
 import argparse

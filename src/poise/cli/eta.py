@@ -227,6 +227,10 @@ def _checked(told: "Checked") -> Shown:
         f"poise: {made} of {told.submitted} jobs, as it would have been foreseen when each was submitted, in "
         f"{told.seconds:.1f} s; eight of ten should be between"
     ]
+    if told.guesses:
+        notes.append(
+            f"poise: {told.guesses} more would have been guesses: nothing was known of what they had to wait for"
+        )
     if told.unheard:
         notes.append(f"poise: {told.unheard} more were not looked at; `--budget` gives more time")
     return Shown(told, [what for what, _ in rows], columns, notes=notes)

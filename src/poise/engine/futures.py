@@ -46,6 +46,10 @@ FEW = 8
 HORIZON = 400 * DAY
 """How far a future is followed: whatever has not happened by then is taken to never happen."""
 
+USUAL = 0.8
+"""The mean deviation of the logarithms of a class's run times, where none has run often enough to tell: that of a
+lognormal distribution whose logarithms have a standard deviation of 1."""
+
 IN_VAIN = 50
 """Rounds that place nothing before it is looked whether anything can still come. Waiting alone changes what a policy
 does for a while: a class is gained every five minutes."""
@@ -76,7 +80,7 @@ class Seen:
     as brief as those of its runs that happen to be over.
     """
 
-    def __init__(self, errors: Iterable[float], unfinished: Iterable[float] = (), usual: float = SHAPE) -> None:
+    def __init__(self, errors: Iterable[float], unfinished: Iterable[float] = (), usual: float = USUAL) -> None:
         self._logs = sorted(log(max(error, 1e-9)) for error in errors)
         going = sorted(log(max(error, 1e-9)) for error in unfinished)
         count = len(self._logs)
@@ -147,6 +151,16 @@ class Unseen:
         return exp(self._sigma * _NORMAL.inv_cdf(min(max(place, 1e-9), 1 - 1e-9)))
 
 
+class Longer:
+    """Errors as of another kind, of those that are larger than a `least`."""
+
+    def __init__(self, errors: Errors, least: float) -> None:
+        self._errors, self._least = errors, least
+
+    def draw(self, chance: float, beyond: float) -> float:
+        return self._errors.draw(chance, max(beyond, self._least))
+
+
 class Drawn(NamedTuple):
     """What the unfinished units of a ledger really have to do in one future, and what of it is done, by unit."""
 
@@ -199,7 +213,7 @@ class Draws:
         self._declared: Errors | None = None
         self._any: Errors | None = None
         self._runs: dict[str, Errors] = {}
-        self._usual = SHAPE
+        self._usual = USUAL
         self._look_back(Speeds(self._fleet.models, {}, throughputs))
         self._prospects = [
             self._prospect(job, unit)
@@ -298,9 +312,10 @@ class Draws:
         source = estimates[looked_at[on]].source if looked_at else "default"
         serves = job.calls is not None
         if not serves:
-            self.sources[source] += 1
             if source == "default":
                 self.guesses.add(spec.kind)
+                source = "other classes" if self._any is not None else source
+            self.sources[source] += 1
         profile = self._ledger.profiles.get(spec.kind)
         chance = profile.failures / 1000 if profile is not None else 0.0
         tries_left = spec.retry.limit - unit.tries if "failed" in spec.retry.when else 0
@@ -336,8 +351,9 @@ class Draws:
                 seconds.append(estimate.mean / estimates[base].mean)
                 errors.append(self._runs_of(f"{kind}@{called[base]}"))
             elif self._any is not None and estimate.source == "default":
+                going = sorted(self._going.get(f"{kind}@{called[at]}", ()))  # it is not as brief as what runs of it
                 seconds.append(1.0)
-                errors.append(self._any)
+                errors.append(Longer(self._any, going[len(going) // 2]) if going else self._any)
             else:
                 wrong = self._declared if estimate.source in ("declared", "throughput table") else None
                 seconds.append(estimate.mean / SECOND)

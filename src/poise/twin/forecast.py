@@ -322,8 +322,9 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
     """How forecasts at submission compare with what came. Of the start of those that were to begin at once, and did,
-    nothing is counted; a round of the scheduler more or less is no difference. `unheard` were not made: there was no
-    time, or what decided then is not here.
+    nothing is counted; a round of the scheduler more or less is no difference. `guesses` are not counted: nothing at
+    all was known then of how long some of the work would take. `unheard` were not made: there was no time, or what
+    decided then is not here.
     """
 
     first: int
@@ -333,6 +334,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     start: Coverage
     finish: Coverage
     forecasts: tuple[Past, ...]
+    guesses: int = 0
     unheard: int = 0
 
 
@@ -367,6 +369,7 @@ def check(
     chosen = {known[place * len(known) // min(jobs, len(known))] for place in range(min(jobs, len(known)))}
     ledger, left = start, len(chosen)
     made: list[Past] = []
+    guesses = 0
     for event in events:
         ledger.apply(event)
         if ledger.revision not in chosen:
@@ -385,6 +388,9 @@ def check(
                 ledger, policy, settings, ledger.now, [target], bounds=bounds._replace(seconds=share), seed=seed
             )
         except InputError:
+            continue
+        if "default" in told.sources:
+            guesses += 1
             continue
         [eta] = told.jobs
         made.append(
@@ -405,7 +411,8 @@ def check(
         start=_coverage((past.start, past.started) for past in made if past.start.p90 or past.started > ROUND),
         finish=_coverage((past.finish, past.finished) for past in made if past.finish is not None),
         forecasts=tuple(made),
-        unheard=len(chosen) - len(made),
+        guesses=guesses,
+        unheard=len(chosen) - len(made) - guesses,
     )
 
 

@@ -120,3 +120,18 @@ def test_devices_that_may_join_are_as_fast_as_is_known() -> None:
     pace = Draws(ledger, now, table, ["j11"], [fast]).draw(Random(3)).truths["j11.main"].pace  # noqa: S311
     assert isinstance(pace, Steady)
     assert pace.rates["A100"] == pytest.approx(2.0, rel=0.01)
+
+
+def test_a_class_of_which_nothing_has_ended_is_not_as_brief_as_what_runs_of_it() -> None:
+    job = arrival(0, 1000.0)
+    unknown = msgspec.structs.replace(job.units[0], kind="long", expect=0)
+    run = Run("fifo", [node("n1"), node("n2")], [arrival(1, 10.0)] * 12)
+    run.twin.arrive(msgspec.structs.replace(job, units=(unknown,)))
+    run.twin.arrive(msgspec.structs.replace(job, units=(unknown,), at=100 * SECOND))
+    run.twin.run(300 * SECOND)
+    draws = draws_of(run, run.twin.began + run.twin.now)
+    assert draws.guesses == {"long"}
+    assert draws.sources == {"other classes": 2}
+    for truth in draws.draw(Random(3)).truths.values():  # noqa: S311
+        assert isinstance(truth.pace, Steady)
+        assert truth.pace.seconds > 150

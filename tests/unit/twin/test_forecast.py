@@ -1,5 +1,6 @@
 """When jobs start and end: futures of a ledger, and forecasts of a log compared with what came."""
 
+import msgspec
 import pytest
 
 from poise.errors import InputError
@@ -100,10 +101,22 @@ def test_ranges_are_those_of_one_more() -> None:
 def test_looking_back_at_a_log() -> None:
     """Twenty jobs of one class on one device: from the fourth on it is known how long they take."""
     run = Run("fifo", [node("n1")], [arrival(7 * number, 10.0) for number in range(20)])
+    unknown = arrival(1000, 10.0)
+    unit = msgspec.structs.replace(unknown.units[0], kind="other", expect=0)
+    run.twin.arrive(msgspec.structs.replace(unknown, units=(unit,)))
     assert run.twin.run()
     told = check(run.events, Ledger(), lambda began: FIFO, bounds=Bounds(10, 60.0))
-    assert (told.submitted, len(told.forecasts), told.unheard) == (20, 20, 0)
+    assert (told.submitted, len(told.forecasts), told.guesses, told.unheard) == (21, 21, 0, 0)
     assert told.start.count == 19  # the first one was to begin at once, and did
     assert told.start.within >= 800
     assert told.finish.within >= 800
     assert told.last == run.twin.ledger.revision
+
+
+def test_of_what_nothing_is_known_no_forecast_counts() -> None:
+    first = arrival(0, 10.0)
+    unit = msgspec.structs.replace(first.units[0], expect=0)
+    run = Run("fifo", [node("n1")], [msgspec.structs.replace(first, units=(unit,))])
+    assert run.twin.run()
+    told = check(run.events, Ledger(), lambda began: FIFO, bounds=Bounds(2))
+    assert (told.finish.count, told.guesses, told.unheard) == (0, 1, 0)
