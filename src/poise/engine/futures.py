@@ -305,7 +305,7 @@ class Draws:
         called = tuple(self._fleet.models[at].called for at in looked_at)
         model, taken = self._so_far(unit)
         on = called.index(model) if model in called else 0
-        seconds, errors = self._foreseen(spec.kind, called, [estimates[at] for at in looked_at], on)
+        seconds, errors = self._foreseen(unit, called, looked_at, on, estimates)
         kept = 0.0
         if not unit.progress:
             kept = unit.saved / least / SECOND
@@ -334,28 +334,34 @@ class Draws:
         )
 
     def _foreseen(
-        self, kind: str, called: Sequence[str], estimates: Sequence[Estimate], on: int
+        self, unit: UnitState, called: Sequence[str], looked_at: Sequence[int], on: int, estimates: Sequence[Estimate]
     ) -> tuple[tuple[float, ...], tuple[Errors, ...]]:
         """By model of device the seconds, and how wrong that may be. Where a class has run on some of them, on the
-        others it takes as much longer as is estimated, and is as wrong as there.
+        others it takes as much longer as is estimated of the class, and is as wrong as there; unless what is said of
+        this very run tells more.
         """
-        known = [at for at, name in enumerate(called) if self._past.get(f"{kind}@{name}")]
+        spec = unit.spec
+        known = [at for at, name in enumerate(called) if self._past.get(f"{spec.kind}@{name}")]
         base = on if on in known else next(iter(known), None)
+        precision, devices = unit.shape.wants.precision, unit.shape.gpus > 0
+        of_class = self._speeds.of(spec.kind, precision, 0, spec.work, devices=devices) if base is not None else []
         seconds: list[float] = []
         errors: list[Errors] = []
-        for at, estimate in enumerate(estimates):
-            if at in known:
+        for at, name in enumerate(called):
+            estimate = estimates[looked_at[at]]
+            said = estimate.source in ("declared", "throughput table") and spec.expect > 0
+            if at in known and not said:
                 seconds.append(1.0)
-                errors.append(self._runs_of(f"{kind}@{called[at]}"))
-            elif base is not None:
-                seconds.append(estimate.mean / estimates[base].mean)
-                errors.append(self._runs_of(f"{kind}@{called[base]}"))
+                errors.append(self._runs_of(f"{spec.kind}@{name}"))
+            elif base is not None and not said:
+                seconds.append(of_class[looked_at[at]].mean / of_class[looked_at[base]].mean)
+                errors.append(self._runs_of(f"{spec.kind}@{called[base]}"))
             elif self._any is not None and estimate.source == "default":
-                going = sorted(self._going.get(f"{kind}@{called[at]}", ()))  # it is not as brief as what runs of it
+                going = sorted(self._going.get(f"{spec.kind}@{name}", ()))  # it is not as brief as what runs of it
                 seconds.append(1.0)
                 errors.append(Longer(self._any, going[len(going) // 2]) if going else self._any)
             else:
-                wrong = self._declared if estimate.source in ("declared", "throughput table") else None
+                wrong = self._declared if said else None
                 seconds.append(estimate.mean / SECOND)
                 errors.append(wrong or Unseen(estimate.deviation / estimate.mean))
         return tuple(seconds), tuple(errors)

@@ -114,7 +114,11 @@ def test_what_users_declare_is_corrected_by_how_wrong_they_were() -> None:
 
 def test_devices_that_may_join_are_as_fast_as_is_known() -> None:
     """Twice the rate of the throughput table: half the time."""
-    run, now = stopped("fifo", [10.0] * 12, at=95)
+    job = arrival(0, 10.0)
+    unsaid = msgspec.structs.replace(job, units=(msgspec.structs.replace(job.units[0], expect=0),))
+    run = Run("fifo", [node("n1")], [unsaid] * 12)
+    run.twin.run(95 * SECOND)
+    now = run.twin.began + run.twin.now
     ledger, fast = run.twin.ledger, node("n2", model="A100")
     table = {"work@V100": 1.0, "work@A100": 2.0}
     pace = Draws(ledger, now, table, ["j11"], [fast]).draw(Random(3)).truths["j11.main"].pace  # noqa: S311
