@@ -132,9 +132,8 @@ def main() -> None:
         print(json.dumps({"trace": given.trace, "peers_h": case.peers, "trials": rows}))
         return
     print(f"{given.trace}: no wait {rows[0]['no_wait_h']:.2f} h; {case.peers}")
-    print(
-        f"{'policy':20} {'know':10} {'jobs':>5} {'mean h':>8} {'P99 wait h':>11} {'makespan h':>11} {'yields':>7} {'ms/job':>7}"
-    )
+    heads = f"{'mean h':>8} {'P99 wait h':>11} {'makespan h':>11} {'yields':>7} {'ms/job':>7}"
+    print(f"{'policy':20} {'know':10} {'jobs':>5} {heads}")
     for row in rows:
         print(
             f"{row['policy']:20} {row['know']:10} {row['jobs']:5} {row['mean_h']:8.3f} {row['p99_wait_h']:11.2f} "
