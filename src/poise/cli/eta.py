@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -27,9 +28,12 @@ if TYPE_CHECKING:  # the twin brings numpy
 @click.option("--budget", metavar="TIME", help="Stop following them after so long. [default: 10s]")
 @click.option("--seed", type=click.IntRange(0, 2**53), default=0, metavar="N", help="Draw other run times.")
 @click.option("--check", is_flag=True, help="Look back: how often past jobs came when it would have been foreseen.")
+@click.option("--from", "log", type=click.Path(path_type=Path), metavar="LOG", help="Look back at this log instead.")
 @output.forms(*output.ROWS)
 @click.argument("jobs", nargs=-1, metavar="[JOB]...")
-def eta(jobs: tuple[str, ...], futures: int | None, budget: str | None, seed: int, check: bool, form: str) -> int:
+def eta(
+    jobs: tuple[str, ...], futures: int | None, budget: str | None, seed: int, check: bool, log: Path | None, form: str
+) -> int:
     """Foresee when each JOB (id, name, or JOB.TASK) starts and ends; without one, all that is unfinished.
 
     The scheduler is run forward from what it knows now, in many futures, each with run times as past work took them:
@@ -40,7 +44,9 @@ def eta(jobs: tuple[str, ...], futures: int | None, budget: str | None, seed: in
     if check:
         if jobs:
             raise click.UsageError("`--check` looks back at all jobs of the log")
-        return _check(home, futures, seconds, seed, form)
+        return _check(home, log, futures, seconds, seed, form)
+    if log is not None:
+        raise click.UsageError("`--from` goes with `--check`\n\nhint: `poise eta --check --from LOG`")
     from poise.twin.forecast import BUDGET, FUTURES, Bounds, foresee
 
     ledger, now = known_now(home)
@@ -188,7 +194,7 @@ def _notes(told: "Etas") -> list[str]:
 # --- looking back ----------------------------------------------------------------------------------------------------
 
 
-def _check(home: Home, futures: int | None, seconds: float | None, seed: int, form: str) -> int:
+def _check(home: Home, log: Path | None, futures: int | None, seconds: float | None, seed: int, form: str) -> int:
     from poise.cli.offline import refuse_guest
     from poise.drivers.logfile import open_log
     from poise.drivers.plugins import policy_of
@@ -196,11 +202,13 @@ def _check(home: Home, futures: int | None, seconds: float | None, seed: int, fo
     from poise.model.events import decode_event
     from poise.twin.forecast import BUDGET, FOLLOWED, Bounds, check
 
-    refuse_guest(home, "a forecast", "ask its owner")
-    if not home.log.exists():
-        hint = "`poise run -- echo hello`, or POISE_HOME"
-        raise NotFound("there is nothing to look back at: no log", field=str(home.root), hint=hint)
-    with open_log(home.log, decode_event) as recording:
+    if log is None:
+        refuse_guest(home, "a look back", "name a log: `--from LOG`")
+        if not home.log.exists():
+            hint = "`poise run -- echo hello`, or POISE_HOME"
+            raise NotFound("there is nothing to look back at: no log", field=str(home.root), hint=hint)
+        log = home.log
+    with open_log(log / "log.db" if log.is_dir() else log, decode_event) as recording:
         start = Ledger.decode(recording.start.state) if recording.start is not None else Ledger()
         told = check(
             recording.events,

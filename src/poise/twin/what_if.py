@@ -273,7 +273,7 @@ def more_nodes(text: str, nodes: Sequence[Node], number: int) -> list[Node]:
             field="--add",
             have=what,
             need=", ".join(entry.name for entry in entries) or "a model of `poise catalogue`, or a node",
-            hint=near(what, known) or (f"--add {count}x{entries[0].name}" if entries else "`poise catalogue`"),
+            hint=f"--add {count}x{entries[0].name}" if entries else near(what, known) or "`poise catalogue`",
         )
     devices = tuple(device_of(what, place, uuid=f"added-{number}-{place}") for place in range(count))
     host = max(
