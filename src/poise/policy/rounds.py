@@ -130,7 +130,7 @@ class Rounds:
             account(stage.claims, units, stage.models, view.now - kept.at, view.now, CREDIT * self.turn / SECOND)
         changed = units.keys() != known.keys() or kept.models != stage.models or kept.capacity != stage.capacity
         if changed:
-            self._share_out(stage, units)
+            self.share_out(stage, units)
         begins = view.now >= kept.next or kept.models != stage.models
         for claim in stage.claims:
             entry = units[claim.unit]
@@ -154,7 +154,7 @@ class Rounds:
             memory=memory if memory != view.memory else None,
         )
 
-    def _share_out(self, stage: "Stage", units: Mapping[str, Entry]) -> None:
+    def share_out(self, stage: "Stage", units: Mapping[str, Entry]) -> None:
         """New shares for all."""
         rates = np.array([stage.rates(claim) for claim in stage.claims]).reshape(len(stage.claims), len(stage.models))
         if not self.aware:

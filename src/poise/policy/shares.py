@@ -73,22 +73,23 @@ Allocate = Callable[[Claims], Floats]
 """(n, k): the part of its time that each unit should have on each model."""
 
 
-def max_min(claims: Claims) -> Floats:
+def max_min(claims: Claims, *, spare: bool = True) -> Floats:
     """The smallest normalised progress is as large as can be: what a unit does in a second, over what it would do on
     the mean device, times its devices, over its weight (Gavel, section 4.1, with the normaliser of its public code).
+    Without `spare`, here and below, what nobody needs for the smallest is left where the solver leaves it.
     """
     mean = claims.rates @ (claims.capacity / claims.capacity.sum())
-    return _largest_least(claims.rates * (claims.devices / (mean * claims.weights))[:, None], claims)
+    return _largest_least(claims.rates * (claims.devices / (mean * claims.weights))[:, None], claims, spare=spare)
 
 
-def min_makespan(claims: Claims) -> Floats:
+def min_makespan(claims: Claims, *, spare: bool = True) -> Floats:
     """All that is here now ends as soon as can be: the smallest progress over what is left is as large as can be
     (Gavel, section 4.2).
     """
-    return _largest_least(claims.rates / claims.left[:, None], claims)
+    return _largest_least(claims.rates / claims.left[:, None], claims, spare=spare)
 
 
-def finish_time_fair(claims: Claims) -> Floats:
+def finish_time_fair(claims: Claims, *, spare: bool = True) -> Floats:
     """The largest finish-time ratio is as small as can be: the time a unit will have taken over that which it would
     take with an equal part of the fleet for itself (`rho` of Themis, Mahajan et al., NSDI 2020; Gavel, section 4.2).
 
@@ -105,7 +106,7 @@ def finish_time_fair(claims: Claims) -> Floats:
         if reached > ratio * (1 - PRECISE):
             break
         ratio = reached
-    return _largest_least(_over_needed(claims, fair, ratio), claims)
+    return _largest_least(_over_needed(claims, fair, ratio), claims, spare=spare)
 
 
 def first_come(claims: Claims) -> Floats:
@@ -150,7 +151,7 @@ def _over_needed(claims: Claims, fair: Floats, ratio: float) -> Floats:
     return claims.rates * (np.maximum(ratio * fair - claims.waited, TINY) / claims.left)[:, None]
 
 
-def _largest_least(gains: Floats, claims: Claims, *, spare: bool = True) -> Floats:
+def _largest_least(gains: Floats, claims: Claims, *, spare: bool) -> Floats:
     """(n, k): the possible allocation whose smallest `sum_j gains[m, j] * x[m, j]` is largest. Of these, with `spare`,
     one in which devices do most: what nobody needs for the smallest goes where it is used best.
     """
