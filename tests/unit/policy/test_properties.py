@@ -284,7 +284,7 @@ class Story(RuleBasedStateMachine):
         codes = [reason.code for reason in found]
         assert codes, unit.id
         assert "NEXT_ROUND" not in codes, (unit.id, codes)
-        if self.policy == "static" or {"BACKOFF", "NO_NODES", "BEHIND", "QUOTA"}.intersection(codes):
+        if self.policy == "static" or {"BACKOFF", "NO_NODES", "BEHIND", "QUOTA", "TURN"}.intersection(codes):
             return  # a unit of `static` has one place only; others have a reason beside which nodes do not matter
         named = {reason.subject for reason in found}
         silent = [name for name in sorted(self.world.known) if name not in named]
