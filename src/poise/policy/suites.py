@@ -319,7 +319,8 @@ class _Round:
         target = self._target.get(candidate.unit)
         if self._target and target is None and candidate.shape.gpus and not self._filling:
             return False  # all devices are for others; what these cannot use after all is filled at the end
-        if target is not None and not candidate.others:
+        told_apart = target is not None and self._by_speed(candidate, candidate.shape)[0][1] is not None
+        if target is not None and told_apart and not candidate.others:
             shapes: tuple[Shape, ...] = (_on_model(candidate.shape, self.view.fleet.models[target].name),)
         else:
             shapes = (candidate.shape, *candidate.others)
