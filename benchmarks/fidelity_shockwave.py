@@ -8,7 +8,8 @@ it was on the cluster and as its simulator had foreseen it. Of its six policies 
 known of a job is its steps at the batch size that it begins with; one that enlarges its batches is done sooner.
 
 A job gets on `--overhead` seconds after each placement that does not go on where it was. Its one figure, 20 s, is that
-at which the mean completion of `finish-time-fair` is as it was measured; the two others are foreseen, and not fitted.
+at which the mean completion of `finish-time-fair` is as it was measured; it was chosen with all three in view, so that
+the others are no clean test of it.
 (It is also what Shockwave's simulator takes; its own measurements, in a comment of its scheduler, have a mean of 11 s.)
 With `--as-gavel` turns are those of Gavel, from which Shockwave's scheduler is made, instead of our own.
 
