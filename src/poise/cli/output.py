@@ -6,14 +6,17 @@ in a terminal the table is drawn anew in its place, elsewhere a row is appended 
 """
 
 import functools
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import click
 
 from poise.cli.render import aligned, print_json, say, widths_of
+from poise.errors import InputError
 
 ROWS = ("table", "wide", "json", "name")
 TEXT = ("table", "json")
@@ -160,3 +163,19 @@ def _append(ask: Callable[[], Shown], form: str) -> None:
         if shown.over:
             return
         time.sleep(EVERY)
+
+
+def write_page(path: Path, text: str, option: str) -> None:
+    """Write an HTML page whole or not at all. Raises `InputError`, which names the option."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise InputError(
+            f"the page cannot be written: {error.strerror}",
+            field=str(path),
+            hint=f"`{option} FILE` in a folder of yours",
+        ) from None
+    say(f"poise: wrote {path}; open it in a browser")

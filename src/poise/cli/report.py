@@ -1,15 +1,12 @@
 """`poise report`."""
 
-import os
 from pathlib import Path
 
 import click
 
 from poise.cli import output
 from poise.cli.output import Column, Shown
-from poise.cli.render import say
 from poise.client import current_home
-from poise.errors import InputError
 from poise.model.history import RunReport, Spread, Use
 from poise.units import format_duration
 
@@ -39,25 +36,11 @@ def report(jobs: tuple[str, ...], page: Path | None, form: str) -> int:
     if page is not None:
         from poise.twin.report import render
 
-        _write(page, render(told))
+        if page == Path("-"):
+            click.echo(render(told), nl=False)
+        else:
+            output.write_page(page, render(told), "--html")
     return output.show(lambda: _shown(told), form, False) if page is None or form == "json" else 0
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all. Raises `InputError`."""
-    if path == Path("-"):
-        click.echo(text, nl=False)
-        return
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise InputError(
-            f"the page cannot be written: {error.strerror}", field=str(path), hint="`--html FILE` in a folder of yours"
-        ) from None
-    say(f"poise: wrote {path}; open it in a browser")
 
 
 def _shown(told: RunReport) -> Shown:

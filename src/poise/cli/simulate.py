@@ -1,6 +1,5 @@
 """`poise simulate` and `poise compare`."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -167,7 +166,7 @@ def _compared(asked: "Asked", policies: Sequence[str], report: Path | None) -> "
     if report is not None:
         from poise.twin.panels import render
 
-        _write(report, render(told))
+        output.write_page(report, render(told), "--report")
     return told
 
 
@@ -175,22 +174,6 @@ def _check_folder(path: Path) -> None:
     """Before hours are spent on what could not be written."""
     if not path.absolute().parent.is_dir():
         raise InputError("there is no such folder", field="--report", have=str(path.parent), hint="`--report FILE`")
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all. Raises `InputError`."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise InputError(
-            f"the page cannot be written: {error.strerror}",
-            field=str(path),
-            hint="`--report FILE` in a folder of yours",
-        ) from None
-    say(f"poise: wrote {path}; open it in a browser")
 
 
 @contextmanager

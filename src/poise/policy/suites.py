@@ -155,7 +155,6 @@ class _Round:
         self.allowance = Allowance(view.quotas)
         self._yielding: set[str] = set()
         self._target: dict[str, int] = {}
-        self._filling = False
 
     def place_all(self, ordered: list[Candidate]) -> Plan | None:
         """A place for every candidate, but for those of later lanes than some that are not shown; None if there is none
@@ -220,7 +219,8 @@ class _Round:
         """Serve the candidates in order."""
         recipe = self.recipe
         if self._is_uneven():
-            self._target = assign(self.draft, ordered, self._prices.of)
+            within = [one for one in ordered if not (one.tenant and self.allowance.against(one))]
+            self._target = assign(self.draft, within, self._prices.of)
         first = ""  # the unit that nobody may overtake, where overtaking is not allowed
         only_behind = False  # it waits on a node already, and others may follow it there
         last_lane: int | None = None  # more of it is there than was shown, all of which was placed
@@ -294,7 +294,6 @@ class _Round:
             self._reallocate()
             self._move_stragglers()
             self._move_up()
-            self._fill_up()
         if self._postponed:
             self._ask_again(self.view.now + 1)
         elif self.recipe.elastic and not self.holds:
@@ -317,8 +316,6 @@ class _Round:
         one that asks for less if there is one.
         """
         target = self._target.get(candidate.unit)
-        if self._target and target is None and candidate.shape.gpus and not self._filling:
-            return False  # all devices are for others; what these cannot use after all is filled at the end
         told_apart = target is not None and self._by_speed(candidate, candidate.shape)[0][1] is not None
         if target is not None and told_apart and not candidate.others:
             shapes: tuple[Shape, ...] = (_on_model(candidate.shape, self.view.fleet.models[target].name),)
@@ -466,7 +463,9 @@ class _Round:
         could = self._could_run(candidate)
         if could and self.recipe.preempt is not None:
             more = self._make_yield(candidate, self.recipe.preempt)
-        large = candidate.tasks > 1 or candidate.shape.gpus != 1 or self.order is not ORDERS["value"]
+        if not more and self._target.pop(candidate.unit, None) is not None and self._place(candidate):
+            return  # not on the model that would be best: no room is to come there
+        large = candidate.tasks > 1 or candidate.shape.gpus != 1  # nothing else takes a single device away from it
         if not more and could and large and self.recipe.reserve and self._reservations < RESERVATIONS:
             waits_until = candidate.ready + PATIENCE[effective_class(candidate, self.view.now)]
             if self.view.now >= waits_until:
@@ -776,15 +775,6 @@ class _Round:
                 why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"{unit} is worth more on {model}")
                 self.decisions.append(Preempt(unit=victim.unit, cause="yield", why=why, to=unit))
                 self._yielding.add(victim.unit)
-
-    def _fill_up(self) -> None:
-        """What is left after all by those for whom it was meant."""
-        if not self._target:
-            return
-        self._filling = True
-        for candidate in self._waiting:  # its queue stays held, for those behind it
-            if candidate.unit not in self._target and candidate.shape.gpus:
-                self._place(candidate)
 
     @cached_property
     def _leaving(self) -> Prices:

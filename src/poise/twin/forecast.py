@@ -172,30 +172,15 @@ def foresee(
 ) -> Etas:
     """When these start and end. Raises `InputError` where not one future can be followed in the time there is."""
     began = time.monotonic()
-    deadline = began + bounds.seconds
     keep = [target.job.id for target in targets]
     until = tuple(unit for target in targets for unit in target.units)
 
     def follow(futures: Futures, number: int, deadline: float) -> Happened | None:
         return futures.follow(policy, number, deadline, until=until)
 
-    futures, first = fitted(
-        lambda most: Futures(ledger, settings, now, seed=seed, most=most, keep=keep), follow, bounds
+    futures, seen = followed(
+        lambda most: Futures(ledger, settings, now, seed=seed, most=most, keep=keep), follow, bounds, "future"
     )
-    seen = [] if first is None else [first]
-    for number in range(1, bounds.futures if seen else 0):
-        happened = follow(futures, number, deadline)
-        if happened is None:
-            break
-        seen.append(happened)
-    if not seen:
-        raise InputError(
-            "not one future could be followed to its end in the time that there is",
-            field="--budget",
-            need=f"{futures.units} units",
-            have=f"{bounds.seconds:g} s",
-            hint=f"--budget {10 * bounds.seconds:g}s",
-        )
     return Etas(
         revision=ledger.revision,
         at=ledger.wall(now),
@@ -214,18 +199,36 @@ def foresee(
 T = TypeVar("T")
 
 
-def fitted(
-    make: Callable[[int], Futures], follow: Callable[[Futures, int, float], T | None], bounds: Bounds
-) -> tuple[Futures, T | None]:
-    """Futures of as many units that a few of them fit into the time there is, and the first of these, if any does."""
+def followed(
+    make: Callable[[int], Futures], follow: Callable[[Futures, int, float], T | None], bounds: Bounds, what: str
+) -> tuple[Futures, list[T]]:
+    """As many as the bounds allow, one after the other; of so many units that a few of them fit into the time there is.
+    Raises `InputError` where not one does; `what` is followed, for people.
+    """
+    deadline = time.monotonic() + bounds.seconds
     most, before = bounds.units, 0
     while True:
         futures = make(most)
         first = follow(futures, 0, time.monotonic() + bounds.seconds / FEWEST)
         if first is not None or futures.units <= LEAST_UNITS or futures.units == before:
-            return futures, first
+            break
         before = futures.units
         most = max(LEAST_UNITS, futures.units // 4)
+    if first is None:
+        raise InputError(
+            f"not one {what} could be followed to its end in the time that there is",
+            field="--budget",
+            need=f"{futures.units} units",
+            have=f"{bounds.seconds:g} s",
+            hint=f"--budget {10 * bounds.seconds:g}s",
+        )
+    seen = [first]
+    for number in range(1, bounds.futures):
+        happened = follow(futures, number, deadline)
+        if happened is None:
+            break
+        seen.append(happened)
+    return futures, seen
 
 
 def range_of(instants: Iterable[float], now: int = 0) -> Range:

@@ -23,7 +23,7 @@ from poise.model.document import near
 from poise.model.events import Began, Event, NodeForgotten, NodeJoined
 from poise.model.resources import Device, Node
 from poise.policy.suites import ClusterPolicy
-from poise.twin.forecast import BOUNDS, Bounds, Futures, Range, Target, fitted, range_of
+from poise.twin.forecast import BOUNDS, Bounds, Futures, Range, Target, followed, range_of
 from poise.twin.measures import Measures
 from poise.twin.traces.options import Options
 from poise.twin.traces.poiselog import read
@@ -93,7 +93,6 @@ def what_if(
     not one pair can be followed in the time there is.
     """
     began = time.monotonic()
-    deadline = began + bounds.seconds
     keep = [target.job.id for target in targets]
 
     def follow(futures: Futures, number: int, deadline: float) -> tuple[Happened, Happened] | None:
@@ -101,25 +100,12 @@ def what_if(
         changed = futures.follow(policies[1], number, deadline, change=change) if as_is is not None else None
         return (as_is, changed) if as_is is not None and changed is not None else None
 
-    futures, first = fitted(
+    futures, pairs = followed(
         lambda most: Futures(ledger, settings, now, seed=seed, most=most, keep=keep, joined=change.joined),
         follow,
         bounds,
+        "pair of futures",
     )
-    pairs = [] if first is None else [first]
-    for number in range(1, bounds.futures if pairs else 0):
-        pair = follow(futures, number, deadline)
-        if pair is None:
-            break
-        pairs.append(pair)
-    if not pairs:
-        raise InputError(
-            "not one pair of futures could be followed to its end in the time that there is",
-            field="--budget",
-            need=f"{futures.units} units",
-            have=f"{bounds.seconds:g} s",
-            hint=f"--budget {10 * bounds.seconds:g}s",
-        )
     return WhatIf(
         revision=ledger.revision,
         at=ledger.wall(now),

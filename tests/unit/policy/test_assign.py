@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import msgspec
+
 from poise.engine.twin import Twin
 from poise.kernel.controller import Settings
 from poise.model.events import Event, Placed, Preempted
-from poise.model.jobs import Task, Unit
+from poise.model.jobs import Priority, Task, Unit
 from poise.model.resources import Device, Node, Shape
 from poise.model.workload import Arrival, Steady, Truth
 from poise.policy.suites import policy_named
@@ -86,3 +88,26 @@ def test_a_gang_is_not_spread_over_fast_and_slow_devices() -> None:
     run = Run(nodes, job("leans", 0, 100, tasks=2), job("leans", 0, 500))
     placed = {event.unit: sorted(spot.node for spot in event.spots) for event in run.of(Placed)}
     assert placed == {"j1.main": ["n2", "n3"], "j2.main": ["n1"]}
+
+
+def test_what_has_no_room_on_its_best_model_runs_on_another() -> None:
+    """Two devices of one node are fast together, but there is no such node: the slow one is better than none."""
+    whole = msgspec.structs.replace(job("leans", 0, 100).units[0], shape=Shape(gpus=2))
+    wide = msgspec.structs.replace(job("leans", 0, 100), units=(whole,))
+    slow = tuple(Device(index=at, memory=2**34, uuid=f"n3-{at}", model="slow") for at in range(2))
+    run = Run([node("n1", "fast"), node("n2", "fast"), msgspec.structs.replace(node("n3", "slow"), devices=slow)], wide)
+    assert run.ends() == {"j1": 400}
+
+
+def test_a_share_of_a_device_that_is_free_makes_nobody_yield() -> None:
+    low = msgspec.structs.replace(job("even", 0, 1000).units[0], priority=Priority.LOW)
+    share = msgspec.structs.replace(
+        job("even", 100, 10).units[0], shape=Shape(gpus=1, share=500), priority=Priority.URGENT
+    )
+    run = Run(
+        [node("n1", "fast"), node("n2", "slow")],
+        msgspec.structs.replace(job("even", 0, 1000), units=(low,)),
+        msgspec.structs.replace(job("even", 100, 10), units=(share,)),
+    )
+    assert run.of(Preempted) == []
+    assert run.ends() == {"j1": 1000, "j2": 110}

@@ -7,7 +7,7 @@ from poise.errors import InputError
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import Ledger
 from poise.policy.suites import policy_named
-from poise.twin.forecast import Bounds, Etas, Futures, Range, Target, check, fitted, foresee, range_of
+from poise.twin.forecast import Bounds, Etas, Futures, Range, Target, check, followed, foresee, range_of
 from poise.units import SECOND
 from unit.engine.test_futures import stopped
 from unit.engine.test_twin import Run, arrival, node
@@ -62,9 +62,10 @@ def test_where_there_is_little_time_fewer_units_are_looked_at() -> None:
         sizes.append(futures.units)
         return number if futures.units <= 30 else None
 
-    futures, first = fitted(lambda most: Futures(run.twin.ledger, Settings(), now, most=most), follow, Bounds(10))
+    with pytest.raises(InputError) as refused:
+        followed(lambda most: Futures(run.twin.ledger, Settings(), now, most=most), follow, Bounds(10), "future")
     assert sizes == [391, 97, 50]
-    assert (futures.units, first) == (50, None)
+    assert refused.value.record.need == "50 units"
 
 
 def test_what_never_comes_is_told_as_never() -> None:

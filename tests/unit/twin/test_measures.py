@@ -5,34 +5,20 @@ from typing import Any
 import pytest
 
 from poise.kernel.controller import Settings
-from poise.model.jobs import Priority, Task, Unit, Work
-from poise.model.resources import Device, Node, Shape
+from poise.model.jobs import Priority, Work
+from poise.model.resources import Device, Node
 from poise.model.workload import Arrival, Steady, Truth, Workload
 from poise.model.worldfile import World
 from poise.policy.suites import policy_named
 from poise.twin.measures import ratios
 from poise.twin.trial import Result, simulate
 from poise.units import HOUR, SECOND
+from unit.engine.test_twin import arrival
 
 
 def node(name: str, gpus: int = 1, model: str = "V100", **fields: Any) -> Node:
     devices = tuple(Device(index=at, memory=2**34, model=model, power=300_000, price=2_000_000) for at in range(gpus))
     return Node(name=name, incarnation="1", cpu=8000, memory=2**40, devices=devices, **fields)
-
-
-def arrival(
-    at: float, seconds: float, *, tasks: int = 1, gpus: int = 1, truth: Truth | None = None, **unit: Any
-) -> Arrival:
-    names = [f"main[{rank}]" if tasks > 1 else "main" for rank in range(tasks)]
-    made = Unit(
-        name="main",
-        tasks=tuple(Task(name=name, argv=("work",), rank=rank, world=tasks) for rank, name in enumerate(names)),
-        shape=Shape(gpus=gpus),
-        kind="work",
-        expect=int(seconds * SECOND),
-        **unit,
-    )
-    return Arrival(at=int(at * SECOND), units=(made,), truths={"main": truth or Truth(pace=Steady(seconds, tasks))})
 
 
 def trial(policy: str, nodes: list[Node], arrivals: list[Arrival], **options: Any) -> Result:
