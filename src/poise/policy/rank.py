@@ -88,8 +88,13 @@ def by_value(view: Snapshot) -> list[Candidate]:
     now, fleet, first = view.now, view.fleet, _waited_longest(view)
     speeds = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
     left: dict[str, int] = {}
+    runs: dict[object, int] = {}
     for one in view.candidates:
-        length = one.tail - one.expected + speeds.shortest(one, ability(fleet, one.shape).models)
+        alike = (one.kind, one.shape, one.declared, one.expected, one.work, one.progress, one.saved, one.outlived)
+        run = runs.get(alike)
+        if run is None:
+            run = runs[alike] = speeds.shortest(one, ability(fleet, one.shape).models)
+        length = one.tail - one.expected + run
         if length > left.get(one.job, -1):
             left[one.job] = length
 

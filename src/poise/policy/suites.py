@@ -76,6 +76,10 @@ ASKS_AGAIN = 8
 YIELD_SEARCHES = 4
 """Blocked units in one round for which victims are looked for."""
 
+WEIGHED = 2048
+"""Attempts of which a round weighs what each is worth; in larger fleets work with devices yields and is placed as other
+work is. A weighing takes some 10 us for each attempt, and a round over 10,000 nodes at most 50 ms."""
+
 TOGETHER = 64
 """Candidates from which on it pays to see first whether all of them have room."""
 
@@ -256,10 +260,8 @@ class _Round:
 
     def _is_uneven(self) -> bool:
         """Whether there are devices of several models, and who runs where may be changed."""
-        rules = self.recipe.preempt
         names = [model.name for model in self.view.fleet.models if model.kind != "cpu"]
-        told_apart = len(names) > 1 and len(set(names)) == len(names)
-        return rules is not None and rules.by == "value" and told_apart
+        return len(names) > 1 and len(set(names)) == len(names) and self._weighs_worth
 
     def _before_unseen(self, ordered: list[Candidate]) -> list[Candidate]:
         """Without those of later lanes than what is not shown; these come at once after that."""
@@ -491,7 +493,7 @@ class _Round:
                 self._keep_rows(candidate, shape, coming, now + GRACE)
                 return (Reason(code="PREEMPTING", have="work there", need=candidate.unit, wakes="finished"),)
         if rules.by == "value":
-            if candidate.shape.gpus and candidate.shape.share == WHOLE:
+            if candidate.shape.gpus and candidate.shape.share == WHOLE and self._weighs_worth:
                 return self._make_way(candidate, rules)
             rules = msgspec.structs.replace(rules, by="class")
         could = [
@@ -551,6 +553,12 @@ class _Round:
         """What all that runs is worth where it is; looked at once in a round."""
         rules = self.recipe.preempt or Preemption()
         return Prices(standings(self.draft, rules), self.draft)
+
+    @cached_property
+    def _weighs_worth(self) -> bool:
+        """Whether all that runs is weighed against all that waits: it takes time for each attempt."""
+        rules = self.recipe.preempt
+        return rules is not None and rules.by == "value" and sum(map(len, self.view.fleet.residents)) <= WEIGHED
 
     @cached_property
     def _stopping(self) -> bool:
