@@ -37,6 +37,10 @@ RUNNERS_UP = 3
 """Nodes not chosen that a decision names."""
 
 
+Beside = tuple[float, tuple[str, ...], tuple[float, ...]]
+"""A node's score, the names of the best others, and theirs."""
+
+
 class Openings:
     """The nodes where a shape fits, best first; those before `next` have no room left.
 
@@ -44,7 +48,7 @@ class Openings:
     holds what was said of placements there already. They are as of the moment when so many tasks had been `taken`.
     """
 
-    __slots__ = ("best", "estimates", "fitting", "more", "next", "rows", "scores", "taken", "whys")
+    __slots__ = ("_beyond", "best", "estimates", "fitting", "more", "next", "rows", "scores", "taken", "whys")
 
     def __init__(
         self, rows: list[int], scores: list[float], fitting: int, estimates: list[Estimate], taken: int
@@ -57,9 +61,17 @@ class Openings:
         self.estimates = estimates
         self.taken = taken
         self.whys: dict[tuple[int, str], Why] = {}
+        self._beyond: Beside | None = None
 
-    def beside(self, row: int, names: Sequence[str]) -> tuple[float, tuple[str, ...], tuple[float, ...]]:
+    def beside(self, row: int, names: Sequence[str]) -> Beside:
         """The score of a node, and the best others with theirs; one further down scores as the best did at first."""
+        if all(row != other for _, other in self.best):
+            if self._beyond is None:
+                self._beyond = self._look_beside(row, names)
+            return self._beyond
+        return self._look_beside(row, names)
+
+    def _look_beside(self, row: int, names: Sequence[str]) -> Beside:
         mine = self.best[0][0] if self.best else 0.0
         others: list[tuple[str, float]] = []
         for value, other in self.best:

@@ -43,6 +43,7 @@ class Speeds:
         self._profiles = profiles
         self._throughputs = throughputs
         self._runs = {} if runs is None else runs
+        self._looked_up: dict[tuple[str, str, int, Work, bool], list[Estimate]] = {}
         self._sources: dict[str, tuple[Profile | None, ...]] = {}
         self._places: dict[tuple[str, bool], int] = {}
         for index, model in enumerate(models):
@@ -54,15 +55,23 @@ class Speeds:
 
         `declared` is what the user expects on the fastest device that the throughput table names, or anywhere.
         """
+        key = (kind, precision, declared, work, devices)
+        found = self._looked_up.get(key)
+        if found is None:
+            found = self._looked_up[key] = self._remembered(key)
+        return found
+
+    def _remembered(self, key: tuple[str, str, int, Work, bool]) -> list[Estimate]:
+        """What was estimated for an earlier view, if it was from the same profiles."""
+        kind, precision, declared, work, devices = key
         sources = self._sources.get(kind)
         if sources is None:
             names = (kind, *(f"{kind}@{model.called}" for model in self._models))
             sources = self._sources[kind] = tuple(self._profiles.get(name) for name in names)
-        key = (kind, precision, declared, work, devices)
         known: tuple[Any, Any, list[Estimate]] | None = self._runs.get(key)
         if known is not None and known[0] is self._throughputs and _same(known[1], sources):
             return known[2]
-        found = self._estimate(kind, precision, declared, work, devices)
+        found = self._estimate(kind, precision, declared, work, devices=devices)
         if len(self._runs) >= MOST_RUNS:
             self._runs.clear()
         self._runs[key] = (self._throughputs, sources, found)
@@ -113,7 +122,7 @@ class Speeds:
             return estimate
         return estimate._replace(mean=max(1, estimate.mean - resident.saved // resident.size + resident.restore))
 
-    def _estimate(self, kind: str, precision: str, declared: int, work: Work, devices: bool) -> list[Estimate]:
+    def _estimate(self, kind: str, precision: str, declared: int, work: Work, *, devices: bool) -> list[Estimate]:
         looked_at = {index: model for index, model in enumerate(self._models) if (model.kind != "cpu") == devices}
         declared_as = declared_class(kind)
         tabled = {

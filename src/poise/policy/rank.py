@@ -3,12 +3,13 @@
 An order sorts the candidates of a view and says in words why one stands where it does.
 """
 
-from collections.abc import Callable, Mapping
-from heapq import nsmallest
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite, log2
 from typing import NamedTuple
 
-from poise.model.fleet import CPU, DEVICES, MEMORY
+import numpy as np
+
+from poise.model.fleet import CPU, DEVICES, MEMORY, Bools, Floats
 from poise.model.jobs import Priority
 from poise.model.resources import PLENTY, WHOLE
 from poise.model.views import Candidate, Snapshot
@@ -70,10 +71,9 @@ def by_urgency(view: Snapshot) -> list[Candidate]:
     path to the end of its graph does (the rule of Hu, 1961, and of HEFT's upward rank, Topcuoglu et al., 2002). Ties go
     to the first submitted.
     """
-    if len(view.candidates) > 1 and view.candidates[0].queue.endswith("/") and len(view.backlog) == 1:
-        return list(view.candidates)  # single tasks of one kind: alike, and already in order
-    now, left, first = view.now, _left(view), _waited_longest(view)
-    return sorted(view.candidates, key=lambda one: _urgency(one, now, left[one.job], one.unit in first))
+    if _is_in_order(view):
+        return list(view.candidates)
+    return _in_lanes(view, np.array(_to_go(view, [one.tail for one in view.candidates]), float))
 
 
 def by_value(view: Snapshot) -> list[Candidate]:
@@ -81,59 +81,69 @@ def by_value(view: Snapshot) -> list[Candidate]:
     takes (`density`), and waiting counts against its own length. So a long wait of what is long does not keep devices
     from what is short, and what is wide waits longer than what is narrow for the same work.
     """
-    if len(view.candidates) > 1 and view.candidates[0].queue.endswith("/") and len(view.backlog) == 1:
-        return list(view.candidates)  # single tasks of one kind: alike, and already in order
+    if _is_in_order(view):
+        return list(view.candidates)
     if not any(one.shape.gpus for one in view.candidates):
         return by_urgency(view)
-    now, fleet, first = view.now, view.fleet, _waited_longest(view)
+    fleet = view.fleet
     speeds = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
-    left: dict[str, int] = {}
     runs: dict[object, int] = {}
+    lengths: list[int] = []
     for one in view.candidates:
-        alike = (one.kind, one.shape, one.declared, one.expected, one.work, one.progress, one.saved, one.outlived)
+        alike = (one.queue, one.work, one.declared, one.expected, one.saved, one.progress, one.outlived)
         run = runs.get(alike)
         if run is None:
             run = runs[alike] = speeds.shortest(one, ability(fleet, one.shape).models)
-        length = one.tail - one.expected + run
+        lengths.append(one.tail - one.expected + run)
+    left = np.array(_to_go(view, lengths), float)
+    return _in_lanes(view, left, np.array([one.shape.gpus > 0 for one in view.candidates]))
+
+
+def _is_in_order(view: Snapshot) -> bool:
+    """Whether there is nothing to sort: single tasks of one kind are alike, and in order of submission already."""
+    ones = view.candidates
+    return len(ones) < 2 or (ones[0].queue.endswith("/") and len(view.backlog) == 1)
+
+
+def _to_go(view: Snapshot, lengths: Sequence[int]) -> Sequence[int]:
+    """For each candidate the foreseen length of the longest path that its job still has before it, as far as its units
+    are shown; `lengths` are those of the units' own.
+    """
+    left: dict[str, int] = {}
+    for one, length in zip(view.candidates, lengths, strict=True):
         if length > left.get(one.job, -1):
             left[one.job] = length
-
-    def key(one: Candidate) -> tuple[int, int, float, int, int]:
-        if not one.shape.gpus:
-            return _urgency(one, now, left[one.job], one.unit in first)
-        return _urgency(one, now, 1000 / density(one, now, left[one.job]), waited=False)  # as its like without
-
-    return sorted(view.candidates, key=key)
+    return lengths if len(left) == len(lengths) else [left[one.job] for one in view.candidates]
 
 
-def density(candidate: Candidate, now: int, left: int) -> float:
-    """What a unit is worth for each second of each device it takes: its weight over the time `left` of its job and over
-    its devices (Smith's rule, 1956, for jobs of unequal width), more the longer it waits.
+def _in_lanes(view: Snapshot, left: Floats, by_density: Bools | None = None) -> list[Candidate]:
+    """By class, raised by waiting; then whose latest start is near, then the few that have waited longest with their
+    patience over, then by the nanoseconds `left` of their jobs; those marked `by_density` by what they are worth for
+    each second of each device instead (Smith's rule, 1956, for jobs of unequal width), more the longer they wait.
+    Worked out for all at once: there are tens of thousands in bulk.
     """
-    left = max(left, SECOND)
-    size = max(1.0, candidate.shape.gpus * candidate.shape.share / WHOLE * (candidate.least or candidate.tasks))
-    patience = 1 + (now - candidate.ready) / (STARVES * left)
-    return candidate.weight * patience / (left * size)
-
-
-def _left(view: Snapshot) -> dict[str, int]:
-    """The foreseen length of the longest path that each job still has before it, as far as its units are shown."""
-    left: dict[str, int] = {}
-    for candidate in view.candidates:
-        if candidate.tail > left.get(candidate.job, -1):
-            left[candidate.job] = candidate.tail
-    return left
-
-
-def _waited_longest(view: Snapshot) -> set[str]:
-    """The units whose patience is over and that have waited longest, those of the higher classes first."""
-    now = view.now
-    over = [
-        (of_class, one.ready, one.ordinal, one.unit)
-        for one in view.candidates
-        if now - one.ready >= PATIENCE[of_class := effective_class(one, now)]
-    ]
-    return {unit for *_, unit in nsmallest(RESERVATIONS, over)}
+    ones, now = view.candidates, view.now
+    ready, ordinals = np.array([one.ready for one in ones]), np.array([one.ordinal for one in ones])
+    waited, classes = now - ready, np.array([one.priority for one in ones])
+    rank, second, stage = left, -np.array([one.tail for one in ones]), np.full(len(ones), 3)
+    if by_density is not None:
+        left = np.maximum(left, SECOND)
+        devices = np.array([one.shape.gpus * one.shape.share * (one.least or one.tasks) for one in ones]) / WHOLE
+        weight = np.array([one.weight for one in ones]) / 1000
+        rank = np.where(by_density, left * np.maximum(1, devices) / (weight * (1 + waited / (STARVES * left))), rank)
+    aged = np.flatnonzero(waited >= AGEING)
+    classes[aged] -= waited[aged] // np.array([ageing(ones[index]) for index in aged.tolist()], np.int64)
+    overdue = classes < 0
+    over = np.flatnonzero(waited >= np.array(PATIENCE)[np.maximum(0, classes)])
+    longest = over[np.lexsort((ordinals[over], ready[over], np.maximum(0, classes[over])))[:RESERVATIONS]]
+    for index in longest.tolist():
+        if by_density is None or not by_density[index]:
+            stage[index], rank[index], second[index] = 2, ready[index] - now, 0
+    for index, one in enumerate(ones):
+        if one.due and is_pressed(one, now):
+            stage[index], rank[index], second[index] = 1, one.due - one.expected - now, 0
+    classes[overdue], stage[overdue], rank[overdue], second[overdue] = 0, 0, -waited[overdue], 0
+    return [ones[index] for index in np.lexsort((ordinals, second, rank, stage, classes)).tolist()]
 
 
 def by_run(view: Snapshot) -> list[Candidate]:
@@ -200,18 +210,6 @@ def in_words(candidate: Candidate, now: int) -> str:
 
 
 _CLASS_WORDS = [priority.name.lower() for priority in Priority]
-
-
-def _urgency(candidate: Candidate, now: int, left: float, waited: bool) -> tuple[int, int, float, int, int]:
-    steps = (now - candidate.ready) // ageing(candidate)
-    if steps > candidate.priority:
-        return (0, 0, candidate.ready, 0, candidate.ordinal)
-    own_class = candidate.priority - steps
-    if candidate.due and is_pressed(candidate, now):
-        return (own_class, 1, candidate.due - candidate.expected, 0, candidate.ordinal)
-    if waited:
-        return (own_class, 2, candidate.ready, 0, candidate.ordinal)
-    return (own_class, 3, left, -candidate.tail, candidate.ordinal)
 
 
 # --- terms of which a user's own order is made ---------------------------------------------------------------------

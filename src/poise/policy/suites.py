@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import Any, Literal
 
 import msgspec
@@ -77,8 +78,8 @@ YIELD_SEARCHES = 4
 """Blocked units in one round for which victims are looked for."""
 
 WEIGHED = 2048
-"""Attempts of which a round weighs what each is worth; in larger fleets work with devices yields and is placed as other
-work is. A weighing takes some 10 us for each attempt, and a round over 10,000 nodes at most 50 ms."""
+"""Attempts, and units that wait, of which a round weighs what each is worth; where more runs, work with devices yields
+and is placed as other work is. A weighing takes some 10 us for each, and a round at most 50 ms."""
 
 TOGETHER = 64
 """Candidates from which on it pays to see first whether all of them have room."""
@@ -223,8 +224,8 @@ class _Round:
         """Serve the candidates in order."""
         recipe = self.recipe
         if self._is_uneven():
-            within = [one for one in ordered if not (one.tenant and self.allowance.against(one))]
-            self._target = assign(self.draft, within, self._prices.of)
+            within = (one for one in ordered if not (one.tenant and self.allowance.against(one)))
+            self._target = assign(self.draft, list(islice(within, WEIGHED - self._attempts)), self._prices.of)
         first = ""  # the unit that nobody may overtake, where overtaking is not allowed
         only_behind = False  # it waits on a node already, and others may follow it there
         last_lane: int | None = None  # more of it is there than was shown, all of which was placed
@@ -558,7 +559,11 @@ class _Round:
     def _weighs_worth(self) -> bool:
         """Whether all that runs is weighed against all that waits: it takes time for each attempt."""
         rules = self.recipe.preempt
-        return rules is not None and rules.by == "value" and sum(map(len, self.view.fleet.residents)) <= WEIGHED
+        return rules is not None and rules.by == "value" and self._attempts < WEIGHED
+
+    @cached_property
+    def _attempts(self) -> int:
+        return sum(map(len, self.view.fleet.residents))
 
     @cached_property
     def _stopping(self) -> bool:
@@ -761,17 +766,21 @@ class _Round:
         if rules is None or not self._target:
             return
         units = {resident.unit: resident for residents in fleet.residents for resident in residents}
+        nowhere: set[tuple[Shape, int]] = set()  # room only shrinks in a round
         for unit, index in self._target.items():
             resident, model = units.get(unit), fleet.models[index].called
             if resident is None or resident.model == model or unit in self._yielding:
                 continue
             shape = _on_model(resident.shape, fleet.models[index].name)
+            if (shape, resident.size) in nowhere:
+                continue
             rows = close_together(fleet, self.draft.capacity(shape), resident.size)
             if rows:
                 room, victims = Counter(rows), NOBODY
             else:
                 found = make_way(shape, self.draft, resident.size, rules, self._leaving, _ANY, None, self._yielding)
                 if found is None:
+                    nowhere.add((shape, resident.size))
                     continue
                 room, victims = Counter(found.rows), found.victims
             why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"is done sooner on {model}")
@@ -860,7 +869,7 @@ class _Round:
     def _speed(self, candidate: Candidate, shape: Shape, row: int) -> str:
         """Where devices differ: what is foreseen here, and how that is known."""
         estimates = self.draft.estimates(candidate, shape)
-        if len(estimates) < 2 or all(estimate is estimates[0] for estimate in estimates):
+        if estimates.count(estimates[0]) == len(estimates):
             return ""
         estimate = self.draft.run_on(candidate, shape, row)
         return f"{format_duration(estimate.mean)} ± {format_duration(estimate.deviation)} by {estimate.source}"
