@@ -22,6 +22,7 @@ back, and is placed again elsewhere if its retry policy allows that.
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
+from operator import attrgetter
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -1987,8 +1988,7 @@ def _rank(candidate: Candidate) -> tuple[int, int]:
     return (0 if candidate.queue.endswith("/") else -candidate.tail, candidate.ordinal)
 
 
-def _ordinal(of: Candidate | UnitState) -> int:
-    return of.ordinal
+_ordinal = attrgetter("ordinal")
 
 
 def _ordinal_and_index(of: tuple[UnitState, int]) -> tuple[int, int]:

@@ -92,11 +92,11 @@ def verify_hold(ledger: Ledger, hold: Hold, now: int) -> Held | None:
     if not ledger.waits(hold.queue):
         return None
     known = ledger.held_queue(hold.queue)
-    if len(ledger.nodes) > NAMED:
-        changed = [_gist(reason) for reason in known] != [_gist(reason) for reason in hold.reasons]
-    else:
-        changed = known != hold.reasons
-    return Held(at=now, queue=hold.queue, reasons=hold.reasons) if changed else None
+    if known == hold.reasons:
+        return None
+    if len(ledger.nodes) > NAMED and [_gist(reason) for reason in known] == [_gist(reason) for reason in hold.reasons]:
+        return None
+    return Held(at=now, queue=hold.queue, reasons=hold.reasons)
 
 
 def _gist(reason: Reason) -> tuple[str, str, str]:

@@ -294,7 +294,7 @@ def model_under(node: Node, devices: tuple[int, ...]) -> str:
     """
     if not devices:
         return _called(node)
-    return next((model_of(device).called for device in node.devices if device.index == devices[0]), "")
+    return next((device.model or device.kind for device in node.devices if device.index == devices[0]), "")
 
 
 def _numbered(names: Sequence[object]) -> Ints:

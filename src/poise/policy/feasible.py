@@ -311,11 +311,10 @@ class Summary:
         self._fleet = fleet
         self._free = free
         order = np.argsort(fleet.kind, kind="stable")
-        self._sorted = fleet.kind[order]
-        starts = np.flatnonzero(np.r_[True, self._sorted[1:] != self._sorted[:-1]])
+        counts = np.bincount(fleet.kind)
+        starts = np.cumsum(counts) - counts
         opened = np.where(fleet.closed == 0, free, -1)[:, order]
         self._most = np.maximum.reduceat(opened, starts, axis=1)
-        self._kinds = self._sorted[starts]
         self._opened = [rows[fleet.closed[rows] == 0] for rows in np.split(order, starts[1:])]
         self._subjects = [_name_them(fleet, rows) for rows in self._opened]
         self._closed = [
@@ -327,14 +326,14 @@ class Summary:
     def reasons(self, shape: Shape, able: Ability) -> list[Reason]:
         """By kind of node: why none of that kind has room; then the nodes that are closed."""
         fleet, reasons = self._fleet, []
-        for place, kind in enumerate(self._kinds.tolist()):
-            if not len(self._opened[place]):
+        for kind in range(len(self._opened)):
+            if not len(self._opened[kind]):
                 continue
-            like, subject = fleet.nodes[fleet.likes[kind]], self._subjects[place]
+            like, subject = fleet.nodes[fleet.likes[kind]], self._subjects[kind]
             if not able.room[kind]:
                 reasons += [_renamed(reason, subject) for reason in never(like, shape)]
                 continue
-            cpu, memory, network, devices = (int(amount) for amount in self._most[:, place])
+            cpu, memory, network, devices = (int(amount) for amount in self._most[:, kind])
             found = []
             if cpu < shape.cpu:
                 found.append(_busy("CPU_BUSY", subject, format_cpu(shape.cpu), f"at most {format_cpu(cpu)}"))

@@ -45,6 +45,7 @@ class Speeds:
         self._runs = {} if runs is None else runs
         self._looked_up: dict[tuple[str, str, int, Work, bool], list[Estimate]] = {}
         self._sources: dict[str, tuple[Profile | None, ...]] = {}
+        self._known: dict[tuple[str, bool], tuple[dict[int, DeviceModel], dict[int, float], dict[int, Profile]]] = {}
         self._places: dict[tuple[str, bool], int] = {}
         for index, model in enumerate(models):
             self._places.setdefault((model.called, model.kind != "cpu"), index)
@@ -93,6 +94,8 @@ class Speeds:
         could = [index for index, model in enumerate(self._models) if able[index] and model.kind != "cpu"]
         if not could:
             return {}
+        if of.count(of[0]) == len(of):  # not told apart
+            return dict.fromkeys(could, left_of(candidate, of[0]))
         fastest = min(could, key=lambda index: of[index].mean)
         left, mean = left_of(candidate, of[fastest]), max(1, of[fastest].mean)
         return {index: max(1, left * of[index].mean // mean) for index in could}
@@ -123,18 +126,9 @@ class Speeds:
         return estimate._replace(mean=max(1, estimate.mean - resident.saved // resident.size + resident.restore))
 
     def _estimate(self, kind: str, precision: str, declared: int, work: Work, *, devices: bool) -> list[Estimate]:
-        looked_at = {index: model for index, model in enumerate(self._models) if (model.kind != "cpu") == devices}
-        declared_as = declared_class(kind)
-        tabled = {
-            index: rate
-            for index, model in looked_at.items()
-            if (rate := self._throughputs.get(f"{declared_as}@{model.name}"))
-        }
-        measured = {
-            index: profile
-            for index, model in looked_at.items()
-            if (profile := self._profiles.get(f"{kind}@{model.called}")) and profile.count
-        }
+        looked_at, tabled, measured = self._known_of(kind, devices)
+        if measured and len(measured) == len(looked_at) and not tabled:
+            return self._by_model({index: estimate_run(profile, declared) for index, profile in measured.items()})
         anywhere = estimate_run(self._profiles.get(kind), declared)
         if anywhere.source == "history":
             anywhere = anywhere._replace(source="history elsewhere")
@@ -159,9 +153,35 @@ class Speeds:
                     or _carried_over(model, precision, {self._models[of]: measured[of] for of in measured})
                     or anywhere
                 )
-        if len(set(estimates.values())) == 1:  # they are not told apart
-            return [*estimates.values()][:1] * len(self._models)
-        return [estimates.get(index, anywhere) for index in range(len(self._models))]
+        return self._by_model(estimates) if estimates else [anywhere] * len(self._models)
+
+    def _known_of(
+        self, kind: str, devices: bool
+    ) -> tuple[dict[int, DeviceModel], dict[int, float], dict[int, Profile]]:
+        """The models that are devices, or processors; their rates by the table, and what was measured there."""
+        found = self._known.get((kind, devices))
+        if found is None:
+            looked_at = {index: model for index, model in enumerate(self._models) if (model.kind != "cpu") == devices}
+            declared_as = declared_class(kind)
+            tabled = {
+                index: rate
+                for index, model in looked_at.items()
+                if (rate := self._throughputs.get(f"{declared_as}@{model.name}"))
+            }
+            measured = {
+                index: profile
+                for index, model in looked_at.items()
+                if (profile := self._profiles.get(f"{kind}@{model.called}")) and profile.count
+            }
+            found = self._known[kind, devices] = looked_at, tabled, measured
+        return found
+
+    def _by_model(self, estimates: Mapping[int, Estimate]) -> list[Estimate]:
+        """The very same for all models where they are not told apart; models not looked at have any."""
+        some = next(iter(estimates.values()))
+        if all(estimate == some for estimate in estimates.values()):
+            return [some] * len(self._models)
+        return [estimates.get(index, some) for index in range(len(self._models))]
 
 
 def _uncertainty(estimate: Estimate) -> float:

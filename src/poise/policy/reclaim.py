@@ -11,6 +11,7 @@ Whoever yields has run for a minimum, and not too often.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Literal, NamedTuple
 
@@ -92,6 +93,10 @@ class Yielding(NamedTuple):
     price: float
 
 
+Offer = tuple[float, list[Resident], Room]
+"""What room for one more task on a node costs, who yields for it, and the room there is then."""
+
+
 def ends(resident: Resident, now: int, speeds: Speeds) -> int:
     """The instant at which an attempt is expected to end; what has overrun is estimated anew."""
     if resident.stopping:
@@ -165,8 +170,8 @@ def left_on(resident: Resident, draft: Draft) -> int:
 
 
 class Prices:
-    """What each unit may yield for, by unit; and the nodes, those first where the least of these is least. `least` is
-    the least of all.
+    """What each unit may yield for, by unit; the least of these `on` each node by row, and the rows in the order of
+    that. `least` is the least of all.
     """
 
     def __init__(self, of: Mapping[str, float], draft: Draft) -> None:
@@ -179,6 +184,7 @@ class Prices:
         cheapest.sort()
         self.least = cheapest[0][0] if cheapest else inf
         self.rows = [row for _, row in cheapest]
+        self.on = {row: least for least, row in cheapest}
 
 
 def standings(draft: Draft, rules: Preemption) -> dict[str, float]:
@@ -247,7 +253,7 @@ def find_yielding(
     that were `asked` in this round already, for another one, are not asked twice.
     """
     may = _may_yield(candidate, draft, rules, asked)
-    near = _nearest(draft, shape, tasks, yielding_to=candidate if rules.by == "class" else None)
+    near = dict.fromkeys(_nearest(draft, shape, tasks, yielding_to=candidate if rules.by == "class" else None), 0.0)
     most = max(rules.at_once, tasks) - len(asked)
     return _cheapest(shape, draft, tasks, near, most, may, lambda resident: price_of(resident, draft, rules.by))
 
@@ -274,50 +280,83 @@ def make_way(
 
     near = _cheapest_rows(draft, shape, tasks, prices, within)
     most = max(rules.at_once, tasks) - len(asked)
-    return _cheapest(shape, draft, tasks, near, most, may, lambda resident: of[resident.unit])
+    free = draft.capacity(shape)
+    at_least = {row: 0.0 if free[row] else prices.on.get(row, inf) for row in near}
+    return _cheapest(shape, draft, tasks, at_least, most, may, lambda resident: of[resident.unit], worth)
 
 
 def _cheapest(
     shape: Shape,
     draft: Draft,
     tasks: int,
-    near: list[int],
+    near: Mapping[int, float],
     most: int,
     may: Callable[[Resident], bool],
     price: Callable[[Resident], float],
+    below: float = inf,
 ) -> Yielding | None:
-    """Of the units that `may` yield on the nodes `near`, the cheapest found, at `most` so many."""
+    """Of the units that `may` yield on the nodes `near`, the cheapest found, at `most` so many, and for less than
+    `below` in all. Room on a node costs no less than is said there; it is looked at closely only where that could be
+    the cheapest.
+    """
     chosen: dict[str, Resident] = {}
     rooms: dict[int, Room] = {}
     rows: dict[int, int] = {}
     on: dict[str, list[int]] = {}
-    for row in near:
-        for unit in {resident.unit for resident in draft.fleet.residents[row]}:
-            on.setdefault(unit, []).append(row)
-    offers: dict[int, tuple[float, list[Resident], Room]] = {}
+    if tasks > 1:
+        for row in near:
+            for unit in {resident.unit for resident in draft.fleet.residents[row]}:
+                on.setdefault(unit, []).append(row)
+    offers: dict[int, Offer] = {}
     place = {row: place for place, row in enumerate(near)}
-    looked_at = set(near)
+    heap = [(bound, place[row], row) for row, bound in near.items()]
+    heapify(heap)
+    total = 0.0
+
+    def look(row: int) -> Offer | None:
+        return _cheapest_on(row, draft, rooms.get(row), shape, may, chosen, price)
+
     for _ in range(tasks):
-        for row in looked_at:
-            offers.pop(row, None)
-            offer = _cheapest_on(row, draft, rooms.get(row), shape, may, chosen, price)
-            if offer is not None:
-                offers[row] = offer
-        if not offers:
+        if (found := _next_offer(heap, offers, below - total, look)) is None:
             return None
-        row = min(offers, key=lambda row: (offers[row][0], place[row]))
-        _, victims, room = offers[row]
+        row = found
+        costs, victims, room = offers.pop(row)
+        total += costs
         chosen.update((victim.unit, victim) for victim in victims)
-        looked_at = {row, *(other for victim in victims for other in on[victim.unit])}
+        if len(chosen) > most:
+            return None
         rooms[row] = room
         rows[row] = rows.get(row, 0) + 1
         picked = room.pick(shape, draft.able(shape).models)
         room.take(shape, picked or ())
-        if len(chosen) > most:
-            return None
+        for other in {row, *(other for victim in victims for other in on.get(victim.unit, ()))}:
+            offers.pop(other, None)
+            heappush(heap, (0.0, place[other], other))
     yielding = tuple(sorted(chosen.values(), key=_ordinal))
     cost = sum(cost_of(victim, draft.view.now) for victim in yielding)
     return Yielding(yielding, rows, cost, sum(price(victim) for victim in yielding))
+
+
+def _next_offer(
+    heap: list[tuple[float, int, int]],
+    offers: dict[int, Offer],
+    below: float,
+    look: Callable[[int], Offer | None],
+) -> int | None:
+    """The row whose offer is cheapest, if that is less than `below`; in the heap is what each row costs at least or,
+    with an offer, costs; then its place among those that cost the same, and the row.
+    """
+    while heap and heap[0][0] < below:
+        bound, place, row = heappop(heap)
+        if row in offers:
+            if bound == offers[row][0]:
+                return row
+            continue  # it was looked at again since
+        offer = look(row)
+        if offer is not None:
+            offers[row] = offer
+            heappush(heap, (offer[0], place, row))
+    return None
 
 
 def may_yield_at(candidate: Candidate, shape: Shape, draft: Draft, rules: Preemption) -> int | None:
@@ -481,7 +520,7 @@ def _cheapest_on(
     may: Callable[[Resident], bool],
     chosen: dict[str, Resident],
     price: Callable[[Resident], float],
-) -> tuple[float, list[Resident], Room] | None:
+) -> Offer | None:
     """The cheapest victims on one node found greedily: the cheapest first until there is room, then who is not needed
     after all stays.
     """

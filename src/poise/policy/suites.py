@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Spot, Why
-from poise.model.fleet import CPU, HOT, Resident
+from poise.model.fleet import CPU, DEVICES, HOT, Resident
 from poise.model.jobs import GRACE
 from poise.model.profiles import expected_run, is_brief
 from poise.model.resources import WHOLE, Shape
@@ -111,7 +111,7 @@ class Suite:
             terms[name]
         if not sum(recipe.score.values()) > 0:
             raise ValueError("the weights of a score must add up to more than 0")
-        self._why_behind = Why(policy=recipe.name, rank="short work, queued behind its like")
+        self.why_behind = Why(policy=recipe.name, rank="short work, queued behind its like")
 
     def decide(self, view: Snapshot, /) -> Plan:
         """Order, place what fits, make room for what does not, hold the rest with every reason.
@@ -122,24 +122,25 @@ class Suite:
         ordered = self.order.sort(view)
         if view.yielded:  # room was made for them, whatever the order says now
             ordered.sort(key=lambda candidate: candidate.unit not in view.yielded.values())
-        if not self.recipe.spread and self.recipe.turns == "no" and len(ordered) >= TOGETHER:
-            plan = _Round(self.recipe, self.order, self.terms, self._why_behind, view).place_all(ordered)
+        in_turn = self.recipe.spread or self.recipe.turns != "no"
+        if not in_turn and len(ordered) >= TOGETHER and _may_have_room(view, ordered[0]):
+            plan = _Round(self, view).place_all(ordered)
             if plan is not None:
                 return plan
-        return _Round(self.recipe, self.order, self.terms, self._why_behind, view).decide(ordered)
+        return _Round(self, view).decide(ordered)
 
 
 class _Round:
     """One decision in the making."""
 
-    def __init__(self, recipe: Recipe, order: Order, terms: Mapping[str, Term], behind: Why, view: Snapshot) -> None:
-        self.recipe, self.order, self.view = recipe, order, view
-        self.draft = Draft(view, recipe.score, terms, spread=recipe.spread)
+    def __init__(self, suite: Suite, view: Snapshot) -> None:
+        self.recipe, self.order, self.view = suite.recipe, suite.order, view
+        self.draft = Draft(view, self.recipe.score, suite.terms, spread=self.recipe.spread)
         self.decisions: list[Decision] = []
         self.holds: dict[str, Reasons] = {}
-        self.turns = _Turns(recipe.turns, view)
+        self.turns = _Turns(self.recipe.turns, view)
         self.memory: dict[str, Any] = {}
-        self._why_behind = behind
+        self._why_behind = suite.why_behind
         self._full: set[Shape] = set()
         self._told: dict[Shape, Reasons] = {}
         self._left: dict[Shape, int] = {}
@@ -156,7 +157,6 @@ class _Round:
         self._postponed = False  # what was not looked at comes at once, with more of what goes before it
         self._waiting: list[Candidate] = []
         self._elastic: list[tuple[Candidate, Shape, int, list[Spot], Why]] = []
-        self._unseen = _unseen(view)
         self.allowance = Allowance(view.quotas)
         self._yielding: set[str] = set()
         self._target: dict[str, int] = {}
@@ -172,7 +172,10 @@ class _Round:
             self.holds |= over
         fleet = self.view.fleet
         free = fleet.free.astype(float) @ (fleet.closed == 0)
-        if sum([candidate.shape.cpu for candidate in ordered]) > free[CPU]:  # the usual end of it, seen at a glance
+        shapes = [candidate.shape for candidate in ordered]
+        if sum([shape.cpu for shape in shapes]) > free[CPU]:  # the usual end of it, seen at a glance
+            return None
+        if sum([shape.gpus * shape.share for shape in shapes]) > free[DEVICES] * WHOLE:
             return None
         groups: dict[str, list[Candidate]] = {}
         for candidate in ordered:
@@ -238,6 +241,10 @@ class _Round:
             if last_lane is not None and self.order.lane(candidate, self.view.now) > last_lane:
                 self._postponed = True
                 continue
+            if first and not only_behind and not self.view.quotas:  # nobody else has a chance
+                behind_first = (Reason(code="BEHIND", subject=first, wakes="placed"),)
+                self.holds = dict.fromkeys(self.view.backlog, behind_first) | self.holds
+                break
             if first:
                 full = candidate.shape in self._full
                 if not (only_behind and full):
@@ -281,6 +288,11 @@ class _Round:
         if len(before) < len(ordered):
             self._postponed = True
         return before
+
+    @cached_property
+    def _unseen(self) -> dict[str, int]:
+        """How many are shown of each queue that is longer than that, and were not placed yet."""
+        return _unseen(self.view)
 
     def _was_last_shown(self, candidate: Candidate) -> bool:
         """Whether a queue goes on, and nothing more of it is shown."""
@@ -933,6 +945,13 @@ def _instant(found: tuple[Reservation, Shape]) -> int:
     return found[0].at
 
 
+def _may_have_room(view: Snapshot, first: Candidate) -> bool:
+    """Whether as much is free in all as who comes first needs; or a quota holds it back, and others come before it."""
+    fleet, shape, tasks = view.fleet, first.shape, first.least or first.tasks
+    cpu, devices = (fleet.free[[CPU, DEVICES]] @ (fleet.closed == 0)).tolist()
+    return bool(view.quotas) or (shape.cpu * tasks <= cpu and shape.gpus * shape.share * tasks <= devices * WHOLE)
+
+
 def _unseen(view: Snapshot) -> dict[str, int]:
     """How many are shown of each queue that is longer than that."""
     recovering = sum([one.recovering for one in view.candidates])
@@ -942,7 +961,7 @@ def _unseen(view: Snapshot) -> dict[str, int]:
         [(queue, count)] = view.backlog.items()
         shown_of_it = len(view.candidates) - recovering
         return {queue: shown_of_it} if count > shown_of_it else {}
-    shown = Counter(candidate.queue for candidate in view.candidates if not candidate.recovering)
+    shown = Counter([candidate.queue for candidate in view.candidates if not candidate.recovering])
     return {queue: count for queue, count in shown.items() if view.backlog.get(queue, 0) > count}
 
 
