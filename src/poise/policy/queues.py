@@ -6,7 +6,8 @@ devices are given out in this order, and whoever then has none yields, also to o
 What is large lets those behind it pass as long as it does not fit.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from poise.model.decisions import Plan
 from poise.model.views import Snapshot
@@ -71,36 +72,45 @@ def _place_in_line(claim: Claim) -> tuple[bool, int, int]:
 
 
 def _admitted(view: Snapshot, ordered: Sequence[Claim]) -> list[Claim]:
-    """Those that there are devices for, counted by model: where those are free is not looked at."""
+    """Those that there are devices for, counted by model: where those are free is not looked at. What runs needs the
+    devices that it holds, and no others.
+    """
     left = devices_by_model(view)
-    on = _models_held(view)
+    held = _held(view)
     found = []
     for claim in ordered:
         if claim.stopping:
             continue
-        able = ability(view.fleet, claim.shape).models
-        needed = claim.shape.gpus * (len(claim.rows) or claim.least)
-        models = on.get(claim.unit) or sorted((model for model in left if able[model]), key=lambda of: (-left[of], of))
-        models = [model for model in models if model in left]  # a node may be lost that had all of a model
-        if sum(left[model] for model in models) < needed:
-            continue
-        for model in models:
-            taken = min(left[model], needed)
-            left[model] -= taken
-            needed -= taken
-        found.append(claim)
+        taken = held.get(claim.unit) or _taken(view, claim, left)
+        if taken and all(left.get(model, 0) >= count for model, count in taken.items()):
+            for model, count in taken.items():
+                left[model] -= count
+            found.append(claim)
     return found
 
 
-def _models_held(view: Snapshot) -> dict[str, list[int]]:
-    """The models of the devices that each unit holds."""
-    fleet, found = view.fleet, dict[str, dict[int, None]]()
+def _taken(view: Snapshot, claim: Claim, left: Mapping[int, int]) -> dict[int, int]:
+    """Devices by model for what waits, of those first of which most is left; nothing if there are not enough."""
+    able = ability(view.fleet, claim.shape).models
+    needed = claim.shape.gpus * claim.least
+    taken: dict[int, int] = {}
+    for model in sorted((model for model in left if able[model]), key=lambda of: (-left[of], of)):
+        count = min(left[model], needed)
+        if count:
+            taken[model] = count
+            needed -= count
+    return {} if needed else taken
+
+
+def _held(view: Snapshot) -> dict[str, Counter[int]]:
+    """How many devices of each model each unit holds."""
+    fleet, found = view.fleet, dict[str, Counter[int]]()
     for row, residents in enumerate(fleet.residents):
         places = {device.index: place for place, device in enumerate(fleet.nodes[row].devices)}
         for resident in residents:
-            for device in resident.devices:
-                found.setdefault(resident.unit, {})[int(fleet.device_model[row, places[device]])] = None
-    return {unit: list(models) for unit, models in found.items()}
+            held = found.setdefault(resident.unit, Counter())
+            held.update(int(fleet.device_model[row, places[device]]) for device in resident.devices)
+    return found
 
 
 def _falls_at(view: Snapshot, claims: Sequence[Claim]) -> int | None:

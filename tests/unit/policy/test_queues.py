@@ -1,6 +1,8 @@
 """`tiresias` in schedules worked out by hand: two queues by service, first come first served in each."""
 
-from poise.testing import World
+import msgspec
+
+from poise.testing import World, node
 
 from .test_schedules import arrive, decided, until, yielding
 
@@ -78,3 +80,21 @@ def test_work_without_devices_is_placed_beside() -> None:
     world = World("tiresias").nodes(1, cpu=2, gpus=1)
     assert decided(arrive(world, a={"gpu": 1}, b={}, c={}, d={})) == {"a": "n1", "b": "n1"}
     assert world.codes("c") == ["CPU_BUSY"]
+
+
+def test_who_holds_devices_of_two_models_takes_none_from_others() -> None:
+    """Nodes of 2 A100 and of 2 T4: p and q have one each, a (2 tasks of 1) the others. When p has ended, b has its
+    device, and keeps it: what a holds is one of each, and not two of those of which most is left.
+    """
+    world = World("tiresias")
+    for name, model in (("n1", "A100"), ("n2", "T4")):
+        made = node(name, cpu=8, gpus=2)
+        devices = tuple(msgspec.structs.replace(device, model=model) for device in made.devices)
+        world.join(msgspec.structs.replace(made, devices=devices))
+    arrive(world, p={"gpu": 1}, q={"gpu": 1})
+    decided(world)
+    decided(arrive(world, a={"gpu": 1, "workers": 2}))
+    assert sorted(world.where("a")) == ["n1", "n2"]
+    decided(arrive(until(world, "1m", "p"), b={"gpu": 1}))
+    assert decided(until(world, "2m")).keys() == {"q", "a", "b"}
+    assert yielding(world) == []
