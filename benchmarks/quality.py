@@ -4,8 +4,8 @@
         [--know oracle,estimated,none] [--policies poise,fifo,…|all] [--json]
 
 `continuous`, `static`, `first400`, `osdi20` and `artifact` are traces of Gavel's (Narayanan et al., OSDI 2020;
-github.com/stanford-futuredata/gavel @ c4fa400) on clusters of one device a node, `shockwave120` and `shockwave220` those
-of Shockwave (Zheng et al., NSDI 2023) on 32 V100; policies may read the tables of throughputs, and stopping costs
+github.com/stanford-futuredata/gavel @ c4fa400) on clusters of one device a node, `shockwave120` and `shockwave220` are
+Shockwave's (Zheng et al., NSDI 2023) on 32 V100; policies may read the tables of throughputs, and stopping costs
 nothing, as in their simulators. `pollux1` to `pollux6` are Pollux's workloads (Qiao et al., OSDI 2021) in the sizes
 that users chose, on 16 nodes of 4 T4, 30 s after each placement until a job gets on. `philly` is the first 3,000 jobs
 of Philly (Jeon et al., ATC 2019) on 60 nodes of 8 devices, arriving 1.5 times as fast, and as dear to stop.
@@ -59,7 +59,7 @@ def nodes_of(devices: dict[str, int], each: int = 1) -> list[Node]:
 
 
 class Case(NamedTuple):
-    """A trace, how it is read, a cluster, which jobs count, and published or re-run mean completions beside, in hours."""
+    """A trace, how it is read, a cluster, which jobs count, and known mean completions beside it, in hours."""
 
     file: str
     nodes: Callable[[], list[Node]]

@@ -344,6 +344,7 @@ def _arrival(row: Row, profiles: Path, options: Options, noise: float) -> Arriva
         kind=name if options.elastic else f"{name} x{tasks}",
         least=least,
         expect=round(expect),
+        checkpoint=options.checkpoint,
         restore=options.restore,
     )
     truth = Truth(
