@@ -58,6 +58,7 @@ from poise.policy.reclaim import (
     make_way,
     may_yield_at,
     reserve,
+    service,
     settled,
     standings,
     stands_still,
@@ -66,7 +67,7 @@ from poise.policy.reclaim import (
 from poise.policy.rounds import SHARING
 from poise.policy.score import TERMS, Term, turn_weight
 from poise.policy.static import Static
-from poise.units import SECOND, format_duration
+from poise.units import HOUR, SECOND, format_duration
 
 ClusterPolicy = Policy[Snapshot, Plan]
 Reasons = tuple[Reason, ...]
@@ -80,6 +81,10 @@ YIELD_SEARCHES = 4
 WEIGHED = 2048
 """Attempts, and units that wait, of which a round weighs what each is worth; where more runs, work with devices yields
 and is placed as other work is. A weighing takes some 10 us for each, and a round at most 50 ms."""
+
+TURN = 16 * HOUR
+"""Of one device: what saves itself and has had so much makes way for work of which nothing is known. That is the
+threshold of Tiresias' queues (Gu et al., 2019) in the simulator of Pollux's artifact."""
 
 TOGETHER = 64
 """Candidates from which on it pays to see first whether all of them have room."""
@@ -545,14 +550,16 @@ class _Round:
             found = make_way(shape, draft, needed, rules, self._leaving, _ANY, None, self._yielding)
             if found and found.victims:
                 best = (gain, gain, found, shape)
+        guess = self._is_guess(candidate)
+        prices = self._had_turns if guess else self._prices
         for shape in (candidate.shape, *candidate.others) if not self._target else ():
             run = draft.speeds.shortest(candidate, draft.able(shape).models)
             gain = value(candidate, run, now)
-            found = make_way(shape, draft, needed, rules, self._prices, gain, None, self._yielding)
+            found = make_way(shape, draft, needed, rules, prices, gain, None, self._yielding)
             if found and found.victims and gain > found.price and (best is None or gain - found.price > best[0]):
                 best = (gain - found.price, gain, found, shape)
-        if best is not None and self._is_guess(candidate) and not all(map(rules.loses_little, best[2].victims)):
-            best = None  # what is only guessed costs nobody any work
+        if best is not None and guess and any(one.unit not in self._had_turns.of for one in best[2].victims):
+            best = None
         if best is None:  # what waiting is worth grows by itself
             self._ask_again(now + max(rules.min_run, (now - candidate.ready) // ASKS_AGAIN))
             return ()
@@ -566,6 +573,18 @@ class _Round:
         """What all that runs is worth where it is; looked at once in a round."""
         rules = self.recipe.preempt or Preemption()
         return Prices(standings(self.draft, rules), self.draft)
+
+    @cached_property
+    def _had_turns(self) -> Prices:
+        """Of these, what may be asked for one of which nothing is known: what loses little, and what has had much."""
+        rules, now = self.recipe.preempt or Preemption(), self.view.now
+        had = {
+            one.unit
+            for residents in self.view.fleet.residents
+            for one in residents
+            if rules.loses_little(one) or (one.checkpoint and service(one, now) >= TURN)
+        }
+        return Prices({unit: worth for unit, worth in self._prices.of.items() if unit in had}, self.draft)
 
     @cached_property
     def _weighs_worth(self) -> bool:

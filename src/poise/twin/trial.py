@@ -9,6 +9,7 @@ from poise.engine.scenario import Nemesis
 from poise.engine.twin import FOREVER, Observe, Twin
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import JobState
+from poise.model.events import Event
 from poise.model.fleet import model_of, processor_of
 from poise.model.history import Span
 from poise.model.jobs import Unit
@@ -69,7 +70,12 @@ def simulate(
     settings = msgspec.structs.replace(settings, throughputs=settings.throughputs | workload.throughputs)
     alone = _Alone(nodes)
     recorder = Recorder(alone=lambda job: alone.time(job, twin.truth), power=_power_in(world), spans=spans)
-    twin = Twin(policy, settings, observe=recorder.take, waste=recorder.waste, interference=interference(world.sharing))
+
+    def take(event: Event) -> None:
+        recorder.take(event)
+        observe(event)
+
+    twin = Twin(policy, settings, observe=take, waste=recorder.waste, interference=interference(world.sharing))
     recorder.begin(twin.ledger, twin.began)
     jobs = len(workload.arrivals)
     last = max((arrival.at for arrival in workload.arrivals), default=0)

@@ -697,6 +697,27 @@ def test_poise_preempts_where_it_gains() -> None:
     assert decided(until(world, "8m20s", "v")) == {"l1": "n1", "l2": "n1"}
 
 
+def test_poise_makes_what_had_its_turn_yield_to_what_nobody_knows() -> None:
+    """Nothing is known of `new`. What has had 16 hours of a device and saves itself makes way for it; what has had less
+    does not, nor does what would lose all that it did. Two nodes of one device.
+
+    ======  ====================================  ===================================
+    0       saved (100h, checkpoint 10m) and      saved, bare
+            bare (200h, saves nothing) arrive
+    15h     new arrives                           saved, bare: 15 h are less than 16
+    17h                                           saved yields; then new, bare
+    ======  ====================================  ===================================
+    """
+    world = World().nodes(2, cpu=4, gpus=1)
+    arrive(world, saved={"gpu": 1, "expect": "100h", "checkpoint": "10m"}, bare={"gpu": 1, "expect": "90h"})
+    assert decided(world).keys() == {"saved", "bare"}
+    assert decided(arrive(until(world, "15h"), new={"gpu": 1})).keys() == {"saved", "bare"}
+    assert yielding(world) == []
+    decided(until(world, "17h"))
+    assert yielding(world) == ["saved"]
+    assert decided(world).keys() == {"new", "bare"}
+
+
 def test_poise_does_not_preempt_where_it_does_not_gain() -> None:
     """One node of 1 CPU.
 
