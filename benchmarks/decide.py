@@ -8,6 +8,7 @@ hundred is a gang of four. *Round*: nearly all is taken, and
 `--gaps` devices are free, with which some 1,000 tasks are placed. *Bulk*: nothing is taken, and all that is shown has
 room. "Decide" is the policy alone, on one core; "whole" is the view, the decision, its verification, its durable append
 and its application.
+*Active*: 2,048 jobs on 128 devices of two models, all of which may be moved.
 The floor of "bulk" is the bare loop that any such answer takes: a record with a name and a place for each task.
 """
 
@@ -51,7 +52,7 @@ from poise.model.quotas import Quota
 from poise.model.resources import WHOLE, Device, Node, Shape
 from poise.model.views import Snapshot
 from poise.policy.suites import policy_named
-from poise.units import MINUTE, SECOND
+from poise.units import HOUR, MINUTE, SECOND
 
 GIB = 2**30
 DEVICES = 8
@@ -149,6 +150,30 @@ class World:
             why = Why(policy="poise")
             self._apply(Placed(at=self.now, unit=f"{job}.main", epoch=1, spots=(spot,), why=why))
             self._apply(Started(at=self.now, task=f"{job}.main", epoch=1, pid=1))
+
+
+    def run_and_wait(self, nodes: int, jobs: int) -> None:
+        """Jobs of one device each, of some minutes to a day: they run as far as there are devices, the others wait."""
+        places = [(number, device) for number in range(nodes) for device in range(DEVICES)]
+        for number in range(jobs):
+            if number == len(places):
+                self.now += HOUR
+            unit = Unit(
+                name="main",
+                tasks=(Task(name="main", argv=("true",)),),
+                shape=Shape(cpu=1000, memory=GIB, gpus=1),
+                kind=f"class-{number % 26}",
+                expect=round(5 * MINUTE * 300 ** self._random.random()),
+                checkpoint=MINUTE,
+            )
+            job = self.ledger.next_job_id()
+            self._apply(JobSubmitted(at=self.now, job=Job(id=job, units=(unit,))))
+            if number < len(places):
+                on, device = places[number]
+                spot, why = Spot(f"n{on:05d}", (device,)), Why(policy="poise")
+                self._apply(Placed(at=self.now, unit=f"{job}.main", epoch=1, spots=(spot,), why=why))
+                self._apply(Started(at=self.now, task=f"{job}.main", epoch=1, pid=1))
+        self.now += HOUR
 
 
 def _node(number: int) -> Node:
@@ -267,6 +292,7 @@ def measure(nodes: int, pending: int, shapes: int, gaps: int, rounds: int, *, cu
     )
     del world, view, plan
     figures += bulk(nodes, min(pending, BULK_SHOWN), shapes, rounds, target=full_size)
+    figures += active(2048, rounds, target=full_size)
     if curves:
         figures += grow(rounds)
     return figures
@@ -285,6 +311,29 @@ def bulk(nodes: int, pending: int, shapes: int, rounds: int, *, target: bool) ->
     )
     base = harness.rate(f"bulk, {placed:,} bare records (floor)", placed, bare(placed, rounds))
     return [rate, base]
+
+
+def active(jobs: int, rounds: int, *, target: bool) -> list[Figure]:
+    """One decision on 16 nodes of 8 devices, of two models, each taken by a job of its own, and all others wait: each
+    says another run time, and every one may be moved.
+    """
+    nodes = 16
+    gc.unfreeze()
+    gc.collect()
+    world = World(nodes, 0, 1, None)
+    world.run_and_wait(nodes, jobs)
+    settle_memory()
+    seconds, plan = decide_only(world.snapshot(jobs), rounds)
+    asked = sum(isinstance(decision, Preempt) for decision in plan.decisions)
+    return [
+        Figure(
+            name=f"one decision, {jobs:,} active jobs on {nodes * DEVICES} devices of two models",
+            unit="ms",
+            values=[each * 1e3 for each in seconds],
+            limit=50 if target else None,
+            note=f"{asked} asked to yield or to move",
+        )
+    ]
 
 
 def grow(rounds: int) -> list[Figure]:
