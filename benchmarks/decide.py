@@ -151,7 +151,6 @@ class World:
             self._apply(Placed(at=self.now, unit=f"{job}.main", epoch=1, spots=(spot,), why=why))
             self._apply(Started(at=self.now, task=f"{job}.main", epoch=1, pid=1))
 
-
     def run_and_wait(self, nodes: int, jobs: int) -> None:
         """Jobs of one device each, of some minutes to a day: they run as far as there are devices, the others wait."""
         places = [(number, device) for number in range(nodes) for device in range(DEVICES)]
