@@ -411,7 +411,7 @@ MEANING = {
     "preempt.by": "By which rank one goes before another.",
     "preempt.min_run": "Nobody is asked to yield before it has run for so long.",
     "preempt.budget": "How often one unit is asked; then again after half an hour at a stretch.",
-    "preempt.at_once": "Units asked in one round, or as many as the other has tasks.",
+    "preempt.at_once": "Units asked in one round, or as many as the other has devices or tasks.",
     "triggers.failed_checks": "Heartbeats missed in a row.",
     "triggers.response_above": "A mean response of short work that is longer.",
     "triggers.use_above": "A use of the fleet that is larger.",

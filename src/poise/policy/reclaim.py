@@ -63,14 +63,18 @@ class Preemption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     to run; `attained` who has had more service by a quantum; `level` who is on a later level of feedback.
 
     `min_run` nanoseconds must have been run. A unit yields `budget` times, and then only after it has run for long;
-    and `at_once` units in one round, or as many as the one they yield to has tasks. The budget is not for what loses
-    no more than `min_run` when it yields, where value counts.
+    and `at_once` units in one round, or as many as the one they yield to has devices or tasks. The budget is not for
+    what loses no more than `min_run` when it yields, where value counts.
     """
 
     by: Literal["class", "value", "remaining", "attained", "level"] = "class"
     min_run: int = MIN_RUN
     budget: int = 3
     at_once: int = 16
+
+    def at_most(self, shape: Shape, tasks: int) -> int:
+        """How many may be asked at once for a unit."""
+        return max(self.at_once, tasks * max(1, shape.gpus))
 
     def loses_little(self, resident: Resident) -> bool:
         """Whether it loses no more than `min_run` when it yields, by the interval of its checkpoints."""
@@ -170,21 +174,39 @@ def left_on(resident: Resident, draft: Draft) -> int:
 
 
 class Prices:
-    """What each unit may yield for, by unit; the least of these `on` each node by row, and the rows in the order of
-    that. `least` is the least of all.
-    """
+    """What each unit may yield for, by unit; the least of these `on` each node by row, and `least` of all."""
 
     def __init__(self, of: Mapping[str, float], draft: Draft) -> None:
         self.of = of
-        cheapest: list[tuple[float, int]] = []
+        self._free = draft.fleet.free[DEVICES]
+        self._offers: dict[int, list[tuple[float, int]]] = {}
+        self._rows: dict[int, list[int]] = {}
         for row, residents in enumerate(draft.fleet.residents):
-            least = min((of.get(resident.unit, inf) for resident in residents), default=inf)
-            if least < inf:
-                cheapest.append((least, row))
-        cheapest.sort()
-        self.least = cheapest[0][0] if cheapest else inf
-        self.rows = [row for _, row in cheapest]
-        self.on = {row: least for least, row in cheapest}
+            held: dict[str, int] = {}
+            for resident in residents:
+                if of.get(resident.unit, inf) < inf:
+                    held[resident.unit] = held.get(resident.unit, 0) + resident.shape.gpus
+            if held:
+                self._offers[row] = sorted((of[unit], devices) for unit, devices in held.items())
+        self.on = {row: offers[0][0] for row, offers in self._offers.items()}
+        self.least = min(self.on.values(), default=inf)
+
+    def rows(self, devices: int) -> list[int]:
+        """Where so many devices could be free on one node, those first where the cheapest that free them cost least."""
+        if devices not in self._rows:
+            costs = ((self._cost(row, devices), row) for row in self._offers)
+            self._rows[devices] = [row for cost, row in sorted(costs) if cost < inf]
+        return self._rows[devices]
+
+    def _cost(self, row: int, devices: int) -> float:
+        """The sum of the least prices on a node of which so many devices come free."""
+        lacks, total = devices - int(self._free[row]), 0.0
+        for number, (price, frees) in enumerate(self._offers[row]):
+            if number and lacks <= 0:
+                return total
+            total += price
+            lacks -= frees
+        return total if lacks <= 0 else inf
 
 
 def standings(draft: Draft, rules: Preemption) -> dict[str, float]:
@@ -254,7 +276,7 @@ def find_yielding(
     """
     may = _may_yield(candidate, draft, rules, asked)
     near = dict.fromkeys(_nearest(draft, shape, tasks, yielding_to=candidate if rules.by == "class" else None), 0.0)
-    most = max(rules.at_once, tasks) - len(asked)
+    most = rules.at_most(shape, tasks) - len(asked)
     return _cheapest(shape, draft, tasks, near, most, may, lambda resident: price_of(resident, draft, rules.by))
 
 
@@ -279,7 +301,7 @@ def make_way(
         return of.get(resident.unit, inf) < worth and resident.unit not in asked and not resident.stopping
 
     near = _cheapest_rows(draft, shape, tasks, prices, within)
-    most = max(rules.at_once, tasks) - len(asked)
+    most = rules.at_most(shape, tasks) - len(asked)
     free = draft.capacity(shape)
     at_least = {row: 0.0 if free[row] else prices.on.get(row, inf) for row in near}
     return _cheapest(shape, draft, tasks, at_least, most, may, lambda resident: of[resident.unit], worth)
@@ -457,9 +479,7 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
 
 
 def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices, within: Bools | None) -> list[int]:
-    """Rows that could hold a task of the shape: for a gang those with room for one, then those where the least price is
-    least.
-    """
+    """Rows that could hold a task of the shape: for a gang those with room for one, then where room costs least."""
     fleet, able = draft.fleet, draft.able(shape)
     could = np.take(able.room > 0, fleet.kind) & (fleet.closed == 0)
     could[list(draft.kept)] = False
@@ -468,7 +488,7 @@ def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices, withi
     most = LOOKED_AT + tasks - 1
     rows = np.flatnonzero(could & (draft.capacity(shape) > 0))[:most].tolist() if tasks > 1 else []
     known = set(rows)
-    for row in prices.rows:
+    for row in prices.rows(shape.gpus):
         if len(rows) >= most:
             break
         if could[row] and row not in known:
