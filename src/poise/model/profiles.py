@@ -111,12 +111,16 @@ def expected_run(profile: Profile | None, declared: int) -> int:
 
 def estimate_run(profile: Profile | None, declared: int) -> Estimate:
     """The same with its uncertainty: as seen, half of what a user declared, and all of a guess. Where runs of the class
-    keep closer to what is declared of each than to their mean, they are foreseen by that.
+    keep closer to what is declared of each than to their mean, they are foreseen by that; and so is one of which so
+    different a time is declared that it cannot be like them.
     """
     if profile is not None and profile.count:
-        if declared and 0 < profile.ratio_deviation * profile.mean <= profile.deviation * profile.ratio:
+        if declared and profile.ratio:
             mean = declared * profile.ratio // 1000
-            return Estimate(max(1, mean), mean * profile.ratio_deviation // profile.ratio, "declared")
+            deviation = mean * profile.ratio_deviation // profile.ratio
+            closer = 0 < profile.ratio_deviation * profile.mean <= profile.deviation * profile.ratio
+            if closer or abs(mean - profile.mean) > CERTAIN * (deviation + profile.deviation):
+                return Estimate(max(1, mean), deviation, "declared")
         return Estimate(profile.mean, profile.deviation, "history")
     if declared:
         return Estimate(declared, declared // 2, "declared")
