@@ -309,6 +309,17 @@ def test_wait_gives_up_after_its_timeout(shared: Living) -> None:
     assert shared.poise("wait", *jobs).code == 130
 
 
+def test_of_several_that_are_cancelled_none_starts_in_place_of_another(shared: Living) -> None:
+    whole = ("--cpu", str(os.cpu_count()), "--", "sleep", "60")
+    runs, *wait = [shared.poise("submit", *whole).text.strip() for _ in range(4)]
+    assert shared.poise("cancel", runs, "no-such-job").code != 0
+    assert shared.poise("show", runs, "--json").value["status"] in ("placed", "running"), "all or none"
+    assert shared.poise("cancel", runs, *wait).err == f"cancelling {', '.join((runs, *wait))}\n"
+    assert shared.poise("wait", runs, *wait).code == 130
+    for job in wait:
+        assert [task["epoch"] for task in shared.poise("show", job, "--json").value["tasks"]] == [0]
+
+
 def test_a_drained_node_takes_no_new_work(shared: Living) -> None:
     node = shared.poise("nodes", "--json").value[0]["name"]
     assert shared.poise("drain", node).code == 0

@@ -208,14 +208,16 @@ def wait(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 def cancel(jobs: tuple[str, ...], as_json: bool) -> int:
     """Cancel every JOB (id, name, or JOB.TASK): what waits never starts, what runs gets SIGTERM and, after its grace,
-    SIGKILL.
+    SIGKILL. Of several, none starts in place of another; if one of them cannot be found, none is cancelled.
 
     Of a graph, what needs a cancelled task is skipped, and the rest goes on.
     """
     client = connected(current_home())
-    cancelled: list[Any] = [client.cancel(job) for job in jobs]
+    running = {job: client.job(job).status in ("placed", "running") for job in jobs} if len(jobs) > 1 else {}
+    cancelled = {job: client.cancel(job) for job in sorted(jobs, key=lambda job: running.get(job, False))}
+    names = [cancelled[job] for job in jobs]
     if as_json:
-        print_json({"cancelled": cancelled})
+        print_json({"cancelled": names})
     else:
-        say(f"cancelling {', '.join(cancelled)}")
+        say(f"cancelling {', '.join(names)}")
     return 0
