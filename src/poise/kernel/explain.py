@@ -70,7 +70,7 @@ def job_report(ledger: Ledger, job: JobState, now: int, *, tasks: bool) -> JobRe
         for task in unit.tasks:
             status = task_status(job, unit, task)
             counts[status] = counts.get(status, 0) + 1
-    path = critical_path(job) if tasks and len(job.units) > 1 and job.calls is None else ()
+    path, slack = paths(job) if tasks and len(job.units) > 1 and job.calls is None else ((), {})
     return JobReport(
         id=job.id,
         name=job.name,
@@ -88,7 +88,9 @@ def job_report(ledger: Ledger, job: JobState, now: int, *, tasks: bool) -> JobRe
         note=job.note,
         calls=_calls_report(job.calls) if job.calls is not None else None,
         tasks=tuple(
-            task_report(ledger, job, unit, index, now) for unit in job.units for index in range(len(unit.tasks))
+            task_report(ledger, job, unit, index, now, slack.get(unit.spec.name, unit.slack))
+            for unit in job.units
+            for index in range(len(unit.tasks))
         )
         if tasks
         else (),
@@ -115,7 +117,7 @@ def _calls_report(book: CallBook) -> CallsReport:
     )
 
 
-def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now: int) -> TaskReport:
+def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now: int, slack: int) -> TaskReport:
     """One task as of `now`."""
     task, spec = unit.tasks[index], unit.spec.tasks[index]
     ending = task.ending or Ending(outcome="returned")
@@ -140,8 +142,8 @@ def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now:
         started=ledger.wall(started),
         ended=ledger.wall(task.ended),
         expected=unit.expected,
-        slack=unit.slack,
-        critical=len(job.units) > 1 and unit.slack == 0,
+        slack=slack,
+        critical=len(job.units) > 1 and slack == 0,
         outcome=ending.outcome if has_ended else "",
         exit_code=_exit_code(ending) if has_ended else None,
         peak=ending.peak,
@@ -236,10 +238,20 @@ def turn_of(job: JobState, unit: UnitState) -> list[Reason]:
     return [Reason(code="AT_MOST", need=str(unit.spec.at_most), wakes="finished")]
 
 
-def critical_path(job: JobState) -> tuple[str, ...]:
-    """Names of the units on the longest path, with real durations where they are known."""
+def paths(job: JobState) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Names of the units on the longest path, and by how much each may be late without delaying the whole: as is
+    expected, or as it came once all are done. Then what a unit waited and the attempts that came to nothing are part of
+    how long it took from when it could have begun.
+    """
     needs = {unit.spec.name: unit.spec.needs for unit in job.units}
-    return tuple(graph.critical_path(needs, {unit.spec.name: unit.expected for unit in job.units}))
+    took = {unit.spec.name: unit.expected for unit in job.units}
+    if job_status(job) == "done":
+        ended = {unit.spec.name: unit.ended for unit in job.units}
+        took = {
+            name: ended[name] - max((ended[need] for need in of), default=job.submitted) for name, of in needs.items()
+        }
+    slack = {name: times.slack for name, times in graph.times(needs, took).items()}
+    return tuple(graph.critical_path(needs, took)), slack
 
 
 class Alike(NamedTuple):

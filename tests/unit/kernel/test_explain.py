@@ -101,6 +101,22 @@ def test_a_graph_shows_its_critical_path_and_what_remains() -> None:
     ]
 
 
+def test_what_held_up_a_graph_counts_with_all_its_attempts() -> None:
+    tasks: dict[str, Any] = {
+        "a": {"expect": "1s"},
+        "b": {"needs": ["a"], "expect": "4s", "retry": {"when": ["failed"], "backoff": "1s"}},
+        "c": {"needs": ["a"], "expect": "5s"},
+        "d": {"needs": ["b", "c"], "expect": "1s"},
+    }
+    world = World().nodes(1).graph("g", tasks=tasks).round().start("g.a").after("1s").finish("g.a", run="1s").round()
+    world.start("g.b", "g.c").after("3s").finish("g.b", outcome="failed", run="3s").after("2s").finish("g.c", run="5s")
+    world.round().start("g.b").after("4s").finish("g.b", run="4s").round().start("g.d").after("1s")
+    world.finish("g.d", run="1s")
+    told = report(world, "g")
+    assert told.status == "done" and told.critical_path == ("a", "b", "d")
+    assert {task.name: task.slack for task in told.tasks} == {"a": 0, "b": 0, "c": 4 * SECOND, "d": 0}
+
+
 def test_a_node_with_what_is_taken_on_it() -> None:
     world = World().join(node("n1", cpu=4, gpus=2)).job("a", gpu=1, memory="1GiB").round()
     told = node_report(world.ledger.nodes["n1"])
