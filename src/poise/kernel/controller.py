@@ -419,6 +419,7 @@ class Controller:
         self._reloaded = 0
         self._failing, self._told_failing = "", 0
         self._until: int | None = None
+        self._closed = False
         self._watch = Watch(settings.triggers)
         self._fired: list[str] = []
         self._last_round = 0
@@ -655,7 +656,10 @@ class Controller:
                 hint="`poise plan` again, and submit with the revision that it tells",
             )
         job = self.would_submit(message.compiled, message.user)
+        undecided = self._dirty
         self._commit(JobSubmitted(at=now, job=job, key=message.key, by=message.bearer.token))
+        if self._closed and not undecided:
+            self._dirty = not all(self.ledger.held_queue(unit.queue) for unit in self.ledger.jobs[job.id].units)
         return job.id
 
     def would_submit(self, compiled: Compiled, user: str = "") -> Job:
@@ -1035,7 +1039,7 @@ class Controller:
         self._deciding, self._asked = False, None
         if self._full:
             return
-        self._until = plan.until
+        self._until, self._closed = plan.until, plan.closed
         stale = view is None or view.revision != self.ledger.revision  # whatever the plan says: a policy may be wrong
         if plan.failed and (plan.failed != self._failing or now - self._told_failing >= TELL_AGAIN):
             self._told_failing = now

@@ -86,7 +86,7 @@ from poise.model.profiles import Profile, estimate_run, is_brief, outlasting
 from poise.model.quotas import Amounts, Quota, asked
 from poise.model.resources import PLENTY, WHOLE, Device, Node, Shape, identity_of
 from poise.model.tenants import DEFAULT, HOME, Bearer, Token
-from poise.model.views import Candidate, Snapshot
+from poise.model.views import LEAST_SHOWN, Candidate, Snapshot
 from poise.units import format_duration
 
 UnitStatus = Literal["waiting", "pending", "active", "done", "failed", "cancelled", "skipped"]
@@ -108,8 +108,6 @@ number says where it may run, so that the head may be stuck while one behind it 
 
 SHOWN = 4096
 """Units that a snapshot shows in all, if there are many queues; of each at least `LEAST_SHOWN`."""
-
-LEAST_SHOWN = 4
 
 UNSTABLE = 8
 """One more attempt moves a node's share of failures by an eighth of the difference (as TCP smooths its round trips)."""

@@ -161,6 +161,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A policy's verdict on a snapshot of revision `base`.
 
     `until` is the earliest instant at which the answer could change by itself. `memory` comes back in the next view.
+    With `closed`, more work of queues that are held changes nothing: it waits behind what was here before it.
     """
 
     base: int
@@ -168,6 +169,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     decisions: tuple[Decision, ...] = ()
     until: int | None = None
     memory: dict[str, Any] | None = None
+    closed: bool = False
     failed: str = ""
 
 

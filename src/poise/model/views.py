@@ -62,6 +62,10 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tenant: str = ""
 
 
+LEAST_SHOWN = 4
+"""Units that a snapshot shows of each queue at least, as far as they may be placed."""
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All a cluster policy may read. Candidates come in order of submission; of a long queue only the head is shown.
 
@@ -90,4 +94,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
 
-__all__ = ["Candidate", "Fleet", "PoolView", "Resident", "Snapshot", "Straggler"]
+__all__ = ["LEAST_SHOWN", "Candidate", "Fleet", "PoolView", "Resident", "Snapshot", "Straggler"]

@@ -19,7 +19,7 @@ from poise.model.fleet import CPU, DEVICES, HOT, Resident
 from poise.model.jobs import GRACE
 from poise.model.profiles import expected_run, is_brief
 from poise.model.resources import WHOLE, Shape
-from poise.model.views import Candidate, Snapshot
+from poise.model.views import LEAST_SHOWN, Candidate, Snapshot
 from poise.policy.allowance import Allowance
 from poise.policy.assign import assign
 from poise.policy.feasible import room_when_empty
@@ -128,7 +128,7 @@ class Suite:
         if view.yielded:  # room was made for them, whatever the order says now
             ordered.sort(key=lambda candidate: candidate.unit not in view.yielded.values())
         in_turn = self.recipe.spread or self.recipe.turns != "no"
-        if not in_turn and len(ordered) >= TOGETHER and _may_have_room(view, ordered[0]):
+        if not in_turn and len(ordered) >= TOGETHER and _may_have_room(view, ordered):
             plan = _Round(self, view).place_all(ordered)
             if plan is not None:
                 return plan
@@ -159,6 +159,7 @@ class _Round:
         ).tolist()
         self._searches = 0
         self._until: int | None = None
+        self._closed = False
         self._postponed = False  # what was not looked at comes at once, with more of what goes before it
         self._waiting: list[Candidate] = []
         self._elastic: list[tuple[Candidate, Shape, int, list[Spot], Why]] = []
@@ -265,6 +266,7 @@ class _Round:
             behind = self._behind(candidate)
             if not recipe.overtake and self._could_run(candidate):
                 first, only_behind = first or candidate.unit, behind is not None
+                self._closed = recipe.order == "arrival" and not (only_behind or self.view.quotas)
             if behind is not None:
                 self.decisions.append(behind)
                 continue
@@ -327,6 +329,7 @@ class _Round:
             decisions=tuple(self.decisions),
             until=self._until,
             memory=self._remember(),
+            closed=self._closed,
         )
 
     # --- placing -----------------------------------------------------------------------------------------------------
@@ -964,11 +967,18 @@ def _instant(found: tuple[Reservation, Shape]) -> int:
     return found[0].at
 
 
-def _may_have_room(view: Snapshot, first: Candidate) -> bool:
-    """Whether as much is free in all as who comes first needs; or a quota holds it back, and others come before it."""
-    fleet, shape, tasks = view.fleet, first.shape, first.least or first.tasks
+def _may_have_room(view: Snapshot, ordered: list[Candidate]) -> bool:
+    """Whether as much is free in all as those need who come first for certain, as so many of each queue are shown; or
+    a quota holds them back, and others come before them.
+    """
+    if view.quotas:
+        return True
+    fleet = view.fleet
     cpu, devices = (fleet.free[[CPU, DEVICES]] @ (fleet.closed == 0)).tolist()
-    return bool(view.quotas) or (shape.cpu * tasks <= cpu and shape.gpus * shape.share * tasks <= devices * WHOLE)
+    for one in ordered[: 1 if view.yielded else LEAST_SHOWN]:
+        shape, tasks = one.shape, one.least or one.tasks
+        cpu, devices = cpu - shape.cpu * tasks, devices - shape.gpus * shape.share * tasks / WHOLE
+    return bool(cpu >= 0 and devices >= 0)
 
 
 def _unseen(view: Snapshot) -> dict[str, int]:

@@ -273,6 +273,21 @@ def test_nothing_waits_nothing_is_decided() -> None:
     assert len(world.after("60s").plans) == rounds
 
 
+def test_what_nobody_overtakes_is_not_decided_anew_for_what_comes_behind_it() -> None:
+    def decides_for(policy: str, more: dict[str, Any]) -> bool:
+        world = World(policy).nodes(1, cpu=2).job("runs", cpu=1, expect="1h").round().start("runs")
+        world.job("first", cpu=2, expect="1h").job("second", cpu=2, memory="1GiB", expect="1h").after("1ms")
+        assert world.codes("second") == (["BEHIND"] if policy == "fifo" else ["CPU_BUSY"]) and not decides(world)
+        world.controller.handle(Submit(9, compile_spec(more, wall=WALL)), world.now)
+        return decides(world)
+
+    alike = {"run": "true", "resources": {"cpu": 2, "memory": "1GiB"}}
+    assert not decides_for("fifo", alike)
+    assert decides_for("fifo", {"run": "true", "resources": {"memory": "1GiB"}})  # why that waits was not said yet
+    for policy in ("poise", "sjf", "las"):
+        assert decides_for(policy, alike), policy
+
+
 def test_one_round_at_a_time() -> None:
     world = World().nodes(1).job()
     world.controller.handle(Barrier(1), world.now)
