@@ -106,6 +106,9 @@ HEAD = 128
 """Units of one queue that a snapshot shows; the rest follow as these are placed. `static` is shown all: there a unit's
 number says where it may run, so that the head may be stuck while one behind it is not."""
 
+NO_RATES: Mapping[str, float] = {}
+"""Always the same: what was worked out with these rates is found by it."""
+
 SHOWN = 4096
 """Units that a snapshot shows in all, if there are many queues; of each at least `LEAST_SHOWN`."""
 
@@ -1509,7 +1512,7 @@ class Ledger:
             candidates=tuple(candidates),
             backlog={queue: len(units) for queue, units in self._queues.items()},
             profiles=dict(self._state.profiles),
-            throughputs=throughputs or {},
+            throughputs=NO_RATES if throughputs is None else throughputs,
             speedups=dict(self._speedups),
             elastic=tuple(
                 self._resident(unit) for unit in sorted(self._elastic.values(), key=_ordinal) if not unit.stopping
@@ -1597,23 +1600,19 @@ class Ledger:
         """One node's row, from the state."""
         node = state.node
         network = (node.network or PLENTY) - state.used_network
-        free = sum(
-            device_key(device.index) not in state.devices
-            and device_key(device.index) not in state.shares
-            and self.cordon_of(node.name, device) is None
-            for device in node.devices
-        )
+        share, memory = [], []
+        for device in node.devices:
+            key = device_key(device.index)
+            shares = state.shares.get(key, ())
+            taken = sum([of.share for of in shares]) if shares else WHOLE if key in state.devices else 0
+            share.append(CORDONED if self.cordon_of(node.name, device) is not None else WHOLE - taken)
+            memory.append(device.memory - (sum([of.memory for of in shares]) if shares else 0))
+        fleet.device_share[row, : len(share)], fleet.device_memory[row, : len(memory)] = share, memory
+        free = share.count(WHOLE)
         fleet.free[:, row] = (node.cpu - state.used_cpu, node.memory - state.used_memory, network, free)
         fleet.closed[row] = CONDITIONS.index(state.condition)
         fleet.levels[row] = HOT if state.hot else state.level
         fleet.failures[row] = state.failures / 1000
-        for place, device in enumerate(node.devices):
-            key = device_key(device.index)
-            shares = state.shares.get(key, ())
-            fleet.device_share[row, place] = 0 if key in state.devices else WHOLE - sum(of.share for of in shares)
-            fleet.device_memory[row, place] = device.memory - sum(of.memory for of in shares)
-            if self.cordon_of(node.name, device) is not None:
-                fleet.device_share[row, place] = CORDONED
         on = self._on.get(node.name, {})
         static = self._state.policy == "static"
         residents = []

@@ -88,7 +88,7 @@ def stragglers(ledger: Ledger, now: int, connected: Collection[str]) -> Iterator
 
 def _is_compared(ledger: Ledger, unit: UnitState) -> bool:
     first = unit.spec.tasks[0]
-    alike = _is_gang(unit) or (first.parts > 0 and not values_in(first.env))
+    alike = len(unit.tasks) > FEWEST or (not _is_gang(unit) and first.parts > 0 and not values_in(first.env))
     return alike and not unit.saved and ledger.jobs[unit.job].calls is None
 
 

@@ -294,7 +294,11 @@ def model_under(node: Node, devices: tuple[int, ...]) -> str:
     """
     if not devices:
         return _called(node)
-    return next((device.model or device.kind for device in node.devices if device.index == devices[0]), "")
+    first = devices[0]
+    for device in node.devices:
+        if device.index == first:
+            return device.model or device.kind
+    return ""
 
 
 def _numbered(names: Sequence[object]) -> Ints:
