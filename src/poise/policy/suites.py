@@ -488,15 +488,16 @@ class _Round:
             more = self._make_yield(candidate, self.recipe.preempt)
         if not more and self._target.pop(candidate.unit, None) is not None and self._place(candidate):
             return  # not on the model that would be best: no room is to come there
-        large = candidate.tasks > 1 or candidate.shape.gpus != 1  # nothing else takes a single device away from it
-        if not more and could and large and self.recipe.reserve and self._reservations < RESERVATIONS:
-            waits_until = candidate.ready + PATIENCE[effective_class(candidate, self.view.now)]
-            if self.view.now >= waits_until:
-                self._keep(candidate, waits_until + LENDING)
-            else:
-                self._ask_again(waits_until)
-        every = ageing(candidate)
-        self._ask_again(candidate.ready + every * (1 + (self.view.now - candidate.ready) // every))
+        if not self._closed:  # else nobody takes its room, and waiting raises it over nobody
+            large = candidate.tasks > 1 or candidate.shape.gpus != 1  # nothing else takes a single device away from it
+            if not more and could and large and self.recipe.reserve and self._reservations < RESERVATIONS:
+                waits_until = candidate.ready + PATIENCE[effective_class(candidate, self.view.now)]
+                if self.view.now >= waits_until:
+                    self._keep(candidate, waits_until + LENDING)
+                else:
+                    self._ask_again(waits_until)
+            every = ageing(candidate)
+            self._ask_again(candidate.ready + every * (1 + (self.view.now - candidate.ready) // every))
         if not candidate.recovering:  # that one is held by its node, which may come back, and not by a queue
             self.holds[candidate.queue] = more
             self._waiting.append(candidate)
