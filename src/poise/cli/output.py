@@ -165,17 +165,40 @@ def _append(ask: Callable[[], Shown], form: str) -> None:
         time.sleep(EVERY)
 
 
+def check_page(path: Path, option: str) -> None:
+    """Look before hours are spent on what could not be written. Raises `InputError`, which names the option."""
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise _unwritten(path, "it is a folder", option)
+    if not folder.is_dir():
+        raise _unwritten(path, "there is no such folder", option)
+    if not os.access(path if _is_special(path) else folder, os.W_OK):
+        raise _unwritten(path, "Permission denied", option)
+
+
 def write_page(path: Path, text: str, option: str) -> None:
-    """Write an HTML page whole or not at all. Raises `InputError`, which names the option."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write an HTML page whole or not at all; into a device or a pipe, which nothing may take the place of, as it
+    comes. Raises `InputError`, which names the option.
+    """
+    check_page(path, option)
+    target = path if _is_special(path) else path.resolve()
+    draft = target if _is_special(path) else target.with_name(f".{target.name}.{os.getpid()}")
     try:
         draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+        if draft != target:
+            draft.replace(target)
     except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise InputError(
-            f"the page cannot be written: {error.strerror}",
-            field=str(path),
-            hint=f"`{option} FILE` in a folder of yours",
-        ) from None
+        if draft != target:
+            draft.unlink(missing_ok=True)
+        raise _unwritten(path, error.strerror or str(error), option) from None
     say(f"poise: wrote {path}; open it in a browser")
+
+
+def _unwritten(path: Path, why: str, option: str) -> InputError:
+    hint = f"`{option} FILE` in a folder of yours"
+    return InputError(f"the page cannot be written: {why}", field=option, have=str(path), hint=hint)
+
+
+def _is_special(path: Path) -> bool:
+    """Whether it is there and is no file: a device or a pipe."""
+    return path.exists() and not path.is_file()

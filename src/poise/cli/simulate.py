@@ -151,7 +151,7 @@ def _compared(asked: "Asked", policies: Sequence[str], report: Path | None) -> "
     from poise.twin.compare import compare
 
     if report is not None:
-        _check_folder(report)
+        output.check_page(report, "--report")
     with _progress(policies) as watch:
         told = compare(asked, policies, watch)
     for note in told.notes:
@@ -168,12 +168,6 @@ def _compared(asked: "Asked", policies: Sequence[str], report: Path | None) -> "
 
         output.write_page(report, render(told), "--report")
     return told
-
-
-def _check_folder(path: Path) -> None:
-    """Before hours are spent on what could not be written."""
-    if not path.absolute().parent.is_dir():
-        raise InputError("there is no such folder", field="--report", have=str(path.parent), hint="`--report FILE`")
 
 
 @contextmanager

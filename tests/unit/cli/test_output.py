@@ -1,7 +1,9 @@
 """One mechanism prints what commands list and show: tables, wide ones, JSON, names, and going on."""
 
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 import pytest
@@ -10,6 +12,7 @@ from poise.cli import output
 from poise.cli.group import poise
 from poise.cli.main import COMMANDS, main
 from poise.cli.output import Column, Shown
+from poise.errors import InputError
 
 
 def shown(*rows: tuple[str, str, str], over: bool = False) -> Shown:
@@ -97,3 +100,28 @@ def test_every_command_prints_json() -> None:
         return any("--json" in param.opts for param in command.params)
 
     assert every_command(has) == []
+
+
+def test_a_page_takes_the_place_of_no_device_and_no_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    output.write_page(pipe, "<p>", "--report")
+    assert os.read(reader, 10) == b"<p>"
+    assert pipe.is_fifo()
+    os.close(reader)
+
+
+def test_a_page_is_written_where_a_link_leads(tmp_path: Path) -> None:
+    (tmp_path / "link.html").symlink_to(tmp_path / "page.html")
+    output.write_page(tmp_path / "link.html", "<p>", "--report")
+    assert (tmp_path / "page.html").read_text() == "<p>"
+    assert (tmp_path / "link.html").is_symlink()
+
+
+@pytest.mark.parametrize(("name", "why"), [(".", "a folder"), ("", "a folder"), ("no/x.html", "no such folder")])
+def test_a_page_that_cannot_be_written_is_told_before_anything_else(name: str, why: str) -> None:
+    with pytest.raises(InputError, match=why) as caught:
+        output.check_page(Path(name), "--report")
+    assert caught.value.record.field == "--report"
+    assert caught.value.record.hint.startswith("`--report FILE`")
