@@ -162,7 +162,8 @@ def _compared(asked: "Asked", policies: Sequence[str], report: Path | None) -> "
         for reason, count in trial.refused.items():
             say(f"poise: {count:,} jobs refused under {trial.policy}: {reason}")
         if trial.measures.unfinished:
-            say(f"poise: {trial.measures.unfinished:,} jobs have not ended under {trial.policy}")
+            why = f": nothing has begun or ended for a week of the trace; {trial.stuck}" if trial.stuck else ""
+            say(f"poise: {trial.measures.unfinished:,} jobs have not ended under {trial.policy}{why}")
     if report is not None:
         from poise.twin.panels import render
 

@@ -29,7 +29,7 @@ twin has none (`poise faults` does)."""
 PATIENCE = 1 * HOUR
 AWAY = 7 * DAY
 """Nothing was submitted, has begun or ended for so long, and nothing runs: nothing more will happen; nor if nodes are
-away that will be back, in the end."""
+away that might be back, in the end."""
 
 _ENDINGS: dict[FaultKind, Outcome] = {"kill-task": "killed", "out-of-memory": "oom"}
 
@@ -72,7 +72,8 @@ def interference(sharing: float) -> Callable[[int, int], float]:
 
 class Happenings:
     """Lets things happen in a twin, until there is nothing left for them to befall: `over` tells
-    whether all jobs are over, or nothing has happened to them for so many nanoseconds.
+    whether all jobs are over, or nothing has happened to them for so many nanoseconds. `returned` is when something
+    that was away was back last; nothing more will be where not `awaited`.
     """
 
     def __init__(
@@ -85,7 +86,8 @@ class Happenings:
         *,
         over: Callable[[int], bool],
     ) -> None:
-        self._away = 0
+        self.returned = 0
+        self._away = self._awaited = 0
         self._over = over
         self._twin = twin
         self._nodes = {node.name: node for node in nodes}
@@ -99,11 +101,19 @@ class Happenings:
         """The nodes that are there from the beginning: all but those that a change lets join first."""
         return [node for node in self._nodes.values() if not self._out.get(node.name)]
 
+    @property
+    def awaited(self) -> bool:
+        """Whether a node or a device that is away will be back."""
+        return self._awaited > 0
+
     def _begin(self, world: World, nemeses: Sequence[Nemesis]) -> None:
         first: dict[str, bool] = {}
         for change in world.changes:
             first.setdefault(change.node, change.there)
-            self._twin.timeline.call_at(change.at, self._back if change.there else self._gone, change.node)
+            if change.there:
+                self._return_in(change.at, partial(self._back, change.node))
+            else:
+                self._twin.timeline.call_at(change.at, self._gone, change.node)
         self._out = {name: 1 for name, there in first.items() if there}
         self._away = len(self._out)
         for name in sorted(self._nodes):
@@ -144,7 +154,7 @@ class Happenings:
     def _lose(self, name: str, losses: Losses, draw: Random) -> int:
         lasts = _some(draw, losses.mttr)
         self._gone(name, losses.detected)
-        self._twin.timeline.call_in(lasts, self._back, name)
+        self._return_in(lasts, partial(self._back, name))
         return lasts
 
     def _gone(self, name: str, detected: int = 0) -> None:
@@ -189,7 +199,7 @@ class Happenings:
         chance = draw.randrange(2**32)
         if spec.fault == "machine-off":
             self._gone(name)
-            self._twin.timeline.call_in(lasts, self._back, name)
+            self._return_in(lasts, partial(self._back, name))
         elif spec.fault == "straggle":
             self._slow_down(name, max(1.0, spec.amount), lasts)
         elif spec.fault in _ENDINGS:
@@ -198,6 +208,7 @@ class Happenings:
             device = self._offered[name].devices[chance % len(self._offered[name].devices)].index
             if spec.fault == "fail-device":
                 self._twin.fail_device(name, device, lasts)
+                self._return_in(lasts, lambda: None)  # the twin opens it again itself
             else:
                 self._unplug(name, device, lasts)
         return 0
@@ -206,7 +217,18 @@ class Happenings:
         node = self._offered[name]
         gone = [device for device in node.devices if device.index == index]
         self._offer(name, [device for device in node.devices if device.index != index])
-        self._twin.timeline.call_in(lasts, lambda: self._offer(name, [*self._offered[name].devices, *gone]))
+        self._return_in(lasts, lambda: self._offer(name, [*self._offered[name].devices, *gone]))
+
+    def _return_in(self, lasts: int, come: Callable[[], None]) -> None:
+        """What is away, or is not there yet, will be there after so long."""
+        self._awaited += 1
+
+        def back() -> None:
+            self._awaited -= 1
+            self.returned = self._twin.now
+            come()
+
+        self._twin.timeline.call_in(lasts, back)
 
     def _offer(self, name: str, devices: Sequence[Device]) -> None:
         """The node has these devices from now on, and says so."""

@@ -21,6 +21,7 @@ def summary(told: Comparison) -> dict[str, Any]:
             "policy": trial.policy,
             "measures": msgspec.to_builtins(trial.measures),
             "refused": trial.refused,
+            "stuck": trial.stuck,
             "curves": msgspec.to_builtins(trial.curves),
         }
         for trial in told.trials

@@ -363,13 +363,13 @@ class Recorder:
                 key = what, waste.cause
                 self._waste[key] = self._waste.get(key, 0.0) + amount * waste.time
 
-    def still_for(self) -> int:
-        """Nanoseconds since anything was submitted, began or ended; 0 while something runs, and for ever once all is
-        over.
+    def still_for(self, at: int) -> int:
+        """Nanoseconds since anything was submitted, began or ended, when it is `at` on the log's clock; 0 while
+        something runs, and for ever once all is over.
         """
         if not self._open_jobs:
             return FOREVER
-        return 0 if self._running else self._now - self._moved_at
+        return 0 if self._running else at - self._moved_at
 
     def look(self) -> None:
         """Between two steps: how much of what is free could be used. Less often when there is much to look at."""

@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from poise.engine.happenings import Happenings, in_world, interference
+from poise.engine.happenings import AWAY, Happenings, in_world, interference
 from poise.engine.scenario import Nemesis
 from poise.engine.twin import FOREVER, Observe, Twin
 from poise.kernel.controller import Settings
-from poise.kernel.ledger import JobState
+from poise.kernel.explain import reasons
+from poise.kernel.ledger import JobState, Ledger
 from poise.model.events import Event
 from poise.model.fleet import model_of, processor_of
 from poise.model.history import Span
@@ -31,7 +32,8 @@ TELL_EVERY = 1024
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """A trial that is over. `spans` are attempts, the longest of them, and `forgotten` counts the others; of nothing
-    where they were not asked for. `refused` counts submissions that were refused, by reason.
+    where they were not asked for. `refused` counts submissions that were refused, by reason. `stuck` says of the first
+    job that waits what for, where the trial was ended since nothing began or ended any more.
     """
 
     policy: str
@@ -42,6 +44,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[Span, ...] = ()
     forgotten: int = 0
     refused: dict[str, int] = {}
+    stuck: str = ""
 
     @property
     def completions(self) -> list[float]:
@@ -63,8 +66,9 @@ def simulate(
     observe: Observe = lambda event: None,
 ) -> Result:
     """Run it to its end, or `until` nanoseconds from the beginning, in a `world` where faults of some `nemeses` happen.
-    So many of the longest attempts are remembered as `spans`. `tell` hears now and then how far it is, `observe` is
-    handed every event.
+    It ends as well where nothing has begun or ended for a week, nothing runs, and nothing will arrive or be back: what
+    waits then would wait for ever, and the figures are of the time before. So many of the longest attempts are
+    remembered as `spans`. `tell` hears now and then how far it is, `observe` is handed every event.
     """
     settings = settings or Settings()
     settings = msgspec.structs.replace(settings, throughputs=settings.throughputs | workload.throughputs)
@@ -79,9 +83,10 @@ def simulate(
     recorder.begin(twin.ledger, twin.began)
     jobs = len(workload.arrivals)
     last = max((arrival.at for arrival in workload.arrivals), default=0)
+    stuck = False
 
     def over(patience: int) -> bool:
-        return twin.now >= last and recorder.still_for() > patience
+        return twin.now >= last and recorder.still_for(twin.began + twin.now) > patience + settings.every
 
     happenings = Happenings(twin, nodes, world, nemeses, settings.seed, over=over)
     workload = in_world(workload, world)
@@ -91,15 +96,18 @@ def simulate(
     steps = 0
 
     def watch() -> bool:
-        nonlocal steps
+        nonlocal steps, stuck
         recorder.look()
         steps += 1
         if tell is not None and steps % TELL_EVERY == 0:
             tell(recorder.over, twin.now)
-        return recorder.over + len(twin.refused) < jobs
+        if over(AWAY) and not happenings.awaited and twin.now - happenings.returned > AWAY + settings.every:
+            stuck = bool(twin.ledger.first_waiting(1))
+        return recorder.over + len(twin.refused) < jobs and not stuck
 
     twin.run(until or None, watch=watch)
-    recorder.finish(twin.began + twin.now)
+    at = twin.began + twin.now
+    recorder.finish(at - recorder.still_for(at) if stuck else at)
     refused: dict[str, int] = {}
     for _, error in twin.refused:
         text = error.record.message
@@ -113,7 +121,15 @@ def simulate(
         spans=recorder.spans(),
         forgotten=recorder.forgotten() if spans else 0,
         refused=dict(sorted(refused.items())),
+        stuck=_waits(twin.ledger) if stuck else "",
     )
+
+
+def _waits(ledger: Ledger) -> str:
+    """What the first unit waits for."""
+    unit = ledger.first_waiting(1)[0]
+    why = "; ".join(reason.sentence() for reason in reasons(ledger, ledger.jobs[unit.job], unit, ledger.now))
+    return f"{unit.id} waits: {why or 'the policy gives no reason'}"
 
 
 def _power_in(world: World) -> PowerModel:

@@ -63,6 +63,19 @@ def test_policies_side_by_side_and_a_page(capsys: pytest.CaptureFixture[str], tm
     assert len(panels) == 40
 
 
+def test_a_trial_that_would_never_end_does_and_says_what_it_waits_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "trace.csv").write_text("at,took\n0,60\n20,60\n")
+    (tmp_path / "fleet.yaml").write_text("kind: fleet\nnodes: {n: {cpu: 8, memory: 64GiB, devices: [{model: V100}]}}\n")
+    (tmp_path / "world.yaml").write_text("kind: world\nchanges: [{at: 10s, node: n, there: false}]\n")
+    files = ["--fleet", str(tmp_path / "fleet.yaml"), "--world", str(tmp_path / "world.yaml")]
+    assert main(["simulate", str(tmp_path / "trace.csv"), "--map", "submit=at,duration=took", *files]) == 0
+    said = capsys.readouterr().err
+    assert "2 jobs have not ended under poise" in said
+    assert ".main waits: n: is lost" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

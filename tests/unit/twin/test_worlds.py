@@ -17,7 +17,7 @@ from poise.model.workload import Arrival, Steady, Truth, Workload
 from poise.model.worldfile import compile_world
 from poise.policy.suites import POLICIES, policy_named
 from poise.twin.trial import Result, simulate
-from poise.units import SECOND
+from poise.units import DAY, HOUR, SECOND
 
 RATES = {"V100": 1.0, "K80": 0.25}
 WORLDS: list[dict[str, Any]] = [
@@ -135,27 +135,57 @@ def sum_of(told: Result) -> int:
     return total if abs(held - total) <= 1e-6 * max(1, total) else round(held)
 
 
+TWO = tuple(Device(index=index, memory=2**34, model="V100") for index in range(2))
+PAIR = [Node(name=name, incarnation="1", cpu=16_000, memory=2**40, devices=TWO) for name in ("n1", "n2")]
+
+
+def job(at: int, tasks: int, gpus: int) -> Arrival:
+    names = [f"main[{rank}]" if tasks > 1 else "main" for rank in range(tasks)]
+    unit = Unit(
+        name="main",
+        tasks=tuple(Task(name=name, argv=("work",), rank=rank, world=tasks) for rank, name in enumerate(names)),
+        shape=Shape(gpus=gpus),
+        kind=f"of {tasks}",
+        expect=400 * SECOND,
+        checkpoint=60 * SECOND,
+    )
+    return Arrival(at=at * SECOND, units=(unit,), truths={"main": Truth(pace=Steady(400.0, tasks))})
+
+
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_every_policy_outlives_a_lost_node(policy: str) -> None:
     """A gang that needs both nodes, and work that needs one of them; one node is away for a while."""
-    devices = tuple(Device(index=index, memory=2**34, model="V100") for index in range(2))
-    fleet = [Node(name=name, incarnation="1", cpu=16_000, memory=2**40, devices=devices) for name in ("n1", "n2")]
-
-    def job(at: int, tasks: int, gpus: int) -> Arrival:
-        names = [f"main[{rank}]" if tasks > 1 else "main" for rank in range(tasks)]
-        unit = Unit(
-            name="main",
-            tasks=tuple(Task(name=name, argv=("work",), rank=rank, world=tasks) for rank, name in enumerate(names)),
-            shape=Shape(gpus=gpus),
-            kind=f"of {tasks}",
-            expect=400 * SECOND,
-            checkpoint=60 * SECOND,
-        )
-        return Arrival(at=at * SECOND, units=(unit,), truths={"main": Truth(pace=Steady(400.0, tasks))})
-
     changes = [{"at": 100, "node": "n2", "there": False}, {"at": 900, "node": "n2", "there": True}]
-    told = run(policy, fleet, [job(0, 2, 2), job(10, 1, 1), job(20, 1, 2)], {"changes": changes})
+    told = run(policy, PAIR, [job(0, 2, 2), job(10, 1, 1), job(20, 1, 2)], {"changes": changes})
     assert told.measures.done == 3
+
+
+STORMY = {"losses": {"mtbf": "1h", "mttr": "2m"}, "telemetry": {"every": "1h"}}
+
+
+@pytest.mark.parametrize("world", [{}, STORMY])
+@pytest.mark.parametrize("policy", ["poise", "fifo", "las"])
+def test_a_trial_ends_where_a_job_would_wait_for_ever(policy: str, world: dict[str, Any]) -> None:
+    """A gang that needs both nodes, one of which leaves before it could start."""
+    changes = [{"at": 25, "node": "n2", "there": False}]
+    told = run(policy, PAIR, [job(0, 1, 2), job(20, 2, 2), job(30, 1, 1)], {"changes": changes, **world})
+    assert (told.measures.done, told.measures.unfinished) == (2, 1)
+    assert told.stuck.startswith("j2.main waits: ")
+    assert "is lost" in told.stuck
+    if not world:
+        assert told.measures.makespan < HOUR, "the week in which it was seen that nothing happens counts as well"
+
+
+def test_who_comes_back_is_waited_for() -> None:
+    changes = [{"at": 25, "node": "n2", "there": False}, {"at": "8d", "node": "n2", "there": True}]
+    told = run("poise", PAIR, [job(0, 1, 2), job(20, 2, 2)], {"changes": changes})
+    assert (told.measures.done, told.stuck) == (2, "")
+
+
+def test_who_decides_seldom_is_waited_for() -> None:
+    workload, world = Workload(name="one", arrivals=(job(1, 2, 2),)), compile_world({"kind": "world", **STORMY})
+    told = simulate(workload, PAIR, policy_named("fifo"), Settings(every=8 * DAY), world=world)
+    assert (told.measures.done, told.stuck) == (1, "")
 
 
 def test_no_order_depends_on_how_texts_are_hashed() -> None:
