@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from poise.drivers.plugins import Choice, build, choose, choose_document, code_of, policy_of
-from poise.errors import SpecError
+from poise.drivers.plugins import Choice, build, choose, choose_document, code_of, policy_of, sample_view, tried
+from poise.errors import Fault, SpecError
 from poise.model.events import Began
 from poise.testing import World
 
@@ -206,3 +206,50 @@ def test_what_is_not_here_any_more_says_so(folder: Path) -> None:
     assert "`solitude` is not installed any more" in str(policy_of(then[1], anyway=True))
     later = began(choose("sjf"), recipe={"name": "ours", "order": "arrival", "telepathy": True})
     assert "its recipe is not known here" in str(policy_of(later, anyway=True))
+
+
+LATER = """
+from poise.policy.suites import policy_named
+
+class Later:
+    name = "later"
+    def __init__(self, answer):
+        self.answer, self.rounds = answer, 0
+    def decide(self, view):
+        self.rounds += 1
+        return policy_named("fifo").decide(view) if self.rounds == 1 else self.answer()
+
+def dividing():
+    return 1 / 0
+
+def leaving():
+    raise SystemExit(0)
+
+DIVIDES, LEAVES, FORGETS = Later(dividing), Later(leaving), Later(dict)
+"""
+
+
+@pytest.mark.parametrize(
+    ("which", "problem", "have"),
+    [
+        ("DIVIDES", "the policy `later` raised ZeroDivisionError: division by zero", "others.py:13"),
+        ("LEAVES", "the policy `later` raised SystemExit: 0", "others.py:16"),
+        ("FORGETS", "the policy `later` gave a plan that is not sound: `decide` gave a `dict`, not a Plan", ""),
+    ],
+)
+def test_what_fails_in_a_twin_is_told_by_policy_and_place(folder: Path, which: str, problem: str, have: str) -> None:
+    (folder / "others.py").write_text(LATER)
+    install(folder, {"poise.policies": {"later": f"others:{which}"}})
+    policy = tried(choose("later"))
+    with pytest.raises(SpecError) as caught:
+        policy.decide(sample_view())
+    record = caught.value.record
+    assert (record.message, record.field, record.have) == (problem, "--policy", have)
+    assert "write-a-policy.md" in record.hint
+
+
+def test_what_fails_and_ships_with_poise_is_no_mistake_of_whoever_asked() -> None:
+    policy = tried(choose("fifo"))
+    assert policy.decide(sample_view()).policy == "fifo"
+    with pytest.raises(Fault, match="the policy `fifo` raised AttributeError"):
+        policy.decide(None)  # type: ignore[arg-type]

@@ -10,8 +10,8 @@ import click
 
 from poise.cli import output
 from poise.cli.output import Column, Shown
-from poise.cli.render import say
-from poise.errors import InputError
+from poise.cli.render import say, show_error
+from poise.errors import InputError, from_record
 from poise.units import DAY, format_duration, parse_duration
 
 if TYPE_CHECKING:  # they bring the control plane, and numpy
@@ -90,7 +90,8 @@ def compare(policies: str, form: str, **flags: Any) -> int:
             "name each policy once", field="--policies", have=policies[:80] or "nothing", hint="`--policies fifo,poise`"
         )
     told = _compared(_asked(**flags), names, flags["report"])
-    return output.show(lambda: _many(told), form, False)
+    output.show(lambda: _many(told), form, False)
+    return max((failure.exit_code for failure in told.failed), default=0)
 
 
 def _asked(
@@ -158,6 +159,10 @@ def _compared(asked: "Asked", policies: Sequence[str], report: Path | None) -> "
         say(f"poise: {note}")
     for reason, count in told.skipped.items():
         say(f"poise: {count:,} of the trace left out: {reason}")
+    for failure in told.failed:
+        say(f"poise: the trial of `{failure.policy}` came to no end\n")
+        show_error(from_record(failure.error, 0), as_json=False)
+        say("")
     for trial in told.trials:
         for reason, count in trial.refused.items():
             say(f"poise: {count:,} jobs refused under {trial.policy}: {reason}")

@@ -113,9 +113,9 @@ def _from_log(path: Path, policy: str | None, add: tuple[str, ...], without: tup
 
 
 def _policy(name: str | None, known: "ClusterPolicy") -> "ClusterPolicy":
-    from poise.drivers.plugins import build, choose
+    from poise.drivers.plugins import choose, tried
 
-    return known if name is None else build(choose(name))
+    return known if name is None else tried(choose(name))
 
 
 def _joined(add: tuple[str, ...], nodes: "Sequence[Node]") -> "tuple[Node, ...]":

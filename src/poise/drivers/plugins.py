@@ -12,6 +12,7 @@ does that, and the command line of whoever brings Poise up.
 """
 
 import os
+import traceback
 from collections.abc import Callable, Iterable
 from hashlib import sha256
 from importlib import metadata
@@ -26,7 +27,8 @@ import numpy as np
 from poise import __version__
 from poise.drivers.views import Unsound, check_plan, decode_plan, encode_plan
 from poise.drivers.yamlfile import load_yaml
-from poise.errors import SpecError
+from poise.errors import Fault, PoiseError, SpecError
+from poise.model.decisions import Plan
 from poise.model.document import near
 from poise.model.events import Began
 from poise.model.fleet import Fleet
@@ -42,6 +44,8 @@ from poise.units import SECOND
 TERM_GROUP, RANK_TERM_GROUP, POLICY_GROUP = "poise.terms", "poise.rank_terms", "poise.policies"
 _SHIPPED: dict[str, Iterable[str]] = {TERM_GROUP: TERMS, RANK_TERM_GROUP: RANK_TERMS, POLICY_GROUP: POLICIES}
 _WORDS = {TERM_GROUP: "node term", RANK_TERM_GROUP: "rank term", POLICY_GROUP: "policy"}
+
+_TRY = "`docs/how-to/write-a-policy.md` shows how to try it in a small world"
 
 FILE_ENDINGS = (".yaml", ".yml", ".json")
 
@@ -113,6 +117,44 @@ def build(choice: Choice) -> ClusterPolicy:
         for name in _rank_terms_of(recipe)
     }
     return Suite(recipe, terms, rank_terms)
+
+
+def tried(choice: Choice) -> ClusterPolicy:
+    """The policy, built, for a twin. Where it raises, or gives a plan that would not be taken live, its `decide` raises
+    a `PoiseError` that names policy and place: nobody takes over here, as the figures would be another's.
+    """
+    return _Tried(build(choice), foreign=choice.foreign)
+
+
+class _Tried:
+    """A policy whose failures are told as such."""
+
+    def __init__(self, policy: ClusterPolicy, *, foreign: bool) -> None:
+        self.name = policy.name
+        self._policy = policy
+        self._foreign = foreign
+
+    def decide(self, view: Snapshot, /) -> Plan:
+        try:
+            plan = self._policy.decide(view)
+            if not self._foreign:
+                return plan
+            plan = decode_plan(encode_plan(plan), view)
+            check_plan(plan, view)
+        except Unsound as error:
+            raise self._failure(f"gave a plan that is not sound: {error}", "") from error
+        except (Exception, SystemExit) as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(frame.filename).name}:{frame.lineno}"
+            raise self._failure(f"raised {type(error).__name__}: {error}", where) from error
+        else:
+            return plan
+
+    def _failure(self, what: str, where: str) -> PoiseError:
+        message = f"the policy `{self.name}` {what}"
+        if self._foreign:
+            return SpecError(message, field="--policy", have=where, hint=_TRY)
+        return Fault(message, field="--policy", have=where, hint="another one, such as `--policy fifo`")
 
 
 def code_of(choice: Choice) -> str:

@@ -6,10 +6,13 @@ Each trial reads its files itself, so that several run in processes of their own
 import os
 import re
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from contextlib import contextmanager
+from multiprocessing import active_children, get_context
 from multiprocessing.sharedctypes import SynchronizedArray
 from pathlib import Path
 from typing import NamedTuple
@@ -17,11 +20,11 @@ from typing import NamedTuple
 import msgspec
 
 from poise.drivers.nemeses import known_nemeses
-from poise.drivers.plugins import build, choose
+from poise.drivers.plugins import choose, tried
 from poise.drivers.yamlfile import load_kind, located, place_in_file
 from poise.engine.happenings import left_out
 from poise.engine.scenario import Nemesis
-from poise.errors import Fault
+from poise.errors import ErrorRecord, Fault, PoiseError
 from poise.kernel.controller import Settings
 from poise.model.fleetfile import DeclaredFleet, compile_fleet
 from poise.model.tenants import declared_class
@@ -62,9 +65,17 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     spans: int = 0
 
 
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """A trial that came to no end, and why. `exit_code` is what the command line ends with."""
+
+    policy: str
+    error: ErrorRecord
+    exit_code: int
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """What came of it. `devices` counts those of the fleet by model, `skipped` what of the trace was left out; `notes`
-    say what else a reader should know.
+    say what else a reader should know. `failed` are the trials of which nothing is known.
     """
 
     trace: str
@@ -79,6 +90,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     skipped: dict[str, int]
     notes: tuple[str, ...]
     trials: tuple[Result, ...]
+    failed: tuple[Failure, ...] = ()
 
 
 class Far(NamedTuple):
@@ -94,17 +106,19 @@ Watch = Callable[[int, Far], None]
 
 
 def compare(asked: Asked, policies: Sequence[str], watch: Watch = lambda number, far: None) -> Comparison:
-    """Try each policy: one here, several in processes side by side. Raises `PoiseError` for what cannot be read."""
+    """Try each policy: one here, several in processes side by side. Raises `PoiseError` for what cannot be read, and
+    where all trials fail; if only some do, the others go on.
+    """
     for name in policies:
-        build(choose(name))  # before anything long begins
+        tried(choose(name))  # before anything long begins
     asked = msgspec.structs.replace(asked, spans=asked.spans // len(policies))
     loaded = _loaded(asked)
     workload, fleet = loaded.workload, loaded.fleet
     if len(policies) == 1:
         tell = _told(len(workload.arrivals), lambda far: watch(0, far))
-        trials = [_trial(asked, loaded, build(choose(policies[0])), tell)]
+        trials, failed = [_trial(asked, loaded, tried(choose(policies[0])), tell)], list[Failure]()
     else:
-        trials = _side_by_side(asked, policies, watch)
+        trials, failed = _side_by_side(asked, policies, watch)
     devices: dict[str, int] = {}
     for node in fleet.nodes:
         for device in node.devices:
@@ -123,6 +137,7 @@ def compare(asked: Asked, policies: Sequence[str], watch: Watch = lambda number,
         faults=tuple(nemesis.name for nemesis in loaded.nemeses),
         notes=tuple(_notes(loaded)),
         trials=tuple(trials),
+        failed=tuple(failed),
     )
 
 
@@ -220,22 +235,27 @@ def _told(jobs: int, hear: Callable[[Far], None]) -> Callable[[int, int], None]:
 # --- processes -------------------------------------------------------------------------------------------------------
 
 _far: "list[SynchronizedArray[float]]" = []
-"""Of a process that runs trials: where it says how far they are, three numbers a trial; and at the end, whether it is
-to stop."""
+"""Of a process that runs trials: where it says how far they are, three numbers a trial."""
 
 
-def _side_by_side(asked: Asked, policies: Sequence[str], watch: Watch) -> list[Result]:
+def _side_by_side(asked: Asked, policies: Sequence[str], watch: Watch) -> tuple[list[Result], list[Failure]]:
     context = get_context("spawn")
-    far = context.Array("d", 3 * len(policies) + 1)
-    processes = min(len(policies), os.cpu_count() or 1)
+    far = context.Array("d", 3 * len(policies))
+    processes, others = min(len(policies), os.cpu_count() or 1), active_children()
     trials: dict[int, Result] = {}
+    errors: dict[int, PoiseError] = {}
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_connect, initargs=(far,)) as pool:
         try:
-            waiting = {pool.submit(_in_process, asked, name, number) for number, name in enumerate(policies)}
+            with _deaf():
+                of = {pool.submit(_in_process, asked, name, number): number for number, name in enumerate(policies)}
+            waiting = set(of)
             while waiting:
-                done, waiting = wait(waiting, timeout=TELL_EVERY, return_when=FIRST_EXCEPTION)
-                for number, told in [future.result() for future in done]:
-                    trials[number] = msgspec.msgpack.decode(told, type=Result)
+                done, waiting = wait(waiting, timeout=TELL_EVERY, return_when=FIRST_COMPLETED)
+                for future in done:
+                    try:
+                        trials[of[future]] = msgspec.msgpack.decode(future.result(), type=Result)
+                    except PoiseError as error:
+                        errors[of[future]] = error
                 for number in range(len(policies)):
                     over, jobs, seconds = far[3 * number : 3 * number + 3]
                     watch(number, Far(int(over), int(jobs), seconds))
@@ -243,25 +263,49 @@ def _side_by_side(asked: Asked, policies: Sequence[str], watch: Watch) -> list[R
             hint = "fewer policies at once, or `--jobs N`"
             raise Fault("a process in which a policy was tried has been killed", hint=hint) from None
         except BaseException:
-            far[-1] = 1.0  # whoever goes on sees it, and ends
-            pool.shutdown(wait=False, cancel_futures=True)
+            for process in active_children():
+                if process not in others:
+                    process.terminate()  # whatever its policy is at
             raise
-    return [trials[number] for number in range(len(policies))]
+    if not trials:
+        raise errors[0]
+    failed = [
+        Failure(policy=policies[number], error=error.record, exit_code=error.exit_code)
+        for number, error in sorted(errors.items())
+    ]
+    return [trials[number] for number in sorted(trials)], failed
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that begin within hear no Ctrl-C, not even while they begin: whoever asked for them is told, and ends
+    them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _connect(far: "SynchronizedArray[float]") -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asked for it is told, and tells us
     _far.append(far)
+    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
 
 
-def _in_process(asked: Asked, policy: str, number: int) -> tuple[int, bytes]:
+def _leave_with(parent: int) -> None:
+    """End this process once nobody waits for it, whatever its policy is at."""
+    while os.getppid() == parent:
+        time.sleep(TELL_EVERY)
+    os._exit(1)
+
+
+def _in_process(asked: Asked, policy: str, number: int) -> bytes:
     def hear(far: Far) -> None:
         _far[0][3 * number : 3 * number + 3] = list(far)
-        if _far[0][-1]:
-            raise SystemExit("nobody waits for it")
 
     loaded = _loaded(asked)
     jobs = len(loaded.workload.arrivals)
-    result = _trial(asked, loaded, build(choose(policy)), _told(jobs, hear))
+    result = _trial(asked, loaded, tried(choose(policy)), _told(jobs, hear))
     hear(Far(jobs, jobs, result.measures.makespan / SECOND))
-    return number, msgspec.msgpack.encode(result)
+    return msgspec.msgpack.encode(result)

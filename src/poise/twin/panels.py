@@ -78,6 +78,8 @@ def _head(page: Page, told: Comparison) -> None:
     page.tag("p", text, class_="faint")
     for note in told.notes:
         page.tag("p", note, class_="faint")
+    for failure in told.failed:
+        page.tag("p", f"The trial of {failure.policy} came to no end: {failure.error.message}.")
     if told.skipped:
         left = ", ".join(f"{count:,} for: {reason}" for reason, count in told.skipped.items())
         page.tag("p", f"Left out of the trace: {left}.", class_="faint")

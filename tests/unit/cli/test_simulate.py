@@ -2,12 +2,15 @@
 
 import json
 import re
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from poise.cli.main import main
+from poise.twin.compare import Asked, Far, compare
+from poise.twin.traces.options import Options
 
 ROOT = Path(__file__).resolve().parents[3]
 FLEET = ["--fleet", str(ROOT / "examples" / "cluster.yaml")]
@@ -61,6 +64,64 @@ def test_policies_side_by_side_and_a_page(capsys: pytest.CaptureFixture[str], tm
     links, panels = set(re.findall(r'href="#(p\d-j\d+)"', html)), set(re.findall(r'id="(p\d-j\d+)"', html))
     assert links == panels
     assert len(panels) == 40
+
+
+BAD = """
+import time
+from poise.policy.suites import policy_named
+
+class Later:
+    def __init__(self, name, answer):
+        self.name, self.answer = name, answer
+    def decide(self, view):
+        return self.answer() if view.revision > 20 else policy_named("fifo").decide(view)
+
+RAISES, HANGS = Later("raises", lambda: {}["what"]), Later("hangs", lambda: time.sleep(600))
+"""
+
+
+@pytest.fixture
+def bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two policies of a package that is installed: one raises after a while, one gives no answer any more."""
+    info = tmp_path / "bad-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[poise.policies]\nraises = bad_policies:RAISES\nhangs = bad_policies:HANGS\n"
+    )
+    (tmp_path / "bad_policies.py").write_text(BAD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("bad")
+def test_where_a_policy_fails_the_others_are_tried_to_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *FEW, "--policies", "raises,fifo", "--json"]) == 1
+    caught = capsys.readouterr()
+    told = json.loads(caught.out)
+    assert [trial["policy"] for trial in told["trials"]] == ["fifo"]
+    assert [(one["policy"], one["error"]["message"]) for one in told["failed"]] == [
+        ("raises", "the policy `raises` raised KeyError: 'what'")
+    ]
+    assert "the trial of `raises` came to no end" in caught.err
+    assert main(["simulate", *FEW, "--policy", "raises"]) == 1
+    assert "the policy `raises` raised KeyError: 'what'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("bad")
+def test_who_is_interrupted_leaves_no_process_behind() -> None:
+    def watch(number: int, far: Far) -> None:
+        if number == 0 and far.over == far.jobs > 0:
+            raise KeyboardInterrupt
+
+    columns = {"submit": "created", "duration": "seconds", "gpus": "gpus", "kind": "class"}
+    asked = Asked(
+        trace=ROOT / "examples" / "trace.csv",
+        fleet=ROOT / "examples" / "cluster.yaml",
+        options=Options(jobs=20, columns=columns),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        compare(asked, ["fifo", "hangs"], watch)
+    assert not active_children()
 
 
 def test_a_trial_that_would_never_end_does_and_says_what_it_waits_for(
