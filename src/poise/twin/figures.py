@@ -41,8 +41,8 @@ def figures(of: Measures) -> list[tuple[str, str]]:
         ("waiting", _spread(of.waiting)),
         ("until the first start", _spread(of.starting)),
         ("slowdown", _ratios(of.slowdown)),
-        ("fairness", f"Jain {of.jain:.3f} over slowdowns"),
-        ("finish-time rho", f"{_ratios(of.rho)}; {percent(of.unfair)} unfair"),
+        ("fairness", f"Jain {of.jain:.3f} over slowdowns" if of.slowdown.count else "-"),
+        ("finish-time rho", f"{_ratios(of.rho)}; {percent(of.unfair)} unfair" if of.rho.count else "-"),
     ]
     rows += [(f"use of {name}", use_text(of, name)) for name in of.use]
     rows += [
@@ -76,11 +76,16 @@ def overhead_text(of: Measures) -> str:
 
 def energy_text(of: Measures) -> str:
     """Of the devices, as far as their power is known."""
-    if not of.energy:
+    if not _has_power(of):
         return "not known: the fleet tells no device's power"
     unknown = f"; without {of.powerless:,} devices of which no power is known" if of.powerless else ""
     per_watt = f", {format_flops(round(of.per_watt))}S/W" if of.per_watt else ""
     return f"{of.energy:,.1f} kWh, {of.co2:,.1f} kg CO2e{per_watt}{unknown}"
+
+
+def _has_power(of: Measures) -> bool:
+    """Whether the power of any device is known."""
+    return of.energy > 0 or (not of.powerless and any(name != CPU for name in of.use))
 
 
 def devices_held(of: Measures) -> float:
@@ -108,26 +113,35 @@ def _ratios(of: Ratios) -> str:
     return f"mean {of.mean:.2f}, P50 {of.p50:.2f}, P95 {of.p95:.2f}, P99 {of.p99:.2f}, worst {of.worst:.2f}"
 
 
+def _after(ended: Callable[[Measures], Spread | Ratios], cell: Cell) -> Cell:
+    """A cell that says nothing where no job has ended."""
+    return lambda of: cell(of) if ended(of).count else "-"
+
+
+def _time(part: Callable[[Measures], Spread], name: str) -> Cell:
+    return _after(part, lambda of: format_duration(getattr(part(of), name)))
+
+
 COLUMNS: tuple[tuple[str, Literal["", "wide"], Cell], ...] = (
     ("DONE", "", lambda of: f"{of.done:,}"),
-    ("MEAN JCT", "", lambda of: format_duration(of.completion.mean)),
-    ("P50", "wide", lambda of: format_duration(of.completion.p50)),
-    ("P95", "wide", lambda of: format_duration(of.completion.p95)),
-    ("P99", "", lambda of: format_duration(of.completion.p99)),
-    ("MEAN WAIT", "wide", lambda of: format_duration(of.waiting.mean)),
-    ("P99 WAIT", "", lambda of: format_duration(of.waiting.p99)),
-    ("SLOWDOWN", "", lambda of: f"{of.slowdown.mean:.2f}"),
+    ("MEAN JCT", "", _time(lambda of: of.completion, "mean")),
+    ("P50", "wide", _time(lambda of: of.completion, "p50")),
+    ("P95", "wide", _time(lambda of: of.completion, "p95")),
+    ("P99", "", _time(lambda of: of.completion, "p99")),
+    ("MEAN WAIT", "wide", _time(lambda of: of.waiting, "mean")),
+    ("P99 WAIT", "", _time(lambda of: of.waiting, "p99")),
+    ("SLOWDOWN", "", _after(lambda of: of.slowdown, lambda of: f"{of.slowdown.mean:.2f}")),
     ("MAKESPAN", "", lambda of: format_duration(of.makespan)),
     ("HELD", "", lambda of: percent(devices_held(of))),
     ("STRANDED", "wide", lambda of: percent(of.stranded)),
-    ("JAIN", "wide", lambda of: f"{of.jain:.3f}"),
-    ("RHO", "", lambda of: f"{of.rho.worst:.2f}"),
-    ("UNFAIR", "wide", lambda of: percent(of.unfair)),
+    ("JAIN", "wide", _after(lambda of: of.slowdown, lambda of: f"{of.jain:.3f}")),
+    ("RHO", "", _after(lambda of: of.rho, lambda of: f"{of.rho.worst:.2f}")),
+    ("UNFAIR", "wide", _after(lambda of: of.rho, lambda of: percent(of.unfair))),
     ("DEADLINES", "wide", lambda of: f"{of.met:,}/{of.deadlines:,}" if of.deadlines else "-"),
     ("PREEMPTED", "", lambda of: f"{sum(of.preemptions.values()):,}"),
     ("OVERHEAD", "wide", lambda of: percent(of.overhead.share)),
-    ("KWH", "", lambda of: f"{of.energy:,.1f}" if of.energy else "-"),
-    ("CO2E KG", "wide", lambda of: f"{of.co2:,.1f}" if of.energy else "-"),
+    ("KWH", "", lambda of: f"{of.energy:,.1f}" if _has_power(of) else "-"),
+    ("CO2E KG", "wide", lambda of: f"{of.co2:,.1f}" if _has_power(of) else "-"),
     ("PAID", "wide", lambda of: f"${of.paid:,.0f}" if of.price else "-"),
 )
 """Of a table of trials: title, whether it is of the wide one only, and what stands there."""

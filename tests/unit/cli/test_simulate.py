@@ -130,11 +130,24 @@ def test_a_trial_that_would_never_end_does_and_says_what_it_waits_for(
     (tmp_path / "trace.csv").write_text("at,took\n0,60\n20,60\n")
     (tmp_path / "fleet.yaml").write_text("kind: fleet\nnodes: {n: {cpu: 8, memory: 64GiB, devices: [{model: V100}]}}\n")
     (tmp_path / "world.yaml").write_text("kind: world\nchanges: [{at: 10s, node: n, there: false}]\n")
-    files = ["--fleet", str(tmp_path / "fleet.yaml"), "--world", str(tmp_path / "world.yaml")]
+    files = ["--fleet", str(tmp_path / "fleet.yaml"), "--world", str(tmp_path / "world.yaml"), "--every", "6h"]
     assert main(["simulate", str(tmp_path / "trace.csv"), "--map", "submit=at,duration=took", *files]) == 0
     said = capsys.readouterr().err
     assert "2 jobs have not ended under poise" in said
     assert ".main waits: n: is lost" in said
+
+
+def test_what_did_not_happen_has_no_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    """No job has ended after a second: that is no mean of 0, no perfect fairness, and no power that nobody knows."""
+    assert main(["simulate", *FEW, "--policy", "fifo", "--until", "1s"]) == 0
+    rows = dict(re.split(r"  +", line) for line in capsys.readouterr().out.splitlines()[2:])
+    assert [rows[name] for name in ("completion", "slowdown", "fairness", "finish-time rho")] == ["-"] * 4
+    assert rows["energy"].startswith("0.0 kWh")
+    assert main(["compare", *FEW, "--policies", "fifo", "--until", "1s", "-o", "wide"]) == 0
+    head, row = capsys.readouterr().out.splitlines()[1:]
+    cells = dict(zip(re.split(r"  +", head), re.split(r"  +", row), strict=True))
+    assert [cells[name] for name in ("MEAN JCT", "P99", "P99 WAIT", "SLOWDOWN", "JAIN", "RHO", "UNFAIR")] == ["-"] * 7
+    assert cells["KWH"] == "0.0"
 
 
 @pytest.mark.parametrize(
