@@ -69,7 +69,7 @@ def faults(
     if until is not None and not one:
         raise click.UsageError("`--until` stops one seed, or one scenario: `--seed N --until 12.5s`")
     stop = _instant(until) if until is not None else None
-    known = known_nemeses(nemesis)
+    known = known_nemeses(nemesis, "--nemesis")
     if keep is not None:
         _make(keep)
     if listing:

@@ -11,7 +11,7 @@ import click
 from poise.cli import output
 from poise.cli.output import Column, Shown
 from poise.cli.render import say, show_error
-from poise.errors import InputError, from_record
+from poise.errors import InputError, SpecError, from_record
 from poise.units import DAY, format_duration, parse_duration
 
 if TYPE_CHECKING:  # they bring the control plane, and numpy
@@ -145,7 +145,14 @@ def _asked(
 def _time(text: str | None, flag: str) -> int:
     from poise.model.spec import parse_or_raise
 
-    return parse_or_raise(parse_duration, text, flag, LONGEST) if text is not None else 0
+    if text is None:
+        return 0
+    time = parse_or_raise(parse_duration, text, flag, LONGEST)
+    if not time:
+        raise SpecError(
+            "there has to be some time", code="E103", field=flag, need="1ns or more", have=text, hint=f"{flag} 1h"
+        )
+    return time
 
 
 def _compared(asked: "Asked", policies: Sequence[str], report: Path | None) -> "Comparison":
@@ -166,6 +173,8 @@ def _compared(asked: "Asked", policies: Sequence[str], report: Path | None) -> "
     for trial in told.trials:
         for reason, count in trial.refused.items():
             say(f"poise: {count:,} jobs refused under {trial.policy}: {reason}")
+        if trial.later:
+            say(f"poise: {trial.later:,} jobs of the trace had not arrived when the trial under {trial.policy} ended")
         if trial.measures.unfinished:
             why = f": nothing has begun or ended for a week of the trace; {trial.stuck}" if trial.stuck else ""
             say(f"poise: {trial.measures.unfinished:,} jobs have not ended under {trial.policy}{why}")

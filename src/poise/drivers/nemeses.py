@@ -17,8 +17,8 @@ def shipped() -> dict[str, Nemesis]:
     return {path.stem: read_nemesis(path) for path in sorted(SHIPPED.glob("*.yaml"))}
 
 
-def known_nemeses(asked: tuple[str, ...]) -> dict[str, Nemesis]:
-    """Those of these names or files, or all that ship. Raises NotFound and SpecError."""
+def known_nemeses(asked: tuple[str, ...], option: str) -> dict[str, Nemesis]:
+    """Those of these names or files, or all that ship. Raises NotFound, which names the option, and SpecError."""
     known = shipped()
     if not asked:
         return known
@@ -31,7 +31,7 @@ def known_nemeses(asked: tuple[str, ...]) -> dict[str, Nemesis]:
             found[nemesis.name] = nemesis
         else:
             hint = near(name, known) or f"known: {', '.join(known)}; or a file such as `nemesis.yaml`"
-            raise NotFound(f"there is no nemesis `{name}`", field="--nemesis", have=name, hint=hint)
+            raise NotFound(f"there is no nemesis `{name}`", field=option, have=name, hint=hint)
     return found
 
 

@@ -160,7 +160,7 @@ def _loaded(asked: Asked) -> _Loaded:
         with located(place_in_file(asked.world)):
             world = compile_world(document)
             check_nodes(world, {node.name for node in fleet.nodes})
-    nemeses = tuple(known_nemeses(asked.faults).values()) if asked.faults else ()
+    nemeses = tuple(known_nemeses(asked.faults, "--faults").values()) if asked.faults else ()
     widest = max((len(node.devices) for node in fleet.nodes), default=0)
     options = msgspec.structs.replace(asked.options, devices_per_node=widest or asked.options.devices_per_node)
     workload = read_trace(asked.trace, options, asked.format)

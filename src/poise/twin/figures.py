@@ -22,6 +22,7 @@ def summary(told: Comparison) -> dict[str, Any]:
             "measures": msgspec.to_builtins(trial.measures),
             "refused": trial.refused,
             "stuck": trial.stuck,
+            "later": trial.later,
             "curves": msgspec.to_builtins(trial.curves),
         }
         for trial in told.trials

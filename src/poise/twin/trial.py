@@ -1,5 +1,6 @@
 """One trial: a workload, on a fleet, under a policy; what became of every job, and every figure of it."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -7,6 +8,7 @@ import msgspec
 from poise.engine.happenings import AWAY, Happenings, in_world, interference
 from poise.engine.scenario import Nemesis
 from poise.engine.twin import FOREVER, Observe, Twin
+from poise.errors import PoiseError
 from poise.kernel.controller import Settings
 from poise.kernel.explain import reasons
 from poise.kernel.ledger import JobState, Ledger
@@ -15,7 +17,7 @@ from poise.model.fleet import model_of, processor_of
 from poise.model.history import Span
 from poise.model.jobs import Unit
 from poise.model.resources import Node, Shape, Wants
-from poise.model.workload import Seats, Truth, Workload
+from poise.model.workload import Arrival, Seats, Truth, Workload
 from poise.model.worldfile import PLAIN, World
 from poise.policy.feasible import can_do
 from poise.policy.suites import ClusterPolicy
@@ -32,7 +34,8 @@ TELL_EVERY = 1024
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """A trial that is over. `spans` are attempts, the longest of them, and `forgotten` counts the others; of nothing
-    where they were not asked for. `refused` counts submissions that were refused, by reason. `stuck` says of the first
+    where they were not asked for. `refused` counts submissions that were refused, by reason, of which the first is told
+    in full; `later` are jobs that had not arrived yet when it ended. `stuck` says of the first
     job that waits what for, where the trial was ended since nothing began or ended any more.
     """
 
@@ -44,6 +47,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[Span, ...] = ()
     forgotten: int = 0
     refused: dict[str, int] = {}
+    later: int = 0
     stuck: str = ""
 
     @property
@@ -108,10 +112,6 @@ def simulate(
     twin.run(until or None, watch=watch)
     at = twin.began + twin.now
     recorder.finish(at - recorder.still_for(at) if stuck else at)
-    refused: dict[str, int] = {}
-    for _, error in twin.refused:
-        text = error.record.message
-        refused[text] = refused.get(text, 0) + 1
     return Result(
         policy=policy.name,
         jobs=tuple(recorder.jobs.values()),
@@ -120,9 +120,20 @@ def simulate(
         curves=recorder.curves(),
         spans=recorder.spans(),
         forgotten=recorder.forgotten() if spans else 0,
-        refused=dict(sorted(refused.items())),
+        refused=_refused(twin.refused),
+        later=jobs - len(recorder.jobs) - len(twin.refused),
         stuck=_waits(twin.ledger) if stuck else "",
     )
+
+
+def _refused(refused: Sequence[tuple[Arrival, PoiseError]]) -> dict[str, int]:
+    """How many, by why; with what the first of them needed and found."""
+    counts = Counter(error.record.message for _, error in refused)
+    first = {error.record.message: error.record for _, error in reversed(refused)}
+    return {
+        f"{why} (the first: {first[why].need}; {first[why].have})" if first[why].need else why: counts[why]
+        for why in sorted(counts)
+    }
 
 
 def _waits(ledger: Ledger) -> str:

@@ -137,6 +137,33 @@ def test_a_trial_that_would_never_end_does_and_says_what_it_waits_for(
     assert ".main waits: n: is lost" in said
 
 
+def test_who_is_refused_or_comes_too_late_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("at,took,gpus\n0,60,1\n5,60,99\n7,60,999\n3600,60,1\n7200,60,1\n")
+    trace = [str(tmp_path / "trace.csv"), "--map", "submit=at,duration=took,gpus=gpus"]
+    assert main(["simulate", *trace, *FLEET, "--until", "30m"]) == 0
+    said = capsys.readouterr().err
+    assert "2 jobs refused under poise: gang `main` can never start whole (the first: 13 tasks of " in said
+    assert "; room for 6 on all nodes together)" in said
+    assert "2 jobs of the trace had not arrived when the trial under poise ended" in said
+
+
+@pytest.mark.parametrize(
+    ("typed", "field", "hint"),
+    [
+        (["--faults", "work2"], "--faults", "did you mean `work`?"),
+        (["--load", "nan"], "load", "`--load 1.5`"),
+        (["--until", "0"], "--until", "--until 1h"),
+        (["--every", "0s"], "--every", "--every 1h"),
+    ],
+)
+def test_errors_name_what_was_typed(
+    typed: list[str], field: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *FEW, *typed, "--json"]) == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["field"], error["hint"]) == (field, hint)
+
+
 def test_what_did_not_happen_has_no_figures(capsys: pytest.CaptureFixture[str]) -> None:
     """No job has ended after a second: that is no mean of 0, no perfect fairness, and no power that nobody knows."""
     assert main(["simulate", *FEW, "--policy", "fifo", "--until", "1s"]) == 0

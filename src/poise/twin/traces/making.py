@@ -100,11 +100,14 @@ class Maker:
         options = self._options
         if not jobs:
             left = ", ".join(f"{count} of: {reason}" for reason, count in sorted(self.tally.counts.items()))
-            raise fault("nothing of the trace can be used", self._path, need="one job or more", have=left or "no jobs")
+            raise fault(
+                "nothing of the trace can be used", self._path, need="one job or more", have=left or "no jobs",
+                hint=f"`zcat -f {self._path} | head -3`",
+            )  # fmt: skip
         chosen = sorted(jobs, key=submitted)[: options.jobs or len(jobs)]
         first, last = submitted(chosen[0]), submitted(chosen[-1])
         if (last - first) / options.load > MAX_OFFSET:
-            have = f"{(last - first) / options.load / 86400:.0f} days"
+            have = f"{(last - first) / options.load / 86400:.6g} days"
             raise SpecError(
                 "the trace lasts too long", code="E103", field="load", need=f"at most {MAX_OFFSET / 86400:.0f} days",
                 have=have, hint="`--load 1`, or the right unit of its times",

@@ -58,12 +58,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         if not 1 <= self.devices_per_node <= MAX_PER_NODE:
             raise _unfit("devices_per_node", f"1 to {MAX_PER_NODE}", self.devices_per_node)
         if not (math.isfinite(self.load) and self.load > 0):
-            raise _unfit("load", "a number above 0, such as 1.5", self.load)
+            raise _unfit("load", "a number above 0, such as 1.5", self.load, "`--load 1.5`")
         if self.jobs < 0:
             raise _unfit("jobs", "0 for all, or a number of jobs", self.jobs)
         if self.requests < 1:
             raise _unfit("requests", "1 or more", self.requests)
 
 
-def _unfit(field: str, need: str, have: object) -> SpecError:
-    return SpecError(f"`{field}` is out of range", code="E103", field=field, need=need, have=str(have))
+def _unfit(field: str, need: str, have: object, hint: str = "") -> SpecError:
+    return SpecError(f"`{field}` is out of range", code="E103", field=field, need=need, have=str(have), hint=hint)
