@@ -26,6 +26,7 @@ from poise.engine.happenings import left_out
 from poise.engine.scenario import Nemesis
 from poise.errors import ErrorRecord, Fault, PoiseError
 from poise.kernel.controller import Settings
+from poise.model.fleet import model_of
 from poise.model.fleetfile import DeclaredFleet, compile_fleet
 from poise.model.tenants import declared_class
 from poise.model.workload import Arrival, Steady, Truth, Workload
@@ -173,6 +174,30 @@ def _notes(loaded: _Loaded) -> Iterator[str]:
     missing = left_out(loaded.nemeses)
     if missing:
         yield f"faults that no twin has are left out: {', '.join(missing)}; `poise faults` has them"
+    yield from _unknown_speeds(loaded.workload, loaded.fleet)
+
+
+def _unknown_speeds(workload: Workload, fleet: DeclaredFleet) -> Iterator[str]:
+    """Of models of device on which nobody has said how fast work is, where it could differ: silence would claim it."""
+    here = {model_of(device).called for node in fleet.nodes for device in node.devices}
+    known: dict[str, set[str]] = {}
+    for key in workload.throughputs:
+        kind, _, model = key.rpartition("@")
+        known.setdefault(kind, set()).add(model)
+    jobs, missing = 0, set[str]()
+    for arrival in workload.arrivals:
+        unknown = set[str]()
+        for unit in arrival.units:
+            told = known.get(declared_class(unit.kind), set())
+            able = here & set(unit.shape.wants.models or here)
+            if unit.shape.gpus and (told or len(able) > 1):
+                unknown |= able - told
+        jobs, missing = jobs + bool(unknown), missing | unknown
+    if jobs:
+        yield (
+            f"nothing tells how fast {jobs:,} of {len(workload.arrivals):,} jobs are on {', '.join(sorted(missing))}: "
+            "taken for as fast as on the fastest device"
+        )
 
 
 def with_speeds(workload: Workload, throughputs: Mapping[str, float]) -> Workload:

@@ -52,6 +52,18 @@ def test_run_times_differ_by_device(capsys: pytest.CaptureFixture[str], tmp_path
     assert told["trials"][0]["measures"]["completion"]["mean"] == 4800 * 10**9
 
 
+def test_speeds_that_nobody_knows_are_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("at,took,class\n0,60,resnet\n0,60,\n0,60,unheard-of\n")
+    trace = [str(tmp_path / "trace.csv"), "--map", "submit=at,duration=took,kind=class"]
+    assert main(["simulate", *trace, *FLEET]) == 0
+    note = "nothing tells how fast 2 of 3 jobs are on A100-80, T4, V100: taken for as fast as on the fastest device"
+    assert note in capsys.readouterr().err
+    assert value(capsys, "simulate", "poisson:jobs=2,speeds=A100-80:2+V100:1", *FLEET)["notes"] == [
+        "nothing tells how fast 2 of 2 jobs are on T4: taken for as fast as on the fastest device"
+    ]
+    assert value(capsys, "simulate", *FEW)["notes"] == []
+
+
 def test_policies_side_by_side_and_a_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page = tmp_path / "out.html"
     assert main(["compare", *FEW, "--policies", "fifo,sjf", "--report", str(page)]) == 0
