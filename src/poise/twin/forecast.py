@@ -209,8 +209,9 @@ def followed(
     most, before = bounds.units, 0
     while True:
         futures = make(most)
-        first = follow(futures, 0, time.monotonic() + bounds.seconds / FEWEST)
-        if first is not None or futures.units <= LEAST_UNITS or futures.units == before:
+        fewest = futures.units <= LEAST_UNITS or futures.units == before
+        first = follow(futures, 0, deadline if fewest else time.monotonic() + bounds.seconds / FEWEST)
+        if first is not None or fewest:
             break
         before = futures.units
         most = max(LEAST_UNITS, futures.units // 4)
@@ -220,7 +221,7 @@ def followed(
             field="--budget",
             need=f"{futures.units} units",
             have=f"{bounds.seconds:g} s",
-            hint=f"--budget {10 * bounds.seconds:g}s",
+            hint=f"--budget {max(1.0, 10 * bounds.seconds):.0f}s",
         )
     seen = [first]
     for number in range(1, bounds.futures):

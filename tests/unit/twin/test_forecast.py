@@ -1,5 +1,7 @@
 """When jobs start and end: futures of a ledger, and forecasts of a log compared with what came."""
 
+import time
+
 import msgspec
 import pytest
 
@@ -66,6 +68,23 @@ def test_where_there_is_little_time_fewer_units_are_looked_at() -> None:
         followed(lambda most: Futures(run.twin.ledger, Settings(), now, most=most), follow, Bounds(10), "future")
     assert sizes == [391, 97, 50]
     assert refused.value.record.need == "50 units"
+
+
+def test_what_cannot_be_made_fewer_has_all_the_time_there_is() -> None:
+    """One job of many parts is looked at as a whole."""
+    run, now = stopped("fifo", [10.0] * 80, at=95)
+    times: list[float] = []
+
+    def follow(futures: Futures, number: int, deadline: float) -> int | None:
+        times.append(deadline - time.monotonic())
+        return number if times[-1] > 10 else None
+
+    def make(most: int) -> Futures:
+        return Futures(run.twin.ledger, Settings(), now, keep=run.twin.ledger.jobs)
+
+    futures, seen = followed(make, follow, Bounds(1, 20.0), "future")
+    assert (futures.units, seen) == (71, [0])
+    assert times == [pytest.approx(4, abs=1), pytest.approx(20, abs=2)]
 
 
 def test_what_never_comes_is_told_as_never() -> None:
