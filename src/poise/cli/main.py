@@ -113,7 +113,10 @@ def main(arguments: list[str] | None = None) -> int:
 
         if not isinstance(error, PoiseError):
             error = _unexpected(error)
-        show_error(error, as_json=_asks_for_json(_own(name, given)))
+        try:
+            show_error(error, as_json=_asks_for_json(_own(name, given)))
+        except OSError:  # stdout is what cannot be written to, and the error says so
+            show_error(error, as_json=False)
         return OWN_FAILURE if name in GIVES_CHILD_CODE else error.exit_code
 
 
@@ -155,6 +158,7 @@ def _usage_error(text: str, name: str, given: list[str]) -> int:
 
 
 def _unexpected(error: Exception) -> "PoiseError":
+    import errno
     import os
     import traceback
 
@@ -162,6 +166,8 @@ def _unexpected(error: Exception) -> "PoiseError":
 
     if os.environ.get("POISE_DEBUG"):
         traceback.print_exception(error)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        return Fault("the disk is full: what there is to print cannot be written", hint="`df -h`")
     return Fault(f"an internal error: {type(error).__name__}: {error}", hint="POISE_DEBUG=1 shows where")
 
 
