@@ -248,6 +248,15 @@ def test_what_fails_in_a_twin_is_told_by_policy_and_place(folder: Path, which: s
     assert "write-a-policy.md" in record.hint
 
 
+def test_what_decided_and_fails_in_a_forecast_is_told(folder: Path) -> None:
+    (folder / "others.py").write_text(LATER)
+    install(folder, {"poise.policies": {"later": "others:DIVIDES"}})
+    policy = policy_of(began(choose("later")))
+    assert not isinstance(policy, str)
+    with pytest.raises(SpecError, match="the policy `later` raised ZeroDivisionError"):
+        policy.decide(sample_view())
+
+
 def test_what_fails_and_ships_with_poise_is_no_mistake_of_whoever_asked() -> None:
     policy = tried(choose("fifo"))
     assert policy.decide(sample_view()).policy == "fifo"

@@ -184,7 +184,7 @@ def policy_of(began: Began, *, anyway: bool = False) -> ClusterPolicy | str:
                 f"decided by Poise {began.version or '?'} with code {then}, and here it is {__version__} with {code}; "
                 "`--anyway` compares them"
             )
-        return build(choice)
+        return tried(choice)
     except SpecError as error:
         return f"decided by `{began.policy}`: {error}"
 
