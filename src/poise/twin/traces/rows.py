@@ -84,6 +84,11 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     """
     if not path.exists():
         raise NotFound("there is no such trace", field=str(path), hint=f"`ls -l {path.parent}`")
+    if not (path.is_file() or path.is_dir()):
+        raise fault(
+            "this is no file: it is read more than once", path, need="a file", have="a pipe or a device",
+            hint="`cat > trace.csv` keeps what comes through a pipe",
+        )  # fmt: skip
     try:
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
