@@ -278,6 +278,9 @@ def exit_codes() -> str:
         "`poise doctor` ends with 1 if it finds something that does not work or is open to others (`fail`), else",
         "with 0.",
         "",
+        "`poise compare` ends with 1 or 2 if a trial came to no end, as its policy failed; the others are told all the",
+        "same.",
+        "",
         f"{own} end with the command's own code instead:",
         "",
         *_table(

@@ -276,6 +276,7 @@ def test_a_trace_is_never_half_read(tmp_path: Path) -> None:
 
 def test_a_trace_that_is_not_there(tmp_path: Path) -> None:
     assert isinstance(refused(tmp_path / "nothing"), NotFound)
+    assert refused(tmp_path).exit_code == 1
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
@@ -283,7 +284,6 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     record = refused(tmp_path / "pipe").record
     assert (record.code, record.have) == ("E109", "a pipe or a device")
     assert record.hint.startswith("`cat > trace.csv`")
-    assert refused(tmp_path).exit_code == 1
 
 
 def test_a_trace_of_which_nothing_is_left(tmp_path: Path) -> None:
