@@ -157,6 +157,7 @@ def _time(text: str | None, flag: str) -> int:
 
 def _compared(asked: "Asked", policies: Sequence[str], report: Path | None) -> "Comparison":
     from poise.twin.compare import compare
+    from poise.twin.figures import remarks
 
     if report is not None:
         output.check_page(report, "--report")
@@ -171,13 +172,8 @@ def _compared(asked: "Asked", policies: Sequence[str], report: Path | None) -> "
         show_error(from_record(failure.error, 0), as_json=False)
         say("")
     for trial in told.trials:
-        for reason, count in trial.refused.items():
-            say(f"poise: {count:,} jobs refused under {trial.policy}: {reason}")
-        if trial.later:
-            say(f"poise: {trial.later:,} jobs of the trace had not arrived when the trial under {trial.policy} ended")
-        if trial.measures.unfinished:
-            why = f": nothing has begun or ended for a week of the trace; {trial.stuck}" if trial.stuck else ""
-            say(f"poise: {trial.measures.unfinished:,} jobs have not ended under {trial.policy}{why}")
+        for remark in remarks(trial):
+            say(f"poise: {remark}")
     if report is not None:
         from poise.twin.panels import render
 

@@ -1,6 +1,6 @@
 """The figures of trials in words: for terminals and pages. And as one value, without what is long."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -8,6 +8,7 @@ import msgspec
 from poise.model.history import Spread
 from poise.twin.compare import Comparison
 from poise.twin.measures import CPU, Measures, Ratios
+from poise.twin.trial import Result
 from poise.units import format_duration, format_flops
 
 Cell = Callable[[Measures], str]
@@ -28,6 +29,17 @@ def summary(told: Comparison) -> dict[str, Any]:
         for trial in told.trials
     ]
     return value
+
+
+def remarks(trial: Result) -> Iterator[str]:
+    """What a reader of the figures of a trial should know beside them."""
+    for reason, count in trial.refused.items():
+        yield f"{count:,} jobs refused under {trial.policy}: {reason}"
+    if trial.later:
+        yield f"{trial.later:,} jobs of the trace had not arrived when the trial under {trial.policy} ended"
+    if trial.measures.unfinished:
+        why = f": nothing has begun or ended for a week of the trace; {trial.stuck}" if trial.stuck else ""
+        yield f"{trial.measures.unfinished:,} jobs have not ended under {trial.policy}{why}"
 
 
 def figures(of: Measures) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from poise.model.history import Lane, Span
 from poise.twin.compare import Comparison
-from poise.twin.figures import COLUMNS, devices_held, figures, percent
+from poise.twin.figures import COLUMNS, devices_held, figures, percent, remarks
 from poise.twin.measures import CPU, JobResult
 from poise.twin.page import CURVE, STYLE, WIDTH, Page, along, ticks, timeline
 from poise.twin.trial import Result
@@ -80,6 +80,8 @@ def _head(page: Page, told: Comparison) -> None:
         page.tag("p", note, class_="faint")
     for failure in told.failed:
         page.tag("p", f"The trial of {failure.policy} came to no end: {failure.error.message}.")
+    for remark in (remark for trial in told.trials for remark in remarks(trial)):
+        page.tag("p", f"{remark}.", class_="faint")
     if told.skipped:
         left = ", ".join(f"{count:,} for: {reason}" for reason, count in told.skipped.items())
         page.tag("p", f"Left out of the trace: {left}.", class_="faint")

@@ -152,11 +152,14 @@ def test_a_trial_that_would_never_end_does_and_says_what_it_waits_for(
 def test_who_is_refused_or_comes_too_late_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text("at,took,gpus\n0,60,1\n5,60,99\n7,60,999\n3600,60,1\n7200,60,1\n")
     trace = [str(tmp_path / "trace.csv"), "--map", "submit=at,duration=took,gpus=gpus"]
-    assert main(["simulate", *trace, *FLEET, "--until", "30m"]) == 0
+    page = tmp_path / "out.html"
+    assert main(["simulate", *trace, *FLEET, "--until", "30m", "--report", str(page)]) == 0
     said = capsys.readouterr().err
     assert "2 jobs refused under poise: gang `main` can never start whole (the first: 13 tasks of " in said
     assert "; room for 6 on all nodes together)" in said
     assert "2 jobs of the trace had not arrived when the trial under poise ended" in said
+    assert "2 jobs refused under poise: " in page.read_text()
+    assert "2 jobs of the trace had not arrived when the trial under poise ended." in page.read_text()
 
 
 @pytest.mark.parametrize(
