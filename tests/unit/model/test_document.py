@@ -1,3 +1,4 @@
+from itertools import chain, count
 from typing import Any
 
 import hypothesis.strategies as st
@@ -6,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from poise.errors import ErrorRecord, SpecError
-from poise.model.document import MAX_TOLD, Findings
+from poise.model.document import MAX_TOLD, Findings, near
 from poise.model.fleetfile import compile_fleet
 from poise.model.spec import JobSpec, ResourcesSpec, compile_spec, parse_or_raise
 from poise.policy.recipe import compile_recipe
@@ -153,3 +154,8 @@ def test_what_is_refused_is_found_field_by_field(document: Any) -> None:
         assert not any("$" in record.message or "`str`" in record.message for record in error.record.all())
     else:
         msgspec.convert(document, JobSpec, strict=True, str_keys=True)
+
+
+def test_a_hint_is_looked_for_among_the_first_names_however_many_there_are() -> None:
+    names = chain(["train"], (f"j{number}" for number in count()))
+    assert near("trian", names) == "did you mean `train`?"
