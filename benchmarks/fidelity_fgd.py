@@ -28,7 +28,7 @@ import msgspec
 
 from poise.engine.twin import Twin
 from poise.kernel.controller import Cancel, Settings
-from poise.model.events import Event, Placed
+from poise.model.events import Event, JobSubmitted, Placed
 from poise.model.jobs import Task, Unit
 from poise.model.resources import WHOLE, Device, Node, Shape, Wants
 from poise.model.workload import Arrival, Steady, Truth
@@ -50,6 +50,7 @@ POLICIES: Mapping[str, tuple[Mapping[str, float], str]] = {
     "random": ({"random": 1.0}, "01-Random"),
     "best-fit": ({"tightness": 1.0}, "05-BestFit"),
     "fragmentation": ({"fragmentation": 1.0}, "06-FGD"),
+    "prospects": ({"prospects": 1.0}, "06-FGD"),
 }
 """By name, the weights of the node score, and as what it was published."""
 
@@ -124,41 +125,55 @@ def run(data: Path, pods: str, policy: str, seed: int) -> Run:
     nodes = nodes_of(data)
     capacity = sum(len(node.devices) for node in nodes) * WHOLE
     shapes = inflated(shapes_of(data, pods), round(INFLATED * capacity), seed)
-    placed: set[str] = set()
+    gate = Gate()
     weights, _ = POLICIES[policy]
     suite = Suite(Recipe(name=policy, order="arrival", score=dict(weights), spread=True))
-    twin = Twin(suite, Settings(seed=seed), observe=lambda event: _note(event, placed))
+    twin = Twin(suite, Settings(seed=seed), observe=gate.note)
     twin.add_nodes(nodes)
-    jobs = [f"j{number}" for number in range(1, len(shapes) + 1)]
-    for place, (shape, job) in enumerate(zip(shapes, jobs, strict=True)):
-        twin.arrive(_arrival(place * GAP, shape))
-        twin.timeline.call_at(place * GAP + GAP // 2, _turn_away, twin, job, placed)
+    names = [f"pod-{place}" for place in range(len(shapes))]
+    for place, (shape, name) in enumerate(zip(shapes, names, strict=True)):
+        twin.arrive(_arrival(place * GAP, shape, name))
+        twin.timeline.call_at(place * GAP + GAP // 2, gate.turn_away, twin, name)
     began = time.process_time()
     twin.run(len(shapes) * GAP)
     took = time.process_time() - began
     came = held = 0
     allocated: dict[int, list[float]] = {}
-    for shape, job in zip(shapes, jobs, strict=True):
+    for shape, name in zip(shapes, names, strict=True):
         came += _asks(shape)
-        held += _asks(shape) * (job in placed)
+        held += _asks(shape) * (name in gate.placed)
         allocated.setdefault(round(100 * came / capacity), []).append(100 * held / capacity)
     means = {percent: statistics.mean(values) for percent, values in allocated.items()}
     return Run(pods, policy, seed, means, len(shapes), 1000 * took / len(shapes))
 
 
-def _arrival(at: int, shape: Shape) -> Arrival:
+class Gate:
+    """Which pods have been placed, and those that wait; one that is refused, as no node could ever take it, is neither.
+    Pods go by their names: numbers of jobs are given to those only that are not refused.
+    """
+
+    def __init__(self) -> None:
+        self.placed: set[str] = set()
+        self.waiting: set[str] = set()
+        self.names: dict[str, str] = {}
+
+    def note(self, event: Event) -> None:
+        if isinstance(event, JobSubmitted):
+            self.names[event.job.id] = event.job.name
+            self.waiting.add(event.job.name)
+        elif isinstance(event, Placed):
+            name = self.names[event.unit.partition(".")[0]]
+            self.placed.add(name)
+            self.waiting.discard(name)
+
+    def turn_away(self, twin: Twin, name: str) -> None:
+        if name in self.waiting:
+            twin.host.ask(lambda request: Cancel(request, name), lambda reply: None)
+
+
+def _arrival(at: int, shape: Shape, name: str) -> Arrival:
     unit = Unit(name="main", tasks=(Task(name="main", argv=("work",)),), shape=shape, kind="pod")
-    return Arrival(at=at, units=(unit,), truths={"main": Truth(pace=FOREVER)})
-
-
-def _note(event: Event, placed: set[str]) -> None:
-    if isinstance(event, Placed):
-        placed.add(event.unit.partition(".")[0])
-
-
-def _turn_away(twin: Twin, job: str, placed: set[str]) -> None:
-    if job not in placed:
-        twin.host.ask(lambda request: Cancel(request, job), lambda reply: None)
+    return Arrival(at=at, units=(unit,), truths={"main": Truth(pace=FOREVER)}, name=name)
 
 
 def published(data: Path) -> dict[tuple[str, str, int], float]:
