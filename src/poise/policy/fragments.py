@@ -10,7 +10,7 @@ at CPU and devices; here memory and the memory of devices can be what a node lac
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +25,24 @@ POPULAR = 0.95
 
 MOST_TYPICAL = 128
 """Typical shapes at most: each costs a look at every node that is scored."""
+
+
+Account = Callable[[Floats, Floats, int], Floats]
+"""(L,): thousandths of devices that are of use to a task that fits, of those that are free on the devices that could
+take its part, by how many such tasks CPU and memory leave room for, and by what one of them takes.
+"""
+
+
+def all_of_it(free: Floats, tasks: Floats, one: int) -> Floats:
+    """Whatever is free there, as in the paper: others may share what the task leaves."""
+    return free
+
+
+def as_foreseen(free: Floats, tasks: Floats, one: int) -> Floats:
+    """The mean of three: one task, which is sure to find room; as many as CPU and memory leave room for, if more like
+    it come; and all of it, if what comes asks for little of these.
+    """
+    return np.asarray((one + np.minimum(free, tasks * one) + free) / 3)
 
 
 class Part(NamedTuple):
@@ -69,7 +87,14 @@ def typical(view: Snapshot) -> Typical | None:
 
 
 def fragments(
-    fleet: Fleet, rows: Ints, cpu: Ints, memory: Ints, share: Ints, device_memory: Ints, typical: Typical
+    fleet: Fleet,
+    rows: Ints,
+    cpu: Ints,
+    memory: Ints,
+    share: Ints,
+    device_memory: Ints,
+    typical: Typical,
+    account: Account = all_of_it,
 ) -> Floats:
     """(L,): thousandths of the devices of each of L nodes that are fragments. `rows` (L,) says which nodes they are,
     which may come more than once; `cpu`, `memory` (L,), `share` and `device_memory` (L, D) what is free.
@@ -89,12 +114,18 @@ def fragments(
         hosts.append(can.sum(axis=0))
         useful.append(np.where(can, free, 0).sum(axis=0))
     lost: Floats = free.sum(axis=0).astype(np.float64)
-    work = zip(typical.weights.tolist(), typical.cpu, typical.memory, typical.gpus, typical.part.tolist(), strict=True)
-    for weight, need_cpu, need_memory, gpus, number in work:
+    columns = (typical.weights, typical.cpu, typical.memory, typical.gpus, typical.part)
+    for weight, need_cpu, need_memory, gpus, number in zip(*(column.tolist() for column in columns), strict=True):
         if gpus:
-            fits = (hosts[number] >= gpus) & (cpu >= need_cpu) & (memory >= need_memory)
-            lost -= weight * np.where(fits, useful[number], 0)
+            tasks = np.minimum(_over(cpu, need_cpu), _over(memory, need_memory))
+            fits = (hosts[number] >= gpus) & (tasks >= 1)
+            lost -= weight * np.where(fits, account(useful[number], tasks, gpus * typical.parts[number].share), 0)
     return lost
+
+
+def _over(free: Ints, need: int) -> Floats:
+    """How often a task finds what it needs of something."""
+    return free / need if need else np.full(len(free), np.inf)
 
 
 def _popular(counts: Iterable[tuple[Shape, float]]) -> list[tuple[Shape, float]]:

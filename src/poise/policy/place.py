@@ -21,7 +21,7 @@ from poise.policy.feasible import NAMED, Ability, Summary, ability, capacity, ca
 from poise.policy.fragments import Typical, typical
 from poise.policy.predict import Speeds
 from poise.policy.room import Room, room_on
-from poise.policy.score import DEVICE_TERMS, Scoring, Term, score, score_devices, speed
+from poise.policy.score import DEVICE_TERMS, WORK_TERMS, Scoring, Term, score, score_devices, speed
 
 LOOKAHEAD = BRIEF
 """Foreseen work in nanoseconds that may wait on a node behind running tasks of the same shape."""
@@ -366,7 +366,7 @@ class Draft:
 
     def _scoring(self, rows: Ints, shape: Shape, estimates: list[Estimate]) -> Scoring:
         seed = self.view.seed + self.view.revision + self._taken
-        typical = self._typical_work() if "fragmentation" in self._weights else None
+        typical = None if WORK_TERMS.isdisjoint(self._weights) else self._typical_work()
         return Scoring(
             self.fleet, rows, self.free, shape, estimates, seed, share=self.share, memory=self.memory, typical=typical
         )

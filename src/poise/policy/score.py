@@ -15,7 +15,7 @@ from poise.model.fleet import CPU, DEVICES, HIGH, MEMORY, NETWORK, Fleet, Floats
 from poise.model.profiles import Estimate
 from poise.model.resources import PLENTY, WHOLE, Shape
 from poise.policy.feasible import ability, usable_devices
-from poise.policy.fragments import Typical, fragments
+from poise.policy.fragments import Account, Typical, all_of_it, as_foreseen, fragments
 from poise.units import MILLISECOND
 
 
@@ -118,16 +118,36 @@ def fragmentation(scoring: Scoring) -> Floats:
     to whole hundredths, as in the paper's scheduler: what differs by less is as good, so that a tie goes to the next
     node in order, and the fleet fills up from one end.
     """
-    rows = scoring.rows
-    if scoring.typical is None or not len(rows):
-        return np.full(len(rows), 0.5)
-    if scoring.shape.is_part:
-        return np.asarray(fragmentation_by_device(scoring).max(axis=1, initial=0.0))
-    return _worth(scoring, np.arange(len(rows)), _without(scoring))
+    return _least_growth(scoring, all_of_it)
 
 
 def fragmentation_by_device(scoring: Scoring) -> Floats:
     """The same by device, for a share of one; 0 where it has no room."""
+    return _least_growth_by_device(scoring, all_of_it)
+
+
+def prospects(scoring: Scoring) -> Floats:
+    """As `fragmentation`, but a task that is typical counts on what it is likely to use of a node (`as_foreseen`), and
+    not on all that is free there: what ends up in fragments is less.
+    """
+    return _least_growth(scoring, as_foreseen)
+
+
+def prospects_by_device(scoring: Scoring) -> Floats:
+    """The same by device, for a share of one; 0 where it has no room."""
+    return _least_growth_by_device(scoring, as_foreseen)
+
+
+def _least_growth(scoring: Scoring, account: Account) -> Floats:
+    rows = scoring.rows
+    if scoring.typical is None or not len(rows):
+        return np.full(len(rows), 0.5)
+    if scoring.shape.is_part:
+        return np.asarray(_least_growth_by_device(scoring, account).max(axis=1, initial=0.0))
+    return _worth(scoring, np.arange(len(rows)), _without(scoring), account)
+
+
+def _least_growth_by_device(scoring: Scoring, account: Account) -> Floats:
     fleet, rows, shape = scoring.fleet, scoring.rows, scoring.shape
     usable = usable_devices(fleet, shape, ability(fleet, shape), scoring.memory[rows], scoring.share[rows], rows)
     worth = np.zeros(usable.shape)
@@ -139,7 +159,7 @@ def fragmentation_by_device(scoring: Scoring) -> Floats:
     each = np.arange(len(at))
     share[each, place] -= shape.share
     memory[each, place] -= shape.gpu_memory
-    worth[at, place] = _worth(scoring, at, (share, memory))
+    worth[at, place] = _worth(scoring, at, (share, memory), account)
     return np.asarray(np.take_along_axis(worth, like, axis=1))
 
 
@@ -149,8 +169,8 @@ def _first_like(*columns: NDArray[Any]) -> Ints:
     return np.asarray(same.argmax(axis=2))
 
 
-def _worth(scoring: Scoring, at: Ints, devices: tuple[Ints, Ints]) -> Floats:
-    """What the term gives to nodes of the scoring (`at`, numbers into its rows) on which the task leaves `devices`:
+def _worth(scoring: Scoring, at: Ints, devices: tuple[Ints, Ints], account: Account) -> Floats:
+    """What a term gives to nodes of the scoring (`at`, numbers into its rows) on which the task leaves `devices`:
     what is free of them then, in compute and memory.
     """
     fleet, free, shape, known = scoring.fleet, scoring.free, scoring.shape, scoring.typical
@@ -158,8 +178,8 @@ def _worth(scoring: Scoring, at: Ints, devices: tuple[Ints, Ints]) -> Floats:
         raise AssertionError("nothing is typical")
     rows = scoring.rows
     cpu, memory = free[CPU, rows], free[MEMORY, rows]
-    before = fragments(fleet, rows, cpu, memory, scoring.share[rows], scoring.memory[rows], known)
-    after = fragments(fleet, rows[at], cpu[at] - shape.cpu, memory[at] - shape.memory, *devices, known)
+    before = fragments(fleet, rows, cpu, memory, scoring.share[rows], scoring.memory[rows], known, account)
+    after = fragments(fleet, rows[at], cpu[at] - shape.cpu, memory[at] - shape.memory, *devices, known, account)
     return np.asarray(np.floor(100 / (1 + np.exp((after - before[at]) / WHOLE))) / 100)
 
 
@@ -252,6 +272,7 @@ TERMS: dict[str, Term] = {
     "fit": fit,
     "tightness": tightness,
     "fragmentation": fragmentation,
+    "prospects": prospects,
     "capacity": capacity,
     "load": load,
     "balance": balance,
@@ -265,8 +286,15 @@ TERMS: dict[str, Term] = {
     "first": first,
 }
 
-DEVICE_TERMS: dict[str, DeviceTerm] = {"fragmentation": fragmentation_by_device, "random": random_by_device}
+DEVICE_TERMS: dict[str, DeviceTerm] = {
+    "fragmentation": fragmentation_by_device,
+    "prospects": prospects_by_device,
+    "random": random_by_device,
+}
 """Terms that tell devices apart; where a policy weighs none of these, a share goes to the fullest that has room."""
+
+WORK_TERMS = frozenset({"fragmentation", "prospects"})
+"""Terms that look at the work that is typical."""
 
 
 def score(scoring: Scoring, weights: Mapping[str, float], terms: Mapping[str, Term] = TERMS) -> Floats:

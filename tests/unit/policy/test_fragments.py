@@ -9,9 +9,16 @@ from hypothesis import given
 from poise.model.fleet import CORDONED, Fleet
 from poise.model.resources import WHOLE, Device, Node, Shape, Wants
 from poise.policy.feasible import can_serve
-from poise.policy.fragments import MOST_TYPICAL, Typical, fragments, typical
+from poise.policy.fragments import MOST_TYPICAL, Account, Typical, all_of_it, as_foreseen, fragments, typical
 from poise.policy.recipe import Recipe
-from poise.policy.score import Scoring, fragmentation, fragmentation_by_device
+from poise.policy.score import (
+    WORK_TERMS,
+    Scoring,
+    fragmentation,
+    fragmentation_by_device,
+    prospects,
+    prospects_by_device,
+)
 from poise.policy.suites import Suite
 from poise.testing import World
 
@@ -32,11 +39,11 @@ def fleet_of(*nodes: tuple[Node, tuple[int, ...]]) -> Fleet:
     return fleet
 
 
-def in_fragments(fleet: Fleet, *work: tuple[Shape, float]) -> list[float]:
+def in_fragments(fleet: Fleet, *work: tuple[Shape, float], account: Account = all_of_it) -> list[float]:
     rows = np.arange(len(fleet))
     known = Typical(fleet, work)
     given = fragments(
-        fleet, rows, fleet.free[0], fleet.free[1], fleet.device_share, fleet.device_memory, known
+        fleet, rows, fleet.free[0], fleet.free[1], fleet.device_share, fleet.device_memory, known, account
     )  # fmt: skip
     return [float(value) for value in given]
 
@@ -78,6 +85,32 @@ def test_the_score_falls_as_fragments_grow() -> None:
     assert fragmentation(scoring).tolist() == [np.floor(100 / (1 + np.exp(by))) / 100 for by in grows]
 
 
+def test_what_is_foreseen_to_be_of_use_is_less_than_what_is_free() -> None:
+    """Of 1,600 thousandths a task takes 500, and CPU is there for 2.5 such tasks, which would take 1,250."""
+    needs = msgspec.structs.replace(HALF, cpu=3200)
+    [lost] = in_fragments(fleet_of(gpus("n1", 600, 1000)), (needs, 1), account=as_foreseen)
+    assert lost == pytest.approx(1600 - (500 + 1250 + 1600) / 3)
+    [lost] = in_fragments(fleet_of(gpus("n1", 600, 1000)), (HALF, 1), (ONE, 1), account=as_foreseen)
+    assert lost == pytest.approx(1600 - (500 + 1600 + 1600) / 6 - 1000 / 2)
+
+
+def test_a_task_of_little_cpu_goes_where_cpu_is_short() -> None:
+    """To the paper nothing is lost on either node; but on `n1` there is CPU for one more task only, which would never
+    have used all of the devices.
+    """
+    fleet = fleet_of(gpus("n1", 1000, 1000, cpu=4000), gpus("n2", 1000, 1000, cpu=16000))
+    known = Typical(fleet, [(msgspec.structs.replace(HALF, cpu=4000), 1)])
+    light = msgspec.structs.replace(HALF, cpu=0)
+    scoring = Scoring(fleet, np.arange(2), fleet.free, light, [], 0, typical=known)
+    assert fragmentation(scoring).tolist() == [0.5, 0.5]
+    of_use = [((500 + 500 + 2000) / 3, (500 + 500 + 1500) / 3), ((500 + 2000 + 2000) / 3, (500 + 1500 + 1500) / 3)]
+    grows = [(1500 - after - (2000 - before)) / WHOLE for before, after in of_use]
+    worth = [np.floor(100 / (1 + np.exp(by))) / 100 for by in grows]
+    assert worth[0] > worth[1] > 0.5
+    assert prospects(scoring).tolist() == worth
+    assert prospects_by_device(scoring).tolist() == [[of, of] for of in worth]
+
+
 def test_a_share_is_taken_of_the_device_where_fragments_grow_least() -> None:
     fleet = fleet_of(gpus("n1", 1000, 500, 300, 900))
     known = Typical(fleet, [(HALF, 1), (ONE, 1)])
@@ -104,9 +137,10 @@ def test_an_empty_view_has_no_typical_work() -> None:
     assert typical(World().nodes(1).ledger.snapshot(1)) is None
 
 
-def test_a_policy_may_weigh_fragmentation() -> None:
+@pytest.mark.parametrize("term", sorted(WORK_TERMS))
+def test_a_policy_may_weigh_fragmentation(term: str) -> None:
     """Whole devices are in demand: the second share joins the first, and not the node that is next in turn."""
-    suite = Suite(Recipe(name="ours", score={"fragmentation": 1.0}, spread=True))
+    suite = Suite(Recipe(name="ours", score={term: 1.0}, spread=True))
     world = World(policy=suite).nodes(2, cpu=8, gpus=2)
     world.job("a", gpu=1, gpu_share=0.4).round().job("b", gpu=1, gpu_share=0.4).job("c", gpu=2).round()
     assert world.where("b") == world.where("a")
