@@ -1,7 +1,7 @@
 """The twin beside Gavel's own simulator: the same traces, cluster and rounds, job by job.
 
     python benchmarks/fidelity_gavel.py [--data ../shared/data/gavel] [--cases max_min_fairness,minimize_makespan]
-        [--peers max_min_fairness_perf,fifo_perf] [--without waits] [--json]
+        [--peers max_min_fairness_perf,fifo_perf] [--without waits] [--each] [--json]
 
 The cases are those that were run with Gavel @ c4fa400 (Narayanan et al., OSDI 2020; github.com/stanford-futuredata,
 `gavel`) in trace mode: one device a node, rounds of 360 s, nothing lost by stopping, run times known. Each is run twice
@@ -17,8 +17,11 @@ middle      what nobody needs is not given where it is used best, but left where
 and of `fifo` without speeds that it draws a model among those that have room, and takes the last one in the alphabet
 instead, which is the V100 (`policies/fifo.py`): of 48 devices it uses 8, and those it over-allocates.
 
-`--without waits` and so on leaves one of them out. `osdi20_gen4k_m` is the list of jobs behind the paper's points at
-2.0 jobs an hour; its means are of jobs 4,000 to 5,000, and it ends soon after Gavel's run of it did.
+`--without waits` and so on leaves one of them out. `--each` tells, too, how far the mean is from Gavel's with none of
+them, which is our policy but for how it counts what a unit is owed, and with each of them alone.
+
+`osdi20_gen4k_m` is the list of jobs behind the paper's points at 2.0 jobs an hour; its means are of jobs 4,000 to
+5,000, and it ends soon after Gavel's run of it did.
 """
 
 import argparse
@@ -32,11 +35,11 @@ from statistics import fmean
 from time import process_time
 from typing import Any, NamedTuple
 
+import clusters
 import msgspec
 
 from poise.kernel.controller import Settings
 from poise.model.decisions import Plan
-from poise.model.resources import Device, Node
 from poise.model.views import Snapshot
 from poise.model.workload import Workload
 from poise.policy.rounds import Claim, Entry, Rounds, Stage, first_entry
@@ -48,7 +51,6 @@ from poise.twin.trial import simulate
 from poise.units import HOUR, SECOND
 
 ROUND = 360 * SECOND
-MODELS = ("V100", "P100", "K80")
 WITHIN = 0.05
 """Of Gavel's mean completion time."""
 
@@ -119,7 +121,7 @@ class AsGavel(Rounds):
         self.models: list[str] = []
         self.reset = self.at = self.next = 0
         self.dirty = True
-        self.types = list(MODELS)
+        self.types = list(clusters.GAVEL)
         self.order_of_models = random.Random(5)
         self.choice = random.Random(0)
         self.stays: dict[str, tuple[str, float]] = {}
@@ -160,7 +162,7 @@ class AsGavel(Rounds):
         for entry in self.units.values():
             entry.model = -1
         self.at, self.next = now, now + self.turn
-        self.types = [model for model in MODELS if model in stage.models]
+        self.types = [model for model in clusters.GAVEL if model in stage.models]
         if not self.aware:
             self.order_of_models.shuffle(self.types)
 
@@ -220,21 +222,6 @@ class AsGavel(Rounds):
         return [(number, model) for *_, number, model in sorted(found, key=lambda of: of[:3])]
 
 
-def nodes_of(devices: Sequence[int]) -> list[Node]:
-    """One device each, as Gavel's workers."""
-    return [
-        Node(
-            name=f"{model.lower()}-{number:03}",
-            incarnation="1",
-            cpu=1000,
-            memory=2**34,
-            devices=(Device(index=0, memory=2**34, uuid=f"{model}-{number}", model=model),),
-        )
-        for model, count in zip(MODELS, devices, strict=True)
-        for number in range(count)
-    ]
-
-
 def known_exactly(workload: Workload) -> Workload:
     """The same, every job a class of its own: Gavel is told the steps of each, and learns nothing from others."""
     arrivals, throughputs = [], {}
@@ -242,7 +229,7 @@ def known_exactly(workload: Workload) -> Workload:
         [unit] = arrival.units
         kind = f"{unit.kind} of job {number}"
         arrivals.append(msgspec.structs.replace(arrival, units=(msgspec.structs.replace(unit, kind=kind),)))
-        for model in MODELS:
+        for model in clusters.GAVEL:
             if rate := workload.throughputs.get(f"{unit.kind}@{model}"):
                 throughputs[f"{kind}@{model}"] = rate
     return msgspec.structs.replace(workload, arrivals=tuple(arrivals), throughputs=throughputs)
@@ -259,7 +246,9 @@ class Ran(NamedTuple):
 
 def run(workload: Workload, case: Case, policy: ClusterPolicy, until: int = 0) -> Ran:
     began = process_time()
-    result = simulate(workload, nodes_of(case.devices), policy, Settings(every=ROUND), until=until)
+    result = simulate(
+        workload, clusters.nodes_of(clusters.gavel(case.devices)), policy, Settings(every=ROUND), until=until
+    )
     ended = {number: job.completion / SECOND for number, job in enumerate(result.jobs) if job.ended >= 0}
     makespan = max(job.ended for job in result.jobs) / SECOND
     return Ran(ended, makespan, result.rounds, process_time() - began)
@@ -286,11 +275,17 @@ def main() -> None:
     parser.add_argument("--cases", default="max_min_fairness,minimize_makespan,gen400,gen400c24")
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--without", default="", help="a mechanism of Gavel's that is left out")
+    parser.add_argument("--each", action="store_true", help="each mechanism alone, too")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     mechanisms = [name for name in MECHANISMS if name != asked.without]
+    alone: dict[str, tuple[str, ...]] = {"none": (), **{name: (name,) for name in MECHANISMS}} if asked.each else {}
     rows: list[dict[str, Any]] = []
-    print(f"{'case':18} {'policy':26} {'Gavel h':>8} {'ours h':>8} {'':>7} {'each':>6}   as Gavel h", file=sys.stderr)
+    heads = "".join(f" {name:>9}" for name in alone)
+    print(
+        f"{'case':18} {'policy':26} {'Gavel h':>8} {'ours h':>8} {'':>7} {'each':>6}{heads}   as Gavel h",
+        file=sys.stderr,
+    )
     for name in asked.cases.split(","):
         case = CASES[name]
         options = Options(devices_per_node=1, information="oracle", jobs=case.jobs, restore=0)
@@ -312,13 +307,18 @@ def main() -> None:
             row = {"case": name, "peer": peer, "policy": PEERS[peer].ours, "theirs": mean_of(theirs, case) / 3600}
             row |= compare(ours, theirs, case) | {"seconds": ours.seconds, "rounds": ours.rounds}
             row["makespan"] = ours.makespan / 3600
+            row["alone"] = {
+                name: compare(run(workload, case, AsGavel(PEERS[peer], chosen), until), theirs, case)
+                for name, chosen in alone.items()
+            }
             same = run(workload, case, AsGavel(PEERS[peer], mechanisms), until)
             as_gavel = compare(same, theirs, case)
             row["as gavel"] = as_gavel
             rows.append(row)
+            told = "".join(f" {of['off']:+9.1%}" for of in row["alone"].values())
             print(
                 f"{name:18} {row['policy']:26} {row['theirs']:8.3f} {row['hours']:8.3f} {row['off']:+7.1%} "
-                f"{row['each']:6.1%} {as_gavel['hours']:8.3f} {as_gavel['off']:+7.1%} {as_gavel['each']:6.1%}  "
+                f"{row['each']:6.1%}{told} {as_gavel['hours']:8.3f} {as_gavel['off']:+7.1%} {as_gavel['each']:6.1%}  "
                 f"({ours.seconds:.0f} s)",
                 file=sys.stderr, flush=True,
             )  # fmt: skip

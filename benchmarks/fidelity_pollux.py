@@ -18,8 +18,9 @@ from statistics import fmean
 from time import process_time
 from typing import Any
 
+import clusters
+
 from poise.kernel.controller import Settings
-from poise.model.resources import Device, Node
 from poise.policy.suites import policy_named
 from poise.twin.traces.formats import read_trace
 from poise.twin.traces.options import Options
@@ -34,27 +35,17 @@ WITHIN = 0.05
 """Of the mean over all workloads. `las` is there for comparison only: it takes turns where Tiresias has two queues."""
 
 
-def cluster() -> list[Node]:
-    return [
-        Node(
-            name=f"n{number:02}",
-            incarnation="1",
-            cpu=96_000,
-            memory=2**38,
-            devices=tuple(
-                Device(index=index, memory=2**34, uuid=f"n{number}-{index}", model="T4") for index in range(PER_NODE)
-            ),
-        )
-        for number in range(NODES)
-    ]
-
-
 def trial(path: Path, policy: str, published: dict[str, int], *, elastic: bool) -> dict[str, Any]:
     """One workload under one policy, beside what was published of it."""
     workload = read_trace(path, Options(elastic=elastic, information="none", restore=30 * SECOND))
     names = [arrival.name for arrival in workload.arrivals]
     began = process_time()
-    result = simulate(workload, cluster(), policy_named(policy), Settings(every=MINUTE, poll=0, dead_after=0))
+    result = simulate(
+        workload,
+        clusters.nodes_of({"T4": NODES}, PER_NODE),
+        policy_named(policy),
+        Settings(every=MINUTE, poll=0, dead_after=0),
+    )
     took = process_time() - began
     ours = dict(zip(names, result.completions, strict=True))
     mean, theirs = fmean(ours.values()), fmean(published.values())

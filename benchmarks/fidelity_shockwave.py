@@ -25,8 +25,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import clusters
 import msgspec
-from fidelity_gavel import PEERS, AsGavel, known_exactly, nodes_of
+from fidelity_gavel import PEERS, AsGavel, known_exactly
 
 from poise.kernel.controller import Settings
 from poise.model.workload import Workload
@@ -42,7 +43,7 @@ TURN = 120 * SECOND
 RENEWED = 1000 * SECOND
 """Between two allocations at least, as its scheduler has it by default."""
 
-DEVICES = (32, 0, 0)
+DEVICES = 32
 MODEL = "V100"
 SET = "tacc_32gpus_comparison"
 POLICIES = {
@@ -107,7 +108,7 @@ def main() -> None:
     for name, shipped in POLICIES.items():
         peer = PEERS[f"{name}_perf"]
         policy = AsGavel(peer, turn=TURN, renewed=RENEWED) if asked.as_gavel else shipped
-        result = simulate(workload, nodes_of(DEVICES), policy, Settings(every=TURN))
+        result = simulate(workload, clusters.nodes_of({MODEL: DEVICES}), policy, Settings(every=TURN))
         ours = [job.completion / SECOND for job in result.jobs]
         real = completions(asked.data, name, "physical")
         twin = errors(ours, max(job.ended for job in result.jobs) / SECOND, real)

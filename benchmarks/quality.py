@@ -26,36 +26,18 @@ from time import process_time
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import clusters
 import msgspec
+from clusters import nodes_of
 
 from poise.kernel.controller import Settings
-from poise.model.resources import Device, Node
+from poise.model.resources import Node
 from poise.model.workload import Seats, Workload
 from poise.policy.suites import POLICIES, policy_named
 from poise.twin.traces.formats import read_trace
 from poise.twin.traces.options import Options
 from poise.twin.trial import simulate
 from poise.units import HOUR, SECOND
-
-MODELS = ("V100", "P100", "K80")
-
-
-def nodes_of(devices: dict[str, int], each: int = 1) -> list[Node]:
-    """Nodes with `each` so many devices of a model."""
-    return [
-        Node(
-            name=f"{model}-{number:03}",
-            incarnation="1",
-            cpu=2**30,
-            memory=2**40,
-            devices=tuple(
-                Device(index=index, memory=2**34, uuid=f"{model}-{number}-{index}", model=model)
-                for index in range(each)
-            ),
-        )
-        for model, count in devices.items()
-        for number in range(count)
-    ]
 
 
 class Case(NamedTuple):
@@ -76,9 +58,8 @@ GAVEL, SHOCKWAVE = "gavel/simulation_throughputs.json", "shockwave/tacc_throughp
 def gavel(
     file: str, cluster: Sequence[int], peers: dict[str, float], jobs: int = 0, window: tuple[int, int] = (0, 0)
 ) -> Case:
-    devices = dict(zip(MODELS, cluster, strict=True))
     options = msgspec.structs.replace(FREE, jobs=jobs)
-    return Case(f"gavel/traces/{file}", lambda: nodes_of(devices), options, window, peers, GAVEL)
+    return Case(f"gavel/traces/{file}", lambda: nodes_of(clusters.gavel(cluster)), options, window, peers, GAVEL)
 
 
 def shockwave(file: str) -> Case:
