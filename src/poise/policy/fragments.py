@@ -124,8 +124,8 @@ def fragments(
 
 
 def _over(free: Ints, need: int) -> Floats:
-    """How often a task finds what it needs of something."""
-    return free / need if need else np.full(len(free), np.inf)
+    """How often a task finds what it needs of something; of what is kept for others there is less than nothing."""
+    return free / need if need else np.where(free >= 0, np.inf, 0.0)
 
 
 def _popular(counts: Iterable[tuple[Shape, float]]) -> list[tuple[Shape, float]]:
