@@ -4,10 +4,16 @@ What it is worth to run a unit somewhere is its weight over the time that it sti
 it (`reclaim.value` and `reclaim.standing`). The sum of that over all units is what an assignment is to make large; for
 equal devices that is shortest remaining time first (Schrage, 1968), with weights Smith's rule (1956). Units are served
 by what they are worth for each device on the model that suits them best, and take the best of what is left: the greedy
-rule for a knapsack of several kinds of room. It moves what runs only where that pays for more than estimates err by.
+rule for a knapsack of several kinds of room. That gives the fast devices to what is short, even if it would be nearly
+as fast elsewhere; so then, as long as the sum grows by it, one moves into room that is left or two change places: the
+shift and the interchange of local search for generalised assignment (Osman, 1995). What runs moves only where that pays
+for more than estimates err by.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import product
+from typing import NamedTuple
 
 from poise.model.fleet import Resident
 from poise.model.resources import WHOLE
@@ -18,6 +24,23 @@ from poise.units import SECOND
 
 Entry = tuple[float, int, str, int, list[tuple[float, int]]]
 """What it is worth for each device (negative), ordinal, unit, devices, and what it is worth by model."""
+
+EXCHANGES = 256
+"""Changes of places in one round at most, of some 20 us for two models."""
+
+QUEUES = 8192
+"""Queues of wishes that are looked at for that in one round, some 2 us each: many models and sizes have many."""
+
+
+class Wish(NamedTuple):
+    """What is lost in worth (less than nothing: won) if a unit that was assigned to one model goes to another."""
+
+    loss: float
+    ordinal: int
+    unit: str
+    devices: int
+    here: int
+    there: int
 
 
 def assign(draft: Draft, candidates: Sequence[Candidate], standings: Mapping[str, float]) -> dict[str, int]:
@@ -44,12 +67,68 @@ def assign(draft: Draft, candidates: Sequence[Candidate], standings: Mapping[str
                 entries.append(entry)
     entries += [_waiting(draft, one) for one in candidates if one.shape.gpus and one.shape.share == WHOLE]
     target: dict[str, int] = {}
-    for _, _, unit, devices, worths in sorted(entries):
+    entries.sort()
+    for _, _, unit, devices, worths in entries:
         best = max(((gain, -index) for gain, index in worths if room[index] >= devices), default=None)
         if best is not None:
             target[unit] = -best[1]
             room[-best[1]] -= devices
+    improve(entries, target, room)
     return target
+
+
+def improve(entries: Iterable[Entry], target: dict[str, int], room: dict[int, int]) -> None:
+    """As long as the sum of what all in `target` are worth grows by it, let one of them go to a model that has room, or
+    two change places: each time whatever wins most.
+    """
+    about = {unit: (ordinal, devices, worths) for _, ordinal, unit, devices, worths in entries if unit in target}
+    wishes: dict[tuple[int, int, int], list[Wish]] = {}  # those of one size from one model to another, best first
+
+    def wish(unit: str) -> None:
+        ordinal, devices, worths = about[unit]
+        here = target[unit]
+        worth = next(gain for gain, index in worths if index == here)
+        for gain, there in worths:
+            if there != here:
+                queue = wishes.setdefault((here, there, devices), [])
+                heappush(queue, Wish(worth - gain, ordinal, unit, devices, here, there))
+
+    for unit in about:
+        wish(unit)
+    for _ in range(min(EXCHANGES, QUEUES // max(1, len(wishes)))):
+        change = _best_change(wishes, target, room)
+        for one in change:
+            target[one.unit] = one.there
+            room[one.here] += one.devices
+            room[one.there] -= one.devices
+            wish(one.unit)
+        if not change:
+            return
+
+
+def _best_change(
+    wishes: Mapping[tuple[int, int, int], list[Wish]], target: Mapping[str, int], room: Mapping[int, int]
+) -> tuple[Wish, ...]:
+    """The wish that wins most of those for which there is room, or the two that make room for each other; none if no
+    more is won.
+    """
+    first: dict[tuple[int, int], list[Wish]] = {}
+    for (here, there, _), queue in wishes.items():
+        while queue and target[queue[0].unit] != here:  # it has gone since
+            heappop(queue)
+        if queue:
+            first.setdefault((here, there), []).append(queue[0])
+    best: tuple[float, tuple[Wish, ...]] = (0.0, ())
+    for (here, there), ones in first.items():
+        for one in ones:
+            if one.devices <= room[there]:
+                best = min(best, (one.loss, (one,)))
+        if here < there:
+            for one, other in product(ones, first.get((there, here), ())):
+                needs = one.devices - other.devices
+                if -room[here] <= needs <= room[there]:
+                    best = min(best, (one.loss + other.loss, (one, other)))
+    return best[1]
 
 
 def _units(residents: Iterable[tuple[Resident, ...]]) -> list[Resident]:

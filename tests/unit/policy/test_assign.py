@@ -3,6 +3,8 @@
 from typing import Any
 
 import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
 
 from poise.engine.twin import Twin
 from poise.kernel.controller import Settings
@@ -10,11 +12,14 @@ from poise.model.events import Event, Placed, Preempted
 from poise.model.jobs import Priority, Task, Unit
 from poise.model.resources import Device, Node, Shape
 from poise.model.workload import Arrival, Steady, Truth
+from poise.policy.assign import Entry, improve
 from poise.policy.suites import policy_named
 from poise.units import SECOND
 
 RATES = {"fast": 4.0, "slow": 1.0}
 EVEN = {"fast": 1.0, "slow": 1.0}
+HARDLY = {"fast": 1.1, "slow": 1.0}
+BY_KIND = {"leans": RATES, "even": EVEN, "hardly": HARDLY}
 
 
 def node(name: str, model: str) -> Node:
@@ -25,7 +30,7 @@ def node(name: str, model: str) -> Node:
 def job(kind: str, at: float, seconds: float, tasks: int = 1) -> Arrival:
     """So many seconds on the fast model; on the slow one by its class."""
     names = [f"main[{rank}]" if tasks > 1 else "main" for rank in range(tasks)]
-    rates = RATES if kind == "leans" else EVEN
+    rates = BY_KIND[kind]
     unit = Unit(
         name="main",
         tasks=tuple(Task(name=name, argv=("work",), rank=rank, world=tasks) for rank, name in enumerate(names)),
@@ -41,8 +46,7 @@ def job(kind: str, at: float, seconds: float, tasks: int = 1) -> Arrival:
 class Run:
     def __init__(self, nodes: list[Node], *jobs: Arrival) -> None:
         self.events: list[Event] = []
-        throughputs = {f"leans@{model}": rate for model, rate in RATES.items()}
-        throughputs |= {f"even@{model}": rate for model, rate in EVEN.items()}
+        throughputs = {f"{kind}@{model}": rate for kind, rates in BY_KIND.items() for model, rate in rates.items()}
         self.twin = Twin(policy_named("poise"), Settings(throughputs=throughputs), observe=self.events.append)
         self.twin.add_nodes(nodes)
         for one in jobs:
@@ -62,6 +66,20 @@ def test_what_gains_most_from_the_fast_device_gets_it() -> None:
     run = Run([node("n1", "fast"), node("n2", "slow")], job("even", 0, 400), job("leans", 0, 300))
     assert run.ends() == {"j1": 400, "j2": 300}
     assert run.of(Preempted) == []
+
+
+def test_short_work_that_hardly_gains_leaves_the_fast_device_to_long_work_that_does() -> None:
+    """100 s or 110 s here, 120 s or 480 s there: the shorter is worth more on the fast device, both together less."""
+    run = Run([node("n1", "fast"), node("n2", "slow")], job("hardly", 0, 100), job("leans", 0, 120))
+    assert run.ends() == {"j1": 110, "j2": 120}
+    assert run.of(Preempted) == []
+
+
+def test_two_do_not_change_places_where_one_of_them_would_find_too_few_devices() -> None:
+    """The gang would hardly be slower on slow devices, but there is one only."""
+    nodes = [node("n1", "fast"), node("n2", "fast"), node("n3", "slow")]
+    run = Run(nodes, job("hardly", 0, 100, tasks=2), job("leans", 0, 240))
+    assert run.ends() == {"j1": 100, "j2": 100 + (240 - 100 / 4)}
 
 
 def test_what_runs_on_a_slow_device_moves_to_a_fast_one_when_that_is_free() -> None:
@@ -111,3 +129,31 @@ def test_a_share_of_a_device_that_is_free_makes_nobody_yield() -> None:
     )
     assert run.of(Preempted) == []
     assert run.ends() == {"j1": 1000, "j2": 110}
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 4), st.integers(0, 2), st.tuples(*[st.integers(1, 100)] * 3)), min_size=1, max_size=12
+    ),
+    st.tuples(*[st.integers(0, 4)] * 3),
+)
+def test_changing_places_makes_the_sum_no_smaller_and_takes_no_room_that_is_not_there(
+    units: list[tuple[int, int, tuple[int, int, int]]], free: tuple[int, int, int]
+) -> None:
+    entries: list[Entry] = [
+        (0.0, ordinal, f"j{ordinal}", devices, [(float(worth), model) for model, worth in enumerate(worths)])
+        for ordinal, (devices, _, worths) in enumerate(units)
+    ]
+    target = {f"j{ordinal}": model for ordinal, (_, model, _) in enumerate(units)}
+    room, before = dict(enumerate(free)), dict(target)
+
+    def total(of: dict[str, int]) -> float:
+        return sum(worths[of[unit]][0] for _, _, unit, _, worths in entries)
+
+    improve(entries, target, room)
+    assert target.keys() == before.keys()
+    assert total(target) >= total(before)
+    for model, left in room.items():
+        freed = sum(devices for _, _, unit, devices, _ in entries if before[unit] == model)
+        taken = sum(devices for _, _, unit, devices, _ in entries if target[unit] == model)
+        assert 0 <= left == free[model] + freed - taken
