@@ -1,5 +1,6 @@
 """What has been learned of a class of tasks from its finished attempts: run time, memory, CPU and device use."""
 
+from math import log
 from typing import NamedTuple
 
 import msgspec
@@ -26,6 +27,10 @@ ENOUGH_RUNS = 3
 CERTAIN = 2
 """Mean deviations added to a mean for what nearly all runs stay under. For a normal distribution a mean deviation is
 0.8 standard deviations, so that about 95 % of runs are shorter."""
+
+UNLIKE = 2 * CERTAIN
+"""Mean deviations, as shares of their means and added up, by which the logarithm of what is declared must lie away from
+that of a class. Of estimates with lognormal noise one in a thousand does, and one in ten at `CERTAIN`."""
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -119,12 +124,21 @@ def estimate_run(profile: Profile | None, declared: int) -> Estimate:
             mean = declared * profile.ratio // 1000
             deviation = mean * profile.ratio_deviation // profile.ratio
             closer = 0 < profile.ratio_deviation * profile.mean <= profile.deviation * profile.ratio
-            if closer or abs(mean - profile.mean) > CERTAIN * (deviation + profile.deviation):
+            if closer or _is_unlike(profile, mean):
                 return Estimate(max(1, mean), deviation, "declared")
         return Estimate(profile.mean, profile.deviation, "history")
     if declared:
         return Estimate(declared, declared // 2, "declared")
     return Estimate(DEFAULT_RUN, DEFAULT_RUN, "default")
+
+
+def _is_unlike(profile: Profile, mean: int) -> bool:
+    """Whether a run that is declared to take so long cannot be like its class: it is as many times longer, or shorter,
+    as neither what is seen of the class nor how closely runs keep to what is declared can make up. Both err by factors:
+    half as long is as far away as twice as long.
+    """
+    varies = profile.ratio_deviation / profile.ratio + profile.deviation / max(1, profile.mean)
+    return abs(log(max(1, mean) / max(1, profile.mean))) > UNLIKE * varies
 
 
 def remaining(elapsed: int, expected: int, deviation: int) -> int:

@@ -112,3 +112,14 @@ def test_what_is_declared_to_be_nothing_like_its_class_is_foreseen_as_declared()
     assert estimate_run(of_class, 3 * MINUTE) == (3 * MINUTE, 3 * MINUTE * 400 // 1000, "declared")
     assert estimate_run(of_class, 100 * HOUR) == (130 * HOUR, 10 * HOUR, "history")
     assert estimate_run(of_class, 0) == (130 * HOUR, 10 * HOUR, "history")
+
+
+def test_what_is_declared_is_as_unlike_its_class_when_it_is_half_as_when_it_is_double() -> None:
+    """Runs of the class take 10 hours, within 10 minutes, and what their users declare is right within 40 %: less than
+    half of that, or more than double, is still what they declare of such runs; a tenth and ten times are not.
+    """
+    of_class = Profile(count=5, mean=10 * HOUR, deviation=10 * MINUTE, ratio=1000, ratio_deviation=400)
+    for declared in (4 * HOUR, 25 * HOUR):
+        assert estimate_run(of_class, declared) == (10 * HOUR, 10 * MINUTE, "history")
+    for declared in (HOUR, 100 * HOUR):
+        assert estimate_run(of_class, declared) == (declared, declared * 400 // 1000, "declared")
