@@ -33,8 +33,8 @@ PATIENCE = (0, 1 * SECOND, 10 * SECOND, 30 * SECOND)
 """By priority class: a unit that has been ready and without room this long has room kept for it."""
 
 LENDING = AGEING
-"""For so long after that, others may use this room meanwhile if they say that they will be gone in time; then nobody
-may any more, since what is said of run times may be wrong again and again."""
+"""For so long after that, or as long as `ageing` takes, others may use this room meanwhile if they say that they will
+be gone in time; then nobody may any more, since what is said of run times may be wrong again and again."""
 
 RESERVATIONS = 4
 """Units for which room is kept in one round; the next ones get theirs when these have started."""

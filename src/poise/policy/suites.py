@@ -489,18 +489,26 @@ class _Round:
         if not more and self._target.pop(candidate.unit, None) is not None and self._place(candidate):
             return  # not on the model that would be best: no room is to come there
         if not self._closed:  # else nobody takes its room, and waiting raises it over nobody
-            large = candidate.tasks > 1 or candidate.shape.gpus != 1  # nothing else takes a single device away from it
-            if not more and could and large and self.recipe.reserve and self._reservations < RESERVATIONS:
-                waits_until = candidate.ready + PATIENCE[effective_class(candidate, self.view.now)]
-                if self.view.now >= waits_until:
-                    self._keep(candidate, waits_until + LENDING)
-                else:
-                    self._ask_again(waits_until)
+            if not more and could and self.recipe.reserve:
+                self._keep_in_turn(candidate)
             every = ageing(candidate)
             self._ask_again(candidate.ready + every * (1 + (self.view.now - candidate.ready) // every))
         if not candidate.recovering:  # that one is held by its node, which may come back, and not by a queue
             self.holds[candidate.queue] = more
             self._waiting.append(candidate)
+
+    def _keep_in_turn(self, candidate: Candidate) -> None:
+        """Keep room for what is large and has waited for long; nothing else takes a single device away from a unit."""
+        if (candidate.tasks == 1 and candidate.shape.gpus == 1) or self._reservations >= RESERVATIONS:
+            return
+        patience = PATIENCE[effective_class(candidate, self.view.now)]
+        if self._weighs_worth and candidate.shape.gpus and self._all_save and self._is_guess(candidate):
+            patience = TURN  # until then all of them make way for it
+        waits_until = candidate.ready + patience
+        if self.view.now >= waits_until:
+            self._keep(candidate, waits_until + max(LENDING, ageing(candidate)))
+        else:
+            self._ask_again(waits_until)
 
     def _make_yield(self, candidate: Candidate, rules: Preemption) -> Reasons:
         """Ask the cheapest units to yield if that is worth it, and keep what they leave."""
@@ -599,6 +607,16 @@ class _Round:
     @cached_property
     def _attempts(self) -> int:
         return sum(map(len, self.view.fleet.residents))
+
+    @cached_property
+    def _all_save(self) -> bool:
+        """Whether all that runs with devices saves itself, and may be asked to yield when it has had its turn."""
+        return all(
+            one.checkpoint and one.preemptible
+            for residents in self.view.fleet.residents
+            for one in residents
+            if one.shape.gpus
+        )
 
     @cached_property
     def _stopping(self) -> bool:

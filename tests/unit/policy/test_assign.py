@@ -14,7 +14,7 @@ from poise.model.resources import Device, Node, Shape
 from poise.model.workload import Arrival, Steady, Truth
 from poise.policy.assign import Entry, improve
 from poise.policy.suites import policy_named
-from poise.units import SECOND
+from poise.units import MINUTE, SECOND
 
 RATES = {"fast": 4.0, "slow": 1.0}
 EVEN = {"fast": 1.0, "slow": 1.0}
@@ -115,6 +115,28 @@ def test_what_has_no_room_on_its_best_model_runs_on_another() -> None:
     slow = tuple(Device(index=at, memory=2**34, uuid=f"n3-{at}", model="slow") for at in range(2))
     run = Run([node("n1", "fast"), node("n2", "fast"), msgspec.structs.replace(node("n3", "slow"), devices=slow)], wide)
     assert run.ends() == {"j1": 400}
+
+
+def test_room_that_is_kept_is_lent_for_as_long_as_ageing_takes() -> None:
+    """The gang waits for the first to end, 1,900 s later. Ten minutes on, what would be gone by then still gets the
+    device that is free, though it is of a lower class.
+    """
+    brief = job("even", 600, 100)
+    low = msgspec.structs.replace(brief, units=(msgspec.structs.replace(brief.units[0], priority=Priority.LOW),))
+    run = Run([node("n1", "fast"), node("n2", "fast")], job("even", 0, 2000), job("even", 100, 5000, tasks=2), low)
+    assert run.ends() == {"j1": 2000, "j2": 7000, "j3": 700}
+
+
+def test_no_room_is_kept_for_a_guess_where_what_runs_saves_itself() -> None:
+    """Nobody knows how long the gang takes. It begins when the first ends, in its turn; until then the device that is
+    free is not idle.
+    """
+    gang = job("even", 10, 50, tasks=2)
+    guess = msgspec.structs.replace(gang, units=(msgspec.structs.replace(gang.units[0], kind="new", expect=0),))
+    long = job("even", 0, 2000)
+    saves = msgspec.structs.replace(long, units=(msgspec.structs.replace(long.units[0], checkpoint=5 * MINUTE),))
+    run = Run([node("n1", "fast"), node("n2", "fast")], saves, guess, job("even", 600, 100))
+    assert run.ends() == {"j1": 2000, "j3": 700, "j2": 2050}
 
 
 def test_a_share_of_a_device_that_is_free_makes_nobody_yield() -> None:
