@@ -10,10 +10,12 @@ nothing, as in their simulators. `pollux1` to `pollux6` are Pollux's workloads (
 that users chose, on 16 nodes of 4 T4, 30 s after each placement until a job gets on. `philly` is the first 3,000 jobs
 of Philly (Jeon et al., ATC 2019) on 60 nodes of 8 devices, arriving 1.5 times as fast, and as dear to stop.
 
-`oracle` tells the true run time on the fastest model, `estimated` that with lognormal noise (median 1, P90 a factor 2),
-`none` nothing. Waiting is all of the time in which nothing of a job ran. `no wait` is the mean of the run times on the
-fastest model: nothing can be better. Of `osdi20` jobs 4000 to 5000 are counted, as its authors do. `front` marks the
-policies than which none is better in both mean completion and P99 waiting; `of best` is the mean over the least mean.
+`oracle` tells the true run time on the fastest model, `estimated` that with lognormal noise (median 1, P90 a factor
+2), `none` nothing. Waiting is all of the time in which nothing of a job ran. `no wait` is the mean of the run times on
+the fastest model: nothing can be better. Of `osdi20` jobs 4000 to 5000 are counted, as its authors do. `worst rho` and
+`unfair` are of finish times: completion over what it would be on an equal share, and the part of the jobs where that
+is more than 1.05. `front` marks the policies than which none is better in both mean completion and P99 waiting; `of
+best` is the mean over the least mean.
 """
 
 import argparse
@@ -123,6 +125,8 @@ def trial(case: Case, data: Path, policy: str, information: str) -> dict[str, An
         "mean_h": fmean(done),
         "p99_wait_h": waits[min(len(waits) - 1, int(0.99 * len(waits)))],
         "makespan_h": max(job.ended for job in result.jobs) / HOUR,
+        "worst_rho": result.measures.rho.worst,
+        "unfair": result.measures.unfair,
         "preemptions": sum(job.preempted for job in jobs),
         "no_wait_h": no_wait(workload, nodes, window),
         "cpu_ms_per_job": 1000 * took / len(result.jobs),
@@ -143,7 +147,8 @@ def table(name: str, case: Case, rows: list[dict[str, Any]]) -> None:
     peers = ", ".join(f"{peer} {hours:g} h" for peer, hours in case.peers.items())
     print(f"\n{name}: no wait {rows[0]['no_wait_h']:.2f} h" + (f"; {peers}" if peers else ""))
     heads = (
-        f"{'mean h':>8} {'of best':>8} {'P99 wait h':>11} {'front':>6} {'makespan h':>11} {'yields':>7} {'ms/job':>7}"
+        f"{'mean h':>8} {'of best':>8} {'P99 wait h':>11} {'front':>6} {'makespan h':>11} "
+        f"{'worst rho':>9} {'unfair':>7} {'yields':>7} {'ms/job':>7}"
     )
     print(f"{'policy':26} {'know':10} {'jobs':>5} {heads}")
     for information in dict.fromkeys(row["know"] for row in rows):
@@ -153,7 +158,7 @@ def table(name: str, case: Case, rows: list[dict[str, Any]]) -> None:
             print(
                 f"{row['policy']:26} {row['know']:10} {row['jobs']:5} {row['mean_h']:8.3f} {row['mean_h'] / best:8.3f} "
                 f"{row['p99_wait_h']:11.2f} {'yes' if is_on_front(row, alike) else '':>6} {row['makespan_h']:11.2f} "
-                f"{row['preemptions']:7} {row['cpu_ms_per_job']:7.1f}",
+                f"{row['worst_rho']:9.2f} {row['unfair']:7.1%} {row['preemptions']:7} {row['cpu_ms_per_job']:7.1f}",
                 flush=True,
             )
 
