@@ -36,7 +36,7 @@ from poise.model.events import Event, JobSubmitted, Placed
 from poise.model.jobs import Task, Unit
 from poise.model.resources import WHOLE, Device, Node, Shape, Wants
 from poise.model.workload import Arrival, Steady, Truth
-from poise.policy.recipe import Recipe
+from poise.policy.recipe import RECIPES, Recipe
 from poise.policy.suites import Suite
 from poise.units import MILLISECOND
 
@@ -55,6 +55,7 @@ POLICIES: Mapping[str, tuple[Mapping[str, float], str]] = {
     "best-fit": ({"tightness": 1.0}, "05-BestFit"),
     "fragmentation": ({"fragmentation": 1.0}, "06-FGD"),
     "prospects": ({"prospects": 1.0}, "06-FGD"),
+    "poise": (RECIPES[0].score, "06-FGD"),
 }
 """By name, the weights of the node score, and as what it was published."""
 
