@@ -106,6 +106,7 @@ class Draft:
         self.share: Ints = fleet.device_share.copy()
         self.speeds = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
         self.kept: dict[int, list[Kept]] = {}
+        self.endings: dict[int, list[tuple[int, int]]] = {}  # of what runs on a row, with its number there, in order
         self._weights, self._terms, self._spread = weights, terms, spread
         self._tells_devices = not DEVICE_TERMS.keys().isdisjoint(weights)
         self._typical: Typical | None = None

@@ -240,16 +240,17 @@ def worth(priority: int, weight: int) -> float:
 def reserve(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> Reservation | None:
     """Where and when the unit could start first if nothing else were placed; None where it could never."""
     now = draft.view.now
-    slots: list[tuple[int, int]] = []
+    slots: list[tuple[int, int]] = []  # the first, of the rows that were looked at
     for row in _nearest(draft, shape, tasks):
-        slots += [(at, row) for at in openings_on(draft, row, shape, tasks, now)]
-    slots.sort()
+        before = slots[-1][0] if len(slots) == tasks else None
+        slots += [(at, row) for at in openings_on(draft, row, shape, tasks, now, before)]
+        slots = sorted(slots)[:tasks]
     if len(slots) < tasks:
         return None
     rows: dict[int, int] = {}
-    for _, row in slots[:tasks]:
+    for _, row in slots:
         rows[row] = rows.get(row, 0) + 1
-    return Reservation(rows, slots[tasks - 1][0])
+    return Reservation(rows, slots[-1][0])
 
 
 def drain(shape: Shape, draft: Draft, tasks: int) -> dict[int, int] | None:
@@ -496,8 +497,8 @@ def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices, withi
     return rows
 
 
-def openings_on(draft: Draft, row: int, shape: Shape, most: int, now: int) -> list[int]:
-    """The instants at which this node has room for one more task, up to `most` of them."""
+def openings_on(draft: Draft, row: int, shape: Shape, most: int, now: int, before: int | None = None) -> list[int]:
+    """The instants at which this node has room for one more task, up to `most` of them; later than `before` none."""
     room, able = draft.room(row).copy(), draft.able(shape).models
     instants: list[int] = []
     _fill(room, shape, able, now, most, instants)
@@ -506,9 +507,12 @@ def openings_on(draft: Draft, row: int, shape: Shape, most: int, now: int) -> li
     if brief is not None and len(instants) < most:
         room.cpu, room.memory, room.network = room.cpu + brief[0], room.memory + brief[1], room.network + brief[2]
         _fill(room, shape, able, now + BRIEF, most, instants)
-    endings = sorted((ends(resident, now, draft.speeds), number) for number, resident in enumerate(residents))
+    endings = draft.endings.get(row)
+    if endings is None:
+        endings = sorted((ends(resident, now, draft.speeds), number) for number, resident in enumerate(residents))
+        draft.endings[row] = endings
     for at, number in endings:
-        if len(instants) >= most:
+        if len(instants) >= most or (before is not None and at > before):
             break
         give_back(room, residents[number])
         _fill(room, shape, able, at, most, instants)
