@@ -656,7 +656,7 @@ class Controller:
                 hint="`poise plan` again, and submit with the revision that it tells",
             )
         job = self.would_submit(message.compiled, message.user)
-        undecided = self._dirty
+        undecided = self._dirty or self._deciding
         self._commit(JobSubmitted(at=now, job=job, key=message.key, by=message.bearer.token))
         if self._closed and not undecided:
             self._dirty = not all(self.ledger.held_queue(unit.queue) for unit in self.ledger.jobs[job.id].units)

@@ -27,12 +27,9 @@ MOST_RUNS = 65_536
 """Run times that are remembered; then they are worked out anew."""
 
 
-Sources = tuple[Mapping[str, float] | Profile | None, ...]
-
-
 class Speeds:
     """Estimates for one view. `profiles` and `throughputs` are keyed by class, and by `class@model`. What was worked
-    out for an earlier view is found in `runs`, and holds as long as what it came from does.
+    out for an earlier view is found in `runs`, and holds as long as the profiles that it came from do.
     """
 
     def __init__(
@@ -47,7 +44,7 @@ class Speeds:
         self._throughputs = throughputs
         self._runs = {} if runs is None else runs
         self._looked_up: dict[tuple[str, str, int, Work, bool], list[Estimate]] = {}
-        self._sources: dict[str, Sources] = {}
+        self._sources: dict[str, tuple[Profile | None, ...]] = {}
         self._known: dict[tuple[str, bool], tuple[dict[int, DeviceModel], dict[int, float], dict[int, Profile]]] = {}
         self._places: dict[tuple[str, bool], int] = {}
         for index, model in enumerate(models):
@@ -68,46 +65,24 @@ class Speeds:
     def _remembered(self, key: tuple[str, str, int, Work, bool]) -> list[Estimate]:
         """What was estimated for an earlier view, if it was from the same profiles."""
         kind, precision, declared, work, devices = key
-        sources = self._sources_of(kind)
-        known: tuple[Any, list[Estimate]] | None = self._runs.get(key)
-        if known is not None and known[0] is sources:
-            return known[1]
-        found = self._estimate(kind, precision, declared, work, devices=devices)
-        self._remember(key, (sources, found))
-        return found
-
-    def _sources_of(self, kind: str) -> Sources:
-        """All that estimates of a class come from: the very same object as for an earlier view, if nothing of it has
-        changed since.
-        """
         sources = self._sources.get(kind)
         if sources is None:
             names = (kind, *(f"{kind}@{model.called}" for model in self._models))
-            sources = (self._throughputs, *(self._profiles.get(name) for name in names))
-            known: Sources | None = self._runs.get(kind)
-            if known is not None and all(one is other for one, other in zip(known, sources, strict=True)):
-                sources = known
-            else:
-                self._remember(kind, sources)
-            self._sources[kind] = sources
-        return sources
-
-    def _remember(self, key: Any, what: Any) -> None:
+            sources = self._sources[kind] = tuple(self._profiles.get(name) for name in names)
+        known: tuple[Any, Any, list[Estimate]] | None = self._runs.get(key)
+        if known is not None and known[0] is self._throughputs and _same(known[1], sources):
+            return known[2]
+        found = self._estimate(kind, precision, declared, work, devices=devices)
         if len(self._runs) >= MOST_RUNS:
             self._runs.clear()
-        self._runs[key] = what
+        self._runs[key] = (self._throughputs, sources, found)
+        return found
 
     def shortest(self, candidate: Candidate, able: Sequence[bool]) -> int:
         """Nanoseconds that a waiting unit still has to run in its own artifact where that is least, of the models that
         are `able` to run it.
         """
-        sources = self._sources_of(candidate.kind)
-        known: tuple[Candidate, Any, Any, int] | None = self._runs.get(id(candidate))
-        if known is not None and known[0] is candidate and known[1] is sources and known[2] is able:
-            return known[3]
-        found = min(self.left(candidate, candidate.shape, able).values(), default=candidate.expected)
-        self._remember(id(candidate), (candidate, sources, able, found))
-        return found
+        return min(self.left(candidate, candidate.shape, able).values(), default=candidate.expected)
 
     def left(self, candidate: Candidate, shape: Shape, able: Sequence[bool]) -> dict[int, int]:
         """The same by model, for those that have the devices it needs. How long it has outlived what was foreseen says
@@ -129,24 +104,14 @@ class Speeds:
         """The run time in nanoseconds of an attempt, from its start: on the device it has, in the artifact and in the
         size it runs in, without what earlier attempts have saved; the mean of it, or what to `count_on` (`likely`).
         """
-        place = self._places.get((resident.model, resident.shape.gpus > 0))
-        if place is None:  # its node has gone
-            return self._of_attempt(resident, None, count_on=count_on)
-        sources, key = self._sources_of(resident.kind), (id(resident), count_on)
-        known: tuple[Resident, Any, Estimate] | None = self._runs.get(key)
-        if known is not None and known[0] is resident and known[1] is sources:
-            return known[2]
-        found = self._of_attempt(resident, place, count_on=count_on)
-        self._remember(key, (resident, sources, found))
-        return found
-
-    def _of_attempt(self, resident: Resident, place: int | None, *, count_on: bool) -> Estimate:
         shape, devices = resident.shape, resident.shape.gpus > 0
         measured = self._profiles.get(f"{resident.kind}@{resident.model}")
+        place = self._places.get((resident.model, devices))
         if measured is not None and measured.count and not self._throughputs:
             estimate = estimate_run(measured, resident.declared)
-        elif place is None:
-            estimate = estimate_run(measured or self._profiles.get(resident.kind), resident.declared)
+        elif place is None:  # its node has gone
+            known = self._profiles.get(f"{resident.kind}@{resident.model}") or self._profiles.get(resident.kind)
+            estimate = estimate_run(known, resident.declared)
         else:
             of = self.of(resident.kind, shape.wants.precision, resident.declared, resident.work, devices=devices)
             estimate = of[place]
@@ -241,6 +206,11 @@ def left_of(candidate: Candidate, estimate: Estimate) -> int:
     if candidate.progress:
         return max(1, mean * (ALL - candidate.progress) // ALL)
     return max(1, mean - candidate.saved // (candidate.least or candidate.tasks)) if candidate.saved else mean
+
+
+def _same(some: tuple[Profile | None, ...], others: tuple[Profile | None, ...]) -> bool:
+    """Whether they are the very same profiles."""
+    return some is others or all(one is other for one, other in zip(some, others, strict=True))
 
 
 def in_size(estimate: Estimate, least: int, size: int) -> Estimate:

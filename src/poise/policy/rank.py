@@ -87,9 +87,14 @@ def by_value(view: Snapshot) -> list[Candidate]:
         return by_urgency(view)
     fleet = view.fleet
     speeds = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
-    lengths = [
-        one.tail - one.expected + speeds.shortest(one, ability(fleet, one.shape).models) for one in view.candidates
-    ]
+    runs: dict[object, int] = {}
+    lengths: list[int] = []
+    for one in view.candidates:
+        alike = (one.queue, one.work, one.declared, one.expected, one.saved, one.progress, one.outlived)
+        run = runs.get(alike)
+        if run is None:
+            run = runs[alike] = speeds.shortest(one, ability(fleet, one.shape).models)
+        lengths.append(one.tail - one.expected + run)
     left = np.array(_to_go(view, lengths), float)
     return _in_lanes(view, left, np.array([one.shape.gpus > 0 for one in view.candidates]))
 

@@ -281,7 +281,18 @@ def test_what_nobody_overtakes_is_not_decided_anew_for_what_comes_behind_it() ->
         world.controller.handle(Submit(9, compile_spec(more, wall=WALL)), world.now)
         return decides(world)
 
+    def decides_after_a_plan(more: dict[str, Any]) -> bool:
+        """It comes while a round is decided that does not know of it, and that may let all start who waited."""
+        world = World("fifo").nodes(1, cpu=2).job("runs", cpu=1, expect="1h").round().start("runs")
+        world.job("first", cpu=2, expect="1h").job("second", cpu=2, memory="1GiB", expect="1h").after("1ms")
+        world.controller.handle(machine.Cancel(8, "runs"), world.now)
+        assert decides(world)
+        world.controller.handle(Submit(9, compile_spec(more, wall=WALL)), world.now)
+        world.controller.handle(machine.Decided(Plan(base=0, policy="fifo")), world.now)
+        return decides(world)
+
     alike = {"run": "true", "resources": {"cpu": 2, "memory": "1GiB"}}
+    assert decides_after_a_plan(alike)
     assert not decides_for("fifo", alike)
     assert decides_for("fifo", {"run": "true", "resources": {"memory": "1GiB"}})  # why that waits was not said yet
     for policy in ("poise", "sjf", "las"):
