@@ -1,9 +1,10 @@
 """What has been learned of a class of tasks from its finished attempts: run time, memory, CPU and device use."""
 
 from math import log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from poise.model.jobs import Ending
 from poise.model.resources import Shape
@@ -152,6 +153,12 @@ def remaining(elapsed: int, expected: int, deviation: int) -> int:
     if elapsed <= expected + CERTAIN * deviation:
         return max(left, deviation // 2)
     return elapsed
+
+
+def remaining_each(elapsed: Any, expected: Any, deviation: Any) -> Any:
+    """The same of many: arrays of int64, all of one shape."""
+    left = np.maximum(expected - elapsed, deviation // 2)
+    return np.where(elapsed <= expected + CERTAIN * deviation, left, elapsed)
 
 
 def outlasting(estimate: Estimate, outlived: int) -> Estimate:

@@ -19,7 +19,7 @@ from poise.model.fleet import Resident
 from poise.model.resources import WHOLE
 from poise.model.views import Candidate
 from poise.policy.place import Draft
-from poise.policy.reclaim import left_on, lost_work, value, worth
+from poise.policy.reclaim import lost_work, value, worth
 from poise.units import SECOND
 
 Entry = tuple[float, int, str, int, list[tuple[float, int]]]
@@ -58,11 +58,12 @@ def assign(draft: Draft, candidates: Sequence[Candidate], standings: Mapping[str
                 room[index] -= one.shape.gpus * one.tasks if draft.able(one.shape).models[index] else 0
     names = {model.called: index for index, model in enumerate(fleet.models) if model.kind != "cpu"}
     entries: list[Entry] = []
+    left = dict(zip([one.unit for one in draft.running.residents], draft.running.left.tolist(), strict=True))
     for resident in _units(fleet.residents):
         if standings.get(resident.unit, 0) and resident.shape.share == WHOLE and resident.shape.gpus:
             here = names.get(resident.model)
             if here is not None and standings[resident.unit] < float("inf"):
-                entry = _running(draft, resident, here, standings[resident.unit])
+                entry = _running(draft, resident, here, standings[resident.unit], left[resident.unit])
                 room[here] += entry[3]
                 entries.append(entry)
     entries += [_waiting(draft, one) for one in candidates if one.shape.gpus and one.shape.share == WHOLE]
@@ -137,10 +138,10 @@ def _units(residents: Iterable[tuple[Resident, ...]]) -> list[Resident]:
     return sorted(units.values(), key=lambda resident: resident.ordinal)
 
 
-def _running(draft: Draft, resident: Resident, here: int, standing: float) -> Entry:
+def _running(draft: Draft, resident: Resident, here: int, standing: float, left: int) -> Entry:
     now, shape = draft.view.now, resident.shape
     of = draft.speeds.of(resident.kind, shape.wants.precision, resident.declared, resident.work, devices=True)
-    left = max(SECOND, left_on(resident, draft))
+    left = max(SECOND, left)
     lost, weight, able = lost_work(resident, now), worth(resident.priority, resident.weight), draft.able(shape).models
     worths = [(standing, here)]
     for index, can in enumerate(able[: len(of)]):

@@ -8,6 +8,7 @@ round; room is always as of now.
 
 import heapq
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from poise.policy.feasible import NAMED, Ability, Summary, ability, capacity, ca
 from poise.policy.fragments import Typical, typical
 from poise.policy.predict import Speeds
 from poise.policy.room import Room, room_on
+from poise.policy.running import Running
 from poise.policy.score import DEVICE_TERMS, WORK_TERMS, Scoring, Term, score, score_devices, speed
 
 LOOKAHEAD = BRIEF
@@ -106,7 +108,6 @@ class Draft:
         self.share: Ints = fleet.device_share.copy()
         self.speeds = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
         self.kept: dict[int, list[Kept]] = {}
-        self.endings: dict[int, list[tuple[int, int]]] = {}  # of what runs on a row, with its number there, in order
         self._weights, self._terms, self._spread = weights, terms, spread
         self._tells_devices = not DEVICE_TERMS.keys().isdisjoint(weights)
         self._typical: Typical | None = None
@@ -125,6 +126,11 @@ class Draft:
         self._kind: list[int] = fleet.kind.tolist()
 
     # --- looking -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def running(self) -> Running:
+        """What ran before anything was placed in this draft."""
+        return Running(self.fleet, self.speeds, self.view.now)
 
     def able(self, shape: Shape) -> Ability:
         """What nodes and devices could do for the shape, were they free."""

@@ -41,12 +41,13 @@ class Speeds:
     ) -> None:
         self._models = models
         self._profiles = profiles
-        self._throughputs = throughputs
+        self.throughputs = throughputs
         self._runs = {} if runs is None else runs
         self._looked_up: dict[tuple[str, str, int, Work, bool], list[Estimate]] = {}
         self._sources: dict[str, tuple[Profile | None, ...]] = {}
         self._known: dict[tuple[str, bool], tuple[dict[int, DeviceModel], dict[int, float], dict[int, Profile]]] = {}
         self._places: dict[tuple[str, bool], int] = {}
+        self._called = tuple(dict.fromkeys(model.called for model in models))
         for index, model in enumerate(models):
             self._places.setdefault((model.called, model.kind != "cpu"), index)
 
@@ -67,16 +68,24 @@ class Speeds:
         kind, precision, declared, work, devices = key
         sources = self._sources.get(kind)
         if sources is None:
-            names = (kind, *(f"{kind}@{model.called}" for model in self._models))
-            sources = self._sources[kind] = tuple(self._profiles.get(name) for name in names)
+            sources = self._sources[kind] = self.profiles_of(self.sources_of(kind))
         known: tuple[Any, Any, list[Estimate]] | None = self._runs.get(key)
-        if known is not None and known[0] is self._throughputs and _same(known[1], sources):
+        if known is not None and known[0] is self.throughputs and known[1] == sources:
             return known[2]
         found = self._estimate(kind, precision, declared, work, devices=devices)
         if len(self._runs) >= MOST_RUNS:
             self._runs.clear()
-        self._runs[key] = (self._throughputs, sources, found)
+        self._runs[key] = (self.throughputs, sources, found)
         return found
+
+    def sources_of(self, kind: str, model: str = "") -> tuple[str, ...]:
+        """Names of the profiles that estimates of a class may come from; also of runs on a `model` that is gone."""
+        elsewhere = (f"{kind}@{model}",) if model and model not in self._called else ()
+        return (kind, *[f"{kind}@{name}" for name in self._called], *elsewhere)
+
+    def profiles_of(self, names: tuple[str, ...]) -> tuple[Profile | None, ...]:
+        """The profiles as they are now; None where nothing was learned."""
+        return tuple(map(self._profiles.get, names))
 
     def shortest(self, candidate: Candidate, able: Sequence[bool]) -> int:
         """Nanoseconds that a waiting unit still has to run in its own artifact where that is least, of the models that
@@ -107,7 +116,7 @@ class Speeds:
         shape, devices = resident.shape, resident.shape.gpus > 0
         measured = self._profiles.get(f"{resident.kind}@{resident.model}")
         place = self._places.get((resident.model, devices))
-        if measured is not None and measured.count and not self._throughputs:
+        if measured is not None and measured.count and not self.throughputs:
             estimate = estimate_run(measured, resident.declared)
         elif place is None:  # its node has gone
             known = self._profiles.get(f"{resident.kind}@{resident.model}") or self._profiles.get(resident.kind)
@@ -166,7 +175,7 @@ class Speeds:
             tabled = {
                 index: rate
                 for index, model in looked_at.items()
-                if (rate := self._throughputs.get(f"{declared_as}@{model.name}"))
+                if (rate := self.throughputs.get(f"{declared_as}@{model.name}"))
             }
             measured = {
                 index: profile
@@ -206,11 +215,6 @@ def left_of(candidate: Candidate, estimate: Estimate) -> int:
     if candidate.progress:
         return max(1, mean * (ALL - candidate.progress) // ALL)
     return max(1, mean - candidate.saved // (candidate.least or candidate.tasks)) if candidate.saved else mean
-
-
-def _same(some: tuple[Profile | None, ...], others: tuple[Profile | None, ...]) -> bool:
-    """Whether they are the very same profiles."""
-    return some is others or all(one is other for one, other in zip(some, others, strict=True))
 
 
 def in_size(estimate: Estimate, least: int, size: int) -> Estimate:

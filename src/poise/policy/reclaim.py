@@ -10,6 +10,7 @@ stands still while the other runs, times its size and the weight of its class. O
 Whoever yields has run for a minimum, and not too often.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -44,6 +45,9 @@ PRESSED = 1000.0
 
 LOOKED_AT = 32
 """Nodes that are looked at closely for room to come, the nearest to having it first; for a gang one more per task."""
+
+NEVER = 2**62
+"""An instant after all others."""
 
 MIN_RUN = 30 * SECOND
 """What has run for less is not stopped: starting and saving would be most of what it did."""
@@ -154,25 +158,6 @@ def price_of(resident: Resident, draft: Draft, by: str) -> float:
     return 1 / (1 + (attained / SECOND if by == "attained" else level_of(attained)))
 
 
-def standing(resident: Resident, draft: Draft) -> float:
-    """What it is worth to let it go on: its weight by the time that its end is put off less when it goes on than when
-    it yields. With `R` left to run and `L` lost by yielding, one that runs for `T` in its place gains `R` and costs it
-    `T + L`: that is a gain if `R - L > T` (two jobs on one machine, as in Smith, 1956). Infinite where it would lose
-    more than is left of it.
-    """
-    now = draft.view.now
-    spared = left_on(resident, draft) - lost_work(resident, now)
-    if spared <= 0:
-        return inf
-    return HYSTERESIS * worth(resident.priority, resident.weight) / (spared / SECOND)
-
-
-def left_on(resident: Resident, draft: Draft) -> int:
-    """Nanoseconds that a running unit likely goes on where it is."""
-    estimate = draft.speeds.of_attempt(resident, count_on=True)
-    return remaining(max(0, draft.view.now - resident.since), estimate.mean, estimate.deviation)
-
-
 class Prices:
     """What each unit may yield for, by unit; the least of these `on` each node by row, and `least` of all."""
 
@@ -210,15 +195,29 @@ class Prices:
 
 
 def standings(draft: Draft, rules: Preemption) -> dict[str, float]:
-    """What every running unit is worth that may be asked to yield now."""
-    now = draft.view.now
-    found: dict[str, float] = {}
-    for residents in draft.fleet.residents:
-        for resident in residents:
-            if resident.unit not in found and resident.preemptible and resident.running and not resident.stopping:
-                asked = now >= may_be_asked(resident, rules)
-                found[resident.unit] = standing(resident, draft) if asked else inf
-    return found
+    """What it is worth to let each unit go on that runs and may be made to yield; infinite where it may not be asked
+    now, or would lose more than is left of it.
+
+    That is its weight by the time that its end is put off less when it goes on than when it yields. With `R` left to
+    run and `L` lost by yielding, one that runs for `T` in its place gains `R` and costs it `T + L`: that is a gain if
+    `R - L > T` (two jobs on one machine, as in Smith, 1956).
+    """
+    running = draft.running
+
+    def terms(one: Resident) -> list[int]:
+        may = one.preemptible and one.running and not one.stopping
+        return [may_be_asked(one, rules) if may else NEVER, one.checkpoint, one.restore, one.priority, one.weight, may]
+
+    if not running.residents:
+        return {}
+    asked_from, checkpoint, restore, priority, weight, may = running.each(rules, terms)
+    elapsed = running.elapsed
+    lost = np.where(checkpoint > 0, elapsed % np.maximum(1, checkpoint), elapsed) + restore
+    spared = running.left - lost
+    of = HYSTERESIS * (np.array(CLASS_WEIGHT)[priority] * weight / 1000) / (np.maximum(1, spared) / SECOND)
+    standing = np.where((spared > 0) & (draft.view.now >= asked_from), of, inf)
+    rows = np.flatnonzero(may)[::-1]  # of a gang the first counts
+    return dict(zip([running.residents[row].unit for row in rows.tolist()], standing[rows].tolist(), strict=True))
 
 
 def value(candidate: Candidate, run: int, now: int) -> float:
@@ -233,7 +232,7 @@ def value(candidate: Candidate, run: int, now: int) -> float:
 
 
 def worth(priority: int, weight: int) -> float:
-    """By class and business weight."""
+    """By class and business weight, in thousandths."""
     return CLASS_WEIGHT[priority] * weight / 1000
 
 
@@ -241,8 +240,10 @@ def reserve(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> Res
     """Where and when the unit could start first if nothing else were placed; None where it could never."""
     now = draft.view.now
     slots: list[tuple[int, int]] = []  # the first, of the rows that were looked at
-    for row in _nearest(draft, shape, tasks):
+    for earliest, row in _earliest(draft, shape, _nearest(draft, shape, tasks)):
         before = slots[-1][0] if len(slots) == tasks else None
+        if before is not None and earliest > before:
+            break
         slots += [(at, row) for at in openings_on(draft, row, shape, tasks, now, before)]
         slots = sorted(slots)[:tasks]
     if len(slots) < tasks:
@@ -497,6 +498,21 @@ def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices, withi
     return rows
 
 
+def _earliest(draft: Draft, shape: Shape, rows: list[int]) -> list[tuple[int, int]]:
+    """Of these rows those that will have devices for one task, the soonest first, and when that is."""
+    now, need = draft.view.now, shape.gpus * shape.share
+    found = []
+    for row, free in zip(rows, np.maximum(draft.share[rows], 0).sum(axis=1).tolist(), strict=True):
+        if free >= need:
+            found.append((now, row))
+            continue
+        endings, freed = draft.running.endings(row)
+        number = bisect_left(freed, need - free)
+        if number < len(freed):
+            found.append((endings[number][0], row))
+    return sorted(found)
+
+
 def openings_on(draft: Draft, row: int, shape: Shape, most: int, now: int, before: int | None = None) -> list[int]:
     """The instants at which this node has room for one more task, up to `most` of them; later than `before` none."""
     room, able = draft.room(row).copy(), draft.able(shape).models
@@ -507,11 +523,7 @@ def openings_on(draft: Draft, row: int, shape: Shape, most: int, now: int, befor
     if brief is not None and len(instants) < most:
         room.cpu, room.memory, room.network = room.cpu + brief[0], room.memory + brief[1], room.network + brief[2]
         _fill(room, shape, able, now + BRIEF, most, instants)
-    endings = draft.endings.get(row)
-    if endings is None:
-        endings = sorted((ends(resident, now, draft.speeds), number) for number, resident in enumerate(residents))
-        draft.endings[row] = endings
-    for at, number in endings:
+    for at, number in draft.running.endings(row)[0]:
         if len(instants) >= most or (before is not None and at > before):
             break
         give_back(room, residents[number])
