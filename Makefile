@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SERVERS := prometheus-node-exporter
 ALONE := tests/unit tests/golden tests/faults
 
-.PHONY: help setup demo test faults fuzz schemathesis lint format bench quality peers docs site clean
+.PHONY: help setup servers demo test faults fuzz schemathesis lint format bench quality peers docs site clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##|^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,7 +21,13 @@ $(READY): pyproject.toml
 demo: setup      ## a graph of real work, undisturbed and under kill -9, beside the baseline policies
 	$(BIN)/poise demo
 
-test: setup      ## all tests: those without processes of their own side by side, the others one by one
+servers: setup   ## Debian's packages of the servers that tests talk to, unpacked into .venv; tests skip what is missing
+	@mkdir -p $(VENV)/debian && cd $(VENV)/debian && for package in $(SERVERS); do \
+	  test -e usr/bin/$$package || { apt-get download -qq -o APT::Sandbox::User=$$(id -un) $$package && dpkg -x $${package}_*.deb . && rm -f *.deb; } \
+	  || echo "$$package could not be fetched: the tests that need it are skipped" >&2; \
+	done
+
+test: setup servers  ## all tests: those without processes of their own side by side, the others one by one
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ALONE)
 	$(BIN)/python -m pytest $(ALONE:%=--ignore %)
 

@@ -40,6 +40,7 @@ from poise.model.reports import (
     WhoReport,
     WhyNot,
 )
+from poise.model.usage import NodeProfile
 
 T = TypeVar("T")
 PATIENCE = 15.0
@@ -171,6 +172,10 @@ class Client:
 
     def nodes(self) -> list[NodeReport]:
         return self._call("GET", "/v1/nodes", list[NodeReport])
+
+    def profiles(self, node: str = "") -> list[NodeProfile]:
+        """How busy nodes have been: one, or as many as are told of at once."""
+        return self._call("GET", f"/v1/profiles?node={_quoted(node)}", list[NodeProfile])
 
     def quotas(self) -> list[QuotaReport]:
         return self._call("GET", "/v1/quotas", list[QuotaReport])
@@ -480,6 +485,10 @@ class AsyncClient:
 
     async def nodes(self) -> list[NodeReport]:
         return await self._ask(lambda client: client.nodes())
+
+    async def profiles(self, node: str = "") -> list[NodeProfile]:
+        """How busy nodes have been: one, or as many as are told of at once."""
+        return await self._ask(lambda client: client.profiles(node))
 
     async def status(self) -> StatusReport:
         return await self._ask(lambda client: client.status())

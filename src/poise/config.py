@@ -92,6 +92,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "profiles"
 
     @property
+    def series(self) -> Path:
+        """How busy each node has been, a file of bounded size for each."""
+        return self.root / "series"
+
+    @property
     def logs(self) -> Path:
         """Standard output and error of every attempt."""
         return self.root / "logs"

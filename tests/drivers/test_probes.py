@@ -163,11 +163,12 @@ def test_a_known_model_brings_its_figures_and_the_driver_knows_the_power_cap(mon
 def test_use_is_read_from_the_devices_that_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = library(
         nvmlDeviceGetHandleByIndex=lambda index: [0, 1][index],
-        nvmlDeviceGetUtilizationRates=lambda index: SimpleNamespace(gpu=37 + index),
+        nvmlDeviceGetUtilizationRates=lambda index: SimpleNamespace(gpu=37 + index, memory=12),
         nvmlDeviceGetMemoryInfo=lambda index: SimpleNamespace(used=(1 + index) << 30),
+        nvmlDeviceGetPowerUsage=lambda index: [310_500][index],  # the other does not tell
     )
     monkeypatch.setitem(sys.modules, "pynvml", answers)
-    assert Nvml().use([0, 1, 7]) == {0: Use(370, 1 << 30), 1: Use(380, 2 << 30)}
+    assert Nvml().use([0, 1, 7]) == {0: Use(370, 1 << 30, 120, 310_500), 1: Use(380, 2 << 30, 120)}
 
 
 def test_no_nvidia_devices_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +201,7 @@ def test_ascend_devices_are_read_from_the_table(tool: Callable[[str, str], None]
 
 def test_how_busy_ascend_devices_are(tool: Callable[[str, str], None]) -> None:
     tool("npu-smi", f"cat {RECORDED}/npu-smi-910b4-busy.txt")
-    assert NpuSmi().use([1, 7]) == {1: Use(0, 29267 << 20)}
+    assert NpuSmi().use([1, 7]) == {1: Use(0, 29267 << 20, power=89_500)}
 
 
 def test_each_die_of_a_card_is_a_device_and_no_first_generation(tool: Callable[[str, str], None]) -> None:
@@ -260,12 +261,13 @@ def test_the_newer_shape_is_read_too() -> None:
 
 def test_how_busy_amd_devices_are(monkeypatch: pytest.MonkeyPatch) -> None:
     metric = parse_json(recorded("amd-smi-metric.json"))
-    assert uses_of(metric) == {0: Use(420, 0)}
+    assert uses_of(metric) == {0: Use(420, 0, bandwidth=10)}
     # The recording was asked for `--usage` alone.
+    metric[0]["power"] = {"socket_power": {"value": 96, "unit": "W"}}
     metric[0]["mem_usage"] = {"total_vram": {"value": 16368, "unit": "MB"}, "used_vram": {"value": 14569, "unit": "MB"}}
     answers = {"list": recorded("amd-smi-list.json"), "metric": json.dumps(metric)}
     monkeypatch.setattr(amd, "ask", lambda *command: answers[command[1]])
-    assert AmdSmi().use([0, 3]) == {0: Use(420, 14569 << 20)}
+    assert AmdSmi().use([0, 3]) == {0: Use(420, 14569 << 20, 10, 96_000)}
 
 
 def test_amd_devices_are_counted_as_the_runtime_counts_them() -> None:

@@ -39,6 +39,7 @@ WORKS = {
     "wait": "wait --json JOB",
     "cancel": "cancel --json WAITS",
     "nodes": "nodes --json",
+    "profile": "profile --json",
     "drain": "drain --json --undo NODE",
     "quota": "quota --json",
     "token": "token ls --json",

@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,9 +33,18 @@ from poise.drivers import sockets
 from poise.drivers.devices import Inventory, identity, incarnation_of
 from poise.drivers.lock import take_lock
 from poise.drivers.logs import prune
+from poise.drivers.probes import Use
 from poise.drivers.process import Keepers
 from poise.drivers.security import ensure_home, ensure_token, read_token, worker_key
-from poise.drivers.system import HostMeter, ProcessMeter, SystemClock, boot_id, probe_cgroups, settle_memory
+from poise.drivers.system import (
+    HostMeter,
+    PowerMeter,
+    ProcessMeter,
+    SystemClock,
+    boot_id,
+    probe_cgroups,
+    settle_memory,
+)
 from poise.errors import NotFound, PoiseError
 from poise.kernel import node as machine
 from poise.kernel.frames import Broken, Frames
@@ -45,6 +54,7 @@ from poise.model.load import Load
 from poise.model.messages import Attempt, Ended, FromAgent, Launch, Running, ToAgent
 from poise.model.resources import WHOLE, Node
 from poise.model.times import Times
+from poise.model.usage import UNKNOWN, Collecting
 from poise.ports import Held
 from poise.units import SECOND
 
@@ -56,6 +66,32 @@ KEEP_LOG_FILES = 50_000
 _log = logging.getLogger("poise.agent")
 _to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent]] = msgspec.msgpack.Decoder(tuple[int, ToAgent])
 _encode = msgspec.msgpack.Encoder().encode
+
+
+def host_signals(load: Load, without: str = "") -> dict[str, int]:
+    """The signals of a machine, but for one that is not measured there."""
+    of = {"cpu": load.cpu, "memory": load.memory, "disk": load.disk, "network": load.network}
+    return {name: value for name, value in of.items() if name != without}
+
+
+def device_signals(seen: Mapping[int, Use], memory: Mapping[int, int]) -> dict[str, int]:
+    """Of all devices that answer: the mean of how busy they are, of their memory the part in use, their power in all.
+    `memory` is what each has, in bytes.
+    """
+    if not seen:
+        return {}
+    has = sum(memory.get(index, 0) for index in seen)
+    bandwidths = [use.bandwidth for use in seen.values() if use.bandwidth != UNKNOWN]
+    powers = [use.power for use in seen.values() if use.power != UNKNOWN]
+    return {"device": sum(use.busy for use in seen.values()) // len(seen)} | _known(
+        device_memory=1000 * sum(use.memory for use in seen.values()) // has if has else None,
+        device_bandwidth=sum(bandwidths) // len(bandwidths) if bandwidths else None,
+        device_power=sum(powers) if powers else None,
+    )
+
+
+def _known(**signals: int | None) -> dict[str, int]:
+    return {name: value for name, value in signals.items() if value is not None}
 
 
 class DeviceUse(msgspec.Struct):
@@ -70,7 +106,7 @@ class DeviceUse(msgspec.Struct):
 class Agent:
     """One node's loop: effects of the node machine carried out on its keepers and its channel."""
 
-    def __init__(self, home: Home, keepers: Keepers, node: NodeMachine, inventory: Inventory | None) -> None:
+    def __init__(self, home: Home, keepers: Keepers, node: NodeMachine, offer: "Offer") -> None:
         self._home = home
         self._keepers = keepers
         self._node = node
@@ -84,8 +120,9 @@ class Agent:
         self._running: dict[Attempt, int] = {}
         self._cpu_of_ended = 0
         self._uses: dict[Attempt, DeviceUse] = {}
-        self._inventory = inventory
-        self._sample = self._meter(node.node, declared=inventory is None)
+        self._inventory = offer.inventory
+        self._sample = self._meter(offer)
+        self._collecting = Collecting()
         keepers.on_change = self._on_change
 
     def adopt(self, held: Iterable[Held]) -> None:
@@ -214,27 +251,49 @@ class Agent:
     # --- measuring ---------------------------------------------------------------------------------------------------
 
     async def measure(self) -> None:
-        """Look at this node's load and at the devices in use."""
+        """Look at this node's load and at its devices; what was seen in a minute is a window of its profile."""
         while True:
             await asyncio.sleep(self._times.sample / SECOND)
-            load = await asyncio.to_thread(self._sample)
-            if load is not None:
-                self._feed(load)
-            if self._inventory is not None and self._uses:
-                indices = {index for use in self._uses.values() for index in use.devices}
-                seen = await asyncio.to_thread(self._inventory.use, sorted(indices))
+            found = await asyncio.to_thread(self._sample)
+            signals = {} if found is None else found[1]
+            if found is not None:
+                self._feed(found[0])
+            devices = self._node.node.devices if self._inventory is not None else ()
+            if self._inventory is not None and devices:
+                seen = await asyncio.to_thread(self._inventory.use, [device.index for device in devices])
                 for use in self._uses.values():
                     for index in use.devices:
                         if index in seen:
                             use.busy, use.samples = use.busy + seen[index].busy, use.samples + 1
                             use.peak = max(use.peak, seen[index].memory)
+                signals |= device_signals(seen, {device.index: device.memory for device in devices})
+            if signals and (window := self._collecting.take(self._clock.wall(), signals)) is not None:
+                self._feed(window)
 
-    def _meter(self, node: Node, *, declared: bool) -> Callable[[], Load | None]:
-        """The machine's load; on a declared node that of its commands, against what was declared."""
-        if not declared:
-            return HostMeter(node.cpu, node.memory, node.network).sample
+    def _meter(self, offer: "Offer") -> Callable[[], tuple[Load, dict[str, int]] | None]:
+        """The load and the signals of this machine; of a declared node what its exporters tell, else those of its
+        commands, against what was declared.
+        """
+        node = offer.node
+        if offer.exporters:
+            from poise.drivers.exporters import Exporters
+
+            return Exporters(offer.exporters).sample
+        if offer.inventory is not None:
+            host, power = HostMeter(node.cpu, node.memory, node.network), PowerMeter()
+
+            def of_host() -> tuple[Load, dict[str, int]] | None:
+                load, milliwatts = host.sample(), power.sample()
+                return None if load is None else (load, host_signals(load) | _known(power=milliwatts))
+
+            return of_host
         meter = ProcessMeter(node.cpu, node.memory)
-        return lambda: meter.sample(list(self._running.values()), self._cpu_of_ended)
+
+        def of_commands() -> tuple[Load, dict[str, int]] | None:
+            load = meter.sample(list(self._running.values()), self._cpu_of_ended)
+            return None if load is None else (load, host_signals(load, without="network"))
+
+        return of_commands
 
     def _measure_devices_of(self, launch: Launch) -> None:
         """Of devices that are shared nobody can tell whose use it is."""
@@ -263,6 +322,7 @@ class Offer(NamedTuple):
     node: Node
     prunes: bool
     inventory: Inventory | None = None
+    exporters: tuple[str, ...] = ()
 
 
 def probed(name: str, home: Home) -> Offer:
@@ -273,19 +333,21 @@ def probed(name: str, home: Home) -> Offer:
 
 def declared_in(path: Path, name: str, folder: Path) -> Offer:
     """What a compiled fleet says of a node, with the identity of the folder that its agent keeps."""
-    nodes = msgspec.json.decode(path.read_bytes(), type=DeclaredFleet).nodes
+    fleet = msgspec.json.decode(path.read_bytes(), type=DeclaredFleet)
+    nodes = fleet.nodes
     found = next((node for node in nodes if node.name == name), None)
     if found is None:
         raise NotFound(f"the fleet has no node `{name}`", field=str(path), have=name, hint="`poise up --fleet FILE`")
     node = msgspec.structs.replace(found, incarnation=incarnation_of(boot_id(), identity(folder)))
-    return Offer(node, prunes=name == nodes[0].name)
+    return Offer(node, prunes=name == nodes[0].name, exporters=fleet.exporters.get(name, ()))
 
 
 async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> None:
     if declared is None:
-        found, prunes, inventory = await asyncio.to_thread(probed, name, home)
+        offer = await asyncio.to_thread(probed, name, home)
     else:
-        found, prunes, inventory = await asyncio.to_thread(declared_in, declared, name, folder)
+        offer = await asyncio.to_thread(declared_in, declared, name, folder)
+    found, inventory = offer.node, offer.inventory
     cgroups = await asyncio.to_thread(probe_cgroups, found.incarnation[-12:])
     if not cgroups.writable:
         _log.info("memory is watched, not limited by cgroups: %s", cgroups.why_not)
@@ -306,12 +368,12 @@ async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> N
     observed = await keepers.open()
     node = NodeMachine(found, sorted(os.sched_getaffinity(0)) if declared is None else [])
     node.adopt(observed.held, observed.ended)
-    agent = Agent(home, keepers, node, inventory)
+    agent = Agent(home, keepers, node, offer)
     agent.adopt(observed.held)
     settle_memory()
     loop = asyncio.get_running_loop()
     works = [agent.run(), agent.measure()]
-    if prunes:
+    if offer.prunes:
         works.append(agent.prune_logs())
     if inventory is not None:
         works += [agent.watch_devices(inventory), agent.watch_faults(inventory)]

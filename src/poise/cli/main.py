@@ -30,6 +30,7 @@ COMMANDS = {
     "wait": ("poise.cli.jobs", "Wait until jobs are over"),
     "cancel": ("poise.cli.jobs", "Cancel jobs"),
     "nodes": ("poise.cli.nodes", "List nodes and what is taken on them"),
+    "profile": ("poise.cli.profile", "Tell how busy nodes have been, in which pattern, and what to do about it"),
     "drain": ("poise.cli.nodes", "Close a node to new work, or open it again"),
     "doctor": ("poise.cli.doctor", "Look whether this machine and its Poise are well, and tell what to type"),
     "bench-devices": ("poise.cli.bench_devices", "Measure what the devices of this machine can do"),

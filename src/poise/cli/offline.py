@@ -11,10 +11,11 @@ from poise.config import Home
 from poise.control.start import running
 from poise.drivers.devices import probe_node
 from poise.drivers.security import ensure_home
+from poise.drivers.series import Series
 from poise.drivers.sqlite import LogReader
 from poise.errors import Conflict, NotFound
 from poise.kernel.explain import job_report, node_report, question, status_report
-from poise.kernel.find import find, found_report
+from poise.kernel.find import find, find_node, found_report
 from poise.kernel.ledger import Ledger, NodeState
 from poise.model.events import Event, NodeJoined, decode_event
 from poise.model.history import RunReport
@@ -28,6 +29,7 @@ from poise.model.reports import (
     UnblockReport,
     WhyNot,
 )
+from poise.model.usage import NodeProfile
 
 if TYPE_CHECKING:
     from poise.kernel.controller import Controller
@@ -85,6 +87,12 @@ def nodes(home: Home) -> list[NodeReport]:
     ensure_home(home)  # an identity for this machine is kept there
     states = list(ledger.nodes.values()) or [NodeState(node=probe_node("this machine", home))]
     return [node_report(state, cordons=ledger.cordons) for state in states]
+
+
+def profiles(home: Home, node: str, now: float) -> list[NodeProfile]:
+    """Of the nodes that the log knows, or of one of them, as of `now`, in seconds since 1970."""
+    known = load(home).nodes
+    return Series(home.series).profiles([find_node(known, node)] if node else known, now)
 
 
 def explain(home: Home, name: str, *, everything: bool) -> Explanation:

@@ -29,6 +29,7 @@ from poise.control.plane import Plane
 from poise.drivers.lock import take_lock
 from poise.drivers.plugins import choose, code_of
 from poise.drivers.security import ensure_token
+from poise.drivers.series import Series
 from poise.drivers.sockets import listen, share
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import SystemClock, boot_id, settle_memory
@@ -108,6 +109,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
         written_by=__version__,
     )
     ledger = load_ledger(store)
+    Series(home.series).forget(ledger.nodes)
     settle_memory()
     boot, boottime = boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     clock = SystemClock(Instant(ledger.resume_at(boot, boottime, time.time())))

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Callable
+from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -39,6 +40,7 @@ from poise.control.openapi import CompleteDocument, LoggedEvent, schema_router
 from poise.control.plane import Plane
 from poise.drivers.joblogs import follow_job
 from poise.drivers.security import worker_key
+from poise.drivers.series import Series
 from poise.errors import ErrorRecord, PoiseError, SpecError, StoreFull
 from poise.kernel import controller as machine
 from poise.kernel import whatif
@@ -52,7 +54,7 @@ from poise.kernel.explain import (
     token_report,
     who_report,
 )
-from poise.kernel.find import Found, find, found_report, quota_note
+from poise.kernel.find import Found, find, find_node, found_report, quota_note
 from poise.kernel.find import names as find_names
 from poise.kernel.ledger import Ledger
 from poise.kernel.overview import overview
@@ -75,12 +77,16 @@ from poise.model.reports import (
 )
 from poise.model.spec import MAX_DURATION, Quantity, QuotaSpec, check_name, compile_quota, parse_or_raise
 from poise.model.tenants import Bearer, Role, Token
+from poise.model.usage import NodeProfile
 from poise.model.views import Snapshot
 from poise.policy.suites import ClusterPolicy
 from poise.units import parse_duration
 
 MAX_WAIT = 60.0
 """Seconds that one request may wait for a job; clients ask again."""
+
+PROFILED = 256
+"""Nodes whose profiles are worked out for one request: each is a file that is read."""
 
 RECENT = 20
 """Finished jobs shown beside the unfinished ones unless all are asked for."""
@@ -135,6 +141,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
     """The whole API behind its guard. `imagined` gives the policy in charge, to be asked what if."""
 
     gate = Gatekeeper(plane, token)
+    series = Series(home.series)
 
     def allowed(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
         if (path := connection.scope["path"]) not in PUBLIC:
@@ -287,6 +294,16 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
         ]
 
     @get(
+        "/v1/profiles",
+        summary=f"How busy nodes have been, and what that says: one `node`, or the first {PROFILED}",
+        opt=VIEWER,
+    )
+    async def profiles(node: str = "") -> list[NodeProfile]:
+        known = (await plane.settled()).nodes
+        names = [find_node(known, node)] if node else list(islice(known, PROFILED))
+        return await asyncio.to_thread(series.profiles, names, plane.clock.wall())
+
+    @get(
         "/v1/names/{kind:str}",
         summary="Names of kind job, node or tenant that begin as `typed`, to complete them",
         opt=VIEWER,
@@ -427,6 +444,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
             cancel,
             logs,
             nodes,
+            profiles,
             names,
             drain,
             quotas,
@@ -457,7 +475,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
     )
     hot: dict[str, tuple[Role | None, App]] = {
         "submissions": (Role.SUBMITTER, Submissions(plane, gate)),
-        "channel": (Role.ADMIN, NodeChannel(plane, gate)),
+        "channel": (Role.ADMIN, NodeChannel(plane, gate, series)),
         "calls": (Role.SUBMITTER, CallerChannel(plane, gate)),
         "workers": (None, WorkerChannel(plane, lambda attempt: worker_key(token, attempt))),
     }

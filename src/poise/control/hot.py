@@ -8,7 +8,7 @@ frames.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -18,13 +18,15 @@ from poise.control.gatekeeper import Gatekeeper
 from poise.control.guard import Receive, Scope, Send, secret_of, text_headers
 from poise.control.plane import Plane
 from poise.drivers.security import same_token
+from poise.drivers.series import Series
 from poise.engine.host import Answer
 from poise.errors import ErrorRecord, InputError, PoiseError, SpecError
 from poise.kernel import controller as machine
 from poise.kernel.frames import Broken, Frames
 from poise.model.calls import FromCaller, FromWorker, Ready, Resume, ToCaller, ToWorker
-from poise.model.messages import Attempt, FromAgent, Hello, ToAgent
+from poise.model.messages import Attempt, Beat, FromAgent, Hello, ToAgent
 from poise.model.tenants import Bearer
+from poise.model.usage import Window
 
 MAX_UNANSWERED = 4096
 """Submissions of one stream that wait for the log; reading pauses beyond."""
@@ -170,9 +172,10 @@ class NodeChannel:
     stands.
     """
 
-    def __init__(self, plane: Plane, gate: Gatekeeper) -> None:
+    def __init__(self, plane: Plane, gate: Gatekeeper, series: Series) -> None:
         self._plane = plane
         self._gate = gate
+        self._series = series
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
@@ -195,12 +198,24 @@ class NodeChannel:
                     node = message.node.name
                 if node:
                     self._plane.hear(node, channel, message)
+                    if isinstance(message, Beat) and message.windows:
+                        self._keep(node, message.windows)
         except (*UNREADABLE, Broken) as error:
             _log.warning("node %s sent what is no message: %s", node or "(unnamed)", error)
         finally:
             channel.close()
             if node:
                 self._plane.disconnect(node, channel)
+
+    def _keep(self, node: str, windows: Sequence[Window]) -> None:
+        """With what the ledger knows of its failures. A disk that is full costs the windows, and nothing else."""
+        state = self._plane.ledger.nodes.get(node)
+        if state is None:
+            return
+        try:
+            self._series.add(node, [window.with_signal("failures", state.failures) for window in windows])
+        except OSError as error:
+            _log.debug("how busy %s was is not kept: %s", node, error)
 
 
 class CallerChannel:

@@ -11,6 +11,7 @@ from typing import Any
 from poise.drivers.probes import Finding, NoAnswerError, Use, ask, parse_json
 from poise.model.catalogue import device_found
 from poise.model.resources import Device
+from poise.model.usage import UNKNOWN
 
 _SCALES = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40, "W": 1000, "GB/S": 10**9, "%": 10}
 """What an amount of a unit is in ours: bytes, milliwatts, bytes per second, thousandths."""
@@ -34,7 +35,7 @@ class AmdSmi:
 
     def use(self, indices: Sequence[int]) -> dict[int, Use]:
         order = _order(parse_json(ask("amd-smi", "list", "--json")))
-        metric = parse_json(ask("amd-smi", "metric", "--usage", "--mem-usage", "--json"))
+        metric = parse_json(ask("amd-smi", "metric", "--usage", "--mem-usage", "--power", "--json"))
         return {order[gpu]: use for gpu, use in uses_of(metric).items() if order.get(gpu) in indices}
 
 
@@ -66,7 +67,12 @@ def devices_of(listed: Any, static: Any) -> tuple[tuple[Device, ...], str]:
 def uses_of(metric: Any) -> dict[int, Use]:
     """By `amd-smi`'s own numbers, out of `amd-smi metric`."""
     return {
-        gpu: Use(_amount(entry, "usage", "gfx_activity"), _amount(entry, "mem_usage", "used_vram"))
+        gpu: Use(
+            _amount(entry, "usage", "gfx_activity"),
+            _amount(entry, "mem_usage", "used_vram"),
+            _amount(entry, "usage", "umc_activity") if _at(entry, ("usage", "umc_activity")) else UNKNOWN,
+            _amount(entry, "power", "socket_power") or UNKNOWN,
+        )
         for gpu, entry in _entries(metric).items()
     }
 

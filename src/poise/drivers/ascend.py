@@ -12,19 +12,20 @@ from typing import NamedTuple
 
 from poise.drivers.probes import Finding, NoAnswerError, Use, ask
 from poise.model.catalogue import device_found
+from poise.model.usage import UNKNOWN
 
 USABLE = frozenset({"OK", "Warning"})
 """What a chip says of its health where work can be given to it."""
 
 _VERSION = re.compile(r"\|\s*npu-smi\s+\S+\s+Version:\s*(\S+)")
-_FIRST = re.compile(r"\|\s*(\d+)\s+(\S[^|]*?)\s*\|\s*(\S+)\s*\|")
+_FIRST = re.compile(r"\|\s*(\d+)\s+(\S[^|]*?)\s*\|\s*(\S+)\s*\|\s*(\d+(?:\.\d+)?)?")
 _SECOND = re.compile(
     r"\|\s*\d+(?:\s+\d+)?\s*\|\s*([0-9A-Fa-f:.]+)\s*\|\s*(\d+)\s+(\d+)\s*/\s*(\d+)(?:\s+(\d+)\s*/\s*(\d+))?\s*\|"
 )
 
 
 class Chip(NamedTuple):
-    """One chip of the table: memory in bytes, `busy` in thousandths."""
+    """One chip of the table: memory in bytes, `busy` in thousandths, `power` in milliwatts (-1: not said)."""
 
     name: str
     health: str
@@ -32,6 +33,7 @@ class Chip(NamedTuple):
     busy: int
     used: int
     memory: int
+    power: int
 
 
 class NpuSmi:
@@ -58,7 +60,11 @@ class NpuSmi:
 
     def use(self, indices: Sequence[int]) -> dict[int, Use]:
         chips = chips_of(ask("npu-smi", "info"))
-        return {index: Use(chips[index].busy, chips[index].used) for index in indices if index < len(chips)}
+        return {
+            index: Use(chips[index].busy, chips[index].used, power=chips[index].power)
+            for index in indices
+            if index < len(chips)
+        }
 
 
 def chips_of(text: str) -> list[Chip]:
@@ -73,9 +79,9 @@ def chips_of(text: str) -> list[Chip]:
         second = _SECOND.match(line)
         if second is not None and first is not None:
             bus, busy, used, memory, hbm_used, hbm = second.groups()
-            chips.append(
-                Chip(first[2], first[3], bus, int(busy) * 10, int(hbm_used or used) << 20, int(hbm or memory) << 20)
-            )
+            power = round(float(first[4]) * 1000) if first[4] else UNKNOWN
+            amounts = int(hbm_used or used) << 20, int(hbm or memory) << 20
+            chips.append(Chip(first[2], first[3], bus, int(busy) * 10, *amounts, power))
             first = None
         elif (found := _FIRST.match(line)) is not None:
             if first is not None:

@@ -10,6 +10,7 @@ from poise.drivers.probes import Finding, Use
 from poise.model.catalogue import device_found
 from poise.model.messages import DeviceFault
 from poise.model.resources import Device
+from poise.model.usage import UNKNOWN
 
 CRITICAL = {
     48: "double-bit ECC error",
@@ -95,8 +96,14 @@ class Nvml:
         for index in indices:
             with contextlib.suppress(Exception):  # it has gone, or its driver is being replaced
                 handle = self._library.nvmlDeviceGetHandleByIndex(index)
-                busy = int(self._library.nvmlDeviceGetUtilizationRates(handle).gpu) * 10
-                found[index] = Use(busy, int(self._library.nvmlDeviceGetMemoryInfo(handle).used))
+                rates, used = (
+                    self._library.nvmlDeviceGetUtilizationRates(handle),
+                    int(self._library.nvmlDeviceGetMemoryInfo(handle).used),
+                )
+                power = UNKNOWN
+                with contextlib.suppress(Exception):  # not every card tells
+                    power = int(self._library.nvmlDeviceGetPowerUsage(handle))
+                found[index] = Use(int(rates.gpu) * 10, used, int(rates.memory) * 10, power)
         return found
 
 

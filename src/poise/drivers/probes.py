@@ -29,6 +29,7 @@ import msgspec
 from poise.model.fleetfile import MAX_DEVICES, MAX_TEXT
 from poise.model.messages import DeviceFault
 from poise.model.resources import Device
+from poise.model.usage import UNKNOWN
 
 GROUP = "poise.probes"
 
@@ -46,10 +47,14 @@ _log = logging.getLogger("poise.probes")
 
 
 class Use(NamedTuple):
-    """How busy a device was in the driver's last sampling period, in thousandths, and its used memory in bytes."""
+    """How busy a device was in the driver's last sampling period, in thousandths, and its used memory in bytes; the
+    thousandths of that time in which its memory was read or written, and its power in milliwatts (-1: not said).
+    """
 
     busy: int
     memory: int
+    bandwidth: int = UNKNOWN
+    power: int = UNKNOWN
 
 
 class Finding(NamedTuple):

@@ -363,6 +363,7 @@ MEANING = {
     "node.processor": "What its CPUs can do.",
     "node.devices": "Its accelerators.",
     "node.links": "How its devices are connected: one mapping for every pair, or a list.",
+    "node.exporters": "Exporters (Prometheus' for nodes, DCGM's) that tell how busy it is: `{node}:9100`, or a URL.",
     "processor.model": "What it is called.",
     "processor.compute_power": "Its rate in fp32: `2 TFLOPS`.",
     "processor.rates": "By precision.",

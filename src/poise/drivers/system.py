@@ -256,6 +256,28 @@ class HostMeter:
         return _share(8 * most * SECOND, (now.at - last.at) * speed) if speed else 0
 
 
+class PowerMeter:
+    """Power of this machine's processors, by the energy that they count (RAPL), where its owner may read it."""
+
+    def __init__(self, folder: Path = Path("/sys/class/powercap")) -> None:
+        found = sorted(folder.glob("intel-rapl:[0-9]*"))
+        self._packages = [one for one in found if one.name.count(":") == 1]  # parts of these are in them
+        self._last: tuple[int, dict[str, int]] | None = None
+
+    def sample(self) -> int | None:
+        """Milliwatts since the last sample; none at the first, and where nothing is told."""
+        read = {one.name: _read(one / "energy_uj").strip() for one in self._packages}
+        counted = {name: int(text) for name, text in read.items() if text.isdigit()}
+        now, last = (time.monotonic_ns(), counted), self._last
+        self._last = now
+        if last is None or not counted or now[0] <= last[0]:
+            return None
+        used = [counted[name] - last[1][name] for name in counted if name in last[1]]
+        if not used or min(used) < 0:  # a counter has begun anew
+            return None
+        return round(sum(used) * SECOND / 1000 / (now[0] - last[0]))
+
+
 class ProcessMeter:
     """The load that a node's commands make, for a node that offers more or less than its machine has.
 

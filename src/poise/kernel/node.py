@@ -48,6 +48,7 @@ from poise.model.messages import (
 )
 from poise.model.resources import WHOLE, Node, Shape, identity_of
 from poise.model.times import Times
+from poise.model.usage import MAX_WINDOWS, Window
 from poise.units import MILLISECOND, SECOND
 
 QUANTA = (100 * MILLISECOND, 10 * SECOND)
@@ -128,7 +129,7 @@ class Disconnected(msgspec.Struct, frozen=True):
 
 
 Effect = Start | Stop | Renew | Forget | Say | Hang
-Message = Desired | Acked | Heard | Changed | Faulted | Load | Connected | Disconnected
+Message = Desired | Acked | Heard | Changed | Faulted | Load | Window | Connected | Disconnected
 
 
 class Slot(msgspec.Struct):
@@ -194,6 +195,7 @@ class NodeMachine:
         self._faults: dict[DeviceFault, None] = {}  # not known to be heard
         self._said_faults: tuple[DeviceFault, ...] = ()
         self._said_load: Load | None = None
+        self._windows: deque[Window] = deque(maxlen=MAX_WINDOWS)  # while nobody hears of them the oldest go
         self._beats = 0
         self._every = self._times.heartbeat
         self._spoke = self._heard = self._held_until = 0
@@ -244,6 +246,9 @@ class NodeMachine:
                 effects = self._report(now)
             case Load():
                 effects = self._sampled(message, now)
+            case Window():
+                self._windows.append(message)
+                effects = [self._beat(None, now)] if self._connected else []
             case Connected():
                 effects = self._hello(now)
             case Disconnected():
@@ -291,7 +296,9 @@ class NodeMachine:
     def _beat(self, load: Load | None, now: int) -> Say:
         self._beats += 1
         self._unanswered.append((self._beats, now))
-        return self._say(Beat(load=load, number=self._beats, every=self._every), now)
+        windows = tuple(self._windows)
+        self._windows.clear()
+        return self._say(Beat(load=load, number=self._beats, every=self._every, windows=windows), now)
 
     def _sampled(self, load: Load, now: int) -> list[Effect]:
         """How busy the node is, said where that has changed noticeably."""

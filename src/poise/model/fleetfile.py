@@ -49,19 +49,24 @@ MAX_DEVICES = 64
 MAX_LINKS = 1_000_000
 """Links of all nodes as written: `links` of one kind joins every pair."""
 
+MAX_EXPORTERS = 8
+"""Asked about one node: one for the machine, and one for each kind of device, are enough."""
+
 MAX_TEXT = 128
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 _MAX_RATE = 2**62
 _POWER = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(m|k|)W?\s*")
+_EXPORTER = re.compile(r"(https?://)?((?:[\w.-]+|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?)(/\S*)?")
 _PRICE = re.compile(r"\s*\$?\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(?:\$?(?:/h)?)\s*")
 
 
 class DeclaredFleet(msgspec.Struct, frozen=True, kw_only=True):
-    """A compiled fleet. `throughputs` are samples per second by `class@model`."""
+    """A compiled fleet. `throughputs` are samples per second by `class@model`, `exporters` URLs by node."""
 
     name: str
     nodes: tuple[Node, ...]
     throughputs: dict[str, float] = {}
+    exporters: dict[str, tuple[str, ...]] = {}
 
 
 class ProcessorSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -116,6 +121,7 @@ class NodeSpec(msgspec.Struct, forbid_unknown_fields=True):
     processor: ProcessorSpec | None = None
     devices: list[DeviceSpec] = []
     links: LinkSpec | list[LinkSpec] | None = None
+    exporters: list[str] = []
 
 
 class FleetSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -159,6 +165,7 @@ def _compile(top: FleetSpec, found: Findings) -> DeclaredFleet:
         found.add(SpecError("the fleet has no nodes", field="nodes"))
     names = _names(top.nodes, found)
     nodes: list[Node] = []
+    exporters: dict[str, tuple[str, ...]] = {}
     links = 0
     for name, spec in top.nodes.items():
         first, *others = names[name]
@@ -169,7 +176,27 @@ def _compile(top: FleetSpec, found: Findings) -> DeclaredFleet:
             found.add(SpecError("the fleet has too many links", code="E103", field=at, need=f"at most {MAX_LINKS}"))
             break
         nodes += [node, *(msgspec.structs.replace(node, name=other) for other in others)]
-    return DeclaredFleet(name=top.name, nodes=tuple(nodes), throughputs=_throughputs(top.throughputs, nodes, found))
+        if spec.exporters:
+            for one in names[name]:
+                exporters[one] = _exporters(spec.exporters, one, f"nodes.{name}.exporters", found)
+    throughputs = _throughputs(top.throughputs, nodes, found)
+    return DeclaredFleet(name=top.name, nodes=tuple(nodes), throughputs=throughputs, exporters=exporters)
+
+
+def _exporters(targets: list[str], node: str, at: str, found: Findings) -> tuple[str, ...]:
+    """Where to ask how busy a node is, as Prometheus names targets; `{node}` stands for its name."""
+    urls = []
+    for target in targets[:MAX_EXPORTERS]:
+        named = target.replace("{node}", node)
+        parts = _EXPORTER.fullmatch(named)
+        if parts is None or len(named) > MAX_TEXT:
+            need = "host:port, or the URL of an exporter's metrics"
+            found.add(SpecError("this is no exporter", field=at, need=need, have=target[:MAX_TEXT], hint=example(at)))
+        else:
+            urls.append(f"{parts[1] or 'http://'}{parts[2]}{parts[3] or '/metrics'}")
+    if len(targets) > MAX_EXPORTERS:
+        found.add(SpecError("too many exporters", code="E103", field=at, need=f"at most {MAX_EXPORTERS}"))
+    return tuple(urls)
 
 
 _EXAMPLES = {
@@ -199,6 +226,7 @@ _EXAMPLES = {
     "links": "links: {kind: nvlink, bandwidth: 900GB/s, latency: 2us}",
     "a": "links: [{a: 0, b: 1, bandwidth: 900GB/s}]",
     "b": "links: [{a: 0, b: 1, bandwidth: 900GB/s}]",
+    "exporters": 'exporters: ["{node}:9100", "{node}:9400"]',
     "throughputs": "throughputs: {resnet: {H100: 40.0, cpu: 0.5}}",
 }
 

@@ -4,11 +4,14 @@ Level-triggered: on every connection the agent says what it holds (`Hello`), the
 be there (`Desired`, complete), and both then send changes. Everything is idempotent by attempt: a task and its epoch.
 """
 
+from typing import Annotated
+
 import msgspec
 
 from poise.model.jobs import Ending, Speedups
 from poise.model.load import Load
 from poise.model.resources import Node, Shape
+from poise.model.usage import MAX_WINDOWS, Window
 from poise.units import SECOND
 
 
@@ -118,12 +121,13 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True, omit_defaults=
     connection.
 
     Each has a `number`, by which it is answered. The next word comes within `every` nanoseconds, unless the node is
-    lost; after any other message it comes within a second.
+    lost; after any other message it comes within a second. `windows` are minutes of which there is something to tell.
     """
 
     load: Load | None = None
     number: int = 0
     every: int = SECOND
+    windows: Annotated[tuple[Window, ...], msgspec.Meta(max_length=MAX_WINDOWS)] = ()
 
 
 # control plane -> agent

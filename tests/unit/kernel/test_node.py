@@ -32,6 +32,7 @@ from poise.model.messages import (
     Running,
 )
 from poise.model.resources import Shape
+from poise.model.usage import MAX_WINDOWS, SIGNALS, Window
 from poise.testing import node
 from poise.units import MILLISECOND, SECOND
 
@@ -413,6 +414,24 @@ def test_an_idle_node_says_less_and_less_and_promises_when_it_will() -> None:
     assert told == [*((at, 1) for at in range(2, 11)), (11, 2), (13, 4), (17, 8), (25, 10), (35, 10), (45, 10)]
     bench.launch(launch("a"))
     assert beats(bench, 52 * SECOND) == [(50, 1), (51, 1), (52, 1)]  # at once, and each second
+
+
+def test_windows_are_said_with_a_beat_and_those_of_an_outage_after_it() -> None:
+    bench = Bench(connected=False)
+    for minute in range(1, MAX_WINDOWS + 4):
+        assert bench.feed(told_window(minute)) == []
+    bench.feed(Connected())
+    bench.feed(Acked(serial=0))
+    [say] = bench.feed(told_window(100))
+    assert isinstance(say, Say) and isinstance(say.message, Beat)
+    assert [one.at for one in say.message.windows] == [*range(5, MAX_WINDOWS + 4), 100], "the oldest have gone"
+    [say] = bench.feed(told_window(101))
+    assert isinstance(say, Say) and isinstance(say.message, Beat)
+    assert say.message.windows == (told_window(101),)
+
+
+def told_window(at: int) -> Window:
+    return Window(at, (1,) * len(SIGNALS), (1,) * len(SIGNALS))
 
 
 def test_the_load_is_said_when_it_has_changed_noticeably() -> None:

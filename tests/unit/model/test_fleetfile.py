@@ -71,6 +71,23 @@ def test_the_example_is_a_fleet_that_can_be_started() -> None:
     assert made.throughputs["resnet@A100-80"] == 22.0
 
 
+def test_exporters_are_named_as_prometheus_names_them() -> None:
+    made = fleet("""
+        kind: fleet
+        nodes:
+          big: {count: 2, cpu: 4, memory: 8GB, exporters: ["{node}:9100", "https://{node}.lab/dcgm"]}
+          small: {cpu: 4, memory: 8GB}
+    """)
+    assert made.exporters == {
+        f"big-{number}": (f"http://big-{number}:9100/metrics", f"https://big-{number}.lab/dcgm") for number in (0, 1)
+    }
+
+
+@pytest.mark.parametrize("exporters", [["file:///etc/passwd"], [""], ["two words"], ["h:1"] * 9, ["x" * 200], "h:1"])
+def test_what_is_no_exporter_is_refused(exporters: Any) -> None:
+    assert refused_node(exporters=exporters).field.startswith("nodes.n.exporters")
+
+
 def test_a_device_declared_by_hand() -> None:
     device = node(
         devices=[

@@ -1,0 +1,86 @@
+"""`poise profile`."""
+
+import time
+
+import click
+
+from poise.cli import output
+from poise.cli.output import Column, Shown
+from poise.cli.render import LOGGED, say
+from poise.client import current_home
+from poise.control.start import connected, running, supervised
+from poise.model.usage import SIGNALS, NodeProfile, SignalUse
+
+TITLES = {name: name.replace("_", " ").upper() for name in SIGNALS}
+
+
+@click.command()
+@output.rows
+@click.argument("node", required=False)
+def profile(form: str, watch: bool, node: str | None) -> int:
+    """Tell how busy nodes have been, in which pattern, and what to do about it; of NODE, every signal.
+
+    A node with devices goes by its devices, another one by its CPUs. Patterns: idle, steady, bursty, diurnal (busy and
+    quiet at the same hours each day). Advice: `reserved` where a price for long use pays, `on-demand` where it is
+    needed in bursts, `shrink` where it could be off at some hours, or for good, else `keep`.
+    """
+    home = current_home()
+    if watch or running(home) or supervised(home):
+        client = connected(home)
+        return output.show(lambda: _shown(client.profiles(node or ""), node), form, watch)
+    from poise.cli import offline
+
+    say(LOGGED)
+    return output.show(lambda: _shown(offline.profiles(home, node or "", time.time()), node), form, watch)
+
+
+def _shown(found: list[NodeProfile], node: str | None) -> Shown:
+    return _of_one(found[0]) if node is not None else _of_all(found)
+
+
+def _of_all(found: list[NodeProfile]) -> Shown:
+    by = [one.signals.get(one.by) for one in found]
+    return Shown(
+        found,
+        [one.node for one in found],
+        [
+            Column("NODE", [one.node for one in found]),
+            Column("BY", [one.by or "-" for one in found]),
+            Column("NOW", [_amount(one.by, use, "smoothed") for one, use in zip(found, by, strict=True)], right=True),
+            Column("MEAN", [_amount(one.by, use, "mean") for one, use in zip(found, by, strict=True)], right=True),
+            Column("P95", [_amount(one.by, use, "p95") for one, use in zip(found, by, strict=True)], right=True),
+            Column("PEAK", [_amount(one.by, use, "peak") for one, use in zip(found, by, strict=True)], right=True),
+            Column("PATTERN", [one.pattern or "-" for one in found]),
+            Column("ADVICE", [one.advice or "-" for one in found]),
+            Column("WHY", [one.why for one in found]),
+        ],
+        nothing="poise: no node has joined yet",
+    )
+
+
+def _of_one(one: NodeProfile) -> Shown:
+    uses = one.signals
+    told = f"{one.node}: {one.pattern}, {one.advice}; {one.why}" if one.pattern else f"{one.node}: {one.why}"
+    return Shown(
+        one,
+        list(uses),
+        [
+            Column("SIGNAL", [TITLES[name].lower() for name in uses]),
+            *(
+                Column(title, [_amount(name, use, field) for name, use in uses.items()], right=True)
+                for title, field in (
+                    ("LAST", "last"), ("NOW", "smoothed"), ("MEAN", "mean"), ("P95", "p95"), ("PEAK", "peak")
+                )
+            ),
+        ],
+        head=[told],
+        nothing=f"poise: nothing has been seen of {one.node} yet; a first look takes ten seconds",
+    )  # fmt: skip
+
+
+def _amount(signal: str, use: SignalUse | None, field: str) -> str:
+    """`42 %` or `310.5 W`."""
+    if use is None:
+        return "-"
+    value: int = getattr(use, field)
+    return f"{value / 1000:.1f} W" if signal.endswith("power") else f"{value / 10:.0f} %"

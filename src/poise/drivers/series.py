@@ -1,0 +1,110 @@
+"""How busy each node has been, in files of bounded size: the windows of a day by minute, of four weeks by hour.
+
+One file for each node. A window has its place by its time, so that the file is written without a head that could be
+torn, and what is older than a ring is long is what stands in the place of something newer. Not the log: what is lost
+here is lost.
+
+    poise series 1\\n                                 16 bytes
+    24 * 60 windows of a minute, 28 * 24 of an hour, each
+        at: seconds since 1970, u64 · the mean of each signal, i64 · the most of each, i64 · checksum of these, u32
+"""
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+from urllib.parse import quote
+from zlib import crc32
+
+from poise.errors import StoreDamaged
+from poise.model.usage import HOUR, HOURS, MINUTE, MINUTES, SIGNALS, NodeProfile, Window, profile_of, together
+
+MAGIC = b"poise series 1\n\0"
+_WINDOW = struct.Struct(f"<Q{2 * len(SIGNALS)}q")
+_SUM = struct.Struct("<I")
+_SIZE = _WINDOW.size + _SUM.size
+
+
+class Series:
+    """The files of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def add(self, node: str, windows: Iterable[Window]) -> None:
+        """Windows of a minute; of each hour that they belong to the window is made anew. Raises OSError where the disk
+        cannot take them; a file that is none of ours is begun anew.
+        """
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        file = os.open(self._path(node), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if os.pread(file, len(MAGIC), 0) != MAGIC:
+                os.ftruncate(file, 0)
+                os.pwrite(file, MAGIC, 0)
+            for hour, minutes in groupby(windows, lambda window: window.at // HOUR * HOUR):
+                for window in minutes:
+                    _put(file, window, 0, MINUTES, MINUTE)
+                of = [one for at in range(hour, hour + HOUR, MINUTE) if (one := _get(file, at, 0, MINUTES, MINUTE))]
+                _put(file, together(of, hour), MINUTES, HOURS, HOUR)
+        finally:
+            os.close(file)
+
+    def read(self, node: str, now: float) -> tuple[list[Window], list[Window]]:
+        """The windows of a minute and those of an hour that are kept as of `now`, oldest first. Raises `StoreDamaged`
+        for a file that is none of ours; what is torn in one that is, is left out.
+        """
+        try:
+            data = self._path(node).read_bytes()
+        except FileNotFoundError:
+            return [], []
+        if data[: len(MAGIC)] != MAGIC:
+            hint = f"`rm {self._path(node)}`: it is begun anew"
+            raise StoreDamaged("this is no series of a node", field=str(self._path(node)), hint=hint)
+        return _of(data, 0, MINUTES, MINUTE, now), _of(data, MINUTES, HOURS, HOUR, now)
+
+    def profiles(self, nodes: Iterable[str], now: float) -> list[NodeProfile]:
+        """The profile of each as of `now`. Raises `StoreDamaged`."""
+        return [profile_of(node, *self.read(node, now)) for node in nodes]
+
+    def forget(self, kept: Iterable[str]) -> None:
+        """The files of all other nodes go."""
+        keep = {self._path(node).name for node in kept}
+        with contextlib.suppress(FileNotFoundError):
+            for path in self._folder.iterdir():
+                if path.name not in keep:
+                    path.unlink(missing_ok=True)
+
+    def _path(self, node: str) -> Path:
+        return self._folder / f"{quote(node, safe='')}.series"
+
+
+def _put(file: int, window: Window, first: int, count: int, every: int) -> None:
+    data = _WINDOW.pack(window.at, *window.mean, *window.most)
+    place = first + window.at // every % count
+    os.pwrite(file, data + _SUM.pack(crc32(data)), len(MAGIC) + place * _SIZE)
+
+
+def _get(file: int, at: int, first: int, count: int, every: int) -> Window | None:
+    place = first + at // every % count
+    window = _whole(os.pread(file, _SIZE, len(MAGIC) + place * _SIZE))
+    return window if window is not None and window.at == at else None
+
+
+def _of(data: bytes, first: int, count: int, every: int, now: float) -> list[Window]:
+    found = []
+    for place in range(first, first + count):
+        start = len(MAGIC) + place * _SIZE
+        window = _whole(data[start : start + _SIZE])
+        if window is not None and now - count * every <= window.at <= now:
+            found.append(window)
+    return sorted(found, key=lambda window: window.at)
+
+
+def _whole(data: bytes) -> Window | None:
+    """None for what was never written, or not as a whole."""
+    if len(data) < _SIZE or _SUM.unpack_from(data, _WINDOW.size)[0] != crc32(data[: _WINDOW.size]):
+        return None
+    at, *values = _WINDOW.unpack_from(data)
+    return Window(at, tuple(values[: len(SIGNALS)]), tuple(values[len(SIGNALS) :])) if at else None

@@ -1,0 +1,91 @@
+"""How busy a node is, from what exporters print: Prometheus' own for nodes, and DCGM's."""
+
+import socket
+
+import pytest
+
+from poise.drivers import exporters
+from poise.drivers.exporters import Exporters, Told, samples_of, signals_of
+
+# Names, units and layout of dcgm-exporter's default counters (etc/default-counters.csv); the figures are made up.
+DCGM = """\
+# HELP DCGM_FI_DEV_GPU_UTIL GPU utilization (in %).
+# TYPE DCGM_FI_DEV_GPU_UTIL gauge
+DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-aa",device="nvidia0",modelName="Tesla T4",Hostname="h"} 90
+DCGM_FI_DEV_GPU_UTIL{gpu="1",UUID="GPU-bb",device="nvidia1",modelName="Tesla T4",Hostname="h"} 30
+# HELP DCGM_FI_DEV_MEM_COPY_UTIL Memory utilization (in %).
+# TYPE DCGM_FI_DEV_MEM_COPY_UTIL gauge
+DCGM_FI_DEV_MEM_COPY_UTIL{gpu="0",UUID="GPU-aa",device="nvidia0",modelName="Tesla T4",Hostname="h"} 40
+DCGM_FI_DEV_MEM_COPY_UTIL{gpu="1", UUID="GPU-bb"} 9223372036854775794
+# HELP DCGM_FI_DEV_FB_FREE Framebuffer memory free (in MiB).
+# TYPE DCGM_FI_DEV_FB_FREE gauge
+DCGM_FI_DEV_FB_FREE{gpu="0",UUID="GPU-aa",device="nvidia0",modelName="Tesla T4",Hostname="h"} 10000
+DCGM_FI_DEV_FB_FREE{gpu="1",UUID="GPU-bb",device="nvidia1",modelName="Tesla T4",Hostname="h"} 5000
+# HELP DCGM_FI_DEV_FB_USED Framebuffer memory used (in MiB).
+# TYPE DCGM_FI_DEV_FB_USED gauge
+DCGM_FI_DEV_FB_USED{gpu="0",UUID="GPU-aa",device="nvidia0",modelName="Tesla T4",Hostname="h"} 5000
+DCGM_FI_DEV_FB_USED{gpu="1",UUID="GPU-bb",device="nvidia1",modelName="Tesla T4",Hostname="h"} 0
+# HELP DCGM_FI_DEV_POWER_USAGE Power draw (in W).
+# TYPE DCGM_FI_DEV_POWER_USAGE gauge
+DCGM_FI_DEV_POWER_USAGE{gpu="0",UUID="GPU-aa",device="nvidia0",modelName="Tesla T4",Hostname="h"} 68.244000
+DCGM_FI_DEV_POWER_USAGE{gpu="1",UUID="GPU-bb",device="nvidia1",modelName="Tesla T4",Hostname="h"} 140737488355328
+"""
+
+NODE = """\
+node_cpu_seconds_total{{cpu="0",mode="idle"}} {idle}
+node_cpu_seconds_total{{cpu="0",mode="iowait"}} 5
+node_cpu_seconds_total{{cpu="0",mode="user"}} {user}
+node_cpu_seconds_total{{cpu="1",mode="idle"}} {idle}
+node_cpu_seconds_total{{cpu="1",mode="user"}} {user}
+node_load1 3.0
+node_memory_MemTotal_bytes 1.6e+10
+node_memory_MemAvailable_bytes 1.2e+10
+node_disk_io_time_seconds_total{{device="sda"}} {disk}
+node_disk_io_time_seconds_total{{device="sdb"}} 7
+node_network_speed_bytes{{device="eth0"}} 1.25e+08
+node_network_speed_bytes{{device="eth1"}} -125000
+node_network_receive_bytes_total{{device="eth0"}} {received}
+node_network_receive_bytes_total{{device="lo"}} {received}
+node_network_transmit_bytes_total{{device="eth0"}} 1
+node_rapl_package_joules_total{{index="0",path="/sys"}} {joules}
+"""
+
+
+def told(at: float, text: str) -> Told:
+    found: dict[str, dict[exporters.Labels, float]] = {}
+    for name, labels, value in samples_of(text):
+        found.setdefault(name, {})[labels] = value
+    return Told(at, found)
+
+
+def test_a_machine_is_as_busy_as_its_counters_have_grown() -> None:
+    before = told(100.0, NODE.format(idle=1000, user=50, disk=3, received=0, joules=500))
+    now = told(110.0, NODE.format(idle=1004, user=56, disk=5, received=2.5e8, joules=1500))
+    found = signals_of(before, now)
+    assert found is not None
+    load, signals = found
+    assert signals == {"cpu": 600, "memory": 250, "disk": 200, "network": 200, "power": 100_000}
+    assert (load.cpu, load.load1, load.memory, load.disk, load.network) == (600, 1500, 250, 200, 200)
+
+
+def test_devices_are_as_busy_as_dcgm_says_and_what_it_does_not_know_is_left_out() -> None:
+    found = signals_of(told(100.0, ""), told(110.0, DCGM))
+    assert found is not None
+    assert found[1] == {"device": 600, "device_bandwidth": 400, "device_memory": 250, "device_power": 68_244}
+
+
+def test_a_counter_that_has_begun_anew_tells_nothing() -> None:
+    before = told(100.0, NODE.format(idle=1000, user=50, disk=3, received=0, joules=500))
+    now = told(110.0, NODE.format(idle=1, user=0, disk=0, received=0, joules=0))
+    assert signals_of(before, now) is None
+
+
+def test_who_does_not_answer_or_tells_no_metrics_is_named_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporters, "REST", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    asked = Exporters([f"http://127.0.0.1:{port}/metrics"])
+    assert [asked.sample() for _ in range(3)] == [None] * 3
+    assert len([one for one in caplog.records if str(port) in one.getMessage()]) == 1

@@ -1,0 +1,134 @@
+"""Patterns of use, and what they say of what to pay for."""
+
+import doctest
+import math
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poise.model import usage
+from poise.model.usage import (
+    DAY,
+    HOUR,
+    LEAST,
+    MINUTE,
+    SIGNALS,
+    UNKNOWN,
+    Collecting,
+    NodeProfile,
+    Window,
+    profile_of,
+    together,
+)
+
+START = 1_700_000_000 // DAY * DAY
+
+
+def window(at: int, **signals: int) -> Window:
+    of = tuple(signals.get(name, UNKNOWN) for name in SIGNALS)
+    return Window(at, of, of)
+
+
+def of_cpu(*means: int) -> NodeProfile:
+    """Of a node that was so busy in its latest minutes."""
+    return profile_of("n1", [window(START + MINUTE * minute, cpu=mean) for minute, mean in enumerate(means)], [])
+
+
+def test_the_examples_of_the_docstring() -> None:
+    assert doctest.testmod(usage).failed == 0
+
+
+def test_a_window_has_the_mean_and_the_most_of_its_minute() -> None:
+    collecting = Collecting()
+    for second, cpu in ((0, 100), (1, 400), (2, 100)):
+        assert collecting.take(START + second, {"cpu": cpu}) is None
+    told = collecting.take(START + MINUTE, {"cpu": 900})
+    assert told == Window(START, window(0, cpu=200).mean, window(0, cpu=400).most)
+    assert collecting.take(START + 2 * MINUTE, {"memory": 5}) == window(START + MINUTE, cpu=900)
+
+
+def test_what_is_known_of_a_minute_is_told_while_it_goes_on() -> None:
+    collecting = Collecting()
+    told = [collecting.take(START + second, {"cpu": second}) for second in range(MINUTE)]
+    assert [one.at for one in told if one is not None] == [START] * 5
+    assert told[10] == Window(START, window(0, cpu=5).mean, window(0, cpu=10).most)
+
+
+def test_a_clock_that_is_set_back_begins_anew() -> None:
+    collecting = Collecting()
+    collecting.take(START + HOUR, {"cpu": 1000})
+    assert collecting.take(START, {"cpu": 0}) is None
+    assert collecting.take(START + MINUTE, {"cpu": 7}) == window(START, cpu=0)
+
+
+def test_an_hour_is_of_the_minutes_that_know() -> None:
+    hour = together([window(0, cpu=100), window(60, cpu=300), window(120, memory=5)], 0)
+    assert hour.mean == window(0, cpu=200, memory=5).mean
+    assert hour.most == window(0, cpu=300, memory=5).most
+
+
+@pytest.mark.parametrize(
+    ("means", "pattern", "advice"),
+    [
+        ([10] * 60, "idle", "shrink"),
+        ([900] * 57 + [600] * 3, "steady", "reserved"),
+        ([400, 500] * 30, "steady", "keep"),
+        (([950] * 4 + [30] * 6) * 6, "bursty", "on-demand"),  # 40 % in the mean, all or nothing
+    ],
+)
+def test_a_pattern_says_what_to_pay_for(means: list[int], pattern: str, advice: str) -> None:
+    told = of_cpu(*means)
+    assert (told.by, told.pattern, told.advice) == ("cpu", pattern, advice)
+    assert f"cpu {told.signals['cpu'].mean / 10:.0f} % busy" in told.why
+
+
+def test_nothing_is_told_of_a_node_that_was_hardly_seen() -> None:
+    told = of_cpu(*[1000] * (LEAST - 1))
+    assert (told.pattern, told.advice, told.why) == ("", "", f"{LEAST - 1} of {LEAST} minutes have been seen")
+    assert told.signals["cpu"].mean == 1000
+    assert of_cpu(*[1000] * LEAST).pattern == "steady"
+
+
+def test_a_node_with_devices_goes_by_them() -> None:
+    minutes = [window(START + MINUTE * minute, cpu=900, device=20) for minute in range(LEAST)]
+    told = profile_of("n1", minutes, [])
+    assert (told.by, told.pattern, set(told.signals)) == ("device", "idle", {"cpu", "device"})
+
+
+def test_what_is_busy_by_day_could_be_less_at_night() -> None:
+    """Eight in the morning to eight in the evening, over five days, with some noise."""
+    hours = []
+    for hour in range(5 * 24):
+        busy = 800 if 8 <= hour % 24 < 20 else 100
+        hours.append(window(START + hour * HOUR, cpu=busy + crc32(b"%d" % hour) % 160 - 80))
+    minutes = [window(START + 5 * DAY - MINUTE * back, cpu=100) for back in range(60, 0, -1)]
+    minutes += [window(START + 5 * DAY + MINUTE * more, cpu=800) for more in range(60)]
+    told = profile_of("n1", minutes, hours)
+    assert (told.pattern, told.advice) == ("diurnal", "shrink")
+    assert told.busy == tuple(range(8, 20))
+    assert told.quiet == (*range(20, 24), *range(8))
+    assert "from 20:00 to 08:00 UTC" in told.why
+    assert profile_of("n1", minutes, hours[:30]).pattern == "bursty", "a day and a quarter says nothing of days"
+
+
+def test_what_is_busy_at_random_hours_has_no_pattern_of_the_day() -> None:
+    hours = [window(START + hour * HOUR, cpu=900 * (crc32(b"%d" % hour) & 1)) for hour in range(10 * 24)]
+    minutes = [window(START + MINUTE * minute, cpu=900 * (minute // 7 % 2)) for minute in range(120)]
+    assert profile_of("n1", minutes, hours).pattern == "bursty"
+
+
+def test_the_smoothed_value_follows_in_ten_minutes() -> None:
+    told = of_cpu(*[0] * 30, *[1000] * 10)
+    assert told.signals["cpu"].smoothed == pytest.approx(1000 * (1 - math.exp(-1)), abs=1)
+    assert told.signals["cpu"].last == 1000
+    gap = [window(START, cpu=0), window(START + DAY, cpu=1000)]
+    assert profile_of("n1", gap, []).signals["cpu"].smoothed == 1000, "what was yesterday counts for nothing"
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=100))
+def test_any_use_has_a_profile_within_what_was_seen(means: list[int]) -> None:
+    use = of_cpu(*means).signals["cpu"]
+    for value in (use.last, use.smoothed, use.mean, use.p95):
+        assert min(means) <= value <= use.peak == max(means)
