@@ -309,6 +309,16 @@ def test_wait_gives_up_after_its_timeout(shared: Living) -> None:
     assert shared.poise("wait", *jobs).code == 130
 
 
+def test_a_job_may_begin_later(shared: Living) -> None:
+    job = shared.poise("submit", "--begin", "2s", "--", "true").text.strip()
+    [task] = shared.poise("show", job, "--json").value["tasks"]
+    assert task["status"] == "pending"
+    [reason] = task["reasons"]
+    assert reason.startswith("is not to begin before ")
+    assert shared.poise("wait", job).code == 0
+    assert shared.poise("show", job, "--json").value["tasks"][0]["wait"] < 10**9, "it waited for nobody"
+
+
 def test_of_several_that_are_cancelled_none_starts_in_place_of_another(shared: Living) -> None:
     whole = ("--cpu", str(os.cpu_count()), "--", "sleep", "60")
     runs, *wait = [shared.poise("submit", *whole).text.strip() for _ in range(4)]

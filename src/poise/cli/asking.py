@@ -29,6 +29,7 @@ _FLAGS = [
     click.option("--cpu", metavar="N", help="CPUs for each task, e.g. 4, 0.5 or 500m. [default: 1]"),
     click.option("--memory", metavar="BYTES", help="Memory for each task, reserved and limited, e.g. 8GiB."),
     click.option("--priority", metavar="CLASS", help="urgent, high, medium or low."),
+    click.option("--begin", metavar="TIME", help="Not before: 2h from now, or 2026-12-01T02:00:00Z."),
     click.option("--deadline", metavar="TIME", help="When it must be done: 30m, or 2026-12-01T12:00:00Z."),
     click.option("--expect", metavar="TIME", help="How long it should run, until history knows better."),
     click.option(
@@ -88,7 +89,7 @@ def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
         resources["gpu_model"] = list(flags["gpu_model"])
     if resources:
         spec["resources"] = resources
-    for field in ("priority", "deadline", "expect", "checkpoint", "name", "hang", "lease", "grace"):
+    for field in ("priority", "begin", "deadline", "expect", "checkpoint", "name", "hang", "lease", "grace"):
         if flags[field] is not None:
             spec[field] = flags[field]
     for field in ("workers", "parts", "at_most", "weight"):

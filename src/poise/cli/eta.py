@@ -175,11 +175,15 @@ def _moment(at: float, eta: "Eta") -> str:
 
 def _notes(told: "Etas") -> list[str]:
     known = ", ".join(f"{source} ({count})" for source, count in sorted(told.sources.items())) or "nothing"
+    more = "else" if told.coming else "more"
     notes = [
         f"poise: {told.futures} futures of {told.units} units as `{told.policy}` decides, in {told.seconds:.1f} s; "
         f"run times from {known}",
-        "poise: taken for granted: nothing more is submitted, and nodes stay as they are",
+        f"poise: taken for granted: nothing {more} is submitted, and nodes stay as they are",
     ]
+    for one in told.coming:
+        again = f"poise: `{one.name}` came {one.seen} times, every {format_duration(one.every)}"
+        notes.append(f"{again}: taken to come again, next in {format_duration(one.next)}")
     if told.futures < told.asked:
         notes.append(f"poise: there was no time for {told.asked - told.futures} more futures; `--budget` gives more")
     if told.left_out:

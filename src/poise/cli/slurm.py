@@ -57,6 +57,15 @@ def _array(text: str) -> str:
     return f"sweep=i={which.replace('-', '..')}{limit}"
 
 
+def _begin(text: str) -> str:
+    """`now+1hour`: a bare number is of seconds. A time of the day has no zone, and is not told."""
+    later = re.fullmatch(r"now\+([0-9]+)(?:(s|m|h|d|w)[a-z]*)?", text)
+    if later is None:
+        raise ValueError(text)
+    count, unit = int(later[1]), later[2] or "s"
+    return f"begin={7 * count}d" if unit == "w" else f"begin={count}{unit}"
+
+
 def _gpus(text: str) -> str:
     words = text.removeprefix("gpu:").split(":")
     model = f" gpu_model={words[0]}" if len(words) > 1 else ""
@@ -74,6 +83,7 @@ _OF_SLURM: dict[str, Callable[[str], str]] = {
     "time": lambda text: f"expect={_time(text)}",
     "job-name": lambda text: f"name={shlex.quote(text)}",
     "array": _array,
+    "begin": _begin,
 }
 """What it takes to say the same here. The time is a limit there; here it is what is expected."""
 

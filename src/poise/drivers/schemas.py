@@ -111,6 +111,7 @@ _FORMS: dict[str, Schema] = {
         "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
         "additionalProperties": {"type": ["string", "number", "null"]},
     },
+    "begin": {"anyOf": [_MOMENT, {"type": "null"}]},
     "deadline": {"anyOf": [_MOMENT, {"type": "null"}]},
     "expect": {"anyOf": [_DURATION, {"type": "null"}]},
     "hang": _DURATION,
@@ -293,6 +294,7 @@ MEANING = {
     "resources": "What one task takes while it runs. See below.",
     "env": "Environment variables. `null` takes the value from whoever submits.",
     "priority": "Class of the task. In a graph, the job's class holds where a task names none. `medium` by default.",
+    "begin": "Not before: a time from submission (`2h`) or a moment with its zone (`2026-12-01T02:00:00Z`).",
     "deadline": "A time from submission (`30m`) or a moment with its zone (`2026-12-01T12:00:00Z`).",
     "expect": "How long it should run, until finished runs of its class say more. Of an elastic gang: with its least "
     "workers. It says nothing of the `merge`.",

@@ -13,6 +13,7 @@ uncertainty counts. What runs already is drawn from the runs that take longer th
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import exp, log, sqrt
 from random import Random
 from statistics import NormalDist
@@ -28,10 +29,10 @@ from poise.model.fleet import Fleet, model_under
 from poise.model.jobs import ALL, Priority
 from poise.model.profiles import ENOUGH_RUNS, Estimate
 from poise.model.resources import Node
-from poise.model.workload import Steady, Truth
+from poise.model.workload import Arrival, Steady, Truth
 from poise.policy.predict import Speeds
 from poise.policy.suites import ClusterPolicy
-from poise.units import DAY, SECOND
+from poise.units import DAY, MINUTE, SECOND
 
 LATEST = 200
 """Past runs of a class that are looked at: the latest."""
@@ -45,6 +46,23 @@ FEW = 8
 
 HORIZON = 400 * DAY
 """How far a future is followed: whatever has not happened by then is taken to never happen."""
+
+AGAIN = 3
+"""Gaps between jobs of one kind that are alike, for it to be taken for one that comes again: once is chance, and twice
+may be."""
+
+REGULAR = 0.1
+"""Of the gap, the mean deviation that is still regular: what a person starts every morning is within 2 hours of 24."""
+
+OFTEN = MINUTE
+"""What comes more often is a stream, and not so many appointments."""
+
+DEVIATIONS = 1.25
+"""Standard deviations of a normal distribution in one of its mean deviations: the square root of pi / 2."""
+
+AHEAD = 7 * DAY
+MOST_COMING = 100
+"""For so long, and so many units of them in all, jobs that come again are foreseen."""
 
 USUAL = 0.8
 """The mean deviation of the logarithms of a class's run times, where none has run often enough to tell: that of a
@@ -161,11 +179,51 @@ class Longer:
         return self._errors.draw(chance, max(beyond, self._least))
 
 
+class Coming(NamedTuple):
+    """A job that comes again and again: every so many nanoseconds, give or take a mean `deviation`, since it came at an
+    instant (`last`); `seen` times so far. The `job` is the latest of its kind.
+    """
+
+    name: str
+    job: JobState
+    last: int
+    every: int
+    deviation: int
+    seen: int
+
+
+def recurring(ledger: Ledger, now: int) -> list[Coming]:
+    """Which jobs come again and again, of those that the ledger remembers: jobs of one tenant, of one name or, without
+    one, of the same classes. They do if `AGAIN` gaps or more lie close to their median, and not two of these have gone
+    by since.
+    """
+    kinds: dict[tuple[str, ...], list[JobState]] = {}
+    for job in ledger.jobs.values():
+        if job.calls is None:
+            of = (job.name,) if job.name else ("", *(unit.spec.kind for unit in job.units))
+            kinds.setdefault((job.tenant, *of), []).append(job)
+    found = []
+    for jobs in kinds.values():
+        came = [job.submitted for job in jobs][-LATEST:]
+        gaps = sorted(after - before for before, after in pairwise(came))
+        if len(gaps) < AGAIN or not any(kind for job in jobs[-1:] for kind in (job.name, job.units[0].spec.kind)):
+            continue
+        every = gaps[len(gaps) // 2]
+        deviation = sum(abs(gap - every) for gap in gaps) // len(gaps)
+        if every >= OFTEN and deviation <= REGULAR * every and now < came[-1] + 2 * every:
+            name = jobs[-1].name or jobs[-1].units[0].spec.kind
+            found.append(Coming(name, jobs[-1], came[-1], every, deviation, len(jobs)))
+    return found
+
+
 class Drawn(NamedTuple):
-    """What the unfinished units of a ledger really have to do in one future, and what of it is done, by unit."""
+    """What the unfinished units of a ledger really have to do in one future, and what of it is done, by unit; and what
+    arrives in it, at nanoseconds from now.
+    """
 
     truths: dict[str, Truth]
     progress: dict[str, float]
+    arrivals: tuple[Arrival, ...] = ()
 
 
 class _Prospect(NamedTuple):
@@ -190,8 +248,8 @@ class _Prospect(NamedTuple):
 
 class Draws:
     """What there is to be drawn of unfinished `jobs` of a ledger as of `now`, with the rates of a throughput table; for
-    nodes that may have `joined`, too. `sources` counts units by where what is foreseen of them comes from; `guesses`
-    are the classes of which nothing is known.
+    nodes that may have `joined`, and of jobs that are `coming` again, too. `sources` counts units by where what is
+    foreseen of them comes from; `guesses` are the classes of which nothing is known.
     """
 
     def __init__(
@@ -201,6 +259,7 @@ class Draws:
         throughputs: Mapping[str, float],
         jobs: Iterable[str],
         joined: Sequence[Node] = (),
+        coming: Sequence[Coming] = (),
     ) -> None:
         self.sources: Counter[str] = Counter()
         self.guesses: set[str] = set()
@@ -222,6 +281,12 @@ class Draws:
             if not unit.over
         ]
         self._kinds = sorted({prospect.unit.spec.kind for prospect in self._prospects})
+        known, guesses = self.sources.copy(), self.guesses.copy()
+        self._coming = [
+            (one, [self._prospect(one.job, UnitState(unit.spec, one.job.id, 0, unit.queue)) for unit in one.job.units])
+            for one in coming
+        ]
+        self.sources, self.guesses = known, guesses  # these are of what is there
 
     def draw(self, random: Random) -> Drawn:
         """One future. What is not known of a class is the same for all of its units, and they are long or brief
@@ -235,7 +300,22 @@ class Draws:
             own, failing, where = random.gauss(0.0, 1.0), random.random(), random.random()
             chance = _NORMAL.cdf(sqrt(together) * of_class[unit.spec.kind] + sqrt(1 - together) * own)
             truths[unit.id], progress[unit.id] = _truth(prospect, min(chance, 1 - 1e-9), failing, where)
-        return Drawn(truths, progress)
+        return Drawn(truths, progress, tuple(sorted(self._arrivals(random), key=_at)))
+
+    def _arrivals(self, random: Random) -> Iterator[Arrival]:
+        """What comes again, each at its time give or take what it was off before; no sooner than now."""
+        for one, prospects in self._coming:
+            at = one.last
+            for _ in range(max(1, MOST_COMING // (len(self._coming) * len(prospects)))):
+                at = max(self._now, at + max(OFTEN, round(random.gauss(one.every, one.deviation * DEVIATIONS))))
+                if at > self._now + AHEAD:
+                    break
+                truths = {}
+                for prospect in prospects:
+                    chance, failing, where = random.random(), random.random(), random.random()
+                    truths[prospect.unit.spec.name] = _truth(prospect, min(chance, 1 - 1e-9), failing, where)[0]
+                units = tuple(unit.spec for unit in one.job.units)
+                yield Arrival(at=at - self._now, units=units, truths=truths, tenant=one.job.tenant)
 
     def _look_back(self, unlearned: Speeds) -> None:
         """What past work took, and how wrong its users were."""
@@ -467,6 +547,8 @@ def run_future(
     twin = Twin(policy, settings, observe=observe, ledger=ledger, truths=drawn.truths, progress=drawn.progress, at=now)
     open_units = [unit for unit in (ledger.unit(name) for name in until) if unit is not None]
     twin.add_nodes(_there(ledger, change))
+    for arrival in drawn.arrivals:
+        twin.arrive(arrival)
     for name in change.lost:
         twin.lose(name, 0, detected_after=0)
 
@@ -493,6 +575,10 @@ def run_future(
         rounds=twin.rounds,
         whole=watch(),
     )
+
+
+def _at(arrival: Arrival) -> int:
+    return arrival.at
 
 
 def _there(ledger: Ledger, change: Change) -> Iterator[Node]:

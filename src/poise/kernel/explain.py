@@ -227,7 +227,8 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
 def _back(unit: UnitState, now: int) -> list[Reason]:
     """Why it may not be placed before its `free_at`."""
     delay = unit.not_before - now
-    return [*([Reason(code="BACKOFF", need=format_duration(delay))] if delay > 0 else []), *leased(unit, now)]
+    code = "BACKOFF" if unit.epoch or not unit.spec.begin else "BEGINS"
+    return [*([Reason(code=code, need=format_duration(delay))] if delay > 0 else []), *leased(unit, now)]
 
 
 def turn_of(job: JobState, unit: UnitState) -> list[Reason]:

@@ -1428,6 +1428,9 @@ class Ledger:
     # --- pending -----------------------------------------------------------------------------------------------------
 
     def _make_pending(self, unit: UnitState, at: int) -> None:
+        begins = self._state.jobs[unit.job].submitted + unit.spec.begin
+        if unit.spec.begin and at < begins:
+            unit.not_before, at = max(unit.not_before, begins), begins
         unit.status, unit.ready = "pending", at
         self._index_pending(unit)
 

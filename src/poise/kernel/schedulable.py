@@ -160,7 +160,8 @@ def bounds(view: Snapshot, compiled: Compiled) -> tuple[list[Bound], list[Unit]]
             for of, amount in enumerate(_work_of(units[name], runs[name])):
                 amounts[of] += amount
         work = max(amount // of if of else 0 for amount, of in zip(amounts, total, strict=True))
-        found.append(Bound(deadline, compiled.due_by[last], max(path, work), len(due)))
+        least = units[last].begin + max(path, work)
+        found.append(Bound(deadline, compiled.due_by[last], least, len(due)))
     return found, list(due.values())
 
 

@@ -51,6 +51,7 @@ REASONS = {
     "AT_MOST": "waits for its turn: at most {need} of the task's parts run at once",
     "LEASE": "may still run on {subject} until its lease ends in {need}",
     "BACKOFF": "is tried again in {need}",
+    "BEGINS": "is not to begin before {need} from now",
     "BEHIND": "waits behind {subject}, which came first",
     "KEPT": "room there is kept for it",
     "RESERVED": "room is kept for {need}, which comes first",

@@ -145,14 +145,14 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What is placed together: one task, or the tasks of a gang. All tasks of a unit have one shape.
 
-    `needs` names units of the same job. `kind` is the class by which run times are learned. `deadline` in nanoseconds
-    after submission, `expect` in nanoseconds (0: not said). An elastic unit starts with `least` tasks or more (0: all).
-    `artifact` names its own artifact where it has several, `variants` the others; the placer chooses one. `checkpoint`
-    is how often the work saves itself (0: never, so that all it did is lost when it ends) and `restore` what coming
-    back costs, in nanoseconds; `preemptible` whether it may be asked to yield. `weight` is its business weight in
-    thousandths. Of the parts of one task that have an `at_most` so many are placed at once (0: any number). Its
-    commands say at least every `hang` nanoseconds that they get on (0: they say nothing). Of what has an exclusive
-    `lease` no two copies run at once, whatever happens to its node.
+    `needs` names units of the same job. `kind` is the class by which run times are learned. `begin` (not before) and
+    `deadline` in nanoseconds after submission, `expect` in nanoseconds (0: not said). An elastic unit starts with
+    `least` tasks or more (0: all). `artifact` names its own artifact where it has several, `variants` the others; the
+    placer chooses one. `checkpoint` is how often the work saves itself (0: never, so that all it did is lost when it
+    ends) and `restore` what coming back costs, in nanoseconds; `preemptible` whether it may be asked to yield. `weight`
+    is its business weight in thousandths. Of the parts of one task that have an `at_most` so many are placed at once
+    (0: any number). Its commands say at least every `hang` nanoseconds that they get on (0: they say nothing). Of what
+    has an exclusive `lease` no two copies run at once, whatever happens to its node.
     """
 
     name: str
@@ -160,6 +160,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     shape: Shape = Shape()
     needs: tuple[str, ...] = ()
     priority: Priority = Priority.MEDIUM
+    begin: int = 0
     deadline: int = 0
     expect: int = 0
     retry: Retry = RETRY

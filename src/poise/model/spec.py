@@ -199,6 +199,7 @@ class JobSpec(TaskSpec, forbid_unknown_fields=True):
     name: str = ""
     folder: str = ""
     after: list[str] = []
+    begin: Quantity | None = None
     calls: bool = False
     tasks: dict[str, TaskSpec] = {}
 
@@ -281,13 +282,22 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], tenant: str,
     for index, other in enumerate(top.after):
         found.get(None, check_text, other, f"after[{index}]")
     env = _environment(top.env, "env", found)
-    deadline = found.get(0, _deadline, top.deadline, "deadline", wall)
+    deadline = found.get(0, _time_to, top.deadline, "deadline", wall)
+    begin = found.get(0, _time_to, top.begin, "begin", wall)
     inherited = _Defaults(top.priority or "medium", deadline, wall, top.name, cut, tenant)
     due_by: dict[str, str] = {}
     if top.kind == "graph" or (top.tasks and found.doubts("kind")):
         units = _graph_units(top, inherited, due_by, found)
     else:
         units = _job_units(top, env, inherited, found)
+    if begin:
+        units = [msgspec.structs.replace(unit, begin=begin) for unit in units]
+        for unit in units:
+            if 0 < unit.deadline <= begin:
+                field, have = due_by.get(unit.name, "deadline"), format_duration(unit.deadline)
+                need = f"later than its `begin`, in {format_duration(begin)}"
+                found.add(SpecError("it may only begin when it is late already", field=field, need=need, have=have))
+                break
     due_by |= {unit.name: "deadline" for unit in units if unit.deadline and unit.name not in due_by}
     after = tuple(dict.fromkeys(top.after))
     return Compiled(
@@ -329,6 +339,7 @@ _EXAMPLES = {
     "gpu": "gpu: 1",
     "gpu_memory": "gpu_memory: 12GiB",
     "priority": "priority: high",
+    "begin": "begin: 2h",
     "deadline": "deadline: 30m",
     "expect": "expect: 10m",
     "gpu_share": "gpu_share: 0.5",
@@ -659,7 +670,7 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         priority=Priority[(spec.priority or inherited.priority).upper()],
         deadline=0
         if spec.deadline is None
-        else found.get(0, _deadline, spec.deadline, f"{field}deadline", inherited.wall),
+        else found.get(0, _time_to, spec.deadline, f"{field}deadline", inherited.wall),
         expect=found.get(0, _duration, spec.expect, f"{field}expect") if spec.expect is not None else 0,
         retry=RETRY if spec.retry is None else _retry(spec.retry, f"{field}retry", found),
         kind=class_of_tenant(kind, inherited.tenant),
@@ -1008,7 +1019,7 @@ def _hang(value: Quantity, field: str) -> int:
     return hang
 
 
-def _deadline(value: Quantity | None, field: str, wall: float) -> int:
+def _time_to(value: Quantity | None, field: str, wall: float) -> int:
     """Nanoseconds from submission, from `30m` or `2026-12-01T12:00:00+01:00`; 0 for none."""
     if value is None:
         return 0
@@ -1024,11 +1035,13 @@ def _deadline(value: Quantity | None, field: str, wall: float) -> int:
             raise SpecError("the moment has no time zone", code="E103", field=field, have=value, hint=hint)
         left = int((moment - datetime.fromtimestamp(wall, UTC)).total_seconds() * SECOND)
         if left > MAX_DURATION:
-            raise SpecError("the deadline is absurd", code="E103", field=field, have=value, need="within ten years")
+            raise SpecError("the moment is too far away", code="E103", field=field, have=value, need="within ten years")
     else:
         left = _duration(value, field)
     if left <= 0:
+        code = "E108" if field.endswith("deadline") else "E103"
         raise SpecError(
-            "the deadline has passed already", code="E108", field=field, have=shown(value), need="a time to come"
-        )
+            f"the {field.rpartition('.')[2]} has passed already", code=code, field=field, have=shown(value),
+            need="a time to come",
+        )  # fmt: skip
     return left

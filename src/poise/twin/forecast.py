@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from poise.engine.futures import UNCHANGED, Change, Draws, Happened, run_future
+from poise.engine.futures import UNCHANGED, Change, Draws, Happened, recurring, run_future
 from poise.errors import InputError
 from poise.kernel.controller import ROUND, Settings
 from poise.kernel.ledger import JobState, Ledger, units_status
@@ -64,10 +64,22 @@ class Eta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fails: int = 0
 
 
+class Again(msgspec.Struct, frozen=True):
+    """A job that comes again and again: its name or class, the nanoseconds between two, how often it came, and in how
+    many nanoseconds it is due next.
+    """
+
+    name: str
+    every: int
+    seen: int
+    next: int
+
+
 class Etas(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Forecasts as of a revision and a moment (seconds since 1970): from so many `futures`, of so many `asked`, that
     took so many `seconds`. In each were `units` units; `left_out` more were not looked at. `sources` counts units by
-    where their run times come from, `guesses` are the classes of which nothing is known.
+    where their run times come from, `guesses` are the classes of which nothing is known; `coming` are jobs that come
+    again and again, and do in the futures.
     """
 
     revision: int
@@ -81,6 +93,7 @@ class Etas(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     left_out: int = 0
     sources: dict[str, int] = {}
     guesses: tuple[str, ...] = ()
+    coming: tuple[Again, ...] = ()
 
 
 class Target(NamedTuple):
@@ -119,7 +132,8 @@ class Futures:
         joined: Sequence[Node] = (),
     ) -> None:
         self.kept, self.left_out = _first(ledger, most, frozenset(keep))
-        self.draws = Draws(ledger, now, settings.throughputs, self.kept, joined)
+        self.coming = recurring(ledger, now)
+        self.draws = Draws(ledger, now, settings.throughputs, self.kept, joined, self.coming)
         self.now = now
         self.units = sum(not unit.over for job in self.kept for unit in ledger.jobs[job].units)
         self._settings = settings
@@ -192,6 +206,9 @@ def foresee(
         left_out=futures.left_out,
         sources=dict(futures.draws.sources),
         guesses=tuple(sorted(futures.draws.guesses)),
+        coming=tuple(
+            Again(one.name, one.every, one.seen, max(0, one.last + one.every - now)) for one in futures.coming
+        ),
         jobs=tuple(_eta(target, seen, now) for target in targets),
     )
 

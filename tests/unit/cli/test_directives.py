@@ -112,6 +112,8 @@ def test_what_the_scheduler_refuses_is_told_with_its_line(tmp_path: Path) -> Non
         ("--array=0-99%4", "parts=100 at_most=4"),
         ("--array=1-9:2", "sweep=i=1..9:2"),
         ("--ntasks=4 --partition=long", "workers=4"),
+        ("--begin=now+2hours -n 2", "begin=2h workers=2"),
+        ("--begin=now+90 --begin=16:00", "begin=90s"),
     ],
 )
 def test_slurms_lines_are_told_and_not_obeyed(line: str, same: str) -> None:

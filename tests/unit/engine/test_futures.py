@@ -5,11 +5,11 @@ from random import Random
 import msgspec
 import pytest
 
-from poise.engine.futures import Change, Draws, Seen, Unseen, run_future
+from poise.engine.futures import MOST_COMING, Change, Draws, Seen, Unseen, recurring, run_future
 from poise.kernel.controller import Settings
 from poise.model.workload import Steady, Truth
 from poise.policy.suites import policy_named
-from poise.units import SECOND
+from poise.units import HOUR, MINUTE, SECOND
 from unit.engine.test_twin import Run, arrival, node
 
 
@@ -97,6 +97,46 @@ def test_a_future_goes_on_from_now() -> None:
     assert gone.ended == {}
     first = run_future(state, policy, Settings(), draws.draw(Random(3)), now, until=["j10.main"])  # noqa: S311
     assert set(first.ended) == {"j10.main"}
+
+
+def came(*at: float, seconds: float = 60.0) -> tuple[Run, int]:
+    """One device; a job at each of these instants, and the world stopped a minute after the last."""
+    run = Run("fifo", [node("n1")], [arrival(each, seconds) for each in at])
+    run.twin.run(int((at[-1] + 60) * SECOND))
+    return run, run.twin.began + run.twin.now
+
+
+def test_what_came_every_hour_comes_again() -> None:
+    run, now = came(0, 3600, 7230, 10800, 14390)
+    [hourly] = recurring(run.twin.ledger, now)
+    assert (hourly.name, hourly.seen) == ("work", 5)
+    assert hourly.every == pytest.approx(3600 * SECOND, rel=0.02)
+    assert recurring(run.twin.ledger, now + 3 * HOUR) == [], "two of them did not come"
+    draws = Draws(run.twin.ledger, now, {}, [], coming=[hourly])
+    drawn = draws.draw(Random(3))  # noqa: S311
+    assert len(drawn.arrivals) == MOST_COMING
+    assert drawn.arrivals[0].at == pytest.approx(59 * MINUTE, abs=5 * MINUTE)
+    pace = drawn.arrivals[0].truths["main"].pace
+    assert isinstance(pace, Steady)
+    assert pace.seconds == pytest.approx(60, rel=0.5)
+    assert not draws.sources, "these are of what is there"
+    state = run.twin.ledger.encode()
+    happened = run_future(state, policy_named("fifo"), Settings(), drawn, now)
+    assert len(happened.ended) == MOST_COMING
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        (0, 3600, 7200),  # twice is chance
+        (0, 3600, 3700, 14000, 14400),  # at no regular times
+        (0, 1, 2, 3, 4, 5),  # a stream
+        (0, 0, 0, 0, 0),  # all at once
+    ],
+)
+def test_what_came_without_order_is_not_foreseen(at: tuple[float, ...]) -> None:
+    run, now = came(*at)
+    assert recurring(run.twin.ledger, now) == []
 
 
 def test_what_users_declare_is_corrected_by_how_wrong_they_were() -> None:

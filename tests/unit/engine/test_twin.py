@@ -60,6 +60,13 @@ def test_first_come_first_served_by_hand() -> None:
     assert run.ends() == {"j1": 10, "j2": 15, "j3": 16}
 
 
+def test_what_is_not_to_begin_yet_lets_others_go_first_and_waits_for_nothing() -> None:
+    """One device: 10 s not before 30, then 15 s at once, and 20 s at 29, which find it free and in use."""
+    run = Run("fifo", [node("n1")], [arrival(0, 10, begin=30 * SECOND), arrival(1, 15), arrival(29, 20)])
+    assert run.ends() == {"j2": 16, "j3": 49, "j1": 59}
+    assert run.twin.ledger.jobs["j1"].units[0].ready == run.twin.began + 30 * SECOND, "it waited from then on"
+
+
 def test_shortest_first_by_hand() -> None:
     run = Run("sjf", [node("n1")], [arrival(0, 10), arrival(1, 5), arrival(2, 1)])
     assert run.ends() == {"j1": 10, "j3": 11, "j2": 16}

@@ -11,7 +11,7 @@ from poise.model.events import JobSubmitted, decode_event, encode_event
 from poise.model.jobs import Job, Priority, Task, Unit, Variant, Work
 from poise.model.resources import Shape, Wants
 from poise.model.spec import Compiled, Cut, compile_spec
-from poise.units import MINUTE, SECOND
+from poise.units import HOUR, MINUTE, SECOND
 
 WALL = 1_700_000_000.0  # 2023-11-14T22:13:20Z
 
@@ -95,6 +95,29 @@ def test_the_graphs_deadline_holds_for_its_ends_and_priority_for_all() -> None:
 def test_an_absolute_deadline_counts_from_submission() -> None:
     assert compiled(run="x", deadline="2023-11-14T22:14:20Z").units[0].deadline == 60 * SECOND
     assert compiled(run="x", deadline="2023-11-14T23:14:20+01:00").units[0].deadline == 60 * SECOND
+
+
+def test_a_job_may_begin_later() -> None:
+    assert {unit.begin for unit in compiled(run="x", begin="2h", parts=2).units} == {2 * HOUR}
+    assert compiled(run="x", begin="2023-11-14T22:14:20Z").units[0].begin == 60 * SECOND
+    tasks = {"a": {"run": "x"}, "b": {"run": "x", "needs": ["a"]}}
+    assert {unit.begin for unit in compiled(kind="graph", begin="1m", tasks=tasks).units} == {MINUTE}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "message"),
+    [
+        ({"begin": "2020-01-01T00:00:00Z"}, "begin", "the begin has passed already"),
+        ({"begin": "soon"}, "begin", ""),
+        ({"begin": "2h", "deadline": "1h"}, "deadline", "it may only begin when it is late already"),
+        ({"kind": "graph", "tasks": {"a": {"run": "x", "begin": "1h"}}}, "tasks.a", ""),
+    ],
+)
+def test_a_begin_that_cannot_be_is_refused(fields: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        compiled(**{"run": "x"} | fields if "tasks" not in fields else fields)
+    assert caught.value.record.field.startswith(field)
+    assert message in str(caught.value)
 
 
 def test_classes_name_what_is_learned_together() -> None:

@@ -1,6 +1,7 @@
 """When jobs start and end: futures of a ledger, and forecasts of a log compared with what came."""
 
 import time
+from typing import Any
 
 import msgspec
 import pytest
@@ -8,9 +9,10 @@ import pytest
 from poise.errors import InputError
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import Ledger
+from poise.model.workload import Arrival
 from poise.policy.suites import policy_named
 from poise.twin.forecast import Bounds, Etas, Futures, Range, Target, check, followed, foresee, range_of
-from poise.units import SECOND
+from poise.units import HOUR, SECOND
 from unit.engine.test_futures import stopped
 from unit.engine.test_twin import Run, arrival, node
 
@@ -40,6 +42,47 @@ def test_what_waits_starts_when_what_runs_has_ended() -> None:
     assert (told.futures, told.units, told.sources, told.left_out) == (20, 3, {"history": 3}, 0)
     assert etas(run, now, "j10", "j11").jobs == told.jobs  # the same seed
     run.twin.ledger.check()
+
+
+def test_what_comes_again_is_part_of_what_is_to_come() -> None:
+    """An hourly job of half an hour, the fifth of which runs for nineteen minutes more, and two of fifty minutes that
+    wait. Shortest first: the next hourly one, in 49 minutes, goes before the second of these.
+    """
+    hourly = [arrival(3600 * each, 1800.0) for each in range(5)]
+    others = [changed(arrival(4 * 3600 + 600, 3000.0), kind="other") for _ in range(2)]
+    run = Run("fifo", [node("n1")], [*hourly, *others])
+    run.twin.run((4 * 3600 + 660) * SECOND)
+    now, ledger = run.twin.began + run.twin.now, run.twin.ledger
+    told = foresee(
+        ledger, policy_named("sjf"), Settings(), now, [Target(ledger.jobs["j7"], ("j7.main",), "j7")], bounds=FEW
+    )
+    [again] = told.coming
+    assert (again.name, again.seen) == ("work", 5)
+    assert again.next == (3600 - 660) * SECOND
+    assert seconds(told.jobs[0].start)[1] == pytest.approx(1140 + 3000 + 1800, rel=0.15)
+    alone = msgspec.structs.replace(ledger.jobs["j4"], name="renamed")
+    ledger.jobs["j4"] = alone
+    again_not = foresee(
+        ledger, policy_named("sjf"), Settings(), now, [Target(ledger.jobs["j7"], ("j7.main",), "j7")], bounds=FEW
+    )
+    assert again_not.coming == ()
+    assert seconds(again_not.jobs[0].start)[1] == pytest.approx(1140 + 3000, rel=0.15)
+
+
+def test_a_job_that_is_announced_takes_its_place_when_it_begins() -> None:
+    """It is submitted first, for an hour from now, and then goes before what comes meanwhile."""
+    announced = changed(arrival(0, 600.0), begin=HOUR)
+    jobs = [announced, *(arrival(1, 1500.0) for _ in range(4))]
+    run = Run("sjf", [node("n1")], jobs)
+    run.twin.run(60 * SECOND)
+    now = run.twin.began + run.twin.now
+    told = etas(run, now, "j1")
+    assert told.jobs[0].start is not None
+    assert min(seconds(told.jobs[0].start)) >= 3600 - 60
+
+
+def changed(job: Arrival, **fields: Any) -> Arrival:
+    return msgspec.structs.replace(job, units=tuple(msgspec.structs.replace(one, **fields) for one in job.units))
 
 
 def test_nothing_that_was_asked_is_changed() -> None:
