@@ -50,7 +50,7 @@ def eta(
     from poise.twin.forecast import BUDGET, FUTURES, Bounds, foresee
 
     ledger, now = known_now(home)
-    targets = [target_of(ledger, name) for name in jobs] or _unfinished(ledger)
+    targets = [target_of(ledger, name) for name in dict.fromkeys(jobs)] or _unfinished(ledger)
     if not targets:
         return output.show(lambda: Shown([], [], [], nothing="poise: nothing is unfinished"), form, False)
     policy, settings = deciding(ledger)
