@@ -119,6 +119,7 @@ class World:
         self.started: dict[Attempt, int] = {}
         self._requests = 0
         self._serials = 0
+        self._checked: tuple[Ledger, int] | None = None
         self._perform(self.controller.begin(self.now, boot="boot", boottime=self.now, wall=WALL))
 
     @property
@@ -388,7 +389,13 @@ class World:
                 case Checkpoint():
                     pass
         if self.check:
+            self._check()
+
+    def _check(self) -> None:
+        """All invariants, once for what events have made of the ledger: what brings none leaves it as it was."""
+        if self._checked is None or self._checked[0] is not self.ledger or self._checked[1] != self.ledger.revision:
             self.ledger.check()
+            self._checked = self.ledger, self.ledger.revision
 
     def _append(self, append: Append) -> Sequence[Effect]:
         if append.expected != len(self.log):

@@ -1802,8 +1802,9 @@ class Ledger:
                 self._check_unit(unit)
             if job.calls is not None:
                 self._check_calls(job, job.calls)
-        again = Ledger.decode(self.encode())
-        _hold(again.encode() == self.encode(), "the state does not survive encoding")
+        encoded = self.encode()
+        again = Ledger.decode(encoded)
+        _hold(again.encode() == encoded, "the state does not survive encoding")
         for index in (
             "_units",
             "_tasks",
