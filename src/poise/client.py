@@ -5,7 +5,6 @@ connection is tried again for `patience` seconds before `Unreachable` is raised,
 one.
 """
 
-import asyncio
 import contextlib
 import http.client
 import os
@@ -440,6 +439,7 @@ class AsyncClient:
 
     async def _ask(self, question: Callable[[Client], T]) -> T:
         """In a thread, on a connection of its own: several may be under way."""
+        import asyncio  # here, since commands need none, and it is the dearest of what they would import
 
         def ask() -> T:
             client = Client(self.home, patience=self._patience)
@@ -495,6 +495,8 @@ class AsyncClient:
 
     async def logs(self, name: str, *, task: str = "", follow: bool = False) -> AsyncIterator[LogLine]:
         """Pieces of output, and an end."""
+        import asyncio
+
         client = Client(self.home, patience=self._patience)
         pieces = client.logs(name, task=task, follow=follow)
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:

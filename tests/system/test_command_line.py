@@ -494,11 +494,27 @@ def test_no_command_imports_what_it_does_not_need() -> None:
     assert not modules("import poise.control.__main__") & heavy
 
 
-def modules(code: str) -> set[str]:
+def modules(code: str, **environ: str) -> set[str]:
     done = subprocess.run(
-        [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"{code}; import sys; print(*sys.modules, file=sys.stderr)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **environ},
     )
-    return set(done.stdout.split())
+    return set(done.stderr.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    "command", ["ls", "show seen", "logs seen", "nodes", "explain seen", "status", "up", "submit -- true"]
+)
+def test_a_command_that_asks_the_control_plane_imports_nothing_to_decide_with(shared: Living, command: str) -> None:
+    if not any(job.name == "seen" for job in shared.client().jobs(everything=True)):
+        assert shared.poise("run", "--name", "seen", "--", "true").code == 0
+    code = f"from poise.cli.main import main; assert main({command.split()}) == 0"
+    loaded = modules(code, **shared.environment())
+    assert "poise.client" in loaded
+    assert not loaded & {"numpy", "asyncio", "sqlite3", "poise.kernel.ledger", "poise.policy.suites"}
 
 
 def test_help_starts_within_five_times_of_bare_python() -> None:

@@ -24,12 +24,12 @@ COMMAND_WIDTH = 60
 @output.rows
 def ls(everything: bool, form: str, watch: bool) -> int:
     """List unfinished jobs and the latest finished ones."""
-    from poise.cli import offline
-
     home = current_home()
     if watch or running(home) or supervised(home):
         client = connected(home)
         return output.show(lambda: _jobs_shown(client.jobs(everything=everything)), form, watch)
+    from poise.cli import offline
+
     say(LOGGED)
     return output.show(lambda: _jobs_shown(offline.jobs(home, everything=everything)), form, watch)
 
@@ -65,12 +65,12 @@ def show(job: str, form: str, watch: bool) -> int:
 
     With --watch, until it is over.
     """
-    from poise.cli import offline
-
     home = current_home()
     if watch or running(home) or supervised(home):
         client = connected(home)
         return output.show(lambda: _job_shown(client.job(job)), form, watch)
+    from poise.cli import offline
+
     report = offline.job(home, job)
     say(LOGGED)
     return output.show(lambda: _job_shown(report), form, watch)

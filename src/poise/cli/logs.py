@@ -17,11 +17,13 @@ from poise.model.reports import LogPiece
 @click.argument("job")
 def logs(job: str, follow: bool, task: str, as_json: bool) -> int:
     """Print what JOB (id, name, or JOB.TASK) wrote: its standard output to stdout, its standard error to stderr."""
-    from poise.cli import offline
-
     home = current_home()
-    up = running(home) or supervised(home)
-    lines = connected(home).logs(job, task=task, follow=follow) if up else offline.logs(home, job, task)
+    if running(home) or supervised(home):
+        lines = connected(home).logs(job, task=task, follow=follow)
+    else:
+        from poise.cli import offline
+
+        lines = offline.logs(home, job, task)
     written: dict[tuple[str, int, str], bytes] = {}
     for line in lines:
         if not isinstance(line, LogPiece):

@@ -37,12 +37,12 @@ def nodes(fleet_file: Path | None, form: str, watch: bool) -> int:
             raise click.UsageError("what a file declares does not change: `--fleet` and `--watch` exclude each other")
         declared = [report_of(node) for node in read_fleet(fleet_file).nodes]
         return output.show(lambda: _shown(declared), form, watch)
-    from poise.cli import offline
-
     home = current_home()
     if watch or running(home) or supervised(home):
         client = connected(home)
         return output.show(lambda: _shown(client.nodes()), form, watch)
+    from poise.cli import offline
+
     say(f"{LOGGED}, or this machine as it would join")
     return output.show(lambda: _shown(offline.nodes(home)), form, watch)
 

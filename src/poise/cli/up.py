@@ -15,7 +15,6 @@ from poise.cli.render import LOGGED, print_json, say
 from poise.client import Client, current_home, failure_of
 from poise.config import Home
 from poise.control.start import START_SECONDS, ensure_up, running, supervised
-from poise.drivers.devices import declared_devices
 from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from poise.model.fleetfile import DeclaredFleet
 
 STOP_SECONDS = 15.0
+
+DEFAULT_POLICY = "poise"
 
 LONGEST = 1 * MINUTE
 """Time that a policy may be given for a round: while it thinks, nothing is placed."""
@@ -50,7 +51,7 @@ def own_home() -> Home:
 @click.command()
 @click.option(
     "--policy",
-    default="poise",
+    default=DEFAULT_POLICY,
     show_default=True,
     metavar="NAME|FILE",
     help="Who runs where and when: a policy that ships with Poise, one of an installed package, or a file.",
@@ -97,6 +98,8 @@ def up(
     """
     if fleet_file and no_fleet:
         raise click.UsageError("`--fleet` and `--no-fleet` exclude each other")
+    from poise.drivers.devices import declared_devices
+
     home = own_home()
     declared_devices(home)  # the agent would leave a bad file out; here its mistakes are seen
     name, label = _settle_policy(home, policy)
@@ -192,6 +195,8 @@ def status(form: str) -> int:
 
 def _settle_policy(home: Home, policy: str) -> tuple[str, str]:
     """What the control plane is told, and what it will call it. A user's code is tried here, where errors are seen."""
+    if policy == DEFAULT_POLICY:  # it ships with Poise: nothing to read or to try, and policies are dear to import
+        return policy, policy
     import msgspec
 
     from poise.drivers.plugins import choose, choose_document, is_file
