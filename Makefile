@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SERVERS := prometheus-node-exporter
-ALONE := tests/unit tests/golden tests/faults
+SIMULATED := tests/faults tests/golden tests/unit
+BESIDE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup servers demo test faults fuzz schemathesis lint format bench quality peers docs site clean
 
@@ -27,9 +28,10 @@ servers: setup   ## Debian's packages of the servers that tests talk to, unpacke
 	  || echo "$$package could not be fetched: the tests that need it are skipped" >&2; \
 	done
 
-test: setup servers  ## all tests: those without processes of their own side by side, the others one by one
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ALONE)
-	$(BIN)/python -m pytest $(ALONE:%=--ignore %)
+test: setup servers  ## all tests: in memory, then with real processes, both side by side; then those that time something
+	$(BIN)/python -m pytest $(BESIDE) $(SIMULATED)
+	$(BIN)/python -m pytest $(BESIDE) -m "not timed" $(SIMULATED:%=--ignore %)
+	$(BIN)/python -m pytest -m timed tests/system
 
 faults: setup    ## 12,000 seeds of a simulated fleet in which everything breaks, then planted bugs and a herd (FIRST=1 SEEDS=12000)
 	$(BIN)/poise faults --first $(or $(FIRST),1) --seeds $(or $(SEEDS),12000) --keep .faults

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +26,6 @@ DOCUMENTS = [
 COMMAND_SECONDS = 30
 JOINING_SECONDS = 10.0
 """`poise nodes` is looked at again for so long: nodes join by themselves, and readers need time to type."""
-AT_ONCE = 4
 FREE_COLUMNS = ("CPUS", "DEVICES", "LOAD", "PEAK")
 
 
@@ -97,20 +95,10 @@ def without_columns(text: str) -> str:
     return "".join(lines)
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> dict[Path, str]:
-    """Of each document what is wrong with it. They run beside each other, the long ones first, so that none is left
-    to run alone.
-    """
-    long_first = sorted(DOCUMENTS, key=lambda path: -len(list(steps(path.read_text(encoding="utf-8")))))
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return dict(zip(long_first, pool.map(run_document, long_first), strict=True))
-
-
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
-def test_what_the_document_shows_is_what_happens(document: Path, outcomes: dict[Path, str]) -> None:
-    if outcomes[document]:
-        pytest.fail(outcomes[document], pytrace=False)
+def test_what_the_document_shows_is_what_happens(document: Path) -> None:
+    if difference := run_document(document):
+        pytest.fail(difference, pytrace=False)
 
 
 def run_document(document: Path) -> str:

@@ -310,6 +310,7 @@ def test_only_what_is_durable_is_shown(living: Living) -> None:
 # --- clients that misbehave ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timed
 def test_slow_and_silent_clients_hold_up_nobody(caller: Caller) -> None:
     """Followers that never read, half a request, requests a byte at a time: others are answered, and memory stays."""
     living = caller.living

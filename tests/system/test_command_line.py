@@ -297,6 +297,7 @@ def _type(living: Living, hint: str) -> None:
     assert living.poise(*typed[0].split()).code == 0
 
 
+@pytest.mark.timed
 def test_wait_gives_up_after_its_timeout(shared: Living) -> None:
     jobs = [shared.poise("submit", "--cpu", "0.1", "--", "sleep", "60").text.strip() for _ in range(3)]
     before = time.monotonic()
@@ -517,6 +518,7 @@ def test_a_command_that_asks_the_control_plane_imports_nothing_to_decide_with(sh
     assert not loaded & {"numpy", "asyncio", "sqlite3", "poise.kernel.ledger", "poise.policy.suites"}
 
 
+@pytest.mark.timed
 def test_help_starts_within_five_times_of_bare_python() -> None:
     """The better of twenty runs each, taken in turn: on a busy machine the best run is what the program costs."""
 

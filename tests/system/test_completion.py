@@ -81,6 +81,7 @@ def test_tab_completes_commands_names_and_tasks(busy: Living, shell: str) -> Non
         typed.close()
 
 
+@pytest.mark.timed
 def test_an_answer_is_quick(busy: Living) -> None:
     """The best of several: on a busy machine the best run is what it costs."""
     took = []

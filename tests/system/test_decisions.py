@@ -18,7 +18,7 @@ def lab() -> Iterator[Living]:
     try:
         shutil.copytree(EXAMPLES, living.work / "examples")
         assert living.poise("up", "--port", "0", "--fleet", "examples/fleet.yaml").code == 0
-        up = lambda: sum(node["status"] == "up" for node in living.poise("nodes", "--json").value) == 6  # noqa: E731
+        up = lambda: sum(node.status == "up" for node in living.client().nodes()) == 6  # noqa: E731
         until(up, "all nodes have joined", living.messages)
         yield living
     except BaseException:
@@ -58,7 +58,7 @@ def test_work_is_cut_and_merged_in_order(lab: Living) -> None:
 
     assert parts(submitted(lab, "examples/split.yaml")) == 10
     busy = submitted(lab, "--workers", "7", "--cpu", "8", "--", "sleep", "60")
-    until(lambda: lab.poise("show", busy, "--json").value["status"] == "running", "half is taken", lab.messages)
+    until(lambda: lab.client().job(busy).status == "running", "half is taken", lab.messages)
     assert parts(submitted(lab, "examples/split.yaml")) == 20
     assert sorted(path.name for path in (lab.work / "examples").glob("split.*")) == ["split.yaml"]
     lab.poise("cancel", busy)

@@ -50,7 +50,7 @@ def pair() -> Iterator[Living]:
 
 
 def _up(living: Living) -> int:
-    return sum(node["status"] == "up" for node in living.poise("nodes", "--json").value)
+    return sum(node.status == "up" for node in living.client().nodes())
 
 
 def _running(living: Living) -> int:

@@ -61,7 +61,7 @@ def start(living: Living, *options: str | Path) -> None:
 
 
 def _all_up(living: Living) -> bool:
-    return [name for name, node in sorted(nodes(living).items()) if node["status"] == "up"] == NODES
+    return sorted(node.name for node in living.client().nodes() if node.status == "up") == NODES
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +201,7 @@ def test_nodes_of_an_earlier_fleet_are_forgotten_and_what_ran_there_runs_elsewhe
     done = living.poise("up", "--port", "0", *options)
     assert done.code == 0, done.err
     names = ["left"] if len(options) > 1 else [os.uname().nodename]
-    until(lambda: sorted(nodes(living)) == names, "the others are forgotten", living.messages)
+    until(lambda: [node.name for node in living.client().nodes()] == names, "the others are forgotten", living.messages)
     assert living.client().status().fleet == ("other" if len(options) > 1 else "")
     until(lambda: not set(before) & set(living.tasks()), "the first attempt is ended", living.messages)
     diary.release()
@@ -215,7 +215,7 @@ def test_nodes_of_an_earlier_fleet_are_forgotten_and_what_ran_there_runs_elsewhe
 
 def test_this_machine_is_forgotten_when_a_fleet_takes_its_place(living: Living) -> None:
     living.up()
-    until(lambda: nodes(living), "it has joined", living.messages)
+    until(lambda: living.client().nodes(), "it has joined", living.messages)
     assert living.poise("submit", "--name", "long", "--", "sleep", "600").code == 0
     before = until(living.tasks, "it runs", living.messages)
     assert living.poise("down", "--leave").code == 0

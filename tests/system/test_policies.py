@@ -157,6 +157,7 @@ def test_a_policy_that_prints_is_not_misread(living: Living, packages: Path) -> 
     assert "x" * 10_000 in living.messages()
 
 
+@pytest.mark.timed
 def test_the_control_plane_answers_while_a_policy_thinks(living: Living, packages: Path) -> None:
     start(living, packages, "spins", "--decide-within", "5s")
     client = living.client()
