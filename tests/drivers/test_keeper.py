@@ -265,6 +265,7 @@ def boottime(ahead: int) -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) + ahead
 
 
+@pytest.mark.timed
 def test_a_command_is_killed_at_its_deadline_although_nobody_is_there(connect: Open, tmp_path: Path) -> None:
     line = connect()
     began = time.monotonic()
@@ -608,6 +609,7 @@ def test_the_journal_is_bounded(connect: Open, tmp_path: Path) -> None:
     assert [one[1][0] for one in connect().ended] == ["j1.last"]
 
 
+@pytest.mark.timed
 def test_a_keeper_is_small_and_starts_at_once(connect: Open) -> None:
     began = time.monotonic()
     line = connect()
