@@ -109,13 +109,18 @@ def alive(pid: int) -> bool:
     return False
 
 
+@pytest.mark.timed  # what ends soon enough is never told to run
 def test_two_slots_run_at_once_and_each_in_order(tmp_path: Path) -> None:
     async def story() -> None:
         async with fleet(tmp_path) as one:
             executor: Executor = one.keepers
-            executor.start(0, launch("j1.a", "sleep 0.1; echo a"), ())
+            gate = tmp_path / "gate"
+            executor.start(0, launch("j1.a", f"until test -e {gate}; do sleep 0.02; done; echo a"), ())
             one.start(0, "j1.b", "exit 3")
             one.start(1, "j1.c", "echo c >&2")
+            await one.until_ended("j1.c")
+            await one.until_running("j1.a")
+            gate.touch()
             assert await one.until_ended("j1.a", "j1.b", "j1.c") == ["done", "failed", "done"]
             assert one.order == ["j1.c", "j1.a", "j1.b"]
             assert one.ended["j1.b"].code == 3
