@@ -12,7 +12,8 @@ pods that have come asked for 100 %, and for 130 %; there, the mean of ten order
 
 Our figures come from the twin: the same controller, ledger and suite as live, one round for each pod. With `--plain`
 those of `random` are drawn without any of that, in a few lines: what they differ by from what was published is no
-matter of the twin. `prospects` is our own, and is set beside the best that was published.
+matter of the twin. `prospects` is our own term, and `poise` the default policy as it is: both are set beside the best
+that was published.
 """
 
 import argparse
@@ -50,14 +51,19 @@ FOREVER = Steady(1e9)
 MIB = 2**20
 
 
-POLICIES: Mapping[str, tuple[Mapping[str, float], str]] = {
-    "random": ({"random": 1.0}, "01-Random"),
-    "best-fit": ({"tightness": 1.0}, "05-BestFit"),
-    "fragmentation": ({"fragmentation": 1.0}, "06-FGD"),
-    "prospects": ({"prospects": 1.0}, "06-FGD"),
-    "poise": (RECIPES[0].score, "06-FGD"),
+def by(term: str) -> Recipe:
+    """First come, first served, where this term of the node score is highest."""
+    return Recipe(name=term, order="arrival", score={term: 1.0}, spread=True)
+
+
+POLICIES: Mapping[str, tuple[Recipe, str]] = {
+    "random": (by("random"), "01-Random"),
+    "best-fit": (by("tightness"), "05-BestFit"),
+    "fragmentation": (by("fragmentation"), "06-FGD"),
+    "prospects": (by("prospects"), "06-FGD"),
+    "poise": (RECIPES[0], "06-FGD"),
 }
-"""By name, the weights of the node score, and as what it was published."""
+"""By name, the recipe, and as what it was published."""
 
 
 class Run(NamedTuple):
@@ -131,9 +137,8 @@ def run(data: Path, pods: str, policy: str, seed: int) -> Run:
     capacity = sum(len(node.devices) for node in nodes) * WHOLE
     shapes = inflated(shapes_of(data, pods), round(INFLATED * capacity), seed)
     gate = Gate()
-    weights, _ = POLICIES[policy]
-    suite = Suite(Recipe(name=policy, order="arrival", score=dict(weights), spread=True))
-    twin = Twin(suite, Settings(seed=seed), observe=gate.note)
+    recipe, _ = POLICIES[policy]
+    twin = Twin(Suite(recipe), Settings(seed=seed), observe=gate.note)
     twin.add_nodes(nodes)
     names = [f"pod-{place}" for place in range(len(shapes))]
     for place, (shape, name) in enumerate(zip(shapes, names, strict=True)):

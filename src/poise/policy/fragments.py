@@ -27,18 +27,21 @@ MOST_TYPICAL = 128
 """Typical shapes at most: each costs a look at every node that is scored."""
 
 
-Account = Callable[[Floats, Floats, int], Floats]
-"""(L,): thousandths of devices that are of use to a task that fits, of those that are free on the devices that could
-take its part, by how many such tasks CPU and memory leave room for, and by what one of them takes.
+ENTRIES = 2**18
+"""Nodes times typical shapes that are looked at together, so that what is worked out on the way stays small."""
+
+Account = Callable[[Ints, Floats, Ints], Floats]
+"""(M, L): thousandths of devices that are of use to a typical task that fits, of those that are free on the devices
+that could take its part, by how many such tasks CPU and memory leave room for, and by what one of them takes (M, 1).
 """
 
 
-def all_of_it(free: Floats, tasks: Floats, one: int) -> Floats:
+def all_of_it(free: Ints, tasks: Floats, one: Ints) -> Floats:
     """Whatever is free there, as in the paper: others may share what the task leaves."""
-    return free
+    return free.astype(np.float64)
 
 
-def as_foreseen(free: Floats, tasks: Floats, one: int) -> Floats:
+def as_foreseen(free: Ints, tasks: Floats, one: Ints) -> Floats:
     """The mean of three: one task, which is sure to find room; as many as CPU and memory leave room for, if more like
     it come; and all of it, if what comes asks for little of these.
     """
@@ -99,33 +102,45 @@ def fragments(
     """(L,): thousandths of the devices of each of L nodes that are fragments. `rows` (L,) says which nodes they are,
     which may come more than once; `cpu`, `memory` (L,), `share` and `device_memory` (L, D) what is free.
     """
-    share = share.T.copy()  # device by device, so that sums over the devices of a node are sums of long rows
-    memory_left = device_memory.T
-    free = np.maximum(share, 0)  # of a device that is closed there is nothing to lose
-    models, spare = fleet.device_model[rows].T, fleet.device_spare[rows].T.copy()
-    able = {part.models: np.take(np.array(part.models), models) for part in typical.parts}
-    hosts: list[Ints] = []  # by part, how many devices could take theirs
-    useful: list[Ints] = []  # and what is free of them
-    for part in typical.parts:
-        can: Bools = share >= (WHOLE if part.share == WHOLE else part.share + spare)
-        can &= able[part.models]
-        if part.memory:
-            can &= memory_left >= part.memory
-        hosts.append(can.sum(axis=0))
-        useful.append(np.where(can, free, 0).sum(axis=0))
-    lost: Floats = free.sum(axis=0).astype(np.float64)
-    columns = (typical.weights, typical.cpu, typical.memory, typical.gpus, typical.part)
-    for weight, need_cpu, need_memory, gpus, number in zip(*(column.tolist() for column in columns), strict=True):
-        if gpus:
-            tasks = np.minimum(_over(cpu, need_cpu), _over(memory, need_memory))
-            fits = (hosts[number] >= gpus) & (tasks >= 1)
-            lost -= weight * np.where(fits, account(useful[number], tasks, gpus * typical.parts[number].share), 0)
+    lost: Floats = np.maximum(share, 0).sum(axis=1).astype(np.float64)  # of a closed device there is nothing to lose
+    at_once = max(1, ENTRIES // len(typical.weights))
+    for start in range(0, len(rows), at_once):
+        some = slice(start, start + at_once)
+        useful = _of_use(fleet, rows[some], cpu[some], memory[some], share[some], device_memory[some], typical, account)
+        lost[some] = np.subtract.reduce(np.vstack((lost[some], typical.weights[:, None] * useful)))
     return lost
 
 
-def _over(free: Ints, need: int) -> Floats:
-    """How often a task finds what it needs of something; of what is kept for others there is less than nothing."""
-    return free / need if need else np.where(free >= 0, np.inf, 0.0)
+def _of_use(
+    fleet: Fleet,
+    rows: Ints,
+    cpu: Ints,
+    memory: Ints,
+    share: Ints,
+    device_memory: Ints,
+    typical: Typical,
+    account: Account,
+) -> Floats:
+    """(M, L): thousandths of the devices of each node that are of use to each typical shape."""
+    share, memory_left = share.T.copy(), device_memory.T  # device by device, so that sums over these are of long rows
+    models, spare = fleet.device_model[rows].T, fleet.device_spare[rows].T
+    parts = typical.parts
+    least = np.array([part.share for part in parts], np.int64)[:, None, None]
+    can: Bools = share >= np.where(least == WHOLE, WHOLE, least + spare)  # (parts, D, L)
+    can &= np.take(np.array([part.models for part in parts]), models, axis=1)
+    if any(part.memory for part in parts):
+        can &= memory_left >= np.array([part.memory for part in parts], np.int64)[:, None, None]
+    hosts, free = can.sum(axis=1), (can * np.maximum(share, 0)).sum(axis=1)
+    tasks = np.minimum(_over(cpu, typical.cpu), _over(memory, typical.memory))
+    gpus = typical.gpus[:, None]
+    fits = (gpus > 0) & (hosts[typical.part] >= gpus) & (tasks >= 1)
+    return np.where(fits, account(free[typical.part], tasks, gpus * least[typical.part, 0]), 0)
+
+
+def _over(free: Ints, need: Ints) -> Floats:
+    """(M, L): how often a task finds what it needs of something; what is kept for others is less than nothing."""
+    plenty = np.where(free >= 0, np.inf, 0.0) + np.zeros((len(need), 1))
+    return np.divide(free, need[:, None], out=plenty, where=need[:, None] > 0)
 
 
 def _popular(counts: Iterable[tuple[Shape, float]]) -> list[tuple[Shape, float]]:

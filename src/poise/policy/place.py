@@ -23,7 +23,7 @@ from poise.policy.fragments import Typical, typical
 from poise.policy.predict import Speeds
 from poise.policy.room import Room, room_on
 from poise.policy.running import Running
-from poise.policy.score import DEVICE_TERMS, WORK_TERMS, Scoring, Term, score, score_devices, speed
+from poise.policy.score import DEVICE_TERMS, WORK_TERMS, Scoring, Term, score, score_devices, speed, weights_where
 
 LOOKAHEAD = BRIEF
 """Foreseen work in nanoseconds that may wait on a node behind running tasks of the same shape."""
@@ -34,6 +34,9 @@ MAX_BEHIND = 64
 SCORED = 128
 """Nodes scored and put in order at once for a shape; more are looked for when these are full. kube-scheduler bounds the
 nodes it scores likewise (`percentageOfNodesToScore`, at least 100)."""
+
+SCORED_SHARED = 4 * SCORED
+"""The same where devices are shared: how full a node is says less there of what is best."""
 
 RUNNERS_UP = 3
 """Nodes not chosen that a decision names."""
@@ -109,9 +112,10 @@ class Draft:
         self.speeds = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
         self.kept: dict[int, list[Kept]] = {}
         self._weights, self._terms, self._spread = weights, terms, spread
-        self._tells_devices = not DEVICE_TERMS.keys().isdisjoint(weights)
+        self._weights_whole, self._weights_shared = (weights_where(weights, shared=shared) for shared in (False, True))
         self._typical: Typical | None = None
         self._looked_at_work = False
+        self._shares_are_typical: bool | None = None
         self._rooms: dict[int, Room] = {}
         self._openings: dict[tuple[Shape, str], Openings] = {}
         self._capacity: dict[Shape, tuple[Ints, int]] = {}  # with how many changes it knows of
@@ -341,18 +345,19 @@ class Draft:
         rows = fits(self.fleet, shape, self.able(shape), self.free, self.memory, self.share)
         estimates = self.estimates(candidate, shape)
         fitting = len(rows)
-        if fitting > SCORED and not self._spread:
-            rows = self._preselect(rows, shape, estimates)
+        most = SCORED_SHARED if self._weights_for(shape) is not self._weights_whole else SCORED
+        if fitting > most and not self._spread:
+            rows = self._preselect(rows, shape, estimates, most)
         scores = self.scores(rows, shape, estimates)
         order = np.lexsort((rows, -scores))
         return Openings(rows[order].tolist(), scores[order].tolist(), fitting, estimates, self._taken)
 
-    def _preselect(self, rows: Ints, shape: Shape, estimates: list[Estimate]) -> Ints:
-        """Of many nodes that fit, those worth scoring in full: by how full they are and how fast; where scores do not
-        look at room, the first ones by name.
+    def _preselect(self, rows: Ints, shape: Shape, estimates: list[Estimate], most: int) -> Ints:
+        """Of many nodes that fit, as many as are worth scoring in full: by how full they are and how fast; where scores
+        do not look at room, the first ones by name.
         """
         if self._weights.keys() <= {"first"}:
-            return rows[:SCORED]
+            return rows[:most]
         fleet = self.fleet
         if self._fullness is None:
             self._fullness = 1 - fleet.free[CPU] / np.maximum(fleet.total[CPU], 1)
@@ -360,20 +365,30 @@ class Draft:
         if len({estimate.mean for estimate in estimates}) == 1:
             fits_there = np.zeros(len(fleet), bool)
             fits_there[rows] = True
-            return np.asarray(self._by_fullness[fits_there[self._by_fullness]][:SCORED])
+            return np.asarray(self._by_fullness[fits_there[self._by_fullness]][:most])
         by_kind = speed(Scoring(fleet, np.array(fleet.likes), self.free, shape, estimates, 0))
         worth = self._fullness[rows] + by_kind[fleet.kind[rows]]
-        return rows[np.argpartition(-worth, SCORED)[:SCORED]]
+        return rows[np.argpartition(-worth, most)[:most]]
 
     def scores(
         self, rows: Ints, shape: Shape, estimates: list[Estimate]
     ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """The score of each of these nodes, with what has been placed in this draft."""
-        return score(self._scoring(rows, shape, estimates), self._weights, self._terms)
+        weights = self._weights_for(shape)
+        return score(self._scoring(rows, shape, estimates, weights), weights, self._terms)
 
-    def _scoring(self, rows: Ints, shape: Shape, estimates: list[Estimate]) -> Scoring:
+    def _weights_for(self, shape: Shape) -> Mapping[str, float]:
+        """Those where devices are shared, if the task takes a part of one, or work of which that is typical runs."""
+        if self._weights_shared is self._weights_whole or shape.is_part:
+            return self._weights_shared
+        if self._shares_are_typical is None:
+            known = self._typical_work() if any(running.is_part for running in self.view.running) else None
+            self._shares_are_typical = known is not None and any(part.share != WHOLE for part in known.parts)
+        return self._weights_shared if self._shares_are_typical else self._weights_whole
+
+    def _scoring(self, rows: Ints, shape: Shape, estimates: list[Estimate], weights: Mapping[str, float]) -> Scoring:
         seed = self.view.seed + self.view.revision + self._taken
-        typical = None if WORK_TERMS.isdisjoint(self._weights) else self._typical_work()
+        typical = None if WORK_TERMS.isdisjoint(weights) else self._typical_work()
         return Scoring(
             self.fleet, rows, self.free, shape, estimates, seed, share=self.share, memory=self.memory, typical=typical
         )
@@ -386,9 +401,10 @@ class Draft:
 
     def _worth(self, row: int, candidate: Candidate | None, shape: Shape) -> Sequence[float]:
         """How good it is to take a share of each device of a node, where the weighted terms tell them apart."""
-        if candidate is None or not shape.is_part or not self._tells_devices:
+        weights = self._weights_shared
+        if candidate is None or not shape.is_part or DEVICE_TERMS.keys().isdisjoint(weights):
             return ()
-        given = score_devices(self._scoring(np.array([row]), shape, self.estimates(candidate, shape)), self._weights)
+        given = score_devices(self._scoring(np.array([row]), shape, self.estimates(candidate, shape), weights), weights)
         return () if given is None else [float(value) for value in given[0]]
 
     def _real_free(self, row: int) -> Ints:

@@ -46,6 +46,13 @@ class Scoring:
         self.memory = fleet.device_memory if memory is None else memory
         self._taken: Floats | None = None
 
+    def of(self, rows: Ints) -> "Scoring":
+        """The same with other nodes at hand."""
+        return Scoring(
+            self.fleet, rows, self.free, self.shape, self.estimates, self.seed, share=self.share, memory=self.memory,
+            typical=self.typical,
+        )  # fmt: skip
+
     def taken(self, resource: int) -> Floats:
         """The share of a resource that would be taken with the task on it; 1 where there is none of it."""
         if self._taken is None:
@@ -118,36 +125,13 @@ def fragmentation(scoring: Scoring) -> Floats:
     to whole hundredths, as in the paper's scheduler: what differs by less is as good, so that a tie goes to the next
     node in order, and the fleet fills up from one end.
     """
+    if scoring.shape.is_part and scoring.typical is not None:
+        return np.asarray(fragmentation_by_device(scoring).max(axis=1, initial=0.0))
     return _least_growth(scoring, all_of_it)
 
 
 def fragmentation_by_device(scoring: Scoring) -> Floats:
     """The same by device, for a share of one; 0 where it has no room."""
-    return _least_growth_by_device(scoring, all_of_it)
-
-
-def prospects(scoring: Scoring) -> Floats:
-    """As `fragmentation`, but a task that is typical counts on what it is likely to use of a node (`as_foreseen`), and
-    not on all that is free there: what ends up in fragments is less.
-    """
-    return _least_growth(scoring, as_foreseen)
-
-
-def prospects_by_device(scoring: Scoring) -> Floats:
-    """The same by device, for a share of one; 0 where it has no room."""
-    return _least_growth_by_device(scoring, as_foreseen)
-
-
-def _least_growth(scoring: Scoring, account: Account) -> Floats:
-    rows = scoring.rows
-    if scoring.typical is None or not len(rows):
-        return np.full(len(rows), 0.5)
-    if scoring.shape.is_part:
-        return np.asarray(_least_growth_by_device(scoring, account).max(axis=1, initial=0.0))
-    return _worth(scoring, np.arange(len(rows)), _without(scoring), account)
-
-
-def _least_growth_by_device(scoring: Scoring, account: Account) -> Floats:
     fleet, rows, shape = scoring.fleet, scoring.rows, scoring.shape
     usable = usable_devices(fleet, shape, ability(fleet, shape), scoring.memory[rows], scoring.share[rows], rows)
     worth = np.zeros(usable.shape)
@@ -159,8 +143,40 @@ def _least_growth_by_device(scoring: Scoring, account: Account) -> Floats:
     each = np.arange(len(at))
     share[each, place] -= shape.share
     memory[each, place] -= shape.gpu_memory
-    worth[at, place] = _worth(scoring, at, (share, memory), account)
+    worth[at, place] = _worth(scoring, at, (share, memory), all_of_it)
     return np.asarray(np.take_along_axis(worth, like, axis=1))
+
+
+def prospects(scoring: Scoring) -> Floats:
+    """As `fragmentation`, but a task that is typical counts on what it is likely to use of a node (`as_foreseen`), and
+    not on all that is free there: what ends up in fragments is less. A share is taken of the fullest device that has
+    room. Nodes that are alike in all that counts are looked at once.
+    """
+    fleet, rows = scoring.fleet, scoring.rows
+    if not len(rows):
+        return np.zeros(0)
+    free = scoring.free[[CPU, MEMORY]].T
+    of_devices = (scoring.share, scoring.memory, fleet.device_model, fleet.device_spare)
+    columns = np.hstack([column[rows] for column in (free, *of_devices)])
+    first, like = _distinct(np.asarray(columns, np.int64))
+    return _least_growth(scoring.of(rows[first]), as_foreseen)[like]
+
+
+def _least_growth(scoring: Scoring, account: Account) -> Floats:
+    if scoring.typical is None:
+        return np.full(len(scoring.rows), 0.5)
+    return _worth(scoring, np.arange(len(scoring.rows)), _without(scoring), account)
+
+
+def _distinct(columns: Ints) -> tuple[list[int], list[int]]:
+    """The numbers of the lines of a table that are not as any before, and for each line which of those it is as."""
+    lines: list[bytes] = np.ascontiguousarray(columns).view(f"V{columns.itemsize * columns.shape[1]}").ravel().tolist()
+    numbers: dict[bytes, int] = {}
+    first: list[int] = []
+    for place, line in enumerate(lines):
+        if numbers.setdefault(line, len(numbers)) == len(first):
+            first.append(place)
+    return first, [numbers[line] for line in lines]
 
 
 def _first_like(*columns: NDArray[Any]) -> Ints:
@@ -288,13 +304,30 @@ TERMS: dict[str, Term] = {
 
 DEVICE_TERMS: dict[str, DeviceTerm] = {
     "fragmentation": fragmentation_by_device,
-    "prospects": prospects_by_device,
     "random": random_by_device,
 }
 """Terms that tell devices apart; where a policy weighs none of these, a share goes to the fullest that has room."""
 
 WORK_TERMS = frozenset({"fragmentation", "prospects"})
 """Terms that look at the work that is typical."""
+
+ROOM_TERMS = frozenset({"fit", "balance"})
+"""Terms that say how well whole devices are used; where devices are shared, a policy that weighs any of `WORK_TERMS` as
+well goes by those instead, which see into devices."""
+
+
+def weights_where(weights: Mapping[str, float], *, shared: bool) -> Mapping[str, float]:
+    """The weights that count where devices are shared, or are not: of the terms that say how well room is used those
+    for it, if a policy weighs both kinds and what is left adds up to a score.
+
+    >>> weights_where({"fit": 0.5, "speed": 0.3, "prospects": 1.0}, shared=True)
+    {'speed': 0.3, 'prospects': 1.0}
+    """
+    if WORK_TERMS.isdisjoint(weights) or ROOM_TERMS.isdisjoint(weights):
+        return weights
+    others = ROOM_TERMS if shared else WORK_TERMS
+    left = {name: weight for name, weight in weights.items() if name not in others}
+    return left if sum(left.values()) > 0 else weights
 
 
 def score(scoring: Scoring, weights: Mapping[str, float], terms: Mapping[str, Term] = TERMS) -> Floats:

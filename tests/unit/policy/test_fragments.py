@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from poise.model.decisions import Place
 from poise.model.fleet import CORDONED, Fleet
 from poise.model.resources import WHOLE, Device, Node, Shape, Wants
 from poise.policy.feasible import can_serve
 from poise.policy.fragments import MOST_TYPICAL, Account, Typical, all_of_it, as_foreseen, fragments, typical
-from poise.policy.recipe import Recipe
+from poise.policy.recipe import RECIPES, Recipe
 from poise.policy.score import (
     WORK_TERMS,
     Scoring,
     fragmentation,
     fragmentation_by_device,
     prospects,
-    prospects_by_device,
 )
 from poise.policy.suites import Suite
 from poise.testing import World
@@ -108,7 +108,6 @@ def test_a_task_of_little_cpu_goes_where_cpu_is_short() -> None:
     worth = [np.floor(100 / (1 + np.exp(by))) / 100 for by in grows]
     assert worth[0] > worth[1] > 0.5
     assert prospects(scoring).tolist() == worth
-    assert prospects_by_device(scoring).tolist() == [[of, of] for of in worth]
 
 
 def test_a_share_is_taken_of_the_device_where_fragments_grow_least() -> None:
@@ -145,6 +144,31 @@ def test_a_policy_may_weigh_fragmentation(term: str) -> None:
     world.job("a", gpu=1, gpu_share=0.4).round().job("b", gpu=1, gpu_share=0.4).job("c", gpu=2).round()
     assert world.where("b") == world.where("a")
     assert world.where("c") != world.where("a")
+
+
+def test_by_default_a_share_joins_another_and_leaves_whole_devices_whole() -> None:
+    """By how full its node would be `b` would go to `n2`, and there would be no whole device left for `c`."""
+    world = World().join(gpus("n1", 0, cpu=32000)[0]).join(gpus("n2", 0, 0, cpu=5000)[0])
+    world.job("whole", gpu=1, cpu=1).round().job("a", gpu=1, gpu_share=0.4, cpu=6).round()
+    world.job("b", gpu=1, gpu_share=0.4, cpu=3).round().job("c", gpu=1, cpu=1).round()
+    assert [world.where(name) for name in ("whole", "a", "b", "c")] == [["n2"], ["n1"], ["n1"], ["n2"]]
+
+
+@pytest.mark.parametrize(("whole", "same"), [(30, True), (3, False)])
+def test_a_share_counts_for_whole_devices_only_where_it_is_typical(whole: int, same: bool) -> None:
+    """One of 32 tasks is not."""
+    recipe = RECIPES[0]
+    plain = msgspec.structs.replace(
+        recipe, score={name: recipe.score[name] for name in recipe.score.keys() - WORK_TERMS}
+    )
+    scores = []
+    for suite in (Suite(recipe), Suite(plain)):
+        world = World(suite).nodes(2, cpu=64, gpus=20)
+        world.job("many", gpu=1, workers=whole).round().job("half", gpu=1, gpu_share=0.5).round()
+        world.job("next", gpu=1).round()
+        [why] = [decision.why for decision in world.plans[-1].decisions if isinstance(decision, Place)]
+        scores.append(why.score)
+    assert (scores[0] == scores[1]) == same
 
 
 SHAPES = st.builds(

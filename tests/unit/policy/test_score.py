@@ -12,7 +12,7 @@ from hypothesis import given
 from poise.model.fleet import CPU, DEVICES, HIGH, HOT, MEMORY, NETWORK, Fleet, Floats
 from poise.model.profiles import Estimate
 from poise.model.resources import Device, Node, Shape
-from poise.policy.score import TERMS, Scoring, Term, score, turn_weight
+from poise.policy.score import TERMS, Scoring, Term, score, turn_weight, weights_where
 from poise.testing import World, node
 from poise.units import MILLISECOND
 
@@ -109,6 +109,13 @@ def test_weighted_turns_come_in_proportion_to_weight() -> None:
         world.job(cpu=0).round()
     at = [world.where(f"j{number}") for number in range(1, 12)]
     assert (at.count(["near"]), at.count(["wide"])) == (6, 5)
+
+
+def test_of_two_kinds_of_terms_for_room_one_counts_where_the_weights_left_make_a_score() -> None:
+    assert weights_where({"fit": 1.0, "prospects": 2.0}, shared=False) == {"fit": 1.0}
+    assert weights_where({"fit": 1.0, "prospects": 2.0}, shared=True) == {"prospects": 2.0}
+    for weights in ({"fit": 2.0, "prospects": -1.0}, {"prospects": 1.0, "speed": 1.0}, {"fit": 1.0}):
+        assert weights_where(weights, shared=True) == weights
 
 
 # --- the other terms -------------------------------------------------------------------------------------------------
