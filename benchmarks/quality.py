@@ -10,18 +10,24 @@ nothing, as in their simulators. `pollux1` to `pollux6` are Pollux's workloads (
 that users chose, on 16 nodes of 4 T4, 30 s after each placement until a job gets on. `philly` is the first 3,000 jobs
 of Philly (Jeon et al., ATC 2019) on 60 nodes of 8 devices, arriving 1.5 times as fast, and as dear to stop.
 
-`oracle` tells the true run time on the fastest model, `estimated` that with lognormal noise (median 1, P90 a factor
-2), `none` nothing. Waiting is all of the time in which nothing of a job ran. `no wait` is the mean of the run times on
-the fastest model: nothing can be better. Of `osdi20` jobs 4000 to 5000 are counted, as its authors do. `worst rho` and
-`unfair` are of finish times: completion over what it would be on an equal share, and the part of the jobs where that
-is more than 1.05. `front` marks the policies than which none is better in both mean completion and P99 waiting; `of
-best` is the mean over the least mean.
+`oracle` tells the true run time on the fastest model, `estimated` that with lognormal noise (median 1, P90 a factor 2),
+`none` nothing. Waiting is all of the time in which nothing of a job ran. `no wait` is the mean of the run times on the
+fastest model: nothing can be better. `equal shares` is what it would be if all got on at once at equal parts of their
+speeds, which is as fair as can be. Of `osdi20` jobs 4000 to 5000 are counted, as its authors do. `worst rho` and
+`unfair` are of finish times: completion over what it would be on an equal share, and the part of the jobs where that is
+more than 1.05 (`docs/explanation/what-a-trial-measures.md`); `by one` are the same with one contention for all jobs,
+that of jobs over devices in the whole trace, as Shockwave's artifact counts them (its `aggregate_result.py`). `front`
+marks the policies than which none is better in both mean completion and P99 waiting; `of best` is the mean over the
+least mean.
 """
 
 import argparse
 import json
 import sys
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from time import process_time
@@ -36,6 +42,7 @@ from poise.kernel.controller import Settings
 from poise.model.resources import Node
 from poise.model.workload import Seats, Workload
 from poise.policy.suites import POLICIES, policy_named
+from poise.twin.measures import UNFAIR
 from poise.twin.traces.formats import read_trace
 from poise.twin.traces.options import Options
 from poise.twin.trial import simulate
@@ -52,6 +59,9 @@ class Case(NamedTuple):
     peers: Mapping[str, float] = MappingProxyType({})
     table: str = ""
 
+
+INSTANT = 1e-6
+"""Seconds that are as good as none."""
 
 FREE = Options(devices_per_node=1, checkpoint=SECOND, restore=0)
 GAVEL, SHOCKWAVE = "gavel/simulation_throughputs.json", "shockwave/tacc_throughputs.json"
@@ -106,6 +116,50 @@ def no_wait(workload: Workload, nodes: Sequence[Node], window: slice) -> float:
     return fmean(times) / 3600
 
 
+def equal_shares(workload: Workload, nodes: Sequence[Node], window: slice) -> tuple[float, float]:
+    """Mean hours and worst rho if all that is there always gets on at once, each at an equal part of its speed, as if
+    devices could be divided at will. No rho is above 1: with a contention of `c`, and the time by itself being the
+    integral of `1 / c`, it is `1 / (mean(1 / c) mean(c))`, which is at most 1 (Jensen).
+    """
+    count = Counter(device.model for node in nodes for device in node.devices)
+    to_come = deque(sorted(enumerate(workload.arrivals), key=lambda one: one[1].at))
+    here: dict[int, _Fluid] = {}
+    took: dict[int, float] = {}
+    rhos: list[float] = []
+    now, contention = 0.0, 1.0
+    while to_come or here:
+        until_next = to_come[0][1].at / SECOND - now if to_come else inf
+        step = min(until_next, min((job.left for job in here.values()), default=inf) * contention)
+        now += step
+        for job in here.values():
+            job.left -= step / contention
+            job.crowd += step * contention
+        for number in [number for number, job in here.items() if job.left <= INSTANT]:
+            job = here.pop(number)
+            took[number] = now - job.came
+            rhos.append(took[number] ** 2 / (job.alone * job.crowd))
+        while to_come and to_come[0][1].at / SECOND <= now + INSTANT:
+            number, arrival = to_come.popleft()
+            [unit] = arrival.units
+            pace, tasks = arrival.truths[unit.name].pace, len(unit.tasks)
+            speed = sum(many / pace.left(0.0, Seats((model,) * tasks)) for model, many in count.items())
+            alone = count.total() / speed
+            here[number] = _Fluid(came=now, asks=tasks * unit.shape.gpus, alone=alone, left=alone)
+        contention = max(1.0, sum(job.asks for job in here.values()) / count.total())
+    return fmean(took[number] for number in sorted(took)[window]) / 3600, max(rhos)
+
+
+@dataclass
+class _Fluid:
+    """A job under equal shares; seconds, and devices that it asks for."""
+
+    came: float
+    asks: int
+    alone: float
+    left: float
+    crowd: float = 0.0
+
+
 def trial(case: Case, data: Path, policy: str, information: str) -> dict[str, Any]:
     table = data / case.table if case.table else None
     options = msgspec.structs.replace(case.options, information=information, throughputs=table)
@@ -117,6 +171,8 @@ def trial(case: Case, data: Path, policy: str, information: str) -> dict[str, An
     jobs = result.jobs[window]
     done = [job.completion / HOUR for job in jobs if job.ended >= 0]
     waits = sorted((job.completion - job.run) / HOUR for job in jobs if job.ended >= 0)
+    share = max(1.0, len(result.jobs) / sum(len(node.devices) for node in nodes))
+    by_one = [job.completion / (job.even * share) for job in result.jobs if job.ended >= 0 and job.even]
     return {
         "policy": policy,
         "know": information,
@@ -127,8 +183,11 @@ def trial(case: Case, data: Path, policy: str, information: str) -> dict[str, An
         "makespan_h": max(job.ended for job in result.jobs) / HOUR,
         "worst_rho": result.measures.rho.worst,
         "unfair": result.measures.unfair,
+        "worst_rho_by_one": max(by_one),
+        "unfair_by_one": sum(rho > UNFAIR for rho in by_one) / len(by_one),
         "preemptions": sum(job.preempted for job in jobs),
         "no_wait_h": no_wait(workload, nodes, window),
+        "equal_shares_h": equal_shares(workload, nodes, window),
         "cpu_ms_per_job": 1000 * took / len(result.jobs),
     }
 
@@ -145,10 +204,12 @@ def is_on_front(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> bool:
 
 def table(name: str, case: Case, rows: list[dict[str, Any]]) -> None:
     peers = ", ".join(f"{peer} {hours:g} h" for peer, hours in case.peers.items())
-    print(f"\n{name}: no wait {rows[0]['no_wait_h']:.2f} h" + (f"; {peers}" if peers else ""))
+    fair, worst = rows[0]["equal_shares_h"]
+    bounds = f"no wait {rows[0]['no_wait_h']:.2f} h; equal shares {fair:.3f} h, worst rho {worst:.2f}"
+    print(f"\n{name}: {bounds}" + (f"; {peers}" if peers else ""))
     heads = (
         f"{'mean h':>8} {'of best':>8} {'P99 wait h':>11} {'front':>6} {'makespan h':>11} "
-        f"{'worst rho':>9} {'unfair':>7} {'yields':>7} {'ms/job':>7}"
+        f"{'worst rho':>9} {'unfair':>7} {'by one':>7} {'unfair':>7} {'yields':>7} {'ms/job':>7}"
     )
     print(f"{'policy':26} {'know':10} {'jobs':>5} {heads}")
     for information in dict.fromkeys(row["know"] for row in rows):
@@ -158,7 +219,8 @@ def table(name: str, case: Case, rows: list[dict[str, Any]]) -> None:
             print(
                 f"{row['policy']:26} {row['know']:10} {row['jobs']:5} {row['mean_h']:8.3f} {row['mean_h'] / best:8.3f} "
                 f"{row['p99_wait_h']:11.2f} {'yes' if is_on_front(row, alike) else '':>6} {row['makespan_h']:11.2f} "
-                f"{row['worst_rho']:9.2f} {row['unfair']:7.1%} {row['preemptions']:7} {row['cpu_ms_per_job']:7.1f}",
+                f"{row['worst_rho']:9.2f} {row['unfair']:7.1%} {row['worst_rho_by_one']:7.2f} "
+                f"{row['unfair_by_one']:7.1%} {row['preemptions']:7} {row['cpu_ms_per_job']:7.1f}",
                 flush=True,
             )
 

@@ -11,9 +11,11 @@ Definitions, and where they come from:
   the bounded slowdown of Feitelson and Rudolph (JSSPP 1998), with a denominator that no policy can change.
 * *fairness*: Jain's index over the slowdowns, (sum x)^2 / (n sum x^2): 1 when all are served alike (Jain, Chiu and
   Hawe, DEC-TR-301, 1984).
-* *rho*: completion over what it would be on an equal share: the time by itself times the contention, which is what all
-  unfinished jobs ask for over what there is, at least 1, as the mean over the job's life (Themis, NSDI'20; Shockwave,
-  NSDI'23, which has one contention for all jobs). Above 1.05 a job was treated unfairly, as Shockwave counts it.
+* *rho*: completion over what it would be on an equal share: the time by itself on an even part of the fleet, at the
+  mean speed of the devices that could do it, times the contention, which is what all unfinished jobs ask for over what
+  there is, at least 1, as the mean over the job's life (Themis, NSDI'20, and for unequal devices Gavel, OSDI'20,
+  section 4.2; Shockwave, NSDI'23, has one contention for all jobs). Above 1.05 a job was treated unfairly, as Shockwave
+  counts it.
 * *stranded*: devices that are free, on nodes where no task of any waiting job fits that could start as a whole: their
   part of all devices, and (*fragmentation*) of the free ones, while something waits for devices (after FGD, ATC'23,
   which measures it against the jobs that are typical). What places all that it can strands all that it leaves free.
@@ -79,14 +81,24 @@ SHAPES = 64
 """Waiting units that are looked at when fragmentation is measured, the first of all queues."""
 
 
+class Alone(NamedTuple):
+    """How long a job takes by itself, in nanoseconds: on the fastest devices of the fleet, and at the mean speed of all
+    that could do it; 0: not known.
+    """
+
+    fastest: int = 0
+    even: int = 0
+
+
 class JobResult(msgspec.Struct, kw_only=True, gc=False):
     """What became of a job. Instants are nanoseconds from the beginning, `started` and `ended` -1 if it never did.
 
     `devices` is the most that its tasks hold at once. `run` is the time for which any of it ran, `service` that times
     the devices (or, without any, the cores), and `wasted` as much of that as it did not get on in; nanoseconds.
-    `alone` is how long it takes by itself on the fastest devices (0: not known), `contention` the mean while it was
-    there. `moved` counts attempts that began on other nodes than the one before. `energy` in joules, `price` in
-    dollars, `flops` the operations that it has to do, if its user said so.
+    `alone` is how long it takes by itself on the fastest devices (0: not known), `even` that at the mean speed of all
+    that could do it, `contention` the mean while it was there. `moved` counts attempts that began on other nodes than
+    the one before. `energy` in joules, `price` in dollars, `flops` the operations that it has to do, if its user said
+    so.
     """
 
     id: str
@@ -106,6 +118,7 @@ class JobResult(msgspec.Struct, kw_only=True, gc=False):
     service: int = 0
     wasted: int = 0
     alone: int = 0
+    even: int = 0
     contention: float = 1.0
     energy: float = 0.0
     price: float = 0.0
@@ -133,7 +146,7 @@ class JobResult(msgspec.Struct, kw_only=True, gc=False):
         """Its finish-time fairness, by the same conditions."""
         if self.ended < 0 or not self.alone:
             return 0.0
-        return self.completion / (self.alone * self.contention)
+        return self.completion / (self.even * self.contention)
 
 
 class Ratios(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -285,14 +298,14 @@ class _Kind:
 
 class Recorder:
     """Takes the events of a log in: `jobs` that were submitted, of which so many are `over`. `alone` tells how long a
-    job takes by itself, in nanoseconds; it is asked once the job is over. `spans` is how many attempts are remembered,
+    job takes by itself; it is asked once the job is over. `spans` is how many attempts are remembered,
     the longest of them.
     """
 
     def __init__(
         self,
         *,
-        alone: Callable[[JobState], int] = lambda job: 0,
+        alone: Callable[[JobState], Alone] = lambda job: Alone(),
         power: PowerModel = POWER,
         spans: int = 0,
     ) -> None:
@@ -535,7 +548,7 @@ class Recorder:
         what, amount = job.asks
         if lived:
             result.contention = max(1.0, (self._crowd[what] - job.crowd) / lived)
-        result.alone = self._alone(state)
+        result.alone, result.even = self._alone(state)
         self._asked[what] -= amount
         self.over += 1
         del self._open_jobs[name]

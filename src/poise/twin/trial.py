@@ -21,12 +21,15 @@ from poise.model.workload import Arrival, Seats, Truth, Workload
 from poise.model.worldfile import PLAIN, World
 from poise.policy.feasible import can_do
 from poise.policy.suites import ClusterPolicy
-from poise.twin.measures import Curves, JobResult, Measures, Recorder
+from poise.twin.measures import Alone, Curves, JobResult, Measures, Recorder
 from poise.twin.power import POWER, PowerModel
 from poise.units import SECOND
 
 Told = Callable[[int, int], None]
 """How far it is: jobs that are over, and nanoseconds since the beginning."""
+
+LEAST = 1e-9
+"""Seconds: nothing is faster."""
 
 TELL_EVERY = 1024
 """Steps between two tellings."""
@@ -76,8 +79,8 @@ def simulate(
     """
     settings = settings or Settings()
     settings = msgspec.structs.replace(settings, throughputs=settings.throughputs | workload.throughputs)
-    alone = _Alone(nodes)
-    recorder = Recorder(alone=lambda job: alone.time(job, twin.truth), power=_power_in(world), spans=spans)
+    alone = _ByItself(nodes)
+    recorder = Recorder(alone=lambda job: alone.times(job, twin.truth), power=_power_in(world), spans=spans)
 
     def take(event: Event) -> None:
         recorder.take(event)
@@ -148,33 +151,42 @@ def _power_in(world: World) -> PowerModel:
     return msgspec.structs.replace(POWER, **said)
 
 
-class _Alone:
-    """How long jobs take by themselves on the fastest devices of a fleet, all tasks of a unit next to each other."""
+class _ByItself:
+    """How long jobs take by themselves on devices of a fleet, all tasks of a unit next to each other."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._processors = {model.called: model for model in map(processor_of, nodes)}
         self._devices = {model.called: model for node in nodes for model in map(model_of, node.devices)}
+        called = [model.called for node in nodes for model in (processor_of(node), *map(model_of, node.devices))]
+        self._count = Counter(called)
         self._models: dict[tuple[Wants, int, bool], list[str]] = {}
 
-    def time(self, job: JobState, truth: Callable[[str], Truth]) -> int:
-        """Nanoseconds along the longest chain of needs; 0 where some of it cannot run here at all."""
-        ends: dict[str, float] = {}
+    def times(self, job: JobState, truth: Callable[[str], Truth]) -> Alone:
+        """Along the longest chain of needs; 0 where some of it cannot run here at all."""
+        ends: dict[str, tuple[float, float]] = {}
         for unit in job.units:
             spec = unit.spec
-            begins = max((ends[name] for name in spec.needs if name in ends), default=0.0)
-            ends[spec.name] = begins + self._fastest(spec, truth(unit.id))
-        longest = max(ends.values())
-        return round(longest * SECOND) if longest < FOREVER else 0
+            needs = [ends[name] for name in spec.needs if name in ends]
+            fastest, even = self._seconds(spec, truth(unit.id))
+            begins = (max((need[which] for need in needs), default=0.0) for which in (0, 1))
+            ends[spec.name] = next(begins) + fastest, next(begins) + even
+        longest = [max(end[which] for end in ends.values()) for which in (0, 1)]
+        return Alone(*(round(seconds * SECOND) if seconds < FOREVER else 0 for seconds in longest))
 
-    def _fastest(self, spec: Unit, truth: Truth) -> float:
-        """Seconds."""
-        times = []
+    def _seconds(self, spec: Unit, truth: Truth) -> tuple[float, float]:
+        """On the fastest devices, and at the mean speed of all that could do it, of the shape that is best there."""
+        fastest = even = float(FOREVER)
         for shape in (spec.shape, *(variant.shape for variant in spec.variants)):
+            times: dict[str, float] = {}
             for model in self._able(shape):
                 seats = Seats((model,) * len(spec.tasks))
                 left = truth.pace.left(0.0, seats)
-                times.append(left - truth.pace.left(truth.until, seats) if truth.until < 1.0 else left)
-        return min(times, default=FOREVER)
+                times[model] = left - truth.pace.left(truth.until, seats) if truth.until < 1.0 else left
+            if times:
+                fastest = min(fastest, *times.values())
+                speed = sum(self._count[model] / max(time, LEAST) for model, time in times.items())
+                even = min(even, sum(self._count[model] for model in times) / speed if speed else FOREVER)
+        return fastest, even
 
     def _able(self, shape: Shape) -> list[str]:
         """The models of device that work of this shape could run on."""

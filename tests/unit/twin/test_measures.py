@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from poise.kernel.controller import Settings
@@ -59,6 +60,19 @@ def test_fairness_of_three_jobs() -> None:
     assert measures.rho.worst == pytest.approx(max(rhos))
     assert measures.unfair == pytest.approx(2 / 3)
     assert (measures.deadlines, measures.met) == (2, 1)
+
+
+def test_an_equal_share_of_unequal_devices_is_of_their_mean_speed() -> None:
+    """On a V100 in 100 s and on any of three K80 in 400 s, so at the mean speed in 228.6 s: who gets the V100 does
+    better than that, who gets a K80 worse; nothing else asks for devices.
+    """
+    nodes = [node("n1", model="V100"), *(node(f"n{number}", model="K80") for number in (2, 3, 4))]
+    truth = Truth(pace=Steady(100, rates={"K80": 0.25}))
+    jobs = [msgspec.structs.replace(arrival(0, 100), truths={"main": truth})] * 2
+    result = trial("fifo", nodes, jobs)
+    assert [job.completion for job in result.jobs] == [100 * SECOND, 400 * SECOND]
+    mean = 4 / (1 / 100 + 3 / 400)
+    assert [job.rho for job in result.jobs] == [pytest.approx(time / mean) for time in (100, 400)]
 
 
 def test_use_energy_and_money_of_three_jobs() -> None:
