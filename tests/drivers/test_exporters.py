@@ -1,11 +1,17 @@
 """How busy a node is, from what exporters print: Prometheus' own for nodes, and DCGM's."""
 
 import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+import msgspec
 import pytest
 
 from poise.drivers import exporters
 from poise.drivers.exporters import Exporters, Told, samples_of, signals_of
+from poise.model.usage import Collecting, Window
 
 # Names, units and layout of dcgm-exporter's default counters (etc/default-counters.csv); the figures are made up.
 DCGM = """\
@@ -89,3 +95,89 @@ def test_who_does_not_answer_or_tells_no_metrics_is_named_once(
     asked = Exporters([f"http://127.0.0.1:{port}/metrics"])
     assert [asked.sample() for _ in range(3)] == [None] * 3
     assert len([one for one in caplog.records if str(port) in one.getMessage()]) == 1
+
+
+@contextmanager
+def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Whoever asks gets this for an answer."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    asker, _ = server.accept()
+                except OSError:
+                    return
+                with asker:
+                    asker.recv(65536)
+                    try:
+                        answer(asker)
+                    except OSError:
+                        continue
+
+        serving = threading.Thread(target=serve, daemon=True)
+        serving.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
+        server.shutdown(socket.SHUT_RDWR)
+        serving.join()
+
+
+def drip(asker: socket.socket) -> None:
+    asker.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+    while True:
+        asker.sendall(b"#")
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (lambda asker: asker.sendall(b"\0\xff no HTTP at all\r\n\r\n"), "no HTTP at all"),
+        (lambda asker: asker.sendall(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n"), "headers"),
+        (lambda asker: asker.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nnode_load1 12"), "too soon"),
+        (lambda asker: asker.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + b"# so much\n" * 2**15), "more than"),
+        (drip, "not done"),
+    ],
+)
+def test_whatever_answers_in_its_place_tells_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, answer: Callable[[socket.socket], None], why: str
+) -> None:
+    """No HTTP, too many headers, half of it, too much of it, or so slowly that it takes for ever."""
+    monkeypatch.setattr(exporters, "REST", 0.0)
+    monkeypatch.setattr(exporters, "TIMEOUT", 0.2)
+    monkeypatch.setattr(exporters, "MAX_BYTES", 2**18)
+    with answering(answer) as url:
+        asked = Exporters([url])
+        assert [asked.sample() for _ in range(2)] == [None, None]
+    (warning,) = caplog.messages
+    assert why in warning
+
+
+def test_an_address_that_is_none_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    assert Exporters(["http://127.0.0.1:9/a\x7fb"]).sample() is None
+    assert "control characters" in caplog.text
+
+
+@pytest.mark.parametrize("absurd", ["-5", "1e14", "1e30", "1e308", "NaN", "+Inf", "-Inf"])
+def test_figures_that_nothing_has_can_still_be_said(absurd: str) -> None:
+    """What the control plane refuses to read loses the node that said it."""
+    text = "".join(
+        f'{name}{{of="{number}"}} {absurd}\n'
+        for name in (
+            "node_load1", "node_memory_MemTotal_bytes", "node_memory_MemAvailable_bytes", "node_network_speed_bytes",
+            "node_network_receive_bytes_total", "node_disk_io_time_seconds_total", "node_rapl_package_joules_total",
+            "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_MEM_COPY_UTIL", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE",
+            "DCGM_FI_DEV_POWER_USAGE",
+        )
+        for number in range(9)
+    )  # fmt: skip
+    found = signals_of(told(100.0, NODE.format(idle=1, user=1, disk=0, received=0, joules=0)), told(
+        110.0, NODE.format(idle=2, user=2, disk=0, received=0, joules=0) + text
+    ))  # fmt: skip
+    assert found is not None
+    load, signals = found
+    assert 0 <= load.load1 <= 2**53
+    collecting = Collecting()
+    collecting.take(1_700_000_000, signals)
+    window = collecting.take(1_700_000_060, signals)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(window), type=Window) == window

@@ -9,12 +9,14 @@ import logging
 import time
 import urllib.request
 from collections.abc import Iterable, Mapping
+from http.client import HTTPException
 from math import isfinite
 from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from poise.model.load import Load
+from poise.model.usage import MOST
 
 REST = 5.0
 TIMEOUT = 2.0
@@ -58,16 +60,29 @@ class Exporters:
         found: dict[str, dict[Labels, float]] = {}
         for url in self._urls:
             try:
-                with self._opener.open(url, timeout=TIMEOUT) as answer:
-                    text = answer.read(MAX_BYTES).decode()
-                for name, labels, value in samples_of(text):
+                for name, labels, value in samples_of(self._answer(url)):
                     found.setdefault(name, {})[labels] = value
                 self._silent.discard(url)
-            except (OSError, ValueError) as error:  # not there, too slow, or no metrics
+            except (OSError, HTTPException, ValueError) as error:  # not there, too slow, or no metrics
                 if url not in self._silent:
                     self._silent.add(url)
                     _log.warning("%s does not tell how busy its node is: %s", url, error)
         return found
+
+    def _answer(self, url: str) -> str:
+        """What it says, as a whole. Raises OSError, HTTPException, or ValueError."""
+        late = time.monotonic() + TIMEOUT
+        data = bytearray()
+        with self._opener.open(url, timeout=TIMEOUT) as answer:
+            while some := answer.read1(2**16):
+                data += some
+                if len(data) > MAX_BYTES:
+                    raise ValueError(f"it says more than {MAX_BYTES >> 20} MiB")
+                if time.monotonic() > late:
+                    raise TimeoutError(f"it is not done after {TIMEOUT:.0f} s")
+            if answer.length:
+                raise ValueError(f"it ended {answer.length} bytes too soon")
+        return data.decode()
 
 
 def samples_of(text: str) -> Iterable[tuple[str, Labels, float]]:
@@ -106,10 +121,10 @@ def signals_of(before: Told, now: Told) -> tuple[Load, dict[str, int]] | None:
     if (network := _network(now.samples, grown, elapsed)) is not None:
         signals["network"] = network
     if packages := grown.get("node_rapl_package_joules_total"):
-        signals["power"] = max(0, round(sum(packages.values()) / elapsed * 1000))
+        signals["power"] = _whole(sum(packages.values()) / elapsed * 1000)
     load = Load(
         cpu=signals["cpu"],
-        load1=round((load1 or 0.0) * 1000 / cores),
+        load1=_whole((load1 or 0.0) * 1000 / cores),
         memory=signals.get("memory", 0),
         disk=signals.get("disk", 0),
         network=signals.get("network", 0),
@@ -137,7 +152,7 @@ def _of_devices(samples: Samples) -> dict[str, int]:
     if used + free > 0:
         signals["device_memory"] = _thousandths(used / (used + free))
     if power := samples.get("DCGM_FI_DEV_POWER_USAGE"):
-        signals["device_power"] = round(sum(power.values()) * 1000)
+        signals["device_power"] = _whole(sum(power.values()) * 1000)
     return signals
 
 
@@ -146,4 +161,9 @@ def _one(samples: Samples, name: str) -> float | None:
 
 
 def _thousandths(share: float) -> int:
-    return round(1000 * min(1.0, max(0.0, share)))
+    return _whole(1000 * min(1.0, share))
+
+
+def _whole(amount: float) -> int:
+    """Within what a message may say, whatever an exporter made up: one that may not be said loses its node."""
+    return round(min(float(MOST), max(0.0, amount)))

@@ -28,6 +28,9 @@ of its processors, `device_power` of all its devices. `failures`: attempts that 
 UNKNOWN = -1
 """In the place of a signal that nobody measures."""
 
+MOST = 2**53
+"""Of any signal."""
+
 MINUTE, HOUR, DAY = 60, 3600, 24 * 3600
 """Windows and their ages are in seconds since 1970 here: a day is one of people, by the clock on the wall."""
 
@@ -67,7 +70,7 @@ Advice = Literal["", "reserved", "on-demand", "shrink", "keep"]
 
 
 _Signals = Annotated[
-    tuple[Annotated[int, msgspec.Meta(ge=UNKNOWN, le=2**53)], ...],
+    tuple[Annotated[int, msgspec.Meta(ge=UNKNOWN, le=MOST)], ...],
     msgspec.Meta(min_length=len(SIGNALS), max_length=len(SIGNALS)),
 ]
 
