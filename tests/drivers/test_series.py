@@ -85,3 +85,31 @@ def test_nodes_that_are_no_more_are_forgotten(tmp_path: Path) -> None:
         series.add(name, [window(START, 1)])
     series.forget(["n2"])
     assert [path.name for path in tmp_path.iterdir()] == ["n2.series"]
+
+
+def test_one_that_was_begun_on_a_full_disk_tells_nothing_yet(tmp_path: Path) -> None:
+    series = Series(tmp_path)
+    for begun in (b"", MAGIC[:5], MAGIC):
+        (tmp_path / "n1.series").write_bytes(begun)
+        assert series.read("n1", START) == ([], [])
+
+
+def test_a_damaged_file_costs_the_profile_of_its_own_node_only(tmp_path: Path) -> None:
+    series = Series(tmp_path)
+    series.add("n1", [window(START, 1)])
+    (tmp_path / "n2.series").write_bytes(b"something else that is longer than a head")
+    (tmp_path / "n3.series").mkdir()
+    well, other, folder = series.profiles(["n1", "n2", "n3"], START)
+    assert (well.minutes, other.minutes, folder.minutes) == (1, 0, 0)
+    assert other.why == f"this is no series of a node, `rm {tmp_path}/n2.series`: it is begun anew"
+    assert "this series cannot be read, Is a directory, `ls -ld " in folder.why
+
+
+def test_a_control_plane_starts_whatever_lies_in_the_place_of_the_files(tmp_path: Path) -> None:
+    (tmp_path / "folder" / "of-somebody").mkdir(parents=True)
+    (tmp_path / "folder" / "n1.series").write_bytes(MAGIC)
+    (tmp_path / "file").write_bytes(b"")
+    for place in ("folder", "file", "none"):
+        Series(tmp_path / place).forget([])
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["of-somebody"]
+    assert "cannot be read" in Series(tmp_path / "file").profiles(["n1"], START)[0].why

@@ -35,7 +35,7 @@ def profile(form: str, watch: bool, node: str | None) -> int:
 
 
 def _shown(found: list[NodeProfile], node: str | None) -> Shown:
-    return _of_one(found[0]) if node is not None else _of_all(found)
+    return _of_one(found[0]) if node else _of_all(found)
 
 
 def _of_all(found: list[NodeProfile]) -> Shown:

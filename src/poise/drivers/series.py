@@ -25,6 +25,8 @@ MAGIC = b"poise series 1\n\0"
 _WINDOW = struct.Struct(f"<Q{2 * len(SIGNALS)}q")
 _SUM = struct.Struct("<I")
 _SIZE = _WINDOW.size + _SUM.size
+_BYTES = len(MAGIC) + (MINUTES + HOURS) * _SIZE
+"""Of a whole file."""
 
 
 class Series:
@@ -53,28 +55,45 @@ class Series:
 
     def read(self, node: str, now: float) -> tuple[list[Window], list[Window]]:
         """The windows of a minute and those of an hour that are kept as of `now`, oldest first. Raises `StoreDamaged`
-        for a file that is none of ours; what is torn in one that is, is left out.
+        for a file that is none of ours, or cannot be read; what is torn in one that is, is left out.
         """
+        path = self._path(node)
         try:
-            data = self._path(node).read_bytes()
+            with path.open("rb") as file:
+                data = file.read(_BYTES)
         except FileNotFoundError:
             return [], []
-        if data[: len(MAGIC)] != MAGIC:
-            hint = f"`rm {self._path(node)}`: it is begun anew"
-            raise StoreDamaged("this is no series of a node", field=str(self._path(node)), hint=hint)
+        except OSError as error:
+            hint = f"`ls -ld {path.parent} {path}`: a folder and a file that their owner may read"
+            have = os.strerror(error.errno or 0)
+            raise StoreDamaged("this series cannot be read", field=str(path), have=have, hint=hint) from error
+        if MAGIC.startswith(data):  # begun, when the disk was full
+            return [], []
+        if not data.startswith(MAGIC):
+            hint = f"`rm {path}`: it is begun anew"
+            raise StoreDamaged("this is no series of a node", field=str(path), hint=hint)
         return _of(data, 0, MINUTES, MINUTE, now), _of(data, MINUTES, HOURS, HOUR, now)
 
     def profiles(self, nodes: Iterable[str], now: float) -> list[NodeProfile]:
-        """The profile of each as of `now`. Raises `StoreDamaged`."""
-        return [profile_of(node, *self.read(node, now)) for node in nodes]
+        """The profile of each as of `now`; of one whose file is damaged, nothing but that."""
+        return [self._profile(node, now) for node in nodes]
+
+    def _profile(self, node: str, now: float) -> NodeProfile:
+        try:
+            return profile_of(node, *self.read(node, now))
+        except StoreDamaged as error:
+            said = error.record
+            why = ", ".join(one for one in (said.message, said.have, said.hint) if one)
+            return NodeProfile(node=node, signals={}, why=why)
 
     def forget(self, kept: Iterable[str]) -> None:
-        """The files of all other nodes go."""
+        """The files of all other nodes go, as far as they can: nothing else depends on it."""
         keep = {self._path(node).name for node in kept}
-        with contextlib.suppress(FileNotFoundError):
-            for path in self._folder.iterdir():
+        with contextlib.suppress(OSError):
+            for path in list(self._folder.iterdir()):
                 if path.name not in keep:
-                    path.unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):
+                        path.unlink()
 
     def _path(self, node: str) -> Path:
         return self._folder / f"{quote(node, safe='')}.series"

@@ -582,6 +582,8 @@ def propose(ledger: Ledger, job: Job, now: int) -> Proposal:
         for other in others
         if other.ended and job_status(other) != "done"
     ]
+    if begin := units[0].spec.begin:
+        reasons.append(Reason(code="BEGINS", need=format_duration(begin)))
     if reasons:
         return Proposal(job, (), (After(tuple(unit.id for unit in units), tuple(reasons)),))
     later: dict[tuple[Reason, ...], list[str]] = {}
@@ -678,8 +680,8 @@ def unblock(
     candidate = alike.candidate
     said = UnblockReport(job=asked.job, unit=candidate.unit, revision=view.revision)
     if alike.not_before:
-        left = format_duration(alike.not_before - view.now)
-        return msgspec.structs.replace(said, text=f"it is tried again in {left}; nothing brings that forward")
+        why = "; ".join(reason.sentence() for reason in alike.back)
+        return msgspec.structs.replace(said, text=f"it {why}; nothing brings that forward")
     if hypothetical.placed(policy.decide(view), candidate.unit) is not None:
         return msgspec.structs.replace(said, text="nothing blocks it: it is placed in the next round")
     if candidate.unit not in {shown.unit for shown in view.candidates}:

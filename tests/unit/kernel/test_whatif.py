@@ -119,6 +119,18 @@ def test_a_back_off_is_a_reason_and_the_earliest_start() -> None:
     assert told.start.earliest == told.start.likely == 6 * SECOND
 
 
+def test_what_is_to_begin_later_says_so_wherever_it_is_asked() -> None:
+    world = World().nodes(1).job("a", begin="1h").round().after("10m")
+    assert waits(world, "a").reasons[0].sentence() == "is not to begin before 50m0s from now"
+    assert unblocked(world, "a").text == "it is not to begin before 50m0s from now; nothing brings that forward"
+    told = planned(world, {"run": "true", "begin": "2h"})
+    assert told.places == ()
+    [later] = told.later
+    assert [reason.sentence() for reason in later.reasons] == ["is not to begin before 2h0m from now"]
+    told = planned(world, {"run": "true", "begin": "2h", "after": ["a"]})
+    assert [reason.code for reason in told.later[0].reasons] == ["AFTER", "BEGINS"]
+
+
 def test_what_waits_for_others_says_for_whom() -> None:
     world = World().nodes(1).job("first").round().job("next", after=["first"])
     [waiting] = explained(world, "next").waiting
