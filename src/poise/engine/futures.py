@@ -195,7 +195,7 @@ class Coming(NamedTuple):
 def recurring(ledger: Ledger, now: int) -> list[Coming]:
     """Which jobs come again and again, of those that the ledger remembers: jobs of one tenant, of one name or, without
     one, of the same classes. They do if `AGAIN` gaps or more lie close to their median, and not two of these have gone
-    by since.
+    by since. Those that are due first, of `MOST_COMING` units in all: more would leave no time for many futures.
     """
     kinds: dict[tuple[str, ...], list[JobState]] = {}
     for job in ledger.jobs.values():
@@ -213,7 +213,13 @@ def recurring(ledger: Ledger, now: int) -> list[Coming]:
         if every >= OFTEN and deviation <= REGULAR * every and now < came[-1] + 2 * every:
             name = jobs[-1].name or jobs[-1].units[0].spec.kind
             found.append(Coming(name, jobs[-1], came[-1], every, deviation, len(jobs)))
-    return found
+    found.sort(key=lambda one: one.last + one.every)
+    kept, units = [], 0
+    for one in found:
+        if units + len(one.job.units) <= MOST_COMING:
+            kept.append(one)
+            units += len(one.job.units)
+    return kept
 
 
 class Drawn(NamedTuple):

@@ -4,10 +4,11 @@ from random import Random
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from poise.engine.futures import MOST_COMING, Change, Draws, Seen, Unseen, recurring, run_future
 from poise.kernel.controller import Settings
-from poise.model.workload import Steady, Truth
+from poise.model.workload import Arrival, Steady, Truth
 from poise.policy.suites import policy_named
 from poise.units import HOUR, MINUTE, SECOND
 from unit.engine.test_twin import Run, arrival, node
@@ -137,6 +138,29 @@ def test_what_came_every_hour_comes_again() -> None:
 def test_what_came_without_order_is_not_foreseen(at: tuple[float, ...]) -> None:
     run, now = came(*at)
     assert recurring(run.twin.ledger, now) == []
+
+
+def of_parts(name: str, parts: int, seconds: int) -> Arrival:
+    one = arrival(seconds, 1.0)
+    [unit] = one.units
+    names = [f"main[{part}]" for part in range(parts)]
+    units = tuple(
+        replace(unit, name=own, kind=name, tasks=tuple(replace(task, name=own) for task in unit.tasks)) for own in names
+    )
+    return replace(one, units=units, truths={own: Truth(pace=Steady(1.0)) for own in names})
+
+
+def test_what_comes_again_with_too_much_is_not_foreseen() -> None:
+    """A hundred units in all: those of the jobs that are due first, for as many futures as were asked."""
+    jobs = [
+        of_parts(name, parts, 3600 * number + later)
+        for number in range(5)
+        for name, parts, later in (("sweep", 200, 0), ("third", 60, 20), ("first", 60, 10), ("second", 40, 15))
+    ]
+    run = Run("fifo", [node("n1")], jobs)
+    run.twin.run(4 * HOUR + 10 * MINUTE)
+    now = run.twin.began + run.twin.now
+    assert [(one.name, one.seen) for one in recurring(run.twin.ledger, now)] == [("first", 5), ("second", 5)]
 
 
 def test_what_users_declare_is_corrected_by_how_wrong_they_were() -> None:
