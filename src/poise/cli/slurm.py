@@ -59,7 +59,7 @@ def _array(text: str) -> str:
 
 def _begin(text: str) -> str:
     """`now+1hour`: a bare number is of seconds. A time of the day has no zone, and is not told."""
-    later = re.fullmatch(r"now\+([0-9]+)(?:(s|m|h|d|w)[a-z]*)?", text)
+    later = re.fullmatch(r"now\+(0*[1-9][0-9]*)(?:(s|m(?!o)|h|d|w)[a-z]*)?", text)
     if later is None:
         raise ValueError(text)
     count, unit = int(later[1]), later[2] or "s"

@@ -114,6 +114,7 @@ def test_what_the_scheduler_refuses_is_told_with_its_line(tmp_path: Path) -> Non
         ("--ntasks=4 --partition=long", "workers=4"),
         ("--begin=now+2hours -n 2", "begin=2h workers=2"),
         ("--begin=now+90 --begin=16:00", "begin=90s"),
+        ("--begin=now+0 --begin=now+1month -n 2", "workers=2"),
     ],
 )
 def test_slurms_lines_are_told_and_not_obeyed(line: str, same: str) -> None:
