@@ -5,7 +5,7 @@ curves of a bounded number of points: a million jobs cost a record each and noth
 
 Definitions, and where they come from:
 
-* *completion*: from submission to end. *waiting*: as much of it as nothing of the job ran in, before its first start
+* *completion*: from submission, or from when it may begin, to end. *waiting*: as much of it as nothing of the job ran in, before its first start
   and after each interruption. *starting*: until its first start.
 * *slowdown*: completion over the time the job takes by itself on the fastest devices of the fleet, both at least 10 s:
   the bounded slowdown of Feitelson and Rudolph (JSSPP 1998), with a denominator that no policy can change.
@@ -93,7 +93,8 @@ class Alone(NamedTuple):
 class JobResult(msgspec.Struct, kw_only=True, gc=False):
     """What became of a job. Instants are nanoseconds from the beginning, `started` and `ended` -1 if it never did.
 
-    `devices` is the most that its tasks hold at once. `run` is the time for which any of it ran, `service` that times
+    `devices` is the most that its tasks hold at once. Until `begin`, in nanoseconds after its submission, it waits for
+    nobody: its times count from then. `run` is the time for which any of it ran, `service` that times
     the devices (or, without any, the cores), and `wasted` as much of that as it did not get on in; nanoseconds.
     `alone` is how long it takes by itself on the fastest devices (0: not known), `even` that at the mean speed of all
     that could do it, `contention` the mean while it was there. `moved` counts attempts that began on other nodes than
@@ -106,6 +107,7 @@ class JobResult(msgspec.Struct, kw_only=True, gc=False):
     kind: str
     submitted: int
     devices: int
+    begin: int = 0
     tenant: str = ""
     started: int = -1
     ended: int = -1
@@ -131,8 +133,8 @@ class JobResult(msgspec.Struct, kw_only=True, gc=False):
 
     @property
     def completion(self) -> int:
-        """From submission to end, in nanoseconds; -1 for one that has not ended."""
-        return self.ended - self.submitted if self.ended >= 0 else -1
+        """From when it may begin to its end, in nanoseconds; -1 for one that has not ended."""
+        return max(0, self.ended - self.submitted - self.begin) if self.ended >= 0 else -1
 
     @property
     def slowdown(self) -> float:
@@ -407,6 +409,7 @@ class Recorder:
             kind=job.units[0].kind,
             submitted=event.at - self._began,
             devices=max(unit.shape.gpus * len(unit.tasks) for unit in job.units),
+            begin=max(unit.begin for unit in job.units),
             tenant=job.tenant,
             deadline=max(unit.deadline for unit in job.units),
             flops=sum(unit.work.flops * len(unit.tasks) for unit in job.units),
@@ -686,7 +689,7 @@ class Recorder:
             makespan=max(0, last - first),
             completion=spread(job.completion for job in ended),
             waiting=spread(job.completion - job.run for job in ended),
-            starting=spread(job.started - job.submitted for job in jobs if job.started >= 0),
+            starting=spread(job.started - job.submitted - job.begin for job in jobs if job.started >= 0),
             slowdown=ratios(slowdowns),
             jain=jain(slowdowns),
             rho=ratios(rhos),
@@ -695,7 +698,7 @@ class Recorder:
             stranded=totals.stranded / totals.wanted if totals.wanted else 0.0,
             fragmentation=totals.stranded / totals.free if totals.free else 0.0,
             deadlines=len(due),
-            met=sum(job.outcome == "done" and job.completion <= job.deadline for job in due),
+            met=sum(job.outcome == "done" and job.begin + job.completion <= job.deadline for job in due),
             attempts=sum(job.attempts for job in jobs),
             preemptions=dict(sorted(self._preemptions.items())),
             migrations=self._migrations,

@@ -275,7 +275,7 @@ def _panel(page: Page, number: int, trial: Result, job: JobResult, spans: Sequen
     page.raw(f'<section class="panel" id="p{number}-{job.id}">')
     page.raw(f'<p><a href="#p{number}">close</a></p>')
     page.tag("h3", f"{job.id} {job.name} under {trial.policy}")
-    how = f"{job.outcome}, {format_duration(job.completion)}" if job.ended >= 0 else "not over"
+    how = f"{job.outcome}, {format_duration(job.ended - job.submitted)}" if job.ended >= 0 else "not over"
     alone = f"; {format_duration(job.alone)} by itself" if job.alone else ""
     page.tag("p", f"{how} after its submission at {format_duration(job.submitted)}{alone}")
     per_watt = f", {format_flops(round(job.per_watt))}S/W" if job.per_watt else ""

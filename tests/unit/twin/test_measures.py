@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from poise.kernel.controller import Settings
 from poise.model.jobs import Priority, Work
@@ -42,6 +43,18 @@ def test_times_of_three_jobs() -> None:
     assert measures.completion.mean == (100 + 140 + 150) * SECOND // 3
     assert (measures.completion.p50, measures.completion.p99) == (140 * SECOND, 150 * SECOND)
     assert measures.waiting.mean == measures.starting.mean == (0 + 90 + 130) * SECOND // 3
+
+
+def test_what_is_to_begin_later_waits_for_nobody_until_then() -> None:
+    """For an hour from its submission; it ends 10 s later, and 10 s after its deadline in the second trial."""
+    for deadline, met in ((HOUR + 20 * SECOND, 1), (HOUR + 5 * SECOND, 0)):
+        one = arrival(0, 10, deadline=deadline)
+        later = replace(one, units=tuple(replace(unit, begin=HOUR) for unit in one.units))
+        measures = trial("fifo", [node("n1")], [later]).measures
+        assert (measures.waiting.mean, measures.starting.mean) == (0, 0)
+        assert (measures.completion.mean, measures.makespan) == (10 * SECOND, HOUR + 10 * SECOND)
+        assert (measures.slowdown.mean, measures.rho.mean, measures.unfair) == (1.0, 1.0, 0.0)
+        assert (measures.deadlines, measures.met) == (1, met)
 
 
 def test_fairness_of_three_jobs() -> None:
