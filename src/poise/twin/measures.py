@@ -5,8 +5,8 @@ curves of a bounded number of points: a million jobs cost a record each and noth
 
 Definitions, and where they come from:
 
-* *completion*: from submission, or from when it may begin, to end. *waiting*: as much of it as nothing of the job ran in, before its first start
-  and after each interruption. *starting*: until its first start.
+* *completion*: from submission, or from when it may begin, to end. *waiting*: as much of it as nothing of the job ran
+  in, before its first start and after each interruption. *starting*: until its first start.
 * *slowdown*: completion over the time the job takes by itself on the fastest devices of the fleet, both at least 10 s:
   the bounded slowdown of Feitelson and Rudolph (JSSPP 1998), with a denominator that no policy can change.
 * *fairness*: Jain's index over the slowdowns, (sum x)^2 / (n sum x^2): 1 when all are served alike (Jain, Chiu and
