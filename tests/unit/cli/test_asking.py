@@ -59,9 +59,10 @@ def test_a_flag_sets_its_field(given: str, field: str, value: object) -> None:
 def test_every_field_has_a_flag_or_a_reason() -> None:
     examples = (
         "--gpu 1 --gpu-memory 1GiB --gpu-share 0.5 --gpu-kind gpu --gpu-model T4 --backend cuda --precision fp16 "
-        "--network 1Gbit --cpu 1 --memory 1GiB --priority low --deadline 1h --expect 1m --after j1 --class c --parts 2 "
-        "--workers 1 --checkpoint 1m --no-preempt --weight 1 --name n --retries 1 --grace 1s --hang 1s --env A=1 "
-        "--sweep a=1,2 --at-most 2 --lease exclusive"
+        "--network 1Gbit --cpu 1 --memory 1GiB --priority low --begin 1h --deadline 1h --expect 1m --after j1 "
+        "--class c --parts 2 --workers 1 --checkpoint 1m --no-preempt --weight 1 --name n --retries 1 --grace 1s "
+        "--hang 1s "
+        "--env A=1 --sweep a=1,2 --at-most 2 --lease exclusive"
     )
     told = flags_of(*examples.split())
     set_here = {*told, *told["resources"]}
