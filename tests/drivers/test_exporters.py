@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from poise.drivers import exporters
-from poise.drivers.exporters import Exporters, Told, samples_of, signals_of
+from poise.drivers.exporters import Answer, Exporters, Told, samples_of, told_by
 from poise.model.usage import Collecting, Window
 
 # Names, units and layout of dcgm-exporter's default counters (etc/default-counters.csv); the figures are made up.
@@ -57,33 +57,32 @@ node_rapl_package_joules_total{{index="0",path="/sys"}} {joules}
 """
 
 
-def told(at: float, text: str) -> Told:
+def told(at: float, text: str) -> Answer:
     found: dict[str, dict[exporters.Labels, float]] = {}
     for name, labels, value in samples_of(text):
         found.setdefault(name, {})[labels] = value
-    return Told(at, found)
+    return Answer(at, found)
 
 
 def test_a_machine_is_as_busy_as_its_counters_have_grown() -> None:
     before = told(100.0, NODE.format(idle=1000, user=50, disk=3, received=0, joules=500))
     now = told(110.0, NODE.format(idle=1004, user=56, disk=5, received=2.5e8, joules=1500))
-    found = signals_of(before, now)
-    assert found is not None
-    load, signals = found
+    load, signals = told_by(before, now)
+    assert load is not None
     assert signals == {"cpu": 600, "memory": 250, "disk": 200, "network": 200, "power": 100_000}
     assert (load.cpu, load.load1, load.memory, load.disk, load.network) == (600, 1500, 250, 200, 200)
 
 
 def test_devices_are_as_busy_as_dcgm_says_and_what_it_does_not_know_is_left_out() -> None:
-    found = signals_of(told(100.0, ""), told(110.0, DCGM))
-    assert found is not None
-    assert found[1] == {"device": 600, "device_bandwidth": 400, "device_memory": 250, "device_power": 68_244}
+    load, signals = told_by(told(100.0, ""), told(110.0, DCGM))
+    assert load is None, "nobody tells how busy the machine is"
+    assert signals == {"device": 600, "device_bandwidth": 400, "device_memory": 250, "device_power": 68_244}
 
 
 def test_a_counter_that_has_begun_anew_tells_nothing() -> None:
     before = told(100.0, NODE.format(idle=1000, user=50, disk=3, received=0, joules=500))
     now = told(110.0, NODE.format(idle=1, user=0, disk=0, received=0, joules=0))
-    assert signals_of(before, now) is None
+    assert told_by(before, now) == Told(None, {})
 
 
 def test_who_does_not_answer_or_tells_no_metrics_is_named_once(
@@ -93,7 +92,7 @@ def test_who_does_not_answer_or_tells_no_metrics_is_named_once(
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     asked = Exporters([f"http://127.0.0.1:{port}/metrics"])
-    assert [asked.sample() for _ in range(3)] == [None] * 3
+    assert [asked.sample() for _ in range(3)] == [None, Told(None, {}), Told(None, {})]
     assert len([one for one in caplog.records if str(port) in one.getMessage()]) == 1
 
 
@@ -148,7 +147,7 @@ def test_whatever_answers_in_its_place_tells_nothing(
     monkeypatch.setattr(exporters, "MAX_BYTES", 2**18)
     with answering(answer) as url:
         asked = Exporters([url])
-        assert [asked.sample() for _ in range(2)] == [None, None]
+        assert [asked.sample() for _ in range(2)] == [None, Told(None, {})]
     (warning,) = caplog.messages
     assert why in warning
 
@@ -171,11 +170,10 @@ def test_figures_that_nothing_has_can_still_be_said(absurd: str) -> None:
         )
         for number in range(9)
     )  # fmt: skip
-    found = signals_of(told(100.0, NODE.format(idle=1, user=1, disk=0, received=0, joules=0)), told(
+    load, signals = told_by(told(100.0, NODE.format(idle=1, user=1, disk=0, received=0, joules=0)), told(
         110.0, NODE.format(idle=2, user=2, disk=0, received=0, joules=0) + text
     ))  # fmt: skip
-    assert found is not None
-    load, signals = found
+    assert load is not None
     assert 0 <= load.load1 <= 2**53
     collecting = Collecting()
     collecting.take(1_700_000_000, signals)

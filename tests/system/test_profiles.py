@@ -134,6 +134,7 @@ def test_the_real_exporter_says_what_this_machine_says(monkeypatch: pytest.Monke
     assert own is not None
     if meter._memory_place is None:  # no cgroup sets a limit of its own
         assert abs(signals["memory"] - own.memory) < 100
+    assert load is not None
     assert load.cpu == signals["cpu"]
 
 

@@ -256,7 +256,7 @@ class Agent:
             await asyncio.sleep(self._times.sample / SECOND)
             found = await asyncio.to_thread(self._sample)
             signals = {} if found is None else found[1]
-            if found is not None:
+            if found is not None and found[0] is not None:
                 self._feed(found[0])
             devices = self._node.node.devices if self._inventory is not None else ()
             if self._inventory is not None and devices:
@@ -270,7 +270,7 @@ class Agent:
             if signals and (window := self._collecting.take(self._clock.wall(), signals)) is not None:
                 self._feed(window)
 
-    def _meter(self, offer: "Offer") -> Callable[[], tuple[Load, dict[str, int]] | None]:
+    def _meter(self, offer: "Offer") -> Callable[[], tuple[Load | None, dict[str, int]] | None]:
         """The load and the signals of this machine; of a declared node what its exporters tell, else those of its
         commands, against what was declared.
         """

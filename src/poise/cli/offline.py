@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from poise import __version__
@@ -29,7 +30,7 @@ from poise.model.reports import (
     UnblockReport,
     WhyNot,
 )
-from poise.model.usage import NodeProfile
+from poise.model.usage import PROFILED, NodeProfile
 
 if TYPE_CHECKING:
     from poise.kernel.controller import Controller
@@ -92,7 +93,7 @@ def nodes(home: Home) -> list[NodeReport]:
 def profiles(home: Home, node: str, now: float) -> list[NodeProfile]:
     """Of the nodes that the log knows, or of one of them, as of `now`, in seconds since 1970."""
     known = load(home).nodes
-    return Series(home.series).profiles([find_node(known, node)] if node else known, now)
+    return Series(home.series).profiles([find_node(known, node)] if node else islice(known, PROFILED), now)
 
 
 def explain(home: Home, name: str, *, everything: bool) -> Explanation:

@@ -9,7 +9,7 @@ from poise.cli.output import Column, Shown
 from poise.cli.render import LOGGED, say
 from poise.client import current_home
 from poise.control.start import connected, running, supervised
-from poise.model.usage import SIGNALS, NodeProfile, SignalUse
+from poise.model.usage import PROFILED, SIGNALS, NodeProfile, SignalUse
 
 TITLES = {name: name.replace("_", " ").upper() for name in SIGNALS}
 
@@ -54,6 +54,7 @@ def _of_all(found: list[NodeProfile]) -> Shown:
             Column("ADVICE", [one.advice or "-" for one in found]),
             Column("WHY", [one.why for one in found]),
         ],
+        notes=["poise: there may be more nodes; `poise profile NODE` tells of any"] if len(found) == PROFILED else [],
         nothing="poise: no node has joined yet",
     )
 
@@ -74,7 +75,7 @@ def _of_one(one: NodeProfile) -> Shown:
             ),
         ],
         head=[told],
-        nothing=f"poise: nothing has been seen of {one.node} yet; a first look takes ten seconds",
+        nothing=f"poise: nothing has been seen of {one.node} yet; a first look takes up to twenty seconds",
     )  # fmt: skip
 
 

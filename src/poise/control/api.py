@@ -77,16 +77,13 @@ from poise.model.reports import (
 )
 from poise.model.spec import MAX_DURATION, Quantity, QuotaSpec, check_name, compile_quota, parse_or_raise
 from poise.model.tenants import Bearer, Role, Token
-from poise.model.usage import NodeProfile
+from poise.model.usage import PROFILED, NodeProfile
 from poise.model.views import Snapshot
 from poise.policy.suites import ClusterPolicy
 from poise.units import parse_duration
 
 MAX_WAIT = 60.0
 """Seconds that one request may wait for a job; clients ask again."""
-
-PROFILED = 256
-"""Nodes whose profiles are worked out for one request: each is a file that is read."""
 
 RECENT = 20
 """Finished jobs shown beside the unfinished ones unless all are asked for."""

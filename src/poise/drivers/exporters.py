@@ -32,11 +32,18 @@ Samples = Mapping[str, Mapping[Labels, float]]
 """By name of the metric, and by its labels."""
 
 
-class Told(NamedTuple):
-    """One answer of all exporters, and when it came (seconds, monotonic)."""
+class Answer(NamedTuple):
+    """What all exporters answered, and when it came (seconds, monotonic)."""
 
     at: float
     samples: Samples
+
+
+class Told(NamedTuple):
+    """The load, where all of it is known, and the signals (`model/usage.SIGNALS`) that are."""
+
+    load: Load | None
+    signals: dict[str, int]
 
 
 class Exporters:
@@ -45,16 +52,16 @@ class Exporters:
     def __init__(self, urls: Iterable[str]) -> None:
         self._urls = tuple(urls)
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        self._last: Told | None = None
+        self._last: Answer | None = None
         self._silent: set[str] = set()
 
-    def sample(self) -> tuple[Load, dict[str, int]] | None:
-        """The load and the signals since it was last asked; none at first, while it rests, and without an answer."""
+    def sample(self) -> Told | None:
+        """What there was since it was last asked; none at first, and while it rests."""
         now = time.monotonic()
         if self._last is not None and now < self._last.at + REST:
             return None
-        last, self._last = self._last, Told(now, self._ask())
-        return signals_of(last, self._last) if last is not None else None
+        last, self._last = self._last, Answer(now, self._ask())
+        return told_by(last, self._last) if last is not None else None
 
     def _ask(self) -> Samples:
         found: dict[str, dict[Labels, float]] = {}
@@ -94,8 +101,8 @@ def samples_of(text: str) -> Iterable[tuple[str, Labels, float]]:
                 yield sample.name, tuple(sorted(sample.labels.items())), sample.value
 
 
-def signals_of(before: Told, now: Told) -> tuple[Load, dict[str, int]] | None:
-    """Of two answers the load and the signals (`model/usage.SIGNALS`), as far as there are any of a machine."""
+def told_by(before: Answer, now: Answer) -> Told:
+    """What two answers tell, one after the other."""
     elapsed = now.at - before.at
     grown = {
         name: {labels: value - before.samples.get(name, {}).get(labels, value) for labels, value in of.items()}
@@ -105,7 +112,7 @@ def signals_of(before: Told, now: Told) -> tuple[Load, dict[str, int]] | None:
     cpu = grown.get("node_cpu_seconds_total", {})
     everything = sum(cpu.values())
     if elapsed <= 0 or everything <= 0 or min(cpu.values()) < 0:  # a counter that falls has begun anew
-        return (Load(), signals) if signals else None
+        return Told(None, signals)
     idle = sum(value for labels, value in cpu.items() if dict(labels).get("mode") in ("idle", "iowait"))
     cores = len({dict(labels).get("cpu") for labels in cpu})
     signals["cpu"] = _thousandths(1 - idle / everything)
@@ -129,7 +136,7 @@ def signals_of(before: Told, now: Told) -> tuple[Load, dict[str, int]] | None:
         disk=signals.get("disk", 0),
         network=signals.get("network", 0),
     )
-    return load, signals
+    return Told(load, signals)
 
 
 def _network(samples: Samples, grown: Samples, elapsed: float) -> int | None:

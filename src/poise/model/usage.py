@@ -40,6 +40,9 @@ MAX_WINDOWS = 64
 TOLD_EVERY = 10
 """Seconds after which what is known of a minute that goes on is told: so much is lost when a node dies."""
 
+PROFILED = 256
+"""Nodes whose profiles are told of at once, unless one is asked for: each is a file that is read."""
+
 MINUTES, HOURS = DAY // MINUTE, 28 * 24
 """Windows that are kept of each length."""
 
