@@ -27,6 +27,7 @@ NEEDS = {
     "GET /v1/jobs/{name}/logs": Role.VIEWER,
     "POST /v1/plan": Role.VIEWER,
     "GET /v1/nodes": Role.VIEWER,
+    "GET /v1/profiles": Role.VIEWER,
     "POST /v1/nodes/{name}/drain": Role.OPERATOR,
     "GET /v1/quotas": Role.VIEWER,
     "PUT /v1/quotas/{tenant}": Role.ADMIN,
