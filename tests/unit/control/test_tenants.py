@@ -20,9 +20,10 @@ JOB = re.compile(r"(?<![\w.-])(j[0-9]+)(?!\w)")
 
 
 AT_LARGE = (
-    "/v1/status", "/v1/whoami", "/v1/jobs", "/v1/jobs?all=true", "/v1/nodes", "/v1/quotas", "/v1/tokens", "/v1/audit",
-    "/v1/overview", "/v1/names/job", "/v1/names/node", "/v1/names/tenant", "/v1/names/job?typed=j",
-    "/v1/events?after=0&follow=false", "/v1/events?after=0&follow=false&decisions=true", "/v1/refusals",
+    "/v1/status", "/v1/whoami", "/v1/jobs", "/v1/jobs?all=true", "/v1/nodes", "/v1/profiles", "/v1/quotas",
+    "/v1/tokens", "/v1/audit", "/v1/overview", "/v1/names/job", "/v1/names/node", "/v1/names/tenant",
+    "/v1/names/job?typed=j", "/v1/events?after=0&follow=false", "/v1/events?after=0&follow=false&decisions=true",
+    "/v1/refusals",
 )  # fmt: skip
 ABOUT_A_JOB = ("", "/explanation?all=true", "/unblock", "/logs", "/why-not/n0", "/why-not/n9")
 STEPS = ("submit", "submit", "submit", "graph", "let", "let", "end", "cancel", "quota", "lose", "wait")
