@@ -206,12 +206,12 @@ def recurring(ledger: Ledger, now: int) -> list[Coming]:
     for jobs in kinds.values():
         came = [job.submitted for job in jobs][-LATEST:]
         gaps = sorted(after - before for before, after in pairwise(came))
-        if len(gaps) < AGAIN or not any(kind for job in jobs[-1:] for kind in (job.name, job.units[0].spec.kind)):
+        name = jobs[-1].name or jobs[-1].units[0].spec.kind
+        if len(gaps) < AGAIN or not name:
             continue
         every = gaps[len(gaps) // 2]
         deviation = sum(abs(gap - every) for gap in gaps) // len(gaps)
         if every >= OFTEN and deviation <= REGULAR * every and now < came[-1] + 2 * every:
-            name = jobs[-1].name or jobs[-1].units[0].spec.kind
             found.append(Coming(name, jobs[-1], came[-1], every, deviation, len(jobs)))
     found.sort(key=lambda one: one.last + one.every)
     kept, units = [], 0
