@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from poise.agent.__main__ import device_signals
 from poise.drivers import amd, probes
 from poise.drivers.amd import AmdSmi, devices_of, uses_of
 from poise.drivers.ascend import NpuSmi, chips_of
@@ -422,3 +423,16 @@ def test_packages_bring_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     found = shipped_and_installed()
     assert [probe.name for probe in found] == ["NVML", "npu-smi", "amd-smi", "frobs", "junk"]
     assert "cannot be loaded" in found[-1].find().why_none
+
+
+# --- what they say of a node -----------------------------------------------------------------------------------------
+
+
+def test_signals_are_of_all_devices_that_answer_as_far_as_they_tell() -> None:
+    memory = {0: 100, 1: 300, 2: 1000}
+    seen = {0: Use(900, 50, bandwidth=400, power=70_000), 1: Use(100, 50, power=30_000)}
+    assert device_signals(seen, memory) == {
+        "device": 500, "device_memory": 250, "device_bandwidth": 400, "device_power": 100_000
+    }  # fmt: skip
+    assert device_signals({2: Use(10, 0)}, memory) == {"device": 10, "device_memory": 0}
+    assert device_signals({}, memory) == {}

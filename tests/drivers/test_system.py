@@ -13,6 +13,7 @@ import pytest
 from poise.drivers.system import (
     HostMeter,
     Mount,
+    PowerMeter,
     ProcessMeter,
     SystemClock,
     boot_id,
@@ -33,7 +34,7 @@ from poise.drivers.system import (
     traffic_of,
 )
 from poise.ports import Clock
-from poise.units import Instant
+from poise.units import SECOND, Instant
 
 V1 = """\
 24 1 254:0 / / rw - ext4 /dev/vda rw
@@ -196,3 +197,24 @@ def test_a_process_that_has_gone_counts_for_nothing() -> None:
     meter.sample([2**22 - 1], ended=0)
     time.sleep(0.01)
     assert meter.sample([2**22 - 1], ended=0) is not None
+
+
+def test_power_is_the_energy_that_the_packages_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two packages and a part of one, which is counted there already; in two seconds 3 J and 1 J."""
+    moments = iter((0, 2 * SECOND, 4 * SECOND, 6 * SECOND))
+    monkeypatch.setattr("poise.drivers.system.time.monotonic_ns", lambda: next(moments))
+
+    def count(**micro_joules: int) -> None:
+        for name, energy in micro_joules.items():
+            folder = tmp_path / f"intel-rapl:{name[1:].replace('_', ':')}"
+            folder.mkdir(exist_ok=True)
+            (folder / "energy_uj").write_text(f"{energy}\n")
+
+    count(p0=1_000_000, p1=0, p0_0=0)
+    meter = PowerMeter(tmp_path)
+    assert meter.sample() is None
+    count(p0=4_000_000, p1=1_000_000, p0_0=9_000_000)
+    assert meter.sample() == 2000
+    count(p0=0)
+    assert meter.sample() is None, "a counter has begun anew"
+    assert PowerMeter(tmp_path / "none").sample() is None

@@ -119,8 +119,7 @@ class Speeds:
         if measured is not None and measured.count and not self.throughputs:
             estimate = estimate_run(measured, resident.declared)
         elif place is None:  # its node has gone
-            known = self._profiles.get(f"{resident.kind}@{resident.model}") or self._profiles.get(resident.kind)
-            estimate = estimate_run(known, resident.declared)
+            estimate = estimate_run(measured or self._profiles.get(resident.kind), resident.declared)
         else:
             of = self.of(resident.kind, shape.wants.precision, resident.declared, resident.work, devices=devices)
             estimate = of[place]

@@ -3,13 +3,14 @@
 from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import given
 
 from poise.model.decisions import Place, Preempt
 from poise.model.fleet import Fleet, Resident
 from poise.model.jobs import GRACE
-from poise.model.profiles import Profile
+from poise.model.profiles import Profile, remaining
 from poise.model.resources import Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.place import Draft
@@ -104,6 +105,36 @@ def test_a_run_that_lasts_longer_than_foreseen_is_foreseen_anew() -> None:
     assert ends(resident("u1", ran=2 * MINUTE), NOW, speeds) == NOW + 2 * MINUTE
     assert ends(resident("u1", ran=2 * MINUTE, stopping=True), NOW, speeds) == NOW + GRACE
     assert ends(resident("u1", ran=5 * SECOND, running=False), NOW, speeds) == NOW + MINUTE
+
+
+RUNS = st.fixed_dictionaries(
+    {
+        "ran": st.integers(0, 3 * HOUR),
+        "declared": st.sampled_from([0, 1, MINUTE, HOUR]),
+        "kind": st.sampled_from(["", "k", "never"]),
+        "running": st.booleans(),
+        "stopping": st.booleans(),
+        "outlived": st.sampled_from([0, HOUR]),
+    }
+)
+
+
+@given(st.lists(RUNS, max_size=6), st.lists(RUNS, max_size=6))
+def test_what_is_foreseen_in_columns_is_what_is_foreseen_of_each(first: list[Any], second: list[Any]) -> None:
+    """Also once it is remembered, and after more was learned of one class."""
+    rows = [[resident(f"u{number}", **one) for number, one in enumerate(of)] for of in (first, second)]
+    trial = draft(*rows, cpu=20, profiles={"k": Profile(count=9, mean=HOUR, deviation=MINUTE)})
+    again = msgspec.structs.replace(trial.view, profiles={"k": Profile(count=9, mean=MINUTE, deviation=1)})
+    for view in (trial.view, trial.view, again):
+        now_known = Draft(view, {"first": 1.0}, TERMS)
+        lefts = []
+        for row, of in enumerate(rows):
+            each = sorted((ends(one, NOW, now_known.speeds), number) for number, one in enumerate(of))
+            assert now_known.running.endings(row)[0] == each
+            for one in of:
+                likely = now_known.speeds.of_attempt(one, count_on=True)
+                lefts.append(remaining(NOW - one.since, likely.mean, likely.deviation))
+        assert now_known.running.left.tolist() == lefts
 
 
 def test_what_was_learned_on_its_device_goes_before_what_was_learned_anywhere() -> None:
