@@ -124,6 +124,11 @@ def entries(path: Path) -> list[Any]:
     return [json.loads(line[9:]) for line in lines]
 
 
+def kinds(path: Path) -> list[str]:
+    """What the journal holds, but for "started": on a busy machine any command may go on for long enough to be it."""
+    return [one[0] for one in entries(path) if one[0] != "started"]
+
+
 def test_commands_run_in_order_and_their_codes_are_reported(connect: Open) -> None:
     line = connect()
     for code in (0, 3, 255):
@@ -493,7 +498,7 @@ def test_the_agent_goes_and_comes_back(connect: Open, tmp_path: Path) -> None:
     assert second.held[0][2] == keeper.start_ticks(pid)
     second.close()
     go.touch()
-    wait_until(lambda: len(entries(tmp_path / "slot-0.journal")) >= 7)
+    wait_until(lambda: kinds(tmp_path / "slot-0.journal").count("ended") == 3)
     third = connect()
     assert [(one[1][0], one[2]["outcome"]) for one in third.ended] == [
         ("j1.x", "done"),
@@ -548,8 +553,7 @@ def test_intent_is_on_file_before_the_command_runs(connect: Open, tmp_path: Path
     line = connect()
     line.run("x", "grep", "-c", '"starting",."j1.x",1', str(tmp_path / "slot-0.journal"))
     assert line.ending()["outcome"] == "done"
-    kinds = [one[0] for one in entries(tmp_path / "slot-0.journal")]
-    assert kinds == ["keeper", "starting", "ended"]
+    assert kinds(tmp_path / "slot-0.journal") == ["keeper", "starting", "ended"]
 
 
 @pytest.mark.parametrize("damage", ["torn", "flipped"])
@@ -573,7 +577,7 @@ def test_a_damaged_journal_gives_what_is_whole(connect: Open, tmp_path: Path, da
     assert [one[1][0] for one in again.ended] == left
     again.run("w", "true")
     again.ending("w")
-    assert len(entries(journal)) == 5
+    assert kinds(journal) == ["keeper", "ended", "ended", "starting", "ended"]
 
 
 def test_a_full_disk_loses_no_ending(connect: Open, tmp_path: Path) -> None:
@@ -589,7 +593,7 @@ def test_a_full_disk_loses_no_ending(connect: Open, tmp_path: Path) -> None:
     assert line.ending()["outcome"] == "failed"
     journal.unlink()  # space returns
     wait_until(lambda: journal.exists() and b'"ended",["j1.x",1]' in journal.read_bytes())
-    assert [one[0] for one in entries(journal)] == ["starting", "ended"]
+    assert kinds(journal) == ["starting", "ended"]
     assert [one[1][0] for one in connect().ended] == ["j1.x"]
 
 
