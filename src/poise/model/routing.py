@@ -6,7 +6,7 @@ import msgspec
 class Asked(msgspec.Struct, frozen=True):
     """One request to be routed.
 
-    `size`: its work as far as it can be foreseen, in the units in which the replicas' speeds are learned (tokens, items;
+    `size`: its work as far as it can be foreseen, in units in which the speeds of replicas are learned (tokens, items;
     1 where nothing is known). `key`: requests of the same key had better meet the same replica (a session, a prefix).
     `due`: the instant by which it must be answered, 0 if there is none.
     """
