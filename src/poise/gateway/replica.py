@@ -32,6 +32,7 @@ from typing import Any
 
 import msgspec
 
+from poise.drivers import sockets
 from poise.errors import InputError, PoiseError
 from poise.gateway.wire import LENGTH, Answer, Answers, Broken, FromReplica, Hello, Work, decode_work, framed
 
@@ -252,15 +253,13 @@ def tried(model: Model) -> list[tuple[int, float]]:
     return known
 
 
-def dial(path: str) -> socket.socket:
+def dial(path: Path) -> socket.socket:
     """The gateway's socket; it may be starting again."""
     until = time.monotonic() + DIAL_SECONDS
     while True:
-        channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            channel.connect(path)
+            channel = sockets.connect(path, None)
         except (FileNotFoundError, ConnectionRefusedError):
-            channel.close()
             if time.monotonic() > until:
                 raise
             time.sleep(0.1)
@@ -279,7 +278,7 @@ def main() -> int:
         sys.stderr.write(f"poise: {error}\n")
         return 1
     known = tried(model)
-    channel = dial(os.environ["POISE_SERVICE_SOCKET"])
+    channel = dial(Path(os.environ["POISE_SERVICE_SOCKET"]))
     name = os.environ.get("POISE_TASK", f"replica-{os.getpid()}")
     channel.sendall(framed(Hello(name, os.getpid(), 0, known)))
     Worker(model, channel).run()

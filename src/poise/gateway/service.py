@@ -8,6 +8,7 @@ from typing import NamedTuple, cast
 
 import msgspec
 
+from poise.drivers import sockets
 from poise.gateway.service_metrics import ServiceMetrics
 from poise.gateway.wire import (
     LENGTH,
@@ -20,7 +21,8 @@ from poise.gateway.wire import (
     decode_from_replica,
     framed,
 )
-from poise.kernel.batcher import Batch, Batcher, Effect, Limits, Refuse
+from poise.kernel.batcher import Batch, Batcher, Effect, Refuse
+from poise.model.serving import Limits
 from poise.units import SECOND
 
 STATUS = {"full": 503, "late": 503, "expired": 504, "broken": 500, "lost": 502}
@@ -38,18 +40,19 @@ class Pending(NamedTuple):
 class Service:
     """Accepts replicas, keeps what was asked until it is answered, and carries out what the batcher says."""
 
-    def __init__(
-        self, name: str, limits: Limits, path: Path, metrics: ServiceMetrics, replace: Callable[[str], None]
-    ) -> None:
-        """`path` is where replicas dial; `replace` is told of one that hangs."""
+    def __init__(self, name: str, limits: Limits, path: Path, metrics: ServiceMetrics) -> None:
+        """`path` is where replicas dial."""
         self.name = name
         self.batcher = Batcher(limits)
         self.path = path
+        self.on_hang: Callable[[str], None] = lambda name: None
+        """Told the name of a replica that hangs and is to be ended."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Told when a replica has become ready, or has gone."""
+        self.ever_ready = False
         self._metrics = metrics
-        self._replace = replace
         self._pending: dict[int, Pending] = {}
         self._channels: dict[str, _Channel] = {}
-        self._sent: dict[str, int] = {}
         self._asked = 0
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -57,8 +60,8 @@ class Service:
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        self.path.unlink(missing_ok=True)
-        self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Channel(self), str(self.path))
+        listening = sockets.listen(self.path)
+        self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Channel(self), sock=listening)
 
     async def stop(self) -> None:
         """Hang up on the replicas: what they were asked is refused."""
@@ -119,7 +122,9 @@ class Service:
             self._do(self.batcher.down(hello.name, now), now)
         self._channels[hello.name] = channel
         self._do(self.batcher.up(hello.name, now, hello.limit, self._known(hello)), now)
+        self.ever_ready = True
         self._changed.set()
+        self.on_change()
 
     def _known(self, hello: Hello) -> Sequence[tuple[int, float]]:
         """What it has tried itself; else what others of this service take, as long as it has not been seen working."""
@@ -134,6 +139,7 @@ class Service:
             now = time.monotonic_ns()
             self._do(self.batcher.down(name, now), now)
             self._changed.set()
+            self.on_change()
 
     def heard(self, name: str, message: Answers | Broken) -> None:
         now = time.monotonic_ns()
@@ -163,7 +169,7 @@ class Service:
             elif isinstance(effect, Refuse):
                 self._refuse(effect)
             else:
-                self._replace(effect.replica)
+                self.on_hang(effect.replica)
         self._arm(now)
 
     def _send(self, batch: Batch, now: int) -> None:

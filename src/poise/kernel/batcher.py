@@ -15,7 +15,7 @@ from math import exp
 
 import msgspec
 
-from poise.model.serving import Curve
+from poise.model.serving import Curve, Limits
 from poise.policy.batching import Batching, QueueView, Wait, foreseen
 from poise.units import MILLISECOND, SECOND
 
@@ -92,19 +92,6 @@ class Replica(msgspec.Struct):
     sent: int = 0
     busy: int = 0
     draining: bool = False
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """`objective`: the latency that one accepted request in a hundred may exceed, 0 for none. `timeout`: after which a
-    request is given up. `queue`: so many wait at most. `batch`: items of one batch at most. `defer`: who is foreseen
-    to be late waits in the second lane instead of being refused.
-    """
-
-    objective: int = 0
-    timeout: int = 30 * SECOND
-    queue: int = 10_000
-    batch: int = 64
-    defer: bool = False
 
 
 class Batcher:
@@ -387,4 +374,4 @@ def _expired(request: Request) -> Refuse:
     return Refuse(request.number, "expired", f"not answered within {(request.due - request.came) / SECOND:g} s")
 
 
-__all__ = ["Batch", "Batcher", "Effect", "Limits", "Refuse", "Replace"]
+__all__ = ["Batch", "Batcher", "Effect", "Refuse", "Replace"]

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from poise.units import SECOND
+
 RECENT = 0.1
 """The share of a new measurement in what is remembered of its size, once there are more than ten."""
 
@@ -162,4 +164,17 @@ class Curve:
         return takes
 
 
-__all__ = ["MOST", "Curve"]
+class Limits(msgspec.Struct, frozen=True):
+    """`objective`: the latency that one accepted request in a hundred may exceed, 0 for none. `timeout`: after which a
+    request is given up. `queue`: so many wait at most. `batch`: items of one batch at most. `defer`: who is foreseen
+    to be late waits in the second lane instead of being refused.
+    """
+
+    objective: int = 0
+    timeout: int = 30 * SECOND
+    queue: int = 10_000
+    batch: int = 64
+    defer: bool = False
+
+
+__all__ = ["MOST", "Curve", "Limits"]

@@ -6,7 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from poise.kernel.batcher import TRIES, Batch, Batcher, Effect, Limits, Refuse, Replace
+from poise.kernel.batcher import TRIES, Batch, Batcher, Effect, Refuse, Replace
+from poise.model.serving import Limits
 from poise.units import MILLISECOND, SECOND
 
 KNOWN = [(1, 4.0 * MILLISECOND), (8, 8.0 * MILLISECOND), (64, 32.0 * MILLISECOND)]
