@@ -1,15 +1,18 @@
 """`poise serve`."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from poise.cli.asking import needed, needing
-from poise.cli.render import say
-from poise.client import AsyncClient, current_home
+from poise.cli.asking import merged, needed, needing
+from poise.cli.render import print_json, say, tell
+from poise.cli.submit import fill_in
+from poise.client import current_home
 from poise.control.start import ensure_up, kept_environment, user_name
+from poise.drivers.security import ensure_home
 from poise.drivers.yamlfile import load_kind, located, place_in_file
 from poise.errors import InputError
 from poise.model.servicefile import DeclaredService, compile_service
@@ -29,8 +32,9 @@ DEFAULT_PORT = 8080
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, metavar="N", help="0: a free one."
 )
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value once it listens: the address.")
 @click.argument("target", nargs=-1, required=True, metavar="app.py:Model | FILE.yaml...")
-def serve(target: tuple[str, ...], host: str, port: int, **flags: Any) -> int:
+def serve(target: tuple[str, ...], host: str, port: int, as_json: bool, **flags: Any) -> int:
     """Answer requests over HTTP with a model: a class with `predict(self, batch)`, or services from files.
 
     Its replicas are jobs like any other, on devices if they ask for some. Requests are batched by what batches were
@@ -47,13 +51,15 @@ def serve(target: tuple[str, ...], host: str, port: int, **flags: Any) -> int:
 
     home = current_home()
     with bind(host, port) as listening:
-        ensure_up(home, "--until-idle")
+        ensure_home(home)
         at = "{}:{}".format(*listening.getsockname()[:2])
+        if as_json:
+            print_json({"url": f"http://{at}", "services": names})
         say(f"poise: {', '.join(names)} at http://{at}/predict{'/NAME' if len(names) > 1 else ''}")
         base = {"folder": str(Path.cwd()), "env": kept_environment()}
         home.services.mkdir(parents=True, exist_ok=True, mode=0o700)
-        client, user = AsyncClient(home), user_name()
-        uvloop.run(serve(services, client, home.services, listening, base, user, lambda text: say(f"poise: {text}")))
+        connect = partial(ensure_up, home, "--until-idle")
+        uvloop.run(serve(services, connect, home.services, listening, base, user_name(), tell))
     return 0
 
 
@@ -68,7 +74,8 @@ def _declared(target: str, flags: dict[str, Any]) -> DeclaredService:
         with located(place_in_file(path)):
             document = load_kind(path, "service")
             if isinstance(document, dict):
-                document |= own
+                document = merged(document, own)
+                fill_in(document.get("env"), dict(os.environ))
                 document["folder"] = str((path.resolve().parent / str(document.get("folder") or ".")).resolve())
             return compile_service(document)
     place, _, _ = target.partition(":")

@@ -275,7 +275,8 @@ def main() -> int:
     try:
         model = load_model(sys.argv[1])
     except PoiseError as error:
-        sys.stderr.write(f"poise: {error}\n")
+        told = error.record
+        sys.stderr.write(f"poise: {told.field}: {told.message}{f'; there is {told.have}' if told.have else ''}\n")
         return 1
     known = tried(model)
     channel = dial(Path(os.environ["POISE_SERVICE_SOCKET"]))

@@ -3,30 +3,36 @@
 import asyncio
 import contextlib
 import logging
+import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import uvicorn
 from prometheus_client import CollectorRegistry
 
-from poise.client import AsyncClient
+from poise.client import Client
 from poise.errors import Conflict, InputError, NotFound, PoiseError, Unreachable
 from poise.gateway.app import Gateway
+from poise.gateway.http import Server
 from poise.gateway.service import Service
 from poise.gateway.service_metrics import Registry, ServiceMetrics
-from poise.model.reports import JobReport, LogPiece
+from poise.model.reports import LogPiece
 from poise.model.servicefile import DeclaredService
+
+T = TypeVar("T")
 
 LOOK_EVERY = 0.5
 """Seconds between two looks at the jobs of the replicas."""
 
 START_AGAIN = (1.0, 60.0)
 """Seconds until a replica that ended is started again: at first, and at most."""
+
+ATTEMPTS = 3
+"""To ask a control plane that is about to leave, or is just being started again."""
 
 DRAIN_SECONDS = 30.0
 
@@ -40,12 +46,19 @@ class Replicas:
     """The jobs of one service's replicas. Each is a job of its own, started again for as long as the service lives."""
 
     def __init__(
-        self, declared: DeclaredService, service: Service, client: AsyncClient, base: dict[str, Any], user: str
+        self,
+        declared: DeclaredService,
+        service: Service,
+        connect: Callable[[], Client],
+        base: dict[str, Any],
+        user: str,
     ) -> None:
-        """`base`: fields that every job of this user has, such as its folder and environment."""
+        """`connect` gives a client of the control plane, which it starts if none runs. `base`: fields that every job of
+        this user has, such as its folder and environment.
+        """
         self._declared = declared
         self._service = service
-        self._client = client
+        self._connect = connect
         self._base = base
         self._user = user
         self._jobs: list[str] = []
@@ -70,37 +83,44 @@ class Replicas:
         while True:
             while len(self._jobs) < self._declared.replicas:
                 self._asked += 1
-                self._jobs.append(await self._client.submit(self.spec(), user=self._user))
+                spec, key = self.spec(), secrets.token_hex(8)
+                self._jobs.append(await self._ask(partial(Client.submit, spec=spec, key=key, user=self._user)))
             await asyncio.sleep(LOOK_EVERY)
-            for job in list(self._jobs):
-                with contextlib.suppress(Unreachable):
-                    await self._look_at(job)
+            ended = [job for job in self._jobs if await self._ask(partial(self._is_over, job))]
+            if ended:
+                self._jobs = [job for job in self._jobs if job not in ended]
+                self._pause = START_AGAIN[0] if self._service.replicas else min(2 * self._pause, START_AGAIN[1])
+                await asyncio.sleep(self._pause)
 
-    async def _look_at(self, job: str) -> None:
+    async def _ask(self, question: Callable[[Client], T]) -> T:
+        """In a thread. A control plane that was about to leave, since nothing ran any more, is started again."""
+
+        def ask() -> T:
+            for left in range(ATTEMPTS, 0, -1):
+                try:
+                    with self._connect() as client:
+                        return question(client)
+                except Unreachable:
+                    if left == 1:
+                        raise
+            raise AssertionError("unreachable")
+
+        return await asyncio.to_thread(ask)
+
+    def _is_over(self, job: str, client: Client) -> bool:
         try:
-            report = await self._client.job(job)
+            report = client.job(job)
         except NotFound:
-            self._jobs.remove(job)
-            return
-        if report.status not in _OVER:
-            return
+            return True
         if report.status == "failed" and not self._service.ever_ready:
+            wrote = b"".join(piece.data for piece in client.logs(job) if isinstance(piece, LogPiece))
             raise InputError(
                 f"a replica of {self._declared.name} cannot start",
                 field=self._declared.model,
-                have=await self._tail(report),
+                have=wrote[-TAIL:].decode(errors="replace").strip() or f"exit code {report.exit_code}",
                 hint=f"poise logs {job}",
             )
-        self._jobs.remove(job)
-        await asyncio.sleep(self._pause)
-        self._pause = START_AGAIN[0] if self._service.replicas else min(2 * self._pause, START_AGAIN[1])
-
-    async def _tail(self, report: JobReport) -> str:
-        wrote = b""
-        async for piece in self._client.logs(report.id):
-            if isinstance(piece, LogPiece):
-                wrote = (wrote + piece.data)[-TAIL:]
-        return wrote.decode(errors="replace").strip() or f"exit code {report.exit_code}"
+        return report.status in _OVER
 
     async def replace(self, name: str) -> None:
         """End a replica that hangs; another job takes its place."""
@@ -114,15 +134,7 @@ class Replicas:
 
     async def _cancel(self, job: str) -> None:
         with contextlib.suppress(PoiseError):
-            await self._client.cancel(job)
-
-
-class _Server(uvicorn.Server):
-    """Goes on to its end when it is told to stop, instead of raising the signal again."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+            await self._ask(lambda client: client.cancel(job))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -145,7 +157,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 async def serve(
     services: Sequence[DeclaredService],
-    client: AsyncClient,
+    connect: Callable[[], Client],
     folder: Path,
     listening: socket.socket,
     base: dict[str, Any],
@@ -169,28 +181,14 @@ async def serve(
         path = folder / f"{declared.name}.sock"
         metrics = ServiceMetrics(registry, declared.name)
         service = Service(declared.name, declared.limits, path, metrics)
-        replicas = Replicas(declared, service, client, base, user)
+        replicas = Replicas(declared, service, connect, base, user)
         service.on_hang = _in_background(tasks, replicas.replace)
         service.on_change = partial(_tell_replicas, service, declared, say)
         await service.start()
         running[declared.name] = service
         kept.append(replicas)
     gateway = Gateway(running, collected)
-    server = _Server(
-        uvicorn.Config(
-            gateway,
-            loop="uvloop",
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=1,
-        )
-    )
+    server = Server(gateway)
     keeping = [asyncio.create_task(replicas.keep()) for replicas in kept]
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     stopped = asyncio.create_task(stop.wait())

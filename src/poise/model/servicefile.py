@@ -8,7 +8,7 @@
     resources: {cpu: 1, gpu: 1}
 
 `compile_service` takes the parsed document and raises `SpecError` with everything that is wrong. A replica is a job
-like any other: `resources`, `priority` and `env` are those of jobs, and are checked when it is submitted.
+like any other: `resources`, `priority` and `env` are those of jobs.
 """
 
 from typing import Any, Literal
@@ -18,7 +18,7 @@ import msgspec
 from poise.errors import SpecError
 from poise.model.document import Findings
 from poise.model.serving import MOST, Limits
-from poise.model.spec import PriorityName, Quantity, ResourcesSpec, check_name, check_text, parse_or_raise
+from poise.model.spec import PriorityName, Quantity, ResourcesSpec, check_name, check_text, compile_spec, parse_or_raise
 from poise.units import HOUR, parse_duration
 
 MOST_REPLICAS = 64
@@ -125,6 +125,7 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
     if not limits.timeout:
         found.add(SpecError("a request must have some time", field="timeout", need="more than 0", have="0"))
     job = {field: document[field] for field in ("resources", "env") if field in document}
+    found.get(None, compile_spec, {"run": [top.model], **job}, wall=0.0)
     return DeclaredService(
         name=top.name,
         model=top.model,
