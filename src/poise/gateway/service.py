@@ -33,7 +33,7 @@ class Pending(NamedTuple):
     """A request whose answer somebody waits for."""
 
     body: bytes
-    answer: asyncio.Future[Answer | Refuse]
+    tell: Callable[[Answer | Refuse], None]
     came: int
 
 
@@ -97,15 +97,15 @@ class Service:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def ask(self, body: bytes, timeout: int = 0, deferred: bool = False) -> tuple[int, asyncio.Future[Answer | Refuse]]:
-        """Ask for an answer; `cancel` with the number tells that nobody waits for it any more."""
+    def ask(
+        self, body: bytes, tell: Callable[[Answer | Refuse], None], timeout: int = 0, deferred: bool = False
+    ) -> int:
+        """Ask; `tell` is told the answer, once, unless `cancel` says with the number that nobody waits any more."""
         now = time.monotonic_ns()
         self._asked += 1
-        number = self._asked
-        answer: asyncio.Future[Answer | Refuse] = asyncio.get_running_loop().create_future()
-        self._pending[number] = Pending(body, answer, now)
-        self._do(self.batcher.arrive(number, now, timeout=timeout, deferred=deferred), now)
-        return number, answer
+        self._pending[self._asked] = Pending(body, tell, now)
+        self._do(self.batcher.arrive(self._asked, now, timeout=timeout, deferred=deferred), now)
+        return self._asked
 
     def cancel(self, number: int) -> None:
         if self._pending.pop(number, None) is not None:
@@ -185,16 +185,14 @@ class Service:
         pending = self._pending.pop(refuse.request, None)
         if pending is not None:
             self._metrics.refused(refuse.why)
-            if not pending.answer.done():
-                pending.answer.set_result(refuse)
+            pending.tell(refuse)
             self._changed.set()
 
     def _tell(self, number: int, answer: Answer, now: int) -> None:
         pending = self._pending.pop(number, None)
         if pending is not None:
             self._metrics.answered(answer.status, now - pending.came)
-            if not pending.answer.done():
-                pending.answer.set_result(answer)
+            pending.tell(answer)
             if not self._pending:
                 self._changed.set()
 

@@ -23,7 +23,7 @@ FAR = 4.0
 TOLD_AGAIN = 3
 """… unless that many in a row did."""
 
-CHANGED = 0.05
+CHANGED = 0.1
 """What a size takes must have moved by this share before everything is worked out again from it."""
 
 MOST = 1024
