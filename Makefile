@@ -7,7 +7,7 @@ SERVERS := prometheus-node-exporter
 SIMULATED := tests/faults tests/golden tests/unit
 BESIDE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup servers demo test faults fuzz schemathesis lint format bench quality peers docs site clean
+.PHONY: help setup servers demo demo-serve test faults fuzz schemathesis lint format bench quality peers docs site clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##|^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,6 +21,9 @@ $(READY): pyproject.toml
 
 demo: setup      ## a graph of real work, undisturbed and under kill -9, beside the baseline policies
 	$(BIN)/poise demo
+
+demo-serve: setup  ## a live service under a load that rises beyond what it can do, with a page of curves (serving.html)
+	$(BIN)/python -m poise.demo.serving
 
 servers: setup   ## Debian's packages of the servers that tests talk to, unpacked into .venv; tests skip what is missing
 	@mkdir -p $(VENV)/debian && cd $(VENV)/debian && for package in $(SERVERS); do \
