@@ -63,8 +63,8 @@ class ScaleRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def __post_init__(self) -> None:
         if not 0 <= self.least <= max(1, self.least) <= self.most:
             raise ValueError(f"from 0 or more replicas to at least as many and 1, not {self.least}..{self.most}")
-        if not 0 < self.target <= 1:
-            raise ValueError(f"a target above 0 and up to 1, not {self.target:g}")
+        if self.target <= 0:
+            raise ValueError(f"a target above 0, not {self.target:g}")
         if not 0 < self.share < 0.5:
             raise ValueError(f"a share of windows above 0 and below a half, not {self.share:g}")
         if self.waiting <= 0:

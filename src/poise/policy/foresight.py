@@ -26,7 +26,7 @@ PERIODS = (HOUR, DAY, 7 * DAY)
 PARTS = 1008
 """At most so many parts of a period are told apart: a week in 10 minutes."""
 
-RECENCY = 0.7
+RECENCY = 0.8
 """Weight of the newest rate in the moving mean."""
 
 SOON, LONG = 0.35, 0.03
@@ -35,7 +35,7 @@ SOON, LONG = 0.35, 0.03
 BLUR = 0.02
 """Of the foreseen rate, added to the spread: a calm hour is no promise."""
 
-SEASONAL = 0.25
+SEASONAL = 0.15
 """Weight of the newest change in what a part of a season is known for, once there have been some."""
 
 PROVEN = 0.97
@@ -59,18 +59,23 @@ CORRECTION = 0.1
 LEAST_RISK, MOST_RISK = 0.25, 4.0
 """Bounds of what credit makes of the allowed share."""
 
-DARING = 0.5
+DARING = 0.7
 """Exponent of the spread over the usual one in the risk of a window: 1 would be best if every tail were exponential."""
 
 MOST_DARING = 3.0
+"""A window is taken for at most so many times as uncertain as usual."""
+
 COLLAPSED = 0.1
-_STEEPEST = 1.0
+"""Below so much of the last rate, a rate is not believed at once."""
+
+STEEPEST = log(10)
+"""No season tells of a steeper change from one window to the next."""
 
 
 def begin(rate: float, rules: ScaleRules) -> Learned:
     """From the first rate: the spread is such that its headroom is the one that the target asks for."""
     tail = _prior()
-    spread = rate * (1 / rules.target - 1) / _spreads(tail, PRIOR, rules.share)
+    spread = rate * max(0.0, 1 / rules.target - 1) / _spreads(tail, PRIOR, rules.share)
     return Learned(last=rate, level=rate, soon=spread, long=spread, usual=spread, tail=tail, counted=PRIOR)
 
 
@@ -169,7 +174,7 @@ def _seasons(learned: Learned, at: int, rate: float, window: int) -> tuple[Seaso
     seasons = learned.seasons or tuple(_blank(window))
     if rate <= 0 or learned.last <= 0:
         return seasons
-    change = min(_STEEPEST, max(-_STEEPEST, log(rate / learned.last)))
+    change = min(STEEPEST, max(-STEEPEST, log(rate / learned.last)))
     found = []
     for season in seasons:
         found.append(_shaped(season, _part(season, at, window), change))

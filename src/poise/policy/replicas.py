@@ -7,6 +7,7 @@ as serve, times value over target, rounded up, and no change within the toleranc
 the shipped scalers differ in.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from math import ceil
@@ -306,7 +307,7 @@ def _enough(view: ScaleView, rate: float) -> int | None:
     """How many take this rate: the fastest first, then as many new ones as it needs. None if that is not known."""
     can = [0.0, *accumulate(_fastest(view))]
     if can[-1] >= rate - _EXACT:
-        return next(count for count, so_many in enumerate(can) if so_many >= rate - _EXACT)
+        return bisect_left(can, rate - _EXACT)
     return len(view.replicas) + _up((rate - can[-1]) / view.capacity) if view.capacity > 0 else None
 
 
@@ -316,7 +317,8 @@ def _can_take(view: ScaleView, count: int) -> float:
 
 
 def _fastest(view: ScaleView) -> list[float]:
-    return sorted((known or view.capacity for known in view.replicas), reverse=True)
+    known = [one or view.capacity for one in view.replicas] if 0 in view.replicas else view.replicas
+    return sorted(known, reverse=True)
 
 
 def _up(count: float) -> int:
