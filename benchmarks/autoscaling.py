@@ -15,8 +15,8 @@ the beginning, what is stopped goes at once. Never fewer than a fortieth of the 
 
 Every rule has one number that is fitted so that the share of violated windows is what is allowed, and with which its
 cost is least: the share to aim at for `forecast`, for the others the target use (over 1: less is provided than what is
-expected). The fit is on the same windows that are counted. `as it is` is `forecast` with nothing fitted: it aims
-at the share that is allowed. `overflow` is how much came beyond what could be taken, in requests.
+expected; of `static`, which always provides as much, of the busiest window). The fit is on the same windows that are
+counted. `as it is` is `forecast` with nothing fitted: it aims at the share that is allowed. `overflow` (in --json) is the share of the requests that came beyond what could be taken.
 """
 
 import argparse
@@ -46,7 +46,10 @@ FINE, WHOLE = 400, 40
 """How many replicas the busiest window needs."""
 
 START_UP = 2 * MINUTE
-STEPS = 8
+USES = (0.25, 4.0)
+"""Of what is expected: where the number of the other rules is looked for."""
+
+STEPS = 9
 """Halvings of the range, in its logarithm, in which a rule's number is looked for."""
 
 
@@ -167,7 +170,7 @@ def measured(trace: str, rates: Sequence[float], size: Size, allowed: float, fir
     yield row(f"{DEFAULT_SCALER}, as it is", None, run(rates, DEFAULT_SCALER, allowed, size, first))
     for rule in SCALERS:
         attempt = partial(_attempt, rates, rule, size, first)
-        low, high = (allowed / 5, min(0.49, allowed * 5)) if rule == DEFAULT_SCALER else (0.2, 1.25)
+        low, high = (allowed / 5, min(0.49, allowed * 5)) if rule == DEFAULT_SCALER else USES
         yield row(rule, *fitted(attempt, low, high, allowed))
 
 
