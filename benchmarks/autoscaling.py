@@ -16,7 +16,8 @@ the beginning, what is stopped goes at once. Never fewer than a fortieth of the 
 Every rule has one number that is fitted so that the share of violated windows is what is allowed, and with which its
 cost is least: the share to aim at for `forecast`, for the others the target use (over 1: less is provided than what is
 expected; of `static`, which always provides as much, of the busiest window). The fit is on the same windows that are
-counted. `as it is` is `forecast` with nothing fitted: it aims at the share that is allowed. `overflow` (in --json) is the share of the requests that came beyond what could be taken.
+counted. `as it is` is `forecast` with nothing fitted: it aims at the share that is allowed. `overflow` (in --json)
+is the share of the requests that came beyond what could be taken.
 """
 
 import argparse
