@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from math import log
-from random import Random
 
 import msgspec
 import pytest
+from numpy.random import default_rng
 
 from poise.model.scaling import Learned, ScaleRules
 from poise.policy.foresight import BLUR, LEAST_RISK, MOST_RISK, begin, decided, foresee, learn
@@ -39,8 +39,8 @@ def test_the_prior_headroom_is_what_the_target_asks_for() -> None:
 @pytest.mark.parametrize("share", [0.01, 0.05])
 @pytest.mark.parametrize("noise", [0.05, 0.3])
 def test_the_share_of_violated_windows_is_what_was_wanted(share: float, noise: float) -> None:
-    random = Random(1)
-    rates = [100 * random.lognormvariate(0, noise) for _ in range(4000)]
+    random = default_rng(1)
+    rates = [100 * float(random.lognormal(0, noise)) for _ in range(4000)]
     _, violated = follow(rates, ScaleRules(share=share))
     assert sum(violated[500:]) / 3500 == pytest.approx(share, rel=0.3)
 
@@ -56,8 +56,8 @@ def test_who_has_had_too_many_is_given_more() -> None:
 
 def test_credit_has_bounds() -> None:
     """A year of calm does not buy a day of violations, nor the other way round."""
-    random = Random(2)
-    calm, _ = follow([100 + random.random() / 1000 for _ in range(2000)])
+    random = default_rng(2)
+    calm, _ = follow([100 + float(random.random()) / 1000 for _ in range(2000)])
     wild = begin(100.0, RULES)
     for place in range(1, 60):  # always a little more than was provided for
         outlook = foresee(wild, place * LENGTH, 1, RULES, LENGTH)
@@ -68,7 +68,7 @@ def test_credit_has_bounds() -> None:
 
 
 def test_a_season_that_explains_nothing_is_not_used() -> None:
-    random = Random(3)
-    learned, _ = follow([100 * random.lognormvariate(0, 0.2) for _ in range(1000)])
+    random = default_rng(3)
+    learned, _ = follow([100 * float(random.lognormal(0, 0.2)) for _ in range(1000)])
     ahead = [foresee(learned, 1000 * LENGTH + step * LENGTH, 1, RULES, LENGTH).rate for step in range(6)]
     assert len(set(ahead)) == 1
