@@ -1,7 +1,7 @@
 """Replica-hours of every scaler over those of an oracle, at the same share of violated windows.
 
     python benchmarks/autoscaling.py [TOTALS.csv] [--services m-large,m-mid,m-small] [--shares 0.01,0.05] [--bursty 7]
-        [--first 144] [--json]
+        [--first 144] [--bound] [--json]
 
 `TOTALS.csv` is `total_rate_10min.csv` of servegen-alibaba: requests/s of production services in windows of 10 minutes
 over 14 days. `bursty` is a service drawn from a seed, as long: a day and a week, noise, an hourly job, and bursts of 2
@@ -18,6 +18,9 @@ cost is least: the share to aim at for `forecast`, for the others the target use
 expected; of `static`, which always provides as much, of the busiest window). The fit is on the same windows that are
 counted. `as it is` is `forecast` with nothing fitted: it aims at the share that is allowed. `overflow` (in --json)
 is the share of the requests that came beyond what could be taken.
+
+`--bound` prints instead what any rule of a family could do that provides a forecast and so many spreads above it, with
+all of its constants chosen in hindsight for each trace.
 """
 
 import argparse
@@ -26,15 +29,19 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from math import pi, sin
+from itertools import product
+from math import inf, pi, sin
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 from harness import say
 
+from poise.model.fleet import Floats
 from poise.model.scaling import ScaleMemory, ScaleRules, ScaleView, Window
+from poise.policy.foresight import COLLAPSED
 from poise.policy.replicas import DEFAULT_SCALER, SCALERS
 from poise.units import MINUTE
 
@@ -179,6 +186,54 @@ def _attempt(rates: Sequence[float], rule: str, size: Size, first: int, number: 
     return run(rates, rule, number, size, first)
 
 
+# --- what a family of rules could do at best -------------------------------------------------------------------------
+
+
+def best_of_family(rates: Sequence[float], allowed: float, first: int) -> float:
+    """The least cost of a forecast and so many spreads above it, all of these constants chosen in hindsight: forecasts
+    from the last rate, moving means and largest rates, spreads from moving means of how far these were off.
+    """
+    came = np.array(rates)
+    believed = np.array(_believed(rates))
+    least, best = came.max() / WHOLE, inf
+    last = _shifted(believed, 1)
+    means = [_moving(believed, weight) for weight in (0.3, 0.5, 0.7, 0.9)]
+    largest = [np.max([_shifted(believed, back) for back in range(1, count + 1)], axis=0) for count in (2, 3, 6)]
+    for forecast in (last, *means, *largest, *(np.maximum(last, mean) for mean in means)):
+        off = np.abs(believed - forecast)
+        longs = [_moving(off, weight) for weight in (0.01, 0.02, 0.05, 0.1)]
+        soons = [_moving(off, weight) for weight in (0.1, 0.2, 0.35, 0.5)]
+        for long, soon, blur in product(longs, soons, (0.0, 0.02, 0.04, 0.08)):
+            spread = (long + soon) / 2 + blur * forecast
+            wanted, known, wide = came[first:], forecast[first:], np.maximum(spread[first:], 1e-9)
+            needed = np.sort(np.where(wanted <= least, -inf, (wanted - known) / wide))
+            provided = np.maximum(known + needed[len(wanted) - 1 - int(allowed * len(wanted))] * wide, least)
+            best = min(best, float(provided.sum() / wanted.sum()))
+    return best
+
+
+def _believed(rates: Sequence[float]) -> list[float]:
+    """With collapses bridged as `forecast` does, for as long as its patience."""
+    patience, found, doubted = ScaleRules().patience // WINDOW, [rates[0]], 0
+    for rate in rates[1:]:
+        doubted = doubted + 1 if rate < COLLAPSED * found[-1] else 0
+        found.append(found[-1] if 0 < doubted <= patience else rate)
+    return found
+
+
+def _moving(values: Floats, weight: float) -> Floats:
+    """The moving mean before each value."""
+    mean, found = values[0], []
+    for value in values.tolist():
+        found.append(mean)
+        mean += weight * (value - mean)
+    return np.array(found)
+
+
+def _shifted(values: Floats, back: int) -> Floats:
+    return np.concatenate([np.full(back, values[0]), values[:-back]])
+
+
 # --- as a table ------------------------------------------------------------------------------------------------------
 
 
@@ -210,12 +265,18 @@ def main() -> int:
     parser.add_argument("--shares", default="0.01,0.05")
     parser.add_argument("--bursty", type=int, default=7, metavar="SEED")
     parser.add_argument("--first", type=int, default=DAY, help="windows that are not counted")
+    parser.add_argument("--bound", action="store_true", help="only what a family of rules could do in hindsight")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     traces = [*totals(given.totals, given.services.split(",")), ("bursty", bursty(given.bursty))]
+    shares = [float(share) for share in given.shares.split(",")]
+    if given.bound:
+        for share, (trace, rates) in product(shares, traces):
+            print(f"{trace}, at most {share:.0%} violated: {best_of_family(rates, share, given.first):.3f}")
+        return 0
     rows: list[Row] = []
     for size in SIZES:
-        for allowed in map(float, given.shares.split(",") if size is SIZES[0] else [given.shares.split(",")[0]]):
+        for allowed in shares if size is SIZES[0] else shares[:1]:
             for trace, rates in traces:
                 rows += measured(trace, rates, size, allowed, given.first)
                 say(f"{size.name}, {allowed:.0%}, {trace}: done")
