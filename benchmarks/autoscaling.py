@@ -54,8 +54,8 @@ FINE, WHOLE = 400, 40
 """How many replicas the busiest window needs."""
 
 START_UP = 2 * MINUTE
-USES = (0.25, 4.0)
-"""Of what is expected: where the number of the other rules is looked for."""
+USES, ALWAYS = (0.25, 4.0), (0.5, 16.0)
+"""Of what is expected, and of the busiest window: where the number of the other rules, and of `static`, is sought."""
 
 STEPS = 9
 """Halvings of the range, in its logarithm, in which a rule's number is looked for."""
@@ -178,8 +178,8 @@ def measured(trace: str, rates: Sequence[float], size: Size, allowed: float, fir
     yield row(f"{DEFAULT_SCALER}, as it is", None, run(rates, DEFAULT_SCALER, allowed, size, first))
     for rule in SCALERS:
         attempt = partial(_attempt, rates, rule, size, first)
-        low, high = (allowed / 5, min(0.49, allowed * 5)) if rule == DEFAULT_SCALER else USES
-        yield row(rule, *fitted(attempt, low, high, allowed))
+        sought = {DEFAULT_SCALER: (allowed / 5, min(0.49, allowed * 5)), "static": ALWAYS}.get(rule, USES)
+        yield row(rule, *fitted(attempt, *sought, allowed))
 
 
 def _attempt(rates: Sequence[float], rule: str, size: Size, first: int, number: float) -> Outcome:
