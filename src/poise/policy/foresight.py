@@ -137,7 +137,7 @@ def _judged(learned: Learned, outlook: Outlook, rate: float, rules: ScaleRules) 
         tail=tail,
         counted=counted,
         credit=min(furthest, max(-furthest, credit)),
-        usual=learned.usual + USUAL * (outlook.spread - learned.usual),
+        usual=learned.usual + (USUAL if learned.usual > 0 else 1.0) * (outlook.spread - learned.usual),
     )
 
 

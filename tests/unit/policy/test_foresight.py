@@ -45,6 +45,14 @@ def test_the_share_of_violated_windows_is_what_was_wanted(share: float, noise: f
     assert sum(violated[500:]) / 3500 == pytest.approx(share, rel=0.3)
 
 
+def test_a_service_that_begins_with_nothing_is_not_taken_for_a_wild_one() -> None:
+    """What is usual is learned from the first spread that there is."""
+    learned, violated = follow([0.0, 0.0, 0.0, *[100.0] * 300])
+    assert violated[:4] == [False, False, True, False]
+    assert learned.usual > learned.soon
+    assert foresee(learned, HOUR, 1, RULES, LENGTH).enough < 120
+
+
 def test_who_has_had_too_many_is_given_more() -> None:
     learned, _ = follow([100.0, 104.0, 97.0] * 50)
     enough = [
