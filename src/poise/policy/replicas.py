@@ -338,6 +338,3 @@ SCALERS: dict[str, ReplicaPolicy] = {
         Scaler("static", _always, fixed=True),
     )
 }
-
-
-__all__ = ["DEFAULT_SCALER", "SCALERS", "ReplicaPolicy", "Scaler", "scaler_named"]
