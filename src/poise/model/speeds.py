@@ -115,10 +115,10 @@ class Speed(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, like: Iterable["Speed"], now: int) -> "Speed":
-        """Of a new replica: the middle of those that are like it and have answered."""
+        """Of a new replica: the middle of those that are like it, as if it had answered as often as `BY_HEART`."""
         paces = [speed.at(now) for speed in like if speed.count]
         pace = median(paces) if paces else UNKNOWN
-        return cls(pace=pace, usual=pace, seen=now)
+        return cls(pace=pace, usual=pace, count=BY_HEART if paces else 0, seen=now)
 
     def at(self, now: int) -> float:
         """The pace as far as it is remembered at this instant."""
@@ -126,13 +126,15 @@ class Speed(msgspec.Struct, frozen=True):
 
     def observe(self, work: float, busy: int, now: int) -> "Speed":
         """With one more answer: `work` as it was foreseen when it was sent, `busy` the time that it took."""
-        pace, count = self.at(now), self.count + 1
-        slow = self.slow + 1 if busy > SLOW * work * pace else 0
-        first = 1.0 / (count + BY_HEART)
-        newest = min(MOST_WEIGHT, LEAST_WEIGHT * 2 ** max(0, slow - 1))
+        took, pace = max(SHORTEST, busy / work), self.at(now)
+        if not self.count:
+            return Speed(pace=took, usual=took, count=1, seen=now)
+        count = self.count + 1
+        slow = self.slow + 1 if took > SLOW * pace else 0
+        newest = min(MOST_WEIGHT, LEAST_WEIGHT * 2.0 ** max(0, slow - 1))
         return Speed(
-            _nearer(pace, busy / work, max(first, newest)),
-            _nearer(self.usual, busy / work, max(first, USUAL_WEIGHT)),
+            _nearer(pace, took, max(1.0 / count, newest)),
+            _nearer(self.usual, took, max(1.0 / count, USUAL_WEIGHT)),
             count,
             slow,
             now,
@@ -140,7 +142,7 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 def _nearer(pace: float, took: float, weight: float) -> float:
-    return max(SHORTEST, pace + weight * (min(took, OUTLIER * pace) - pace))
+    return pace + weight * (min(took, OUTLIER * pace) - pace)
 
 
 class Sent(NamedTuple):
@@ -210,14 +212,18 @@ class Reckoner:
         self._flights: dict[str, InFlight] = {}
 
     def add(self, replica: str, now: int, like: str = "") -> None:
-        """With none like it that has answered, it is foreseen to be as fast as all."""
-        alike = [speed for name, speed in self.speeds.items() if self._likes[name] == like and speed.count]
-        self.speeds[replica] = Speed.of(alike or self.speeds.values(), now)
+        """With none like it of which anything is known, it is foreseen to be as fast as all."""
         self._likes[replica] = like
         self._flights[replica] = InFlight()
+        self.speeds[replica] = self._new(replica, now)
 
     def remove(self, replica: str) -> None:
         del self.speeds[replica], self._likes[replica], self._flights[replica]
+
+    def _new(self, replica: str, now: int) -> Speed:
+        alike = [speed for name, speed in self.speeds.items() if self._likes[name] == self._likes[replica]]
+        known = [speed for speed in alike if speed.count]
+        return Speed.of(known or self.speeds.values(), now)
 
     def sent(self, replica: str, request: str, size: float, now: int) -> None:
         self._flights[replica].sent(request, size, self.sizes.work(size), now)
@@ -227,7 +233,10 @@ class Reckoner:
         if known is None:
             return
         sent, busy = known
-        speed = self.speeds[replica] = self.speeds[replica].observe(sent.work, busy, now)
+        before = self.speeds[replica]
+        speed = self.speeds[replica] = before.observe(sent.work, busy, now)
+        if not before.count:  # it is the first of all: until now nothing was known of the others either
+            self.speeds |= {name: self._new(name, now) for name, other in self.speeds.items() if not other.count}
         self.sizes = self.sizes.observe(sent.size, min(busy / speed.pace, OUTLIER * sent.work))
 
     def dropped(self, replica: str, request: str, now: int) -> None:

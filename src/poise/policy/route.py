@@ -27,6 +27,9 @@ BOUND = 1.25
 """Times its share of all that is outstanding that a replica may hold before keys go past it (Mirrokni, Thorup and
 Zadimoghaddam, "Consistent hashing with bounded loads", 2018: a key then moves past O(1 / 0.25^2) replicas)."""
 
+STALE = 3
+"""Times what a request takes at a replica after which what the replica's metrics told is too old to count."""
+
 DEFERRED_TURN = 8
 """One turn in so many is the deferred lane's, whoever waits in the first: an eighth of the capacity is what those that
 cannot be met in time cost the others, and a deferred request waits for at most so many times those before it."""
@@ -51,10 +54,11 @@ def foreseen(replica: ReplicaView) -> int:
     """Nanoseconds until the request would be answered there: what this router has in flight there, what others had
     when that was told and cannot have been done since, and the request itself.
 
-    What was told counts for less with every nanosecond that has passed, so that it can make a replica look busier for
-    no longer than it was busy, and says nothing once it is older than that.
+    What was told counts for less with every nanosecond that has passed, and for nothing when it is old: metrics that
+    say too much would make a replica that is free look busy.
     """
-    return replica.backlog + max(0, replica.told - replica.age) + replica.cost
+    told = max(0, replica.told - replica.age) if replica.age < STALE * replica.cost else 0
+    return replica.backlog + told + replica.cost
 
 
 # --- who takes it ----------------------------------------------------------------------------------------------------
