@@ -5,7 +5,7 @@
 
 An open loop: Poisson arrivals; four replicas of speeds 1, 0.8, 0.4 and 0.25 that serve one request after the other; a
 load of 1 is all that they can do. Times are in units of the mean service on the fastest. Sizes are exponential, bounded
-Pareto (1.3, up to 10,000 times the least), and those of Azure's conversations: a token written counts as much as 20
+Pareto (1.3, up to 1,000 times the least), and those of Azure's conversations: a token written counts as much as 20
 read. The policies are those that run live; all see the same arrivals. Known to them:
 
 * `weighted`, `consistent-hash` (1,000 keys that are asked for alike): the speeds, as weights.
@@ -47,7 +47,7 @@ SPEEDS = (1.0, 0.8, 0.4, 0.25)
 LOADS = (0.2, 0.38, 0.5, 0.65, 0.8, 0.9, 0.95)
 UNIT = 100 * MILLISECOND
 WRITTEN = 20
-PARETO, LONGEST = 1.3, 10_000.0
+PARETO, LONGEST = 1.3, 1000.0
 NOISE = 0.5
 KEYS = 1000
 WARM_UP = 0.1

@@ -10,7 +10,7 @@ Three small things, together in a `Reckoner`, which a router keeps for the repli
 
 Time counts from the answer before, or from when it was sent if nothing was in flight: of a replica that serves one
 after the other that is the time for one request, and of one that serves many at once its rate at the load that it has.
-The delay that is foreseen, this times all that is in flight, is right for both.
+What is in flight there is then foreseen to be waited for even where there is room left.
 """
 
 from collections.abc import Iterable
