@@ -44,6 +44,8 @@ from poise.policy.route import RouterPolicy, lane_of, next_lane, router_named
 from poise.units import MILLISECOND
 
 SPEEDS = (1.0, 0.8, 0.4, 0.25)
+NAMES = tuple(f"r{at}" for at in range(2 * len(SPEEDS)))
+ROWS = {name: at for at, name in enumerate(NAMES)}
 LOADS = (0.2, 0.38, 0.5, 0.65, 0.8, 0.9, 0.95)
 UNIT = 100 * MILLISECOND
 WRITTEN = 20
@@ -109,10 +111,6 @@ def _counted(servers: Servers, at: int, request: Request) -> ReplicaView:
 def _exactly(servers: Servers, at: int, request: Request) -> ReplicaView:
     backlog, cost = servers.left(at, request.at), request.work / servers.speeds[at]
     return ReplicaView(NAMES[at], 1.0, servers.outstanding[at], int(backlog * UNIT), int(cost * UNIT))
-
-
-NAMES = tuple(f"r{at}" for at in range(2 * len(SPEEDS)))
-ROWS = {name: at for at, name in enumerate(NAMES)}
 
 
 def told(router: RouterPolicy, requests: Sequence[Request], known: Known, seed: int) -> list[float]:
@@ -303,6 +301,9 @@ def bursts(sizes: Sequence[tuple[float, float]], random: Random) -> list[Request
 
 Cell = tuple[float, float] | None
 
+OURS = "**expected-delay, learned, wrong sizes**"
+EXACT = "expected-delay, exact"
+
 
 def cell(took: Sequence[float]) -> tuple[float, float]:
     counted = took[int(WARM_UP * len(took)) :]
@@ -329,10 +330,6 @@ def compared(kind: str, load: float, sizes: Sequence[tuple[float, float]], seed:
     cells[EXACT] = cell(told(shortest, requests, _exactly, seed))
     cells["clairvoyant"] = cell(clairvoyant(requests))
     return cells
-
-
-OURS = "**expected-delay, learned, wrong sizes**"
-EXACT = "expected-delay, exact"
 
 
 def stale(many: int, trace: Path, seed: int) -> dict[str, list[float]]:
