@@ -21,8 +21,9 @@ class ReplicaView(msgspec.Struct, frozen=True):
 
     `outstanding`: requests that this router has sent there and that are not answered. `backlog`: how long these are
     foreseen to take from now. `cost`: how long this request is foreseen to take there, once it is its turn. `told`:
-    the backlog that the replica's own metrics told `age` ago, -1 if they told none. `weight`: its share in weighted
-    policies. `open`: it may be sent requests (healthy, not draining, not ejected).
+    how long requests of others would have taken there by the replica's own metrics, `age` ago: the backlog that these
+    told, less this router's own at that instant; -1 if they told none. `weight`: its share in weighted policies.
+    `open`: it may be sent requests (healthy, not draining, not ejected).
     """
 
     name: str

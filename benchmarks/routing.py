@@ -1,0 +1,421 @@
+"""Routers over unequal replicas, in virtual time: mean and P99 of every one beside the clairvoyant bound.
+
+    python benchmarks/routing.py [--trace ../shared/data/azure-llm-2023/conv.csv] [--requests 40000] [--loads 0.2,...]
+        [--seed 1] [--json]
+
+An open loop: Poisson arrivals; four replicas of speeds 1, 0.8, 0.4 and 0.25 that serve one request after the other; a
+load of 1 is all that they can do. Times are in units of the mean service on the fastest. Sizes are exponential, bounded
+Pareto (1.3, up to 1,000 times the least), and those of Azure's conversations: a token written counts as much as 20
+read. The policies are those that run live; all see the same arrivals. Known to them:
+
+* `weighted`, `consistent-hash` (1,000 keys that are asked for alike): the speeds, as weights.
+* `expected-delay by count`: the speeds, and how many requests are outstanding.
+* `expected-delay, learned`: nothing but what was sent and what was answered, with no sizes, with sizes that are wrong
+  (log-normal, sigma 0.5), and on Azure's trace with the tokens that are read only, as when a request arrives.
+* `expected-delay, exact`: the speeds, and all sizes exactly. The target: ours with wrong sizes within 15 % of that.
+* `clairvoyant`: shortest remaining time first, on the fastest replicas, requests moving at no cost.
+
+Then eight replicas (each speed twice, exponential sizes, a load of 0.85) of which metrics are told every so often (in
+mean services): by metrics alone, by what the router has in flight itself, and by both, the metrics being right or twice
+too much and noisy (log-normal, sigma 0.5); one router, and four that know nothing of each other. Last the two lanes: of
+requests that must be answered within 10 services, in bursts, how many are, and what the others wait.
+"""
+
+import argparse
+import csv
+import heapq
+import json
+import sys
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import count
+from math import exp, floor
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from harness import percentile
+
+from poise.model.routing import Asked, ReplicaView, RouteView
+from poise.model.speeds import Reckoner
+from poise.policy.route import RouterPolicy, lane_of, next_lane, router_named
+from poise.units import MILLISECOND
+
+SPEEDS = (1.0, 0.8, 0.4, 0.25)
+NAMES = tuple(f"r{at}" for at in range(2 * len(SPEEDS)))
+ROWS = {name: at for at, name in enumerate(NAMES)}
+LOADS = (0.2, 0.38, 0.5, 0.65, 0.8, 0.9, 0.95)
+UNIT = 100 * MILLISECOND
+WRITTEN = 20
+PARETO, LONGEST = 1.3, 1000.0
+NOISE = 0.5
+KEYS = 1000
+WARM_UP = 0.1
+WITHIN = 0.15
+
+STALE_LOAD, STALE_PART = 0.85, 0.5
+AGES = (0.0, 0.3, 1.0, 3.0, 10.0, 30.0)
+
+OBJECTIVE, AT_ONCE = 10.0, 2
+BURST, BURSTS = 100.0, (1.5, 0.4)
+
+
+class Request(NamedTuple):
+    """`at` and `work` in units, the work on the fastest replica; `guess`: its size as far as it is known."""
+
+    at: float
+    work: float
+    guess: float = 1.0
+
+
+class Servers:
+    """Replicas that serve one after the other; what they answer is told in order of time."""
+
+    def __init__(self, speeds: Sequence[float]) -> None:
+        self.speeds = speeds
+        self.free = [0.0] * len(speeds)
+        self.outstanding = [0] * len(speeds)
+        self.ends: list[tuple[float, int, int]] = []
+
+    def send(self, number: int, at: int, request: Request) -> float:
+        """To replica `at`; gives when it will be answered."""
+        end = self.free[at] = max(self.free[at], request.at) + request.work / self.speeds[at]
+        self.outstanding[at] += 1
+        heapq.heappush(self.ends, (end, number, at))
+        return end
+
+    def answered(self, now: float) -> list[tuple[float, int, int]]:
+        """Instants, requests and replicas of the answers until now."""
+        told = []
+        while self.ends and self.ends[0][0] <= now:
+            told.append(heapq.heappop(self.ends))
+            self.outstanding[told[-1][2]] -= 1
+        return told
+
+    def left(self, at: int, now: float) -> float:
+        return max(0.0, self.free[at] - now)
+
+
+Known = Callable[[Servers, int, Request], ReplicaView]
+"""What is known of a replica when a request comes."""
+
+
+def _counted(servers: Servers, at: int, request: Request) -> ReplicaView:
+    pace = UNIT / servers.speeds[at]
+    outstanding = servers.outstanding[at]
+    return ReplicaView(NAMES[at], servers.speeds[at], outstanding, int(outstanding * pace), int(pace))
+
+
+def _exactly(servers: Servers, at: int, request: Request) -> ReplicaView:
+    backlog, cost = servers.left(at, request.at), request.work / servers.speeds[at]
+    return ReplicaView(NAMES[at], 1.0, servers.outstanding[at], int(backlog * UNIT), int(cost * UNIT))
+
+
+def told(router: RouterPolicy, requests: Sequence[Request], known: Known, seed: int) -> list[float]:
+    """Response times under a router to which replicas are told as they are."""
+    servers, random = Servers(SPEEDS), Random(seed)
+    took = []
+    for number, request in enumerate(requests):
+        servers.answered(request.at)
+        replicas = tuple([known(servers, at, request) for at in range(len(SPEEDS))])
+        asked = Asked(key=f"k{random.randrange(KEYS)}")
+        view = RouteView(int(request.at * UNIT), asked, replicas, turn=number, seed=random.getrandbits(64))
+        took.append(servers.send(number, ROWS[router.decide(view).replica], request) - request.at)
+    return took
+
+
+def learned(
+    requests: Sequence[Request],
+    speeds: Sequence[float] = SPEEDS,
+    *,
+    routers: int = 1,
+    metrics: Callable[[float], float] | None = None,
+    age: float = 0.0,
+    own: bool = True,
+    seed: int = 0,
+) -> list[float]:
+    """Response times under `expected-delay` by what is sent and answered, with as many routers as said, of which each
+    reads metrics every `age` (`metrics` makes of a backlog what is told of it) or none; without `own` by metrics alone.
+    """
+    router, random = router_named("expected-delay"), Random(seed)
+    servers, all_of = Servers(speeds), range(len(speeds))
+    reckoners = [Reckoner() for _ in range(routers)]
+    for reckoner in reckoners:
+        for at in all_of:
+            reckoner.add(NAMES[at], 0)
+    sent_by: dict[int, int] = {}
+    read = [-1.0] * routers
+    others = [[-1] * len(speeds) for _ in range(routers)]
+    took = []
+
+    def learn(until: float) -> None:
+        for end, number, at in servers.answered(until):
+            reckoners[sent_by.pop(number)].answered(NAMES[at], str(number), int(end * UNIT))
+
+    for number, request in enumerate(requests):
+        mine = random.randrange(routers)
+        reckoner = reckoners[mine]
+        phase = age * mine / routers
+        scrape = request.at if age == 0.0 else phase + floor((request.at - phase) / age) * age
+        if metrics is not None and scrape > read[mine]:
+            learn(scrape)
+            read[mine] = scrape
+            for at in all_of:
+                backlog = reckoner.known(NAMES[at], 1.0, int(scrape * UNIT))[1] if own else 0
+                others[mine][at] = max(0, int(metrics(servers.left(at, scrape)) * UNIT) - backlog)
+        learn(request.at)
+        now = int(request.at * UNIT)
+        since = now - int(read[mine] * UNIT) if own else 0
+        replicas = []
+        for at in all_of:
+            outstanding, backlog, cost = reckoner.known(NAMES[at], request.guess, now)
+            own_backlog = backlog if own else 0
+            replicas.append(ReplicaView(NAMES[at], 1.0, outstanding, own_backlog, cost, others[mine][at], since))
+        view = RouteView(now, Asked(size=request.guess), tuple(replicas), turn=number)
+        at = ROWS[router.decide(view).replica]
+        reckoner.sent(NAMES[at], str(number), request.guess, now)
+        sent_by[number] = mine
+        took.append(servers.send(number, at, request) - request.at)
+    return took
+
+
+def clairvoyant(requests: Sequence[Request]) -> list[float]:
+    """Shortest remaining time first with free migration: those with least left are on the fastest, in that order, which
+    serving does not change.
+    """
+    left: list[list[float]] = []
+    took: list[float] = []
+    now = 0.0
+    for coming in [*requests, Request(float("inf"), 0.0)]:
+        while left:
+            served = list(zip(left, SPEEDS, strict=False))
+            step = min(job[0] / speed for job, speed in served)
+            ends = now + step <= coming.at
+            step = step if ends else coming.at - now
+            for job, speed in served:
+                job[0] -= step * speed
+            now += step
+            if not ends:
+                break
+            soonest = min(served, key=lambda pair: pair[0][0])[0]
+            left.remove(soonest)
+            took.append(now - soonest[1])
+        now = coming.at
+        insort(left, [coming.work, coming.at])
+    return took
+
+
+# --- two lanes -------------------------------------------------------------------------------------------------------
+
+
+def lanes(requests: Sequence[Request], *, two: bool) -> list[float]:
+    """Response times where each replica is sent two requests at most, and the others wait in one lane or in two."""
+    router, servers = router_named("expected-delay"), Servers(SPEEDS)
+    first: deque[int] = deque()
+    deferred: deque[int] = deque()
+    took: list[float] = []
+    turn = count()
+
+    def view_of(number: int, now: float) -> RouteView:
+        request = requests[number]._replace(at=now)
+        replicas = []
+        for at in range(len(SPEEDS)):
+            known = _exactly(servers, at, request)
+            replicas.append(
+                ReplicaView(
+                    known.name, 1.0, known.outstanding, known.backlog, known.cost, open=known.outstanding < AT_ONCE
+                )
+            )
+        due = int((requests[number].at + OBJECTIVE) * UNIT)
+        return RouteView(int(now * UNIT), Asked(due=due), tuple(replicas))
+
+    def send(now: float) -> None:
+        going = next(turn)
+        while any(outstanding < AT_ONCE for outstanding in servers.outstanding):
+            lane = next_lane(going, len(first), len(deferred))
+            if lane is None:
+                return
+            number = (first if lane == "first" else deferred).popleft()
+            view = view_of(number, now)
+            if two and lane == "first" and lane_of(view) == "deferred":
+                deferred.append(number)
+                continue
+            end = servers.send(number, ROWS[router.decide(view).replica], requests[number]._replace(at=now))
+            took.append(end - requests[number].at)
+            going = next(turn)
+
+    def answers(until: float) -> None:
+        while servers.ends and servers.ends[0][0] <= until:
+            now = servers.ends[0][0]
+            servers.answered(now)
+            send(now)
+
+    for number, request in enumerate(requests):
+        answers(request.at)
+        first.append(number)
+        send(request.at)
+    answers(float("inf"))
+    return took
+
+
+# --- what is asked ---------------------------------------------------------------------------------------------------
+
+
+def sizes_of(kind: str, many: int, trace: Path, random: Random) -> list[tuple[float, float]]:
+    """Sizes of mean 1, and the part of each that is known when it comes."""
+    if kind == "exponential":
+        return [(random.expovariate(1.0), 0.0) for _ in range(many)]
+    if kind == "pareto":
+        least = 1.0 - LONGEST**-PARETO
+        drawn = [((1.0 - random.random() * least) ** (-1.0 / PARETO), 0.0) for _ in range(many)]
+        mean = PARETO / (PARETO - 1.0) * (1.0 - LONGEST ** (1.0 - PARETO)) / least
+    else:
+        with trace.open(newline="") as file:
+            rows = [(float(row["input_tokens"]), float(row["output_tokens"])) for row in csv.DictReader(file)]
+        drawn = [(read + WRITTEN * wrote, read) for read, wrote in random.choices(rows, k=many)]
+        mean = fmean(read + WRITTEN * wrote for read, wrote in rows)
+    return [(work / mean, known / mean) for work, known in drawn]
+
+
+def arrivals(sizes: Sequence[tuple[float, float]], rate: float, random: Random) -> list[Request]:
+    now, requests = 0.0, []
+    for work, _ in sizes:
+        now += random.expovariate(rate)
+        requests.append(Request(now, work))
+    return requests
+
+
+def bursts(sizes: Sequence[tuple[float, float]], random: Random) -> list[Request]:
+    """Arrivals at one load and then at another, in turn."""
+    now, requests = 0.0, []
+    for work, _ in sizes:
+        rate = BURSTS[int(now / BURST) % len(BURSTS)] * sum(SPEEDS)
+        now += random.expovariate(rate)
+        requests.append(Request(now, work))
+    return requests
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+Cell = tuple[float, float] | None
+
+OURS = "**expected-delay, learned, wrong sizes**"
+EXACT = "expected-delay, exact"
+
+
+def cell(took: Sequence[float]) -> tuple[float, float]:
+    counted = took[int(WARM_UP * len(took)) :]
+    return fmean(counted), percentile(counted, 99)
+
+
+def compared(kind: str, load: float, sizes: Sequence[tuple[float, float]], seed: int) -> dict[str, Cell]:
+    """Mean and P99 of each; None where a replica is sent more than it can do."""
+    random = Random(f"{seed} {kind} {load}")
+    requests = arrivals(sizes, load * sum(SPEEDS), random)
+    wrong = [each._replace(guess=each.work * exp(random.gauss(0.0, NOISE))) for each in requests]
+    too_much = load * sum(SPEEDS) / len(SPEEDS) >= min(SPEEDS)
+    cells: dict[str, Cell] = {}
+    for name in ("random", "round-robin", "weighted", "least-outstanding", "power-of-two", "consistent-hash"):
+        unstable = too_much and name in ("random", "round-robin")
+        cells[name] = None if unstable else cell(told(router_named(name), requests, _counted, seed))
+    shortest = router_named("expected-delay")
+    cells["expected-delay by count"] = cell(told(shortest, requests, _counted, seed))
+    cells["**expected-delay, learned, no sizes**"] = cell(learned(requests, seed=seed))
+    if kind == "azure":
+        part = [each._replace(guess=known) for each, (_, known) in zip(requests, sizes, strict=True)]
+        cells["**expected-delay, learned, tokens read**"] = cell(learned(part, seed=seed))
+    cells[OURS] = cell(learned(wrong, seed=seed))
+    cells[EXACT] = cell(told(shortest, requests, _exactly, seed))
+    cells["clairvoyant"] = cell(clairvoyant(requests))
+    return cells
+
+
+def stale(many: int, trace: Path, seed: int) -> dict[str, list[float]]:
+    """Mean responses by how old metrics are."""
+    random = Random(f"{seed} stale")
+    speeds = SPEEDS * 2
+    requests = arrivals(sizes_of("exponential", many, trace, random), STALE_LOAD * sum(speeds), random)
+    requests = [each._replace(guess=each.work * exp(random.gauss(0.0, NOISE))) for each in requests]
+
+    def wrong(backlog: float) -> float:
+        return 2.0 * backlog * exp(random.gauss(0.0, NOISE))
+
+    def means(**how: Any) -> list[float]:
+        return [cell(learned(requests, speeds, age=age, seed=seed, **how))[0] for age in AGES]
+
+    return {
+        "metrics alone": means(metrics=float, own=False),
+        "own work": [cell(learned(requests, speeds, seed=seed))[0]] * len(AGES),
+        "**own work, metrics**": means(metrics=float),
+        "**own work, wrong metrics**": means(metrics=wrong),
+        "own work, four routers": [cell(learned(requests, speeds, routers=4, seed=seed))[0]] * len(AGES),
+        "**own work, metrics, four routers**": means(metrics=float, routers=4),
+        "**own work, wrong metrics, four routers**": means(metrics=wrong, routers=4),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    shared = Path(__file__).parents[2] / "shared" / "data" / "azure-llm-2023" / "conv.csv"
+    parser.add_argument("--trace", type=Path, default=shared)
+    parser.add_argument("--requests", type=int, default=40_000)
+    parser.add_argument("--loads", default=",".join(map(str, LOADS)))
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    loads = [float(load) for load in given.loads.split(",")]
+    found: dict[str, Any] = {"loads": loads, "ages": AGES}
+    for kind in ("azure", "exponential", "pareto"):
+        cells = {}
+        for load in loads:
+            print(f"{kind}, {load} …", end="\r", file=sys.stderr, flush=True)
+            sizes = sizes_of(kind, given.requests, given.trace, Random(f"{given.seed} {kind}"))
+            cells[load] = compared(kind, load, sizes, given.seed)
+        found[kind] = cells
+        if not given.json:
+            show(kind, cells)
+    found["stale"] = stale(int(given.requests * STALE_PART), given.trace, given.seed)
+    random = Random(f"{given.seed} lanes")
+    requests = bursts(sizes_of("azure", given.requests, given.trace, random), random)
+    found["lanes"] = {}
+    for name, two in (("one", False), ("two", True)):
+        took = lanes(requests, two=two)
+        in_time = sum(each <= OBJECTIVE for each in took) / len(took)
+        found["lanes"][name] = {"in_time": in_time, "mean": fmean(took), "longest": max(took)}
+    if given.json:
+        print(json.dumps(found))
+        return
+    print("\n| mean response, metrics read every | " + " | ".join(f"{age:g}" for age in AGES) + " |")
+    print("| --- |" + " --- |" * len(AGES))
+    for name, means in found["stale"].items():
+        print(f"| {name} | " + " | ".join(f"{mean:.2f}" for mean in means) + " |")
+    print("\n| lanes | in time | mean | longest |\n| --- | --- | --- | --- |")
+    for name, figures in found["lanes"].items():
+        print(f"| {name} | {figures['in_time']:.1%} | {figures['mean']:.2f} | {figures['longest']:.0f} |")
+
+
+def show(kind: str, cells: dict[float, dict[str, Cell]]) -> None:
+    print(f"\n| {kind}, mean / P99 | " + " | ".join(f"{load:g}" for load in cells) + " |")
+    print("| --- |" + " --- |" * len(cells))
+    for name in next(iter(cells.values())):
+        found = [column[name] for column in cells.values()]
+        print(f"| {name} | " + " | ".join("∞" if each is None else _pair(each) for each in found) + " |")
+    above = [
+        [ours / exact - 1 for ours, exact in zip(each[OURS] or (), each[EXACT] or (), strict=True)]
+        for each in cells.values()
+    ]
+    print("| wrong sizes over exact | " + " | ".join(f"{mean:+.0%} / {tail:+.0%}" for mean, tail in above) + " |")
+    worst = max(mean for mean, _ in above)
+    print(f"\nmean at most {worst:+.1%}: {'met' if worst <= WITHIN else 'MISSED'}", flush=True)
+
+
+def _pair(each: tuple[float, float]) -> str:
+    return " / ".join(
+        f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}" for value in each
+    )
+
+
+if __name__ == "__main__":
+    main()

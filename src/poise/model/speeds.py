@@ -1,0 +1,252 @@
+"""How fast replicas answer, learned from what they have answered; and what is in flight there.
+
+Three small things, together in a `Reckoner`, which a router keeps for the replicas of one service:
+
+* `Sizes`: how much the size of a request says of the time that it takes. Sizes are only estimates (tokens of which most
+  are still to be written, bytes of a picture), and the replica that is slowest is offered those that look small: taken
+  at their word they would make it look slower still. So work is `(size / usual size)^tells`, with the slope learned.
+* `Speed`: nanoseconds for a request of the usual size on one replica.
+* `InFlight`: requests that were sent and are not answered, and how long these still take.
+
+Time counts from the answer before, or from when it was sent if nothing was in flight: of a replica that serves one
+after the other that is the time for one request, and of one that serves many at once its rate at the load that it has.
+What is in flight there is then foreseen to be waited for even where there is room left.
+"""
+
+from collections.abc import Iterable
+from math import exp, exp2, inf, log
+from statistics import median
+from typing import NamedTuple
+
+import msgspec
+
+from poise.units import MILLISECOND, SECOND
+
+UNKNOWN = 100.0 * MILLISECOND
+"""Of a replica when nothing is known of any. Only how replicas compare matters until the first has answered."""
+
+BY_HEART = 3
+"""Answers that what is foreseen of a new replica counts as."""
+
+LEAST_WEIGHT = 0.05
+"""Of the newest answer, once there are many."""
+
+OUTLIER = 4.0
+"""Times what was foreseen that an answer counts as at most."""
+
+SLOW = 2.0
+"""Times what was foreseen from which on an answer is slow. Each one in a row doubles the weight of the newest: one of
+seven exponential times is slow, and of four in a row all are in one of three thousand."""
+
+MOST_WEIGHT = 0.5
+
+USUAL_WEIGHT = 0.005
+"""Of the newest answer in what a replica usually takes."""
+
+FADES = 60 * SECOND
+"""Without an answer for so long, half of what set a replica apart from what it usually takes is forgotten: one that was
+slow for a while is tried again, one that is slow is not."""
+
+SHORTEST = 1.0
+"""Nanoseconds that a pace is at least."""
+
+MOST_WORK = 1e6
+"""Times the usual that a request counts as at most: what says its size may say anything."""
+
+SIZES_KEPT = 1000
+"""Answers over which the slope is taken."""
+
+BELIEVED = 20
+"""Answers that the belief counts as that sizes are proportional to times."""
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """Means, spread and joint spread of the logarithms of sizes and of times (over those of a request of the usual
+    size on the same replica), with more weight on the newest.
+    """
+
+    count: int = 0
+    size: float = 0.0
+    time: float = 0.0
+    spread: float = 0.0
+    joint: float = 0.0
+
+    @property
+    def tells(self) -> float:
+        """The slope of least squares, between 0 (times do not depend on sizes) and 1 (they are proportional)."""
+        if self.spread <= 0.0:
+            return 1.0
+        belief = BELIEVED / self.count
+        return min(1.0, max(0.0, (self.joint / self.spread + belief) / (1.0 + belief)))
+
+    def work(self, size: float) -> float:
+        """What it is foreseen to be, in requests of the usual size; 1 if its size is not known."""
+        if not (self.count and 0.0 < size < inf):
+            return 1.0
+        return exp(min(self.tells * (log(size) - self.size), log(MOST_WORK)))
+
+    def observe(self, size: float, took: float) -> "Sizes":
+        """With one more answer that took so long, in times of the usual."""
+        if not (0.0 < size < inf and took > 0.0):
+            return self
+        x, y = log(size), log(took)
+        count = self.count + 1
+        weight = 1.0 / min(count, SIZES_KEPT)
+        dx, dy = x - self.size, y - self.time
+        return Sizes(
+            count,
+            self.size + weight * dx,
+            self.time + weight * dy,
+            (1.0 - weight) * (self.spread + weight * dx * dx),  # Welford's update, weighted (West, 1979)
+            (1.0 - weight) * (self.joint + weight * dx * dy),
+        )
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """Nanoseconds for a request of the usual size: an exponentially weighted mean (`pace`), and one over many more
+    answers (`usual`). `slow`: how many answers in a row were, `seen`: the instant of the last.
+    """
+
+    pace: float = UNKNOWN
+    usual: float = UNKNOWN
+    count: int = 0
+    slow: int = 0
+    seen: int = 0
+
+    @classmethod
+    def of(cls, like: Iterable["Speed"], now: int) -> "Speed":
+        """Of a new replica: the middle of those that are like it, as if it had answered as often as `BY_HEART`."""
+        paces = [speed.at(now) for speed in like if speed.count]
+        pace = median(paces) if paces else UNKNOWN
+        return cls(pace=pace, usual=pace, count=BY_HEART if paces else 0, seen=now)
+
+    def at(self, now: int) -> float:
+        """The pace as far as it is remembered at this instant."""
+        return self.usual + (self.pace - self.usual) * exp2(-max(0, now - self.seen) / FADES)
+
+    def observe(self, work: float, busy: int, now: int) -> "Speed":
+        """With one more answer: `work` as it was foreseen when it was sent, `busy` the time that it took."""
+        took, pace = max(SHORTEST, busy / work), self.at(now)
+        if not self.count:
+            return Speed(pace=took, usual=took, count=1, seen=now)
+        count = self.count + 1
+        slow = self.slow + 1 if took > SLOW * pace else 0
+        newest = min(MOST_WEIGHT, LEAST_WEIGHT * 2.0 ** max(0, slow - 1))
+        return Speed(
+            _nearer(pace, took, max(1.0 / count, newest)),
+            _nearer(self.usual, took, max(1.0 / count, USUAL_WEIGHT)),
+            count,
+            slow,
+            now,
+        )
+
+
+def _nearer(pace: float, took: float, weight: float) -> float:
+    return pace + weight * (min(took, OUTLIER * pace) - pace)
+
+
+class Sent(NamedTuple):
+    """A request, and the work that it was foreseen to be."""
+
+    size: float
+    work: float
+    at: int
+
+
+class InFlight:
+    """What this router has sent to one replica and what is not answered, in the order in which it was sent."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, Sent] = {}
+        self._work = 0.0
+        self._served = 0  # the instant since when what is oldest is served, if it was sent by then
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def sent(self, request: str, size: float, work: float, now: int) -> None:
+        self._sent[request] = Sent(size, work, now)
+        self._work += work
+
+    def answered(self, request: str, now: int) -> tuple[Sent, int] | None:
+        """What it was, and the nanoseconds since the answer before; None if it is not in flight."""
+        sent = self._take(request)
+        if sent is None:
+            return None
+        busy, self._served = max(0, now - max(sent.at, self._served)), now
+        return sent, busy
+
+    def dropped(self, request: str, now: int) -> None:
+        """It is not answered, and will not be; if it was served, the next is from now on."""
+        if next(iter(self._sent), None) == request:
+            self._served = now
+        self._take(request)
+
+    def _take(self, request: str) -> Sent | None:
+        sent = self._sent.pop(request, None)
+        if sent is not None:
+            self._work = self._work - sent.work if self._sent else 0.0
+        return sent
+
+    def left(self, pace: float, now: int) -> int:
+        """Nanoseconds that all of it is foreseen to take from now. What is served lasts as much longer as it has
+        lasted, if that is more than what is left by its size: large sizes are rare, and it is one of them.
+        """
+        if not self._sent:
+            return 0
+        oldest = next(iter(self._sent.values()))
+        served = max(0, now - max(oldest.at, self._served))
+        rest = max(0.0, self._work - oldest.work) * pace
+        return int(rest + max(oldest.work * pace - served, served))
+
+
+class Reckoner:
+    """What a router knows of the replicas of one service by what it sent and what they answered. `like` of a replica:
+    what sets it apart (a device model, say), so that a new one is foreseen to be as fast as its like.
+    """
+
+    def __init__(self) -> None:
+        self.sizes = Sizes()
+        self.speeds: dict[str, Speed] = {}
+        self._likes: dict[str, str] = {}
+        self._flights: dict[str, InFlight] = {}
+
+    def add(self, replica: str, now: int, like: str = "") -> None:
+        """With none like it of which anything is known, it is foreseen to be as fast as all."""
+        self._likes[replica] = like
+        self._flights[replica] = InFlight()
+        self.speeds[replica] = self._new(replica, now)
+
+    def remove(self, replica: str) -> None:
+        del self.speeds[replica], self._likes[replica], self._flights[replica]
+
+    def _new(self, replica: str, now: int) -> Speed:
+        alike = [speed for name, speed in self.speeds.items() if self._likes[name] == self._likes[replica]]
+        known = [speed for speed in alike if speed.count]
+        return Speed.of(known or self.speeds.values(), now)
+
+    def sent(self, replica: str, request: str, size: float, now: int) -> None:
+        self._flights[replica].sent(request, size, self.sizes.work(size), now)
+
+    def answered(self, replica: str, request: str, now: int) -> None:
+        known = self._flights[replica].answered(request, now)
+        if known is None:
+            return
+        sent, busy = known
+        before = self.speeds[replica]
+        speed = self.speeds[replica] = before.observe(sent.work, busy, now)
+        if not before.count:  # it is the first of all: until now nothing was known of the others either
+            self.speeds |= {name: self._new(name, now) for name, other in self.speeds.items() if not other.count}
+        self.sizes = self.sizes.observe(sent.size, min(busy / speed.pace, OUTLIER * sent.work))
+
+    def dropped(self, replica: str, request: str, now: int) -> None:
+        """It was cancelled, or failed: nothing is learned from that."""
+        self._flights[replica].dropped(request, now)
+
+    def known(self, replica: str, size: float, now: int) -> tuple[int, int, int]:
+        """`outstanding`, `backlog` and `cost` of a `ReplicaView`, for a request of this size."""
+        flight, pace = self._flights[replica], self.speeds[replica].at(now)
+        return len(flight), flight.left(pace, now), int(pace * self.sizes.work(size))
+
+
+__all__ = ["InFlight", "Reckoner", "Sent", "Sizes", "Speed"]

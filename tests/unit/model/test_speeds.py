@@ -1,0 +1,154 @@
+"""What is learned of replicas from what they answer."""
+
+from math import exp
+from random import Random
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from poise.model.speeds import FADES, UNKNOWN, InFlight, Reckoner, Sizes, Speed
+from poise.units import MILLISECOND, SECOND
+
+
+def served(reckoner: Reckoner, replica: str, took: int, now: int = 0, size: float = 1.0) -> int:
+    """One request by itself; gives when it was answered."""
+    reckoner.sent(replica, "r", size, now)
+    reckoner.answered(replica, "r", now + took)
+    return now + took
+
+
+def test_a_reckoner_learns_how_fast_replicas_are() -> None:
+    reckoner, now = Reckoner(), 0
+    for name in ("fast", "slow"):
+        reckoner.add(name, now)
+    for _ in range(20):
+        now = served(reckoner, "fast", 20 * MILLISECOND, now)
+        now = served(reckoner, "slow", 80 * MILLISECOND, now)
+    costs = {name: reckoner.known(name, 1.0, now)[2] / MILLISECOND for name in ("fast", "slow")}
+    assert costs == {"fast": pytest.approx(20, rel=0.3), "slow": pytest.approx(80, rel=0.3)}
+
+
+def test_backlog_is_what_is_in_flight_less_the_time_served() -> None:
+    """Three of 100 ms each, sent 30 ms ago: 270 ms. One is answered at 100 ms: 200 ms, and 160 ms 40 ms later."""
+    flight = InFlight()
+    for name in "abc":
+        flight.sent(name, 1.0, 1.0, 0)
+    pace = 100.0 * MILLISECOND
+    assert flight.left(pace, 30 * MILLISECOND) == 270 * MILLISECOND
+    known = flight.answered("a", 100 * MILLISECOND)
+    assert known is not None
+    assert known[1] == 100 * MILLISECOND
+    assert flight.left(pace, 100 * MILLISECOND) == 200 * MILLISECOND
+    assert flight.left(pace, 140 * MILLISECOND) == 160 * MILLISECOND
+    known = flight.answered("b", 160 * MILLISECOND)
+    assert known is not None
+    assert known[1] == 60 * MILLISECOND, "it waited until the one before it was answered"
+    flight.dropped("c", 170 * MILLISECOND)
+    assert flight.left(pace, 170 * MILLISECOND) == 0
+    assert flight.answered("c", 180 * MILLISECOND) is None
+
+
+def test_what_takes_longer_than_foreseen_is_foreseen_to_take_as_long_again() -> None:
+    flight = InFlight()
+    flight.sent("a", 1.0, 1.0, 0)
+    assert flight.left(100.0, 1000) == 1000
+
+
+def test_a_new_replica_is_foreseen_to_be_as_fast_as_its_like() -> None:
+    reckoner, now = Reckoner(), 0
+    reckoner.add("h1", now, like="H100")
+    reckoner.add("l1", now, like="L4")
+    assert reckoner.known("h1", 1.0, now)[2] == UNKNOWN
+    for _ in range(30):
+        now = served(reckoner, "h1", 10 * MILLISECOND, now)
+        now = served(reckoner, "l1", 90 * MILLISECOND, now)
+    reckoner.add("other", now, like="A100")
+    reckoner.add("l2", now, like="L4")
+    assert reckoner.known("l2", 1.0, now)[2] == pytest.approx(90 * MILLISECOND, rel=0.1)
+    assert reckoner.known("other", 1.0, now)[2] == pytest.approx(50 * MILLISECOND, rel=0.1)
+    reckoner.remove("l2")
+    with pytest.raises(KeyError):
+        reckoner.known("l2", 1.0, now)
+
+
+def test_the_first_answer_tells_of_all() -> None:
+    """It took 20 s: nobody else is foreseen to take a tenth of a second for want of an answer."""
+    reckoner = Reckoner()
+    for name in ("a", "b"):
+        reckoner.add(name, 0, like=name)
+    now = served(reckoner, "a", 20 * SECOND)
+    assert [reckoner.known(name, 1.0, now)[2] for name in ("a", "b")] == [20 * SECOND] * 2
+
+
+def test_a_slow_down_by_ten_is_half_learned_in_six_answers_and_forgotten_if_nothing_is_sent() -> None:
+    speed, now = Speed(), 0
+    for _ in range(300):
+        now += 10 * MILLISECOND
+        speed = speed.observe(1.0, 10 * MILLISECOND, now)
+    for _ in range(6):
+        now += 100 * MILLISECOND
+        speed = speed.observe(1.0, 100 * MILLISECOND, now)
+    assert speed.pace > 50 * MILLISECOND
+    assert speed.at(now + 10 * FADES) < 15 * MILLISECOND
+
+
+def test_one_that_has_always_been_slow_is_not_thought_fast_after_a_while() -> None:
+    speed, now = Speed(), 0
+    for _ in range(50):
+        now += SECOND
+        speed = speed.observe(1.0, SECOND, now)
+    assert speed.at(now + 100 * FADES) > 0.5 * SECOND
+
+
+def test_one_outlier_changes_little() -> None:
+    speed = Speed()
+    for at in range(100):
+        speed = speed.observe(1.0, 10 * MILLISECOND, at)
+    assert speed.observe(1.0, 3600 * SECOND, 100).pace < 1.2 * speed.pace
+
+
+@pytest.mark.parametrize(("told", "slope"), [("exact", 1.0), ("noisy", 0.5), ("nothing", 0.0)])
+def test_sizes_count_as_far_as_they_tell(told: str, slope: float) -> None:
+    """Log-normal sizes, told with as much noise as they are spread: half of what is told is noise."""
+    random, sizes = Random(1), Sizes()  # noqa: S311
+    for _ in range(2000):
+        real, noise = random.gauss(0, 0.5), random.gauss(0, 0.5)
+        size = {"exact": real, "noisy": real + noise, "nothing": noise}[told]
+        sizes = sizes.observe(exp(size), exp(real))
+    assert sizes.tells == pytest.approx(slope, abs=0.1)
+    assert sizes.work(4.0) / sizes.work(2.0) == pytest.approx(2**sizes.tells)
+
+
+def test_what_is_asked_without_a_size_is_of_the_usual() -> None:
+    sizes = Sizes()
+    for _ in range(10):
+        sizes = sizes.observe(50.0, 1.0)
+    assert sizes.work(0.0) == sizes.work(float("nan")) == sizes.work(float("inf")) == 1.0
+    assert sizes.work(50.0) == pytest.approx(1.0)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["sent", "answered", "dropped"]), st.integers(0, 5), st.floats(0, 1e308)), max_size=60
+    )
+)
+def test_whatever_is_told_what_is_foreseen_is_a_time(steps: list[tuple[str, int, float]]) -> None:
+    reckoner = Reckoner()
+    reckoner.add("r", 0)
+    flying: set[int] = set()
+    for now, (what, request, size) in enumerate(steps):
+        if what == "sent" and request not in flying:
+            reckoner.sent("r", str(request), size, now)
+            flying.add(request)
+        elif what == "answered":
+            reckoner.answered("r", str(request), now)
+            flying.discard(request)
+        elif what == "dropped":
+            reckoner.dropped("r", str(request), now)
+            flying.discard(request)
+        outstanding, backlog, cost = reckoner.known("r", size, now)
+        assert outstanding == len(flying)
+        assert backlog >= 0
+        assert cost >= 0
+        assert (backlog == 0) if not flying else True
