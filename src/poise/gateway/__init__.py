@@ -1,0 +1,1 @@
+"""What answers requests for models: a front before model servers, and models of one's own."""
