@@ -1,9 +1,11 @@
 """A front on a port of its own, in a thread, with a small router: the least outstanding."""
 
 import contextlib
+import ssl
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
+import httpx
 import openai
 
 from gateway.server import Serving
@@ -13,7 +15,7 @@ from poise.model.routing import RouteView
 from poise.model.serving_upstreams import compile_upstreams
 
 QUICK = {"delay": "0s", "every": "100ms", "timeout": "1s", "failures": 2}
-EJECTS = {"failures": 2, "pause": "300ms", "longest": "2s", "slower": 5, "least": "100ms"}
+EJECTS = {"failures": 2, "pause": "300ms", "longest": "2s", "slower": 0, "least": "200ms"}
 
 
 def least_outstanding(view: RouteView) -> str:
@@ -66,5 +68,8 @@ def front(
 def client(url: str, **options: Any) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key="sk-of-the-client", max_retries=0, **options)
 
+
+WEB = httpx.Client(verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), timeout=5.0)
+"""Another client; what belongs to TLS, which nothing here uses, it makes only once."""
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]

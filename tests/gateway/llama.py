@@ -103,7 +103,8 @@ def main() -> None:
         options.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
         options.model_alias = {"tiny-embeddings"}
     server = xllamacpp.Server(options)
-    print(server.listening_address, flush=True)
+    sys.stdout.write(f"{server.listening_address}\n")
+    sys.stdout.flush()
     sys.stdin.read()
 
 

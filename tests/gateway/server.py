@@ -8,6 +8,7 @@ As a program it is one that can be killed: `python -m gateway.server NAME SECOND
 import asyncio
 import contextlib
 import json
+import socket
 import sys
 import threading
 from collections.abc import Iterator, MutableMapping
@@ -37,10 +38,10 @@ class Serving(uvicorn.Server):
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self.run, daemon=True)
 
-    async def startup(self, sockets: Any = None) -> None:
-        await super().startup(sockets)
-        self.loop = asyncio.get_running_loop()
+    async def main_loop(self) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         self._ready.set()
+        await self._over.wait()
 
     def install_signal_handlers(self) -> None:
         """In a thread there are none."""
@@ -59,9 +60,14 @@ class Serving(uvicorn.Server):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.should_exit = True
+        self.tell()
         self._thread.join(10)
         assert not self._thread.is_alive()
+
+    def tell(self) -> None:
+        """To stop; leaving waits until it has."""
+        with contextlib.suppress(RuntimeError):  # it has
+            self._loop.call_soon_threadsafe(self._over.set)
 
 
 class Model:
@@ -172,12 +178,25 @@ def models(*names: str) -> Iterator[tuple[list[Model], list[str]]]:
     """So many servers, and their addresses."""
     with contextlib.ExitStack() as stack:
         made = [Model(name) for name in names]
-        yield made, [stack.enter_context(Serving(model)).url for model in made]
+        servings = [stack.enter_context(Serving(model)) for model in made]
+        yield made, [serving.url for serving in servings]
+        for serving in servings:
+            serving.tell()
+
+
+def rest(connection: socket.socket) -> bytes:
+    """What comes until the other side closes."""
+    came = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(2**20):
+            came += part
+    return came
 
 
 if __name__ == "__main__":
     slow = Model(sys.argv[1])
     slow.wait = float(sys.argv[2])
     with Serving(slow) as serving:
-        print(serving.url, flush=True)
+        sys.stdout.write(f"{serving.url}\n")
+        sys.stdout.flush()
         sys.stdin.read()

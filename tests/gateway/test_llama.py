@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-import httpx
 import openai
 import pytest
 
-from gateway.front import HELLO, client, front
+from gateway.front import HELLO, WEB, client, front
 from gateway.llama import Llama
 
 
@@ -34,7 +33,12 @@ def test_a_chat_is_answered(both: tuple[str, str]) -> None:
 def test_a_stream_comes_token_by_token(both: tuple[str, str]) -> None:
     events = list(
         client(both[0]).chat.completions.create(
-            model="tiny", messages=HELLO, max_tokens=20, temperature=0, stream=True, stream_options={"include_usage": True}
+            model="tiny",
+            messages=HELLO,
+            max_tokens=20,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
         )
     )
     assert events[-1].usage is not None and events[-1].usage.completion_tokens == 20
@@ -47,7 +51,7 @@ def test_a_stream_comes_token_by_token(both: tuple[str, str]) -> None:
 def test_a_stream_is_what_the_server_said(both: tuple[str, str]) -> None:
     """Byte for byte, but for what differs from answer to answer."""
     asked = {"model": "tiny", "prompt": "w260 w261", "max_tokens": 8, "temperature": 0, "stream": True}
-    texts = [httpx.post(f"{url}/v1/completions", json=asked | {"cache_prompt": False}).text for url in both]
+    texts = [WEB.post(f"{url}/v1/completions", json=asked | {"cache_prompt": False}).text for url in both]
     lines = [[line[: line.find('"created"')] for line in text.split("\n")[:-8]] for text in texts]
     assert lines[0] == lines[1]
     assert all(text.endswith("data: [DONE]\n\n") for text in texts)

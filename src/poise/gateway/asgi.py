@@ -9,8 +9,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 ABORT = "poise.abort"
-"""An extension of HTTP scopes: its `now` is a function that ends the connection and forgets what was not sent. A client that
-reads nothing would otherwise hold what was written for it. `poise.gateway.connection` offers it."""
+"""An extension of HTTP scopes: its `now` is a function that ends the connection and forgets what was not sent, which a
+client that reads nothing would hold otherwise. `poise.gateway.connection` offers it."""
 
 
 class TooLarge(Exception):

@@ -28,7 +28,7 @@ NOT_ASKED_ON = frozenset(
         "x-request-timeout-seconds", "x-envoy-upstream-rq-timeout-ms", "x-envoy-expected-rq-timeout-ms",
     }
 )  # fmt: skip
-"""Headers that are the connection's own, or the front's: a client's key is for the front, and not for what is behind."""
+"""Headers that are the connection's own, or the front's: a client's key is for it, and not for what is behind."""
 
 NOT_ANSWERED_ON = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"date", b"server"}

@@ -18,7 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from poise.gateway.asgi import Receive, Scope, Send, answer
 
-disable_created_metrics()  # when a series began, for every one of them: nobody asks, and it doubles the text
+disable_created_metrics()  # type: ignore[no-untyped-call]  # when a series began, for every one of them: nobody asks, and it doubles the text
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Those of vLLM's router, and below them: small models answer in milliseconds."""

@@ -2,8 +2,8 @@
 
     kind: upstreams
     upstreams:
-      - {name: big, url: "http://gpu1:8000", models: [llama-8b], key_from: BIG_KEY, weight: 4, limit: 256}
-      - {name: small, url: "http://gpu2:8000", limit: 32}       # its models are what its /v1/models says
+      - {name: big, url: "gpu1:8000", models: [llama-8b], key_from: BIG_KEY, weight: 4, limit: 256}
+      - {name: small, url: "gpu2:8000", limit: 32}       # its models are what its /v1/models says
     router: least-outstanding
     timeout: 10m
     objective: {latency_p99: 5s}
@@ -37,7 +37,7 @@ MAX_SLOWER = 1e6
 LONGEST = DAY
 SHORTEST = MILLISECOND
 
-URL = r"https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?"
+URL = r"(?:https?://)?(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?"
 PATH = r"/[A-Za-z0-9._~/-]*"
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 
@@ -179,9 +179,9 @@ def compile_upstreams(document: Any) -> Front:
 
 _EXAMPLES = {
     "kind": "kind: upstreams",
-    "upstreams": 'upstreams: [{name: a, url: "http://gpu1:8000"}]',
+    "upstreams": 'upstreams: [{name: a, url: "gpu1:8000"}]',
     "name": "name: gpu1",
-    "url": 'url: "http://gpu1:8000"',
+    "url": 'url: "gpu1:8000"',
     "models": "models: [llama-8b]",
     "key_from": "key_from: GPU1_KEY",
     "weight": "weight: 2",
@@ -275,7 +275,7 @@ def _upstreams(specs: list[UpstreamSpec], number: Any, real: Any, found: Finding
             what = f"there is another upstream `{spec.name}`"
             found.add(SpecError(what, code="E107", field=f"{at}.name", have=spec.name))
         if not re.fullmatch(URL, spec.url):
-            need = "http:// or https://, a host, and a port"
+            need = "host:port, or a URL without a user"
             found.add(SpecError("this is no URL of a server", field=f"{at}.url", need=need, have=spec.url[:80]))
         if spec.key_from and not re.fullmatch(VARIABLE, spec.key_from):
             need = "the name of a variable of the environment, not the key"
@@ -286,7 +286,7 @@ def _upstreams(specs: list[UpstreamSpec], number: Any, real: Any, found: Finding
             found.add(SpecError("these are no names of models", field=f"{at}.models", need=need))
         made[spec.name] = Upstream(
             name=spec.name,
-            url=spec.url.rstrip("/").removesuffix("/v1"),
+            url=("" if "://" in spec.url else "http://") + spec.url.rstrip("/").removesuffix("/v1"),
             models=tuple(dict.fromkeys(models or ())),
             key_from=spec.key_from,
             weight=real(spec.weight, 1 / MAX_WEIGHT, MAX_WEIGHT, f"{at}.weight"),
