@@ -34,8 +34,9 @@ LONGEST_AWAY = 60
 class Member:
     """One upstream and all that is known of it."""
 
-    def __init__(self, told: Upstream, front: Front, now: int) -> None:
+    def __init__(self, told: Upstream, front: Front, metrics: Metrics, now: int) -> None:
         self.told = told
+        self._gauge, self._ejected = metrics.running.labels(told.name), metrics.ejected.labels(told.name)
         self.breaker = Breaker(front.ejection)
         self.health = Health(front.health, now)
         self.pace = Pace()
@@ -53,6 +54,14 @@ class Member:
 
     def has_room(self, now: int) -> bool:
         return self.running < self.told.limit and self.is_open(now)
+
+    def add(self, requests: int) -> None:
+        self.running += requests
+        self._gauge.set(self.running)
+
+    def tell(self) -> None:
+        """In metrics, whether it is ejected."""
+        self._ejected.set(self.breaker.is_ejected)
 
     def why_not(self, now: int) -> str:
         if self.health.state != "healthy":
@@ -86,12 +95,10 @@ class Pool:
         self._turn = 0
         self._waiting: dict[str, deque[_Waiter]] = {}
         self._timers: set[asyncio.TimerHandle] = set()
-        self.members = [Member(told, front, now()) for told in front.upstreams]
+        self.members = [Member(told, front, metrics, now()) for told in front.upstreams]
         self._by_name = {member.name: member for member in self.members}
         for member in self.members:
-            metrics.running.labels(member.name).set(0)
             metrics.healthy.labels(member.name).set(0)
-            metrics.ejected.labels(member.name).set(0)
 
     def models(self) -> dict[str, Any]:
         """What `/v1/models` tells: of each model what the first upstream says that has it."""
@@ -128,8 +135,8 @@ class Pool:
     def give_back(self, place: Place, outcome: Outcome) -> None:
         """The request is over at this upstream."""
         now, member = self._now(), place.member
-        member.running -= 1
-        self._metrics.running.labels(member.name).set(member.running)
+        member.add(-1)
+        was_ejected = member.breaker.is_ejected
         slow = outcome == "answered" and self._was_slow(place, now)
         if outcome == "answered":
             member.pace.on_answer(place.question.size, place.sent, now)
@@ -141,8 +148,10 @@ class Pool:
             self._failed(member, now)
         else:
             member.breaker.on_success(now)
-        self._metrics.ejected.labels(member.name).set(member.breaker.is_ejected)
-        self.wake()
+        if was_ejected != member.breaker.is_ejected:
+            member.tell()
+        if self._waiting:
+            self.wake()
 
     def rest(self, member: Member, seconds: float) -> None:
         """It said when to come back, if not at once."""
@@ -195,10 +204,9 @@ class Pool:
         if not any(member.has_room(now) for member in open_ones):
             return None
         member = self._by_name[self._choose(self._view(asked, open_ones, turn, now))]
-        member.running += 1
+        member.add(1)
         member.breaker.on_sent()
         member.pace.on_sent(question.size, now)
-        self._metrics.running.labels(member.name).set(member.running)
         return Place(member, question, now)
 
     def _view(self, asked: Asked, members: list[Member], turn: int, now: int) -> RouteView:

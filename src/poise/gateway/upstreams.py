@@ -268,11 +268,11 @@ class Upstreams:
         headers = answered_on(response, place.member)
         await request.send({"type": "http.response.start", "status": response.status, "headers": headers})
         request.is_begun = True
-        while chunk:
+        while chunk and not response.content.at_eof():
             await request.pass_on(chunk)
             chunk = await response.content.readany()
         request.is_over = True
-        await request.send({"type": "http.response.body", "body": b""})
+        await request.pass_on(chunk, more=False)
 
     async def _fail(self, request: "_Request", status: int, message: str, code: str) -> None:
         """An error as late as it is: an answer of its own, the last event of a stream, or the end of the connection."""
@@ -322,12 +322,12 @@ class _Request:
     def is_between_events(self) -> bool:
         return not self._last or self._last.endswith(END_OF_EVENT)
 
-    async def pass_on(self, chunk: bytes) -> None:
+    async def pass_on(self, chunk: bytes, more: bool = True) -> None:
         """Raises `Stalled` if the client does not take what is already written for it."""
         self._last = chunk if len(chunk) >= len(END_OF_EVENT[-1]) else self._last[-4:] + chunk
         try:
             async with asyncio.timeout(self._stalled):
-                await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await self.send({"type": "http.response.body", "body": chunk, "more_body": more})
         except TimeoutError:
             raise Stalled from None
 
