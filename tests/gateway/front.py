@@ -1,5 +1,7 @@
 """A front on a port of its own, in a thread, with a small router: the least outstanding."""
 
+import asyncio
+import concurrent.futures
 import contextlib
 import ssl
 from collections.abc import Iterator, MutableMapping
@@ -7,6 +9,7 @@ from typing import Any
 
 import httpx
 import openai
+from prometheus_client import CollectorRegistry
 
 from gateway.server import Serving
 from poise.gateway.metrics import Metrics
@@ -31,12 +34,13 @@ class Front:
     def __init__(self, urls: list[str], keys: dict[str, str], first: dict[str, Any], said: dict[str, Any]) -> None:
         upstreams = [{"name": f"u{place}", "url": url} | first for place, url in enumerate(urls)]
         document = {"kind": "upstreams", "upstreams": upstreams, "health": QUICK, "ejection": EJECTS} | said
-        self.metrics = Metrics()
+        self.metrics = Metrics(CollectorRegistry())
         self.upstreams = Upstreams(compile_upstreams(document), least_outstanding, self.metrics, keys)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await receive()
+            self._loop = asyncio.get_running_loop()
             await self.upstreams.start()
             await send({"type": "lifespan.startup.complete"})
             await receive()
@@ -46,6 +50,10 @@ class Front:
             await self.metrics(scope, receive, send)
         else:
             await self.upstreams(scope, receive, send)
+
+    def stop(self) -> "concurrent.futures.Future[None]":
+        """From another thread."""
+        return asyncio.run_coroutine_threadsafe(self.upstreams.stop(), self._loop)
 
     def metric(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0

@@ -5,6 +5,7 @@
 writes the model into the folder, starts the server, prints its address and stays until its input ends.
 """
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -73,8 +74,11 @@ class Llama:
             cwd=Path(__file__).parent.parent,
             text=True,
         )
+
+    @functools.cached_property
+    def url(self) -> str:
         assert self._process.stdout is not None
-        self.url = self._process.stdout.readline().strip()
+        return self._process.stdout.readline().strip()
 
     def __enter__(self) -> "Llama":
         return self

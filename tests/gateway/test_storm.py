@@ -3,22 +3,21 @@
 import asyncio
 import random
 from collections import Counter
+from typing import Any
 
 import aiohttp
-import pytest
 
 from gateway.front import client, front
 from gateway.server import Model, models
 
-REQUESTS = 300
+REQUESTS = 200
 AT_ONCE = 48
 ANSWERS = {200, 429, 500, 502, 503, 504}
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_storm_leaves_nothing_behind(seed: int) -> None:
-    chosen = random.Random(seed)  # noqa: S311
-    said = {"timeout": "400ms", "queue": 16, "stalled": "200ms", "each": {"limit": 8}}
+def test_a_storm_leaves_nothing_behind() -> None:
+    chosen = random.Random(1)  # noqa: S311
+    said: dict[str, Any] = {"timeout": "400ms", "queue": 16, "stalled": "200ms", "each": {"limit": 8}}
     with models("a", "b", "c") as (servers, urls), front(urls, **said) as (app, url):
         ends = asyncio.run(storm(url, servers, chosen))
         for server in servers:

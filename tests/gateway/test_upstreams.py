@@ -195,7 +195,7 @@ def test_one_that_has_become_slow_is_ejected_and_comes_back() -> None:
     with models("a", "b") as ((a, _), urls), front(urls, ejection=EJECTS | {"slower": 5}) as (app, url):
         for _ in range(4):
             ask(url)
-        a.wait = 0.5
+        a.wait = 0.3
         for _ in range(4):
             ask(url)
         assert app.metric("poise_upstream_ejected", server="u0") == 1
@@ -239,7 +239,7 @@ def test_nobody_there_is_told_at_once() -> None:
 
 def test_what_is_too_much_is_refused_at_once() -> None:
     with models("a") as ((a,), urls), front(urls, each={"limit": 2}, queue=2) as (app, url):
-        a.wait = 0.5
+        a.wait = 0.3
         with asking(url, 4) as answers:
             until(lambda: app.metric("vllm:num_requests_waiting", model="m") == 2)
             with httpx.Client() as kept:
@@ -307,8 +307,8 @@ def test_a_clients_patience_is_kept_to_and_blames_nobody(header: dict[str, str])
 
 def test_a_stream_may_take_longer_than_its_first_word() -> None:
     with models("a") as ((a,), urls), front(urls) as (_, url):
-        a.words, a.pause = 6, 0.1
-        events = list(client(url, timeout=0.3).completions.create(model="m", prompt="x", stream=True))
+        a.words, a.pause = 6, 0.05
+        events = list(client(url, timeout=0.2).completions.create(model="m", prompt="x", stream=True))
         assert len(events) == 6
 
 
@@ -338,7 +338,7 @@ def test_who_hangs_up_ends_the_work_for_it() -> None:
 
 def test_who_hangs_up_while_it_waits_gives_its_turn_up() -> None:
     with models("a") as ((a,), urls), front(urls, each={"limit": 1}) as (app, url):
-        a.wait = 0.3
+        a.wait = 0.2
         with asking(url, 1):
             until(lambda: a.running == 1)
             waiting = events(port_of(url))
@@ -350,8 +350,8 @@ def test_who_hangs_up_while_it_waits_gives_its_turn_up() -> None:
 
 
 def test_who_reads_nothing_is_dropped() -> None:
-    with models("a") as ((a,), urls), front(urls, stalled="300ms") as (app, url):
-        a.words, a.padding = 100_000, "x" * 10_000
+    with models("a") as ((a,), urls), front(urls, stalled="200ms") as (app, url):
+        a.words, a.padding = 100_000, "x" * 1_000_000
         slow = events(port_of(url))
         until(lambda: a.running == 1)
         until(lambda: a.gone == 1)
@@ -361,10 +361,22 @@ def test_who_reads_nothing_is_dropped() -> None:
 
 
 def test_stopping_lets_those_finish_that_run() -> None:
-    with models("a") as ((a,), urls), contextlib.ExitStack() as stack:
-        _, url = stack.enter_context(front(urls))
+    with models("a") as ((a,), urls), front(urls) as (app, url):
         a.wait = 0.3
         with asking(url, 2) as answers:
             until(lambda: a.running == 2)
-            stack.close()
+            stopping = app.stop()
+            refused = ask(url)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert [answer.status_code for answer in answers] == [200, 200]
+        stopping.result(1)
+
+
+def test_stopping_does_not_wait_for_ever() -> None:
+    with models("a") as ((a,), urls), front(urls, drain="100ms") as (app, url):
+        a.wait = 10
+        with asking(url, 1) as answers:
+            until(lambda: a.running == 1)
+            app.stop().result(1)
+        assert [answer.json()["error"]["message"] for answer in answers] == ["This front is being stopped"]
+        until(lambda: a.gone == 1)

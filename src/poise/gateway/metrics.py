@@ -29,8 +29,8 @@ MILLISECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 10.0, 100.0, 1000.0, 10_
 class Metrics:
     """An ASGI application that tells them."""
 
-    def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
 
         def counter(name: str, about: str, *labels: str) -> Counter:
             return Counter(name, about, labels, registry=registry)

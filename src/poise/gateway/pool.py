@@ -13,14 +13,14 @@ from typing import Any, Literal, NamedTuple
 
 from poise.gateway.metrics import Metrics
 from poise.gateway.openai import Question, Refused, unknown_model
-from poise.kernel.pace import Pace
+from poise.kernel.pace import Pace, foreseen
 from poise.kernel.resilience import Breaker, Health, is_slow
 from poise.model.routing import Asked, ReplicaView, RouteView
 from poise.model.serving_upstreams import Front, Upstream
 from poise.units import MILLISECOND, SECOND
 
 Choose = Callable[[RouteView], str]
-"""A router: the name of the replica that a request goes to, one of those that are open."""
+"""A router: the name of the replica that a request goes to, one of those that are open; empty to let it wait."""
 
 Outcome = Literal["answered", "refused", "failed", "neither"]
 """What came of a request: an answer in full; a refusal that was the request's own fault, or polite; a failure of the
@@ -203,13 +203,17 @@ class Pool:
             raise self._nobody(serving)
         if not any(member.has_room(now) for member in open_ones):
             return None
-        member = self._by_name[self._choose(self._view(asked, open_ones, turn, now))]
+        chosen = self._choose(self._view(asked, open_ones, turn, now))
+        if not chosen:
+            return None
+        member = self._by_name[chosen]
         member.add(1)
         member.breaker.on_sent()
         member.pace.on_sent(question.size, now)
         return Place(member, question, now)
 
     def _view(self, asked: Asked, members: list[Member], turn: int, now: int) -> RouteView:
+        times = foreseen([member.pace for member in members], asked.size)
         return RouteView(
             now=now,
             asked=asked,
@@ -218,11 +222,11 @@ class Pool:
                     name=member.name,
                     weight=member.told.weight,
                     outstanding=member.running,
-                    backlog=member.pace.backlog(),
-                    cost=member.pace.cost(asked.size),
+                    backlog=backlog,
+                    cost=cost,
                     open=member.has_room(now),
                 )
-                for member in members
+                for member, (backlog, cost) in zip(members, times, strict=True)
             ),
             turn=turn,
             seed=turn,
@@ -293,7 +297,7 @@ class Pool:
 
     def _seconds_away(self, members: list[Member]) -> int:
         """When the first will have worked off what it has, as far as that can be foreseen."""
-        return _seconds(min(member.pace.backlog() for member in members))
+        return _seconds(min(backlog for backlog, _ in foreseen([member.pace for member in members], 0.0)))
 
 
 def _seconds(nanoseconds: int) -> int:

@@ -1,6 +1,6 @@
 """A front before model servers that speak OpenAI's API: one address for all, which routes, limits, retries and watches.
 
-    front = Upstreams(compile_upstreams(document), choose, Metrics(), keys)
+    front = Upstreams(compile_upstreams(document), choose, Metrics(CollectorRegistry()), keys)
     await front.start()
     ...                     # an ASGI application for /v1/chat/completions, completions, embeddings and models
     await front.stop()
