@@ -77,6 +77,14 @@ def test_the_body_is_passed_on_as_it_came() -> None:
         assert a.asked[0]["of my own"] == {"deep": [1, 2.5]}
 
 
+def test_the_answer_is_passed_on_as_it_came() -> None:
+    with models("a") as (_, urls), front(urls) as (_, url):
+        for stream in (False, True):
+            ours, theirs = ask(url, stream=stream), ask(urls[0], stream=stream)
+            assert ours.content == theirs.content
+            assert ours.headers["content-type"] == theirs.headers["content-type"]
+
+
 def test_the_key_of_an_upstream_takes_the_place_of_the_clients() -> None:
     with models("a", "b") as (both, urls):
         with front(urls[:1], keys={"A_KEY": "sk-of-a"}, each={"key_from": "A_KEY"}) as (_, url):
@@ -89,6 +97,7 @@ def test_the_key_of_an_upstream_takes_the_place_of_the_clients() -> None:
             pass
 
 
+@pytest.mark.timed
 def test_words_of_a_stream_come_when_they_are_said() -> None:
     with models("a") as ((a,), urls), front(urls) as (_, url):
         a.words, a.pause = 4, 0.1
@@ -237,6 +246,7 @@ def test_nobody_there_is_told_at_once() -> None:
 # Too much, too late
 
 
+@pytest.mark.timed
 def test_what_is_too_much_is_refused_at_once() -> None:
     with models("a") as ((a,), urls), front(urls, each={"limit": 2}, queue=2) as (app, url):
         a.wait = 0.3
@@ -323,6 +333,7 @@ def test_answers_later_than_the_objective_are_counted() -> None:
 # Clients
 
 
+@pytest.mark.timed
 def test_who_hangs_up_ends_the_work_for_it() -> None:
     with models("a") as ((a,), urls), front(urls) as (app, url):
         a.words, a.pause = 1000, 0.05

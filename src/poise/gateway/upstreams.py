@@ -282,7 +282,7 @@ class Upstreams:
             refused = Refused(status, message, code=code)
             await answer(request.send, status, refused.body(), refused.headers())
         elif request.is_stream and request.is_between_events:
-            await request.send({"type": "http.response.body", "body": error_event(message, code)})
+            await request.pass_on(error_event(message, code), more=False)
         else:
             await abort(request.scope)
 
