@@ -213,6 +213,19 @@ def test_one_that_has_become_slow_is_ejected_and_comes_back() -> None:
         until(lambda: ask(url).headers["x-poise-upstream"] == "u0")
 
 
+def test_one_that_hangs_is_found_by_clients_of_any_patience() -> None:
+    """Its probes go well, and no client waits for as long as the front would."""
+    with models("a", "b") as ((a, _), urls), front(urls, ejection=EJECTS | {"slower": 5}) as (app, url):
+        for _ in range(4):
+            ask(url)
+        a.wait = 60
+        for _ in range(4):
+            with contextlib.suppress(httpx.ReadTimeout):
+                WEB.post(f"{url}/v1/completions", json={"model": "m", "prompt": "x"}, timeout=0.3)
+        until(lambda: app.metric("poise_upstream_ejected", server="u0") == 1)
+        assert {ask(url).headers["x-poise-upstream"] for _ in range(4)} == {"u1"}
+
+
 def test_the_last_one_is_not_ejected() -> None:
     with models("a") as ((a,), urls), front(urls) as (app, url):
         a.status = 500
@@ -264,6 +277,18 @@ def test_what_is_too_much_is_refused_at_once() -> None:
             assert sorted(took)[2] < 0.05
         assert [answer.status_code for answer in answers] == [200] * 4
         assert app.metric("vllm:request_errors_total", server="", model="m", error_type="overloaded") == 5
+
+
+def test_bodies_are_bounded_together() -> None:
+    with models("a") as ((a,), urls), front(urls, bodies="1MiB") as (_, url):
+        a.wait = 0.3
+        with asking(url, 2, padding="x" * 400_000) as answers:
+            until(lambda: a.running == 2)
+            refused = ask(url, padding="x" * 400_000)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert ask(url).status_code == 200
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert ask(url, padding="x" * 400_000).status_code == 200
 
 
 def test_who_came_first_is_served_first() -> None:

@@ -132,20 +132,23 @@ class Pool:
         self._metrics.routing.observe((self._now() - began) / MILLISECOND)
         return place
 
-    def give_back(self, place: Place, outcome: Outcome) -> None:
-        """The request is over at this upstream."""
+    def give_back(self, place: Place, outcome: Outcome, held: int) -> None:
+        """The request is over at this upstream, which its client has `held` up for so long by not reading. What has
+        taken far too long has failed, whether it was waited for or not: an upstream that hangs is found by clients of
+        any patience.
+        """
         now, member = self._now(), place.member
         member.add(-1)
         was_ejected = member.breaker.is_ejected
-        slow = outcome == "answered" and self._was_slow(place, now)
+        slow = self._was_slow(place, now - place.sent - held)
         if outcome == "answered":
-            member.pace.on_answer(place.question.size, place.sent, now)
+            member.pace.on_answer(place.question.size, place.sent + held, now)
         else:
             member.pace.on_gone(place.question.size)
-        if outcome == "neither":
-            member.breaker.on_neither()
-        elif outcome == "failed" or slow:
+        if outcome == "failed" or slow:
             self._failed(member, now)
+        elif outcome == "neither":
+            member.breaker.on_neither()
         else:
             member.breaker.on_success(now)
         if was_ejected != member.breaker.is_ejected:
@@ -247,7 +250,7 @@ class Pool:
             return await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled() and place.exception() is None:
-                self.give_back(place.result(), "neither")
+                self.give_back(place.result(), "neither", 0)
             elif waiter in line:
                 line.remove(waiter)
                 if not line:
@@ -256,13 +259,13 @@ class Pool:
         finally:
             waiting.dec()
 
-    def _was_slow(self, place: Place, now: int) -> bool:
+    def _was_slow(self, place: Place, took: int) -> bool:
         others = [
             member.pace.lasting
             for member in self.serving(place.question.model)
             if member is not place.member and member.pace.lasting
         ]
-        return is_slow(now - place.sent, place.question.size, others, self._front.ejection)
+        return is_slow(took, place.question.size, others, self._front.ejection)
 
     def _failed(self, member: Member, now: int) -> None:
         others = [

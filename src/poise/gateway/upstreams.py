@@ -26,7 +26,7 @@ import aiohttp
 import msgspec
 
 from poise.errors import SpecError
-from poise.gateway.asgi import Gone, Receive, Scope, Send, TooLarge, abort, answer, whole_body
+from poise.gateway.asgi import Gone, NoRoom, Receive, Room, Scope, Send, TooLarge, abort, answer, whole_body
 from poise.gateway.client import FAILURES, Client, answered_on, asked_on, told_to_wait
 from poise.gateway.health import Prober
 from poise.gateway.metrics import Metrics
@@ -74,6 +74,7 @@ class Upstreams:
         self._pool = Pool(front, choose, metrics, _now)
         self._keys = _keys(front, keys)
         self._budget = RetryBudget(front.retries)
+        self._room = Room(front.bodies)
         self._running: set[asyncio.Task[Any]] = set()
         self._stopping = False
         self._client: Client
@@ -113,6 +114,7 @@ class Upstreams:
                 known = ", ".join((*ASKED, MODELS))
                 raise Refused(404, f"There is no {path[:80]} here. There are {known}", code="not_found")
         except Refused as refused:
+            self._metrics.errors.labels("", "", refused.reason).inc()
             await answer(send, refused.status, refused.body(), refused.headers())
 
     async def _list(self, name: str, send: Send) -> None:
@@ -128,11 +130,14 @@ class Upstreams:
             await self._read(request, receive)
             if self._stopping:
                 raise Refused(503, "This front is being stopped", code="unavailable", reason="stopping", retry_after=1)
+            await self._watched(request, receive)
         except Gone:
             return
-        except Refused as refused:
-            self._metrics.errors.labels("", "", refused.reason).inc()
-            raise
+        finally:
+            self._room.give_back(len(request.body))
+
+    async def _watched(self, request: "_Request", receive: Receive) -> None:
+        """Answers for as long as the client is there."""
         task = asyncio.current_task()
         if task is None:
             raise AssertionError("an application runs in a task")
@@ -153,7 +158,7 @@ class Upstreams:
                 await self._fail(request, 503, "This front is being stopped", "unavailable")
         except Stalled:
             self._count(request, "stalled")
-            await abort(scope)
+            await abort(request.scope)
         finally:
             request.is_over = True
             watcher.cancel()
@@ -171,10 +176,13 @@ class Upstreams:
         request.is_ours = timeout == front.timeout and request.first_by == request.due
         try:
             async with asyncio.timeout(timeout / SECOND):
-                request.body = await whole_body(scope, receive, front.body)
+                request.body = await whole_body(scope, receive, front.body, self._room)
         except TooLarge:
             message = f"The body is larger than {format_bytes(front.body)}, which is the most that is taken here"
             raise Refused(413, message, code="body_too_large") from None
+        except NoRoom:
+            message = "The requests that are being answered are as large together as they may"
+            raise Refused(429, message, code="overloaded", reason="overloaded", retry_after=1) from None
         except TimeoutError:
             raise Refused(408, "The body was not here in time", code="timeout", reason="timeout") from None
         request.question = read_question(scope["path"], request.body)
@@ -229,7 +237,7 @@ class Upstreams:
                     outcome = "failed"
                 raise
             finally:
-                self._pool.give_back(place, outcome)
+                self._pool.give_back(place, outcome, request.held)
             if not reason:
                 return
             self._metrics.retries.labels(name, reason).inc()
@@ -315,6 +323,7 @@ class _Request:
         self.server = ""
         self.status = 0
         self.is_begun = self.is_over = self.is_stream = False
+        self.held = 0  # nanoseconds that its client did not read
         self._stalled = stalled
         self._last = b""
 
@@ -325,11 +334,14 @@ class _Request:
     async def pass_on(self, chunk: bytes, more: bool = True) -> None:
         """Raises `Stalled` if the client does not take what is already written for it."""
         self._last = chunk if len(chunk) >= len(END_OF_EVENT[-1]) else self._last[-4:] + chunk
+        began = _now()
         try:
             async with asyncio.timeout(self._stalled):
                 await self.send({"type": "http.response.body", "body": chunk, "more_body": more})
         except TimeoutError:
             raise Stalled from None
+        finally:
+            self.held += _now() - began
 
 
 def _keys(front: Front, given: Mapping[str, str]) -> dict[str, str]:

@@ -33,6 +33,7 @@ MAX_LIMIT = 100_000
 
 MAX_WEIGHT = 1e6
 MAX_BODY = 2**30
+MAX_BODIES = 2**40
 MAX_SLOWER = 1e6
 LONGEST = DAY
 SHORTEST = MILLISECOND
@@ -95,6 +96,7 @@ class UpstreamsSpec(msgspec.Struct, forbid_unknown_fields=True):
     timeout: Quantity = "10m"
     objective: ObjectiveSpec | None = None
     body: Quantity = "32MiB"
+    bodies: Quantity = "1GiB"
     queue: int = 256
     stalled: Quantity = "30s"
     drain: Quantity = "30s"
@@ -148,9 +150,10 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Front(msgspec.Struct, frozen=True, kw_only=True):
-    """A compiled file; durations in nanoseconds, `objective` is 0 where there is none. `queue`: requests that wait
-    while all upstreams have as many as they may. `stalled`: a client that takes nothing of its answer for so long is
-    dropped. `router` is empty where none is named.
+    """A compiled file; durations in nanoseconds, `objective` is 0 where there is none. `body` and `bodies`: bytes of one
+    request and of all that are being answered, at most. `queue`: requests that wait while all upstreams have as many as
+    they may. `stalled`: a client that takes nothing of its answer for so long is dropped. `router` is empty where none
+    is named.
     """
 
     upstreams: tuple[Upstream, ...]
@@ -158,6 +161,7 @@ class Front(msgspec.Struct, frozen=True, kw_only=True):
     timeout: int
     objective: int
     body: int
+    bodies: int
     queue: int
     stalled: int
     drain: int
@@ -191,6 +195,7 @@ _EXAMPLES = {
     "objective": "objective: {latency_p99: 5s}",
     "latency_p99": "objective: {latency_p99: 5s}",
     "body": "body: 32MiB",
+    "bodies": "bodies: 1GiB",
     "queue": "queue: 256",
     "stalled": "stalled: 30s",
     "drain": "drain: 30s",
@@ -242,6 +247,7 @@ def _compile(top: UpstreamsSpec, found: Findings) -> Front:
         timeout=time(top.timeout, "timeout"),
         objective=0 if top.objective is None else time(top.objective.latency_p99, "objective.latency_p99"),
         body=found.get(0, parse_or_raise, parse_bytes, top.body, "body", MAX_BODY),
+        bodies=found.get(0, parse_or_raise, parse_bytes, top.bodies, "bodies", MAX_BODIES),
         queue=number(top.queue, 0, MAX_LIMIT, "queue"),
         stalled=time(top.stalled, "stalled"),
         drain=time(top.drain, "drain", 0),
