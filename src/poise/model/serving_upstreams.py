@@ -150,10 +150,11 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Front(msgspec.Struct, frozen=True, kw_only=True):
-    """A compiled file; durations in nanoseconds, `objective` is 0 where there is none. `body` and `bodies`: bytes of
-    one request and of all that are being answered, at most. `queue`: requests that wait while all upstreams have as many
-    as they may. `stalled`: a client that takes nothing of its answer for so long is dropped. `router` is empty where none
-    is named.
+    """A compiled file; durations in nanoseconds, `objective` is 0 where there is none.
+
+    `body` and `bodies`: bytes of one request and of all that are being answered, at most. `queue`: requests that wait
+    while all upstreams have as many as they may. `stalled`: a client that takes nothing of its answer for so long is
+    dropped. `router` is empty where none is named.
     """
 
     upstreams: tuple[Upstream, ...]
