@@ -97,6 +97,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "series"
 
     @property
+    def services(self) -> Path:
+        """Sockets at which replicas find their gateway."""
+        return self.root / "services"
+
+    @property
     def logs(self) -> Path:
         """Standard output and error of every attempt."""
         return self.root / "logs"

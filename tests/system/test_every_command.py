@@ -56,8 +56,8 @@ WORKS = {
     "simulate": f"simulate --json --policy fifo --jobs 5 {TRACE}",
     "compare": f"compare --json --policies fifo --jobs 5 {TRACE}",
 }
-LONG = {"demo", "bench-devices"}
-"""Take long, and have tests of their own."""
+LONG = {"demo", "bench-devices", "serve"}
+"""Take long, or go on until they are told to end, and have tests of their own."""
 
 ASKS = ("submit -- true", "cancel JOB", "drain NODE", "quota", "events", "top", "ls --watch", "wait JOB", "show -w JOB")
 """What a control plane has to be there for."""

@@ -16,6 +16,7 @@ from poise.engine.scenario import compile_nemesis
 from poise.errors import SpecError
 from poise.model.devicefile import compile_devices
 from poise.model.fleetfile import compile_fleet
+from poise.model.servicefile import compile_service
 from poise.model.serving_upstreams import compile_upstreams
 from poise.model.spec import compile_spec
 from poise.model.worldfile import compile_world
@@ -46,6 +47,7 @@ COMPILE: dict[str, Callable[[Any], object]] = {
     "devices": compile_devices,
     "nemesis": compile_nemesis,
     "world": compile_world,
+    "service": compile_service,
     "upstreams": compile_upstreams,
 }
 
@@ -105,6 +107,18 @@ MORE: dict[str, list[Any]] = {
             "restart": {"checkpoint": None, "save": 1, "saves": True},
             "changes": [{"at": "1h", "node": "n1", "there": False}],
             "power": {"idle": "10%", "busy": 0.5, "kg_per_kwh": 0.4},
+        }
+    ],
+    "service": [
+        {
+            "kind": "service",
+            "name": "a",
+            "model": "app.py:Model",
+            "replicas": 2,
+            "objective": {"latency_p99": "200ms"},
+            "late": "defer",
+            "resources": {"gpu": 1, "gpu_memory": "12GiB"},
+            "env": {"A": 1},
         }
     ],
     "upstreams": [

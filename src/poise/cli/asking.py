@@ -15,7 +15,7 @@ from poise.model.sweep import PREFIX
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_FLAGS = [
+_NEEDS = [
     click.option("-g", "--gpu", metavar="N", help="Whole devices for each task."),
     click.option("--gpu-memory", metavar="BYTES", help="Memory that each device must have, e.g. 12GiB."),
     click.option("--gpu-share", metavar="PART", help="The part of each device's compute, e.g. 0.5."),
@@ -29,6 +29,14 @@ _FLAGS = [
     click.option("--cpu", metavar="N", help="CPUs for each task, e.g. 4, 0.5 or 500m. [default: 1]"),
     click.option("--memory", metavar="BYTES", help="Memory for each task, reserved and limited, e.g. 8GiB."),
     click.option("--priority", metavar="CLASS", help="urgent, high, medium or low."),
+    click.option(
+        "--env", metavar="NAME[=VALUE]", multiple=True, help="Set or pass on an environment variable. Repeatable."
+    ),
+]
+"""What a process needs."""
+
+_FLAGS = [
+    *_NEEDS[:-1],
     click.option("--begin", metavar="TIME", help="Not before: 2h from now, or 2026-12-01T02:00:00Z."),
     click.option("--deadline", metavar="TIME", help="When it must be done: 30m, or 2026-12-01T12:00:00Z."),
     click.option("--expect", metavar="TIME", help="How long it should run, until history knows better."),
@@ -54,15 +62,20 @@ _FLAGS = [
     click.option("--hang", metavar="TIME", help="It has hung when it has not touched $POISE_PROGRESS for so long."),
     click.option("--lease", metavar="CLASS", help="fenced, or exclusive: no two copies at once, even if cut off."),
     click.option("--grace", metavar="TIME", help="Between SIGTERM and SIGKILL when it is stopped. [default: 10s]"),
-    click.option(
-        "--env", metavar="NAME[=VALUE]", multiple=True, help="Set or pass on an environment variable. Repeatable."
-    ),
+    _NEEDS[-1],
 ]
 
 
 def asking(function: Function) -> Function:
     """Adds the flags; they arrive as one keyword each."""
     for flag in reversed(_FLAGS):
+        function = flag(function)
+    return function
+
+
+def needing(function: Function) -> Function:
+    """Adds the flags that say what a process needs, without those of jobs."""
+    for flag in reversed(_NEEDS):
         function = flag(function)
     return function
 
@@ -75,8 +88,8 @@ def is_script(name: str) -> bool:
     return name.endswith(SCRIPTS) and Path(name).is_file()
 
 
-def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
-    """The fields of a job that the flags set. Quantities stay as written: one place reads them, with one error."""
+def needed(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
+    """The fields that the flags of `needing` set. Quantities stay as written: one place reads them, with one error."""
     spec: dict[str, Any] = {}
     resources: dict[str, Any] = {
         field: _number(flags[field])
@@ -89,7 +102,18 @@ def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
         resources["gpu_model"] = list(flags["gpu_model"])
     if resources:
         spec["resources"] = resources
-    for field in ("priority", "begin", "deadline", "expect", "checkpoint", "name", "hang", "lease", "grace"):
+    if flags["priority"] is not None:
+        spec["priority"] = flags["priority"]
+    if flags["env"]:
+        pairs = [one.partition("=") for one in flags["env"]]
+        spec["env"] = {name: value if equals else environ.get(name) for name, equals, value in pairs}
+    return spec
+
+
+def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
+    """The fields of a job that the flags set."""
+    spec = needed(flags, environ)
+    for field in ("begin", "deadline", "expect", "checkpoint", "name", "hang", "lease", "grace"):
         if flags[field] is not None:
             spec[field] = flags[field]
     for field in ("workers", "parts", "at_most", "weight"):
@@ -105,9 +129,6 @@ def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
         spec["retry"] = {"limit": _number(flags["retries"]), "when": ["lost", "killed", "hung", "failed", "signal"]}
     if flags["after"]:
         spec["after"] = list(flags["after"])
-    if flags["env"]:
-        pairs = [one.partition("=") for one in flags["env"]]
-        spec["env"] = {name: value if equals else environ.get(name) for name, equals, value in pairs}
     return spec
 
 

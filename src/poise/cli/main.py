@@ -17,6 +17,10 @@ COMMANDS = {
     "down": ("poise.cli.up", "Stop them"),
     "status": ("poise.cli.up", "Tell what runs here: which policy decides, on which fleet, how much there is to do"),
     "submit": ("poise.cli.submit", "Submit a job or a graph from a file, or a command, and return"),
+    "serve": (
+        "poise.cli.serve",
+        "Answer requests over HTTP with a model, batched, on as many replicas as are asked for",
+    ),
     "ls": ("poise.cli.jobs", "List jobs"),
     "show": ("poise.cli.jobs", "Show a job: its tasks, where they ran, why they wait"),
     "explain": ("poise.cli.explain", "Tell why a job waits and what frees it, or why it runs where it does"),

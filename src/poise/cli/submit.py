@@ -92,13 +92,14 @@ def read_spec(path: Path, environ: dict[str, str]) -> dict[str, Any]:
     folder = spec.get("folder")
     if folder is None or (isinstance(folder, str) and "\0" not in folder):
         spec["folder"] = str((path.resolve().parent / (folder or ".")).resolve())
-    _fill(spec.get("env"), environ)
+    fill_in(spec.get("env"), environ)
     tasks = spec.get("tasks")
     for task in tasks.values() if isinstance(tasks, dict) else ():
-        _fill(task.get("env") if isinstance(task, dict) else None, environ)
+        fill_in(task.get("env") if isinstance(task, dict) else None, environ)
     return spec
 
 
-def _fill(env: Any, environ: dict[str, str]) -> None:
+def fill_in(env: Any, environ: dict[str, str]) -> None:
+    """Variables without a value get that of the environment."""
     if isinstance(env, dict):
         env.update({name: environ[name] for name, value in env.items() if value is None and name in environ})

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from poise.engine import scenario
-from poise.model import devicefile, fleetfile, serving_upstreams, spec, worldfile
+from poise.model import devicefile, fleetfile, servicefile, serving_upstreams, spec, worldfile
 from poise.model.catalogue import CATALOGUE
+from poise.model.serving import MOST
 from poise.policy.rank import ORDERS, PRESETS, RANK_TERMS
 from poise.policy.recipe import MAX_TERMS, MAX_WEIGHT, RECIPES, TURNS, YIELDS_BY, PolicySpec
 from poise.policy.score import TERMS
@@ -25,6 +26,7 @@ FILES = {
     "devices": "What is known of the devices of this machine: `devices.yaml` in the home",
     "nemesis": "What breaks, and how often: `poise faults --nemesis FILE.yaml`",
     "world": "What a trace is tried in: `poise simulate --world FILE.yaml`",
+    "service": "A model that answers requests: `poise serve FILE.yaml`",
     "upstreams": "Model servers behind one front: `poise serve FILE.yaml`",
 }
 """The kinds of files, and what each is for."""
@@ -36,6 +38,7 @@ _ROOTS: dict[str, type[msgspec.Struct]] = {
     "devices": devicefile.DevicesSpec,
     "nemesis": scenario.Nemesis,
     "world": worldfile.WorldSpec,
+    "service": servicefile.ServiceSpec,
     "upstreams": serving_upstreams.UpstreamsSpec,
 }
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -233,6 +236,14 @@ _FORMS: dict[str, Schema] = {
     "power.idle": _MAYBE_SHARE,
     "power.busy": _MAYBE_SHARE,
     "power.kg_per_kwh": {"anyOf": [{"type": "number", "minimum": 0, "maximum": 10}, {"type": "null"}]},
+    "service.kind": {"const": "service"},
+    "service.name": _NAMES,
+    "service.model": {"pattern": "^[^:]+:.+$", "examples": ["app.py:Model"]},
+    "service.replicas": _COUNT | {"maximum": servicefile.MOST_REPLICAS},
+    "service.batch": _COUNT | {"maximum": MOST},
+    "service.queue": _COUNT | {"maximum": servicefile.MOST_WAITING},
+    "service.timeout": _DURATION,
+    "objective.latency_p99": _DURATION,
     "upstreams.kind": {"const": "upstreams"},
     "upstreams.upstreams": {"minItems": 1, "maxItems": serving_upstreams.MAX_UPSTREAMS},
     "upstreams.router": {"pattern": f"^(?:{_NAME})?$"},
@@ -262,7 +273,6 @@ _FORMS: dict[str, Schema] = {
         "maximum": serving_upstreams.MAX_WEIGHT,
     },
     "upstream.limit": {"minimum": 1, "maximum": serving_upstreams.MAX_LIMIT},
-    "objective.latency_p99": _DURATION,
     "retries.share": _SHARE,
     "retries.most": {"minimum": 0, "maximum": serving_upstreams.MAX_UPSTREAMS},
     "ejection.failures": {"minimum": 1, "maximum": serving_upstreams.MAX_LIMIT},
@@ -312,6 +322,7 @@ _RULES: dict[str, Schema] = {
     "fleet": {"required": ["kind", "nodes"]},
     "policy": {"required": ["kind", "name"]},
     "world": {"required": ["kind"]},
+    "service": {"required": ["kind", "name", "model"]},
     "upstreams": {"required": ["kind", "upstreams"]},
     "TaskSpec": {"anyOf": [{"required": ["run"]}, {"required": ["artifacts"]}]},
 }
@@ -468,6 +479,22 @@ MEANING = {
     "triggers.cool_below": "Until it is at this use or less.",
     "triggers.hot_for": "Each for so long.",
     "triggers.settles": "A load level counts after so long.",
+    "service.kind": "`service`.",
+    "service.name": "What it is called: it answers at `/predict/NAME`, and its replicas are jobs `NAME-1`, `NAME-2`, …",
+    "service.model": "The class that answers: `app.py:Model`, or `package.module:Model`.",
+    "service.folder": "Where replicas run. Relative to the file's folder; that folder itself by default.",
+    "service.python": "The interpreter of the replicas, in which `poise` can be imported. That of `poise` by default.",
+    "service.replicas": "Processes that answer, each a job of its own.",
+    "service.objective": "What the service promises. Who cannot be answered in time is refused when it comes.",
+    "service.batch": "Requests in one batch at most. Which size is best is learned.",
+    "service.queue": "Requests that wait at most; who comes then is refused.",
+    "service.timeout": "When a request is given up.",
+    "service.late": "Who is foreseen to miss the objective is refused (`refuse`), or waits until there is nothing else "
+    "to do, and not for ever (`defer`).",
+    "service.resources": "What one replica takes: as of jobs.",
+    "service.priority": "Class of the replicas. `high` by default: they go before work that nobody waits for.",
+    "service.env": "Environment variables of the replicas. `null` takes the value from whoever serves.",
+    "objective.latency_p99": "The latency that one answer in a hundred may exceed; 0: none is promised.",
     "world.kind": "`world`.",
     "world.name": "What reports call it.",
     "world.restart": "What stopping and coming back costs. What is left out is as the reader of the trace says.",
@@ -505,7 +532,7 @@ MEANING = {
     "upstreams.upstreams": "The servers, each with OpenAI's API.",
     "upstreams.router": "Who decides where a request goes. The default of `poise serve` if none is named.",
     "upstreams.timeout": "From a request to the end of its answer, with waiting and tries again.",
-    "upstreams.objective": "What is promised of answers.",
+    "upstreams.objective": "What is promised of answers. Later ones are counted, and routers see it.",
     "upstreams.body": "The largest body of a request.",
     "upstreams.bodies": "Of all requests that are being answered, together; further ones are refused.",
     "upstreams.queue": "Requests that wait while all upstreams have as many as they may; further ones are refused.",
@@ -520,7 +547,6 @@ MEANING = {
     "upstream.key_from": "The variable of the environment with the key that it is sent. Keys of clients stay here.",
     "upstream.weight": "Its share, for routers that look at it.",
     "upstream.limit": "Requests that it is sent at once.",
-    "objective.latency_p99": "99 of 100 answers are complete after so long. Later ones are counted; routers see it.",
     "retries.share": "Of the requests of the last ten seconds so many at most, and ten more.",
     "retries.most": "Of one request.",
     "ejection.failures": "So many in a row: failed connections, 500, 502, 503, 504, and the time-out.",

@@ -1,1 +1,1 @@
-"""What answers requests for models: a front before model servers, and models of one's own."""
+"""The inference gateway: one front for models that Poise runs and for servers that others run."""

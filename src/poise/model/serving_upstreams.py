@@ -21,6 +21,7 @@ import msgspec
 
 from poise.errors import SpecError
 from poise.model.document import Findings
+from poise.model.servicefile import ObjectiveSpec
 from poise.model.spec import Quantity, check_name, parse_or_raise
 from poise.units import DAY, MILLISECOND, format_duration, parse_bytes, parse_duration, parse_share
 
@@ -52,12 +53,6 @@ class UpstreamSpec(msgspec.Struct, forbid_unknown_fields=True):
     key_from: str = ""
     weight: float = 1.0
     limit: int = 64
-
-
-class ObjectiveSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """What is promised of answers."""
-
-    latency_p99: Quantity
 
 
 class RetriesSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -94,7 +89,7 @@ class UpstreamsSpec(msgspec.Struct, forbid_unknown_fields=True):
     upstreams: list[UpstreamSpec] = []
     router: str = ""
     timeout: Quantity = "10m"
-    objective: ObjectiveSpec | None = None
+    objective: ObjectiveSpec = msgspec.field(default_factory=ObjectiveSpec)
     body: Quantity = "32MiB"
     bodies: Quantity = "1GiB"
     queue: int = 256
@@ -246,7 +241,7 @@ def _compile(top: UpstreamsSpec, found: Findings) -> Front:
         upstreams=_upstreams(top.upstreams, number, real, found),
         router=top.router,
         timeout=time(top.timeout, "timeout"),
-        objective=0 if top.objective is None else time(top.objective.latency_p99, "objective.latency_p99"),
+        objective=time(top.objective.latency_p99, "objective.latency_p99", 0),
         body=found.get(0, parse_or_raise, parse_bytes, top.body, "body", MAX_BODY),
         bodies=found.get(0, parse_or_raise, parse_bytes, top.bodies, "bodies", MAX_BODIES),
         queue=number(top.queue, 0, MAX_LIMIT, "queue"),

@@ -47,7 +47,6 @@ def test_a_url_may_be_that_of_a_client(url: str) -> None:
         (written(A | {"port": 80}), "upstreams[0].port"),
         (written(timeout=0), "timeout"),
         (written(objective={"latency_p99": "fast"}), "objective.latency_p99"),
-        (written(objective={}), "objective.latency_p99"),
         (written(body="2GiB"), "body"),
         (written(queue=-1), "queue"),
         (written(retries={"share": "120%"}), "retries.share"),

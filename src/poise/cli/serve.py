@@ -1,0 +1,83 @@
+"""`poise serve`."""
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from poise.cli.asking import merged, needed, needing
+from poise.cli.render import print_json, say, tell
+from poise.cli.submit import fill_in
+from poise.client import current_home
+from poise.control.start import ensure_up, kept_environment, user_name
+from poise.drivers.security import ensure_home
+from poise.drivers.yamlfile import load_kind, located, place_in_file
+from poise.errors import InputError
+from poise.model.servicefile import DeclaredService, compile_service
+
+DEFAULT_PORT = 8080
+
+
+@click.command()
+@needing
+@click.option("--name", metavar="NAME", help="What the service is called. [default: as the file with the class]")
+@click.option("--replicas", type=int, metavar="N", help="Processes that answer. [default: 1]")
+@click.option("--objective", metavar="TIME", help="Latency that one answer in a hundred may exceed, e.g. 200ms.")
+@click.option("--batch", type=int, metavar="N", help="Requests in one batch at most. [default: 64]")
+@click.option("--timeout", metavar="TIME", help="When a request is given up. [default: 30s]")
+@click.option("--python", metavar="PROGRAM", help="The interpreter of the replicas. [default: this one]")
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, metavar="N", help="0: a free one."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value once it listens: the address.")
+@click.argument("target", nargs=-1, required=True, metavar="app.py:Model | FILE.yaml...")
+def serve(target: tuple[str, ...], host: str, port: int, as_json: bool, **flags: Any) -> int:
+    """Answer requests over HTTP with a model: a class with `predict(self, batch)`, or services from files.
+
+    Its replicas are jobs like any other, on devices if they ask for some. Requests are batched by what batches were
+    found to take; who cannot be answered within the objective is refused at once. Ask with POST /predict. Ctrl-C
+    answers what was accepted, and ends.
+    """
+    services = [_declared(one, flags) for one in target]
+    names = [one.name for one in services]
+    if len(set(names)) < len(names):
+        raise InputError("two services have one name", field="--name", have=", ".join(names), hint="name: another")
+    import uvloop
+
+    from poise.gateway.serve import bind, serve
+
+    home = current_home()
+    with bind(host, port) as listening:
+        ensure_home(home)
+        at = "{}:{}".format(*listening.getsockname()[:2])
+        if as_json:
+            print_json({"url": f"http://{at}", "services": names})
+        say(f"poise: {', '.join(names)} at http://{at}/predict{'/NAME' if len(names) > 1 else ''}")
+        base = {"folder": str(Path.cwd()), "env": kept_environment()}
+        home.services.mkdir(parents=True, exist_ok=True, mode=0o700)
+        connect = partial(ensure_up, home, "--until-idle")
+        uvloop.run(serve(services, connect, home.services, listening, base, user_name(), tell))
+    return 0
+
+
+def _declared(target: str, flags: dict[str, Any]) -> DeclaredService:
+    """The service of a file or of a class, with what the flags say."""
+    own = {name: flags[name] for name in ("name", "replicas", "batch", "timeout", "python") if flags[name] is not None}
+    if flags["objective"] is not None:
+        own["objective"] = {"latency_p99": flags["objective"]}
+    own |= needed(flags, dict(os.environ))
+    if target.endswith((".yaml", ".yml", ".json")):
+        path = Path(target)
+        with located(place_in_file(path)):
+            document = load_kind(path, "service")
+            if isinstance(document, dict):
+                document = merged(document, own)
+                fill_in(document.get("env"), dict(os.environ))
+                document["folder"] = str((path.resolve().parent / str(document.get("folder") or ".")).resolve())
+            return compile_service(document)
+    place, _, _ = target.partition(":")
+    name = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
+    return compile_service({"kind": "service", "name": name, "model": target} | own)

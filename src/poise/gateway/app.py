@@ -1,0 +1,131 @@
+"""What the gateway answers to, over HTTP.
+
+    POST /predict           the only service, or
+    POST /predict/NAME      the one of that name
+    GET  /healthz           200: the gateway lives
+    GET  /readyz            200 once every service has a replica, else 503 and which have none
+    GET  /metrics           Prometheus
+
+A request may say `X-Request-Timeout: SECONDS`, after which nobody waits for its answer any more, and `X-Poise-Lane:
+deferred` where it may wait until there is nothing else to do.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+
+from poise.gateway.service import STATUS, Service
+from poise.kernel.batcher import Refuse
+from poise.units import SECOND
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MAX_BODY = 64 << 20
+"""Bytes of a request's body."""
+
+JSON = b"application/json"
+
+
+class Refused(Exception):
+    """A request that gets an error for an answer."""
+
+    def __init__(self, status: int, message: str, *, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.headers = status, message, headers or {}
+
+
+class Gateway:
+    """Its `services` by name; the ASGI application of all that is no question to one of them, with `rest` under /v1/
+    if there is any.
+    """
+
+    def __init__(self, services: Mapping[str, Service], registry: CollectorRegistry, rest: App | None = None) -> None:
+        self._services = services
+        self._registry = registry
+        self._rest = rest
+        self.draining = False
+
+    def admit(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[Service, int, bool]:
+        """The service that is asked, for how long whoever asks waits (nanoseconds, 0: as long as the service says), and
+        whether the answer may be deferred. Raises `Refused`.
+        """
+        if method != "POST":
+            raise Refused(405, f"{method} is not for this; ask with POST", headers={"allow": "POST"})
+        if self.draining:
+            raise Refused(503, "the gateway is ending", headers={"retry-after": "1"})
+        service = self._service(path)
+        timeout, deferred = 0, False
+        for name, value in headers:
+            if name == b"x-request-timeout":
+                timeout = _seconds(value)
+            elif name == b"x-poise-lane":
+                deferred = value == b"deferred"
+            elif name == b"content-length" and int(value) > MAX_BODY:
+                raise too_large()
+        return service, timeout, deferred
+
+    def _service(self, path: str) -> Service:
+        name = path[len("/predict") :].lstrip("/")
+        service = self._services.get(name)
+        if service is not None:
+            return service
+        if not name and len(self._services) == 1:
+            return next(iter(self._services.values()))
+        raise Refused(404, f"there is no service `{name[:100]}`; known: {', '.join(self._services)}")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if self._rest is not None and path.startswith("/v1/"):
+            await self._rest(scope, receive, send)
+        elif path == "/healthz":
+            await _answer(send, 200, b'{"status":"ok"}', JSON)
+        elif path == "/readyz":
+            await self._readiness(send)
+        elif path == "/metrics":
+            for service in self._services.values():
+                service.measure()
+            await _answer(send, 200, generate_latest(self._registry), b"text/plain; version=0.0.4; charset=utf-8")
+        else:
+            known = ", ".join(f"/predict/{name}" for name in self._services)
+            message = f"there is nothing at {path[:100]}; there is {known or '/v1/models'}"
+            await _answer(send, 404, msgspec.json.encode({"error": {"code": 404, "message": message}}), JSON)
+
+    async def _readiness(self, send: Send) -> None:
+        without = [name for name, service in self._services.items() if not service.replicas]
+        body = msgspec.json.encode({"ready": not without and not self.draining, "without_replica": without})
+        await _answer(send, 503 if without or self.draining else 200, body, JSON)
+
+
+def _seconds(text: bytes) -> int:
+    try:
+        timeout = int(float(text) * SECOND)
+    except (ValueError, OverflowError):
+        timeout = 0
+    if timeout <= 0:
+        raise Refused(400, "X-Request-Timeout is a number of seconds above 0")
+    return timeout
+
+
+def too_large() -> Refused:
+    return Refused(413, f"a body has {MAX_BODY >> 20} MiB at most")
+
+
+def refusal(refuse: Refuse) -> Refused:
+    """What whoever asked is told of a question that a service refuses."""
+    status = STATUS[refuse.why]
+    headers = {"retry-after": str(-(-max(refuse.after, 1) // SECOND))} if status == 503 else {}
+    return Refused(status, refuse.message, headers=headers)
+
+
+async def _answer(send: Send, status: int, body: bytes, kind: bytes) -> None:
+    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+__all__ = ["MAX_BODY", "Gateway", "Refused", "refusal", "too_large"]

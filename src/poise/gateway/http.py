@@ -1,0 +1,258 @@
+"""The HTTP server: uvicorn's, with a way of its own for questions to models, and bounds on what clients may take up.
+
+A question (`POST /predict`) does not become a task and a chain of messages, as in ASGI: once its body is there it is
+handed to its service, and the answer is written when the service tells it, in one piece. What else is asked goes to the
+ASGI application. Several questions that come on one connection without waiting are answered in their order.
+
+A head has so many bytes at most; a request must keep coming, and an answer must be taken, or the connection is
+dropped. So neither half-open clients nor those that send or read a byte at a time hold more than a socket, or for long.
+A client that goes away takes its questions along.
+"""
+
+import contextlib
+import http
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, cast
+
+import msgspec
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from poise.gateway.app import MAX_BODY, Gateway, Refused, refusal, too_large
+from poise.gateway.service import Service
+from poise.gateway.wire import Answer
+from poise.kernel.batcher import Refuse
+
+MAX_HEAD = 64 << 10
+"""Bytes of the line and the headers of a request."""
+
+MOST_AHEAD = 64
+"""Questions of one connection that are not answered; beyond that it is not read."""
+
+SLOW_SECONDS = 5.0
+"""Between two looks: a request that is on its way, or an answer, must have moved by so much since the one before."""
+
+MOVED = 4096
+"""Bytes."""
+
+IDLE_LOOKS = 15
+"""A connection on which nothing was asked for so many looks is closed."""
+
+MAX_CONNECTIONS = 10_000
+
+JSON = "application/json"
+_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: " for status in http.HTTPStatus}
+
+
+class Question:
+    """One request to a service. `answer` is what is to be written; nothing as long as it is not there."""
+
+    __slots__ = ("answer", "body", "deferred", "last", "number", "service", "size", "timeout")
+
+    def __init__(self, service: Service | None, timeout: int, deferred: bool) -> None:
+        self.service = service
+        self.timeout = timeout
+        self.deferred = deferred
+        self.body: list[bytes] = []
+        self.size = 0
+        self.number = 0
+        self.answer = b""
+        self.last = False
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._gateway = cast(Gateway, self.app)
+        self._coming: Question | None = None
+        self._asked: deque[Question] = deque()
+        self._deaf = False  # nothing that comes is read any more: the answer that closes it is on its way
+        self._on_its_way = True  # a request, the first from the beginning
+        self._in_head = True
+        self._head = 0
+        self._got = 0
+        self._got_then = -1
+        self._unsent_then = 0
+        self._idle = 0
+
+    # --- what comes --------------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        self._got += len(data)
+        self._head += len(data)
+        super().data_received(data)
+        if self._in_head and self._head > MAX_HEAD and not self._deaf:
+            self._begin(None)
+            self._refuse(self._asked[-1], Refused(431, f"a head has {MAX_HEAD >> 10} KiB at most"), last=True)
+
+    def on_message_begin(self) -> None:
+        self._on_its_way, self._got_then = True, -1
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self._deaf:
+            return
+        if not self.url.startswith(b"/predict"):
+            if self._asked:
+                self._begin(None)
+                self._refuse(self._asked[-1], Refused(400, "ask this on a connection of its own"), last=True)
+                return
+            super().on_headers_complete()
+            return
+        try:
+            if self.cycle is not None and not self.cycle.response_complete:
+                raise Refused(400, "ask this on a connection of its own")
+            path = self.url.partition(b"?")[0].decode("ascii")
+            asked = self._gateway.admit(self.parser.get_method().decode(), path, self.headers)
+        except Refused as error:
+            self._begin(None)
+            self._refuse(self._asked[-1], error, last=True)
+            return
+        self._begin(Question(*asked))
+        if self.expect_100_continue:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        question = self._coming
+        if question is not None:
+            question.body.append(body)
+            question.size += len(body)
+            if question.size > MAX_BODY:
+                self._coming = None
+                self._refuse(question, too_large(), last=True)
+        elif not self._deaf:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._on_its_way, self._in_head, self._head = False, True, 0
+        question, self._coming = self._coming, None
+        if question is None:
+            if not self._deaf and self.cycle is not None:
+                super().on_message_complete()
+            return
+        question.last = self._gateway.draining or not self.parser.should_keep_alive()
+        service = cast(Service, question.service)
+        body = question.body[0] if len(question.body) == 1 else b"".join(question.body)
+        question.body.clear()
+        question.number = service.ask(
+            body, lambda told: self._tell(question, told), question.timeout, question.deferred
+        )
+        if len(self._asked) > MOST_AHEAD:
+            self.flow.pause_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for question in self._asked:
+            if question.service is not None and question.number and not question.answer:
+                question.service.cancel(question.number)
+        self._asked.clear()
+        self._deaf = True
+        super().connection_lost(exc)
+
+    # --- what is answered --------------------------------------------------------------------------------------------
+
+    def _begin(self, question: Question | None) -> None:
+        self._coming = question
+        self._asked.append(question or Question(None, 0, False))
+
+    def _tell(self, question: Question, told: Answer | Refuse) -> None:
+        if isinstance(told, Answer):
+            self._write(question, told.status, told.kind, told.body)
+        else:
+            self._refuse(question, refusal(told))
+
+    def _refuse(self, question: Question, error: Refused, *, last: bool = False) -> None:
+        """Tell an error in the one form of all errors; after the `last` nothing is read any more."""
+        self._deaf |= last
+        question.last |= last
+        body = msgspec.json.encode({"error": {"code": error.status, "message": error.message}})
+        more = "".join(f"{name}: {value}\r\n" for name, value in error.headers.items())
+        self._write(question, error.status, JSON, body, more)
+
+    def _write(self, question: Question, status: int, kind: str, body: bytes, more: str = "") -> None:
+        close = "connection: close\r\n" if question.last else ""
+        head = f"{_LINES[status]}{kind}\r\ncontent-length: {len(body)}\r\n{more}{close}\r\n"
+        question.answer = head.encode("latin-1") + body
+        asked = self._asked
+        if asked and asked[0] is question and len(asked) == 1:
+            asked.clear()
+            self._send(question)
+            return
+        while asked and asked[0].answer:
+            self._send(asked.popleft())
+        if len(asked) <= MOST_AHEAD // 2:
+            self.flow.resume_reading()
+
+    def _send(self, question: Question) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(question.answer)
+            if question.last:
+                self.transport.close()
+
+    # --- who does not get on -----------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Drop it if what it sends or takes has hardly moved since the last look, close it if nothing was asked."""
+        if self.transport is None or self.transport.is_closing():
+            return
+        unsent = self.transport.get_write_buffer_size()
+        stuck = self._unsent_then > 0 and unsent > max(0, self._unsent_then - MOVED)
+        if self._on_its_way:
+            stuck = stuck or (self._got_then >= 0 and self._got - self._got_then < MOVED)
+        elif (
+            self._asked or self._got != self._got_then or (self.cycle is not None and not self.cycle.response_complete)
+        ):
+            self._idle = 0
+        else:
+            self._idle += 1
+        self._got_then, self._unsent_then = self._got, unsent
+        if stuck:
+            self.transport.abort()
+        elif self._idle > IDLE_LOOKS:
+            self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """Looks at its connections now and then; goes on to its end when it is told to stop, instead of raising the signal
+    again.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(
+            uvicorn.Config(
+                gateway,
+                loop="uvloop",
+                http=BoundedProtocol,
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                date_header=False,
+                proxy_headers=False,
+                limit_concurrency=MAX_CONNECTIONS,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._looked = 0.0
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def on_tick(self, counter: int) -> bool:
+        now = time.monotonic()
+        if now - self._looked >= SLOW_SECONDS:
+            self._looked = now
+            for connection in list(self.server_state.connections):
+                cast(BoundedProtocol, connection).look()
+        return await super().on_tick(counter)
+
+
+__all__ = ["Server"]

@@ -1,0 +1,290 @@
+"""`python -m poise.gateway.replica app.py:Model`: one process that answers batches with a model of the user's.
+
+The model is a class with
+
+* `load(self)` (optional): once, before anything is asked;
+* `predict(self, batch)`: a list of inputs, to a list of as many results in the same order;
+* `decode(self, body)` (optional): an input from the bytes of a request, instead of JSON; raises ValueError if they are
+  none;
+* `encode(self, result)` (optional): bytes, text, or anything that JSON can say, instead of the result as it is;
+* `example(self)` (optional): an input to try sizes of batches with when it starts, so that the first requests find it
+  warm and its speed known.
+
+Annotate `batch` (`batch: list[Digits]`, of anything that msgspec reads: records, lists of numbers, texts) and inputs
+that are something else are refused with 422 and the place where they are wrong, before the model sees them.
+
+It dials the gateway's socket (`POISE_SERVICE_SOCKET`), works on one batch at a time, and ends when the gateway hangs up
+or on SIGTERM, once the batch that it works on is answered.
+"""
+
+import importlib
+import importlib.util
+import os
+import signal
+import socket
+import sys
+import time
+import types
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from poise.drivers import sockets
+from poise.errors import InputError, PoiseError
+from poise.gateway.wire import LENGTH, Answer, Answers, Broken, FromReplica, Hello, Work, decode_work, framed
+
+TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Sizes that are tried with an example when a replica starts …"""
+
+TRY_SECONDS = 3.0
+"""… until that has taken so long."""
+
+TRY_TIMES = 3
+
+DIAL_SECONDS = 30.0
+
+JSON = "application/json"
+
+
+class Model:
+    """The user's class, made and asked safely: what it is given and gives back is checked here."""
+
+    def __init__(self, made: Any) -> None:
+        self.made = made
+        predict = getattr(made, "predict", None)
+        if not callable(predict):
+            raise InputError(
+                "the model has no method `predict`",
+                field=type(made).__name__,
+                hint="def predict(self, batch: list) -> list: ...",
+            )
+        self._predict: Callable[[list[Any]], Sequence[Any]] = predict
+        self._decode: Callable[[bytes], Any] = getattr(made, "decode", None) or _from_json(predict)
+        self._encode: Callable[[Any], Any] | None = getattr(made, "encode", None)
+
+    def inputs(self, bodies: Sequence[bytes]) -> tuple[list[Any], dict[int, Answer]]:
+        """What is asked, and the answers to those whose question could not be read, by their position."""
+        items: list[Any] = []
+        refused: dict[int, Answer] = {}
+        for position, body in enumerate(bodies):
+            try:
+                items.append(self._decode(body))
+            except msgspec.ValidationError as error:
+                refused[position] = failure(422, str(error), "the input is not what the model takes")
+            except (ValueError, RecursionError, msgspec.DecodeError) as error:
+                refused[position] = failure(400, str(error), "the body cannot be read")
+        return items, refused
+
+    def predict(self, items: list[Any]) -> Sequence[Any]:
+        """As many results as items; raises whatever the model raises."""
+        results = self._predict(items)
+        count = len(results)
+        if count != len(items):
+            raise ValueError(f"predict gave {count} results for {len(items)} inputs")
+        return results
+
+    def answer(self, result: Any) -> Answer:
+        if isinstance(result, Exception):
+            return failure(500, str(result), type(result).__name__)
+        try:
+            told = self._encode(result) if self._encode is not None else result
+            if isinstance(told, bytes | bytearray | memoryview):
+                return Answer(200, "application/octet-stream", bytes(told))
+            if isinstance(told, str) and self._encode is not None:
+                return Answer(200, "text/plain; charset=utf-8", told.encode())
+            return Answer(200, JSON, msgspec.json.encode(told, enc_hook=_plain))
+        except Exception as error:
+            return failure(500, str(error), "the result cannot be told")
+
+
+def failure(status: int, message: str, what: str) -> Answer:
+    """An answer in the one form of all errors."""
+    return Answer(status, JSON, msgspec.json.encode({"error": {"code": status, "message": f"{what}: {message}"}}))
+
+
+def load_model(target: str) -> Model:
+    """The model of `app.py:Model` or `package.module:Model`. Raises InputError that says what was not found."""
+    place, _, name = target.partition(":")
+    if not name:
+        raise InputError("which class of it?", field=target, hint=f"{target}:Model")
+    try:
+        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except FileNotFoundError as error:
+        raise InputError("no such file", field=place) from error
+    except ModuleNotFoundError as error:
+        raise InputError(f"it cannot be imported: {error}", field=place) from error
+    made = getattr(module, name, None)
+    if made is None:
+        known = [key for key, of in vars(module).items() if isinstance(of, type) and of.__module__ == module.__name__]
+        raise InputError(f"it has no `{name}`", field=place, have=", ".join(known) or "no class")
+    model = Model(made() if isinstance(made, type) else made)
+    if callable(load := getattr(model.made, "load", None)):
+        load()
+    return model
+
+
+def _from_file(path: Path) -> types.ModuleType:
+    path = path.resolve(strict=True)
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InputError("it is no Python file", field=str(path))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _from_json(predict: Callable[..., Any]) -> Callable[[bytes], Any]:
+    """Reads an input: of the type that `predict` takes a list of, if it says so."""
+    hints = typing.get_type_hints(predict)
+    hints.pop("return", None)
+    batch = next(iter(hints.values()), list[Any])
+    inner = typing.get_args(batch)[:1] or (Any,)
+    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(inner[0])
+    return decoder.decode
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and numbers of numpy, torch and the like."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise NotImplementedError(f"{type(value).__name__} is nothing that JSON can say")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the machine, or of a device (torch and others have classes of their own for that)."""
+    return isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__
+
+
+class Stopping(BaseException):
+    """SIGTERM came while nothing was being worked on."""
+
+
+class Worker:
+    """Answers batches over one connection."""
+
+    def __init__(self, model: Model, channel: socket.socket) -> None:
+        self._model = model
+        self._channel = channel
+        self._busy = False
+        self._stop = False
+
+    def run(self) -> None:
+        """Until the gateway hangs up, or SIGTERM."""
+        signal.signal(signal.SIGTERM, self._on_term)
+        try:
+            while not self._stop and (work := self._next()) is not None:
+                self._say(self._work(work))
+                self._busy = False
+        except Stopping:
+            pass
+
+    def _on_term(self, *_: object) -> None:
+        self._stop = True
+        if not self._busy:
+            raise Stopping
+
+    def _next(self) -> Work | None:
+        head = self._read(LENGTH.size)
+        if head is None:
+            return None
+        data = self._read(LENGTH.unpack(head)[0])
+        return None if data is None else decode_work.decode(data)
+
+    def _read(self, count: int) -> bytearray | None:
+        data = bytearray(count)
+        view, got = memoryview(data), 0
+        while got < count:
+            more = self._channel.recv_into(view[got:])
+            if not more:
+                return None
+            got += more
+            self._busy = True
+        return data
+
+    def _work(self, work: Work) -> FromReplica:
+        began = time.perf_counter_ns()
+        items, refused = self._model.inputs(work.bodies)
+        given = len(items) + max(0, work.padded - len(work.bodies)) if items else 0
+        try:
+            results = self._model.predict(items + items[-1:] * (given - len(items))) if items else []
+        except Exception as error:
+            why: typing.Literal["raised", "memory"] = "memory" if is_out_of_memory(error) else "raised"
+            return Broken(work.number, why, f"{type(error).__name__}: {error}")
+        answered = iter(results)
+        answers = [
+            refused[position] if position in refused else self._model.answer(next(answered))
+            for position in range(len(work.bodies))
+        ]
+        return Answers(work.number, time.perf_counter_ns() - began, given, answers)
+
+    def _say(self, message: FromReplica) -> None:
+        self._channel.sendall(framed(message))
+
+
+def tried(model: Model) -> list[tuple[int, float]]:
+    """What batches of each size take with the model's own example: the least of a few, in nanoseconds."""
+    example = getattr(model.made, "example", None)
+    if not callable(example):
+        return []
+    item = example()
+    known: list[tuple[int, float]] = []
+    model.predict([item])  # the first is dearer than any other
+    began = time.perf_counter()
+    for size in TRIED:
+        best = 0
+        for _ in range(TRY_TIMES):
+            start = time.perf_counter_ns()
+            try:
+                model.predict([item] * size)
+            except Exception as error:
+                if size > 1 and is_out_of_memory(error):
+                    return known
+                raise
+            took = time.perf_counter_ns() - start
+            best = min(best or took, took)
+        known.append((size, float(best)))
+        if time.perf_counter() - began > TRY_SECONDS:
+            break
+    return known
+
+
+def dial(path: Path) -> socket.socket:
+    """The gateway's socket; it may be starting again."""
+    until = time.monotonic() + DIAL_SECONDS
+    while True:
+        try:
+            channel = sockets.connect(path, None)
+        except (FileNotFoundError, ConnectionRefusedError):
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+        else:
+            return channel
+
+
+def main() -> int:
+    """The replica's whole life; 0 when it was asked to end, 1 when the model cannot be loaded."""
+    if len(sys.argv) != 2:
+        sys.stderr.write("usage: python -m poise.gateway.replica app.py:Model\n")
+        return 1
+    try:
+        model = load_model(sys.argv[1])
+    except PoiseError as error:
+        told = error.record
+        sys.stderr.write(f"poise: {told.field}: {told.message}{f'; there is {told.have}' if told.have else ''}\n")
+        return 1
+    known = tried(model)
+    channel = dial(Path(os.environ["POISE_SERVICE_SOCKET"]))
+    name = os.environ.get("POISE_TASK", f"replica-{os.getpid()}")
+    channel.sendall(framed(Hello(name, os.getpid(), 0, known)))
+    Worker(model, channel).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

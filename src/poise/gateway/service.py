@@ -1,0 +1,266 @@
+"""One service: its replicas behind a Unix socket, and the machine that says which of them is asked what, and when."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import msgspec
+
+from poise.drivers import sockets
+from poise.gateway.service_metrics import ServiceMetrics
+from poise.gateway.wire import (
+    LENGTH,
+    MAX_FRAME,
+    Answer,
+    Answers,
+    Broken,
+    Hello,
+    Work,
+    decode_from_replica,
+    framed,
+)
+from poise.kernel.batcher import Batch, Batcher, Effect, Refuse
+from poise.model.serving import Limits
+from poise.units import SECOND
+
+STATUS = {"full": 503, "late": 503, "expired": 504, "broken": 500, "lost": 502}
+"""What a refusal is in HTTP."""
+
+
+class Pending(NamedTuple):
+    """A request whose answer somebody waits for."""
+
+    body: bytes
+    tell: Callable[[Answer | Refuse], None]
+    came: int
+
+
+class Service:
+    """Accepts replicas, keeps what was asked until it is answered, and carries out what the batcher says."""
+
+    def __init__(self, name: str, limits: Limits, path: Path, metrics: ServiceMetrics) -> None:
+        """`path` is where replicas dial."""
+        self.name = name
+        self.batcher = Batcher(limits)
+        self.path = path
+        self.on_hang: Callable[[str], None] = lambda name: None
+        """Told the name of a replica that hangs and is to be ended."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Told when a replica has become ready, or has gone."""
+        self.ever_ready = False
+        self._metrics = metrics
+        self._pending: dict[int, Pending] = {}
+        self._channels: dict[str, _Channel] = {}
+        self._asked = 0
+        self._server: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        listening = sockets.listen(self.path)
+        self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Channel(self), sock=listening)
+
+    async def stop(self) -> None:
+        """Hang up on the replicas: what they were asked is refused."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._server is not None:
+            self._server.close()
+        for channel in list(self._channels.values()):
+            channel.close()
+        for number in list(self._pending):
+            self._refuse(Refuse(number, "lost", "the service is stopping"))
+        self.path.unlink(missing_ok=True)
+
+    async def drained(self) -> None:
+        """Until all that was accepted is answered."""
+        while self._pending:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def ready(self, replicas: int) -> None:
+        """Until so many replicas are."""
+        while len(self._channels) < replicas:
+            self._changed.clear()
+            await self._changed.wait()
+
+    @property
+    def replicas(self) -> int:
+        return len(self._channels)
+
+    def measure(self) -> None:
+        """Set what is only told when somebody asks."""
+        self._metrics.now(self.batcher.waiting, self.batcher.serving, len(self._channels))
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def ask(
+        self, body: bytes, tell: Callable[[Answer | Refuse], None], timeout: int = 0, deferred: bool = False
+    ) -> int:
+        """Ask; `tell` is told the answer, once, unless `cancel` says with the number that nobody waits any more."""
+        now = time.monotonic_ns()
+        self._asked += 1
+        self._pending[self._asked] = Pending(body, tell, now)
+        self._do(self.batcher.arrive(self._asked, now, timeout=timeout, deferred=deferred), now)
+        return self._asked
+
+    def cancel(self, number: int) -> None:
+        if self._pending.pop(number, None) is not None:
+            self.batcher.cancel(number)
+            self._metrics.refused("cancelled")
+            self._changed.set()
+
+    # --- replicas ----------------------------------------------------------------------------------------------------
+
+    def joined(self, channel: "_Channel", hello: Hello) -> None:
+        now = time.monotonic_ns()
+        if (before := self._channels.pop(hello.name, None)) is not None:
+            before.close()
+            self._do(self.batcher.down(hello.name, now), now)
+        self._channels[hello.name] = channel
+        self._do(self.batcher.up(hello.name, now, hello.limit, self._known(hello)), now)
+        self.ever_ready = True
+        self._changed.set()
+        self.on_change()
+
+    def _known(self, hello: Hello) -> Sequence[tuple[int, float]]:
+        """What it has tried itself; else what others of this service take, as long as it has not been seen working."""
+        if hello.known:
+            return hello.known
+        others = [replica.curve.known() for replica in self.batcher.replicas.values()]
+        return max(others, key=len, default=[])
+
+    def left(self, channel: "_Channel", name: str) -> None:
+        if self._channels.get(name) is channel:
+            del self._channels[name]
+            now = time.monotonic_ns()
+            self._do(self.batcher.down(name, now), now)
+            self._changed.set()
+            self.on_change()
+
+    def heard(self, name: str, message: Answers | Broken) -> None:
+        now = time.monotonic_ns()
+        if isinstance(message, Broken):
+            self._metrics.broken(message.why)
+            broke = self.batcher.no_memory if message.why == "memory" else self.batcher.broke
+            self._do(broke(name, message.number, message.message, now), now)
+            return
+        asked = self._requests_of(name)
+        told, effects = self.batcher.answered(name, message.number, message.took, message.items, now)
+        self._do(effects, now)  # first what the replica is to do next: it is what everybody waits for
+        by_number = dict(zip(asked, message.answers, strict=False))
+        self._metrics.batch(len(asked), message.took)
+        for number in told:
+            self._tell(number, by_number[number], now)
+
+    def _requests_of(self, name: str) -> list[int]:
+        replica = self.batcher.replicas.get(name)
+        return [request.number for request in replica.requests] if replica is not None else []
+
+    # --- what the machine says ---------------------------------------------------------------------------------------
+
+    def _do(self, effects: Sequence[Effect], now: int) -> None:
+        for effect in effects:
+            if isinstance(effect, Batch):
+                self._send(effect, now)
+            elif isinstance(effect, Refuse):
+                self._refuse(effect)
+            else:
+                self.on_hang(effect.replica)
+        self._arm(now)
+
+    def _send(self, batch: Batch, now: int) -> None:
+        pending = self._pending
+        bodies = []
+        for number in batch.requests:
+            one = pending[number]
+            bodies.append(one.body)
+            self._metrics.waited(now - one.came)
+        self._channels[batch.replica].say(Work(batch.number, batch.padded, bodies))
+
+    def _refuse(self, refuse: Refuse) -> None:
+        pending = self._pending.pop(refuse.request, None)
+        if pending is not None:
+            self._metrics.refused(refuse.why)
+            pending.tell(refuse)
+            self._changed.set()
+
+    def _tell(self, number: int, answer: Answer, now: int) -> None:
+        pending = self._pending.pop(number, None)
+        if pending is not None:
+            self._metrics.answered(answer.status, now - pending.came)
+            pending.tell(answer)
+            if not self._pending:
+                self._changed.set()
+
+    def _arm(self, now: int) -> None:
+        """The machine is asked again at its next instant; a timer that would come earlier serves as well."""
+        due = self.batcher.wakeup()
+        if due is None:
+            return
+        if self._timer is not None:
+            if now < self._timer_at <= due:
+                return
+            self._timer.cancel()
+        self._timer_at = due
+        self._timer = asyncio.get_running_loop().call_later(max(0, due - now) / SECOND, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now = time.monotonic_ns()
+        self._do(self.batcher.tick(now), now)
+
+
+class _Channel(asyncio.Protocol):
+    """One replica's connection."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._name = ""
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        buffer = self._buffer
+        buffer += data
+        while len(buffer) >= LENGTH.size:
+            length = LENGTH.unpack_from(buffer)[0]
+            if length > MAX_FRAME:
+                self.close()
+                return
+            end = LENGTH.size + length
+            if len(buffer) < end:
+                return
+            frame = bytes(memoryview(buffer)[LENGTH.size : end])
+            del buffer[:end]
+            try:
+                message = decode_from_replica.decode(frame)
+            except msgspec.DecodeError:
+                self.close()
+                return
+            if isinstance(message, Hello):
+                self._name = message.name
+                self._service.joined(self, message)
+            elif self._name:
+                self._service.heard(self._name, message)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        if self._name:
+            self._service.left(self, self._name)
+
+    def say(self, work: Work) -> None:
+        if self._transport is not None:
+            self._transport.write(framed(work))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+__all__ = ["STATUS", "Service"]

@@ -1,0 +1,92 @@
+"""What is measured of a service. The names are those of Ray Serve, which dashboards know."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from poise.units import MILLISECOND
+
+LATENCIES_MS = (1, 2, 5, 10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 5000, 10_000, 30_000)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class Registry:
+    """The metrics of all services of a gateway."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        of = ("deployment",)
+        self.requests = Counter(
+            "serve_deployment_request_counter", "Requests that were answered", (*of, "status"), registry=registry
+        )
+        self.errors = Counter(
+            "serve_deployment_error_counter", "Requests that were refused, and why", (*of, "reason"), registry=registry
+        )
+        self.latency = Histogram(
+            "serve_deployment_processing_latency_ms",
+            "From when a request had come to when its answer was there",
+            of,
+            buckets=LATENCIES_MS,
+            registry=registry,
+        )
+        self.wait = Histogram(
+            "serve_batch_wait_time_ms",
+            "How long a request waited for its batch",
+            of,
+            buckets=LATENCIES_MS,
+            registry=registry,
+        )
+        self.execution = Histogram(
+            "serve_batch_execution_time_ms",
+            "How long batches took on their replica",
+            of,
+            buckets=LATENCIES_MS,
+            registry=registry,
+        )
+        self.size = Histogram("serve_actual_batch_size", "Requests of a batch", of, buckets=SIZES, registry=registry)
+        self.broken = Counter(
+            "serve_batch_broken_counter", "Batches that a model could not answer", (*of, "reason"), registry=registry
+        )
+        self.queued = Gauge("serve_deployment_queued_queries", "Requests that wait", of, registry=registry)
+        self.processing = Gauge(
+            "serve_replica_processing_queries", "Requests that replicas are answering", of, registry=registry
+        )
+        self.replicas = Gauge("serve_deployment_replica_healthy", "Replicas that are ready", of, registry=registry)
+
+
+class ServiceMetrics:
+    """Those of one service."""
+
+    def __init__(self, registry: Registry, name: str) -> None:
+        self.registry, self.name = registry, name
+        self._latency = registry.latency.labels(name)
+        self._wait = registry.wait.labels(name)
+        self._execution = registry.execution.labels(name)
+        self._size = registry.size.labels(name)
+        self._answered = {200: registry.requests.labels(name, "200")}
+
+    def answered(self, status: int, took: int) -> None:
+        counter = self._answered.get(status)
+        if counter is None:
+            counter = self._answered[status] = self.registry.requests.labels(self.name, str(status))
+        counter.inc()
+        self._latency.observe(took / MILLISECOND)
+
+    def waited(self, nanoseconds: int) -> None:
+        self._wait.observe(nanoseconds / MILLISECOND)
+
+    def batch(self, size: int, took: int) -> None:
+        self._size.observe(size)
+        self._execution.observe(took / MILLISECOND)
+
+    def refused(self, why: str) -> None:
+        self.registry.errors.labels(self.name, why).inc()
+
+    def broken(self, why: str) -> None:
+        self.registry.broken.labels(self.name, why).inc()
+
+    def now(self, queued: int, processing: int, replicas: int) -> None:
+        """What is told when somebody asks for the metrics."""
+        self.registry.queued.labels(self.name).set(queued)
+        self.registry.processing.labels(self.name).set(processing)
+        self.registry.replicas.labels(self.name).set(replicas)
+
+
+__all__ = ["Registry", "ServiceMetrics"]

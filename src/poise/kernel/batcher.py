@@ -1,0 +1,377 @@
+"""Requests to one service, from when they come until they are answered or refused: a machine without a clock.
+
+Requests wait in two lanes. A replica that is idle is sent what `policy.batching` says; what it answers teaches its
+curve. Nothing that was accepted is lost: what a replica held that died, or ran out of memory, is sent again, to another
+if there is one, in halves once it has broken twice, so that one request which breaks whatever serves it is found by
+itself and refused by itself. Who is foreseen to be late is refused when it comes, before it has cost anything.
+
+Instants and durations are in nanoseconds. Every method returns what is to be done now.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from math import exp
+
+import msgspec
+
+from poise.model.serving import Curve, Limits
+from poise.policy.batching import Batching, QueueView, Wait, foreseen
+from poise.units import MILLISECOND, SECOND
+
+RATE_OVER = SECOND
+"""Arrivals are counted over about so long."""
+
+LOOK_EVERY = 100 * MILLISECOND
+"""While somebody waits or is served, it is looked so often whether it has become too late."""
+
+TRIES = 3
+"""A request is given to so many replicas that die of it, or are lost, before it is refused."""
+
+HANGS_AFTER = 30 * SECOND
+"""A replica that has held a batch for so long, and for ten times what it should take, hangs."""
+
+WAITS_LONGEST = 10 * SECOND
+"""What may be late is served before all others once it has waited for so long: it does not starve."""
+
+UNLUCKY = 0.01
+"""The share of accepted requests that may be answered later than the objective says: it is told for the P99."""
+
+STEP = 0.02
+"""By this share of the objective the margin grows or shrinks at most when a request is answered."""
+
+Why = str
+"""full · late · expired · broken · lost: why a request is refused."""
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Send these requests to the replica, filled up to `padded` items."""
+
+    replica: str
+    number: int
+    requests: tuple[int, ...]
+    padded: int
+
+
+class Refuse(msgspec.Struct, frozen=True):
+    """Tell whoever asked that there will be no answer; `after`: in how long it may ask again."""
+
+    request: int
+    why: Why
+    message: str = ""
+    after: int = 0
+
+
+class Replace(msgspec.Struct, frozen=True):
+    """The replica hangs: end it, so that it is started again."""
+
+    replica: str
+
+
+Effect = Batch | Refuse | Replace
+
+
+class Request(msgspec.Struct):
+    """`due`: when it must be answered; `foreseen`: when it was thought that it would be, as it came."""
+
+    number: int
+    came: int
+    due: int
+    foreseen: int
+    tries: int = 0
+    last: str = ""
+
+
+class Replica(msgspec.Struct):
+    """One process that answers batches, one at a time. `busy`: until when, as foreseen; it is idle without a batch."""
+
+    name: str
+    curve: Curve
+    batch: int = 0
+    requests: list[Request] = []
+    sent: int = 0
+    busy: int = 0
+    draining: bool = False
+
+
+class Batcher:
+    """The requests of one service and the replicas that answer them."""
+
+    def __init__(self, limits: Limits, policy: Batching | None = None) -> None:
+        self.limits = limits
+        self.policy = policy or Batching()
+        self.replicas: dict[str, Replica] = {}
+        self.margin = 0.0  # later than foreseen is one accepted request in a hundred by this much
+        self._lanes: tuple[dict[int, Request], dict[int, Request]] = ({}, {})
+        self._again: deque[list[Request]] = deque()  # sent before all others, each list by itself
+        self._number = 0
+        self._rate = 0.0
+        self._came = 0
+        self._held = 0  # since when a larger batch is waited for
+        self._ask_at = 0
+        self._gone: set[int] = set()  # cancelled while they were being served
+
+    # --- what is asked from outside ----------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        return len(self._lanes[0]) + len(self._lanes[1]) + sum(map(len, self._again))
+
+    @property
+    def serving(self) -> int:
+        return sum(len(replica.requests) for replica in self.replicas.values())
+
+    def rate(self, now: int) -> float:
+        """Accepted requests in a nanosecond, lately."""
+        return self._rate * exp(-(now - self._came) / RATE_OVER)
+
+    def wakeup(self) -> int | None:
+        """When to call `tick`, if nothing happens before."""
+        if not self.waiting and not self.serving:
+            return None
+        return self._ask_at or -1
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def arrive(self, number: int, now: int, *, timeout: int = 0, deferred: bool = False) -> list[Effect]:
+        """A request has come. `timeout`: after which whoever asks gives it up, if that is sooner than the service."""
+        limits = self.limits
+        if self.waiting >= limits.queue:
+            return [Refuse(number, "full", f"{limits.queue} requests wait already", self._clears_in(now))]
+        patience = min(timeout, limits.timeout) if timeout else limits.timeout
+        ahead = self.waiting if deferred else len(self._lanes[0]) + sum(map(len, self._again))
+        done = foreseen(now, ahead, self._open())
+        if limits.objective and ahead and not deferred and done + self.margin > now + limits.objective:
+            if not limits.defer:
+                late = int(done + self.margin) - now - limits.objective
+                return [Refuse(number, "late", _too_late(done - now, limits.objective), late)]
+            deferred = True
+        if done > now + patience:
+            return [Refuse(number, "late", _too_late(done - now, patience), done - now - patience)]
+        self._count(now)
+        self._lanes[deferred][number] = Request(number, now, now + patience, done)
+        return self._serve(now)
+
+    def cancel(self, number: int) -> None:
+        """Whoever asked has gone: it is not served if it waits, and its answer is dropped if it is being served."""
+        for lane in self._lanes:
+            if lane.pop(number, None) is not None:
+                return
+        for group in (*self._again, *(replica.requests for replica in self.replicas.values())):
+            if any(request.number == number for request in group):
+                self._gone.add(number)
+                return
+
+    def up(self, name: str, now: int, limit: int = 0, known: Sequence[tuple[int, float]] = ()) -> list[Effect]:
+        """A replica is ready. `limit`: items of a batch that it takes, if fewer than the service allows."""
+        most = min(limit or self.limits.batch, self.limits.batch)
+        self.replicas[name] = Replica(name, Curve(most, known))
+        return self._serve(now)
+
+    def down(self, name: str, now: int) -> list[Effect]:
+        """A replica has gone; what it held is sent again."""
+        replica = self.replicas.pop(name, None)
+        if replica is None:
+            return []
+        effects = self._retry(replica, "lost", f"{name} died while it was served")
+        return effects + self._serve(now)
+
+    def drain(self, name: str) -> None:
+        """It is sent nothing more."""
+        if name in self.replicas:
+            self.replicas[name].draining = True
+
+    def answered(self, name: str, batch: int, took: int, items: int, now: int) -> tuple[list[int], list[Effect]]:
+        """A replica has answered a batch: the model was given so many items, which took so long. Who is to be told of
+        it, and what is to be done now.
+        """
+        replica = self.replicas.get(name)
+        if replica is None or replica.batch != batch:
+            return [], []
+        if items:
+            replica.curve.learn(items, took)
+        told = self._taken_from(replica)
+        for request in told if self.limits.objective else ():
+            self._learn_margin(now - request.foreseen)
+        return [request.number for request in told], self._serve(now)
+
+    def broke(self, name: str, batch: int, message: str, now: int) -> list[Effect]:
+        """A replica could not answer a batch, and goes on. Who was alone in it is told; else it is sent in halves."""
+        replica = self.replicas.get(name)
+        if replica is None or replica.batch != batch:
+            return []
+        requests = self._taken_from(replica)
+        if len(requests) == 1:
+            return [Refuse(requests[0].number, "broken", message), *self._serve(now)]
+        self._halve(requests)
+        return self._serve(now)
+
+    def no_memory(self, name: str, batch: int, message: str, now: int) -> list[Effect]:
+        """There was no memory for a batch: none is as large from now on, and this one is sent in halves."""
+        replica = self.replicas.get(name)
+        if replica is None or replica.batch != batch:
+            return []
+        replica.curve.lower((len(replica.requests) + 1) // 2)
+        return self.broke(name, batch, message, now)
+
+    def tick(self, now: int) -> list[Effect]:
+        """What time alone brings."""
+        effects: list[Effect] = []
+        for lane in self._lanes:
+            for request in [one for one in lane.values() if one.due <= now]:
+                del lane[request.number]
+                effects.append(_expired(request))
+        for group in (*self._again, *(replica.requests for replica in self.replicas.values())):
+            for request in group:
+                if request.due <= now and request.number not in self._gone:
+                    self._gone.add(request.number)
+                    effects.append(_expired(request))
+        effects += [Replace(replica.name) for replica in self.replicas.values() if _hangs(replica, now)]
+        return effects + self._serve(now)
+
+    # --- how ---------------------------------------------------------------------------------------------------------
+
+    def _serve(self, now: int) -> list[Effect]:
+        """Give idle replicas what is best, the quickest first."""
+        effects: list[Effect] = []
+        self._ask_at = now + LOOK_EVERY if self.waiting or self.serving else 0
+        idle = [replica for replica in self.replicas.values() if not replica.batch and not replica.draining]
+        if len(idle) > 1:
+            idle.sort(key=lambda replica: replica.curve.takes(1))
+        for replica in idle:
+            batch = self._next_batch(replica, now, effects)
+            if batch is not None:
+                effects.append(batch)
+        return effects
+
+    def _next_batch(self, replica: Replica, now: int, effects: list[Effect]) -> Batch | None:
+        while self._again:
+            group = self._without_gone(self._again.popleft())
+            fits, rest = group[: replica.curve.largest], group[replica.curve.largest :]
+            if rest:
+                self._again.appendleft(rest)
+            if fits:
+                return self._send(replica, fits, len(fits), now)
+        lane = self._lane(now)
+        while lane and (first := next(iter(lane.values()))).due < now + replica.curve.takes(1):
+            del lane[first.number]  # it would be late, and has cost nothing yet
+            effects.append(_expired(first))
+        if not lane:
+            return None
+        first = next(iter(lane.values()))
+        verdict = self.policy.decide(
+            QueueView(
+                now=now,
+                count=len(lane),
+                curve=replica.curve,
+                rate=self._share(replica, now),
+                due=first.due,
+                held=self._held,
+                elsewhere=self._elsewhere(replica, now),
+            )
+        )
+        if isinstance(verdict, Wait):
+            if verdict.until:
+                self._held = self._held or now
+                self._ask_at = min(self._ask_at, verdict.until)
+            return None
+        self._held = 0
+        requests = [lane.pop(number) for number in list(islice(lane, verdict.count))]
+        if lane is self._lanes[0]:  # what is filled up anyway is filled with those who may be late
+            filling = list(islice(self._lanes[1], verdict.padded - verdict.count))
+            requests += [self._lanes[1].pop(number) for number in filling]
+        return self._send(replica, requests, verdict.padded, now)
+
+    def _send(self, replica: Replica, requests: list[Request], padded: int, now: int) -> Batch:
+        self._number += 1
+        replica.batch, replica.requests, replica.sent = self._number, requests, now
+        replica.busy = int(now + replica.curve.takes(min(len(requests), replica.curve.largest)))
+        return Batch(replica.name, self._number, tuple([request.number for request in requests]), padded)
+
+    def _lane(self, now: int) -> dict[int, Request]:
+        """Which lane is served: the first, unless it is empty, or somebody in the second has waited for too long."""
+        first, second = self._lanes
+        if second and (not first or next(iter(second.values())).came <= now - WAITS_LONGEST):
+            return second
+        return first
+
+    def _open(self) -> list[tuple[Curve, int]]:
+        return [(replica.curve, replica.busy) for replica in self.replicas.values() if not replica.draining]
+
+    def _elsewhere(self, replica: Replica, now: int) -> int:
+        """When a quicker replica that is busy now would be done with the first of those that wait; 0 without one."""
+        own = replica.curve.takes(1)
+        ends = (
+            other.busy + other.curve.takes(1)
+            for other in self.replicas.values()
+            if other.batch and not other.draining and other.busy > now and other.curve.takes(1) < own
+        )
+        return int(min(ends, default=0))
+
+    def _share(self, replica: Replica, now: int) -> float:
+        """The rate at which requests come that this replica is likely to get."""
+        if len(self.replicas) == 1:
+            return self.rate(now)
+        paces = [other.curve.pace() for other in self.replicas.values()]
+        own = replica.curve.pace()
+        return self.rate(now) / (own * sum(1 / pace for pace in paces)) if own and all(paces) else 0.0
+
+    def _count(self, now: int) -> None:
+        self._rate = self.rate(now) + 1 / RATE_OVER
+        self._came = now
+
+    def _learn_margin(self, late: int) -> None:
+        """By how much one in a hundred is later than foreseen, followed by small steps (Robbins and Monro, 1951)."""
+        step = STEP * self.limits.objective
+        self.margin = max(0.0, self.margin + step * ((late > self.margin) - UNLUCKY))
+
+    def _taken_from(self, replica: Replica) -> list[Request]:
+        requests = self._without_gone(replica.requests)
+        replica.batch, replica.requests = 0, []
+        return requests
+
+    def _without_gone(self, requests: list[Request]) -> list[Request]:
+        """Those of them for whom somebody still waits; the others are forgotten."""
+        if not self._gone:
+            return requests
+        left = [request for request in requests if request.number not in self._gone]
+        self._gone.difference_update(request.number for request in requests)
+        return left
+
+    def _retry(self, replica: Replica, why: Why, message: str) -> list[Effect]:
+        requests = self._taken_from(replica)
+        refused: list[Effect] = []
+        again: list[Request] = []
+        for request in requests:
+            request.tries += 1
+            if request.tries >= TRIES:
+                refused.append(Refuse(request.number, why, message))
+            else:
+                again.append(request)
+        if again and again[0].tries > 1:
+            self._halve(again)
+        elif again:
+            self._again.appendleft(again)
+        return refused
+
+    def _halve(self, requests: list[Request]) -> None:
+        middle = (len(requests) + 1) // 2
+        self._again.extendleft(half for half in (requests[middle:], requests[:middle]) if half)
+
+    def _clears_in(self, now: int) -> int:
+        return max(0, foreseen(now, self.waiting, self._open()) - now)
+
+
+def _hangs(replica: Replica, now: int) -> bool:
+    return replica.batch > 0 and now - replica.sent > max(HANGS_AFTER, 10 * (replica.busy - replica.sent))
+
+
+def _too_late(delay: int, wanted: int) -> str:
+    return f"it would take {delay / MILLISECOND:.0f} ms, which is more than {wanted / MILLISECOND:.0f} ms"
+
+
+def _expired(request: Request) -> Refuse:
+    return Refuse(request.number, "expired", f"not answered within {(request.due - request.came) / SECOND:g} s")
+
+
+__all__ = ["Batch", "Batcher", "Effect", "Refuse", "Replace"]

@@ -1,0 +1,140 @@
+"""What people write of a service, and how it is compiled.
+
+    kind: service
+    name: digits
+    model: app.py:Model
+    replicas: 2
+    objective: {latency_p99: 200ms}
+    resources: {cpu: 1, gpu: 1}
+
+`compile_service` takes the parsed document and raises `SpecError` with everything that is wrong. A replica is a job
+like any other: `resources`, `priority` and `env` are those of jobs.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from poise.errors import SpecError
+from poise.model.document import Findings
+from poise.model.serving import MOST, Limits
+from poise.model.spec import PriorityName, Quantity, ResourcesSpec, check_name, check_text, compile_spec, parse_or_raise
+from poise.units import HOUR, parse_duration
+
+MOST_REPLICAS = 64
+MOST_WAITING = 1_000_000
+LONGEST = HOUR
+
+
+class ObjectiveSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """What the service promises: the latency that one answer in a hundred may exceed."""
+
+    latency_p99: Quantity = 0
+
+
+class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """A whole file."""
+
+    kind: str = ""
+    name: str = ""
+    model: str = ""
+    folder: str = ""
+    python: str = ""
+    replicas: int = 1
+    objective: ObjectiveSpec = msgspec.field(default_factory=ObjectiveSpec)
+    batch: int = 64
+    queue: int = 10_000
+    timeout: Quantity = "30s"
+    late: Literal["refuse", "defer"] = "refuse"
+    resources: ResourcesSpec = msgspec.field(default_factory=ResourcesSpec)
+    priority: PriorityName = "high"
+    env: dict[str, Any] = {}
+
+
+class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
+    """A compiled file. `job` are the fields of the job that each replica is, other than what it runs."""
+
+    name: str
+    model: str
+    folder: str = ""
+    python: str = ""
+    replicas: int = 1
+    limits: Limits = Limits()
+    job: dict[str, Any] = {}
+
+
+def compile_service(document: Any) -> DeclaredService:
+    """Compile a parsed file."""
+    found = Findings()
+    top = found.convert(document, ServiceSpec)
+    made = None if top is None else _compile(top, document, found)
+    found.check(_example)
+    if made is None:
+        raise AssertionError("a document that is not compiled has something wrong in it")
+    return made
+
+
+_EXAMPLES = {
+    "kind": "kind: service",
+    "name": "name: digits",
+    "model": "model: app.py:Model",
+    "folder": "folder: models",
+    "python": "python: .venv/bin/python",
+    "replicas": "replicas: 2",
+    "objective": "objective: {latency_p99: 200ms}",
+    "batch": "batch: 64",
+    "queue": "queue: 10000",
+    "timeout": "timeout: 30s",
+    "late": "late: defer",
+    "resources": "resources: {cpu: 1, gpu: 1}",
+    "priority": "priority: high",
+    "env": "env: {OMP_NUM_THREADS: 1}",
+}
+
+
+def _example(field: str) -> str:
+    return _EXAMPLES.get(field.partition(".")[0].partition("[")[0], _EXAMPLES["kind"])
+
+
+def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredService:
+    if top.kind != "service":
+        found.add(SpecError("this file is no service", field="kind", need="service", have=top.kind))
+    found.get(None, check_name, top.name, "name")
+    place, colon, name = top.model.partition(":")
+    if not (place and colon and name):
+        need = "app.py:Model, or package.module:Model"
+        found.add(SpecError("which class serves?", field="model", need=need, have=top.model))
+    for field in ("model", "folder", "python"):
+        found.get(None, check_text, getattr(top, field), field)
+    for field, value, most in (
+        ("replicas", top.replicas, MOST_REPLICAS),
+        ("batch", top.batch, MOST),
+        ("queue", top.queue, MOST_WAITING),
+    ):
+        if not 1 <= value <= most:
+            found.add(SpecError("the number is out of bounds", field=field, need=f"1 to {most}", have=str(value)))
+    limits = Limits(
+        objective=found.get(
+            0, parse_or_raise, parse_duration, top.objective.latency_p99, "objective.latency_p99", LONGEST
+        ),
+        timeout=found.get(0, parse_or_raise, parse_duration, top.timeout, "timeout", LONGEST),
+        queue=top.queue,
+        batch=top.batch,
+        defer=top.late == "defer",
+    )
+    if not limits.timeout:
+        found.add(SpecError("a request must have some time", field="timeout", need="more than 0", have="0"))
+    job = {field: document[field] for field in ("resources", "env") if field in document}
+    found.get(None, compile_spec, {"run": [top.model], **job}, wall=0.0)
+    return DeclaredService(
+        name=top.name,
+        model=top.model,
+        folder=top.folder,
+        python=top.python,
+        replicas=top.replicas,
+        limits=limits,
+        job=job | {"priority": top.priority},
+    )
+
+
+__all__ = ["DeclaredService", "ObjectiveSpec", "ServiceSpec", "compile_service"]

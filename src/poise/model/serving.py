@@ -1,0 +1,180 @@
+"""What is known of a replica that answers requests in batches: how long a batch of each size takes there.
+
+The table is learned from every batch that it answers. It need not rise: a kernel that is chosen from four items on may
+make a batch of four quicker than one of three. So nothing is fitted to it; between sizes that were seen it is read off
+a line, which goes on from the two largest: larger batches than were seen are hoped to pay, and so they are tried.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from poise.units import SECOND
+
+RECENT = 0.1
+"""The share of a new measurement in what is remembered of its size, once there are more than ten."""
+
+AT_LEAST = 3
+"""So many batches of a size before one that took far longer than they did counts for less than they do."""
+
+FAR = 4.0
+"""A batch that took so many times as long as its like says more of the machine than of its size …"""
+
+TOLD_AGAIN = 3
+"""… unless that many in a row did."""
+
+CHANGED = 0.1
+"""What a size takes must have moved by this share before everything is worked out again from it."""
+
+MOST = 1024
+"""Items in one batch at most."""
+
+
+class Size(msgspec.Struct):
+    """What is remembered of batches of one size, in nanoseconds."""
+
+    count: int = 0
+    mean: float = 0.0
+    used: float = 0.0  # the mean that was last worked with
+    far: int = 0  # so many in a row took far longer
+
+    def learn(self, took: float) -> bool:
+        """Whether it has moved by so much that what follows from it must be worked out again."""
+        if self.count >= AT_LEAST and took > FAR * self.mean:
+            self.far += 1
+            if self.far < TOLD_AGAIN:
+                return False
+            self.count = 0  # the replica has become slower: begin anew
+        self.far = 0
+        self.count += 1
+        share = max(RECENT, 1 / self.count)
+        self.mean += share * (took - self.mean)
+        if abs(self.mean - self.used) > CHANGED * self.used:
+            self.used = self.mean
+            return True
+        return False
+
+
+class Curve:
+    """Nanoseconds that a batch of each size takes on one replica, as learned; what follows from that is worked out when
+    it is asked for, and kept until the table has changed.
+
+    `limit`: items that a batch may have (memory, or the user says so). None is tried that is more than twice as large
+    as the largest that was seen.
+    """
+
+    def __init__(self, limit: int, known: Sequence[tuple[int, float]] = ()) -> None:
+        if not 1 <= limit <= MOST:
+            raise ValueError(f"a batch has 1 to {MOST} items, not {limit}")
+        self.limit = limit
+        self.sizes: dict[int, Size] = {}
+        self.revision = 0
+        self._takes: list[float] = []
+        self._padded: list[int] = []
+        self._clears: list[float] = []
+        self._first: list[int] = []
+        for size, took in known:
+            self.learn(size, took)
+
+    def learn(self, size: int, took: float) -> None:
+        """A batch of this size took so many nanoseconds."""
+        if self.sizes.setdefault(size, Size()).learn(took):
+            self._forget()
+
+    def lower(self, limit: int) -> None:
+        """A batch may have no more items than that from now on: there was no memory for more."""
+        self.limit = max(1, min(self.limit, limit))
+        self._forget()
+
+    def known(self) -> list[tuple[int, float]]:
+        """Sizes and what they take, for another replica of the same kind to begin with."""
+        return [(size, of.mean) for size, of in sorted(self.sizes.items())]
+
+    @property
+    def largest(self) -> int:
+        """The largest batch that may be tried now."""
+        seen = max(self.sizes, default=0)
+        return min(self.limit, 2 * seen) if seen else 1
+
+    def padded(self, count: int) -> int:
+        """To how many items a batch of `count` is filled up, where more take less time; else `count`."""
+        self._work_out()
+        return self._padded[count]
+
+    def takes(self, count: int) -> float:
+        """Nanoseconds that a batch of `count` takes, filled up where that is quicker; `count` is at most `largest`."""
+        self._work_out()
+        return self._takes[count]
+
+    def clears(self, count: int) -> float:
+        """The least nanoseconds in which `count` items are done, in as many batches as that takes."""
+        self._work_out()
+        most = len(self._clears) - 1
+        if count <= most:
+            return self._clears[count]
+        whole, rest = divmod(count - 1, most)  # of at least one item is the rest, so that nothing is free
+        return whole * self._clears[most] + self._clears[rest + 1]
+
+    def pace(self) -> float:
+        """Nanoseconds an item takes where batches are as large as they may be."""
+        self._work_out()
+        return self._clears[-1] / (len(self._clears) - 1)
+
+    def _forget(self) -> None:
+        self.revision += 1
+        self._takes = []
+
+    def _work_out(self) -> None:
+        if self._takes:
+            return
+        largest = self.largest
+        raw = self._read_off(largest)
+        self._takes, self._padded = [0.0] * (largest + 1), [0] * (largest + 1)
+        best = largest
+        for count in range(largest, 0, -1):
+            # filled up to a size that was seen only: nothing is promised by a line between two
+            if raw[count] < raw[best] or count == largest:
+                best = count
+            filled = best if best in self.sizes else count
+            self._takes[count], self._padded[count] = min((raw[filled], filled), (raw[count], count))
+        self._clears = [0.0] * (largest + 1)
+        for count in range(1, largest + 1):
+            self._clears[count] = min(self._takes[size] + self._clears[count - size] for size in range(1, count + 1))
+
+    def _read_off(self, largest: int) -> list[float]:
+        """What a batch of each size takes as it is, 0 to `largest`."""
+        known = [(size, of.used) for size, of in sorted(self.sizes.items())]
+        if not known:
+            return [0.0] * (largest + 1)
+        (low, least), (high, most) = known[-2:] if len(known) > 1 else ((0, 0.0), known[0])
+        slope = min(max(0.0, (most - least) / (high - low)), most / high)
+        takes = [0.0]
+        below, above = (0, 0.0), 0
+        for count in range(1, largest + 1):
+            while above < len(known) and known[above][0] < count:
+                below = known[above]
+                above += 1
+            if above == len(known):
+                takes.append(below[1] + slope * (count - below[0]))
+            elif known[above][0] == count or not below[0]:
+                takes.append(known[above][1])
+            else:
+                (low, least), (high, most) = below, known[above]
+                takes.append(least + (most - least) * (count - low) / (high - low))
+        return takes
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """`objective`: the latency that one accepted request in a hundred may exceed, 0 for none. `timeout`: after which a
+    request is given up. `queue`: so many wait at most. `batch`: items of one batch at most. `defer`: who is foreseen
+    to be late waits in the second lane instead of being refused.
+    """
+
+    objective: int = 0
+    timeout: int = 30 * SECOND
+    queue: int = 10_000
+    batch: int = 64
+    defer: bool = False
+
+
+__all__ = ["MOST", "Curve", "Limits"]

@@ -1,0 +1,336 @@
+"""`poise serve` over real sockets: what is asked is answered, whatever clients, replicas and models do."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import pytest
+
+from system.living import Living, ended, until
+
+APP = '''
+import os, time
+import msgspec
+
+class Ask(msgspec.Struct, forbid_unknown_fields=True):
+    value: float
+    sleep: float = 0.0
+    fail: bool = False
+    die: bool = False
+
+class Model:
+    def predict(self, batch: list[Ask]) -> list[float]:
+        if len(batch) > 8:
+            raise MemoryError("eight at most")
+        if any(one.die for one in batch):
+            os._exit(1)
+        if any(one.fail for one in batch):
+            raise ValueError("a bad one")
+        time.sleep(max(one.sleep for one in batch))
+        return [2 * one.value for one in batch]
+
+    def example(self):
+        return Ask(1.0)
+
+class Slow:
+    """A batch of up to four takes 20 ms: 200 a second."""
+    def predict(self, batch: list) -> list:
+        time.sleep(0.02 * -(-len(batch) // 4))
+        return batch
+
+    def example(self):
+        return 1
+
+class Broken:
+    def load(self):
+        raise RuntimeError("no weights here")
+
+    def predict(self, batch):
+        return batch
+'''
+
+
+class Told(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    took: float
+
+    @property
+    def value(self) -> Any:
+        return json.loads(self.body)
+
+
+class Serving:
+    """A running `poise serve`."""
+
+    def __init__(self, living: Living, *arguments: str) -> None:
+        (living.work / "app.py").write_text(APP)
+        self.process = living.start("serve", *arguments, "--port", "0")
+        self.said: list[str] = []
+        threading.Thread(target=self._listen, daemon=True).start()
+        until(lambda: self.url and "ready" in self.text, "a replica is ready", lambda: self.text)
+
+    def _listen(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said.append(line.decode())
+
+    @property
+    def text(self) -> str:
+        return "".join(self.said)
+
+    @property
+    def url(self) -> str:
+        found = re.search(r"http://([0-9.:]+)", self.text)
+        return found[1] if found else ""
+
+    def connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self.url, timeout=30)
+
+    def ask(self, body: object, path: str = "/predict", method: str = "POST", **headers: str) -> Told:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        connection = self.connection()
+        began = time.monotonic()
+        try:
+            connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
+            answer = connection.getresponse()
+            return Told(answer.status, dict(answer.headers), answer.read(), time.monotonic() - began)
+        finally:
+            connection.close()
+
+    def metric(self, name: str, **labels: str) -> float:
+        text = self.ask(b"", "/metrics", "GET").body.decode()
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        lines = [line for line in text.splitlines() if line.startswith(name) and all(one in line for one in wanted)]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    def end(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(30)
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+        return code
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Living]:
+    living = Living()
+    try:
+        yield living
+    except BaseException:
+        living.destroy()
+        raise
+    living.close()
+
+
+@pytest.fixture(scope="module")
+def serving(home: Living) -> Iterator[Serving]:
+    served = Serving(home, "app.py:Model", "--replicas", "2", "--cpu", "0.1")
+    until(lambda: "2 of 2" in served.text, "both are ready", lambda: served.text)
+    yield served
+    assert served.end() == 0
+
+
+@pytest.fixture(scope="module")
+def half_open(serving: Serving) -> Iterator[list[socket.socket]]:
+    """Clients that begin to ask and never get on, there while all other tests run."""
+    host, port = serving.url.split(":")
+    clients = []
+    for number in range(100):
+        client = socket.create_connection((host, int(port)))
+        if number % 2:
+            client.sendall(
+                b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n" + b"\r\n{" * (number % 4 // 2)
+            )
+        clients.append(client)
+    yield clients
+    for client in clients:
+        client.close()
+
+
+def test_a_question_is_answered(serving: Serving, half_open: list[socket.socket]) -> None:
+    told = serving.ask({"value": 21})
+    assert (told.status, told.value, told.headers["content-type"]) == (200, 42.0, "application/json")
+    assert serving.ask({"value": 1}, "/predict/app").value == 2.0
+
+
+@pytest.mark.parametrize(
+    ("status", "says", "asked"),
+    [
+        (400, "cannot be read", {"body": b'{"value": 1'}),
+        (400, "cannot be read", {"body": b""}),
+        (400, "cannot be read", {"body": b"\xff\xfe"}),
+        (422, "Expected `object`, got `array`", {"body": b"[" * 100_000}),
+        (422, "Expected `float`, got `str` - at `$.value`", {"body": {"value": "x"}}),
+        (422, "unknown field `values`", {"body": {"value": 1, "values": 2}}),
+        (422, "missing required field `value`", {"body": {}}),
+        (404, "there is no service `nope`; known: app", {"body": {}, "path": "/predict/nope"}),
+        (404, "there is /predict/app", {"body": {}, "path": "/elsewhere"}),
+        (405, "ask with POST", {"body": b"", "method": "GET"}),
+        (400, "a number of seconds", {"body": {"value": 1}, "x_request_timeout": "soon"}),
+        (413, "64 MiB at most", {"body": b"", "content_length": str(1 << 30)}),
+    ],
+)
+def test_what_is_wrong_is_told(serving: Serving, status: int, says: str, asked: dict[str, Any]) -> None:
+    told = serving.ask(**asked)
+    assert told.status == status
+    assert says in told.value["error"]["message"]
+    assert told.value["error"]["code"] == status
+
+
+def test_a_flood_of_headers_is_refused(serving: Serving) -> None:
+    host, port = serving.url.split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b"POST /predict HTTP/1.1\r\n")
+        answer = b""
+        try:
+            for number in range(2000):
+                client.sendall(b"X-%d: %s\r\n" % (number, b"y" * 100))
+            answer = client.recv(1000)
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+    assert answer[:12] in (b"HTTP/1.1 431", b"")
+    assert serving.ask({"value": 1}).status == 200
+
+
+def test_a_question_that_breaks_the_model_fails_alone(serving: Serving) -> None:
+    with ThreadPoolExecutor(9) as pool:
+        block = [pool.submit(serving.ask, {"value": 0, "sleep": 0.3}) for _ in range(2)]  # both replicas are busy
+        time.sleep(0.1)
+        asked = [pool.submit(serving.ask, {"value": one, "fail": one == 3}) for one in range(6)]
+        told = [one.result() for one in asked]
+        assert all(one.result().status == 200 for one in block)
+    assert [one.status for one in told] == [200, 200, 200, 500, 200, 200]
+    assert "ValueError: a bad one" in told[3].value["error"]["message"]
+
+
+def test_where_memory_is_short_batches_are_smaller(serving: Serving) -> None:
+    with ThreadPoolExecutor(40) as pool:
+        told = list(pool.map(lambda one: serving.ask({"value": one, "sleep": 0.02}), range(40)))
+    assert [one.value for one in told] == [2.0 * one for one in range(40)]
+
+
+def test_a_killed_replica_loses_no_question(serving: Serving, home: Living) -> None:
+    pids = [task.pid for job in home.client().jobs() for task in home.client().job(job.id).tasks if task.pid]
+    with ThreadPoolExecutor(20) as pool:
+        asked = [pool.submit(serving.ask, {"value": one, "sleep": 0.2}) for one in range(20)]
+        time.sleep(0.1)
+        os.kill(pids[0], signal.SIGKILL)
+        assert [one.result().value for one in asked] == [2.0 * one for one in range(20)]
+    until(lambda: serving.metric("serve_deployment_replica_healthy") == 2, "it is started again", lambda: serving.text)
+
+
+def test_a_question_that_kills_whoever_reads_it_is_refused_by_itself(serving: Serving) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(serving.ask, {"value": one, "die": one == 1}) for one in range(4)]
+        told = [one.result() for one in asked]
+    assert [one.status for one in told] == [200, 502, 200, 200]
+    assert "died while it was served" in told[1].value["error"]["message"]
+    until(lambda: serving.metric("serve_deployment_replica_healthy") == 2, "both are back", lambda: serving.text)
+
+
+def test_who_goes_away_takes_the_question_along(serving: Serving) -> None:
+    before = serving.metric("serve_deployment_error_counter_total", reason="cancelled")
+    connection = serving.connection()
+    connection.request("POST", "/predict", json.dumps({"value": 1, "sleep": 1.5}))
+    time.sleep(0.3)
+    connection.close()
+    until(
+        lambda: serving.metric("serve_deployment_error_counter_total", reason="cancelled") == before + 1,
+        "the gateway has noticed",
+    )
+    assert serving.ask({"value": 1}).status == 200, "and goes on"
+
+
+def test_a_question_is_given_up_when_it_says(serving: Serving) -> None:
+    told = serving.ask({"value": 1, "sleep": 1.0}, x_request_timeout="0.2")
+    assert told.status == 504
+    assert "not answered within 0.2 s" in told.value["error"]["message"]
+    assert told.took < 0.9
+
+
+def test_clients_that_never_get_on_are_dropped(serving: Serving, half_open: list[socket.socket]) -> None:
+    def dropped(client: socket.socket) -> bool:
+        client.settimeout(15)
+        try:
+            return client.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+    assert all(dropped(client) for client in half_open)
+
+
+def test_under_five_times_what_it_can_do_the_accepted_are_in_time_and_the_rest_is_refused_at_once(home: Living) -> None:
+    served = Serving(home, "app.py:Slow", "--objective", "200ms", "--batch", "4", "--name", "slow", "--cpu", "0.1")
+    with ThreadPoolExecutor(300) as pool:
+        began = time.monotonic()
+        asked = []
+        for number in range(2000):
+            time.sleep(max(0.0, began + number / 1000 - time.monotonic()))
+            asked.append(pool.submit(served.ask, number))
+        told = [one.result() for one in asked]
+    assert served.end() == 0
+    accepted = sorted(one.took for one in told if one.status == 200)
+    refused = [one for one in told if one.status == 503]
+    assert len(accepted) + len(refused) == 2000
+    assert 200 < len(accepted) < 800, "about 200 a second"
+    assert all(int(one.headers["retry-after"]) >= 1 for one in refused)
+    # the clients are threads of this process, on the same cores: what they measure is not the gateway's alone
+    assert accepted[len(accepted) // 2] < 0.5
+
+
+def test_on_sigterm_what_was_accepted_is_answered(home: Living) -> None:
+    served = Serving(home, "app.py:Model", "--name", "ending", "--cpu", "0.1")
+    with ThreadPoolExecutor(10) as pool:
+        asked = [pool.submit(served.ask, {"value": one, "sleep": 0.3}) for one in range(10)]
+        time.sleep(0.2)
+        served.process.send_signal(signal.SIGTERM)
+        assert [one.result().status for one in asked] == [200] * 10
+    assert served.end() == 0
+    assert all(job.status != "running" or job.name != "ending-1" for job in home.client().jobs())
+
+
+def test_a_model_that_cannot_be_loaded_says_why(home: Living) -> None:
+    (home.work / "app.py").write_text(APP)
+    done = home.poise("serve", "app.py:Broken", "--port", "0", "--cpu", "0.1")
+    assert done.code == 1
+    assert "RuntimeError: no weights here" in done.err
+    assert "app.py:Broken" in done.err
+    done = home.poise("serve", "app.py:Modle", "--port", "0", "--cpu", "0.1")
+    assert done.code == 1
+    assert "it has no `Modle`" in done.err and "Model" in done.err
+
+
+def test_a_file_says_the_same_and_what_is_wrong_in_it_is_told_where(home: Living) -> None:
+    (home.work / "wrong.yaml").write_text("kind: service\nname: x y\nmodel: app.py\nbatch: 0\nreplica: 2\n")
+    done = home.poise("serve", "wrong.yaml", "--port", "0")
+    assert done.code == 1
+    for told in ("wrong.yaml:2", "wrong.yaml:3", "wrong.yaml:4", "wrong.yaml:5", "replicas"):
+        assert told in done.err
+    (home.work / "right.yaml").write_text(
+        "kind: service\nname: twice\nmodel: app.py:Model\nobjective: {latency_p99: 1s}\nresources: {cpu: 100m}\n"
+    )
+    served = Serving(home, "right.yaml")
+    assert served.ask({"value": 4}, "/predict/twice").value == 8.0
+    assert served.end() == 0
+
+
+def test_a_port_that_is_taken_is_told(home: Living) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = ended(home.start("serve", "app.py:Model", "--port", str(port)))
+    assert done.code == 1
+    assert "cannot listen" in done.err and "--port 0" in done.err

@@ -1,0 +1,314 @@
+"""Nothing that was accepted is lost, doubled or served late on purpose, whatever becomes of the replicas."""
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from poise.kernel.batcher import TRIES, Batch, Batcher, Effect, Refuse, Replace
+from poise.model.serving import Limits
+from poise.units import MILLISECOND, SECOND
+
+KNOWN = [(1, 4.0 * MILLISECOND), (8, 8.0 * MILLISECOND), (64, 32.0 * MILLISECOND)]
+
+
+def batches(effects: list[Effect]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(one.replica, one.requests) for one in effects if isinstance(one, Batch)]
+
+
+def refused(effects: list[Effect]) -> list[tuple[int, str]]:
+    return [(one.request, one.why) for one in effects if isinstance(one, Refuse)]
+
+
+def busy(limits: Limits | None = None) -> Batcher:
+    """A service whose one replica is serving request 0 since the beginning, for 4 ms."""
+    batcher = Batcher(limits or Limits())
+    batcher.up("a", 0, 0, KNOWN)
+    assert batches(batcher.arrive(0, 0)) == [("a", (0,))]
+    return batcher
+
+
+def test_who_comes_while_the_replica_is_busy_is_served_together() -> None:
+    batcher = busy()
+    for number in range(1, 7):
+        assert batcher.arrive(number, MILLISECOND) == []
+    told, effects = batcher.answered("a", 1, 4 * MILLISECOND, 1, 4 * MILLISECOND)
+    assert told == [0]
+    assert batches(effects) == [("a", (1, 2, 3, 4, 5, 6))]
+
+
+def test_requests_wait_for_the_first_replica() -> None:
+    batcher = Batcher(Limits())
+    assert batcher.arrive(1, 0) == []
+    assert batches(batcher.up("a", SECOND, 0, KNOWN)) == [("a", (1,))]
+
+
+def test_a_killed_replica_loses_nothing() -> None:
+    batcher = busy()
+    batcher.up("b", 0, 0, KNOWN)
+    assert batches(batcher.arrive(1, 0)) == [("b", (1,))]
+    assert batcher.arrive(2, 0) == []
+    assert batcher.down("a", MILLISECOND) == []
+    _, effects = batcher.answered("b", 2, 4 * MILLISECOND, 1, 4 * MILLISECOND)
+    assert batches(effects) == [("b", (0,))], "what was interrupted goes before what waits"
+
+
+def test_what_kills_whoever_serves_it_is_found_by_halving_and_refused() -> None:
+    batcher = Batcher(Limits())
+    for number in range(8):
+        batcher.arrive(number, 0)
+    poison, served, gone = 5, set(), []
+    for life in range(40):
+        name = f"r{life}"
+        effects = batcher.up(name, life, 0, KNOWN)
+        while (sent := [one for one in effects if isinstance(one, Batch)]) and poison not in sent[0].requests:
+            told, effects = batcher.answered(name, sent[0].number, MILLISECOND, len(sent[0].requests), life)
+            served.update(told)
+        effects = batcher.down(name, life)
+        gone += refused(effects)
+        if gone:
+            break
+    assert (poison, "lost") in gone
+    while (left := [one for one in batcher.up("last", 100, 0, KNOWN) if isinstance(one, Batch)]) or batcher.serving:
+        told, _ = batcher.answered("last", left[0].number, MILLISECOND, len(left[0].requests), 100)
+        served.update(told)
+        batcher.down("last", 100)
+    assert served | {number for number, _ in gone} == set(range(8))
+    assert len(gone) <= TRIES, "others that shared its last batches at most"
+
+
+def test_what_the_model_refuses_is_told_to_who_asked_it_and_to_nobody_else() -> None:
+    batcher = busy()
+    for number in range(1, 5):
+        batcher.arrive(number, 0)
+    _, effects = batcher.answered("a", 1, MILLISECOND, 1, MILLISECOND)
+    told, gone = set(), []
+    while effects:
+        [batch] = [one for one in effects if isinstance(one, Batch)]
+        gone += refused(effects)
+        if 3 in batch.requests:
+            effects = batcher.broke("a", batch.number, "ValueError: 3", MILLISECOND)
+            gone += refused(effects)
+            if not batches(effects):
+                break
+        else:
+            answered, effects = batcher.answered("a", batch.number, MILLISECOND, len(batch.requests), MILLISECOND)
+            told.update(answered)
+    assert told == {1, 2, 4}
+    assert set(gone) == {(3, "broken")}
+
+
+def test_without_memory_batches_are_half_as_large_from_then_on() -> None:
+    batcher = busy()
+    for number in range(1, 41):
+        batcher.arrive(number, 0)
+    _, effects = batcher.answered("a", 1, 4 * MILLISECOND, 1, 4 * MILLISECOND)
+    [batch] = [one for one in effects if isinstance(one, Batch)]
+    whole = len(batch.requests)
+    assert whole > 20
+    effects = batcher.no_memory("a", batch.number, "MemoryError", 5 * MILLISECOND)
+    sizes = []
+    while found := [one for one in effects if isinstance(one, Batch)]:
+        sizes.append(len(found[0].requests))
+        _, effects = batcher.answered("a", found[0].number, 9 * MILLISECOND, sizes[-1], 6 * MILLISECOND)
+    assert sizes[:2] == [whole - whole // 2, whole // 2]
+    assert sum(sizes) == 40
+    assert max(sizes[2:]) <= whole - whole // 2 == batcher.replicas["a"].curve.limit
+
+
+def test_who_cannot_be_served_in_time_is_refused_at_once_and_told_when_to_come_again() -> None:
+    batcher = busy(Limits(objective=20 * MILLISECOND))
+    answers = [batcher.arrive(number, MILLISECOND) for number in range(1, 100)]
+    late = [one for effects in answers for one in effects if isinstance(one, Refuse)]
+    assert len(late) > 50
+    assert {one.why for one in late} == {"late"}
+    assert all(one.after > 0 for one in late)
+    assert 10 < batcher.waiting < 40, "as many as are served within 20 ms"
+
+
+def test_who_may_be_deferred_waits_instead_and_fills_what_is_idle() -> None:
+    batcher = busy(Limits(objective=20 * MILLISECOND, defer=True))
+    assert not any(batcher.arrive(number, MILLISECOND) for number in range(1, 100))
+    accepted = batcher.waiting
+    assert accepted == 99
+    seen: list[int] = []
+    now, batch = 4 * MILLISECOND, 1
+    while batcher.serving:
+        told, effects = batcher.answered("a", batch, 0, 0, now)
+        seen += told
+        now += MILLISECOND
+        batch = next((one.number for one in effects if isinstance(one, Batch)), 0)
+    assert sorted(seen) == list(range(100))
+
+
+def test_what_is_deferred_does_not_starve() -> None:
+    batcher = busy(Limits(timeout=60 * SECOND))
+    batcher.arrive(1, 0, deferred=True)
+    number, now, batch = 2, 0, 1
+    for _ in range(3000):
+        now += 4 * MILLISECOND
+        batcher.arrive(number, now)
+        number += 1
+        told, effects = batcher.answered("a", batch, 4 * MILLISECOND, 1, now)
+        if 1 in told:
+            break
+        batch = next(one.number for one in effects if isinstance(one, Batch))
+    assert 10 * SECOND <= now < 10.1 * SECOND
+
+
+def test_an_unlucky_start_does_not_close_the_service_for_ever() -> None:
+    batcher = busy(Limits(objective=10 * MILLISECOND))
+    batcher.margin = SECOND
+    batcher.answered("a", 1, 4 * MILLISECOND, 1, 4 * MILLISECOND)
+    assert batches(batcher.arrive(1, 5 * MILLISECOND)), "who finds nobody waiting is served"
+
+
+def test_a_cancelled_request_is_not_served_and_one_in_service_is_dropped() -> None:
+    batcher = busy()
+    batcher.arrive(1, 0)
+    batcher.arrive(2, 0)
+    batcher.cancel(1)
+    batcher.cancel(0)
+    batcher.cancel(77)
+    told, effects = batcher.answered("a", 1, MILLISECOND, 1, MILLISECOND)
+    assert told == []
+    assert batches(effects) == [("a", (2,))]
+
+
+def test_a_request_whose_time_is_over_is_refused_wherever_it_is() -> None:
+    batcher = busy()
+    batcher.arrive(1, 0, timeout=100 * MILLISECOND)
+    batcher.arrive(2, 0)
+    assert batcher.wakeup() == 100 * MILLISECOND
+    assert refused(batcher.tick(100 * MILLISECOND)) == [(1, "expired")]
+    assert refused(batcher.tick(30 * SECOND)) == [(2, "expired"), (0, "expired")]
+    told, _ = batcher.answered("a", 1, MILLISECOND, 1, 31 * SECOND)
+    assert told == []
+
+
+def test_what_is_to_be_sent_again_does_not_wait_for_ever_either() -> None:
+    batcher = busy()
+    batcher.down("a", 0)
+    assert refused(batcher.tick(30 * SECOND)) == [(0, "expired")]
+    assert batcher.up("b", 30 * SECOND, 0, KNOWN) == []
+
+
+def test_a_replica_that_hangs_is_replaced() -> None:
+    batcher = busy(Limits(timeout=300 * SECOND))
+    assert Replace("a") not in batcher.tick(30 * SECOND)
+    assert Replace("a") in batcher.tick(31 * SECOND)
+
+
+def test_a_replica_that_is_drained_is_sent_nothing_more() -> None:
+    batcher = busy()
+    batcher.arrive(1, 0)
+    batcher.drain("a")
+    told, effects = batcher.answered("a", 1, MILLISECOND, 1, MILLISECOND)
+    assert (told, effects) == ([0], [])
+
+
+def test_no_more_wait_than_the_queue_holds() -> None:
+    batcher = busy(Limits(queue=3))
+    assert [refused(batcher.arrive(number, 0)) for number in (1, 2, 3, 4)] == [[], [], [], [(4, "full")]]
+
+
+class Story(RuleBasedStateMachine):
+    """Requests and replicas come and go; every request is answered or refused once, and nobody is told twice."""
+
+    @initialize(defer=st.booleans(), objective=st.sampled_from([0, 20 * MILLISECOND]), queue=st.sampled_from([5, 1000]))
+    def begin(self, defer: bool, objective: int, queue: int) -> None:
+        self.batcher = Batcher(Limits(objective=objective, timeout=SECOND, queue=queue, defer=defer))
+        self.now = 0
+        self.open: set[int] = set()
+        self.out: dict[str, Batch] = {}
+        self.number = 0
+        self.names = 0
+
+    def take(self, effects: list[Effect]) -> None:
+        for one in effects:
+            if isinstance(one, Batch):
+                assert one.replica not in self.out, "a replica that is busy was sent a batch"
+                assert len(set(one.requests)) == len(one.requests) <= one.padded
+                others: set[int] = {number for batch in self.out.values() for number in batch.requests}
+                assert not others & set(one.requests), "two replicas were sent one request"
+                self.out[one.replica] = one
+            elif isinstance(one, Refuse):
+                assert one.request in self.open, "a request was told twice"
+                self.open.discard(one.request)
+
+    @rule(deferred=st.booleans(), timeout=st.sampled_from([0, 50 * MILLISECOND]), count=st.integers(1, 9))
+    def arrive(self, deferred: bool, timeout: int, count: int) -> None:
+        for _ in range(count):
+            self.number += 1
+            self.open.add(self.number)
+            self.take(self.batcher.arrive(self.number, self.now, timeout=timeout, deferred=deferred))
+
+    @rule(limit=st.sampled_from([0, 4]), known=st.booleans())
+    def up(self, limit: int, known: bool) -> None:
+        if len(self.batcher.replicas) < 4:
+            self.names += 1
+            self.take(self.batcher.up(f"r{self.names}", self.now, limit, KNOWN if known else ()))
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data(), how=st.sampled_from(["answered", "answered", "answered", "broke", "no_memory", "down"]))
+    def end(self, data: Any, how: str) -> None:
+        name = data.draw(st.sampled_from(sorted(self.out)))
+        batch = self.out.pop(name)
+        if how == "answered":
+            told, effects = self.batcher.answered(name, batch.number, 4 * MILLISECOND, batch.padded, self.now)
+            for number in told:
+                assert number in self.open, "a request was told twice"
+                self.open.discard(number)
+            self.take(effects)
+        elif how == "down":
+            self.take(self.batcher.down(name, self.now))
+        else:
+            self.take(getattr(self.batcher, how)(name, batch.number, "no", self.now))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def cancel(self, data: Any) -> None:
+        number = data.draw(st.sampled_from(sorted(self.open)))
+        self.open.discard(number)
+        self.batcher.cancel(number)
+
+    @rule(passes=st.sampled_from([MILLISECOND, 10 * MILLISECOND, 400 * MILLISECOND]))
+    def time_passes(self, passes: int) -> None:
+        self.now += passes
+        self.take(self.batcher.tick(self.now))
+
+    @invariant()
+    def everybody_is_somewhere(self) -> None:
+        if not hasattr(self, "batcher"):
+            return
+        kept = self.batcher.waiting + self.batcher.serving
+        assert kept >= len(self.open)
+        if self.open and not self.batcher.serving and self.batcher.replicas:
+            assert self.batcher.wakeup() is not None
+
+    def teardown(self) -> None:
+        """With a replica that answers, everybody is told in the end."""
+        if not hasattr(self, "batcher"):
+            return
+        for name in list(self.out):
+            del self.out[name]
+            self.take(self.batcher.down(name, self.now))
+        self.take(self.batcher.up("last", self.now, 0, KNOWN))
+        for _ in range(5000):
+            if not self.open:
+                break
+            self.now += MILLISECOND
+            for name, batch in list(self.out.items()):
+                del self.out[name]
+                told, effects = self.batcher.answered(name, batch.number, MILLISECOND, batch.padded, self.now)
+                self.open.difference_update(told)
+                self.take(effects)
+            self.take(self.batcher.tick(self.now))
+        assert not self.open
+        assert not self.batcher.waiting
+        assert not self.batcher._gone, "nothing is remembered of those who have gone"
+
+
+TestStory = Story.TestCase
+TestStory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,127 @@
+"""How large a batch is, and when it leaves: by hand on a measured curve, and what holds on any."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poise.model.serving import Curve
+from poise.policy.batching import Batching, QueueView, Send, Wait, foreseen
+from poise.units import MILLISECOND, SECOND
+
+MEASURED = [(1, 3.5), (2, 7.5), (3, 10.9), (4, 6.8), (5, 7.8), (8, 8.1), (12, 9.8), (16, 11.1), (32, 17.3), (64, 29.2)]
+"""Milliseconds by size of a perceptron of 19 million weights on one core: a kernel that is quicker from four on."""
+
+POLICY = Batching()
+
+
+def curve(limit: int = 64) -> Curve:
+    return Curve(limit, [(size, took * MILLISECOND) for size, took in MEASURED])
+
+
+def sent(count: int, rate: float = 0.0, **others: int) -> Send | Wait:
+    return POLICY.decide(QueueView(now=SECOND, count=count, curve=curve(), rate=rate / SECOND, **others))
+
+
+def test_two_are_served_one_after_the_other_where_two_at_once_take_longer() -> None:
+    # one by one they are answered after 3.5 and 7.0 ms, together (filled up to four) after 6.8 each
+    assert sent(2) == Send(1, 1)
+
+
+def test_three_are_filled_up_to_four() -> None:
+    # 3 x 6.8 = 20.4 ms of waiting in all; one by one 3.5 + 7.0 + 10.5 = 21.0; three as they are 32.7
+    assert sent(3) == Send(3, 4)
+
+
+def test_what_is_left_is_sent_whole_where_a_second_batch_costs_more() -> None:
+    # 8 at once: 64.8; 4 and 4: 8 x 6.8 + 4 x 6.8 = 81.6
+    assert sent(8) == Send(8, 8)
+
+
+def test_the_busier_the_replica_the_larger_the_batch() -> None:
+    quiet, busy = sent(40), sent(40, rate=1600)
+    assert isinstance(quiet, Send) and isinstance(busy, Send)
+    assert quiet.count < busy.count == 40
+
+
+def test_nobody_waits_where_others_are_far_off() -> None:
+    assert all(isinstance(sent(count, rate=100), Send) for count in range(1, 40))
+
+
+def test_the_fourth_is_waited_for_when_it_is_near() -> None:
+    # at 1,600 a second it comes in 0.625 ms: 3 x 0.625 + 6.8 = 8.7 < 6.8 - 0.625 + 3.5 = 9.7
+    verdict = sent(3, rate=1600)
+    assert verdict == Wait(SECOND + 2 * SECOND // 1600)
+
+
+def test_it_is_not_waited_for_longer_than_it_is_expected_in() -> None:
+    assert isinstance(sent(3, rate=1600, held=SECOND - 2 * MILLISECOND), Send)
+
+
+def test_nobody_is_made_late_by_waiting_for_others() -> None:
+    assert isinstance(sent(3, rate=1600, due=SECOND + 7 * MILLISECOND), Send)
+
+
+def test_a_slow_replica_leaves_alone_what_a_quick_one_has_done_sooner() -> None:
+    assert sent(4, elsewhere=SECOND + 5 * MILLISECOND) == Send(1, 1)
+    assert sent(4, elsewhere=SECOND + 3 * MILLISECOND) == Wait(0)
+
+
+def test_sizes_that_were_never_seen_are_tried_by_doubling() -> None:
+    learning, sizes = Curve(48), []
+    for _ in range(8):
+        verdict = POLICY.decide(QueueView(now=0, count=100, curve=learning, rate=1e-6))
+        assert isinstance(verdict, Send)
+        sizes.append(verdict.padded)
+        learning.learn(verdict.padded, (4 + verdict.padded / 10) * MILLISECOND)
+    assert sizes == [1, 2, 4, 8, 16, 32, 48, 48]
+
+
+def test_a_size_is_learned_anew_once_it_is_slower_for_good_and_not_after_one_hiccup() -> None:
+    learned = Curve(8, [(1, 4.0 * MILLISECOND)] * 20)
+    learned.learn(1, 400 * MILLISECOND)
+    assert learned.takes(1) == pytest.approx(4 * MILLISECOND)
+    for _ in range(3):
+        learned.learn(1, 40 * MILLISECOND)
+    assert learned.takes(1) == pytest.approx(40 * MILLISECOND)
+
+
+def test_when_somebody_who_comes_now_is_answered() -> None:
+    # 3.5 ms of what runs, then the seven before and this one in one batch of eight
+    busy = SECOND + 3_500_000
+    assert foreseen(SECOND, 7, [(curve(), busy)]) == busy + 8_100_000
+    assert foreseen(SECOND, 7, []) == SECOND
+
+
+def test_unequal_replicas_share_a_queue_by_their_pace() -> None:
+    slow = Curve(64, [(size, 4 * took * MILLISECOND) for size, took in MEASURED])
+    alone = foreseen(SECOND, 99, [(curve(), SECOND)])
+    both = foreseen(SECOND, 99, [(curve(), SECOND), (slow, SECOND)])
+    assert SECOND + 0.7 * (alone - SECOND) < both < alone
+
+
+curves = st.builds(
+    lambda limit, known: Curve(limit, known),
+    st.integers(1, 64),
+    st.lists(st.tuples(st.integers(1, 64), st.floats(1e3, 1e9)), max_size=12),
+)
+
+
+@given(curves, st.integers(1, 200), st.floats(0, 1e-5), st.integers(0, 10**9), st.integers(0, 10**9))
+def test_what_holds_of_every_verdict(learned: Curve, count: int, rate: float, due: int, elsewhere: int) -> None:
+    view = QueueView(now=10**8, count=count, curve=learned, rate=rate, due=due, elsewhere=elsewhere)
+    verdict = POLICY.decide(view)
+    assert verdict == POLICY.decide(view), "same view, same verdict"
+    if isinstance(verdict, Send):
+        assert 1 <= verdict.count <= count
+        assert verdict.count <= verdict.padded <= learned.largest
+    else:
+        assert verdict.until == 0 or verdict.until > view.now
+
+
+@given(curves, st.integers(1, 200))
+def test_dividing_never_takes_longer_than_not(learned: Curve, count: int) -> None:
+    largest = learned.largest
+    if count <= largest:
+        assert learned.clears(count) <= learned.takes(count)
+    assert learned.clears(count) <= learned.clears(count + 1) * (1 + 1e-9) or not learned.sizes
+    assert all(learned.takes(size) <= learned.takes(learned.padded(size)) for size in range(1, largest + 1))
