@@ -11,12 +11,15 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Iterator, MutableMapping
+import time
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import uvicorn
 
 from poise.gateway.connection import limited
+
+SOON = 5.0
 
 
 class Serving(uvicorn.Server):
@@ -182,6 +185,14 @@ def models(*names: str) -> Iterator[tuple[list[Model], list[str]]]:
         yield made, [serving.url for serving in servings]
         for serving in servings:
             serving.tell()
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Waits for what is about to come true."""
+    end = time.monotonic() + SOON
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def rest(connection: socket.socket) -> bytes:

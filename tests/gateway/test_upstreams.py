@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,8 @@ import openai
 import pytest
 
 from gateway.front import EJECTS, WEB, client, front
-from gateway.server import models, rest
+from gateway.server import models, rest, until
 from poise.errors import SpecError
-
-SOON = 5.0
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Waits for what is about to come true."""
-    end = time.monotonic() + SOON
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def ask(url: str, **more: Any) -> httpx.Response:
