@@ -34,7 +34,7 @@ servers: setup   ## Debian's packages of the servers that tests talk to, unpacke
 test: setup servers  ## all tests: in memory, then with real processes, both side by side; then those that time something
 	$(BIN)/python -m pytest $(BESIDE) $(SIMULATED)
 	$(BIN)/python -m pytest $(BESIDE) -m "not timed" $(SIMULATED:%=--ignore %)
-	$(BIN)/python -m pytest -m timed tests/drivers tests/system
+	$(BIN)/python -m pytest -m timed tests/drivers tests/gateway tests/system
 
 faults: setup    ## 12,000 seeds of a simulated fleet in which everything breaks, then planted bugs and a herd (FIRST=1 SEEDS=12000)
 	$(BIN)/poise faults --first $(or $(FIRST),1) --seeds $(or $(SEEDS),12000) --keep .faults

@@ -17,6 +17,7 @@ from poise.errors import SpecError
 from poise.model.devicefile import compile_devices
 from poise.model.fleetfile import compile_fleet
 from poise.model.servicefile import compile_service
+from poise.model.serving_upstreams import compile_upstreams
 from poise.model.spec import compile_spec
 from poise.model.worldfile import compile_world
 from poise.policy.recipe import compile_recipe
@@ -47,6 +48,7 @@ COMPILE: dict[str, Callable[[Any], object]] = {
     "nemesis": compile_nemesis,
     "world": compile_world,
     "service": compile_service,
+    "upstreams": compile_upstreams,
 }
 
 
@@ -117,6 +119,21 @@ MORE: dict[str, list[Any]] = {
             "late": "defer",
             "resources": {"gpu": 1, "gpu_memory": "12GiB"},
             "env": {"A": 1},
+        }
+    ],
+    "upstreams": [
+        {
+            "kind": "upstreams",
+            "upstreams": [
+                {"name": "a", "url": "gpu1:8000", "models": ["m"], "key_from": "A_KEY", "weight": 2, "limit": 8},
+                {"name": "b", "url": "https://gpu2/v1", "models": None, "weight": 0.5},
+            ],
+            "router": "least-outstanding",
+            "timeout": "5m",
+            "objective": {"latency_p99": "2s"},
+            "retries": {"share": 0.1, "most": 1},
+            "ejection": {"failures": 3, "pause": "10s", "slower": 2.5},
+            "health": {"path": "/health", "every": "2s", "failures": 1},
         }
     ],
     "policy": [

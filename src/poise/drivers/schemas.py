@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from poise.engine import scenario
-from poise.model import devicefile, fleetfile, servicefile, spec, worldfile
+from poise.model import devicefile, fleetfile, servicefile, serving_upstreams, spec, worldfile
 from poise.model.catalogue import CATALOGUE
 from poise.model.serving import MOST
 from poise.policy.rank import ORDERS, PRESETS, RANK_TERMS
@@ -27,6 +27,7 @@ FILES = {
     "nemesis": "What breaks, and how often: `poise faults --nemesis FILE.yaml`",
     "world": "What a trace is tried in: `poise simulate --world FILE.yaml`",
     "service": "A model that answers requests: `poise serve FILE.yaml`",
+    "upstreams": "Model servers behind one front: `poise serve FILE.yaml`",
 }
 """The kinds of files, and what each is for."""
 
@@ -38,6 +39,7 @@ _ROOTS: dict[str, type[msgspec.Struct]] = {
     "nemesis": scenario.Nemesis,
     "world": worldfile.WorldSpec,
     "service": servicefile.ServiceSpec,
+    "upstreams": serving_upstreams.UpstreamsSpec,
 }
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -242,6 +244,47 @@ _FORMS: dict[str, Schema] = {
     "service.queue": _COUNT | {"maximum": servicefile.MOST_WAITING},
     "service.timeout": _DURATION,
     "objective.latency_p99": _DURATION,
+    "upstreams.kind": {"const": "upstreams"},
+    "upstreams.upstreams": {"minItems": 1, "maxItems": serving_upstreams.MAX_UPSTREAMS},
+    "upstreams.router": {"pattern": f"^(?:{_NAME})?$"},
+    "upstreams.timeout": _DURATION,
+    "upstreams.body": _BYTES,
+    "upstreams.bodies": _BYTES,
+    "upstreams.queue": {"minimum": 0, "maximum": serving_upstreams.MAX_LIMIT},
+    "upstreams.stalled": _DURATION,
+    "upstreams.drain": _DURATION,
+    "upstream.name": _NAMES,
+    "upstream.url": {"pattern": f"^{serving_upstreams.URL}$", "examples": ["gpu1:8000"]},
+    "upstream.models": {
+        "anyOf": [
+            {
+                "type": "array",
+                "items": {"type": "string", "minLength": 1},
+                "minItems": 1,
+                "maxItems": serving_upstreams.MAX_MODELS,
+            },
+            {"type": "null"},
+        ]
+    },
+    "upstream.key_from": {"pattern": f"^(?:{serving_upstreams.VARIABLE})?$", "examples": ["GPU1_KEY"]},
+    "upstream.weight": {
+        "type": "number",
+        "minimum": 1 / serving_upstreams.MAX_WEIGHT,
+        "maximum": serving_upstreams.MAX_WEIGHT,
+    },
+    "upstream.limit": {"minimum": 1, "maximum": serving_upstreams.MAX_LIMIT},
+    "retries.share": _SHARE,
+    "retries.most": {"minimum": 0, "maximum": serving_upstreams.MAX_UPSTREAMS},
+    "ejection.failures": {"minimum": 1, "maximum": serving_upstreams.MAX_LIMIT},
+    "ejection.pause": _DURATION,
+    "ejection.longest": _DURATION,
+    "ejection.slower": {"minimum": 0, "maximum": serving_upstreams.MAX_SLOWER},
+    "ejection.least": _DURATION,
+    "health.path": {"pattern": f"^{serving_upstreams.PATH}$"},
+    "health.delay": _DURATION,
+    "health.every": _DURATION,
+    "health.timeout": _DURATION,
+    "health.failures": {"minimum": 1, "maximum": serving_upstreams.MAX_LIMIT},
     "link.a": {"minimum": 0},
     "link.b": {"minimum": 0},
     "link.bandwidth": _RATE,
@@ -280,6 +323,7 @@ _RULES: dict[str, Schema] = {
     "policy": {"required": ["kind", "name"]},
     "world": {"required": ["kind"]},
     "service": {"required": ["kind", "name", "model"]},
+    "upstreams": {"required": ["kind", "upstreams"]},
     "TaskSpec": {"anyOf": [{"required": ["run"]}, {"required": ["artifacts"]}]},
 }
 """What has to be there."""
@@ -484,6 +528,38 @@ MEANING = {
     "power.idle": "With nothing on it.",
     "power.busy": "With something on it.",
     "power.kg_per_kwh": "CO2e of a kWh.",
+    "upstreams.kind": "`upstreams`.",
+    "upstreams.upstreams": "The servers, each with OpenAI's API.",
+    "upstreams.router": "Who decides where a request goes. The default of `poise serve` if none is named.",
+    "upstreams.timeout": "From a request to the end of its answer, with waiting and tries again.",
+    "upstreams.objective": "What is promised of answers. Later ones are counted, and routers see it.",
+    "upstreams.body": "The largest body of a request.",
+    "upstreams.bodies": "Of all requests that are being answered, together; further ones are refused.",
+    "upstreams.queue": "Requests that wait while all upstreams have as many as they may; further ones are refused.",
+    "upstreams.stalled": "A client that takes nothing of its answer for so long is dropped.",
+    "upstreams.drain": "When it is stopped, running requests have so long to finish.",
+    "upstreams.retries": "Requests that failed and are tried again elsewhere.",
+    "upstreams.ejection": "When an upstream gets no requests for a while.",
+    "upstreams.health": "How upstreams are asked whether they are well.",
+    "upstream.name": "What metrics and messages call it.",
+    "upstream.url": "`host:port`, or a URL, with or without `/v1`.",
+    "upstream.models": "The models that it is asked for; without it, those that its `/v1/models` tells.",
+    "upstream.key_from": "The variable of the environment with the key that it is sent. Keys of clients stay here.",
+    "upstream.weight": "Its share, for routers that look at it.",
+    "upstream.limit": "Requests that it is sent at once.",
+    "retries.share": "Of the requests of the last ten seconds so many at most, and ten more.",
+    "retries.most": "Of one request.",
+    "ejection.failures": "So many in a row: failed connections, 500, 502, 503, 504, and the time-out.",
+    "ejection.pause": "For the first time; each further time for twice as long.",
+    "ejection.longest": "At most; and without a failure for so long, the next one is a first one again.",
+    "ejection.slower": "An answer that took so many times as long for its size as at the other upstreams is a failure; "
+    "`0`: none is.",
+    "ejection.least": "What took less is not slow.",
+    "health.path": "A GET of it has to be answered with 200.",
+    "health.delay": "Misses in the first so long do not count.",
+    "health.every": "From one probe to the next.",
+    "health.timeout": "A probe that takes longer is a miss; and so long a connection may take.",
+    "health.failures": "So many misses in a row and it gets no requests until one goes well.",
 }
 """What each field means. Fields of a mapping are named with what they lie in, those of a task alone."""
 

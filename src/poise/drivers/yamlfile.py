@@ -97,7 +97,7 @@ def load_yaml(path: Path) -> Any:
     return parse_yaml(text, str(path))
 
 
-def load_kind(path: Path, wanted: Literal["job", "fleet", "policy", "world", "service"]) -> Any:
+def load_kind(path: Path, wanted: Literal["job", "fleet", "policy", "world", "service", "upstreams"]) -> Any:
     """The one document of a file of this kind. Raises `SpecError` for one that looks like a file of another."""
     document = load_yaml(path)
     found = _kind_of(document)
@@ -118,6 +118,7 @@ _USED_BY = {
     "policy": "poise up --policy",
     "world": "poise simulate --world",
     "service": "poise serve",
+    "upstreams": "poise serve",
 }
 _TELLING = {
     "job": ("run", "tasks", "artifacts"),
@@ -125,6 +126,7 @@ _TELLING = {
     "policy": ("extends", "score", "order"),
     "world": ("stragglers", "losses", "changes", "scaling"),
     "service": ("model", "replicas", "objective"),
+    "upstreams": ("upstreams",),
 }
 """Fields that files of one kind have only."""
 
@@ -136,7 +138,7 @@ def _kind_of(document: Any) -> str:
     said = document.get("kind")
     if said in ("job", "graph"):
         return "job"
-    if said in ("fleet", "policy", "world", "service"):
+    if said in ("fleet", "policy", "world", "service", "upstreams"):
         return str(said)
     return next((kind for kind, fields in _TELLING.items() if any(field in document for field in fields)), "")
 

@@ -1,0 +1,110 @@
+"""One connection of a client, bounded in what it may send before it is answered, and in how slowly.
+
+uvicorn's own protocol keeps as many headers as are sent, and waits for the rest of a request as long as it takes. Here
+a request that is not complete in time ends its connection, and so do headers that are too many or too large: with 431
+while nothing else is being answered, else without a word. Use it as `http=` of `uvicorn.Config`:
+
+    uvicorn.Config(app, http=limited(seconds=30.0), ws="none", lifespan="off")
+"""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from poise.gateway.asgi import ABORT
+from poise.gateway.openai import error_body
+
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 64 * 1024
+"""Of all headers and the path of one request."""
+
+
+class Connection(HttpToolsProtocol):
+    """`seconds`: from the first byte of a request to its last."""
+
+    seconds = 30.0
+
+    def connection_made(self, transport: Any) -> None:
+        self._header_bytes = 0
+        self._in_headers = False
+        self._timer: asyncio.TimerHandle | None = None
+        super().connection_made(transport)
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_headers:  # the parser keeps what is not a whole header yet
+            self._has_room(len(data))
+        if self.transport.is_closing():
+            self._disarm()
+
+    def on_message_begin(self) -> None:
+        self._header_bytes = 0
+        self._in_headers = True
+        self._arm()
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if self._has_room(len(url)):
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._has_room(len(name) + len(value)) and len(self.headers) < MAX_HEADERS:
+            super().on_header(name, value)
+        else:
+            self._refuse()
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        if self.transport.is_closing():
+            return
+        self.scope["extensions"] = {ABORT: {"now": self.transport.abort}}
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._disarm()
+        if not self.transport.is_closing():
+            super().on_message_complete()
+
+    def _has_room(self, more: int) -> bool:
+        self._header_bytes += more
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self._refuse()
+        return not self.transport.is_closing()
+
+    def _refuse(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            message = f"A request has at most {MAX_HEADERS} headers, of {MAX_HEADER_BYTES} bytes together"
+            body = error_body(431, message, "headers_too_large")
+            head = f"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: {len(body)}\r\n"
+            self.transport.write(f"{head}content-type: application/json\r\nconnection: close\r\n\r\n".encode() + body)
+        self._in_headers = False
+        self.transport.close()
+
+    def _arm(self) -> None:
+        self._disarm()
+        self._timer = self.loop.call_later(self.seconds, self._too_slow)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_slow(self) -> None:
+        self.transport.abort()
+
+
+def limited(seconds: float) -> type[Connection]:
+    """Connections whose requests are complete after so many seconds."""
+    return type("Connection", (Connection,), {"seconds": seconds})

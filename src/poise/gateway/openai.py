@@ -1,0 +1,185 @@
+"""OpenAI's API as far as a front has to know it: what a request asks for, how errors and streams look.
+
+Bodies are passed on as they came; only what routing needs is read out of them. The **size** of a request, in tokens, is
+the letters of its prompt divided by four plus the tokens that it may be answered with (`max_tokens` times `n`;
+`USUAL_TOKENS` where it does not say, none for embeddings). It is an estimate: what counts is that it grows with the
+work.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from poise.units import MILLISECOND, SECOND
+
+CHAT, COMPLETIONS, EMBEDDINGS, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"
+ASKED = (CHAT, COMPLETIONS, EMBEDDINGS)
+
+LETTERS_PER_TOKEN = 4
+"""Of English text in the tokenisers of today."""
+
+USUAL_TOKENS = 256
+"""Of an answer whose request does not limit it: the order of the mean answer in public traces of conversations."""
+
+LONGEST_KEY = 256
+
+DEADLINES = {
+    "x-request-timeout-seconds": SECOND,  # Ray Serve
+    "x-envoy-upstream-rq-timeout-ms": MILLISECOND,  # Envoy
+}
+"""Headers that say how long the whole answer may take."""
+
+PATIENCE = "x-stainless-read-timeout"
+"""Sent by OpenAI's own client: after so many seconds without a byte it hangs up. It bounds the wait for the first."""
+
+PASSED_ON = {"x-request-timeout-seconds": SECOND, "x-envoy-expected-rq-timeout-ms": MILLISECOND}
+"""What a server is told of the time that is left."""
+
+END_OF_EVENT = (b"\n\n", b"\r\n\r\n")
+
+
+class Body(msgspec.Struct):
+    """What is read of a request. Fields that only serve an estimate take anything: the server judges them."""
+
+    model: str
+    stream: bool | None = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    n: Any = None
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+    input: msgspec.Raw = msgspec.Raw(b"")
+    prompt_cache_key: Any = None
+    user: Any = None
+
+
+class Question(NamedTuple):
+    """A request: the model, whether the answer is a stream, how much work, and whose (requests of one key had better
+    meet the same server).
+    """
+
+    model: str
+    stream: bool
+    size: float
+    key: str
+
+
+class Refused(Exception):
+    """A request is answered with an error in OpenAI's shape. `reason` is what metrics call it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        reason: str = "invalid",
+        param: str | None = None,
+        retry_after: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.reason = reason
+        self.param = param
+        self.retry_after = retry_after
+
+    def body(self) -> bytes:
+        return error_body(self.status, str(self), self.code, self.param)
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        made = [(b"content-type", b"application/json")]
+        if self.retry_after:
+            made.append((b"retry-after", str(self.retry_after).encode()))
+        return made
+
+
+_TYPES = {429: "rate_limit_error", 404: "invalid_request_error"}
+_decode = msgspec.json.Decoder(Body).decode
+
+
+def read_question(path: str, body: bytes) -> Question:
+    """Raises `Refused` for what no server could read either."""
+    try:
+        asked = _decode(body)
+    except msgspec.ValidationError as error:
+        field = str(error).partition(" - at `$.")[2].rstrip("`")
+        message = f"The body is not a request: {error}. A request is an object such as {_EXAMPLES[path]}"
+        raise Refused(400, message, code="invalid_body", param=field or None) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        message = f"The body is not JSON: {error}. A request is an object such as {_EXAMPLES[path]}"
+        raise Refused(400, message, code="invalid_json") from None
+    except RecursionError:
+        raise Refused(400, "The body is JSON that is nested too deep", code="invalid_json") from None
+    if not asked.model:
+        raise Refused(400, "`model` is empty; GET /v1/models lists what there is", code="invalid_body", param="model")
+    return Question(asked.model, bool(asked.stream), _size(path, asked), _key(asked))
+
+
+_EXAMPLES = {
+    CHAT: '{"model": "NAME", "messages": [{"role": "user", "content": "Hello"}]}',
+    COMPLETIONS: '{"model": "NAME", "prompt": "Hello"}',
+    EMBEDDINGS: '{"model": "NAME", "input": "Hello"}',
+}
+
+
+def _size(path: str, asked: Body) -> float:
+    letters = len(bytes(asked.messages)) + len(bytes(asked.prompt)) + len(bytes(asked.input))
+    if path == EMBEDDINGS:
+        return max(1.0, letters / LETTERS_PER_TOKEN)
+    said = next((most for most in (asked.max_completion_tokens, asked.max_tokens) if _is_count(most)), USUAL_TOKENS)
+    answers = asked.n if _is_count(asked.n) else 1
+    return float(letters / LETTERS_PER_TOKEN + said * answers)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
+
+
+def _key(asked: Body) -> str:
+    for said in (asked.prompt_cache_key, asked.user):
+        if isinstance(said, str) and said:
+            return said[:LONGEST_KEY]
+    return ""
+
+
+def read_deadlines(headers: Mapping[str, str]) -> tuple[int, int]:
+    """How long the whole answer may take, and its first byte; nanoseconds, 0 where nothing is said."""
+    whole = [_time(name, headers[name], scale) for name, scale in DEADLINES.items() if name in headers]
+    first = _time(PATIENCE, headers[PATIENCE], SECOND) if PATIENCE in headers else 0
+    return min(whole, default=0), first
+
+
+def _time(name: str, said: str, scale: int) -> int:
+    try:
+        value = float(said)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 2**31:
+        unit = "seconds" if scale == SECOND else "milliseconds"
+        message = f"The header {name} is not a number of {unit} above 0: `{said[:40]}`"
+        raise Refused(400, message, code="invalid_header", param=name)
+    return max(1, round(value * scale))
+
+
+def left(nanoseconds: int) -> list[tuple[str, str]]:
+    """The headers that tell a server how long its answer may still take."""
+    return [(name, f"{nanoseconds / scale:.3f}".rstrip("0").rstrip(".")) for name, scale in PASSED_ON.items()]
+
+
+def error_body(status: int, message: str, code: str, param: str | None = None) -> bytes:
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def error_event(message: str, code: str) -> bytes:
+    """What a stream that was cut ends with; OpenAI's client raises it. Without `[DONE]`: it is not done."""
+    return b"data: " + error_body(502, message, code) + b"\n\n"
+
+
+def unknown_model(model: str, known: list[str]) -> Refused:
+    shown = ", ".join(f"`{name}`" for name in known[:20]) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
+    what = f"There are {shown}" if known else "No upstream has told its models yet"
+    message = f"The model `{model[:80]}` does not exist here. {what}"
+    return Refused(404, message, code="model_not_found", reason="unknown_model", param="model")

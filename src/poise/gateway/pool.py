@@ -1,0 +1,311 @@
+"""The upstreams as the front knows them: which model is where, who has room, who waits.
+
+A request takes a place at an upstream and gives it back with what came of it. While all that are open have as many
+requests as they may, it waits in the order of arrival, for its model; a queue that is full refuses at once. What is
+ejected or unhealthy is no reason to wait: if nobody is open, that is told at once, and when to come back.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any, Literal, NamedTuple
+
+from poise.gateway.metrics import Metrics
+from poise.gateway.openai import Question, Refused, unknown_model
+from poise.kernel.pace import Pace, foreseen
+from poise.kernel.resilience import Breaker, Health, is_slow
+from poise.model.routing import Asked, ReplicaView, RouteView
+from poise.model.serving_upstreams import Front, Upstream
+from poise.units import MILLISECOND, SECOND
+
+Choose = Callable[[RouteView], str]
+"""A router: the name of the replica that a request goes to, one of those that are open; empty to let it wait."""
+
+Outcome = Literal["answered", "refused", "failed", "neither"]
+"""What came of a request: an answer in full; a refusal that was the request's own fault, or polite; a failure of the
+upstream; or nothing that could be told, since nobody waited for it.
+"""
+
+LONGEST_AWAY = 60
+"""Seconds that a client is asked to stay away at most: what is foreseen is seldom right for longer."""
+
+
+class Member:
+    """One upstream and all that is known of it."""
+
+    def __init__(self, told: Upstream, front: Front, metrics: Metrics, now: int) -> None:
+        self.told = told
+        self._gauge, self._ejected = metrics.running.labels(told.name), metrics.ejected.labels(told.name)
+        self.breaker = Breaker(front.ejection)
+        self.health = Health(front.health, now)
+        self.pace = Pace()
+        self.running = 0
+        self.resting = 0
+        self.models: dict[str, Any] = {name: _model(name, told.name) for name in told.models}
+
+    @property
+    def name(self) -> str:
+        return self.told.name
+
+    def is_open(self, now: int) -> bool:
+        """Whether it is sent requests, if it has room."""
+        return self.health.state == "healthy" and now >= self.resting and self.breaker.is_open_to(now)
+
+    def has_room(self, now: int) -> bool:
+        return self.running < self.told.limit and self.is_open(now)
+
+    def add(self, requests: int) -> None:
+        self.running += requests
+        self._gauge.set(self.running)
+
+    def tell(self) -> None:
+        """In metrics, whether it is ejected."""
+        self._ejected.set(self.breaker.is_ejected)
+
+    def why_not(self, now: int) -> str:
+        if self.health.state != "healthy":
+            return self.health.state
+        return "asked us to wait" if now < self.resting else "ejected after it failed"
+
+
+class Place(NamedTuple):
+    """A request at an upstream."""
+
+    member: Member
+    question: Question
+    sent: int
+
+
+class _Waiter(NamedTuple):
+    turn: int
+    asked: Asked
+    question: Question
+    place: "asyncio.Future[Place]"
+
+
+class Pool:
+    """All upstreams of a front."""
+
+    def __init__(self, front: Front, choose: Choose, metrics: Metrics, now: Callable[[], int]) -> None:
+        self._front = front
+        self._choose = choose
+        self._metrics = metrics
+        self._now = now
+        self._turn = 0
+        self._waiting: dict[str, deque[_Waiter]] = {}
+        self._timers: set[asyncio.TimerHandle] = set()
+        self.members = [Member(told, front, metrics, now()) for told in front.upstreams]
+        self._by_name = {member.name: member for member in self.members}
+        for member in self.members:
+            metrics.healthy.labels(member.name).set(0)
+
+    def models(self) -> dict[str, Any]:
+        """What `/v1/models` tells: of each model what the first upstream says that has it."""
+        made: dict[str, Any] = {}
+        for member in self.members:
+            for name, model in member.models.items():
+                made.setdefault(name, model)
+        return made
+
+    def serving(self, model: str) -> list[Member]:
+        """The upstreams that have a model. Raises `Refused` for a model that none has."""
+        found = [member for member in self.members if model in member.models]
+        if not found:
+            silent = [member for member in self.members if not member.models]
+            if len(silent) == len(self.members) or any(member.health.state == "starting" for member in silent):
+                raise self._nobody(silent)  # it may be one of theirs
+            raise unknown_model(model, list(self.models()))
+        return found
+
+    async def admit(self, question: Question, due: int, tried: Collection[str] = ()) -> Place:
+        """A place for this request, once there is one; raises `Refused` if there is none and none is waited for. An
+        upstream that was tried is taken again only if no other is open.
+        """
+        began = self._now()
+        self._turn += 1
+        asked = Asked(size=question.size, key=question.key, due=due)
+        line = self._waiting.get(question.model)
+        place = None if line else self._take(asked, question, self._turn, tried)
+        if place is None:
+            place = await self._wait(asked, question)
+        self._metrics.routing.observe((self._now() - began) / MILLISECOND)
+        return place
+
+    def give_back(self, place: Place, outcome: Outcome, held: int) -> None:
+        """The request is over at this upstream, which its client has `held` up for so long by not reading. What has
+        taken far too long has failed, whether it was waited for or not: an upstream that hangs is found by clients of
+        any patience.
+        """
+        now, member = self._now(), place.member
+        member.add(-1)
+        was_ejected = member.breaker.is_ejected
+        slow = self._was_slow(place, now - place.sent - held)
+        if outcome == "answered":
+            member.pace.on_answer(place.question.size, place.sent + held, now)
+        else:
+            member.pace.on_gone(place.question.size)
+        if outcome == "failed" or slow:
+            self._failed(member, now)
+        elif outcome == "neither":
+            member.breaker.on_neither()
+        else:
+            member.breaker.on_success(now)
+        if was_ejected != member.breaker.is_ejected:
+            member.tell()
+        if self._waiting:
+            self.wake()
+
+    def rest(self, member: Member, seconds: float) -> None:
+        """It said when to come back, if not at once."""
+        if not seconds:
+            return
+        pause = min(round(seconds * SECOND), self._front.ejection.longest)
+        member.resting = max(member.resting, self._now() + pause)
+        self._wake_in(pause)
+
+    def wake(self) -> None:
+        """Those who wait are looked at again, the longest waiting first: there is room, or there will be none."""
+        while True:
+            heads = sorted((line[0].turn, model) for model, line in self._waiting.items() if line)
+            if not any(self._serve_next(model) for _, model in heads):
+                return
+
+    def close(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        for line in self._waiting.values():
+            for waiter in line:
+                waiter.place.cancel()
+
+    def _serve_next(self, model: str) -> bool:
+        """Whether the first who waits for a model need not wait any longer."""
+        line = self._waiting[model]
+        waiter = line[0]
+        if not waiter.place.done():
+            try:
+                place = self._take(waiter.asked, waiter.question, waiter.turn, ())
+            except Refused as refused:
+                waiter.place.set_exception(refused)
+            else:
+                if place is None:
+                    return False
+                waiter.place.set_result(place)
+        line.popleft()
+        if not line:
+            del self._waiting[model]
+        return bool(line)
+
+    def _take(self, asked: Asked, question: Question, turn: int, tried: Collection[str]) -> Place | None:
+        """A place now; None while those that are open have no room. Raises `Refused` if none is open."""
+        now = self._now()
+        serving = self.serving(question.model)
+        untried = [member for member in serving if member.name not in tried and member.is_open(now)]
+        open_ones = untried or [member for member in serving if member.is_open(now)]
+        if not open_ones:
+            raise self._nobody(serving)
+        if not any(member.has_room(now) for member in open_ones):
+            return None
+        chosen = self._choose(self._view(asked, open_ones, turn, now))
+        if not chosen:
+            return None
+        member = self._by_name[chosen]
+        member.add(1)
+        member.breaker.on_sent()
+        member.pace.on_sent(question.size, now)
+        return Place(member, question, now)
+
+    def _view(self, asked: Asked, members: list[Member], turn: int, now: int) -> RouteView:
+        times = foreseen([member.pace for member in members], asked.size)
+        return RouteView(
+            now=now,
+            asked=asked,
+            replicas=tuple(
+                ReplicaView(
+                    name=member.name,
+                    weight=member.told.weight,
+                    outstanding=member.running,
+                    backlog=backlog,
+                    cost=cost,
+                    open=member.has_room(now),
+                )
+                for member, (backlog, cost) in zip(members, times, strict=True)
+            ),
+            turn=turn,
+            seed=turn,
+        )
+
+    async def _wait(self, asked: Asked, question: Question) -> Place:
+        if sum(map(len, self._waiting.values())) >= self._front.queue:
+            message = "All upstreams have as many requests as they may, and as many wait"
+            away = self._seconds_away(self.serving(question.model))
+            raise Refused(429, message, code="overloaded", reason="overloaded", retry_after=away)
+        place: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(self._turn, asked, question, place)
+        line = self._waiting.setdefault(question.model, deque())
+        line.append(waiter)
+        waiting = self._metrics.waiting.labels(question.model)
+        waiting.inc()
+        try:
+            return await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled() and place.exception() is None:
+                self.give_back(place.result(), "neither", 0)
+            elif waiter in line:
+                line.remove(waiter)
+                if not line:
+                    self._waiting.pop(question.model, None)
+            raise
+        finally:
+            waiting.dec()
+
+    def _was_slow(self, place: Place, took: int) -> bool:
+        others = [
+            member.pace.lasting
+            for member in self.serving(place.question.model)
+            if member is not place.member and member.pace.lasting
+        ]
+        return is_slow(took, place.question.size, others, self._front.ejection)
+
+    def _failed(self, member: Member, now: int) -> None:
+        others = [
+            any(other is not member and other.is_open(now) for other in self.serving(model)) for model in member.models
+        ]
+        if member.breaker.on_failure(now, may_eject=all(others)):
+            self._metrics.ejections.labels(member.name).inc()
+            self._wake_in(member.breaker.until - now)
+
+    def _wake_in(self, nanoseconds: int) -> None:
+        def woken() -> None:
+            self._timers.discard(timer)
+            self.wake()
+
+        timer = asyncio.get_running_loop().call_later(nanoseconds / SECOND, woken)
+        self._timers.add(timer)
+
+    def _nobody(self, members: list[Member]) -> Refused:
+        now = self._now()
+        said = ", ".join(f"`{member.name}` is {member.why_not(now)}" for member in members[:10])
+        back = [
+            max(member.breaker.until, member.resting) - now for member in members if member.health.state == "healthy"
+        ]
+        away = min((pause for pause in back if pause > 0), default=self._front.health.every)
+        return Refused(
+            503,
+            f"No upstream can answer now: {said}",
+            code="unavailable",
+            reason="unavailable",
+            retry_after=_seconds(away),
+        )
+
+    def _seconds_away(self, members: list[Member]) -> int:
+        """When the first will have worked off what it has, as far as that can be foreseen."""
+        return _seconds(min(backlog for backlog, _ in foreseen([member.pace for member in members], 0.0)))
+
+
+def _seconds(nanoseconds: int) -> int:
+    return max(1, min(LONGEST_AWAY, math.ceil(nanoseconds / SECOND)))
+
+
+def _model(name: str, owner: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": owner}

@@ -1,0 +1,302 @@
+"""What people write of model servers that stand behind one front, and how it is compiled.
+
+    kind: upstreams
+    upstreams:
+      - {name: big, url: "gpu1:8000", models: [llama-8b], key_from: BIG_KEY, weight: 4, limit: 256}
+      - {name: small, url: "gpu2:8000", limit: 32}       # its models are what its /v1/models says
+    router: least-outstanding
+    timeout: 10m
+    objective: {latency_p99: 5s}
+    health: {delay: 30s, every: 10s, timeout: 5s, failures: 3}
+
+An upstream is any server that speaks OpenAI's API (vLLM, SGLang, llama.cpp, another front). Only `upstreams` has to be
+there; what the defaults come from stands beside them. `compile_upstreams` takes the parsed document and raises
+`SpecError` with everything that is wrong.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+
+from poise.errors import SpecError
+from poise.model.document import Findings
+from poise.model.servicefile import ObjectiveSpec
+from poise.model.spec import Quantity, check_name, parse_or_raise
+from poise.units import DAY, MILLISECOND, format_duration, parse_bytes, parse_duration, parse_share
+
+MAX_UPSTREAMS = 1000
+MAX_MODELS = 1000
+"""Of one upstream."""
+
+MAX_LIMIT = 100_000
+"""Requests at once at one upstream, and requests that wait."""
+
+MAX_WEIGHT = 1e6
+MAX_BODY = 2**30
+MAX_BODIES = 2**40
+MAX_SLOWER = 1e6
+LONGEST = DAY
+SHORTEST = MILLISECOND
+
+URL = r"(?:https?://)?(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?"
+PATH = r"/[A-Za-z0-9._~/-]*"
+VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
+
+
+class UpstreamSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """One server."""
+
+    name: str
+    url: str
+    models: list[str] | None = None
+    key_from: str = ""
+    weight: float = 1.0
+    limit: int = 64
+
+
+class RetriesSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """How much is tried again elsewhere."""
+
+    share: Quantity = "20%"
+    most: int = 2
+
+
+class EjectionSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """When an upstream gets no requests for a while."""
+
+    failures: int = 5
+    pause: Quantity = "30s"
+    longest: Quantity = "5m"
+    slower: float = 10.0
+    least: Quantity = "1s"
+
+
+class HealthSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """How it is asked whether it is well."""
+
+    path: str = "/v1/models"
+    delay: Quantity = "30s"
+    every: Quantity = "10s"
+    timeout: Quantity = "5s"
+    failures: int = 3
+
+
+class UpstreamsSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """A whole file."""
+
+    kind: str = ""
+    upstreams: list[UpstreamSpec] = []
+    router: str = ""
+    timeout: Quantity = "10m"
+    objective: ObjectiveSpec = msgspec.field(default_factory=ObjectiveSpec)
+    body: Quantity = "32MiB"
+    bodies: Quantity = "1GiB"
+    queue: int = 256
+    stalled: Quantity = "30s"
+    drain: Quantity = "30s"
+    retries: RetriesSpec = msgspec.field(default_factory=RetriesSpec)
+    ejection: EjectionSpec = msgspec.field(default_factory=EjectionSpec)
+    health: HealthSpec = msgspec.field(default_factory=HealthSpec)
+
+
+class Upstream(msgspec.Struct, frozen=True, kw_only=True):
+    """One server. `url` ends without `/` and without `/v1`; no `models`: those that it tells. `limit`: requests that it
+    is sent at once. `key_from`: the variable of the environment that holds the key it is sent.
+    """
+
+    name: str
+    url: str
+    models: tuple[str, ...] = ()
+    key_from: str = ""
+    weight: float = 1.0
+    limit: int = 64
+
+
+class Retries(msgspec.Struct, frozen=True, kw_only=True):
+    """Tries again: at most `share` of the requests of late, and `most` of one request."""
+
+    share: float
+    most: int
+
+
+class Ejection(msgspec.Struct, frozen=True, kw_only=True):
+    """After so many `failures` in a row no requests for `pause`, twice that the next time, up to `longest`; in
+    nanoseconds. As a failure counts what takes `least` and `slower` times as long as at the others (0: never).
+    """
+
+    failures: int
+    pause: int
+    longest: int
+    slower: float
+    least: int
+
+
+class Probing(msgspec.Struct, frozen=True, kw_only=True):
+    """A GET of `path` `every` so often, which has to be answered within `timeout`; `failures` of them in a row and it
+    is unhealthy, but for the first `delay`. Nanoseconds.
+    """
+
+    path: str
+    delay: int
+    every: int
+    timeout: int
+    failures: int
+
+
+class Front(msgspec.Struct, frozen=True, kw_only=True):
+    """A compiled file; durations in nanoseconds, `objective` is 0 where there is none.
+
+    `body` and `bodies`: bytes of one request and of all that are being answered, at most. `queue`: requests that wait
+    while all upstreams have as many as they may. `stalled`: a client that takes nothing of its answer for so long is
+    dropped. `router` is empty where none is named.
+    """
+
+    upstreams: tuple[Upstream, ...]
+    router: str
+    timeout: int
+    objective: int
+    body: int
+    bodies: int
+    queue: int
+    stalled: int
+    drain: int
+    retries: Retries
+    ejection: Ejection
+    health: Probing
+
+
+def compile_upstreams(document: Any) -> Front:
+    """Compile a parsed file."""
+    found = Findings()
+    top = found.convert(document, UpstreamsSpec)
+    made = None if top is None else _compile(top, found)
+    found.check(_example)
+    if made is None:
+        raise AssertionError("a document that is not compiled has something wrong in it")
+    return made
+
+
+_EXAMPLES = {
+    "kind": "kind: upstreams",
+    "upstreams": 'upstreams: [{name: a, url: "gpu1:8000"}]',
+    "name": "name: gpu1",
+    "url": 'url: "gpu1:8000"',
+    "models": "models: [llama-8b]",
+    "key_from": "key_from: GPU1_KEY",
+    "weight": "weight: 2",
+    "limit": "limit: 64",
+    "router": "router: least-outstanding",
+    "timeout": "timeout: 10m",
+    "objective": "objective: {latency_p99: 5s}",
+    "latency_p99": "objective: {latency_p99: 5s}",
+    "body": "body: 32MiB",
+    "bodies": "bodies: 1GiB",
+    "queue": "queue: 256",
+    "stalled": "stalled: 30s",
+    "drain": "drain: 30s",
+    "retries": "retries: {share: 20%, most: 2}",
+    "ejection": "ejection: {failures: 5, pause: 30s, longest: 5m, slower: 10, least: 1s}",
+    "health": "health: {path: /v1/models, delay: 30s, every: 10s, timeout: 5s, failures: 3}",
+}
+
+
+def _example(field: str) -> str:
+    first, *rest = re.sub(r"\[.*?\]", "", field).split(".")
+    return _EXAMPLES.get(rest[-1] if first == "upstreams" and rest else first, _EXAMPLES["upstreams"])
+
+
+def _compile(top: UpstreamsSpec, found: Findings) -> Front:
+    if top.kind != "upstreams":
+        what = "this file is not about upstreams"
+        found.add(SpecError(what, field="kind", need="upstreams", have=top.kind, hint="kind: upstreams"))
+    if not 1 <= len(top.upstreams) <= MAX_UPSTREAMS:
+        need, have = f"1 to {MAX_UPSTREAMS}", str(len(top.upstreams))
+        found.add(SpecError("so many upstreams cannot be", field="upstreams", need=need, have=have))
+    if top.router:
+        found.get(None, check_name, top.router, "router")
+
+    def time(value: Quantity, field: str, least: int = SHORTEST) -> int:
+        got = found.get(least, parse_or_raise, parse_duration, value, field, LONGEST)
+        if got < least:
+            need = f"{format_duration(least)} or more"
+            found.add(SpecError("is too short", code="E103", field=field, need=need, have=str(value)))
+        return got
+
+    def number(value: int, least: int, most: int, field: str) -> int:
+        if not least <= value <= most:
+            need = f"{least} to {most}"
+            found.add(SpecError("the number is out of range", code="E103", field=field, need=need, have=str(value)))
+        return value
+
+    def real(value: float, least: float, most: float, field: str) -> float:
+        if not least <= value <= most:
+            need, have = f"{least:g} to {most:g}", f"{value:g}"
+            found.add(SpecError("the number is out of range", code="E103", field=field, need=need, have=have))
+        return value
+
+    ejection, health = top.ejection, top.health
+    _check_path(health.path, found)
+    return Front(
+        upstreams=_upstreams(top.upstreams, number, real, found),
+        router=top.router,
+        timeout=time(top.timeout, "timeout"),
+        objective=time(top.objective.latency_p99, "objective.latency_p99", 0),
+        body=found.get(0, parse_or_raise, parse_bytes, top.body, "body", MAX_BODY),
+        bodies=found.get(0, parse_or_raise, parse_bytes, top.bodies, "bodies", MAX_BODIES),
+        queue=number(top.queue, 0, MAX_LIMIT, "queue"),
+        stalled=time(top.stalled, "stalled"),
+        drain=time(top.drain, "drain", 0),
+        retries=Retries(
+            share=found.get(0, parse_or_raise, parse_share, top.retries.share, "retries.share", 1000) / 1000,
+            most=number(top.retries.most, 0, MAX_UPSTREAMS, "retries.most"),
+        ),
+        ejection=Ejection(
+            failures=number(ejection.failures, 1, MAX_LIMIT, "ejection.failures"),
+            pause=time(ejection.pause, "ejection.pause"),
+            longest=time(ejection.longest, "ejection.longest"),
+            slower=real(ejection.slower, 0, MAX_SLOWER, "ejection.slower"),
+            least=time(ejection.least, "ejection.least", 0),
+        ),
+        health=Probing(
+            path=health.path,
+            delay=time(health.delay, "health.delay", 0),
+            every=time(health.every, "health.every"),
+            timeout=time(health.timeout, "health.timeout"),
+            failures=number(health.failures, 1, MAX_LIMIT, "health.failures"),
+        ),
+    )
+
+
+def _upstreams(specs: list[UpstreamSpec], number: Any, real: Any, found: Findings) -> tuple[Upstream, ...]:
+    made: dict[str, Upstream] = {}
+    for place, spec in enumerate(specs[:MAX_UPSTREAMS]):
+        at = f"upstreams[{place}]"
+        found.get(None, check_name, spec.name, f"{at}.name")
+        if spec.name in made:
+            what = f"there is another upstream `{spec.name}`"
+            found.add(SpecError(what, code="E107", field=f"{at}.name", have=spec.name))
+        if not re.fullmatch(URL, spec.url):
+            need = "host:port, or a URL without a user"
+            found.add(SpecError("this is no URL of a server", field=f"{at}.url", need=need, have=spec.url[:80]))
+        if spec.key_from and not re.fullmatch(VARIABLE, spec.key_from):
+            need = "the name of a variable of the environment, not the key"
+            found.add(SpecError("this names no variable", field=f"{at}.key_from", need=need))
+        models = spec.models
+        if models is not None and (not 1 <= len(models) <= MAX_MODELS or not all(models)):
+            need = f"1 to {MAX_MODELS} names; without the field, those that it tells"
+            found.add(SpecError("these are no names of models", field=f"{at}.models", need=need))
+        made[spec.name] = Upstream(
+            name=spec.name,
+            url=("" if "://" in spec.url else "http://") + spec.url.rstrip("/").removesuffix("/v1"),
+            models=tuple(dict.fromkeys(models or ())),
+            key_from=spec.key_from,
+            weight=real(spec.weight, 1 / MAX_WEIGHT, MAX_WEIGHT, f"{at}.weight"),
+            limit=number(spec.limit, 1, MAX_LIMIT, f"{at}.limit"),
+        )
+    return tuple(made.values())
+
+
+def _check_path(path: str, found: Findings) -> None:
+    if not re.fullmatch(PATH, path):
+        found.add(SpecError("this is no path", field="health.path", need="such as /health", have=path[:80]))

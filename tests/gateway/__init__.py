@@ -1,0 +1,1 @@
+"""A front before real servers, over real sockets."""

@@ -1,0 +1,83 @@
+"""A front on a port of its own, in a thread, with a small router: the least outstanding."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import ssl
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import httpx
+import openai
+from prometheus_client import CollectorRegistry
+
+from gateway.server import Serving
+from poise.gateway.metrics import Metrics
+from poise.gateway.upstreams import Upstreams
+from poise.model.routing import RouteView
+from poise.model.serving_upstreams import compile_upstreams
+
+QUICK = {"delay": "0s", "every": "100ms", "timeout": "1s", "failures": 2}
+EJECTS = {"failures": 2, "pause": "300ms", "longest": "2s", "slower": 0, "least": "200ms"}
+
+
+def least_outstanding(view: RouteView) -> str:
+    """Turn about among equals."""
+    open_ones = [replica for replica in view.replicas if replica.open]
+    place = view.turn % len(open_ones)
+    return min(open_ones[place:] + open_ones[:place], key=lambda replica: replica.outstanding).name
+
+
+class Front:
+    """The ASGI application that `poise serve` makes of a file, without the rest of it."""
+
+    def __init__(self, urls: list[str], keys: dict[str, str], first: dict[str, Any], said: dict[str, Any]) -> None:
+        upstreams = [{"name": f"u{place}", "url": url} | first for place, url in enumerate(urls)]
+        document = {"kind": "upstreams", "upstreams": upstreams, "health": QUICK, "ejection": EJECTS} | said
+        self.metrics = Metrics(CollectorRegistry())
+        self.upstreams = Upstreams(compile_upstreams(document), least_outstanding, self.metrics, keys)
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            self._loop = asyncio.get_running_loop()
+            await self.upstreams.start()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await self.upstreams.stop()
+            await send({"type": "lifespan.shutdown.complete"})
+        elif scope["path"] == "/metrics":
+            await self.metrics(scope, receive, send)
+        else:
+            await self.upstreams(scope, receive, send)
+
+    def stop(self) -> "concurrent.futures.Future[None]":
+        """From another thread."""
+        return asyncio.run_coroutine_threadsafe(self.upstreams.stop(), self._loop)
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@contextlib.contextmanager
+def front(
+    urls: list[str],
+    seconds: float = 30.0,
+    keys: dict[str, str] | None = None,
+    each: dict[str, Any] | None = None,
+    **said: Any,
+) -> Iterator[tuple[Front, str]]:
+    """A front before these servers, and its address. `each` is said of every upstream, `said` in the file."""
+    app = Front(urls, keys or {}, each or {}, said)
+    with Serving(app, seconds) as serving:
+        yield app, serving.url
+
+
+def client(url: str, **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="sk-of-the-client", max_retries=0, **options)
+
+
+WEB = httpx.Client(verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), timeout=5.0)
+"""Another client; what belongs to TLS, which nothing here uses, it makes only once."""
+
+HELLO: Any = [{"role": "user", "content": "Hello"}]

@@ -1,0 +1,109 @@
+"""Places at upstreams, with a clock that stands still until it is told to go."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gateway.front import EJECTS, least_outstanding
+from poise.gateway.metrics import Metrics
+from poise.gateway.openai import Question, Refused
+from poise.gateway.pool import Place, Pool
+from poise.model.serving_upstreams import compile_upstreams
+from poise.units import MILLISECOND, SECOND
+
+ASKED = Question("m", False, 1.0, "")
+
+
+class World:
+    """Two upstreams that are well, `limit` requests at each, and the time."""
+
+    def __init__(self, limit: int = 2, **said: Any) -> None:
+        upstreams = [{"name": name, "url": "gpu1", "models": ["m"], "limit": limit} for name in ("a", "b")]
+        document = {"kind": "upstreams", "upstreams": upstreams, "ejection": EJECTS | {"slower": 5}} | said
+        self.now = SECOND
+        self.pool = Pool(compile_upstreams(document), least_outstanding, Metrics(CollectorRegistry()), lambda: self.now)
+        for member in self.pool.members:
+            member.health.on_probe(self.now, True)
+
+    async def take(self) -> Place:
+        return await self.pool.admit(ASKED, 0)
+
+    async def answers(self, takes: Callable[[str], int], held: int = 0, times: int = 8) -> None:
+        """One request after the other, each answered after what it takes at its upstream."""
+        for _ in range(times):
+            place = await self.take()
+            self.now += takes(place.member.name) + held
+            self.pool.give_back(place, "answered", held)
+
+    def ejected(self) -> list[str]:
+        return [member.name for member in self.pool.members if member.breaker.is_ejected]
+
+
+def going(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """A test that runs in a loop."""
+
+    def run() -> None:
+        asyncio.run(test())
+
+    run.__name__ = test.__name__
+    return run
+
+
+@going
+async def test_an_upstream_that_slows_down_is_ejected() -> None:
+    world = World()
+    await world.answers(lambda name: 50 * MILLISECOND)
+    await world.answers(lambda name: SECOND if name == "a" else 50 * MILLISECOND, times=4)
+    assert world.ejected() == ["a"]
+
+
+@going
+async def test_clients_that_read_slowly_are_not_held_against_it() -> None:
+    world = World()
+    await world.answers(lambda name: 50 * MILLISECOND)
+    await world.answers(lambda name: 50 * MILLISECOND, held=60 * SECOND)
+    await world.answers(lambda name: 50 * MILLISECOND)
+    assert world.ejected() == []
+
+
+@going
+async def test_what_nobody_waited_for_counts_once_it_has_taken_too_long() -> None:
+    world = World()
+    await world.answers(lambda name: 50 * MILLISECOND)
+    for took in (100 * MILLISECOND, SECOND):
+        for _ in range(4):
+            place = await world.take()
+            world.now += took if place.member.name == "a" else MILLISECOND
+            world.pool.give_back(place, "neither", 0)
+        assert world.ejected() == ([] if took < SECOND else ["a"])
+
+
+@going
+async def test_nobody_waits_for_those_that_are_away() -> None:
+    world = World(limit=1)
+    first, second = await world.take(), await world.take()
+    waiting = asyncio.ensure_future(world.take())
+    await asyncio.sleep(0)
+    world.pool.rest(first.member, 7)
+    world.pool.rest(second.member, 7)
+    world.pool.give_back(first, "refused", 0)
+    with pytest.raises(Refused, match="asked us to wait") as raised:
+        await waiting
+    assert (raised.value.status, raised.value.retry_after) == (503, 2)  # no longer than the longest ejection
+    world.pool.close()
+
+
+@going
+async def test_who_is_cancelled_while_given_a_place_gives_it_back() -> None:
+    world = World(limit=1)
+    first, _ = await world.take(), await world.take()
+    waiting = asyncio.ensure_future(world.take())
+    await asyncio.sleep(0)
+    world.pool.give_back(first, "answered", 0)  # the place is there, and nobody has taken it yet
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert sum(member.running for member in world.pool.members) == 1

@@ -1,0 +1,408 @@
+"""A front before servers that do what they are told: slow, failing, dying, cut short; and clients that do as well."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from gateway.front import EJECTS, WEB, client, front
+from gateway.server import models, rest, until
+from poise.errors import SpecError
+
+
+def ask(url: str, **more: Any) -> httpx.Response:
+    return WEB.post(f"{url}/v1/completions", json={"model": "m", "prompt": "x"} | more)
+
+
+@contextlib.contextmanager
+def asking(url: str, count: int, **more: Any) -> Iterator[list[httpx.Response]]:
+    """So many requests beside each other; their answers, once it is left."""
+    answers: list[httpx.Response] = []
+    threads = [threading.Thread(target=lambda: answers.append(ask(url, **more))) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    yield answers
+    for thread in threads:
+        thread.join()
+
+
+def events(port: int, size: int = 4096) -> socket.socket:
+    """A client that asked for a stream and has read nothing yet."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+    made.connect(("127.0.0.1", port))
+    body = b'{"model": "m", "prompt": "x", "stream": true}'
+    made.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+    return made
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+# What is passed on
+
+
+def test_each_upstream_gets_its_share_and_says_who_it_was() -> None:
+    with models("a", "b") as (_, urls), front(urls) as (_, url):
+        names = [ask(url).headers["x-poise-upstream"] for _ in range(6)]
+    assert sorted(names) == ["u0"] * 3 + ["u1"] * 3
+
+
+def test_the_body_is_passed_on_as_it_came() -> None:
+    said = b'{"prompt":  "\xc3\xa4", "model": "m", "of my own": {"deep": [1, 2.50]}}'
+    with models("a") as ((a,), urls), front(urls) as (_, url):
+        WEB.post(f"{url}/v1/completions?debug=1", content=said)
+        assert a.headers[0]["content-length"] == str(len(said))
+        assert a.asked[0]["of my own"] == {"deep": [1, 2.5]}
+
+
+def test_the_answer_is_passed_on_as_it_came() -> None:
+    with models("a") as (_, urls), front(urls) as (_, url):
+        for stream in (False, True):
+            ours, theirs = ask(url, stream=stream), ask(urls[0], stream=stream)
+            assert ours.content == theirs.content
+            assert ours.headers["content-type"] == theirs.headers["content-type"]
+
+
+def test_the_key_of_an_upstream_takes_the_place_of_the_clients() -> None:
+    with models("a", "b") as (both, urls):
+        with front(urls[:1], keys={"A_KEY": "sk-of-a"}, each={"key_from": "A_KEY"}) as (_, url):
+            client(url).completions.create(model="m", prompt="x")
+        with front(urls[1:]) as (_, url):
+            client(url).completions.create(model="m", prompt="x")
+        assert both[0].headers[0]["authorization"] == "Bearer sk-of-a"
+        assert "authorization" not in both[1].headers[0]
+        with pytest.raises(SpecError, match="not set"), front(urls[:1], each={"key_from": "A_KEY"}):
+            pass
+
+
+@pytest.mark.timed
+def test_words_of_a_stream_come_when_they_are_said() -> None:
+    with models("a") as ((a,), urls), front(urls) as (_, url):
+        a.words, a.pause = 4, 0.1
+        came = [time.monotonic() for _ in client(url).completions.create(model="m", prompt="x", stream=True)]
+    assert all(later - earlier > 0.05 for earlier, later in pairwise(came))
+
+
+def test_models_are_found_without_being_told() -> None:
+    with models("a", "b") as ((a, b), urls):
+        a.models, b.models = ("small", "both"), ("large", "both")
+        with front(urls) as (_, url):
+            assert [model.id for model in client(url).models.list()] == ["small", "both", "large"]
+            assert client(url).completions.create(model="large", prompt="x").system_fingerprint == "b"
+            a.models = ("new",)
+            until(lambda: "new" in WEB.get(f"{url}/v1/models").text)
+            assert client(url).models.retrieve("both").owned_by == "b"
+
+
+# What fails on the way
+
+
+def test_what_was_killed_before_it_answered_is_asked_elsewhere() -> None:
+    program = [sys.executable, "-m", "gateway.server", "dying", "60"]
+    with models("a") as ((a,), urls):
+        a.wait = 0.5
+        dying = subprocess.Popen(
+            program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent
+        )
+        try:
+            assert dying.stdout is not None
+            address = dying.stdout.readline().strip()
+            with front([address, *urls], health={"every": "1m", "timeout": "1s"}) as (app, url):
+                with asking(url, 4) as answers:
+                    until(lambda: app.metric("vllm:num_requests_running", server="u0") == 2)
+                    dying.kill()
+                assert [answer.status_code for answer in answers] == [200] * 4
+                assert {answer.headers["x-poise-upstream"] for answer in answers} == {"u1"}
+                assert app.metric("poise_upstream_retries_total", server="u0", reason="connection") == 2
+                assert app.metric("poise_upstream_ejected", server="u0") == 1
+                assert ask(url).status_code == 200
+        finally:
+            dying.kill()
+            dying.communicate()
+
+
+@pytest.mark.parametrize("status", [429, 502, 503])
+def test_what_an_upstream_refuses_is_asked_elsewhere(status: int) -> None:
+    with models("a", "b") as ((a, _), urls), front(urls) as (app, url):
+        a.status, a.retry_after = status, "5"
+        assert [ask(url).status_code for _ in range(6)] == [200] * 6
+        retries = app.metric("poise_upstream_retries_total", server="u0", reason=str(status))
+        assert retries == (1 if status != 502 else 2)  # told to come back later, it is left alone; or it is ejected
+
+
+def test_other_errors_are_the_clients_to_see() -> None:
+    with models("a", "b") as ((a, b), urls), front(urls) as (app, url):
+        a.status = b.status = 400
+        assert "is told to fail" in ask(url).json()["error"]["message"]
+        assert len(a.asked) + len(b.asked) == 1
+        assert sum(app.metric("poise_upstream_ejected", server=name) for name in ("u0", "u1")) == 0
+
+
+def test_tries_again_are_bounded_by_a_budget() -> None:
+    with models("a", "b") as (both, urls), front(urls, retries={"share": "0%"}) as (_, url):
+        for one in both:
+            one.status = 502
+        assert [ask(url).status_code for _ in range(4)] == [502] * 4
+        assert sum(len(one.asked) for one in both) == 4
+
+
+def test_a_stream_that_is_cut_says_so() -> None:
+    with models("a") as ((a,), urls), front(urls) as (app, url):
+        a.cut_after = 3
+        words: list[str] = []
+        with pytest.raises(openai.APIError, match="lost in the middle") as raised:
+            stream = client(url).completions.create(model="m", prompt="x", stream=True)
+            words.extend(event.choices[0].text for event in stream)
+        assert raised.value.code == "cut"
+        assert words == ["0 ", "1 ", "2 "]
+        assert app.metric("vllm:request_errors_total", server="u0", model="m", error_type="cut") == 1
+        assert len(a.asked) == 1
+
+
+def test_a_stream_that_is_cut_within_an_event_ends_its_connection() -> None:
+    with models("a") as ((a,), urls), front(urls) as (_, url):
+        a.cut_after, a.in_event = 3, True
+        with pytest.raises(httpx.RemoteProtocolError):
+            ask(url, stream=True)
+
+
+def test_one_that_fails_is_ejected_and_comes_back() -> None:
+    with models("a", "b") as ((a, _), urls), front(urls) as (app, url):
+        a.status = 500
+        statuses = [ask(url).status_code for _ in range(10)]
+        assert statuses.count(500) == 2  # the failures after which it is ejected
+        assert statuses[-5:] == [200] * 5
+        assert app.metric("poise_upstream_ejections_total", server="u0") == 1
+        a.status = 200
+        until(lambda: ask(url).headers["x-poise-upstream"] == "u0")
+        assert app.metric("poise_upstream_ejected", server="u0") == 0
+
+
+def test_one_that_has_become_slow_is_ejected_and_comes_back() -> None:
+    with models("a", "b") as ((a, _), urls), front(urls, ejection=EJECTS | {"slower": 5}) as (app, url):
+        for _ in range(4):
+            ask(url)
+        a.wait = 0.3
+        for _ in range(4):
+            ask(url)
+        assert app.metric("poise_upstream_ejected", server="u0") == 1
+        assert {ask(url).headers["x-poise-upstream"] for _ in range(4)} == {"u1"}
+        a.wait = 0
+        until(lambda: ask(url).headers["x-poise-upstream"] == "u0")
+
+
+def test_one_that_hangs_is_found_by_clients_of_any_patience() -> None:
+    """Its probes go well, and no client waits for as long as the front would."""
+    with models("a", "b") as ((a, _), urls), front(urls, ejection=EJECTS | {"slower": 5}) as (app, url):
+        for _ in range(4):
+            ask(url)
+        a.wait = 60
+        for _ in range(4):
+            with contextlib.suppress(httpx.ReadTimeout):
+                WEB.post(f"{url}/v1/completions", json={"model": "m", "prompt": "x"}, timeout=0.3)
+        until(lambda: app.metric("poise_upstream_ejected", server="u0") == 1)
+        assert {ask(url).headers["x-poise-upstream"] for _ in range(4)} == {"u1"}
+
+
+def test_the_last_one_is_not_ejected() -> None:
+    with models("a") as ((a,), urls), front(urls) as (app, url):
+        a.status = 500
+        assert [ask(url).status_code for _ in range(6)] == [500] * 6
+        a.status = 200
+        assert ask(url).status_code == 200
+        assert app.metric("poise_upstream_ejections_total", server="u0") == 0
+
+
+def test_one_that_is_not_well_gets_nothing_until_it_is() -> None:
+    with models("a", "b") as ((a, _), urls), front(urls) as (app, url):
+        a.well = False
+        until(lambda: app.metric("vllm:healthy_pods_total", server="u0") == 0)
+        assert {ask(url).headers["x-poise-upstream"] for _ in range(4)} == {"u1"}
+        a.well = True
+        until(lambda: app.metric("vllm:healthy_pods_total", server="u0") == 1)
+        assert "u0" in {ask(url).headers["x-poise-upstream"] for _ in range(4)}
+
+
+def test_nobody_there_is_told_at_once() -> None:
+    nobody = socket.socket()
+    nobody.bind(("127.0.0.1", 0))
+    with front([f"http://127.0.0.1:{nobody.getsockname()[1]}"], each={"models": ["m"]}) as (_, url):
+        began = time.monotonic()
+        answer = ask(url)
+        assert time.monotonic() - began < 0.5
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert "`u0` is" in answer.json()["error"]["message"]
+
+
+# Too much, too late
+
+
+@pytest.mark.timed
+def test_what_is_too_much_is_refused_at_once() -> None:
+    with models("a") as ((a,), urls), front(urls, each={"limit": 2}, queue=2) as (app, url):
+        a.wait = 0.3
+        with asking(url, 4) as answers:
+            until(lambda: app.metric("vllm:num_requests_waiting", model="m") == 2)
+            with httpx.Client() as kept:
+                took = []
+                for _ in range(5):
+                    began = time.monotonic()
+                    refused = kept.post(f"{url}/v1/completions", json={"model": "m", "prompt": "x"})
+                    took.append(time.monotonic() - began)
+                    assert refused.status_code == 429
+                    assert refused.json()["error"]["code"] == "overloaded"
+                    assert int(refused.headers["retry-after"]) >= 1
+            assert sorted(took)[2] < 0.05
+        assert [answer.status_code for answer in answers] == [200] * 4
+        assert app.metric("vllm:request_errors_total", server="", model="m", error_type="overloaded") == 5
+
+
+def test_bodies_are_bounded_together() -> None:
+    with models("a") as ((a,), urls), front(urls, bodies="1MiB") as (_, url):
+        a.wait = 0.3
+        with asking(url, 2, padding="x" * 400_000) as answers:
+            until(lambda: a.running == 2)
+            refused = ask(url, padding="x" * 400_000)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert ask(url).status_code == 200
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert ask(url, padding="x" * 400_000).status_code == 200
+
+
+def test_who_came_first_is_served_first() -> None:
+    order: list[int] = []
+
+    def one(place: int) -> None:
+        ask(url)
+        order.append(place)
+
+    with models("a") as ((a,), urls), front(urls, each={"limit": 1}) as (app, url):
+        a.wait = 0.05
+        threads = [threading.Thread(target=one, args=(place,)) for place in range(5)]
+        for place, thread in enumerate(threads):
+            thread.start()
+            until(lambda: len(a.asked) + app.metric("vllm:num_requests_waiting", model="m") > place)  # noqa: B023
+        for thread in threads:
+            thread.join()
+    assert order == [0, 1, 2, 3, 4]
+
+
+def test_the_time_out_is_told_and_counts_as_a_failure() -> None:
+    with models("a", "b") as ((a, _), urls), front(urls, timeout="200ms") as (app, url):
+        a.wait = 10
+        statuses = [ask(url).status_code for _ in range(4)]
+        assert sorted(statuses) == [200, 200, 504, 504]
+        assert app.metric("poise_upstream_ejected", server="u0") == 1
+        until(lambda: a.gone == 2)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"x-request-timeout-seconds": "0.1"},
+        {"x-envoy-upstream-rq-timeout-ms": "100"},
+        {"x-stainless-read-timeout": "0.1"},
+    ],
+)
+def test_a_clients_patience_is_kept_to_and_blames_nobody(header: dict[str, str]) -> None:
+    with models("a", "b") as (both, urls), front(urls) as (app, url):
+        for one in both:
+            one.wait = 10
+        for _ in range(4):
+            began = time.monotonic()
+            answer = WEB.post(f"{url}/v1/completions", json={"model": "m", "prompt": "x"}, headers=header)
+            assert answer.status_code == 504
+            assert 0.1 <= time.monotonic() - began < 1
+        if "x-stainless-read-timeout" not in header:
+            assert float(both[0].headers[0]["x-request-timeout-seconds"]) <= 0.1
+        assert sum(app.metric("poise_upstream_ejected", server=name) for name in ("u0", "u1")) == 0
+
+
+def test_a_stream_may_take_longer_than_its_first_word() -> None:
+    with models("a") as ((a,), urls), front(urls) as (_, url):
+        a.words, a.pause = 6, 0.05
+        events = list(client(url, timeout=0.2).completions.create(model="m", prompt="x", stream=True))
+        assert len(events) == 6
+
+
+def test_answers_later_than_the_objective_are_counted() -> None:
+    with models("a") as ((a,), urls), front(urls, objective={"latency_p99": "50ms"}) as (app, url):
+        ask(url)
+        a.wait = 0.1
+        ask(url)
+        assert app.metric("poise_objective_missed_total", model="m") == 1
+
+
+# Clients
+
+
+@pytest.mark.timed
+def test_who_hangs_up_ends_the_work_for_it() -> None:
+    with models("a") as ((a,), urls), front(urls) as (app, url):
+        a.words, a.pause = 1000, 0.05
+        stream = client(url).completions.create(model="m", prompt="x", stream=True)
+        next(iter(stream))
+        stream.close()
+        began = time.monotonic()
+        until(lambda: a.gone == 1)
+        assert time.monotonic() - began < 1
+        assert app.metric("vllm:request_errors_total", server="u0", model="m", error_type="gone") == 1
+        assert app.metric("vllm:num_requests_running", server="u0") == 0
+
+
+def test_who_hangs_up_while_it_waits_gives_its_turn_up() -> None:
+    with models("a") as ((a,), urls), front(urls, each={"limit": 1}) as (app, url):
+        a.wait = 0.2
+        with asking(url, 1):
+            until(lambda: a.running == 1)
+            waiting = events(port_of(url))
+            until(lambda: app.metric("vllm:num_requests_waiting", model="m") == 1)
+            waiting.close()
+            until(lambda: app.metric("vllm:num_requests_waiting", model="m") == 0)
+            assert ask(url).status_code == 200
+        assert len(a.asked) == 2
+
+
+def test_who_reads_nothing_is_dropped() -> None:
+    with models("a") as ((a,), urls), front(urls, stalled="200ms") as (app, url):
+        a.words, a.padding = 100_000, "x" * 1_000_000
+        slow = events(port_of(url))
+        until(lambda: a.running == 1)
+        until(lambda: a.gone == 1)
+        assert app.metric("vllm:request_errors_total", server="u0", model="m", error_type="stalled") == 1
+        assert ask(url, stream=False).status_code == 200
+        assert not rest(slow).endswith(b"0\r\n\r\n")
+
+
+def test_stopping_lets_those_finish_that_run() -> None:
+    with models("a") as ((a,), urls), front(urls) as (app, url):
+        a.wait = 0.3
+        with asking(url, 2) as answers:
+            until(lambda: a.running == 2)
+            stopping = app.stop()
+            refused = ask(url)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert [answer.status_code for answer in answers] == [200, 200]
+        stopping.result(1)
+
+
+def test_stopping_does_not_wait_for_ever() -> None:
+    with models("a") as ((a,), urls), front(urls, drain="100ms") as (app, url):
+        a.wait = 10
+        with asking(url, 1) as answers:
+            until(lambda: a.running == 1)
+            app.stop().result(1)
+        assert [answer.json()["error"]["message"] for answer in answers] == ["This front is being stopped"]
+        until(lambda: a.gone == 1)
