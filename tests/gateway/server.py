@@ -17,7 +17,7 @@ from typing import Any
 
 import uvicorn
 
-from poise.gateway.connection import limited
+from poise.gateway.connection import Connection
 
 SOON = 5.0
 
@@ -31,7 +31,7 @@ class Serving(uvicorn.Server):
                 app,
                 host="127.0.0.1",
                 port=0,
-                http=limited(seconds),
+                http=type("Impatient", (Connection,), {"seconds": seconds}),
                 ws="none",
                 lifespan="on",
                 log_level="error",

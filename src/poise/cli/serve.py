@@ -13,9 +13,11 @@ from poise.cli.submit import fill_in
 from poise.client import current_home
 from poise.control.start import ensure_up, kept_environment, user_name
 from poise.drivers.security import ensure_home
-from poise.drivers.yamlfile import load_kind, located, place_in_file
-from poise.errors import InputError
+from poise.drivers.yamlfile import is_kind, load_kind, located, place_in_file
+from poise.errors import InputError, SpecError
 from poise.model.servicefile import DeclaredService, compile_service
+from poise.model.serving_upstreams import Front, compile_upstreams
+from poise.policy.route import ROUTERS
 
 DEFAULT_PORT = 8080
 
@@ -35,16 +37,21 @@ DEFAULT_PORT = 8080
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value once it listens: the address.")
 @click.argument("target", nargs=-1, required=True, metavar="app.py:Model | FILE.yaml...")
 def serve(target: tuple[str, ...], host: str, port: int, as_json: bool, **flags: Any) -> int:
-    """Answer requests over HTTP with a model: a class with `predict(self, batch)`, or services from files.
+    """Answer requests over HTTP with a model: a class with `predict(self, batch)`, or services from files; and stand
+    before servers that speak OpenAI's API, of a file with `upstreams:`.
 
     Its replicas are jobs like any other, on devices if they ask for some. Requests are batched by what batches were
     found to take; who cannot be answered within the objective is refused at once. Ask with POST /predict. Ctrl-C
     answers what was accepted, and ends.
     """
-    services = [_declared(one, flags) for one in target]
+    given = [_declared(one, flags) for one in target]
+    services = [one for one in given if isinstance(one, DeclaredService)]
+    fronts = [one for one in given if isinstance(one, Front)]
     names = [one.name for one in services]
     if len(set(names)) < len(names):
         raise InputError("two services have one name", field="--name", have=", ".join(names), hint="name: another")
+    if len(fronts) > 1:
+        raise InputError("one file of upstreams at a time", have=str(len(fronts)), hint="list all in one `upstreams:`")
     import uvloop
 
     from poise.gateway.serve import bind, serve
@@ -54,17 +61,22 @@ def serve(target: tuple[str, ...], host: str, port: int, as_json: bool, **flags:
         ensure_home(home)
         at = "{}:{}".format(*listening.getsockname()[:2])
         if as_json:
-            print_json({"url": f"http://{at}", "services": names})
-        say(f"poise: {', '.join(names)} at http://{at}/predict{'/NAME' if len(names) > 1 else ''}")
+            print_json({"url": f"http://{at}", "services": names, "upstreams": bool(fronts)})
+        if names:
+            say(f"poise: {', '.join(names)} at http://{at}/predict{'/NAME' if len(names) > 1 else ''}")
+        if fronts:
+            say(f"poise: {len(fronts[0].upstreams)} upstreams at http://{at}/v1")
         base = {"folder": str(Path.cwd()), "env": kept_environment()}
         home.services.mkdir(parents=True, exist_ok=True, mode=0o700)
         connect = partial(ensure_up, home, "--until-idle")
-        uvloop.run(serve(services, connect, home.services, listening, base, user_name(), tell))
+        uvloop.run(
+            serve(services, next(iter(fronts), None), connect, home.services, listening, base, user_name(), tell)
+        )
     return 0
 
 
-def _declared(target: str, flags: dict[str, Any]) -> DeclaredService:
-    """The service of a file or of a class, with what the flags say."""
+def _declared(target: str, flags: dict[str, Any]) -> DeclaredService | Front:
+    """The service of a file or of a class, with what the flags say, or the upstreams of a file."""
     own = {name: flags[name] for name in ("name", "replicas", "batch", "timeout", "python") if flags[name] is not None}
     if flags["objective"] is not None:
         own["objective"] = {"latency_p99": flags["objective"]}
@@ -72,6 +84,8 @@ def _declared(target: str, flags: dict[str, Any]) -> DeclaredService:
     if target.endswith((".yaml", ".yml", ".json")):
         path = Path(target)
         with located(place_in_file(path)):
+            if is_kind(path, "upstreams"):
+                return _front(load_kind(path, "upstreams"))
             document = load_kind(path, "service")
             if isinstance(document, dict):
                 document = merged(document, own)
@@ -81,3 +95,11 @@ def _declared(target: str, flags: dict[str, Any]) -> DeclaredService:
     place, _, _ = target.partition(":")
     name = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
     return compile_service({"kind": "service", "name": name, "model": target} | own)
+
+
+def _front(document: Any) -> Front:
+    front = compile_upstreams(document)
+    if front.router and front.router not in ROUTERS:
+        need = f"one of {', '.join(ROUTERS)}"
+        raise SpecError("there is no such router", code="E105", field="router", need=need, have=front.router)
+    return front

@@ -112,6 +112,11 @@ def load_kind(path: Path, wanted: Literal["job", "fleet", "policy", "world", "se
     return document
 
 
+def is_kind(path: Path, kind: str) -> bool:
+    """Whether the file says that it is of this kind, or looks like it."""
+    return _kind_of(load_yaml(path)) == kind
+
+
 _USED_BY = {
     "job": "poise submit",
     "fleet": "poise up --fleet",

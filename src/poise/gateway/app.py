@@ -5,30 +5,29 @@
     GET  /healthz           200: the gateway lives
     GET  /readyz            200 once every service has a replica, else 503 and which have none
     GET  /metrics           Prometheus
+    /v1/...                 what upstreams answer, if there are any
 
 A request may say `X-Request-Timeout: SECONDS`, after which nobody waits for its answer any more, and `X-Poise-Lane:
 deferred` where it may wait until there is nothing else to do.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from poise.gateway.asgi import Receive, Scope, Send, answer
 from poise.gateway.service import STATUS, Service
 from poise.kernel.batcher import Refuse
 from poise.units import SECOND
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_BODY = 64 << 20
 """Bytes of a request's body."""
 
-JSON = b"application/json"
+JSON = [(b"content-type", b"application/json")]
 
 
 class Refused(Exception):
@@ -83,22 +82,22 @@ class Gateway:
         if self._rest is not None and path.startswith("/v1/"):
             await self._rest(scope, receive, send)
         elif path == "/healthz":
-            await _answer(send, 200, b'{"status":"ok"}', JSON)
+            await answer(send, 200, b'{"status":"ok"}', JSON)
         elif path == "/readyz":
             await self._readiness(send)
         elif path == "/metrics":
             for service in self._services.values():
                 service.measure()
-            await _answer(send, 200, generate_latest(self._registry), b"text/plain; version=0.0.4; charset=utf-8")
+            await answer(send, 200, generate_latest(self._registry), [(b"content-type", CONTENT_TYPE_LATEST.encode())])
         else:
-            known = ", ".join(f"/predict/{name}" for name in self._services)
-            message = f"there is nothing at {path[:100]}; there is {known or '/v1/models'}"
-            await _answer(send, 404, msgspec.json.encode({"error": {"code": 404, "message": message}}), JSON)
+            known = [f"/predict/{name}" for name in self._services] + ["/v1/models"] * (self._rest is not None)
+            message = f"there is nothing at {path[:100]}; there is {', '.join(known)}"
+            await answer(send, 404, msgspec.json.encode({"error": {"code": 404, "message": message}}), JSON)
 
     async def _readiness(self, send: Send) -> None:
         without = [name for name, service in self._services.items() if not service.replicas]
         body = msgspec.json.encode({"ready": not without and not self.draining, "without_replica": without})
-        await _answer(send, 503 if without or self.draining else 200, body, JSON)
+        await answer(send, 503 if without or self.draining else 200, body, JSON)
 
 
 def _seconds(text: bytes) -> int:
@@ -120,12 +119,6 @@ def refusal(refuse: Refuse) -> Refused:
     status = STATUS[refuse.why]
     headers = {"retry-after": str(-(-max(refuse.after, 1) // SECOND))} if status == 503 else {}
     return Refused(status, refuse.message, headers=headers)
-
-
-async def _answer(send: Send, status: int, body: bytes, kind: bytes) -> None:
-    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 __all__ = ["MAX_BODY", "Gateway", "Refused", "refusal", "too_large"]

@@ -1,10 +1,9 @@
 """One connection of a client, bounded in what it may send before it is answered, and in how slowly.
 
 uvicorn's own protocol keeps as many headers as are sent, and waits for the rest of a request as long as it takes. Here
-a request that is not complete in time ends its connection, and so do headers that are too many or too large: with 431
-while nothing else is being answered, else without a word. Use it as `http=` of `uvicorn.Config`:
-
-    uvicorn.Config(app, http=limited(seconds=30.0), ws="none", lifespan="off")
+a request that hardly gets on ends its connection, and so do headers that are too many or too large: with 431 while
+nothing else is being answered, else without a word. So neither half-open clients nor those that send a byte at a time
+hold more than a socket, or for long.
 """
 
 import asyncio
@@ -20,14 +19,19 @@ MAX_HEADER_BYTES = 64 * 1024
 """Of all headers and the path of one request."""
 
 
-class Connection(HttpToolsProtocol):
-    """`seconds`: from the first byte of a request to its last."""
+MOVED = 4096
+"""Bytes that must come between two looks at a request that is on its way."""
 
-    seconds = 30.0
+
+class Connection(HttpToolsProtocol):
+    """`seconds`: between two looks."""
+
+    seconds = 5.0
 
     def connection_made(self, transport: Any) -> None:
         self._header_bytes = 0
         self._in_headers = False
+        self._got = 0
         self._timer: asyncio.TimerHandle | None = None
         super().connection_made(transport)
         self._arm()
@@ -37,8 +41,9 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._got += len(data)
         super().data_received(data)
-        if self._in_headers:  # the parser keeps what is not a whole header yet
+        if self._in_headers and not self.transport.is_closing():  # the parser keeps what is not a whole header yet
             self._has_room(len(data))
         if self.transport.is_closing():
             self._disarm()
@@ -57,7 +62,7 @@ class Connection(HttpToolsProtocol):
         if self._has_room(len(name) + len(value)) and len(self.headers) < MAX_HEADERS:
             super().on_header(name, value)
         else:
-            self._refuse()
+            self._refuse_headers()
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
@@ -78,13 +83,13 @@ class Connection(HttpToolsProtocol):
     def _has_room(self, more: int) -> bool:
         self._header_bytes += more
         if self._header_bytes > MAX_HEADER_BYTES:
-            self._refuse()
+            self._refuse_headers()
         return not self.transport.is_closing()
 
-    def _refuse(self) -> None:
+    def _refuse_headers(self) -> None:
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete:
+        if not self._is_answering():
             message = f"A request has at most {MAX_HEADERS} headers, of {MAX_HEADER_BYTES} bytes together"
             body = error_body(431, message, "headers_too_large")
             head = f"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: {len(body)}\r\n"
@@ -92,19 +97,20 @@ class Connection(HttpToolsProtocol):
         self._in_headers = False
         self.transport.close()
 
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
     def _arm(self) -> None:
         self._disarm()
-        self._timer = self.loop.call_later(self.seconds, self._too_slow)
+        self._timer = self.loop.call_later(self.seconds, self._look, self._got)
 
     def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _too_slow(self) -> None:
-        self.transport.abort()
-
-
-def limited(seconds: float) -> type[Connection]:
-    """Connections whose requests are complete after so many seconds."""
-    return type("Connection", (Connection,), {"seconds": seconds})
+    def _look(self, got: int) -> None:
+        if self._got - got < MOVED:
+            self.transport.abort()
+        else:
+            self._arm()

@@ -4,9 +4,7 @@ A question (`POST /predict`) does not become a task and a chain of messages, as 
 handed to its service, and the answer is written when the service tells it, in one piece. What else is asked goes to the
 ASGI application. Several questions that come on one connection without waiting are answered in their order.
 
-A head has so many bytes at most; a request must keep coming, and an answer must be taken, or the connection is
-dropped. So neither half-open clients nor those that send or read a byte at a time hold more than a socket, or for long.
-A client that goes away takes its questions along.
+A client that goes away takes its questions along; one that does not take its answers is dropped.
 """
 
 import contextlib
@@ -18,24 +16,18 @@ from typing import Any, cast
 
 import msgspec
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from poise.gateway.app import MAX_BODY, Gateway, Refused, refusal, too_large
+from poise.gateway.connection import MOVED, Connection
 from poise.gateway.service import Service
 from poise.gateway.wire import Answer
 from poise.kernel.batcher import Refuse
 
-MAX_HEAD = 64 << 10
-"""Bytes of the line and the headers of a request."""
-
 MOST_AHEAD = 64
 """Questions of one connection that are not answered; beyond that it is not read."""
 
-SLOW_SECONDS = 5.0
-"""Between two looks: a request that is on its way, or an answer, must have moved by so much since the one before."""
-
-MOVED = 4096
-"""Bytes."""
+LOOK_EVERY = 5.0
+"""Seconds between two looks at a connection."""
 
 IDLE_LOOKS = 15
 """A connection on which nothing was asked for so many looks is closed."""
@@ -62,7 +54,7 @@ class Question:
         self.last = False
 
 
-class BoundedProtocol(HttpToolsProtocol):
+class Protocol(Connection):
     """One connection."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -71,32 +63,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self._coming: Question | None = None
         self._asked: deque[Question] = deque()
         self._deaf = False  # nothing that comes is read any more: the answer that closes it is on its way
-        self._on_its_way = True  # a request, the first from the beginning
-        self._in_head = True
-        self._head = 0
-        self._got = 0
-        self._got_then = -1
-        self._unsent_then = 0
+        self._seen = -1
+        self._unsent = 0
         self._idle = 0
 
     # --- what comes --------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
-            return
-        self._got += len(data)
-        self._head += len(data)
-        super().data_received(data)
-        if self._in_head and self._head > MAX_HEAD and not self._deaf:
-            self._begin(None)
-            self._refuse(self._asked[-1], Refused(431, f"a head has {MAX_HEAD >> 10} KiB at most"), last=True)
-
-    def on_message_begin(self) -> None:
-        self._on_its_way, self._got_then = True, -1
-        super().on_message_begin()
+        if not self._deaf:
+            super().data_received(data)
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
         if self._deaf:
             return
         if not self.url.startswith(b"/predict"):
@@ -106,8 +83,9 @@ class BoundedProtocol(HttpToolsProtocol):
                 return
             super().on_headers_complete()
             return
+        self._in_headers = False
         try:
-            if self.cycle is not None and not self.cycle.response_complete:
+            if super()._is_answering():
                 raise Refused(400, "ask this on a connection of its own")
             path = self.url.partition(b"?")[0].decode("ascii")
             asked = self._gateway.admit(self.parser.get_method().decode(), path, self.headers)
@@ -131,12 +109,12 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._on_its_way, self._in_head, self._head = False, True, 0
         question, self._coming = self._coming, None
         if question is None:
             if not self._deaf and self.cycle is not None:
                 super().on_message_complete()
             return
+        self._disarm()
         question.last = self._gateway.draining or not self.parser.should_keep_alive()
         service = cast(Service, question.service)
         body = question.body[0] if len(question.body) == 1 else b"".join(question.body)
@@ -197,21 +175,19 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # --- who does not get on -----------------------------------------------------------------------------------------
 
+    def _is_answering(self) -> bool:
+        return bool(self._asked) or super()._is_answering()
+
     def look(self) -> None:
-        """Drop it if what it sends or takes has hardly moved since the last look, close it if nothing was asked."""
+        """Drop it if hardly anything of what waits to be sent was taken since the last look; close it if nothing was
+        asked for a while.
+        """
         if self.transport is None or self.transport.is_closing():
             return
         unsent = self.transport.get_write_buffer_size()
-        stuck = self._unsent_then > 0 and unsent > max(0, self._unsent_then - MOVED)
-        if self._on_its_way:
-            stuck = stuck or (self._got_then >= 0 and self._got - self._got_then < MOVED)
-        elif (
-            self._asked or self._got != self._got_then or (self.cycle is not None and not self.cycle.response_complete)
-        ):
-            self._idle = 0
-        else:
-            self._idle += 1
-        self._got_then, self._unsent_then = self._got, unsent
+        stuck = self._unsent > 0 and unsent > max(0, self._unsent - MOVED)
+        self._idle = 0 if self._is_answering() or self._got != self._seen else self._idle + 1
+        self._seen, self._unsent = self._got, unsent
         if stuck:
             self.transport.abort()
         elif self._idle > IDLE_LOOKS:
@@ -228,7 +204,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 gateway,
                 loop="uvloop",
-                http=BoundedProtocol,
+                http=Protocol,
                 ws="none",
                 lifespan="off",
                 access_log=False,
@@ -248,10 +224,10 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         now = time.monotonic()
-        if now - self._looked >= SLOW_SECONDS:
+        if now - self._looked >= LOOK_EVERY:
             self._looked = now
             for connection in list(self.server_state.connections):
-                cast(BoundedProtocol, connection).look()
+                cast(Protocol, connection).look()
         return await super().on_tick(counter)
 
 

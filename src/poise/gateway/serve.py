@@ -1,8 +1,9 @@
-"""A gateway process: its services, the jobs that are their replicas, and the server in front."""
+"""A gateway process: its services, the jobs that are their replicas, upstreams, and the server in front."""
 
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import signal
 import socket
@@ -18,10 +19,14 @@ from poise.client import Client
 from poise.errors import Conflict, InputError, NotFound, PoiseError, Unreachable
 from poise.gateway.app import Gateway
 from poise.gateway.http import Server
+from poise.gateway.metrics import Metrics
 from poise.gateway.service import Service
 from poise.gateway.service_metrics import Registry, ServiceMetrics
+from poise.gateway.upstreams import Upstreams
 from poise.model.reports import LogPiece
 from poise.model.servicefile import DeclaredService
+from poise.model.serving_upstreams import Front
+from poise.policy.route import DEFAULT_ROUTER, router_named
 
 T = TypeVar("T")
 
@@ -157,6 +162,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 async def serve(
     services: Sequence[DeclaredService],
+    front: Front | None,
     connect: Callable[[], Client],
     folder: Path,
     listening: socket.socket,
@@ -187,7 +193,10 @@ async def serve(
         await service.start()
         running[declared.name] = service
         kept.append(replicas)
-    gateway = Gateway(running, collected)
+    upstreams = _upstreams(front, collected) if front is not None else None
+    if upstreams is not None:
+        await upstreams.start()
+    gateway = Gateway(running, collected, upstreams)
     server = Server(gateway)
     keeping = [asyncio.create_task(replicas.keep()) for replicas in kept]
     serving = asyncio.create_task(server.serve(sockets=[listening]))
@@ -201,6 +210,8 @@ async def serve(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
                 await asyncio.gather(*(service.drained() for service in running.values()))
+    if upstreams is not None:
+        await upstreams.stop()
     server.should_exit = True
     await serving
     for service in running.values():
@@ -210,6 +221,11 @@ async def serve(
     for outcome in await asyncio.gather(*keeping, return_exceptions=True):
         if isinstance(outcome, PoiseError):
             raise outcome
+
+
+def _upstreams(front: Front, registry: CollectorRegistry) -> Upstreams:
+    router = router_named(front.router or DEFAULT_ROUTER)
+    return Upstreams(front, lambda view: router.decide(view).replica, Metrics(registry), os.environ)
 
 
 def _tell_replicas(service: Service, declared: DeclaredService, say: Callable[[str], None]) -> None:
