@@ -17,6 +17,7 @@ from poise.drivers.yamlfile import is_kind, load_kind, located, place_in_file
 from poise.errors import InputError, SpecError
 from poise.model.servicefile import DeclaredService, compile_service
 from poise.model.serving_upstreams import Front, compile_upstreams
+from poise.policy.replicas import SCALERS
 from poise.policy.route import ROUTERS
 
 DEFAULT_PORT = 8080
@@ -25,7 +26,7 @@ DEFAULT_PORT = 8080
 @click.command()
 @needing
 @click.option("--name", metavar="NAME", help="What the service is called. [default: as the file with the class]")
-@click.option("--replicas", type=int, metavar="N", help="Processes that answer. [default: 1]")
+@click.option("--replicas", metavar="N|A..B", help="Processes that answer; of a range as many as pay. [default: 1]")
 @click.option("--objective", metavar="TIME", help="Latency that one answer in a hundred may exceed, e.g. 200ms.")
 @click.option("--batch", type=int, metavar="N", help="Requests in one batch at most. [default: 64]")
 @click.option("--timeout", metavar="TIME", help="When a request is given up. [default: 30s]")
@@ -91,10 +92,17 @@ def _declared(target: str, flags: dict[str, Any]) -> DeclaredService | Front:
                 document = merged(document, own)
                 fill_in(document.get("env"), dict(os.environ))
                 document["folder"] = str((path.resolve().parent / str(document.get("folder") or ".")).resolve())
-            return compile_service(document)
+            return _checked(compile_service(document))
     place, _, _ = target.partition(":")
     name = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
-    return compile_service({"kind": "service", "name": name, "model": target} | own)
+    return _checked(compile_service({"kind": "service", "name": name, "model": target} | own))
+
+
+def _checked(service: DeclaredService) -> DeclaredService:
+    if service.scaler and service.scaler not in SCALERS:
+        need = f"one of {', '.join(SCALERS)}"
+        raise SpecError("there is no such scaler", code="E105", field="scaling.policy", need=need, have=service.scaler)
+    return service
 
 
 def _front(document: Any) -> Front:

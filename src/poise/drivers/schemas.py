@@ -15,6 +15,7 @@ from poise.model.catalogue import CATALOGUE
 from poise.model.serving import MOST
 from poise.policy.rank import ORDERS, PRESETS, RANK_TERMS
 from poise.policy.recipe import MAX_TERMS, MAX_WEIGHT, RECIPES, TURNS, YIELDS_BY, PolicySpec
+from poise.policy.replicas import SCALERS
 from poise.policy.score import TERMS
 
 Schema = dict[str, Any]
@@ -239,7 +240,17 @@ _FORMS: dict[str, Schema] = {
     "service.kind": {"const": "service"},
     "service.name": _NAMES,
     "service.model": {"pattern": "^[^:]+:.+$", "examples": ["app.py:Model"]},
-    "service.replicas": _COUNT | {"maximum": servicefile.MOST_REPLICAS},
+    "service.replicas": {
+        "anyOf": [
+            _COUNT | {"maximum": servicefile.MOST_REPLICAS},
+            {"type": "string", "pattern": r"^\s*[0-9]{1,6}\s*(?:\.\.\s*[0-9]{1,6}\s*)?$", "examples": ["1..8"]},
+        ]
+    },
+    "scaling.target": _SHARE,
+    "scaling.policy": {"pattern": f"^(?:{_NAME})?$", "examples": list(SCALERS)},
+    "scaling.rise": _DURATION,
+    "scaling.fall": _DURATION,
+    "scaling.idle": _DURATION,
     "service.batch": _COUNT | {"maximum": MOST},
     "service.queue": _COUNT | {"maximum": servicefile.MOST_WAITING},
     "service.timeout": _DURATION,
@@ -484,7 +495,15 @@ MEANING = {
     "service.model": "The class that answers: `app.py:Model`, or `package.module:Model`.",
     "service.folder": "Where replicas run. Relative to the file's folder; that folder itself by default.",
     "service.python": "The interpreter of the replicas, in which `poise` can be imported. That of `poise` by default.",
-    "service.replicas": "Processes that answer, each a job of its own.",
+    "service.replicas": "Processes that answer, each a job of its own. Of a range (`1..8`, `0..4`) as many as the load "
+    "asks for.",
+    "service.scaling": "How the number of replicas follows the load, where it is a range.",
+    "scaling.policy": "The scaler that decides. `forecast` by default.",
+    "scaling.signals": "What is looked at; the largest wish wins.",
+    "scaling.target": "The part of what replicas can take that is aimed at.",
+    "scaling.rise": "How long a wish for more must have lasted.",
+    "scaling.fall": "How long a wish for fewer must have lasted.",
+    "scaling.idle": "When nothing has come for so long, the last replica goes, if there may be none.",
     "service.objective": "What the service promises. Who cannot be answered in time is refused when it comes.",
     "service.batch": "Requests in one batch at most. Which size is best is learned.",
     "service.queue": "Requests that wait at most; who comes then is refused.",

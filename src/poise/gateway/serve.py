@@ -8,6 +8,7 @@ import secrets
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,12 +21,14 @@ from poise.errors import Conflict, InputError, NotFound, PoiseError, Unreachable
 from poise.gateway.app import Gateway
 from poise.gateway.http import Server
 from poise.gateway.metrics import Metrics
+from poise.gateway.scaling import Scaler
 from poise.gateway.service import Service
 from poise.gateway.service_metrics import Registry, ServiceMetrics
 from poise.gateway.upstreams import Upstreams
 from poise.model.reports import LogPiece
 from poise.model.servicefile import DeclaredService
 from poise.model.serving_upstreams import Front
+from poise.policy.replicas import DEFAULT_SCALER, SCALERS
 from poise.policy.route import DEFAULT_ROUTER, router_named
 
 T = TypeVar("T")
@@ -57,6 +60,7 @@ class Replicas:
         connect: Callable[[], Client],
         base: dict[str, Any],
         user: str,
+        say: Callable[[str], None],
     ) -> None:
         """`connect` gives a client of the control plane, which it starts if none runs. `base`: fields that every job of
         this user has, such as its folder and environment.
@@ -67,7 +71,15 @@ class Replicas:
         self._base = base
         self._user = user
         self._jobs: list[str] = []
+        self._since: dict[str, int] = {}
+        self._start_up = 0
         self._asked = 0
+        rules = declared.rules
+        self._scaler = (
+            None
+            if rules is None
+            else Scaler(service, rules, SCALERS[declared.scaler or DEFAULT_SCALER], say, time.monotonic_ns())
+        )
         self._pause = START_AGAIN[0]
 
     def spec(self) -> dict[str, Any]:
@@ -86,16 +98,31 @@ class Replicas:
     async def keep(self) -> None:
         """Until it is cancelled; raises `InputError` with what it wrote if the first replicas cannot start."""
         while True:
-            while len(self._jobs) < self._declared.replicas:
+            wanted = (
+                self._declared.replicas
+                if self._scaler is None
+                else self._scaler.look(time.monotonic_ns(), self._start_up)
+            )
+            while len(self._jobs) < wanted:
                 self._asked += 1
                 spec, key = self.spec(), secrets.token_hex(8)
                 self._jobs.append(await self._ask(partial(Client.submit, spec=spec, key=key, user=self._user)))
+                self._since[self._jobs[-1]] = time.monotonic_ns()
+            for job in self._jobs[wanted:]:
+                self._service.drain(job)
+                await self.replace(job)
+            self._learn_start_up()
             await asyncio.sleep(LOOK_EVERY)
             ended = [job for job in self._jobs if await self._ask(partial(self._is_over, job))]
             if ended:
                 self._jobs = [job for job in self._jobs if job not in ended]
                 self._pause = START_AGAIN[0] if self._service.replicas else min(2 * self._pause, START_AGAIN[1])
                 await asyncio.sleep(self._pause)
+
+    def _learn_start_up(self) -> None:
+        """From when a replica was asked for to when it was seen to be ready: of the latest."""
+        for job in [job for job in self._since if self._service.has(job)]:
+            self._start_up = time.monotonic_ns() - self._since.pop(job)
 
     async def _ask(self, question: Callable[[Client], T]) -> T:
         """In a thread. A control plane that was about to leave, since nothing ran any more, is started again."""
@@ -128,10 +155,11 @@ class Replicas:
         return report.status in _OVER
 
     async def replace(self, name: str) -> None:
-        """End a replica that hangs; another job takes its place."""
+        """End a replica that hangs, or is one too many; another job takes its place if there are too few."""
         job = name.partition(".")[0]
         if job in self._jobs:
             self._jobs.remove(job)
+            self._since.pop(job, None)
             await self._cancel(job)
 
     async def end(self) -> None:
@@ -187,7 +215,7 @@ async def serve(
         path = folder / f"{declared.name}.sock"
         metrics = ServiceMetrics(registry, declared.name)
         service = Service(declared.name, declared.limits, path, metrics)
-        replicas = Replicas(declared, service, connect, base, user)
+        replicas = Replicas(declared, service, connect, base, user, say)
         service.on_hang = _in_background(tasks, replicas.replace)
         service.on_change = partial(_tell_replicas, service, declared, say)
         await service.start()
@@ -229,7 +257,7 @@ def _upstreams(front: Front, registry: CollectorRegistry) -> Upstreams:
 
 
 def _tell_replicas(service: Service, declared: DeclaredService, say: Callable[[str], None]) -> None:
-    say(f"{declared.name}: {service.replicas} of {declared.replicas} ready")
+    say(f"{declared.name}: {service.replicas} of {declared.wanted} ready")
 
 
 def _in_background(tasks: set[asyncio.Task[Any]], work: Callable[[str], Any]) -> Callable[[str], None]:

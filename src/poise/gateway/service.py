@@ -37,6 +37,16 @@ class Pending(NamedTuple):
     came: int
 
 
+class Seen(msgspec.Struct):
+    """What has come of a service since it was last asked: how often it was asked, what answers took, and for how long
+    replicas worked, in nanoseconds.
+    """
+
+    asked: int = 0
+    took: list[int] = []
+    busy: int = 0
+
+
 class Service:
     """Accepts replicas, keeps what was asked until it is answered, and carries out what the batcher says."""
 
@@ -54,6 +64,7 @@ class Service:
         self._pending: dict[int, Pending] = {}
         self._channels: dict[str, _Channel] = {}
         self._asked = 0
+        self._seen = Seen()
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
@@ -91,6 +102,21 @@ class Service:
     def replicas(self) -> int:
         return len(self._channels)
 
+    def has(self, job: str) -> bool:
+        """Whether a replica of this job is ready."""
+        return any(name.partition(".")[0] == job for name in self._channels)
+
+    def drain(self, job: str) -> None:
+        """The replicas of this job are sent nothing more."""
+        for name in self._channels:
+            if name.partition(".")[0] == job:
+                self.batcher.drain(name)
+
+    def seen(self) -> Seen:
+        """What has come since this was last asked."""
+        seen, self._seen = self._seen, Seen()
+        return seen
+
     def measure(self) -> None:
         """Set what is only told when somebody asks."""
         self._metrics.now(self.batcher.waiting, self.batcher.serving, len(self._channels))
@@ -103,6 +129,7 @@ class Service:
         """Ask; `tell` is told the answer, once, unless `cancel` says with the number that nobody waits any more."""
         now = time.monotonic_ns()
         self._asked += 1
+        self._seen.asked += 1
         self._pending[self._asked] = Pending(body, tell, now)
         self._do(self.batcher.arrive(self._asked, now, timeout=timeout, deferred=deferred), now)
         return self._asked
@@ -153,6 +180,7 @@ class Service:
         self._do(effects, now)  # first what the replica is to do next: it is what everybody waits for
         by_number = dict(zip(asked, message.answers, strict=False))
         self._metrics.batch(len(asked), message.took)
+        self._seen.busy += message.took
         for number in told:
             self._tell(number, by_number[number], now)
 
@@ -192,6 +220,7 @@ class Service:
         pending = self._pending.pop(number, None)
         if pending is not None:
             self._metrics.answered(answer.status, now - pending.came)
+            self._seen.took.append(now - pending.came)
             pending.tell(answer)
             if not self._pending:
                 self._changed.set()

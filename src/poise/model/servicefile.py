@@ -11,15 +11,17 @@
 like any other: `resources`, `priority` and `env` are those of jobs.
 """
 
+import re
 from typing import Any, Literal
 
 import msgspec
 
 from poise.errors import SpecError
 from poise.model.document import Findings
+from poise.model.scaling import ScaleRules, Signal
 from poise.model.serving import MOST, Limits
 from poise.model.spec import PriorityName, Quantity, ResourcesSpec, check_name, check_text, compile_spec, parse_or_raise
-from poise.units import HOUR, parse_duration
+from poise.units import HOUR, parse_duration, parse_share
 
 MOST_REPLICAS = 64
 MOST_WAITING = 1_000_000
@@ -32,6 +34,17 @@ class ObjectiveSpec(msgspec.Struct, forbid_unknown_fields=True):
     latency_p99: Quantity = 0
 
 
+class ScalingSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """How the number of replicas follows the load, where `replicas` is a range."""
+
+    policy: str = ""
+    signals: list[Signal] = msgspec.field(default_factory=lambda: ["rate", "latency", "queue"])
+    target: Quantity = "70%"
+    rise: Quantity = 0
+    fall: Quantity = "5m"
+    idle: Quantity = "5m"
+
+
 class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
     """A whole file."""
 
@@ -40,7 +53,8 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
     model: str = ""
     folder: str = ""
     python: str = ""
-    replicas: int = 1
+    replicas: int | str = 1
+    scaling: ScalingSpec | None = None
     objective: ObjectiveSpec = msgspec.field(default_factory=ObjectiveSpec)
     batch: int = 64
     queue: int = 10_000
@@ -52,15 +66,24 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
-    """A compiled file. `job` are the fields of the job that each replica is, other than what it runs."""
+    """A compiled file. `job` are the fields of the job that each replica is, other than what it runs. With `rules` the
+    number of `replicas` follows the load, by the `scaler` of that name.
+    """
 
     name: str
     model: str
     folder: str = ""
     python: str = ""
     replicas: int = 1
+    rules: ScaleRules | None = None
+    scaler: str = ""
     limits: Limits = Limits()
     job: dict[str, Any] = {}
+
+    @property
+    def wanted(self) -> str:
+        """How many replicas it is to have, for people."""
+        return str(self.replicas) if self.rules is None else f"{self.rules.least}..{self.rules.most}"
 
 
 def compile_service(document: Any) -> DeclaredService:
@@ -82,6 +105,7 @@ _EXAMPLES = {
     "python": "python: .venv/bin/python",
     "replicas": "replicas: 2",
     "objective": "objective: {latency_p99: 200ms}",
+    "scaling": "scaling: {target: 70%, fall: 5m}",
     "batch": "batch: 64",
     "queue": "queue: 10000",
     "timeout": "timeout: 30s",
@@ -107,7 +131,6 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
     for field in ("model", "folder", "python"):
         found.get(None, check_text, getattr(top, field), field)
     for field, value, most in (
-        ("replicas", top.replicas, MOST_REPLICAS),
         ("batch", top.batch, MOST),
         ("queue", top.queue, MOST_WAITING),
     ):
@@ -124,6 +147,15 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
     )
     if not limits.timeout:
         found.add(SpecError("a request must have some time", field="timeout", need="more than 0", have="0"))
+    least, most = found.get((1, 1), _replicas, top.replicas)
+    rules = None
+    if isinstance(top.replicas, str) and ".." in top.replicas:
+        rules = _rules(top.scaling or ScalingSpec(), least, most, limits.objective, found)
+    elif top.scaling is not None:
+        what = "replicas do not follow the load where their number is given"
+        found.add(
+            SpecError(what, field="scaling", need="replicas: 1..8", have=str(top.replicas), hint="replicas: 1..8")
+        )
     job = {field: document[field] for field in ("resources", "env") if field in document}
     found.get(None, compile_spec, {"run": [top.model], **job}, wall=0.0)
     return DeclaredService(
@@ -131,9 +163,47 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         model=top.model,
         folder=top.folder,
         python=top.python,
-        replicas=top.replicas,
+        replicas=most,
+        rules=rules,
+        scaler=top.scaling.policy if top.scaling is not None else "",
         limits=limits,
         job=job | {"priority": top.priority},
+    )
+
+
+_RANGE = re.compile(r"\s*([0-9]{1,6})\s*(?:\.\.\s*([0-9]{1,6})\s*)?")
+
+
+def _replicas(given: int | str) -> tuple[int, int]:
+    """The least and the most."""
+    match = _RANGE.fullmatch(str(given))
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (-1, -1)
+    if not (0 <= least <= most and 1 <= most <= MOST_REPLICAS) or (least == 0 and not (match and match[2])):
+        need = f"1 to {MOST_REPLICAS}, or a range such as 1..8 or 0..4"
+        raise SpecError("replicas cannot be so many", code="E103", field="replicas", need=need, have=str(given))
+    return least, most
+
+
+def _rules(told: ScalingSpec, least: int, most: int, objective: int, found: Findings) -> ScaleRules:
+    def time(field: str) -> int:
+        return found.get(0, parse_or_raise, parse_duration, getattr(told, field), f"scaling.{field}", LONGEST)
+
+    if told.policy:
+        found.get(None, check_name, told.policy, "scaling.policy")
+    target = found.get(700, parse_or_raise, parse_share, told.target, "scaling.target", 1000)
+    if not target:
+        found.add(SpecError("a target above 0", field="scaling.target", need="1% to 100%", have=str(told.target)))
+    if not told.signals:
+        found.add(SpecError("nothing is followed", field="scaling.signals", need="rate, latency, queue or devices"))
+    return ScaleRules(
+        signals=tuple(told.signals),
+        least=least,
+        most=most,
+        target=max(1, target) / 1000,
+        latency_p99=objective,
+        rise=time("rise"),
+        fall=time("fall"),
+        idle=time("idle"),
     )
 
 

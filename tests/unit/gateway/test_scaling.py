@@ -1,0 +1,69 @@
+"""A service's replicas follow its load, and why is told."""
+
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from poise.gateway.scaling import WINDOW, Scaler
+from poise.gateway.service import Service
+from poise.gateway.service_metrics import Registry, ServiceMetrics
+from poise.model.scaling import ScaleRules
+from poise.model.serving import Limits
+from poise.policy.replicas import DEFAULT_SCALER, SCALERS
+from poise.units import MILLISECOND, MINUTE, SECOND
+
+
+class Followed:
+    """A service whose replicas take 100 requests a second, followed from window to window."""
+
+    def __init__(self, rules: ScaleRules) -> None:
+        metrics = ServiceMetrics(Registry(CollectorRegistry()), "digits")
+        self.service = Service("digits", Limits(), Path("unused"), metrics)
+        self.said: list[str] = []
+        self.now = SECOND
+        self.scaler = Scaler(self.service, rules, SCALERS[DEFAULT_SCALER], self.said.append, self.now)
+        self.there = 0
+
+    def passes(self, rate: float, windows: int = 1) -> int:
+        for _ in range(windows):
+            while self.there < self.scaler.wanted:
+                self.there += 1
+                self.service.batcher.up(f"j{self.there}.main", self.now, 1, [(1, 10.0 * MILLISECOND)])
+            while self.there > self.scaler.wanted:
+                self.service.batcher.down(f"j{self.there}.main", self.now)
+                self.there -= 1
+            self.now += WINDOW
+            self.service._seen.asked += int(rate * WINDOW / SECOND)
+            self.scaler.look(self.now, SECOND)
+        return self.scaler.wanted
+
+
+def test_replicas_follow_the_load_up_at_once_and_down_later() -> None:
+    followed = Followed(ScaleRules(least=1, most=8, fall=MINUTE))
+    assert followed.passes(40, 6) == 1
+    assert followed.passes(400, 2) >= 6
+    assert followed.passes(40, 3) >= 6, "more were needed within the last minute"
+    followed.passes(40, 60 * 3)
+    assert followed.scaler.wanted <= 2
+    assert followed.said[0].startswith("digits: from 1 to ")
+    assert "requests/s" in followed.said[0]
+
+
+@pytest.mark.parametrize("least", [0, 1])
+def test_the_last_goes_only_where_there_may_be_none_and_comes_back_as_soon_as_somebody_waits(least: int) -> None:
+    followed = Followed(ScaleRules(least=least, most=4, fall=MINUTE, idle=MINUTE))
+    followed.passes(10, 2)
+    assert followed.passes(0, 30) == least
+    if not least:
+        followed.passes(0)
+        assert followed.there == 0
+        followed.service.batcher.arrive(1, followed.now)
+        assert followed.scaler.look(followed.now + MILLISECOND, SECOND) == 1
+        assert "something waits and nothing serves" in followed.said[-1]
+
+
+def test_between_windows_nothing_changes() -> None:
+    followed = Followed(ScaleRules(least=1, most=8))
+    followed.service._seen.asked += 10_000
+    assert followed.scaler.look(followed.now + WINDOW // 2, SECOND) == 1
