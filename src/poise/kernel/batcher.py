@@ -37,8 +37,14 @@ WAITS_LONGEST = 10 * SECOND
 UNLUCKY = 0.01
 """The share of accepted requests that may be answered later than the objective says: it is told for the P99."""
 
-STEP = 0.02
-"""By this share of the objective the margin grows or shrinks at most when a request is answered."""
+MARGIN = 1.2
+"""As long as nothing is known."""
+
+REMEMBERED = 1024
+"""Answers from which it is learned by how much what was foreseen is exceeded."""
+
+WORTH_A_LOOK = 4
+"""Of answers that were foreseen to take more than such a part of the objective."""
 
 Why = str
 """full · late · expired · broken · lost: why a request is refused."""
@@ -101,7 +107,9 @@ class Batcher:
         self.limits = limits
         self.policy = policy or Batching()
         self.replicas: dict[str, Replica] = {}
-        self.margin = 0.0  # later than foreseen is one accepted request in a hundred by this much
+        self.margin = MARGIN
+        """By this factor one accepted request in a hundred takes longer than foreseen."""
+        self._overruns: deque[float] = deque(maxlen=REMEMBERED)
         self._lanes: tuple[dict[int, Request], dict[int, Request]] = ({}, {})
         self._again: deque[list[Request]] = deque()  # sent before all others, each list by itself
         self._number = 0
@@ -141,9 +149,9 @@ class Batcher:
         patience = min(timeout, limits.timeout) if timeout else limits.timeout
         ahead = self.waiting if deferred else len(self._lanes[0]) + sum(map(len, self._again))
         done = foreseen(now, ahead, self._open())
-        if limits.objective and ahead and not deferred and done + self.margin > now + limits.objective:
+        if limits.objective and ahead and not deferred and (done - now) * self.margin > limits.objective:
             if not limits.defer:
-                late = int(done + self.margin) - now - limits.objective
+                late = int((done - now) * self.margin) - limits.objective
                 return [Refuse(number, "late", _too_late(done - now, limits.objective), late)]
             deferred = True
         if done > now + patience:
@@ -191,8 +199,8 @@ class Batcher:
         if items:
             replica.curve.learn(items, took)
         told = self._taken_from(replica)
-        for request in told if self.limits.objective else ():
-            self._learn_margin(now - request.foreseen)
+        if self.limits.objective:
+            self._learn_margin(told, now)
         return [request.number for request in told], self._serve(now)
 
     def broke(self, name: str, batch: int, message: str, now: int) -> list[Effect]:
@@ -320,10 +328,16 @@ class Batcher:
         self._rate = self.rate(now) + 1 / RATE_OVER
         self._came = now
 
-    def _learn_margin(self, late: int) -> None:
-        """By how much one in a hundred is later than foreseen, followed by small steps (Robbins and Monro, 1951)."""
-        step = STEP * self.limits.objective
-        self.margin = max(0.0, self.margin + step * ((late > self.margin) - UNLUCKY))
+    def _learn_margin(self, told: Sequence[Request], now: int) -> None:
+        """What was foreseen to be brief says little of what waits for long, and is left out."""
+        before = len(self._overruns)
+        for request in told:
+            thought = request.foreseen - request.came
+            if thought > self.limits.objective // WORTH_A_LOOK:
+                self._overruns.append((now - request.came) / thought)
+        if len(self._overruns) > before or before == REMEMBERED:
+            overruns = sorted(self._overruns)
+            self.margin = max(1.0, overruns[int((1 - UNLUCKY) * len(overruns))])
 
     def _taken_from(self, replica: Replica) -> list[Request]:
         requests = self._without_gone(replica.requests)

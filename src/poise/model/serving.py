@@ -11,8 +11,8 @@ import msgspec
 
 from poise.units import SECOND
 
-RECENT = 0.1
-"""The share of a new measurement in what is remembered of its size, once there are more than ten."""
+RECENT = 0.05
+"""The share of a new measurement in what is remembered of its size, once there are more than twenty."""
 
 AT_LEAST = 3
 """So many batches of a size before one that took far longer than they did counts for less than they do."""
@@ -23,8 +23,14 @@ FAR = 4.0
 TOLD_AGAIN = 3
 """… unless that many in a row did."""
 
-CHANGED = 0.1
-"""What a size takes must have moved by this share before everything is worked out again from it."""
+CHANGED = 0.03
+"""What a size takes must have moved by this share before everything is worked out again from it …"""
+
+AFTER = 32
+"""… and so many batches been learned from since the last time …"""
+
+AT_ONCE = 0.2
+"""… unless it has moved by so much."""
 
 MOST = 1024
 """Items in one batch at most."""
@@ -38,21 +44,18 @@ class Size(msgspec.Struct):
     used: float = 0.0  # the mean that was last worked with
     far: int = 0  # so many in a row took far longer
 
-    def learn(self, took: float) -> bool:
-        """Whether it has moved by so much that what follows from it must be worked out again."""
+    def learn(self, took: float) -> float:
+        """By which share it has moved from what was last worked with."""
         if self.count >= AT_LEAST and took > FAR * self.mean:
             self.far += 1
             if self.far < TOLD_AGAIN:
-                return False
+                return 0.0
             self.count = 0  # the replica has become slower: begin anew
         self.far = 0
         self.count += 1
         share = max(RECENT, 1 / self.count)
         self.mean += share * (took - self.mean)
-        if abs(self.mean - self.used) > CHANGED * self.used:
-            self.used = self.mean
-            return True
-        return False
+        return abs(self.mean - self.used) / self.used if self.used else 1.0
 
 
 class Curve:
@@ -68,7 +71,7 @@ class Curve:
             raise ValueError(f"a batch has 1 to {MOST} items, not {limit}")
         self.limit = limit
         self.sizes: dict[int, Size] = {}
-        self.revision = 0
+        self._learned = 0
         self._takes: list[float] = []
         self._padded: list[int] = []
         self._clears: list[float] = []
@@ -78,7 +81,9 @@ class Curve:
 
     def learn(self, size: int, took: float) -> None:
         """A batch of this size took so many nanoseconds."""
-        if self.sizes.setdefault(size, Size()).learn(took):
+        moved = self.sizes.setdefault(size, Size()).learn(took)
+        self._learned += 1
+        if moved > AT_ONCE or (moved > CHANGED and self._learned > AFTER):
             self._forget()
 
     def lower(self, limit: int) -> None:
@@ -121,7 +126,7 @@ class Curve:
         return self._clears[-1] / (len(self._clears) - 1)
 
     def _forget(self) -> None:
-        self.revision += 1
+        self._learned = 0
         self._takes = []
 
     def _work_out(self) -> None:
@@ -143,7 +148,9 @@ class Curve:
 
     def _read_off(self, largest: int) -> list[float]:
         """What a batch of each size takes as it is, 0 to `largest`."""
-        known = [(size, of.used) for size, of in sorted(self.sizes.items())]
+        for of in self.sizes.values():
+            of.used = of.mean
+        known = self.known()
         if not known:
             return [0.0] * (largest + 1)
         (low, least), (high, most) = known[-2:] if len(known) > 1 else ((0, 0.0), known[0])

@@ -1,5 +1,6 @@
 """Nothing that was accepted is lost, doubled or served late on purpose, whatever becomes of the replicas."""
 
+from random import Random
 from typing import Any
 
 from hypothesis import settings
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from poise.kernel.batcher import TRIES, Batch, Batcher, Effect, Refuse, Replace
-from poise.model.serving import Limits
+from poise.model.serving import Curve, Limits
 from poise.units import MILLISECOND, SECOND
 
 KNOWN = [(1, 4.0 * MILLISECOND), (8, 8.0 * MILLISECOND), (64, 32.0 * MILLISECOND)]
@@ -159,9 +160,38 @@ def test_what_is_deferred_does_not_starve() -> None:
 
 def test_an_unlucky_start_does_not_close_the_service_for_ever() -> None:
     batcher = busy(Limits(objective=10 * MILLISECOND))
-    batcher.margin = SECOND
+    batcher.margin = 1000.0
     batcher.answered("a", 1, 4 * MILLISECOND, 1, 4 * MILLISECOND)
     assert batches(batcher.arrive(1, 5 * MILLISECOND)), "who finds nobody waiting is served"
+
+
+def test_it_is_learned_by_how_much_what_is_foreseen_is_exceeded() -> None:
+    """Batches take from 0.8 to 1.5 times what they did when they were tried, at twice the load that can be served."""
+    batcher, draw = Batcher(Limits(objective=100 * MILLISECOND)), Random(1)  # noqa: S311 — the same times each time
+    batcher.up("a", 0, 0, KNOWN)
+    came: dict[int, int] = {}
+    took: list[int] = []
+    truth, batch = Curve(64, KNOWN), None
+    now = number = began = due = 0
+    while number < 40_000:
+        number, arrives = number + 1, number * SECOND // 4000
+        while batch is not None and due <= arrives:
+            now = due
+            told, effects = batcher.answered("a", batch.number, due - began, batch.padded, now)
+            took += [now - came.pop(one) for one in told]
+            batch = next((one for one in effects if isinstance(one, Batch)), None)
+            if batch is not None:
+                began = now
+                due = now + int(truth.takes(batch.padded) * draw.uniform(0.8, 1.5))
+        came[number] = now = arrives
+        effects = batcher.arrive(number, now)
+        sent = next((one for one in effects if isinstance(one, Batch)), None)
+        if sent is not None:
+            batch, began, due = sent, now, now + int(5 * MILLISECOND)
+    late = sum(one > 100 * MILLISECOND for one in took) / len(took)
+    assert len(took) > 10_000
+    assert late < 0.03
+    assert batcher.margin > 1.0
 
 
 def test_a_cancelled_request_is_not_served_and_one_in_service_is_dropped() -> None:
