@@ -40,11 +40,14 @@ UNLUCKY = 0.01
 MARGIN = 1.2
 """As long as nothing is known."""
 
+MOST_MARGIN = 2.0
+"""Where the machine itself stands still now and then, refusing more than that keeps no promise any better."""
+
 REMEMBERED = 1024
 """Answers from which it is learned by how much what was foreseen is exceeded."""
 
 WORTH_A_LOOK = 4
-"""Of answers that were foreseen to take more than such a part of the objective."""
+"""Of answers that were foreseen to take, with the margin, more than such a part of the objective."""
 
 Why = str
 """full · late · expired · broken · lost: why a request is refused."""
@@ -333,11 +336,11 @@ class Batcher:
         before = len(self._overruns)
         for request in told:
             thought = request.foreseen - request.came
-            if thought > self.limits.objective // WORTH_A_LOOK:
+            if thought * self.margin * WORTH_A_LOOK > self.limits.objective:
                 self._overruns.append((now - request.came) / thought)
         if len(self._overruns) > before or before == REMEMBERED:
             overruns = sorted(self._overruns)
-            self.margin = max(1.0, overruns[int((1 - UNLUCKY) * len(overruns))])
+            self.margin = min(MOST_MARGIN, max(1.0, overruns[int((1 - UNLUCKY) * len(overruns))]))
 
     def _taken_from(self, replica: Replica) -> list[Request]:
         requests = self._without_gone(replica.requests)
