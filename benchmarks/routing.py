@@ -17,8 +17,10 @@ read. The policies are those that run live; all see the same arrivals. Known to 
 
 Then eight replicas (each speed twice, exponential sizes, a load of 0.85) of which metrics are told every so often (in
 mean services): by metrics alone, by what the router has in flight itself, and by both, the metrics being right or twice
-too much and noisy (log-normal, sigma 0.5); one router, and four that know nothing of each other. Last the two lanes: of
-requests that must be answered within 10 services, in bursts, how many are, and what the others wait.
+too much and noisy (log-normal, sigma 0.5); one router, and four that know nothing of each other. Then the two lanes: of
+requests that must be answered within 10 services, in bursts, how many are, and what the others wait. Last the four
+replicas with slots of these speeds, 4 and 16 each, and as ones that divide themselves among all that they were sent, on
+Azure's sizes; nothing of that is told to what is learned.
 """
 
 import argparse
@@ -58,6 +60,8 @@ WITHIN = 0.15
 STALE_LOAD, STALE_PART = 0.85, 0.5
 AGES = (0.0, 0.3, 1.0, 3.0, 10.0, 30.0)
 
+SLOTS, SLOTS_LOADS = (4, 16), (0.2, 0.5, 0.8, 0.95)
+
 OBJECTIVE, AT_ONCE = 10.0, 2
 BURST, BURSTS = 100.0, (1.5, 0.4)
 
@@ -71,20 +75,21 @@ class Request(NamedTuple):
 
 
 class Servers:
-    """Replicas that serve one after the other; what they answer is told in order of time."""
+    """Replicas with slots that serve one after the other; what they answer is told in order of time."""
 
-    def __init__(self, speeds: Sequence[float]) -> None:
+    def __init__(self, speeds: Sequence[float], slots: int = 1) -> None:
         self.speeds = speeds
-        self.free = [0.0] * len(speeds)
+        self.slots = slots
+        self.free = [[0.0] * slots for _ in speeds]
         self.outstanding = [0] * len(speeds)
         self.ends: list[tuple[float, int, int]] = []
 
-    def send(self, number: int, at: int, request: Request) -> float:
-        """To replica `at`; gives when it will be answered."""
-        end = self.free[at] = max(self.free[at], request.at) + request.work / self.speeds[at]
+    def send(self, number: int, at: int, request: Request) -> None:
+        """To replica `at`."""
+        end = max(self.free[at][0], request.at) + request.work / self.speeds[at]
+        heapq.heapreplace(self.free[at], end)
         self.outstanding[at] += 1
         heapq.heappush(self.ends, (end, number, at))
-        return end
 
     def answered(self, now: float) -> list[tuple[float, int, int]]:
         """Instants, requests and replicas of the answers until now."""
@@ -95,7 +100,43 @@ class Servers:
         return told
 
     def left(self, at: int, now: float) -> float:
-        return max(0.0, self.free[at] - now)
+        """Until a slot is free."""
+        return max(0.0, self.free[at][0] - now)
+
+
+class Divided(Servers):
+    """Replicas that divide themselves equally among all that they were sent."""
+
+    def __init__(self, speeds: Sequence[float]) -> None:
+        super().__init__(speeds)
+        self.had = [0.0] * len(speeds)  # the work that has been done on each that is there
+        self.until = [0.0] * len(speeds)
+        self.there: list[list[tuple[float, int]]] = [[] for _ in speeds]
+
+    def send(self, number: int, at: int, request: Request) -> None:
+        self._serve(at, request.at)
+        self.outstanding[at] += 1
+        heapq.heappush(self.there[at], (self.had[at] + request.work, number))
+
+    def answered(self, now: float) -> list[tuple[float, int, int]]:
+        told = []
+        while any(self.there):
+            end, at = min((self._end(at), at) for at, there in enumerate(self.there) if there)
+            if end > now:
+                break
+            self._serve(at, end)
+            self.outstanding[at] -= 1
+            told.append((end, heapq.heappop(self.there[at])[1], at))
+        return told
+
+    def _end(self, at: int) -> float:
+        """Of the first that will be done."""
+        return self.until[at] + (self.there[at][0][0] - self.had[at]) * len(self.there[at]) / self.speeds[at]
+
+    def _serve(self, at: int, now: float) -> None:
+        if self.there[at]:
+            self.had[at] += (now - self.until[at]) * self.speeds[at] / len(self.there[at])
+        self.until[at] = now
 
 
 Known = Callable[[Servers, int, Request], ReplicaView]
@@ -105,7 +146,8 @@ Known = Callable[[Servers, int, Request], ReplicaView]
 def _counted(servers: Servers, at: int, request: Request) -> ReplicaView:
     pace = UNIT / servers.speeds[at]
     outstanding = servers.outstanding[at]
-    return ReplicaView(NAMES[at], servers.speeds[at], outstanding, int(outstanding * pace), int(pace))
+    before = max(0, outstanding - servers.slots + 1) / servers.slots
+    return ReplicaView(NAMES[at], servers.speeds[at], outstanding, int(before * pace), int(pace))
 
 
 def _exactly(servers: Servers, at: int, request: Request) -> ReplicaView:
@@ -113,16 +155,24 @@ def _exactly(servers: Servers, at: int, request: Request) -> ReplicaView:
     return ReplicaView(NAMES[at], 1.0, servers.outstanding[at], int(backlog * UNIT), int(cost * UNIT))
 
 
-def told(router: RouterPolicy, requests: Sequence[Request], known: Known, seed: int) -> list[float]:
+def told(
+    router: RouterPolicy, requests: Sequence[Request], known: Known, seed: int, servers: Servers | None = None
+) -> list[float]:
     """Response times under a router to which replicas are told as they are."""
-    servers, random = Servers(SPEEDS), Random(seed)
-    took = []
+    servers, random = servers or Servers(SPEEDS), Random(seed)
+    took = [0.0] * len(requests)
+
+    def answers(until: float) -> None:
+        for end, number, _ in servers.answered(until):
+            took[number] = end - requests[number].at
+
     for number, request in enumerate(requests):
-        servers.answered(request.at)
+        answers(request.at)
         replicas = tuple([known(servers, at, request) for at in range(len(SPEEDS))])
         asked = Asked(key=f"k{random.randrange(KEYS)}")
         view = RouteView(int(request.at * UNIT), asked, replicas, turn=number, seed=random.getrandbits(64))
-        took.append(servers.send(number, ROWS[router.decide(view).replica], request) - request.at)
+        servers.send(number, ROWS[router.decide(view).replica], request)
+    answers(float("inf"))
     return took
 
 
@@ -135,12 +185,13 @@ def learned(
     age: float = 0.0,
     own: bool = True,
     seed: int = 0,
+    servers: Servers | None = None,
 ) -> list[float]:
     """Response times under `expected-delay` by what is sent and answered, with as many routers as said, of which each
     reads metrics every `age` (`metrics` makes of a backlog what is told of it) or none; without `own` by metrics alone.
     """
     router, random = router_named("expected-delay"), Random(seed)
-    servers, all_of = Servers(speeds), range(len(speeds))
+    servers, all_of = servers or Servers(speeds), range(len(speeds))
     reckoners = [Reckoner() for _ in range(routers)]
     for reckoner in reckoners:
         for at in all_of:
@@ -148,10 +199,11 @@ def learned(
     sent_by: dict[int, int] = {}
     read = [-1.0] * routers
     others = [[-1] * len(speeds) for _ in range(routers)]
-    took = []
+    took = [0.0] * len(requests)
 
     def learn(until: float) -> None:
         for end, number, at in servers.answered(until):
+            took[number] = end - requests[number].at
             reckoners[sent_by.pop(number)].answered(NAMES[at], str(number), int(end * UNIT))
 
     for number, request in enumerate(requests):
@@ -177,7 +229,8 @@ def learned(
         at = ROWS[router.decide(view).replica]
         reckoner.sent(NAMES[at], str(number), request.guess, now)
         sent_by[number] = mine
-        took.append(servers.send(number, at, request) - request.at)
+        servers.send(number, at, request)
+    learn(float("inf"))
     return took
 
 
@@ -242,14 +295,13 @@ def lanes(requests: Sequence[Request], *, two: bool) -> list[float]:
             if two and lane == "first" and lane_of(view) == "deferred":
                 deferred.append(number)
                 continue
-            end = servers.send(number, ROWS[router.decide(view).replica], requests[number]._replace(at=now))
-            took.append(end - requests[number].at)
+            servers.send(number, ROWS[router.decide(view).replica], requests[number]._replace(at=now))
             going = next(turn)
 
     def answers(until: float) -> None:
         while servers.ends and servers.ends[0][0] <= until:
             now = servers.ends[0][0]
-            servers.answered(now)
+            took.extend(end - requests[number].at for end, number, _ in servers.answered(now))
             send(now)
 
     for number, request in enumerate(requests):
@@ -356,6 +408,32 @@ def stale(many: int, trace: Path, seed: int) -> dict[str, list[float]]:
     }
 
 
+def beside(kind: str, slots: int, many: int, trace: Path, seed: int) -> dict[float, dict[str, Cell]]:
+    """By load, of replicas that serve several side by side: with `slots`, or dividing themselves if that is 0."""
+    found: dict[float, dict[str, Cell]] = {}
+    for load in SLOTS_LOADS:
+        random = Random(f"{seed} {kind} {load}")
+        requests = arrivals(sizes_of("azure", many, trace, random), load * (slots or 1) * sum(SPEEDS), random)
+        requests = [each._replace(guess=each.work * exp(random.gauss(0.0, NOISE))) for each in requests]
+
+        def servers() -> Servers:
+            return Servers(SPEEDS, slots) if slots else Divided(SPEEDS)
+
+        rows = {
+            "least-outstanding": ("least-outstanding", _counted),
+            "expected-delay by count": ("expected-delay", _counted),
+        }
+        if slots:
+            rows[EXACT] = ("expected-delay", _exactly)
+        cells: dict[str, Cell] = {
+            name: cell(told(router_named(router), requests, known, seed, servers()))
+            for name, (router, known) in rows.items()
+        }
+        cells[OURS] = cell(learned(requests, seed=seed, servers=servers()))
+        found[load] = cells
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     shared = Path(__file__).parents[2] / "shared" / "data" / "azure-llm-2023" / "conv.csv"
@@ -384,6 +462,9 @@ def main() -> None:
         took = lanes(requests, two=two)
         in_time = sum(each <= OBJECTIVE for each in took) / len(took)
         found["lanes"][name] = {"in_time": in_time, "mean": fmean(took), "longest": max(took)}
+    for slots in (*SLOTS, 0):
+        kind = f"{slots} slots" if slots else "divided"
+        found[kind] = beside(kind, slots, int(given.requests * STALE_PART), given.trace, given.seed)
     if given.json:
         print(json.dumps(found))
         return
@@ -394,14 +475,20 @@ def main() -> None:
     print("\n| lanes | in time | mean | longest |\n| --- | --- | --- | --- |")
     for name, figures in found["lanes"].items():
         print(f"| {name} | {figures['in_time']:.1%} | {figures['mean']:.2f} | {figures['longest']:.0f} |")
+    for kind in (*(f"{slots} slots" for slots in SLOTS), "divided"):
+        table(kind, found[kind])
 
 
-def show(kind: str, cells: dict[float, dict[str, Cell]]) -> None:
+def table(kind: str, cells: dict[float, dict[str, Cell]]) -> None:
     print(f"\n| {kind}, mean / P99 | " + " | ".join(f"{load:g}" for load in cells) + " |")
     print("| --- |" + " --- |" * len(cells))
     for name in next(iter(cells.values())):
         found = [column[name] for column in cells.values()]
         print(f"| {name} | " + " | ".join("∞" if each is None else _pair(each) for each in found) + " |")
+
+
+def show(kind: str, cells: dict[float, dict[str, Cell]]) -> None:
+    table(kind, cells)
     above = [
         [ours / exact - 1 for ours, exact in zip(each[OURS] or (), each[EXACT] or (), strict=True)]
         for each in cells.values()

@@ -10,8 +10,9 @@ from prometheus_client import CollectorRegistry
 from gateway.front import EJECTS, least_outstanding
 from poise.gateway.metrics import Metrics
 from poise.gateway.openai import Question, Refused
-from poise.gateway.pool import Place, Pool
+from poise.gateway.pool import Choose, Place, Pool
 from poise.model.serving_upstreams import compile_upstreams
+from poise.policy.route import router_named
 from poise.units import MILLISECOND, SECOND
 
 ASKED = Question("m", False, 1.0, "")
@@ -20,11 +21,11 @@ ASKED = Question("m", False, 1.0, "")
 class World:
     """Two upstreams that are well, `limit` requests at each, and the time."""
 
-    def __init__(self, limit: int = 2, **said: Any) -> None:
+    def __init__(self, limit: int = 2, choose: Choose = least_outstanding, **said: Any) -> None:
         upstreams = [{"name": name, "url": "gpu1", "models": ["m"], "limit": limit} for name in ("a", "b")]
         document = {"kind": "upstreams", "upstreams": upstreams, "ejection": EJECTS | {"slower": 5}} | said
         self.now = SECOND
-        self.pool = Pool(compile_upstreams(document), least_outstanding, Metrics(CollectorRegistry()), lambda: self.now)
+        self.pool = Pool(compile_upstreams(document), choose, Metrics(CollectorRegistry()), lambda: self.now)
         for member in self.pool.members:
             member.health.on_probe(self.now, True)
 
@@ -107,3 +108,23 @@ async def test_who_is_cancelled_while_given_a_place_gives_it_back() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert sum(member.running for member in world.pool.members) == 1
+
+
+@going
+async def test_requests_go_where_they_are_foreseen_to_be_answered_first() -> None:
+    world = World(choose=lambda view: router_named("expected-delay").decide(view).replica)
+    await world.answers(lambda name: 50 * MILLISECOND if name == "a" else SECOND)
+    names = [(await world.take()).member.name for _ in range(2)]
+    assert names == ["a", "a"]
+
+
+@going
+async def test_who_is_refused_is_told_when_it_could_have_been_answered() -> None:
+    """One of 3 s is in flight at each, and this one would take as long."""
+    world = World(limit=1, queue=0, ejection=EJECTS)
+    await world.answers(lambda name: 3 * SECOND)
+    await world.take()
+    await world.take()
+    with pytest.raises(Refused) as raised:
+        await world.take()
+    assert (raised.value.status, raised.value.retry_after) == (429, 6)

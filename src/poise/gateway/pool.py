@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple
 
 from poise.gateway.metrics import Metrics
 from poise.gateway.openai import Question, Refused, unknown_model
-from poise.kernel.pace import Pace, foreseen
 from poise.kernel.resilience import Breaker, Health, is_slow
 from poise.model.routing import Asked, ReplicaView, RouteView
 from poise.model.serving_upstreams import Front, Upstream
+from poise.model.speeds import Reckoner
 from poise.units import MILLISECOND, SECOND
 
 Choose = Callable[[RouteView], str]
@@ -39,7 +39,6 @@ class Member:
         self._gauge, self._ejected = metrics.running.labels(told.name), metrics.ejected.labels(told.name)
         self.breaker = Breaker(front.ejection)
         self.health = Health(front.health, now)
-        self.pace = Pace()
         self.running = 0
         self.resting = 0
         self.models: dict[str, Any] = {name: _model(name, told.name) for name in told.models}
@@ -74,6 +73,7 @@ class Place(NamedTuple):
 
     member: Member
     question: Question
+    turn: int
     sent: int
 
 
@@ -96,6 +96,9 @@ class Pool:
         self._waiting: dict[str, deque[_Waiter]] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         self.members = [Member(told, front, metrics, now()) for told in front.upstreams]
+        self._reckoner = Reckoner()
+        for member in self.members:
+            self._reckoner.add(member.name, now())
         self._by_name = {member.name: member for member in self.members}
         for member in self.members:
             metrics.healthy.labels(member.name).set(0)
@@ -140,11 +143,11 @@ class Pool:
         now, member = self._now(), place.member
         member.add(-1)
         was_ejected = member.breaker.is_ejected
-        slow = self._was_slow(place, now - place.sent - held)
+        slow = self._was_slow(place, now - place.sent - held, now)
         if outcome == "answered":
-            member.pace.on_answer(place.question.size, place.sent + held, now)
+            self._reckoner.answered(member.name, str(place.turn), now, held)
         else:
-            member.pace.on_gone(place.question.size)
+            self._reckoner.dropped(member.name, str(place.turn), now)
         if outcome == "failed" or slow:
             self._failed(member, now)
         elif outcome == "neither":
@@ -212,11 +215,11 @@ class Pool:
         member = self._by_name[chosen]
         member.add(1)
         member.breaker.on_sent()
-        member.pace.on_sent(question.size, now)
-        return Place(member, question, now)
+        self._reckoner.sent(member.name, str(turn), question.size, now)
+        return Place(member, question, turn, now)
 
     def _view(self, asked: Asked, members: list[Member], turn: int, now: int) -> RouteView:
-        times = foreseen([member.pace for member in members], asked.size)
+        known = [self._reckoner.known(member.name, asked.size, now) for member in members]
         return RouteView(
             now=now,
             asked=asked,
@@ -229,7 +232,7 @@ class Pool:
                     cost=cost,
                     open=member.has_room(now),
                 )
-                for member, (backlog, cost) in zip(members, times, strict=True)
+                for member, (_, backlog, cost) in zip(members, known, strict=True)
             ),
             turn=turn,
             seed=turn,
@@ -238,7 +241,7 @@ class Pool:
     async def _wait(self, asked: Asked, question: Question) -> Place:
         if sum(map(len, self._waiting.values())) >= self._front.queue:
             message = "All upstreams have as many requests as they may, and as many wait"
-            away = self._seconds_away(self.serving(question.model))
+            away = self._seconds_away(question)
             raise Refused(429, message, code="overloaded", reason="overloaded", retry_after=away)
         place: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(self._turn, asked, question, place)
@@ -259,13 +262,13 @@ class Pool:
         finally:
             waiting.dec()
 
-    def _was_slow(self, place: Place, took: int) -> bool:
+    def _was_slow(self, place: Place, took: int, now: int) -> bool:
         others = [
-            member.pace.lasting
+            self._reckoner.lasting(member.name, place.question.size, now)
             for member in self.serving(place.question.model)
-            if member is not place.member and member.pace.lasting
+            if member is not place.member
         ]
-        return is_slow(took, place.question.size, others, self._front.ejection)
+        return is_slow(took, [each for each in others if each], self._front.ejection)
 
     def _failed(self, member: Member, now: int) -> None:
         others = [
@@ -298,9 +301,10 @@ class Pool:
             retry_after=_seconds(away),
         )
 
-    def _seconds_away(self, members: list[Member]) -> int:
-        """When the first will have worked off what it has, as far as that can be foreseen."""
-        return _seconds(min(backlog for backlog, _ in foreseen([member.pace for member in members], 0.0)))
+    def _seconds_away(self, question: Question) -> int:
+        """When the first that has its model could have answered it, as far as that can be foreseen."""
+        serving, now = self.serving(question.model), self._now()
+        return _seconds(min(sum(self._reckoner.known(member.name, question.size, now)[1:]) for member in serving))
 
 
 def _seconds(nanoseconds: int) -> int:

@@ -136,10 +136,10 @@ class Health:
                 self.state = "unhealthy"
 
 
-def is_slow(took: int, size: float, others: Sequence[float], rules: Ejection) -> bool:
-    """Whether an answer took so long that it counts as a failure: against what a unit of size takes (`others`,
-    nanoseconds) at the median of the other servers. Unequal devices are no outliers: a tenth of the speed is.
+def is_slow(took: int, others: Sequence[float], rules: Ejection) -> bool:
+    """Whether an answer took so long that it counts as a failure: against what one like it takes at the other servers
+    (`others`, nanoseconds), at their median. Unequal devices are no outliers: a tenth of the speed is.
     """
     if not others or not rules.slower or took < rules.least:
         return False
-    return took / max(size, 1.0) > rules.slower * median(others)
+    return took > rules.slower * median(others)

@@ -1,20 +1,27 @@
 """How fast replicas answer, learned from what they have answered; and what is in flight there.
 
-Three small things, together in a `Reckoner`, which a router keeps for the replicas of one service:
+Small things, together in a `Reckoner`, which a router keeps for the replicas of one service:
 
 * `Sizes`: how much the size of a request says of the time that it takes. Sizes are only estimates (tokens of which most
   are still to be written, bytes of a picture), and the replica that is slowest is offered those that look small: taken
   at their word they would make it look slower still. So work is `(size / usual size)^tells`, with the slope learned.
 * `Speed`: nanoseconds for a request of the usual size on one replica.
 * `InFlight`: requests that were sent and are not answered, and how long these still take.
+* How much longer a request takes for those beside it (`_crowded`).
 
-Time counts from the answer before, or from when it was sent if nothing was in flight: of a replica that serves one
-after the other that is the time for one request, and of one that serves many at once its rate at the load that it has.
-What is in flight there is then foreseen to be waited for even where there is room left.
+A replica is taken to serve one after the other until it answers out of turn. Time counts from the answer before, or
+from when it was sent if nothing was in flight, and all that is in flight is waited for.
+
+One that has answered out of turn serves several side by side: it has slots, or batches that others join, or it divides
+itself. There time counts from when it was sent, and is taken to be `cost * crowd^s`, where `crowd` is how many were in
+flight meanwhile, itself included, at the mean over time, and `s` is the slope of least squares, as for sizes: 0 while
+slots are free, 1 where all divide the replica or wait for slots, between these where batches slow down as they grow.
+Crowds larger than those seen are taken to slow it down in proportion, or what has room would be sent everything until
+it answers.
 """
 
 from collections.abc import Iterable
-from math import exp, exp2, inf, log
+from math import exp, exp2, inf, log, sqrt
 from statistics import median
 from typing import NamedTuple
 
@@ -51,7 +58,9 @@ SHORTEST = 1.0
 """Nanoseconds that a pace is at least."""
 
 MOST_WORK = 1e6
-"""Times the usual that a request counts as at most: what says its size may say anything."""
+"""Times the usual that a request counts as at most, and of which it counts as no less than one: what says its size may
+say anything.
+"""
 
 SIZES_KEPT = 1000
 """Answers over which the slope is taken."""
@@ -61,8 +70,8 @@ BELIEVED = 20
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """Means, spread and joint spread of the logarithms of sizes and of times (over those of a request of the usual
-    size on the same replica), with more weight on the newest.
+    """What logarithms of sizes, or of crowds, say of those of times: means, spread and joint spread. Times are over
+    those of a request of the usual size on the same replica; beside crowds over work. The newest weigh most.
     """
 
     count: int = 0
@@ -83,7 +92,8 @@ class Sizes(msgspec.Struct, frozen=True):
         """What it is foreseen to be, in requests of the usual size; 1 if its size is not known."""
         if not (self.count and 0.0 < size < inf):
             return 1.0
-        return exp(min(self.tells * (log(size) - self.size), log(MOST_WORK)))
+        most = log(MOST_WORK)
+        return exp(max(-most, min(self.tells * (log(size) - self.size), most)))
 
     def observe(self, size: float, took: float) -> "Sizes":
         """With one more answer that took so long, in times of the usual."""
@@ -146,33 +156,41 @@ def _nearer(pace: float, took: float, weight: float) -> float:
 
 
 class Sent(NamedTuple):
-    """A request, and the work that it was foreseen to be."""
+    """A request, and the work that it was foreseen to be. `crowded`: the count of `InFlight` when it was sent."""
 
     size: float
     work: float
     at: int
+    crowded: int
 
 
 class InFlight:
-    """What this router has sent to one replica and what is not answered, in the order in which it was sent."""
+    """What this router has sent to one replica and what is not answered, in the order in which it was sent. `beside`:
+    some answer came out of turn.
+    """
 
     def __init__(self) -> None:
         self._sent: dict[str, Sent] = {}
         self._work = 0.0
+        self.beside = False
+        self._crowded = self._counted = 0  # nanoseconds that were waited by all requests together, until when
         self._served = 0  # the instant since when what is oldest is served, if it was sent by then
 
     def __len__(self) -> int:
         return len(self._sent)
 
     def sent(self, request: str, size: float, work: float, now: int) -> None:
-        self._sent[request] = Sent(size, work, now)
+        self._count(now)
+        self._sent[request] = Sent(size, work, now, self._crowded)
         self._work += work
 
     def answered(self, request: str, now: int) -> tuple[Sent, int] | None:
         """What it was, and the nanoseconds since the answer before; None if it is not in flight."""
-        sent = self._take(request)
+        first = next(iter(self._sent), None)
+        sent = self._take(request, now)
         if sent is None:
             return None
+        self.beside |= request != first
         busy, self._served = max(0, now - max(sent.at, self._served)), now
         return sent, busy
 
@@ -180,9 +198,19 @@ class InFlight:
         """It is not answered, and will not be; if it was served, the next is from now on."""
         if next(iter(self._sent), None) == request:
             self._served = now
-        self._take(request)
+        self._take(request, now)
 
-    def _take(self, request: str) -> Sent | None:
+    def crowd(self, sent: Sent, now: int) -> float:
+        """How many were in flight since this one was sent, itself included, at the mean over time."""
+        self._count(now)
+        return max(1.0, (self._crowded - sent.crowded) / max(1, now - sent.at))
+
+    def _count(self, now: int) -> None:
+        self._crowded += len(self._sent) * (now - self._counted)
+        self._counted = now
+
+    def _take(self, request: str, now: int) -> Sent | None:
+        self._count(now)
         sent = self._sent.pop(request, None)
         if sent is not None:
             self._work = self._work - sent.work if self._sent else 0.0
@@ -210,15 +238,20 @@ class Reckoner:
         self.speeds: dict[str, Speed] = {}
         self._likes: dict[str, str] = {}
         self._flights: dict[str, InFlight] = {}
+        self._crowds: dict[str, Sizes] = {}
+        self._lasting: dict[str, Speed] = {}
 
     def add(self, replica: str, now: int, like: str = "") -> None:
         """With none like it of which anything is known, it is foreseen to be as fast as all."""
         self._likes[replica] = like
         self._flights[replica] = InFlight()
+        self._crowds[replica] = Sizes()
+        self._lasting[replica] = Speed()
         self.speeds[replica] = self._new(replica, now)
 
     def remove(self, replica: str) -> None:
         del self.speeds[replica], self._likes[replica], self._flights[replica]
+        del self._crowds[replica], self._lasting[replica]
 
     def _new(self, replica: str, now: int) -> Speed:
         alike = [speed for name, speed in self.speeds.items() if self._likes[name] == self._likes[replica]]
@@ -228,11 +261,20 @@ class Reckoner:
     def sent(self, replica: str, request: str, size: float, now: int) -> None:
         self._flights[replica].sent(request, size, self.sizes.work(size), now)
 
-    def answered(self, replica: str, request: str, now: int) -> None:
-        known = self._flights[replica].answered(request, now)
+    def answered(self, replica: str, request: str, now: int, held: int = 0) -> None:
+        """`held`: nanoseconds of it that whoever asked did not take more of the answer, and held the replica up."""
+        flight = self._flights[replica]
+        known = flight.answered(request, now)
         if known is None:
             return
         sent, busy = known
+        lasted = max(0, now - sent.at - held)
+        self._lasting[replica] = self._lasting[replica].observe(sent.work, lasted, now)
+        busy = min(busy, lasted)
+        if flight.beside:
+            crowd = flight.crowd(sent, now)
+            self._crowds[replica] = self._crowds[replica].observe(crowd, lasted / sent.work)
+            busy = int(lasted / self._crowded(replica, crowd))
         before = self.speeds[replica]
         speed = self.speeds[replica] = before.observe(sent.work, busy, now)
         if not before.count:  # it is the first of all: until now nothing was known of the others either
@@ -246,7 +288,25 @@ class Reckoner:
     def known(self, replica: str, size: float, now: int) -> tuple[int, int, int]:
         """`outstanding`, `backlog` and `cost` of a `ReplicaView`, for a request of this size."""
         flight, pace = self._flights[replica], self.speeds[replica].at(now)
-        return len(flight), flight.left(pace, now), int(pace * self.sizes.work(size))
+        outstanding, left = len(flight), flight.left(pace, now)
+        if flight.beside and outstanding:
+            left = int(left * (self._crowded(replica, outstanding + 1.0) - 1.0) / outstanding)
+        return outstanding, left, int(pace * self.sizes.work(size))
+
+    def lasting(self, replica: str, size: float, now: int) -> float:
+        """Nanoseconds from sending to the end of the answer that a request of this size takes there, with all that was
+        beside others; 0 before the first answer.
+        """
+        lasting = self._lasting[replica]
+        return lasting.at(now) * self.sizes.work(size) if lasting.count else 0.0
+
+    def _crowded(self, replica: str, many: float) -> float:
+        """Times as long as by itself that a request takes among so many, itself included. Of a crowd larger than the
+        usual and a standard deviation nothing is known, and it counts in proportion.
+        """
+        crowds = self._crowds[replica]
+        known = min(many, exp(crowds.size + sqrt(crowds.spread)))
+        return float(known**crowds.tells) * many / known
 
 
 __all__ = ["InFlight", "Reckoner", "Sent", "Sizes", "Speed"]

@@ -1,5 +1,6 @@
 """What is learned of replicas from what they answer."""
 
+from collections.abc import Callable
 from math import exp
 from random import Random
 
@@ -101,6 +102,94 @@ def test_one_that_has_always_been_slow_is_not_thought_fast_after_a_while() -> No
     assert speed.at(now + 100 * FADES) > 0.5 * SECOND
 
 
+def crowded(reckoner: Reckoner, replica: str, slower: Callable[[int], float], most: int) -> int:
+    """Requests of 50 to 150 ms by themselves, of which 1 to `most` are in flight, for a while each; `slower` says how
+    many times as long they take where so many are there. Gives when the last was answered.
+    """
+    random, now, number = Random(1), 0, 0  # noqa: S311
+    left: dict[str, float] = {}
+    for turn in range(800):
+        if turn % 20 == 0:
+            many = random.randint(1, most)
+        while len(left) < many:
+            reckoner.sent(replica, str(number), 1.0, now)
+            left[str(number)] = random.uniform(50, 150) * MILLISECOND
+            number += 1
+        done, times = min(left, key=lambda name: left[name]), slower(len(left))
+        step = left.pop(done)
+        now += round(step * times)
+        left = {name: each - step for name, each in left.items()}
+        reckoner.answered(replica, done, now)
+    for name in left:
+        reckoner.dropped(replica, name, now)
+    return now
+
+
+def foreseen_with(reckoner: Reckoner, replica: str, beside: int, now: int) -> float:
+    """Times its cost that a request of the usual size is foreseen to take with so many beside it."""
+    for number in range(beside):
+        reckoner.sent(replica, f"beside {number}", 1.0, now)
+    outstanding, backlog, cost = reckoner.known(replica, 1.0, now)
+    assert outstanding == beside
+    for number in range(beside):
+        reckoner.dropped(replica, f"beside {number}", now)
+    return (backlog + cost) / cost
+
+
+def test_slots_that_are_free_are_not_waited_for() -> None:
+    reckoner = Reckoner()
+    reckoner.add("r", 0)
+    now = crowded(reckoner, "r", lambda many: 1.0, most=6)
+    assert reckoner.known("r", 1.0, now)[2] == pytest.approx(100 * MILLISECOND, rel=0.2)
+    assert foreseen_with(reckoner, "r", 3, now) == pytest.approx(1.0, abs=0.2)
+
+
+def test_more_than_was_ever_beside_each_other_waits() -> None:
+    """Or a replica with slots that are free would be sent everything until it answers."""
+    reckoner = Reckoner()
+    reckoner.add("r", 0)
+    now = crowded(reckoner, "r", lambda many: 1.0, most=6)
+    few, many = (foreseen_with(reckoner, "r", beside, now) for beside in (19, 39))
+    assert few > 2.5
+    assert many == pytest.approx(2 * few, rel=0.05)
+
+
+def test_one_that_divides_itself_is_as_much_slower_as_many_are_there() -> None:
+    reckoner = Reckoner()
+    reckoner.add("r", 0)
+    now = crowded(reckoner, "r", float, most=6)
+    assert reckoner.known("r", 1.0, now)[2] == pytest.approx(100 * MILLISECOND, rel=0.2)
+    assert foreseen_with(reckoner, "r", 3, now) == pytest.approx(4.0, rel=0.1)
+
+
+def test_batches_that_slow_down_are_between_these() -> None:
+    reckoner = Reckoner()
+    reckoner.add("r", 0)
+    now = crowded(reckoner, "r", lambda many: 1 + 0.2 * (many - 1), most=8)
+    assert foreseen_with(reckoner, "r", 4, now) == pytest.approx(1.8, rel=0.2)
+
+
+def test_what_a_request_lasts_is_from_sending_to_the_end_less_what_it_was_held_up() -> None:
+    reckoner = Reckoner()
+    reckoner.add("r", 0)
+    assert reckoner.lasting("r", 1.0, 0) == 0
+    for name in ("a", "b"):
+        reckoner.sent("r", name, 1.0, 0)
+    reckoner.answered("r", "a", 100 * MILLISECOND)
+    reckoner.answered("r", "b", 60_200 * MILLISECOND, held=60 * SECOND)
+    assert reckoner.lasting("r", 1.0, 60 * SECOND) == pytest.approx(150 * MILLISECOND)
+    assert reckoner.known("r", 1.0, 60 * SECOND)[2] == pytest.approx(150 * MILLISECOND)
+
+
+def test_of_what_was_given_up_nothing_is_learned() -> None:
+    reckoner = Reckoner()
+    reckoner.add("r", 0)
+    reckoner.sent("r", "a", 5.0, 0)
+    reckoner.dropped("r", "a", SECOND)
+    now = served(reckoner, "r", MILLISECOND, SECOND)
+    assert reckoner.known("r", 1.0, now) == (0, 0, MILLISECOND)
+
+
 def test_one_outlier_changes_little() -> None:
     speed = Speed()
     for at in range(100):
@@ -126,6 +215,7 @@ def test_what_is_asked_without_a_size_is_of_the_usual() -> None:
         sizes = sizes.observe(50.0, 1.0)
     assert sizes.work(0.0) == sizes.work(float("nan")) == sizes.work(float("inf")) == 1.0
     assert sizes.work(50.0) == pytest.approx(1.0)
+    assert sizes.work(5e-324) > 0
 
 
 @given(
