@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from system.living import Living, ended, until
+from system.living import Living, alive, ended, kill, until
 
 APP = '''
-import os, time
+import os, sys, time
 import msgspec
 
 class Ask(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,6 +49,45 @@ class Slow:
     def example(self):
         return 1
 
+class Odd:
+    """Whatever goes wrong in a user's code."""
+    def decode(self, body):
+        return {"exit": 1, "surrogate": 2}[body.decode()] if body[:1] != b"=" else body.decode()[1:]
+
+    def predict(self, batch):
+        if len(batch) > 2:
+            raise AssertionError("two at most")
+        if "exit" in batch:
+            sys.exit(3)
+        if "none" in batch:
+            return None
+        if "text" in batch:
+            return "x" * len(batch)
+        if "surrogate" in batch:
+            raise OSError(os.fsdecode(b"no file \\xff"))
+        return batch
+
+    def example(self):
+        return "1"
+
+class Leaves:
+    def load(self):
+        sys.exit(0)
+
+    def predict(self, batch):
+        return batch
+
+class Lasting:
+    """Takes long to load, where there is no file `loaded`, and for ever to answer."""
+    def load(self):
+        with open("pids", "a") as pids:
+            pids.write(f"{os.getpid()}\\n")
+        while not os.path.exists("loaded"):
+            time.sleep(0.05)
+
+    def predict(self, batch):
+        time.sleep(1000)
+
 class Broken:
     def load(self):
         raise RuntimeError("no weights here")
@@ -72,12 +111,14 @@ class Told(NamedTuple):
 class Serving:
     """A running `poise serve`."""
 
-    def __init__(self, living: Living, *arguments: str) -> None:
+    def __init__(self, living: Living, *arguments: str, ready: bool = True) -> None:
         (living.work / "app.py").write_text(APP)
-        self.process = living.start("serve", *arguments, "--port", "0")
+        same_code = ("--env", "PYTHONPATH") if "PYTHONPATH" in os.environ else ()
+        self.process = living.start("serve", *arguments, *same_code, "--port", "0")
         self.said: list[str] = []
         threading.Thread(target=self._listen, daemon=True).start()
-        until(lambda: self.url and "ready" in self.text, "a replica is ready", lambda: self.text)
+        if ready:
+            self.until_said("ready")
 
     def _listen(self) -> None:
         assert self.process.stderr is not None
@@ -92,6 +133,17 @@ class Serving:
     def url(self) -> str:
         found = re.search(r"http://([0-9.:]+)", self.text)
         return found[1] if found else ""
+
+    def until_said(self, what: str) -> None:
+        until(lambda: what in self.text, f"it says `{what}`", lambda: self.text)
+
+    def raw(self, *parts: bytes) -> bytes:
+        """All that comes back for bytes that are sent as they are, until the server hangs up."""
+        host, port = self.url.split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as client:
+            for part in parts:
+                client.sendall(part)
+            return b"".join(iter(lambda: client.recv(1 << 16), b""))
 
     def connection(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self.url, timeout=30)
@@ -187,6 +239,32 @@ def test_what_is_wrong_is_told(serving: Serving, status: int, says: str, asked: 
     assert told.status == status
     assert says in told.value["error"]["message"]
     assert told.value["error"]["code"] == status
+
+
+ASK = b'POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n{"value": 21}'
+LIVE = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def test_what_comes_on_one_connection_is_answered_in_its_order(serving: Serving) -> None:
+    slow = ASK.replace(b"13", b"24").replace(b"21}", b'1,"sleep":0.3}')
+    for second in (LIVE, b"\x16\x03\x01 garbage"):
+        told = serving.raw(slow + second)
+        assert re.findall(rb"HTTP/1.1 (\d+)", told) == [b"200", b"400"], "the first has an answer of its own"
+    told = serving.raw(LIVE + ASK)
+    assert re.findall(rb"HTTP/1.1 (\d+)", told) == [b"200"]
+    assert b'"status":"ok"' in told and b"connection: close" in told, "and the second, which has none, is asked again"
+
+
+@pytest.mark.parametrize(("size", "path", "status"), [(5 << 20, "/predict/nope", 404), (65 << 20, "/predict", 413)])
+def test_who_sends_much_is_told_why_it_is_refused(serving: Serving, size: int, path: str, status: int) -> None:
+    told = serving.ask(bytes(size), path)
+    assert told.status == status
+
+
+def test_a_question_that_offers_another_protocol_is_told_so(serving: Serving) -> None:
+    told = serving.ask({"value": 1}, connection="Upgrade, HTTP2-Settings", upgrade="h2c")
+    assert told.status == 400
+    assert "without the header Upgrade" in told.value["error"]["message"]
 
 
 def test_a_flood_of_headers_is_refused(serving: Serving) -> None:
@@ -334,3 +412,94 @@ def test_a_port_that_is_taken_is_told(home: Living) -> None:
         done = ended(home.start("serve", "app.py:Model", "--port", str(port)))
     assert done.code == 1
     assert "cannot listen" in done.err and "--port 0" in done.err
+
+
+def test_whatever_a_model_does_wrong_is_told_and_costs_no_replica(home: Living) -> None:
+    served = Serving(home, "app.py:Odd", "--name", "odd", "--batch", "2", "--cpu", "0.1")
+    for body, status, says in (
+        (b"key", 500, "decode raised: KeyError: 'key'"),
+        (b"=exit", 500, "SystemExit: 3"),
+        (b"=none", 500, "predict gave NoneType, not a list"),
+        (b"=text", 500, "predict gave str, not a list"),
+        (b"=surrogate", 500, "OSError: no file ?"),
+        (b"=fine", 200, "fine"),
+    ):
+        told = served.ask(body)
+        assert (told.status, says in told.body.decode()) == (status, True), told.body
+    assert "0 of 1" not in served.text
+    assert served.end() == 0
+
+
+def test_a_model_that_leaves_while_it_loads_is_told(home: Living) -> None:
+    served = Serving(home, "app.py:Leaves", "--name", "leaves", "--cpu", "0.1", ready=False)
+    assert served.process.wait(30) == 1
+    served.until_said("a replica of leaves cannot start")
+    assert "exit code 0" in served.text
+
+
+def test_a_replica_that_finds_no_room_is_told_why(home: Living) -> None:
+    served = Serving(
+        home, "app.py:Model", "--name", "wide", "--cpu", str(os.cpu_count()), "--replicas", "2", ready=False
+    )
+    served.until_said("CPU free")
+    assert served.end() == 0
+
+
+def test_a_gateway_that_is_killed_takes_its_replicas_along_and_no_other_gets_them(home: Living) -> None:
+    """Those that load, and those that hang; it is started again at once, beside another of the same name."""
+    pids, loaded = home.work / "pids", home.work / "loaded"
+
+    def begun() -> list[int]:
+        return [int(pid) for pid in pids.read_text().split()] if pids.exists() else []
+
+    loading = Serving(home, "app.py:Lasting", "--name", "lasting", "--cpu", "0.1", ready=False)
+    until(begun, "it loads", lambda: loading.text)
+    other = Serving(home, "app.py:Model", "--name", "lasting", "--cpu", "0.1")
+    loading.process.kill()
+    until(lambda: not alive(begun()[0]), "it has ended while it loaded", begun)
+    loaded.touch()
+    again = Serving(home, "app.py:Lasting", "--name", "lasting", "--cpu", "0.1")
+    assert again.ask({"value": 1}, x_request_timeout="0.3").status == 504
+    assert other.ask({"value": 1}).value == 2.0
+    again.process.kill()
+    until(lambda: not alive(begun()[1]), "it has ended while it hung", begun)
+    assert len(begun()) == 2
+    assert other.metric("serve_deployment_replica_healthy") == 1
+    assert other.end() == 0
+    for served in (loading, again):
+        served.end()
+
+
+def test_told_to_end_while_it_starts_it_leaves_nothing_behind(home: Living) -> None:
+    for pause in (0.0, 0.05):
+        served = Serving(home, "app.py:Model", "--name", "early", "--cpu", "0.1", ready=False)
+        served.until_said("http://")
+        time.sleep(pause)
+        served.process.send_signal(signal.SIGTERM)
+        assert served.end() == 0
+    assert all(job.status != "running" for job in home.client().jobs() if job.name.startswith("early"))
+
+
+def test_without_a_control_plane_it_goes_on(home: Living) -> None:
+    served = Serving(home, "app.py:Model", "--name", "alone", "--cpu", "0.1")
+    for what in ("control", "agent", "control"):
+        kill(home.pid(what))
+        assert served.ask({"value": 1}).value == 2.0
+        time.sleep(0.3)
+    assert served.metric("serve_deployment_replica_healthy") == 1
+    names = [job.name for job in home.client().jobs() if job.status == "running" and job.name.startswith("alone")]
+    assert names == ["alone-1"]
+    assert served.end() == 0
+
+
+def test_a_file_elsewhere_and_an_address_that_is_none(home: Living) -> None:
+    there = home.work / "there"
+    there.mkdir()
+    (there / "own.py").write_text("class Own:\n    def predict(self, batch):\n        return batch\n")
+    (there / "own.yaml").write_text("kind: service\nname: own\nmodel: own.py:Own\nresources: {cpu: 100m}\n")
+    served = Serving(home, "there/own.yaml")
+    assert served.ask(1).value == 1
+    assert served.end() == 0
+    done = home.poise("serve", "app.py:Model", "--host", "no.such.host.invalid", "--port", "0")
+    assert done.code == 1
+    assert "--host" in done.err and "--port" not in done.err

@@ -60,7 +60,8 @@ def serve(target: tuple[str, ...], host: str, port: int, as_json: bool, **flags:
     home = current_home()
     with bind(host, port) as listening:
         ensure_home(home)
-        at = "{}:{}".format(*listening.getsockname()[:2])
+        address, number = listening.getsockname()[:2]
+        at = f"[{address}]:{number}" if ":" in address else f"{address}:{number}"
         if as_json:
             print_json({"url": f"http://{at}", "services": names, "upstreams": bool(fronts)})
         if names:

@@ -17,8 +17,9 @@ import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from poise.gateway.asgi import Receive, Scope, Send, answer
+from poise.gateway.asgi import Receive, Room, Scope, Send, answer
 from poise.gateway.service import STATUS, Service
+from poise.gateway.wire import MOST_BODIES
 from poise.kernel.batcher import Refuse
 from poise.units import SECOND
 
@@ -48,6 +49,7 @@ class Gateway:
         self._registry = registry
         self._rest = rest
         self.draining = False
+        self.room = Room(MOST_BODIES)  # so that any batch of them fits into a frame
 
     def admit(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[Service, int, bool]:
         """The service that is asked, for how long whoever asks waits (nanoseconds, 0: as long as the service says), and
@@ -114,6 +116,11 @@ def too_large() -> Refused:
     return Refused(413, f"a body has {MAX_BODY >> 20} MiB at most")
 
 
+def no_room() -> Refused:
+    message = f"the bodies of those who wait have {MOST_BODIES >> 20} MiB together already"
+    return Refused(503, message, headers={"retry-after": "1"})
+
+
 def refusal(refuse: Refuse) -> Refused:
     """What whoever asked is told of a question that a service refuses."""
     status = STATUS[refuse.why]
@@ -121,4 +128,4 @@ def refusal(refuse: Refuse) -> Refused:
     return Refused(status, refuse.message, headers=headers)
 
 
-__all__ = ["MAX_BODY", "Gateway", "Refused", "refusal", "too_large"]
+__all__ = ["MAX_BODY", "Gateway", "Refused", "no_room", "refusal", "too_large"]

@@ -7,6 +7,7 @@ ASGI application. Several questions that come on one connection without waiting 
 A client that goes away takes its questions along; one that does not take its answers is dropped.
 """
 
+import asyncio
 import contextlib
 import http
 import time
@@ -17,7 +18,8 @@ from typing import Any, cast
 import msgspec
 import uvicorn
 
-from poise.gateway.app import MAX_BODY, Gateway, Refused, refusal, too_large
+from poise.gateway.app import MAX_BODY, Gateway, Refused, no_room, refusal, too_large
+from poise.gateway.asgi import NoRoom
 from poise.gateway.connection import MOVED, Connection
 from poise.gateway.service import Service
 from poise.gateway.wire import Answer
@@ -31,6 +33,9 @@ LOOK_EVERY = 5.0
 
 IDLE_LOOKS = 15
 """A connection on which nothing was asked for so many looks is closed."""
+
+LINGER = 10.0
+"""Seconds that the rest of a refused request is read, and dropped, until its sender hangs up."""
 
 MAX_CONNECTIONS = 10_000
 
@@ -66,17 +71,21 @@ class Protocol(Connection):
         self._seen = -1
         self._unsent = 0
         self._idle = 0
+        self._end: asyncio.TimerHandle | None = None
 
     # --- what comes --------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if not self._deaf:
+        if self._deaf:
+            self._got += len(data)
+        else:
             super().data_received(data)
 
     def on_headers_complete(self) -> None:
         if self._deaf:
             return
-        if not self.url.startswith(b"/predict"):
+        path = self.url.partition(b"?")[0]
+        if path != b"/predict" and not path.startswith(b"/predict/"):
             if self._asked:
                 self._begin(None)
                 self._refuse(self._asked[-1], Refused(400, "ask this on a connection of its own"), last=True)
@@ -84,11 +93,15 @@ class Protocol(Connection):
             super().on_headers_complete()
             return
         self._in_headers = False
+        if super()._is_answering():  # what was asked first is answered, and nothing after it: that is asked again
+            self.cycle.keep_alive = False
+            self._deaf = True
+            return
         try:
-            if super()._is_answering():
-                raise Refused(400, "ask this on a connection of its own")
-            path = self.url.partition(b"?")[0].decode("ascii")
-            asked = self._gateway.admit(self.parser.get_method().decode(), path, self.headers)
+            if self.parser.should_upgrade():  # whose body the parser does not read
+                raise Refused(400, "only HTTP/1.1 is spoken here; ask without the header Upgrade")
+            method = self.parser.get_method().decode()
+            asked = self._gateway.admit(method, path.decode("ascii", "replace"), self.headers)
         except Refused as error:
             self._begin(None)
             self._refuse(self._asked[-1], error, last=True)
@@ -102,9 +115,13 @@ class Protocol(Connection):
         if question is not None:
             question.body.append(body)
             question.size += len(body)
-            if question.size > MAX_BODY:
-                self._coming = None
-                self._refuse(question, too_large(), last=True)
+            try:
+                self._gateway.room.take(len(body))
+            except NoRoom:
+                self._refuse(question, no_room(), last=True)
+            else:
+                if question.size > MAX_BODY:
+                    self._refuse(question, too_large(), last=True)
         elif not self._deaf:
             super().on_body(body)
 
@@ -125,12 +142,26 @@ class Protocol(Connection):
         if len(self._asked) > MOST_AHEAD:
             self.flow.pause_reading()
 
+    def send_400_response(self, msg: str) -> None:
+        """What cannot be read is answered in its turn."""
+        if self._deaf:
+            return
+        if self._coming is None:
+            if super()._is_answering():
+                super().send_400_response(msg)
+                return
+            self._begin(None)
+        self._refuse(self._asked[-1], Refused(400, msg), last=True)
+
     def connection_lost(self, exc: Exception | None) -> None:
         for question in self._asked:
+            self._gateway.room.give_back(question.size)
             if question.service is not None and question.number and not question.answer:
                 question.service.cancel(question.number)
         self._asked.clear()
         self._deaf = True
+        if self._end is not None:
+            self._end.cancel()
         super().connection_lost(exc)
 
     # --- what is answered --------------------------------------------------------------------------------------------
@@ -147,8 +178,11 @@ class Protocol(Connection):
 
     def _refuse(self, question: Question, error: Refused, *, last: bool = False) -> None:
         """Tell an error in the one form of all errors; after the `last` nothing is read any more."""
-        self._deaf |= last
-        question.last |= last
+        if last:
+            self._disarm()
+            self._deaf = question.last = True
+            self._coming = None
+            question.body.clear()
         body = msgspec.json.encode({"error": {"code": error.status, "message": error.message}})
         more = "".join(f"{name}: {value}\r\n" for name, value in error.headers.items())
         self._write(question, error.status, JSON, body, more)
@@ -157,6 +191,8 @@ class Protocol(Connection):
         close = "connection: close\r\n" if question.last else ""
         head = f"{_LINES[status]}{kind}\r\ncontent-length: {len(body)}\r\n{more}{close}\r\n"
         question.answer = head.encode("latin-1") + body
+        self._gateway.room.give_back(question.size)
+        question.size = 0
         asked = self._asked
         if asked and asked[0] is question and len(asked) == 1:
             asked.clear()
@@ -170,8 +206,11 @@ class Protocol(Connection):
     def _send(self, question: Question) -> None:
         if not self.transport.is_closing():
             self.transport.write(question.answer)
-            if question.last:
+            if question.last and question.number:
                 self.transport.close()
+            elif question.last:  # closed while its body still comes, whoever sends it would not read the answer
+                self.transport.write_eof()
+                self._end = self.loop.call_later(LINGER, self.transport.abort)
 
     # --- who does not get on -----------------------------------------------------------------------------------------
 

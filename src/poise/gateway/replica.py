@@ -13,16 +13,18 @@ The model is a class with
 Annotate `batch` (`batch: list[Digits]`, of anything that msgspec reads: records, lists of numbers, texts) and inputs
 that are something else are refused with 422 and the place where they are wrong, before the model sees them.
 
-It dials the gateway's socket (`POISE_SERVICE_SOCKET`), works on one batch at a time, and ends when the gateway hangs up
-or on SIGTERM, once the batch that it works on is answered.
+It dials the gateway's socket (`POISE_SERVICE_SOCKET`), loads the model, works on one batch at a time, and ends when the
+gateway hangs up, whatever it is at then, or on SIGTERM, once the batch that it works on is answered.
 """
 
 import importlib
 import importlib.util
 import os
+import select
 import signal
 import socket
 import sys
+import threading
 import time
 import types
 import typing
@@ -34,7 +36,18 @@ import msgspec
 
 from poise.drivers import sockets
 from poise.errors import InputError, PoiseError
-from poise.gateway.wire import LENGTH, Answer, Answers, Broken, FromReplica, Hello, Work, decode_work, framed
+from poise.gateway.wire import (
+    LENGTH,
+    MOST_BODIES,
+    Answer,
+    Answers,
+    Broken,
+    FromReplica,
+    Hello,
+    Work,
+    decode_work,
+    framed,
+)
 
 TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Sizes that are tried with an example when a replica starts …"""
@@ -43,8 +56,6 @@ TRY_SECONDS = 3.0
 """… until that has taken so long."""
 
 TRY_TIMES = 3
-
-DIAL_SECONDS = 30.0
 
 JSON = "application/json"
 
@@ -76,14 +87,17 @@ class Model:
                 refused[position] = failure(422, str(error), "the input is not what the model takes")
             except (ValueError, RecursionError, msgspec.DecodeError) as error:
                 refused[position] = failure(400, str(error), "the body cannot be read")
+            except Exception as error:
+                refused[position] = failure(500, _told(error), "decode raised")
         return items, refused
 
     def predict(self, items: list[Any]) -> Sequence[Any]:
         """As many results as items; raises whatever the model raises."""
         results = self._predict(items)
-        count = len(results)
-        if count != len(items):
-            raise ValueError(f"predict gave {count} results for {len(items)} inputs")
+        if isinstance(results, str | bytes | dict | set) or not hasattr(results, "__len__"):
+            raise TypeError(f"predict gave {type(results).__name__}, not a list of {len(items)} results")
+        if len(results) != len(items):
+            raise ValueError(f"predict gave {len(results)} results for {len(items)} inputs")
         return results
 
     def answer(self, result: Any) -> Answer:
@@ -102,7 +116,17 @@ class Model:
 
 def failure(status: int, message: str, what: str) -> Answer:
     """An answer in the one form of all errors."""
-    return Answer(status, JSON, msgspec.json.encode({"error": {"code": status, "message": f"{what}: {message}"}}))
+    message = _sayable(f"{what}: {message}")
+    return Answer(status, JSON, msgspec.json.encode({"error": {"code": status, "message": message}}))
+
+
+def _told(error: BaseException) -> str:
+    return _sayable(f"{type(error).__name__}: {error}")
+
+
+def _sayable(text: str) -> str:
+    """Without the halves of characters that names of files may have, which no encoding takes."""
+    return text.encode(errors="replace").decode()
 
 
 def load_model(target: str) -> Model:
@@ -212,9 +236,9 @@ class Worker:
         given = len(items) + max(0, work.padded - len(work.bodies)) if items else 0
         try:
             results = self._model.predict(items + items[-1:] * (given - len(items))) if items else []
-        except Exception as error:
+        except BaseException as error:  # `sys.exit()` somewhere below, or a panic of a library in Rust, as well
             why: typing.Literal["raised", "memory"] = "memory" if is_out_of_memory(error) else "raised"
-            return Broken(work.number, why, f"{type(error).__name__}: {error}")
+            return Broken(work.number, why, _told(error))
         answered = iter(results)
         answers = [
             refused[position] if position in refused else self._model.answer(next(answered))
@@ -223,11 +247,24 @@ class Worker:
         return Answers(work.number, time.perf_counter_ns() - began, given, answers)
 
     def _say(self, message: FromReplica) -> None:
+        if isinstance(message, Answers) and sum(len(one.body) for one in message.answers) > MOST_BODIES:
+            message = _too_large(message)
         self._channel.sendall(framed(message))
 
 
-def tried(model: Model) -> list[tuple[int, float]]:
-    """What batches of each size take with the model's own example: the least of a few, in nanoseconds."""
+def _too_large(message: Answers) -> FromReplica:
+    """Instead of answers that are too many bytes together: fewer at a time; or, of one alone, that it is too large."""
+    if len(message.answers) > 1:
+        return Broken(message.number, "memory", f"the results have more than {MOST_BODIES} bytes together")
+    size, most = len(message.answers[0].body), MOST_BODIES
+    answers = [failure(500, f"it has {size} bytes, and {most} are the most", "the result cannot be told")]
+    return Answers(message.number, message.took, message.items, answers)
+
+
+def tried(model: Model, largest: int) -> list[tuple[int, float]]:
+    """What batches of each size up to the largest take with the model's own example: the least of a few, in
+    nanoseconds.
+    """
     example = getattr(model.made, "example", None)
     if not callable(example):
         return []
@@ -235,7 +272,7 @@ def tried(model: Model) -> list[tuple[int, float]]:
     known: list[tuple[int, float]] = []
     model.predict([item])  # the first is dearer than any other
     began = time.perf_counter()
-    for size in TRIED:
+    for size in (one for one in TRIED if one <= largest):
         best = 0
         for _ in range(TRY_TIMES):
             start = time.perf_counter_ns()
@@ -254,17 +291,24 @@ def tried(model: Model) -> list[tuple[int, float]]:
 
 
 def dial(path: Path) -> socket.socket:
-    """The gateway's socket; it may be starting again."""
-    until = time.monotonic() + DIAL_SECONDS
-    while True:
-        try:
-            channel = sockets.connect(path, None)
-        except (FileNotFoundError, ConnectionRefusedError):
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.1)
-        else:
-            return channel
+    """The gateway's socket. It has been there since before this replica was submitted: where it is not, the gateway has
+    gone.
+    """
+    try:
+        channel = sockets.connect(path, None)
+    except OSError as error:
+        raise InputError(f"the gateway has gone: {error.strerror}", field=str(path)) from None
+    os.register_at_fork(after_in_child=channel.close)  # or what the model forks would keep it open
+    threading.Thread(target=_end_with, args=(channel,), daemon=True).start()
+    return channel
+
+
+def _end_with(channel: socket.socket) -> None:
+    """End this process when the gateway hangs up: nobody waits for what it loads or works on."""
+    watch = select.poll()
+    watch.register(channel, select.POLLRDHUP)
+    watch.poll()
+    os._exit(0)
 
 
 def main() -> int:
@@ -273,13 +317,13 @@ def main() -> int:
         sys.stderr.write("usage: python -m poise.gateway.replica app.py:Model\n")
         return 1
     try:
+        channel = dial(Path(os.environ["POISE_SERVICE_SOCKET"]))
         model = load_model(sys.argv[1])
     except PoiseError as error:
         told = error.record
         sys.stderr.write(f"poise: {told.field}: {told.message}{f'; there is {told.have}' if told.have else ''}\n")
         return 1
-    known = tried(model)
-    channel = dial(Path(os.environ["POISE_SERVICE_SOCKET"]))
+    known = tried(model, int(os.environ["POISE_SERVICE_BATCH"]))
     name = os.environ.get("POISE_TASK", f"replica-{os.getpid()}")
     channel.sendall(framed(Hello(name, os.getpid(), 0, known)))
     Worker(model, channel).run()

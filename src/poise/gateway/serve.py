@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -17,7 +18,8 @@ from typing import Any, TypeVar
 from prometheus_client import CollectorRegistry
 
 from poise.client import Client
-from poise.errors import Conflict, InputError, NotFound, PoiseError, Unreachable
+from poise.drivers import sockets
+from poise.errors import Conflict, Fault, InputError, NotFound, PoiseError, Unreachable
 from poise.gateway.app import Gateway
 from poise.gateway.http import Server
 from poise.gateway.metrics import Metrics
@@ -25,7 +27,7 @@ from poise.gateway.scaling import Scaler
 from poise.gateway.service import Service
 from poise.gateway.service_metrics import Registry, ServiceMetrics
 from poise.gateway.upstreams import Upstreams
-from poise.model.reports import LogPiece
+from poise.model.reports import JobReport, LogPiece
 from poise.model.servicefile import DeclaredService
 from poise.model.serving_upstreams import Front
 from poise.policy.replicas import DEFAULT_SCALER, SCALERS
@@ -43,6 +45,15 @@ ATTEMPTS = 3
 """To ask a control plane that is about to leave, or is just being started again."""
 
 DRAIN_SECONDS = 30.0
+
+NAME_TAKEN = "E107"
+"""What a control plane says of a job whose name an unfinished one has; `have` is that one."""
+
+SAY_WHY_AFTER = 2.0
+"""Seconds that a replica waits to be placed before it is told why."""
+
+STALE = 60.0
+"""Seconds after which nobody who has made a socket is still about to listen at it."""
 
 TAIL = 2000
 """Bytes of what a replica wrote that are told if it cannot start."""
@@ -70,9 +81,13 @@ class Replicas:
         self._connect = connect
         self._base = base
         self._user = user
+        self._say = say
         self._jobs: list[str] = []
         self._since: dict[str, int] = {}
         self._start_up = 0
+        self._next: tuple[dict[str, Any], str] | None = None  # is being submitted
+        self._submitting: asyncio.Future[None] | None = None
+        self._told: dict[str, str] = {}
         self._asked = 0
         rules = declared.rules
         self._scaler = (
@@ -85,39 +100,73 @@ class Replicas:
     def spec(self) -> dict[str, Any]:
         """The job that a replica is."""
         declared, base = self._declared, self._base
+        where = {
+            "POISE_SERVICE_SOCKET": str(self._service.path),
+            "POISE_SERVICE_BATCH": str(declared.limits.batch),
+        }
         return {
             **base,
+            **({"folder": declared.folder} if declared.folder else {}),
             **declared.job,
             "name": f"{declared.name}-{self._asked}",
             "class": f"{declared.name}-replica",
             "run": [declared.python or sys.executable, "-m", "poise.gateway.replica", declared.model],
-            "env": base["env"] | declared.job.get("env", {}) | {"POISE_SERVICE_SOCKET": str(self._service.path)},
+            "env": base["env"] | declared.job.get("env", {}) | where,
             "retry": {"limit": 1000, "when": ["lost", "killed", "signal", "oom"]},
         }
 
     async def keep(self) -> None:
-        """Until it is cancelled; raises `InputError` with what it wrote if the first replicas cannot start."""
+        """Until it is cancelled; raises `InputError` with what it wrote if the first replicas cannot start. Once it
+        serves, it goes on serving without a control plane, until there is one again.
+        """
+        cut_off = False
         while True:
-            wanted = (
-                self._declared.replicas
-                if self._scaler is None
-                else self._scaler.look(time.monotonic_ns(), self._start_up)
-            )
-            while len(self._jobs) < wanted:
-                self._asked += 1
-                spec, key = self.spec(), secrets.token_hex(8)
-                self._jobs.append(await self._ask(partial(Client.submit, spec=spec, key=key, user=self._user)))
-                self._since[self._jobs[-1]] = time.monotonic_ns()
-            for job in self._jobs[wanted:]:
-                self._service.drain(job)
-                await self.replace(job)
-            self._learn_start_up()
-            await asyncio.sleep(LOOK_EVERY)
-            ended = [job for job in self._jobs if await self._ask(partial(self._is_over, job))]
-            if ended:
-                self._jobs = [job for job in self._jobs if job not in ended]
-                self._pause = START_AGAIN[0] if self._service.replicas else min(2 * self._pause, START_AGAIN[1])
+            try:
+                await self._look()
+                cut_off = False
+            except Fault as error:
+                if not self._service.ever_ready:
+                    raise
+                if not cut_off:
+                    self._say(f"{self._declared.name}: goes on, but no replica can be started: {error.record.message}")
+                cut_off = True
                 await asyncio.sleep(self._pause)
+
+    async def _look(self) -> None:
+        """As many as there shall be now, and what has become of those that there are."""
+        wanted = self._declared.replicas
+        if self._scaler is not None:
+            wanted = self._scaler.look(time.monotonic_ns(), self._start_up)
+        while len(self._jobs) < wanted:
+            self._submitting = asyncio.ensure_future(self._submit())
+            await asyncio.shield(self._submitting)
+        for job in self._jobs[wanted:]:
+            self._service.drain(job)
+            await self.replace(job)
+        self._learn_start_up()
+        await asyncio.sleep(LOOK_EVERY)
+        ended = [job for job in self._jobs if await self._ask(partial(self._is_over, job))]
+        if ended:
+            self._jobs = [job for job in self._jobs if job not in ended]
+            self._since = {job: at for job, at in self._since.items() if job not in ended}
+            self._pause = START_AGAIN[0] if self._service.replicas else min(2 * self._pause, START_AGAIN[1])
+            await asyncio.sleep(self._pause)
+
+    async def _submit(self) -> None:
+        """Under one key until it is known to have been accepted, so that it is one job whatever happens meanwhile."""
+        if self._next is None:
+            self._asked += 1
+            self._next = self.spec(), secrets.token_hex(8)
+        spec, key = self._next
+        try:
+            job = await self._ask(partial(Client.submit, spec=spec, key=key, user=self._user))
+            self._jobs.append(job)
+            self._since[job] = time.monotonic_ns()
+        except InputError as error:
+            taken = error.record.code == NAME_TAKEN and error.record.have != spec["name"]  # else it is no name at all
+            if not taken:  # by a gateway that serves the same, or was killed while it did
+                raise
+        self._next = None
 
     def _learn_start_up(self) -> None:
         """From when a replica was asked for to when it was seen to be ready: of the latest."""
@@ -144,15 +193,33 @@ class Replicas:
             report = client.job(job)
         except NotFound:
             return True
-        if report.status == "failed" and not self._service.ever_ready:
+        if report.status in ("done", "failed") and not self._service.ever_ready:
             wrote = b"".join(piece.data for piece in client.logs(job) if isinstance(piece, LogPiece))
             raise InputError(
                 f"a replica of {self._declared.name} cannot start",
                 field=self._declared.model,
-                have=wrote[-TAIL:].decode(errors="replace").strip() or f"exit code {report.exit_code}",
+                have=wrote[-TAIL:].decode(errors="replace").strip() or _ending(report),
                 hint=f"poise logs {job}",
             )
+        self._tell(report)
         return report.status in _OVER
+
+    def _tell(self, report: JobReport) -> None:
+        """What became of a replica that has ended, or has been started again; and why one waits. Once each."""
+        what, news = "", ""
+        task = next(iter(report.tasks), None)
+        if report.status in ("done", "failed"):
+            what = "ended"
+            news = f"{report.id} has ended ({_ending(report)}), and another is started; `poise logs {report.id}`"
+        elif report.status in ("pending", "waiting") and time.time() - report.submitted > SAY_WHY_AFTER:
+            reasons = dict.fromkeys(reason for task in report.tasks for reason in task.reasons)
+            what, news = "waits", f"{report.id} waits: {'; '.join(reasons)}"
+        elif task is not None and task.epoch > 1:
+            what = f"attempt {task.epoch}"
+            news = f"{report.id} is tried again ({what}); `poise explain {report.id}` says why"
+        if what and self._told.get(report.id) != what:
+            self._told[report.id] = what
+            self._say(f"{self._declared.name}: {news}")
 
     async def replace(self, name: str) -> None:
         """End a replica that hangs, or is one too many; another job takes its place if there are too few."""
@@ -163,11 +230,18 @@ class Replicas:
             await self._cancel(job)
 
     async def end(self) -> None:
+        if self._submitting is not None:
+            await asyncio.gather(self._submitting, return_exceptions=True)
         await asyncio.gather(*(self._cancel(job) for job in self._jobs))
 
     async def _cancel(self, job: str) -> None:
         with contextlib.suppress(PoiseError):
             await self._ask(lambda client: client.cancel(job))
+
+
+def _ending(report: JobReport) -> str:
+    why = [task.note for task in report.tasks if task.note]
+    return why[0] if why else f"exit code {report.exit_code}"
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -178,11 +252,14 @@ def bind(host: str, port: int) -> socket.socket:
         sock.bind((host, port))
     except OSError as error:
         sock.close()
+        host_is_wrong = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
         raise Conflict(
             f"the gateway cannot listen there: {error.strerror}",
-            field="--port",
+            field="--host" if host_is_wrong else "--port",
             have=f"{host}:{port}",
-            hint="--port 0 takes a free one",
+            hint="--host 127.0.0.1, or 0.0.0.0 for all of this machine's"
+            if host_is_wrong
+            else "--port 0 takes a free one",
         ) from None
     sock.listen(2048)
     return sock
@@ -208,11 +285,12 @@ async def serve(
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    _sweep(folder)
     running: dict[str, Service] = {}
     kept: list[Replicas] = []
     tasks: set[asyncio.Task[Any]] = set()
     for declared in services:
-        path = folder / f"{declared.name}.sock"
+        path = folder / f"{declared.name}.{secrets.token_hex(4)}.sock"  # its own: others may serve one of that name
         metrics = ServiceMetrics(registry, declared.name)
         service = Service(declared.name, declared.limits, path, metrics)
         replicas = Replicas(declared, service, connect, base, user, say)
@@ -249,6 +327,18 @@ async def serve(
     for outcome in await asyncio.gather(*keeping, return_exceptions=True):
         if isinstance(outcome, PoiseError):
             raise outcome
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the sockets that gateways left behind which were killed."""
+    for path in folder.glob("*.sock"):
+        with contextlib.suppress(FileNotFoundError):
+            old = time.time() - path.stat().st_mtime > STALE
+            try:
+                sockets.connect(path).close()
+            except ConnectionRefusedError:
+                if old:
+                    path.unlink()
 
 
 def _upstreams(front: Front, registry: CollectorRegistry) -> Upstreams:

@@ -12,6 +12,9 @@ import msgspec
 LENGTH = struct.Struct(">I")
 MAX_FRAME = 1 << 30
 
+MOST_BODIES = MAX_FRAME - (1 << 20)
+"""Bytes of all bodies in one frame; the rest is for what is said beside them."""
+
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """`limit`: items that a batch may have there, 0 if it does not say. `known`: sizes that were tried when it started,
@@ -72,6 +75,7 @@ def framed(message: Work | FromReplica) -> bytes:
 __all__ = [
     "LENGTH",
     "MAX_FRAME",
+    "MOST_BODIES",
     "Answer",
     "Answers",
     "Broken",
