@@ -88,7 +88,6 @@ class Request(msgspec.Struct):
     due: int
     foreseen: int
     tries: int = 0
-    last: str = ""
 
 
 class Replica(msgspec.Struct):
