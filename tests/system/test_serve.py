@@ -88,6 +88,15 @@ class Lasting:
     def predict(self, batch):
         time.sleep(1000)
 
+class Counted:
+    """Never answers the same twice."""
+    said = 0
+
+    def predict(self, batch: list) -> list:
+        time.sleep(0.1)
+        self.said += 1
+        return [self.said for _ in batch]
+
 class Broken:
     def load(self):
         raise RuntimeError("no weights here")
@@ -401,6 +410,20 @@ def test_a_file_says_the_same_and_what_is_wrong_in_it_is_told_where(home: Living
     )
     served = Serving(home, "right.yaml")
     assert served.ask({"value": 4}, "/predict/twice").value == 8.0
+    assert served.end() == 0
+
+
+def test_with_a_cache_the_same_is_asked_once(home: Living) -> None:
+    (home.work / "kept.yaml").write_text(
+        "kind: service\nname: kept\nmodel: app.py:Counted\nresources: {cpu: 100m}\ncache: {size: 1MiB, ttl: 2s}\n"
+    )
+    served = Serving(home, "kept.yaml")
+    with ThreadPoolExecutor(8) as pool:
+        assert {one.value for one in pool.map(served.ask, ["same"] * 8)} == {1}
+    assert served.ask("same").value == 1
+    assert served.ask("other").value == 2
+    assert served.metric("nv_cache_num_hits_per_model_total") == 1
+    until(lambda: served.ask("same").value == 3, "what was kept is too old", lambda: served.text)
     assert served.end() == 0
 
 

@@ -118,6 +118,7 @@ MORE: dict[str, list[Any]] = {
             "scaling": {"policy": "hpa", "signals": ["queue"], "target": "60%", "fall": "1m"},
             "objective": {"latency_p99": "200ms"},
             "late": "defer",
+            "cache": {"size": "1GiB", "ttl": 60},
             "resources": {"gpu": 1, "gpu_memory": "12GiB"},
             "env": {"A": 1},
         }

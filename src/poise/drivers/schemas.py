@@ -246,6 +246,9 @@ _FORMS: dict[str, Schema] = {
             {"type": "string", "pattern": r"^\s*[0-9]{1,6}\s*(?:\.\.\s*[0-9]{1,6}\s*)?$", "examples": ["1..8"]},
         ]
     },
+    "service.cache": {"anyOf": [{"$ref": "#/$defs/CacheSpec"}, {"type": "null"}]},
+    "cache.size": _BYTES,
+    "cache.ttl": _DURATION,
     "scaling.target": _SHARE,
     "scaling.policy": {"pattern": f"^(?:{_NAME})?$", "examples": list(SCALERS)},
     "scaling.rise": _DURATION,
@@ -497,6 +500,10 @@ MEANING = {
     "service.python": "The interpreter of the replicas, in which `poise` can be imported. That of `poise` by default.",
     "service.replicas": "Processes that answer, each a job of its own. Of a range (`1..8`, `0..4`) as many as the load "
     "asks for.",
+    "service.cache": "Keep answers: who asks the same again, byte by byte, is told the same, and many who ask the "
+    "same at once are answered by asking once. Only for models that answer the same to the same. Without it nothing is kept.",
+    "cache.size": "Bytes of all answers that are kept; those that were not used for longest go first.",
+    "cache.ttl": "For how long an answer is good.",
     "service.scaling": "How the number of replicas follows the load, where it is a range.",
     "scaling.policy": "The scaler that decides. `forecast` by default.",
     "scaling.signals": "What is looked at; the largest wish wins.",

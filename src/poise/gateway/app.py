@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from poise.gateway.asgi import Receive, Room, Scope, Send, answer
+from poise.gateway.cached import Cached
 from poise.gateway.service import STATUS, Service
 from poise.gateway.wire import MOST_BODIES
 from poise.kernel.batcher import Refuse
@@ -40,18 +41,27 @@ class Refused(Exception):
 
 
 class Gateway:
-    """Its `services` by name; the ASGI application of all that is no question to one of them, with `rest` under /v1/
-    if there is any.
+    """Its `services` by name, those with a cache in `cached` as well; the ASGI application of all that is no question
+    to one of them, with `rest` under /v1/ if there is any.
     """
 
-    def __init__(self, services: Mapping[str, Service], registry: CollectorRegistry, rest: App | None = None) -> None:
+    def __init__(
+        self,
+        services: Mapping[str, Service],
+        registry: CollectorRegistry,
+        rest: App | None = None,
+        cached: Mapping[str, Cached] | None = None,
+    ) -> None:
         self._services = services
+        self._cached = cached or {}
         self._registry = registry
         self._rest = rest
         self.draining = False
         self.room = Room(MOST_BODIES)  # so that any batch of them fits into a frame
 
-    def admit(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[Service, int, bool]:
+    def admit(
+        self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]
+    ) -> tuple[Service | Cached, int, bool]:
         """The service that is asked, for how long whoever asks waits (nanoseconds, 0: as long as the service says), and
         whether the answer may be deferred. Raises `Refused`.
         """
@@ -70,13 +80,12 @@ class Gateway:
                 raise too_large()
         return service, timeout, deferred
 
-    def _service(self, path: str) -> Service:
+    def _service(self, path: str) -> Service | Cached:
         name = path[len("/predict") :].lstrip("/")
-        service = self._services.get(name)
-        if service is not None:
-            return service
         if not name and len(self._services) == 1:
-            return next(iter(self._services.values()))
+            name = next(iter(self._services))
+        if name in self._services:
+            return self._cached.get(name) or self._services[name]
         raise Refused(404, f"there is no service `{name[:100]}`; known: {', '.join(self._services)}")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -21,12 +21,15 @@ from poise.client import Client
 from poise.drivers import sockets
 from poise.errors import Conflict, Fault, InputError, NotFound, PoiseError, Unreachable
 from poise.gateway.app import Gateway
+from poise.gateway.cached import Cached
 from poise.gateway.http import Server
 from poise.gateway.metrics import Metrics
 from poise.gateway.scaling import Scaler
 from poise.gateway.service import Service
 from poise.gateway.service_metrics import Registry, ServiceMetrics
 from poise.gateway.upstreams import Upstreams
+from poise.gateway.wire import Answer
+from poise.kernel.cache import Cache
 from poise.model.reports import JobReport, LogPiece
 from poise.model.servicefile import DeclaredService
 from poise.model.serving_upstreams import Front
@@ -287,12 +290,16 @@ async def serve(
         loop.add_signal_handler(number, stop.set)
     _sweep(folder)
     running: dict[str, Service] = {}
+    cached: dict[str, Cached] = {}
     kept: list[Replicas] = []
     tasks: set[asyncio.Task[Any]] = set()
     for declared in services:
         path = folder / f"{declared.name}.{secrets.token_hex(4)}.sock"  # its own: others may serve one of that name
         metrics = ServiceMetrics(registry, declared.name)
         service = Service(declared.name, declared.limits, path, metrics)
+        if declared.cache:
+            kept_answers: Cache[Answer] = Cache(declared.cache, declared.ttl)
+            cached[declared.name] = Cached(service, kept_answers, metrics)
         replicas = Replicas(declared, service, connect, base, user, say)
         service.on_hang = _in_background(tasks, replicas.replace)
         service.on_change = partial(_tell_replicas, service, declared, say)
@@ -302,7 +309,7 @@ async def serve(
     upstreams = _upstreams(front, collected) if front is not None else None
     if upstreams is not None:
         await upstreams.start()
-    gateway = Gateway(running, collected, upstreams)
+    gateway = Gateway(running, collected, upstreams, cached)
     server = Server(gateway)
     keeping = [asyncio.create_task(replicas.keep()) for replicas in kept]
     serving = asyncio.create_task(server.serve(sockets=[listening]))

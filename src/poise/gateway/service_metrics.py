@@ -1,4 +1,4 @@
-"""What is measured of a service. The names are those of Ray Serve, which dashboards know."""
+"""What is measured of a service. Names are those of Ray Serve, of a cache those of Triton: dashboards know them."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -44,6 +44,8 @@ class Registry:
         self.broken = Counter(
             "serve_batch_broken_counter", "Batches that a model could not answer", (*of, "reason"), registry=registry
         )
+        self.hits = Counter("nv_cache_num_hits_per_model", "Answers that were kept", of, registry=registry)
+        self.misses = Counter("nv_cache_num_misses_per_model", "Questions to which none was", of, registry=registry)
         self.queued = Gauge("serve_deployment_queued_queries", "Requests that wait", of, registry=registry)
         self.processing = Gauge(
             "serve_replica_processing_queries", "Requests that replicas are answering", of, registry=registry
@@ -75,6 +77,9 @@ class ServiceMetrics:
     def batch(self, size: int, took: int) -> None:
         self._size.observe(size)
         self._execution.observe(took / MILLISECOND)
+
+    def looked_up(self, *, hit: bool) -> None:
+        (self.registry.hits if hit else self.registry.misses).labels(self.name).inc()
 
     def refused(self, why: str) -> None:
         self.registry.errors.labels(self.name, why).inc()

@@ -21,11 +21,13 @@ from poise.model.document import Findings
 from poise.model.scaling import ScaleRules, Signal
 from poise.model.serving import MOST, Limits
 from poise.model.spec import PriorityName, Quantity, ResourcesSpec, check_name, check_text, compile_spec, parse_or_raise
-from poise.units import HOUR, parse_duration, parse_share
+from poise.units import DAY, HOUR, parse_bytes, parse_duration, parse_share
 
 MOST_REPLICAS = 64
 MOST_WAITING = 1_000_000
 LONGEST = HOUR
+LARGEST = 1 << 40
+"""Bytes of a cache."""
 
 
 class ObjectiveSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -45,6 +47,13 @@ class ScalingSpec(msgspec.Struct, forbid_unknown_fields=True):
     idle: Quantity = "5m"
 
 
+class CacheSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """Answers that are kept, so that who asks the same is told the same without asking the model."""
+
+    size: Quantity = "64MiB"
+    ttl: Quantity = "5m"
+
+
 class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
     """A whole file."""
 
@@ -60,6 +69,7 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
     queue: int = 10_000
     timeout: Quantity = "30s"
     late: Literal["refuse", "defer"] = "refuse"
+    cache: CacheSpec | None = None
     resources: ResourcesSpec = msgspec.field(default_factory=ResourcesSpec)
     priority: PriorityName = "high"
     env: dict[str, Any] = {}
@@ -67,7 +77,8 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     """A compiled file. `job` are the fields of the job that each replica is, other than what it runs. With `rules` the
-    number of `replicas` follows the load, by the `scaler` of that name.
+    number of `replicas` follows the load, by the `scaler` of that name. `cache`: bytes of answers that are kept, each
+    for `ttl` nanoseconds.
     """
 
     name: str
@@ -78,6 +89,8 @@ class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     rules: ScaleRules | None = None
     scaler: str = ""
     limits: Limits = Limits()
+    cache: int = 0
+    ttl: int = 0
     job: dict[str, Any] = {}
 
     @property
@@ -109,6 +122,7 @@ _EXAMPLES = {
     "batch": "batch: 64",
     "queue": "queue: 10000",
     "timeout": "timeout: 30s",
+    "cache": "cache: {size: 64MiB, ttl: 5m}",
     "late": "late: defer",
     "resources": "resources: {cpu: 1, gpu: 1}",
     "priority": "priority: high",
@@ -156,6 +170,10 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         found.add(
             SpecError(what, field="scaling", need="replicas: 1..8", have=str(top.replicas), hint="replicas: 1..8")
         )
+    cache, ttl = 0, 0
+    if top.cache is not None:
+        cache = found.get(0, parse_or_raise, parse_bytes, top.cache.size, "cache.size", LARGEST)
+        ttl = found.get(0, parse_or_raise, parse_duration, top.cache.ttl, "cache.ttl", DAY)
     job = {field: document[field] for field in ("resources", "env") if field in document}
     found.get(None, compile_spec, {"run": [top.model], **job}, wall=0.0)
     return DeclaredService(
@@ -167,6 +185,8 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         rules=rules,
         scaler=top.scaling.policy if top.scaling is not None else "",
         limits=limits,
+        cache=cache,
+        ttl=ttl,
         job=job | {"priority": top.priority},
     )
 
