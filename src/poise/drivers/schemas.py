@@ -500,8 +500,8 @@ MEANING = {
     "service.python": "The interpreter of the replicas, in which `poise` can be imported. That of `poise` by default.",
     "service.replicas": "Processes that answer, each a job of its own. Of a range (`1..8`, `0..4`) as many as the load "
     "asks for.",
-    "service.cache": "Keep answers: who asks the same again, byte by byte, is told the same, and many who ask the "
-    "same at once are answered by asking once. Only for models that answer the same to the same. Without it nothing is kept.",
+    "service.cache": "Keep answers: who asks the same again, byte by byte, is told the same, and many who ask the same "
+    "at once are answered by asking once. For models that answer the same to the same. Without it nothing is kept.",
     "cache.size": "Bytes of all answers that are kept; those that were not used for longest go first.",
     "cache.ttl": "For how long an answer is good.",
     "service.scaling": "How the number of replicas follows the load, where it is a range.",
