@@ -239,7 +239,7 @@ def test_a_question_is_answered(serving: Serving, half_open: list[socket.socket]
         (404, "there is no service `nope`; known: app", {"body": {}, "path": "/predict/nope"}),
         (404, "there is /predict/app", {"body": {}, "path": "/elsewhere"}),
         (405, "ask with POST", {"body": b"", "method": "GET"}),
-        (400, "a number of seconds", {"body": {"value": 1}, "x_request_timeout": "soon"}),
+        (400, "a number above 0", {"body": {"value": 1}, "x_request_timeout_seconds": "soon"}),
         (413, "64 MiB at most", {"body": b"", "content_length": str(1 << 30)}),
     ],
 )
@@ -341,7 +341,7 @@ def test_who_goes_away_takes_the_question_along(serving: Serving) -> None:
 
 
 def test_a_question_is_given_up_when_it_says(serving: Serving) -> None:
-    told = serving.ask({"value": 1, "sleep": 1.0}, x_request_timeout="0.2")
+    told = serving.ask({"value": 1, "sleep": 1.0}, x_request_timeout_seconds="0.2")
     assert told.status == 504
     assert "not answered within 0.2 s" in told.value["error"]["message"]
     assert told.took < 0.9
@@ -482,7 +482,7 @@ def test_a_gateway_that_is_killed_takes_its_replicas_along_and_no_other_gets_the
     until(lambda: not alive(begun()[0]), "it has ended while it loaded", begun)
     loaded.touch()
     again = Serving(home, "app.py:Lasting", "--name", "lasting", "--cpu", "0.1")
-    assert again.ask({"value": 1}, x_request_timeout="0.3").status == 504
+    assert again.ask({"value": 1}, x_request_timeout_seconds="0.3").status == 504
     assert other.ask({"value": 1}).value == 2.0
     again.process.kill()
     until(lambda: not alive(begun()[1]), "it has ended while it hung", begun)

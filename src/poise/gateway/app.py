@@ -7,7 +7,7 @@
     GET  /metrics           Prometheus
     /v1/...                 what upstreams answer, if there are any
 
-A request may say `X-Request-Timeout: SECONDS`, after which nobody waits for its answer any more, and `X-Poise-Lane:
+A request may say `X-Request-Timeout-Seconds: N`, after which nobody waits for its answer any more, and `X-Poise-Lane:
 deferred` where it may wait until there is nothing else to do.
 """
 
@@ -72,7 +72,7 @@ class Gateway:
         service = self._service(path)
         timeout, deferred = 0, False
         for name, value in headers:
-            if name == b"x-request-timeout":
+            if name == b"x-request-timeout-seconds":
                 timeout = _seconds(value)
             elif name == b"x-poise-lane":
                 deferred = value == b"deferred"
@@ -117,7 +117,7 @@ def _seconds(text: bytes) -> int:
     except (ValueError, OverflowError):
         timeout = 0
     if timeout <= 0:
-        raise Refused(400, "X-Request-Timeout is a number of seconds above 0")
+        raise Refused(400, "X-Request-Timeout-Seconds is a number above 0")
     return timeout
 
 
