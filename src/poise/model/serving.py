@@ -135,13 +135,12 @@ class Curve:
         largest = self.largest
         raw = self._read_off(largest)
         self._takes, self._padded = [0.0] * (largest + 1), [0] * (largest + 1)
-        best = largest
+        best = 0  # the quickest of those that are larger and were seen: nothing is promised by a line between two
         for count in range(largest, 0, -1):
-            # filled up to a size that was seen only: nothing is promised by a line between two
-            if raw[count] < raw[best] or count == largest:
+            if count in self.sizes and (not best or raw[count] < raw[best]):
                 best = count
-            filled = best if best in self.sizes else count
-            self._takes[count], self._padded[count] = min((raw[filled], filled), (raw[count], count))
+            filled = best if best and raw[best] < raw[count] else count
+            self._takes[count], self._padded[count] = raw[filled], filled
         self._clears = [0.0] * (largest + 1)
         for count in range(1, largest + 1):
             self._clears[count] = min(self._takes[size] + self._clears[count - size] for size in range(1, count + 1))

@@ -76,11 +76,9 @@ class Batching:
             size = max((one for one in range(1, size) if view.now + curve.takes(one) <= view.elsewhere), default=0)
             if not size:
                 return Wait(0)
-        if size == waiting < largest and view.rate:
-            gap = 1 / view.rate
-            until = int((view.held or view.now) + PATIENT * gap)
-            in_time = not view.due or view.due >= until + curve.takes(waiting + 1)
-            if in_time and until > view.now and waiting_pays(curve, waiting, gap):
+        if size == waiting < largest and view.rate and waiting_pays(curve, waiting, 1 / view.rate):
+            until = int((view.held or view.now) + PATIENT / view.rate)
+            if until > view.now and (not view.due or view.due >= until + curve.takes(waiting + 1)):
                 return Wait(until)
         return Send(size, curve.padded(size))
 
