@@ -325,7 +325,7 @@ def main() -> int:
         return 1
     known = tried(model, int(os.environ["POISE_SERVICE_BATCH"]))
     name = os.environ.get("POISE_TASK", f"replica-{os.getpid()}")
-    channel.sendall(framed(Hello(name, os.getpid(), 0, known)))
+    channel.sendall(framed(Hello(name, known)))
     Worker(model, channel).run()
     return 0
 

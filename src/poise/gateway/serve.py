@@ -33,7 +33,7 @@ from poise.kernel.cache import Cache
 from poise.model.reports import JobReport, LogPiece
 from poise.model.servicefile import DeclaredService
 from poise.model.serving_upstreams import Front
-from poise.policy.replicas import DEFAULT_SCALER, SCALERS
+from poise.policy.replicas import DEFAULT_SCALER, scaler_named
 from poise.policy.route import DEFAULT_ROUTER, router_named
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ class Replicas:
         self._scaler = (
             None
             if rules is None
-            else Scaler(service, rules, SCALERS[declared.scaler or DEFAULT_SCALER], say, time.monotonic_ns())
+            else Scaler(service, rules, scaler_named(declared.scaler or DEFAULT_SCALER), say, time.monotonic_ns())
         )
         self._pause = START_AGAIN[0]
 

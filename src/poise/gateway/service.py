@@ -92,12 +92,6 @@ class Service:
             self._changed.clear()
             await self._changed.wait()
 
-    async def ready(self, replicas: int) -> None:
-        """Until so many replicas are."""
-        while len(self._channels) < replicas:
-            self._changed.clear()
-            await self._changed.wait()
-
     @property
     def replicas(self) -> int:
         return len(self._channels)
@@ -148,7 +142,7 @@ class Service:
             before.close()
             self._do(self.batcher.down(hello.name, now), now)
         self._channels[hello.name] = channel
-        self._do(self.batcher.up(hello.name, now, hello.limit, self._known(hello)), now)
+        self._do(self.batcher.up(hello.name, now, self._known(hello)), now)
         self.ever_ready = True
         self._changed.set()
         self.on_change()

@@ -17,13 +17,9 @@ MOST_BODIES = MAX_FRAME - (1 << 20)
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """`limit`: items that a batch may have there, 0 if it does not say. `known`: sizes that were tried when it started,
-    and the nanoseconds that they took.
-    """
+    """`known`: sizes that were tried when it started, and the nanoseconds that they took."""
 
     name: str
-    pid: int
-    limit: int = 0
     known: list[tuple[int, float]] = []
 
 

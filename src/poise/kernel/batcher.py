@@ -172,10 +172,9 @@ class Batcher:
                 self._gone.add(number)
                 return
 
-    def up(self, name: str, now: int, limit: int = 0, known: Sequence[tuple[int, float]] = ()) -> list[Effect]:
-        """A replica is ready. `limit`: items of a batch that it takes, if fewer than the service allows."""
-        most = min(limit or self.limits.batch, self.limits.batch)
-        self.replicas[name] = Replica(name, Curve(most, known))
+    def up(self, name: str, now: int, known: Sequence[tuple[int, float]] = ()) -> list[Effect]:
+        """A replica is ready. `known`: what batches take there, as far as that was tried."""
+        self.replicas[name] = Replica(name, Curve(self.limits.batch, known))
         return self._serve(now)
 
     def down(self, name: str, now: int) -> list[Effect]:

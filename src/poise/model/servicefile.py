@@ -18,7 +18,7 @@ import msgspec
 
 from poise.errors import SpecError
 from poise.model.document import Findings
-from poise.model.scaling import ScaleRules, Signal
+from poise.model.scaling import ScaleRules
 from poise.model.serving import MOST, Limits
 from poise.model.spec import PriorityName, Quantity, ResourcesSpec, check_name, check_text, compile_spec, parse_or_raise
 from poise.units import DAY, HOUR, parse_bytes, parse_duration, parse_share
@@ -36,11 +36,15 @@ class ObjectiveSpec(msgspec.Struct, forbid_unknown_fields=True):
     latency_p99: Quantity = 0
 
 
+Followed = Literal["rate", "latency", "queue", "devices"]
+"""What a gateway measures of a service; `devices`: the part of the time in which replicas work."""
+
+
 class ScalingSpec(msgspec.Struct, forbid_unknown_fields=True):
     """How the number of replicas follows the load, where `replicas` is a range."""
 
     policy: str = ""
-    signals: list[Signal] = msgspec.field(default_factory=lambda: ["rate", "latency", "queue"])
+    signals: list[Followed] = msgspec.field(default_factory=lambda: ["rate", "latency", "queue"])
     target: Quantity = "70%"
     rise: Quantity = 0
     fall: Quantity = "5m"

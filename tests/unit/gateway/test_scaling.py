@@ -19,7 +19,7 @@ class Followed:
 
     def __init__(self, rules: ScaleRules) -> None:
         metrics = ServiceMetrics(Registry(CollectorRegistry()), "digits")
-        self.service = Service("digits", Limits(), Path("unused"), metrics)
+        self.service = Service("digits", Limits(batch=1), Path("unused"), metrics)
         self.said: list[str] = []
         self.now = SECOND
         self.scaler = Scaler(self.service, rules, SCALERS[DEFAULT_SCALER], self.said.append, self.now)
@@ -29,7 +29,7 @@ class Followed:
         for _ in range(windows):
             while self.there < self.scaler.wanted:
                 self.there += 1
-                self.service.batcher.up(f"j{self.there}.main", self.now, 1, [(1, 10.0 * MILLISECOND)])
+                self.service.batcher.up(f"j{self.there}.main", self.now, [(1, 10.0 * MILLISECOND)])
             while self.there > self.scaler.wanted:
                 self.service.batcher.down(f"j{self.there}.main", self.now)
                 self.there -= 1

@@ -25,7 +25,7 @@ def refused(effects: list[Effect]) -> list[tuple[int, str]]:
 def busy(limits: Limits | None = None) -> Batcher:
     """A service whose one replica is serving request 0 since the beginning, for 4 ms."""
     batcher = Batcher(limits or Limits())
-    batcher.up("a", 0, 0, KNOWN)
+    batcher.up("a", 0, KNOWN)
     assert batches(batcher.arrive(0, 0)) == [("a", (0,))]
     return batcher
 
@@ -42,12 +42,12 @@ def test_who_comes_while_the_replica_is_busy_is_served_together() -> None:
 def test_requests_wait_for_the_first_replica() -> None:
     batcher = Batcher(Limits())
     assert batcher.arrive(1, 0) == []
-    assert batches(batcher.up("a", SECOND, 0, KNOWN)) == [("a", (1,))]
+    assert batches(batcher.up("a", SECOND, KNOWN)) == [("a", (1,))]
 
 
 def test_a_killed_replica_loses_nothing() -> None:
     batcher = busy()
-    batcher.up("b", 0, 0, KNOWN)
+    batcher.up("b", 0, KNOWN)
     assert batches(batcher.arrive(1, 0)) == [("b", (1,))]
     assert batcher.arrive(2, 0) == []
     assert batcher.down("a", MILLISECOND) == []
@@ -62,7 +62,7 @@ def test_what_kills_whoever_serves_it_is_found_by_halving_and_refused() -> None:
     poison, served, gone = 5, set(), []
     for life in range(40):
         name = f"r{life}"
-        effects = batcher.up(name, life, 0, KNOWN)
+        effects = batcher.up(name, life, KNOWN)
         while (sent := [one for one in effects if isinstance(one, Batch)]) and poison not in sent[0].requests:
             told, effects = batcher.answered(name, sent[0].number, MILLISECOND, len(sent[0].requests), life)
             served.update(told)
@@ -71,7 +71,7 @@ def test_what_kills_whoever_serves_it_is_found_by_halving_and_refused() -> None:
         if gone:
             break
     assert (poison, "lost") in gone
-    while (left := [one for one in batcher.up("last", 100, 0, KNOWN) if isinstance(one, Batch)]) or batcher.serving:
+    while (left := [one for one in batcher.up("last", 100, KNOWN) if isinstance(one, Batch)]) or batcher.serving:
         told, _ = batcher.answered("last", left[0].number, MILLISECOND, len(left[0].requests), 100)
         served.update(told)
         batcher.down("last", 100)
@@ -168,7 +168,7 @@ def test_an_unlucky_start_does_not_close_the_service_for_ever() -> None:
 def test_it_is_learned_by_how_much_what_is_foreseen_is_exceeded() -> None:
     """Batches take from 0.8 to 1.5 times what they did when they were tried, at twice the load that can be served."""
     batcher, draw = Batcher(Limits(objective=100 * MILLISECOND)), Random(1)  # noqa: S311 — the same times each time
-    batcher.up("a", 0, 0, KNOWN)
+    batcher.up("a", 0, KNOWN)
     came: dict[int, int] = {}
     took: list[int] = []
     truth, batch = Curve(64, KNOWN), None
@@ -221,7 +221,7 @@ def test_what_is_to_be_sent_again_does_not_wait_for_ever_either() -> None:
     batcher = busy()
     batcher.down("a", 0)
     assert refused(batcher.tick(30 * SECOND)) == [(0, "expired")]
-    assert batcher.up("b", 30 * SECOND, 0, KNOWN) == []
+    assert batcher.up("b", 30 * SECOND, KNOWN) == []
 
 
 def test_a_replica_that_hangs_is_replaced() -> None:
@@ -274,11 +274,11 @@ class Story(RuleBasedStateMachine):
             self.open.add(self.number)
             self.take(self.batcher.arrive(self.number, self.now, timeout=timeout, deferred=deferred))
 
-    @rule(limit=st.sampled_from([0, 4]), known=st.booleans())
-    def up(self, limit: int, known: bool) -> None:
+    @rule(known=st.booleans())
+    def up(self, known: bool) -> None:
         if len(self.batcher.replicas) < 4:
             self.names += 1
-            self.take(self.batcher.up(f"r{self.names}", self.now, limit, KNOWN if known else ()))
+            self.take(self.batcher.up(f"r{self.names}", self.now, KNOWN if known else ()))
 
     @precondition(lambda self: self.out)
     @rule(data=st.data(), how=st.sampled_from(["answered", "answered", "answered", "broke", "no_memory", "down"]))
@@ -324,7 +324,7 @@ class Story(RuleBasedStateMachine):
         for name in list(self.out):
             del self.out[name]
             self.take(self.batcher.down(name, self.now))
-        self.take(self.batcher.up("last", self.now, 0, KNOWN))
+        self.take(self.batcher.up("last", self.now, KNOWN))
         for _ in range(5000):
             if not self.open:
                 break
