@@ -168,7 +168,7 @@ class Serving:
         finally:
             connection.close()
 
-    def metric(self, name: str, **labels: str) -> float:
+    def metric(self, name: str, /, **labels: str) -> float:
         text = self.ask(b"", "/metrics", "GET").body.decode()
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         lines = [line for line in text.splitlines() if line.startswith(name) and all(one in line for one in wanted)]

@@ -92,11 +92,22 @@ def _declared(target: str, flags: dict[str, Any]) -> DeclaredService | Front:
             if isinstance(document, dict):
                 document = merged(document, own)
                 fill_in(document.get("env"), dict(os.environ))
-                document["folder"] = str((path.resolve().parent / str(document.get("folder") or ".")).resolve())
+                _locate(document, path.resolve().parent)
             return _checked(compile_service(document))
     place, _, _ = target.partition(":")
     name = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
     return _checked(compile_service({"kind": "service", "name": name, "model": target} | own))
+
+
+def _locate(document: dict[str, Any], folder: Path) -> None:
+    """Make what a file says of places mean them from everywhere."""
+    document["folder"] = str((folder / str(document.get("folder") or ".")).resolve())
+    for block, field in (("canary", "folder"), ("canary", "replay"), ("record", "file")):
+        told = document.get(block)
+        if isinstance(told, dict) and isinstance(told.get(field), str) and told[field]:
+            told[field] = str((folder / told[field]).resolve())
+    if isinstance(document.get("canary"), dict):
+        fill_in(document["canary"].get("env"), dict(os.environ))
 
 
 def _checked(service: DeclaredService) -> DeclaredService:

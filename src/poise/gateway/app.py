@@ -5,6 +5,7 @@
     GET  /healthz           200: the gateway lives
     GET  /readyz            200 once every service has a replica, else 503 and which have none
     GET  /metrics           Prometheus
+    GET  /canaries          how versions on trial do
     /v1/...                 what upstreams answer, if there are any
 
 A request may say `X-Request-Timeout-Seconds: N`, after which nobody waits for its answer any more, and `X-Poise-Lane:
@@ -18,8 +19,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from poise.gateway.asgi import Receive, Room, Scope, Send, answer
-from poise.gateway.cached import Cached
-from poise.gateway.service import STATUS, Service
+from poise.gateway.canary import Trial
+from poise.gateway.service import STATUS, Asked, Service
 from poise.gateway.wire import MOST_BODIES
 from poise.kernel.batcher import Refuse
 from poise.units import SECOND
@@ -41,27 +42,27 @@ class Refused(Exception):
 
 
 class Gateway:
-    """Its `services` by name, those with a cache in `cached` as well; the ASGI application of all that is no question
-    to one of them, with `rest` under /v1/ if there is any.
+    """What is asked by name in `fronts`, the `services` behind, the `trials` of versions; the ASGI application of all
+    that is no question to one of them, with `rest` under /v1/ if there is any.
     """
 
     def __init__(
         self,
+        fronts: Mapping[str, Asked],
         services: Mapping[str, Service],
+        trials: Mapping[str, Trial],
         registry: CollectorRegistry,
         rest: App | None = None,
-        cached: Mapping[str, Cached] | None = None,
     ) -> None:
+        self._fronts = fronts
         self._services = services
-        self._cached = cached or {}
+        self._trials = trials
         self._registry = registry
         self._rest = rest
         self.draining = False
         self.room = Room(MOST_BODIES)  # so that any batch of them fits into a frame
 
-    def admit(
-        self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]
-    ) -> tuple[Service | Cached, int, bool]:
+    def admit(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[Asked, int, bool]:
         """The service that is asked, for how long whoever asks waits (nanoseconds, 0: as long as the service says), and
         whether the answer may be deferred. Raises `Refused`.
         """
@@ -80,13 +81,13 @@ class Gateway:
                 raise too_large()
         return service, timeout, deferred
 
-    def _service(self, path: str) -> Service | Cached:
+    def _service(self, path: str) -> Asked:
         name = path[len("/predict") :].lstrip("/")
-        if not name and len(self._services) == 1:
-            name = next(iter(self._services))
-        if name in self._services:
-            return self._cached.get(name) or self._services[name]
-        raise Refused(404, f"there is no service `{name[:100]}`; known: {', '.join(self._services)}")
+        if not name and len(self._fronts) == 1:
+            name = next(iter(self._fronts))
+        if name in self._fronts:
+            return self._fronts[name]
+        raise Refused(404, f"there is no service `{name[:100]}`; known: {', '.join(self._fronts)}")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -96,17 +97,20 @@ class Gateway:
             await answer(send, 200, b'{"status":"ok"}', JSON)
         elif path == "/readyz":
             await self._readiness(send)
+        elif path == "/canaries":
+            reports = {name: trial.report() for name, trial in self._trials.items()}
+            await answer(send, 200, msgspec.json.encode(reports), JSON)
         elif path == "/metrics":
             for service in self._services.values():
                 service.measure()
             await answer(send, 200, generate_latest(self._registry), [(b"content-type", CONTENT_TYPE_LATEST.encode())])
         else:
-            known = [f"/predict/{name}" for name in self._services] + ["/v1/models"] * (self._rest is not None)
+            known = [f"/predict/{name}" for name in self._fronts] + ["/v1/models"] * (self._rest is not None)
             message = f"there is nothing at {path[:100]}; there is {', '.join(known)}"
             await answer(send, 404, msgspec.json.encode({"error": {"code": 404, "message": message}}), JSON)
 
     async def _readiness(self, send: Send) -> None:
-        without = [name for name, service in self._services.items() if not service.replicas]
+        without = [name for name in self._fronts if not self._services[name].replicas]
         body = msgspec.json.encode({"ready": not without and not self.draining, "without_replica": without})
         await answer(send, 503 if without or self.draining else 200, body, JSON)
 

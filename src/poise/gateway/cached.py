@@ -6,17 +6,14 @@ be deferred, is asked by itself, but finds what is kept.
 """
 
 import time
-from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
 
-from poise.gateway.service import Service
+from poise.gateway.service import Service, Tell
 from poise.gateway.service_metrics import ServiceMetrics
 from poise.gateway.wire import Answer
 from poise.kernel.batcher import Refuse
 from poise.kernel.cache import Cache
-
-Tell = Callable[[Answer | Refuse], None]
 
 
 class _Flight:

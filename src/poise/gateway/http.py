@@ -20,9 +20,8 @@ import uvicorn
 
 from poise.gateway.app import MAX_BODY, Gateway, Refused, no_room, refusal, too_large
 from poise.gateway.asgi import NoRoom
-from poise.gateway.cached import Cached
 from poise.gateway.connection import MOVED, Connection
-from poise.gateway.service import Service
+from poise.gateway.service import Asked
 from poise.gateway.wire import Answer
 from poise.kernel.batcher import Refuse
 
@@ -49,7 +48,7 @@ class Question:
 
     __slots__ = ("answer", "body", "deferred", "last", "number", "service", "size", "timeout")
 
-    def __init__(self, service: Service | Cached | None, timeout: int, deferred: bool) -> None:
+    def __init__(self, service: Asked | None, timeout: int, deferred: bool) -> None:
         self.service = service
         self.timeout = timeout
         self.deferred = deferred
@@ -134,7 +133,7 @@ class Protocol(Connection):
             return
         self._disarm()
         question.last = self._gateway.draining or not self.parser.should_keep_alive()
-        service = cast(Service | Cached, question.service)
+        service = cast(Asked, question.service)
         body = question.body[0] if len(question.body) == 1 else b"".join(question.body)
         question.body.clear()
         question.number = service.ask(

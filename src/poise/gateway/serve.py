@@ -11,10 +11,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
 from poise.client import Client
@@ -22,10 +24,12 @@ from poise.drivers import sockets
 from poise.errors import Conflict, Fault, InputError, NotFound, PoiseError, Unreachable
 from poise.gateway.app import Gateway
 from poise.gateway.cached import Cached
+from poise.gateway.canary import Trial, Version
 from poise.gateway.http import Server
 from poise.gateway.metrics import Metrics
+from poise.gateway.recording import Recorder
 from poise.gateway.scaling import Scaler
-from poise.gateway.service import Service
+from poise.gateway.service import Asked, Service
 from poise.gateway.service_metrics import Registry, ServiceMetrics
 from poise.gateway.upstreams import Upstreams
 from poise.gateway.wire import Answer
@@ -92,13 +96,20 @@ class Replicas:
         self._submitting: asyncio.Future[None] | None = None
         self._told: dict[str, str] = {}
         self._asked = 0
-        rules = declared.rules
-        self._scaler = (
-            None
-            if rules is None
-            else Scaler(service, rules, scaler_named(declared.scaler or DEFAULT_SCALER), say, time.monotonic_ns())
-        )
+        self._scaler = self._made_scaler()
         self._pause = START_AGAIN[0]
+
+    def become(self, declared: DeclaredService) -> None:
+        """Be as many from now on as `declared` says."""
+        self._declared = msgspec.structs.replace(self._declared, replicas=declared.replicas, rules=declared.rules)
+        self._scaler = self._scaler or self._made_scaler()
+
+    def _made_scaler(self) -> Scaler | None:
+        declared = self._declared
+        if declared.rules is None:
+            return None
+        policy = scaler_named(declared.scaler or DEFAULT_SCALER)
+        return Scaler(self._service, declared.rules, policy, self._say, time.monotonic_ns())
 
     def spec(self) -> dict[str, Any]:
         """The job that a replica is."""
@@ -268,6 +279,122 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """A service that runs; with a cache that is what is `asked`."""
+
+    declared: DeclaredService
+    service: Service
+    asked: Asked
+    replicas: Replicas
+
+
+class Running:
+    """All services of a gateway. `fronts` are asked by name; `services` are all there are, those on trial as well;
+    `trials` are those that there were.
+    """
+
+    def __init__(
+        self, folder: Path, connect: Callable[[], Client], base: dict[str, Any], user: str, say: Callable[[str], None]
+    ) -> None:
+        self.fronts: dict[str, Asked] = {}
+        self.services: dict[str, Service] = {}
+        self.trials: dict[str, Trial] = {}
+        self.registry = CollectorRegistry()
+        self._folder, self._connect, self._base, self._user, self._say = folder, connect, base, user, say
+        self._metrics = Registry(self.registry)
+        self._recorders: dict[str, Recorder] = {}
+        self._kept: list[_Kept] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def begin(self, declared: DeclaredService) -> "asyncio.Task[None]":
+        """Listen for the replicas of a service, and of its canary. The task keeps them, and raises `InputError` with
+        what they wrote if the first ones cannot start.
+        """
+        stable = await self._begin(declared)
+        self.fronts[declared.name] = stable.asked
+        if declared.record is not None:
+            file, part, most = declared.record
+            self._recorders[declared.name] = Recorder(stable.asked, Path(file), part, most, self._say)
+            self.fronts[declared.name] = self._recorders[declared.name]
+        if declared.canary is None or declared.trial is None:
+            return asyncio.create_task(stable.replicas.keep())
+        canary = await self._begin(declared.canary)
+        old, new = (Version(one.service, one.asked) for one in (stable, canary))
+        measure = self._metrics.canary(declared.name)
+        trial = Trial(declared.name, declared.trial, old, new, measure, self._say)
+        self.trials[declared.name] = trial
+        canary.service.watchers.append(trial.changed)
+        self._ask_of(declared.name, trial)
+        return asyncio.create_task(self._try(trial, stable, canary))
+
+    def _ask_of(self, name: str, asked: Asked) -> None:
+        """From now on."""
+        if name in self._recorders:
+            self._recorders[name].behind = asked
+        else:
+            self.fronts[name] = asked
+
+    async def _begin(self, declared: DeclaredService) -> _Kept:
+        path = self._folder / f"{declared.name}.{secrets.token_hex(4)}.sock"  # others may serve one of that name
+        metrics = ServiceMetrics(self._metrics, declared.name)
+        service = Service(declared.name, declared.limits, path, metrics)
+        replicas = Replicas(declared, service, self._connect, self._base, self._user, self._say)
+        service.on_hang = _in_background(self._tasks, replicas.replace)
+        service.watchers.append(partial(_tell_replicas, service, declared, self._say))
+        await service.start()
+        self.services[declared.name] = service
+        asked: Asked = service
+        if declared.cache:
+            answers: Cache[Answer] = Cache(declared.cache, declared.ttl)
+            asked = Cached(service, answers, metrics)
+        kept = _Kept(declared, service, asked, replicas)
+        self._kept.append(kept)
+        return kept
+
+    async def _try(self, trial: Trial, stable: _Kept, canary: _Kept) -> None:
+        """Keep both versions until the trial is over; then the one that is to serve, while the other is ended."""
+        keepers = {one: asyncio.create_task(one.replicas.keep()) for one in (stable, canary)}
+        try:
+            over: list[asyncio.Future[Any]] = [trial.ended, *keepers.values()]
+            await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+            if keepers[canary].done() and (error := keepers[canary].exception()) is not None:
+                trial.end(False, _said(error))
+            if not keepers[stable].done():
+                promoted = await trial.ended
+                winner, loser = (canary, stable) if promoted else (stable, canary)
+                self._ask_of(trial.name, winner.asked)
+                keepers[loser].cancel()
+                await asyncio.gather(keepers[loser], return_exceptions=True)
+                if promoted:
+                    winner.replicas.become(stable.declared)
+                    self.services[trial.name] = winner.service
+                await loser.service.drained()
+                await self._end(loser)
+            else:
+                winner = stable
+            await keepers[winner]
+        finally:
+            for keeper in keepers.values():
+                keeper.cancel()
+
+    async def drained(self) -> None:
+        """Until all that was accepted is answered."""
+        await asyncio.gather(*(one.service.drained() for one in self._kept))
+
+    async def end(self) -> None:
+        """Hang up on all replicas, and end their jobs."""
+        await asyncio.gather(*(self._end(one) for one in list(self._kept)))
+        for recorder in self._recorders.values():
+            recorder.close()
+
+    async def _end(self, kept: _Kept) -> None:
+        self._kept.remove(kept)
+        self.services.pop(kept.declared.name, None)
+        await kept.service.stop()
+        await kept.replicas.end()
+
+
 async def serve(
     services: Sequence[DeclaredService],
     front: Front | None,
@@ -282,36 +409,18 @@ async def serve(
     exists.
     """
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    collected = CollectorRegistry()
-    registry = Registry(collected)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     _sweep(folder)
-    running: dict[str, Service] = {}
-    cached: dict[str, Cached] = {}
-    kept: list[Replicas] = []
-    tasks: set[asyncio.Task[Any]] = set()
-    for declared in services:
-        path = folder / f"{declared.name}.{secrets.token_hex(4)}.sock"  # its own: others may serve one of that name
-        metrics = ServiceMetrics(registry, declared.name)
-        service = Service(declared.name, declared.limits, path, metrics)
-        if declared.cache:
-            kept_answers: Cache[Answer] = Cache(declared.cache, declared.ttl)
-            cached[declared.name] = Cached(service, kept_answers, metrics)
-        replicas = Replicas(declared, service, connect, base, user, say)
-        service.on_hang = _in_background(tasks, replicas.replace)
-        service.on_change = partial(_tell_replicas, service, declared, say)
-        await service.start()
-        running[declared.name] = service
-        kept.append(replicas)
-    upstreams = _upstreams(front, collected) if front is not None else None
+    running = Running(folder, connect, base, user, say)
+    keeping = [await running.begin(declared) for declared in services]
+    upstreams = _upstreams(front, running.registry) if front is not None else None
     if upstreams is not None:
         await upstreams.start()
-    gateway = Gateway(running, collected, upstreams, cached)
+    gateway = Gateway(running.fronts, running.services, running.trials, running.registry, upstreams)
     server = Server(gateway)
-    keeping = [asyncio.create_task(replicas.keep()) for replicas in kept]
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait([*keeping, stopped, serving], return_when=asyncio.FIRST_COMPLETED)
@@ -322,18 +431,22 @@ async def serve(
         say("draining")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
-                await asyncio.gather(*(service.drained() for service in running.values()))
+                await running.drained()
     if upstreams is not None:
         await upstreams.stop()
     server.should_exit = True
     await serving
-    for service in running.values():
-        await service.stop()
-    await asyncio.gather(*(replicas.end() for replicas in kept))
+    await running.end()
     stopped.cancel()
     for outcome in await asyncio.gather(*keeping, return_exceptions=True):
-        if isinstance(outcome, PoiseError):
+        if isinstance(outcome, Exception):
             raise outcome
+
+
+def _said(error: BaseException) -> str:
+    if not isinstance(error, PoiseError):
+        raise error
+    return ": ".join(filter(None, [error.record.message, error.record.have]))
 
 
 def _sweep(folder: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -29,11 +29,28 @@ STATUS = {"full": 503, "late": 503, "expired": 504, "broken": 500, "lost": 502}
 """What a refusal is in HTTP."""
 
 
+Tell = Callable[["Answer | Refuse"], None]
+
+
+class Asked(Protocol):
+    """What requests are asked of: a service, or what stands before one."""
+
+    def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False) -> int:
+        """Ask; `tell` is told the answer, once, unless `cancel` says with the number that nobody waits any more."""
+
+    def cancel(self, number: int) -> None:
+        """Nobody waits for this answer any more."""
+
+
+Listener = Callable[[bytes, "Answer | Refuse", int], None]
+"""Told of each request that was answered or refused: its body, what was told, and nanoseconds since it had come."""
+
+
 class Pending(NamedTuple):
     """A request whose answer somebody waits for."""
 
     body: bytes
-    tell: Callable[[Answer | Refuse], None]
+    tell: Tell
     came: int
 
 
@@ -57,8 +74,9 @@ class Service:
         self.path = path
         self.on_hang: Callable[[str], None] = lambda name: None
         """Told the name of a replica that hangs and is to be ended."""
-        self.on_change: Callable[[], None] = lambda: None
+        self.watchers: list[Callable[[], None]] = []
         """Told when a replica has become ready, or has gone."""
+        self.listeners: list[Listener] = []
         self.ever_ready = False
         self._metrics = metrics
         self._pending: dict[int, Pending] = {}
@@ -92,6 +110,12 @@ class Service:
             self._changed.clear()
             await self._changed.wait()
 
+    async def ready(self) -> None:
+        """Until it has a replica."""
+        while not self._channels:
+            self._changed.clear()
+            await self._changed.wait()
+
     @property
     def replicas(self) -> int:
         return len(self._channels)
@@ -117,10 +141,8 @@ class Service:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def ask(
-        self, body: bytes, tell: Callable[[Answer | Refuse], None], timeout: int = 0, deferred: bool = False
-    ) -> int:
-        """Ask; `tell` is told the answer, once, unless `cancel` says with the number that nobody waits any more."""
+    def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False) -> int:
+        """As `Asked.ask`. `timeout`: nanoseconds, 0: as long as the service says."""
         now = time.monotonic_ns()
         self._asked += 1
         self._seen.asked += 1
@@ -144,8 +166,12 @@ class Service:
         self._channels[hello.name] = channel
         self._do(self.batcher.up(hello.name, now, self._known(hello)), now)
         self.ever_ready = True
+        self._has_changed()
+
+    def _has_changed(self) -> None:
         self._changed.set()
-        self.on_change()
+        for watcher in self.watchers:
+            watcher()
 
     def _known(self, hello: Hello) -> Sequence[tuple[int, float]]:
         """What it has tried itself; else what others of this service take, as long as it has not been seen working."""
@@ -159,8 +185,7 @@ class Service:
             del self._channels[name]
             now = time.monotonic_ns()
             self._do(self.batcher.down(name, now), now)
-            self._changed.set()
-            self.on_change()
+            self._has_changed()
 
     def heard(self, name: str, message: Answers | Broken) -> None:
         now = time.monotonic_ns()
@@ -208,6 +233,8 @@ class Service:
         if pending is not None:
             self._metrics.refused(refuse.why)
             pending.tell(refuse)
+            if self.listeners:
+                self._heard(pending, refuse, time.monotonic_ns())
             self._changed.set()
 
     def _tell(self, number: int, answer: Answer, now: int) -> None:
@@ -216,8 +243,14 @@ class Service:
             self._metrics.answered(answer.status, now - pending.came)
             self._seen.took.append(now - pending.came)
             pending.tell(answer)
+            if self.listeners:
+                self._heard(pending, answer, now)
             if not self._pending:
                 self._changed.set()
+
+    def _heard(self, pending: Pending, told: Answer | Refuse, now: int) -> None:
+        for listener in tuple(self.listeners):
+            listener(pending.body, told, now - pending.came)
 
     def _arm(self, now: int) -> None:
         """The machine is asked again at its next instant; a timer that would come earlier serves as well."""
@@ -286,4 +319,4 @@ class _Channel(asyncio.Protocol):
             self._transport.close()
 
 
-__all__ = ["STATUS", "Service"]
+__all__ = ["STATUS", "Asked", "Listener", "Service", "Tell"]

@@ -1,4 +1,8 @@
-"""What is measured of a service. Names are those of Ray Serve, of a cache those of Triton: dashboards know them."""
+"""What is measured of a service. Names are those of Ray Serve, of a cache Triton's, of a version on trial Flagger's:
+dashboards know them.
+"""
+
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -50,7 +54,25 @@ class Registry:
         self.processing = Gauge(
             "serve_replica_processing_queries", "Requests that replicas are answering", of, registry=registry
         )
+        self._canary_weight = Gauge(
+            "flagger_canary_weight",
+            "The part of requests that the version on trial answers, in per cent",
+            ("name",),
+            registry=registry,
+        )
+        self._canary_status = Gauge(
+            "flagger_canary_status", "0: on trial, 1: promoted, 2: rolled back", ("name",), registry=registry
+        )
         self.replicas = Gauge("serve_deployment_replica_healthy", "Replicas that are ready", of, registry=registry)
+
+    def canary(self, name: str) -> Callable[[float, int], None]:
+        """Told the part of a service's requests that its canary answers, and how its trial stands."""
+
+        def told(part: float, status: int) -> None:
+            self._canary_weight.labels(name).set(100 * part)
+            self._canary_status.labels(name).set(status)
+
+        return told
 
 
 class ServiceMetrics:

@@ -17,10 +17,19 @@ from typing import Any, Literal
 import msgspec
 
 from poise.errors import SpecError
-from poise.model.document import Findings
+from poise.model.canary import Stage, TrialRules
+from poise.model.document import Findings, shown
 from poise.model.scaling import ScaleRules
 from poise.model.serving import MOST, Limits
-from poise.model.spec import PriorityName, Quantity, ResourcesSpec, check_name, check_text, compile_spec, parse_or_raise
+from poise.model.spec import (
+    PriorityName,
+    Quantity,
+    ResourcesSpec,
+    check_name,
+    check_text,
+    compile_spec,
+    parse_or_raise,
+)
 from poise.units import DAY, HOUR, parse_bytes, parse_duration, parse_share
 
 MOST_REPLICAS = 64
@@ -58,6 +67,33 @@ class CacheSpec(msgspec.Struct, forbid_unknown_fields=True):
     ttl: Quantity = "5m"
 
 
+class RecordSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """Requests that are written to a file, to be asked again."""
+
+    file: str = ""
+    share: Quantity = "100%"
+    size: Quantity = "64MiB"
+
+
+class CanarySpec(msgspec.Struct, forbid_unknown_fields=True):
+    """A version on trial beside the one that serves: what is other in it, what it is asked, what it must hold to."""
+
+    model: str = ""
+    folder: str = ""
+    python: str = ""
+    replicas: int = 0
+    env: dict[str, Any] = {}
+    replay: str = ""
+    shadow: Quantity = 0
+    share: list[Quantity] = msgspec.field(default_factory=lambda: ["5%", "25%", "50%"])
+    after: int = 200
+    errors: Quantity = "1%"
+    latency: float = 1.2
+    agreement: Quantity = "95%"
+    close: float = 1e-3
+    promote: bool = True
+
+
 class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
     """A whole file."""
 
@@ -74,6 +110,8 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
     timeout: Quantity = "30s"
     late: Literal["refuse", "defer"] = "refuse"
     cache: CacheSpec | None = None
+    record: RecordSpec | None = None
+    canary: CanarySpec | None = None
     resources: ResourcesSpec = msgspec.field(default_factory=ResourcesSpec)
     priority: PriorityName = "high"
     env: dict[str, Any] = {}
@@ -82,7 +120,8 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
 class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     """A compiled file. `job` are the fields of the job that each replica is, other than what it runs. With `rules` the
     number of `replicas` follows the load, by the `scaler` of that name. `cache`: bytes of answers that are kept, each
-    for `ttl` nanoseconds.
+    for `ttl` nanoseconds. `record`: the file that requests are written to, what part of them, and bytes of it at most.
+    `canary`: another version, on `trial`.
     """
 
     name: str
@@ -95,6 +134,9 @@ class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     cache: int = 0
     ttl: int = 0
+    record: tuple[str, float, int] | None = None
+    canary: "DeclaredService | None" = None
+    trial: TrialRules | None = None
     job: dict[str, Any] = {}
 
     @property
@@ -128,6 +170,8 @@ _EXAMPLES = {
     "timeout": "timeout: 30s",
     "cache": "cache: {size: 64MiB, ttl: 5m}",
     "late": "late: defer",
+    "record": "record: {file: asked.jsonl, share: 10%}",
+    "canary": "canary: {model: newer.py:Model, shadow: 20%}",
     "resources": "resources: {cpu: 1, gpu: 1}",
     "priority": "priority: high",
     "env": "env: {OMP_NUM_THREADS: 1}",
@@ -142,10 +186,8 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
     if top.kind != "service":
         found.add(SpecError("this file is no service", field="kind", need="service", have=top.kind))
     found.get(None, check_name, top.name, "name")
-    place, colon, name = top.model.partition(":")
-    if not (place and colon and name):
-        need = "app.py:Model, or package.module:Model"
-        found.add(SpecError("which class serves?", field="model", need=need, have=top.model))
+    if not _CLASS.fullmatch(top.model):
+        found.add(SpecError("which class serves?", field="model", need=_NEED_CLASS, have=top.model))
     for field in ("model", "folder", "python"):
         found.get(None, check_text, getattr(top, field), field)
     for field, value, most in (
@@ -180,7 +222,7 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         ttl = found.get(0, parse_or_raise, parse_duration, top.cache.ttl, "cache.ttl", DAY)
     job = {field: document[field] for field in ("resources", "env") if field in document}
     found.get(None, compile_spec, {"run": [top.model], **job}, wall=0.0)
-    return DeclaredService(
+    made = DeclaredService(
         name=top.name,
         model=top.model,
         folder=top.folder,
@@ -191,10 +233,80 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         limits=limits,
         cache=cache,
         ttl=ttl,
+        record=None if top.record is None else _record(top.record, found),
         job=job | {"priority": top.priority},
     )
+    return made if top.canary is None else _with_canary(made, top.canary, found)
 
 
+def _record(told: RecordSpec, found: Findings) -> tuple[str, float, int]:
+    if not told.file:
+        found.add(SpecError("where to?", field="record.file", need="a file", hint="file: asked.jsonl"))
+    found.get(None, check_text, told.file, "record.file")
+    part = found.get(1000, parse_or_raise, parse_share, told.share, "record.share", 1000)
+    return told.file, part / 1000, found.get(0, parse_or_raise, parse_bytes, told.size, "record.size", LARGEST)
+
+
+def _with_canary(stable: DeclaredService, told: CanarySpec, found: Findings) -> DeclaredService:
+    def part(field: str, value: Quantity) -> float:
+        return found.get(0, parse_or_raise, parse_share, value, f"canary.{field}", 1000) / 1000
+
+    def number(field: str, value: float, least: float, most: float) -> None:
+        if not least <= value <= most:
+            need = f"{least:g} to {most:g}"
+            found.add(SpecError("the number is out of bounds", field=f"canary.{field}", need=need, have=shown(value)))
+
+    for field in ("model", "folder", "python", "replay"):
+        found.get(None, check_text, getattr(told, field), f"canary.{field}")
+    if not (told.model or told.folder or told.python or told.env):
+        found.add(SpecError("what is other in it?", field="canary", need="model, folder, python or env"))
+    if told.model and not _CLASS.fullmatch(told.model):
+        found.add(SpecError("which class serves?", field="canary.model", need=_NEED_CLASS, have=told.model))
+    found.get(None, check_name, f"{stable.name}-canary", "name")
+    number("replicas", told.replicas, 0, MOST_REPLICAS)
+    number("after", told.after, 1, MOST_WAITING)
+    number("latency", told.latency, 1, 1000)
+    number("close", told.close, 0, 1)
+    shadow = part("shadow", told.shadow)
+    shares = [part(f"share[{at}]", value) for at, value in enumerate(told.share)]
+    for at, share in enumerate(shares):
+        if not share:
+            found.add(SpecError("a share above 0", field=f"canary.share[{at}]", need="0.1% to 100%", have="0"))
+    stages = [
+        *([Stage("replay")] if told.replay else []),
+        *([Stage("shadow", shadow)] if shadow else []),
+        *(Stage("share", share) for share in shares),
+    ]
+    if not stages:
+        found.add(SpecError("it is asked nothing", field="canary.share", need="share, shadow or replay"))
+    env = {"env": stable.job.get("env", {}) | told.env} if told.env else {}
+    found.get(None, compile_spec, {"run": [stable.model], "env": told.env}, wall=0.0)
+    canary = msgspec.structs.replace(
+        stable,
+        name=f"{stable.name}-canary",
+        model=told.model or stable.model,
+        folder=told.folder or stable.folder,
+        python=told.python or stable.python,
+        replicas=told.replicas or stable.replicas,
+        rules=None if told.replicas else stable.rules,
+        record=None,
+        job=stable.job | env,
+    )
+    trial = TrialRules(
+        stages=tuple(stages),
+        after=told.after,
+        errors=part("errors", told.errors),
+        latency=told.latency,
+        agreement=part("agreement", told.agreement),
+        close=told.close,
+        promote=told.promote,
+        replay=told.replay,
+    )
+    return msgspec.structs.replace(stable, canary=canary, trial=trial)
+
+
+_CLASS = re.compile(r"[^:]+:.+", re.DOTALL)
+_NEED_CLASS = "app.py:Model, or package.module:Model"
 _RANGE = re.compile(r"\s*([0-9]{1,6})\s*(?:\.\.\s*([0-9]{1,6})\s*)?")
 
 

@@ -1,0 +1,170 @@
+"""`poise serve` with a version on trial: nobody who asks notices, the better stays, the worse goes."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from system.living import Living, until
+from system.test_serve import Serving
+
+MODELS = """
+import os, time
+
+class Old:
+    def predict(self, batch: list[float]) -> list[float]:
+        time.sleep(0.002)
+        return [2 * one for one in batch]
+
+class New(Old):
+    pass
+
+class Slow(Old):
+    def predict(self, batch):
+        time.sleep(0.05)
+        return super().predict(batch)
+
+class Other(Old):
+    def predict(self, batch):
+        return [3 * one for one in batch]
+
+class Dies(Old):
+    def predict(self, batch):
+        os._exit(1)
+
+class Never:
+    def load(self):
+        raise RuntimeError("no weights here")
+
+    def predict(self, batch):
+        return batch
+"""
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Living]:
+    living = Living()
+    (living.work / "models.py").write_text(MODELS)
+    try:
+        yield living
+    except BaseException:
+        living.destroy()
+        raise
+    living.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(home: Living) -> Iterator[None]:
+    yield
+    for serving in STARTED:
+        serving.end()
+    STARTED.clear()
+
+
+def serve(home: Living, canary: str, more: str = "") -> Serving:
+    (home.work / "service.yaml").write_text(
+        f"""
+kind: service
+name: twice
+model: models.py:Old
+objective: {{latency_p99: 1s}}
+resources: {{cpu: 100m}}
+canary: {{{canary}}}
+{more}
+"""
+    )
+    STARTED.append(Serving(home, "service.yaml"))
+    return STARTED[-1]
+
+
+STARTED: list[Serving] = []
+
+
+class Load:
+    """Clients that ask all the time, and remember everything that was not the right answer."""
+
+    def __init__(self, serving: Serving, clients: int = 4) -> None:
+        self.serving = serving
+        self.asked, self.wrong = 0, []  # type: int, list[str]
+        self._over = threading.Event()
+        self._pool = ThreadPoolExecutor(clients)
+        self._clients = [self._pool.submit(self._ask) for _ in range(clients)]
+
+    def _ask(self) -> None:
+        connection = self.serving.connection()
+        while not self._over.is_set():
+            connection.request("POST", "/predict", b"21")
+            answer = connection.getresponse()
+            body = answer.read()
+            self.asked += 1
+            if answer.status != 200 or json.loads(body) != 42:
+                self.wrong.append(f"{answer.status} {body!r}")
+        connection.close()
+
+    def __enter__(self) -> "Load":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for client in self._clients:
+            client.result()
+        self._pool.shutdown()
+
+
+def jobs(home: Living) -> list[str]:
+    return [job.name for job in home.client().jobs() if job.status == "running"]
+
+
+def test_what_is_as_good_takes_over_while_nobody_notices(home: Living) -> None:
+    serving = serve(home, "model: models.py:New, shadow: 50%, share: [20%, 100%], after: 50, latency: 5")
+    with Load(serving) as load:
+        serving.until_said("the canary is promoted")
+        assert "shadow of 50 %" in serving.text and "share of 20 %, after errors 0.00%" in serving.text
+        until(lambda: jobs(home) == ["twice-canary-1"], "the old is ended", lambda: str(jobs(home)))
+        asked = load.asked
+        until(lambda: load.asked > asked + 50, "it goes on", lambda: serving.text)
+    assert load.wrong == []
+    trial = serving.ask(b"", "/canaries", "GET").value["twice"]
+    assert (trial["state"], trial["stages"]) == ("promoted", ["shadow of 50 %", "share of 20 %", "share of 100 %"])
+    assert serving.metric("flagger_canary_status", name="twice") == 1
+    assert serving.end() == 0
+    assert jobs(home) == []
+
+
+@pytest.mark.parametrize(
+    ("canary", "why"),
+    [
+        ("model: models.py:Slow, share: [50%], after: 50", "ms beside"),
+        ("model: models.py:Other, shadow: 100%, after: 50", "answers the same"),
+        ("model: models.py:Dies, share: [30%], after: 20", "errors"),
+        ("model: models.py:Never, share: [50%]", "no weights here"),
+    ],
+)
+def test_what_is_worse_is_rolled_back_and_nobody_notices(home: Living, canary: str, why: str) -> None:
+    serving = serve(home, canary)
+    with Load(serving) as load:
+        serving.until_said("the canary is rolled back")
+        until(lambda: jobs(home) == ["twice-1"], "only the old is left", lambda: str(jobs(home)) + serving.text)
+        asked = load.asked
+        until(lambda: load.asked > asked + 20, "it goes on", lambda: serving.text)
+    said = serving.text[serving.text.index("rolled back") :]
+    assert why in said
+    assert load.wrong == []
+    assert serving.end() == 0
+
+
+def test_what_was_recorded_is_asked_of_both_before_anybody_is(home: Living) -> None:
+    serving = serve(home, "model: models.py:New, share: [100%], promote: false", "record: {file: asked.jsonl}")
+    for number in range(30):
+        assert serving.ask(number).value == 2.0 * number
+    assert serving.end() == 0
+    lines = (home.work / "asked.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["body"] for line in lines) == sorted(str(number) for number in range(30))
+    began = time.monotonic()
+    serving = serve(home, "model: models.py:Other, replay: asked.jsonl")
+    serving.until_said("rolled back")
+    assert "3.33% of 30 answers the same" in serving.text, f"zero is twice zero; {time.monotonic() - began:.1f} s"
+    assert serving.end() == 0

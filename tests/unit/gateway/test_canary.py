@@ -1,0 +1,210 @@
+"""Whom a version on trial answers, what it costs those who ask, and how its trial goes on."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from poise.errors import InputError
+from poise.gateway.canary import Trial, Version
+from poise.gateway.recording import Recorder, read_recorded
+from poise.gateway.service import Listener, Service, Tell
+from poise.gateway.wire import Answer
+from poise.kernel.batcher import Refuse
+from poise.model.canary import Stage, TrialRules
+from poise.model.serving import Limits
+from poise.units import MILLISECOND, SECOND
+
+BROKEN = Answer(500, "application/json", b"{}")
+
+
+class Played:
+    """Stands for a service: answers at once, what `answers` makes of what it is asked."""
+
+    def __init__(self, answers: Callable[[bytes], Answer | Refuse]) -> None:
+        self.answers = answers
+        self.listeners: list[Listener] = []
+        self.replicas = 1
+        self.batcher = SimpleNamespace(limits=Limits(timeout=10 * SECOND))
+        self.asked: list[bytes] = []
+        self.timeouts: list[int] = []
+        self.holds = False
+        self.cancelled: list[int] = []
+
+    async def ready(self) -> None: ...
+
+    def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False) -> int:
+        self.asked.append(body)
+        self.timeouts.append(timeout)
+        if not self.holds:
+            told = self.answers(body)
+            tell(told)
+            for listener in tuple(self.listeners):
+                listener(body, told, 10 * MILLISECOND)
+        return len(self.asked)
+
+    def cancel(self, number: int) -> None:
+        self.cancelled.append(number)
+
+
+def same(body: bytes) -> Answer:
+    return Answer(200, "application/json", body)
+
+
+class Bench:
+    """Two versions, and whoever asks."""
+
+    def __init__(self, *stages: Stage, canary: Callable[[bytes], Answer | Refuse] = same, **rules: Any) -> None:
+        self.stable, self.canary = Played(same), Played(canary)
+        self.said: list[str] = []
+        self.measured: list[tuple[float, int]] = []
+        old, new = (Version(cast(Service, one), cast(Service, one)) for one in (self.stable, self.canary))
+        made = TrialRules(stages=stages, after=20, **rules)
+        self.trial = Trial("digits", made, old, new, lambda *told: self.measured.append(told), self.said.append)
+        self.told: list[Any] = []
+
+    def ask(self, times: int, timeout: int = 0) -> list[Any]:
+        self.told = []
+        for number in range(times):
+            self.trial.ask(b"%d" % number, self.told.append, timeout)
+        return self.told
+
+
+@pytest.fixture(autouse=True)
+def running() -> Iterator[None]:
+    """Where a trial can say that it has ended."""
+    loop = asyncio.new_event_loop()
+    asyncio._set_running_loop(loop)
+    yield
+    asyncio._set_running_loop(None)
+    loop.close()
+
+
+def test_shares_are_answered_by_it_in_even_turns_until_it_is_promoted() -> None:
+    bench = Bench(Stage("share", 0.25), Stage("share", 0.5))
+    bench.ask(40)
+    assert bench.canary.asked == [b"%d" % number for number in range(3, 40, 4)]
+    bench.ask(41)  # ten more: after twenty the next stage begins
+    assert "share of 50 %, after errors 0.00%" in bench.said[-1]
+    assert len(bench.canary.asked) == 20
+    bench.ask(40)
+    assert bench.trial.state == "promoted"
+    assert bench.trial.ended.result() is True
+    assert bench.measured == [(0.25, 0), (0.5, 0), (1.0, 1)]
+
+
+def test_whoever_asks_never_sees_it_fail() -> None:
+    failing: Iterator[Answer | Refuse] = iter(
+        [BROKEN, Refuse(1, "lost", "the replica died"), Answer(422, "text/plain", b"no")] * 20
+    )
+    bench = Bench(Stage("share", 0.5), canary=lambda _: next(failing))
+    told = bench.ask(100)
+    assert [(one.status, one.body) for one in told] == [(200, b"%d" % number) for number in range(100)]
+    assert bench.trial.state == "rolled back"
+    assert len(bench.canary.asked) == 10, "it is known after ten that it only fails"
+    assert "rolled back: errors 100.00% beside 0.00%" in bench.said[-1]
+
+
+def test_what_is_asked_again_has_the_time_that_is_left() -> None:
+    bench = Bench(Stage("share", 1.0), canary=lambda _: BROKEN)
+    bench.ask(1, timeout=SECOND)
+    bench.ask(1)
+    assert bench.canary.timeouts == [SECOND // 2, 5 * SECOND], "so that there is time for another"
+    assert 0.9 * SECOND < bench.stable.timeouts[0] < SECOND
+    assert bench.stable.timeouts[1] == 0, "as long as the service says"
+
+
+def test_copies_are_compared_and_answered_to_nobody() -> None:
+    bench = Bench(Stage("shadow", 0.5), canary=lambda body: Answer(200, "x", b'{"was":%s}' % body))
+    told = bench.ask(30)
+    assert {one.body for one in told} == {b"%d" % number for number in range(30)}
+    bench.ask(70)
+    assert bench.trial.state == "rolled back"
+    assert "answers the same" in bench.said[-1]
+    bench = Bench(Stage("shadow", 1.0), canary=lambda body: Answer(200, "x", b"%s.0001" % body))
+    bench.ask(40)
+    assert bench.trial.state == "promoted", "nearly the same numbers are the same"
+
+
+def test_without_a_replica_it_is_asked_nothing() -> None:
+    bench = Bench(Stage("share", 1.0))
+    bench.canary.replicas = 0
+    assert len(bench.ask(10)) == 10
+    assert not bench.canary.asked
+
+
+def test_what_it_held_when_its_last_replica_died_is_asked_of_stable() -> None:
+    bench = Bench(Stage("share", 0.5))
+    bench.canary.holds = True
+    assert len(bench.ask(4)) == 2
+    bench.trial.changed()
+    assert len(bench.told) == 2, "it has one"
+    bench.canary.replicas = 0
+    bench.trial.changed()
+    assert (len(bench.told), bench.canary.cancelled) == (4, [1, 2])
+    assert bench.trial.report()["answered"] == {"stable": 4, "canary": 2}
+
+
+def test_who_leaves_is_cancelled_where_the_question_is() -> None:
+    bench = Bench(Stage("share", 0.5))
+    bench.stable.holds = bench.canary.holds = True
+    numbers = [bench.trial.ask(b"1", bench.told.append) for _ in range(3)]
+    bench.trial.cancel(numbers[1])
+    bench.trial.cancel(numbers[0])
+    bench.trial.cancel(numbers[0])
+    assert (bench.canary.cancelled, bench.stable.cancelled, bench.told) == ([1], [1], [])
+
+
+def test_unless_it_is_to_be_promoted_it_stays_and_is_still_judged() -> None:
+    bench = Bench(Stage("share", 0.5), promote=False)
+    bench.ask(100)
+    assert (bench.trial.state, len(bench.canary.asked)) == ("running", 50)
+    assert len([line for line in bench.said if "stays at a share of 50 %" in line]) == 1
+    bench.canary.answers = lambda _: BROKEN
+    bench.ask(100)
+    assert bench.trial.state == "rolled back"
+
+
+async def recorded(path: Path, **rules: Any) -> Bench:
+    bench = Bench(Stage("replay"), replay=str(path), **rules)
+    await asyncio.wait_for(asyncio.shield(bench.trial.ended), 10)
+    return bench
+
+
+def test_what_was_recorded_is_asked_of_both(tmp_path: Path) -> None:
+    asyncio._set_running_loop(None)
+    path = tmp_path / "asked.jsonl"
+    told: list[Any] = []
+    recorder = Recorder(Played(same), path, 0.5, 10_000, lambda line: None)
+    for body in (*(b"%d" % number for number in range(10)), b"\xff", b"\xfe"):
+        recorder.ask(body, told.append)
+    recorder.close()
+    assert len(told) == 12
+    assert read_recorded(str(path)) == [b"1", b"3", b"5", b"7", b"9", b"\xfe"]
+    assert path.stat().st_mode & 0o777 == 0o600
+    bench = asyncio.run(recorded(path))
+    assert sorted(bench.canary.asked) == sorted(bench.stable.asked) == sorted(read_recorded(str(path)))
+    assert bench.trial.state == "promoted"
+    path.write_text('{"body": "1"}\n{"body": 2}\n')
+    with pytest.raises(InputError, match="line 2 is no recorded request"):
+        read_recorded(str(path))
+    bench = asyncio.run(recorded(path))
+    assert (bench.trial.state, bench.said[-1].partition(": ")[2][:29]) == (
+        "rolled back",
+        "the canary is rolled back: " + str(path)[:2],
+    )
+
+
+def test_a_full_file_takes_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "asked.jsonl"
+    for _ in range(2):
+        recorder = Recorder(Played(same), path, 1.0, 200, lambda line: None)
+        for _ in range(100):
+            recorder.ask(b"21", lambda told: None)
+        recorder.close()
+    assert 0 < path.stat().st_size <= 200
+    with pytest.raises(InputError, match="cannot be recorded"):
+        Recorder(Played(same), tmp_path / "no" / "folder", 1.0, 200, lambda line: None)
