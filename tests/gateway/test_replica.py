@@ -1,35 +1,103 @@
-"""What a replica says where its answers are too large for one frame."""
+"""What a replica reads and says: bodies large and small, and answers that are too large."""
 
+import os
 import socket
+from typing import NamedTuple
 
 import pytest
 
 from poise.gateway import replica
-from poise.gateway.wire import LENGTH, Answer, Answers, Broken, FromReplica, decode_from_replica
+from poise.gateway.shared import SHARED_FROM, Reader, Writer, make_buffer
+from poise.gateway.wire import LENGTH, Answers, Broken, FromReplica, Work, decode_from_replica, framed
 
 
-def said(message: FromReplica) -> FromReplica:
-    class Echo:
-        def predict(self, batch: list[int]) -> list[int]:
-            return batch
+class Worked(NamedTuple):
+    """What a replica said to a batch, and what it read and wrote through the buffers."""
 
+    message: FromReplica
+    answers: list[bytes]
+
+
+def worked(model: object, *bodies: bytes) -> Worked:
     ours, theirs = socket.socketpair()
+    requests, results = make_buffer(), make_buffer()
+    writer, reader = Writer(requests), Reader(results)
     with ours, theirs:
-        replica.Worker(replica.Model(Echo()), ours)._say(message)
-        data = theirs.recv(1 << 16)
+        worker = replica.Worker(replica.Model(model), ours, Reader(os.dup(requests)), Writer(os.dup(results)))
+        small, places = writer.place(bodies)
+        theirs.sendall(framed(Work(1, 0, small, places)))
+        theirs.shutdown(socket.SHUT_WR)
+        worker.run()
+        data = theirs.recv(1 << 20)
     assert LENGTH.unpack(data[: LENGTH.size])[0] == len(data) - LENGTH.size
-    return decode_from_replica.decode(data[LENGTH.size :])
+    message = decode_from_replica.decode(data[LENGTH.size :])
+    if not isinstance(message, Answers):
+        return Worked(message, [])
+    answers = [one.body for one in message.answers]
+    for place in message.places:
+        assert answers[place.number] == b""
+        answers[place.number] = bytes(reader.at(place))
+    writer.close()
+    reader.close()
+    return Worked(message, answers)
+
+
+class Raw:
+    """Bytes in and out; remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.given: list[object] = []
+
+    def decode(self, body: memoryview) -> memoryview:
+        self.given.append(body)
+        return body
+
+    def predict(self, batch: list[memoryview]) -> list[memoryview]:
+        return batch
+
+    def encode(self, result: memoryview) -> memoryview:
+        return result
 
 
 def test_too_large_together_they_are_asked_for_in_halves_and_alone_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica, "MOST_BODIES", 100)
-    small, large = Answer(200, "text/plain", b"x" * 60), Answer(200, "text/plain", b"x" * 101)
-    assert said(Answers(1, 5, 1, [small])) == Answers(1, 5, 1, [small])
-    together = said(Answers(1, 5, 2, [small, small]))
+    small, large = b"x" * 60, b"x" * 101
+    assert worked(Raw(), small).answers == [small]
+    together = worked(Raw(), small, small).message
     assert isinstance(together, Broken) and together.why == "memory"
-    alone = said(Answers(1, 5, 1, [large]))
-    assert isinstance(alone, Answers)
-    assert alone.answers[0].status == 500 and b"101 bytes" in alone.answers[0].body
+    alone = worked(Raw(), large)
+    assert isinstance(alone.message, Answers) and alone.message.answers[0].status == 500
+    assert b"101 bytes" in alone.answers[0]
+
+
+def test_large_bodies_are_read_where_they_are_and_small_ones_beside_them() -> None:
+    model = Raw()
+    bodies = [b"small", os.urandom(SHARED_FROM), b"", os.urandom(3 * SHARED_FROM + 1), b"\0" * (SHARED_FROM - 1)]
+    told = worked(model, *bodies)
+    assert told.answers == bodies
+    assert isinstance(told.message, Answers)
+    assert [(place.number, place.size) for place in told.message.places] == [(1, SHARED_FROM), (3, 3 * SHARED_FROM + 1)]
+    assert all(isinstance(given, memoryview) and given.readonly for given in model.given)
+
+
+def test_a_model_that_does_not_say_view_is_given_bytes() -> None:
+    class Plain(Raw):
+        def decode(self, body):  # type: ignore[no-untyped-def]
+            self.given.append(body)
+            return body
+
+    model = Plain()
+    worked(model, b"x" * SHARED_FROM, b"y")
+    assert model.given == [b"x" * SHARED_FROM, b"y"] and {type(one) for one in model.given} == {bytes}
+
+
+def test_json_is_read_where_it_is() -> None:
+    class Long:
+        def predict(self, batch: list[list[int]]) -> list[int]:
+            return [sum(one) for one in batch]
+
+    asked = b"[" + b",".join(b"%d" % number for number in range(20_000)) + b"]"
+    assert worked(Long(), asked).answers == [b"%d" % sum(range(20_000))]
 
 
 def test_sizes_beyond_the_largest_batch_are_not_tried() -> None:

@@ -119,7 +119,7 @@ def jobs(home: Living) -> list[str]:
 
 
 def test_what_is_as_good_takes_over_while_nobody_notices(home: Living) -> None:
-    serving = serve(home, "model: models.py:New, shadow: 50%, share: [20%, 100%], after: 50, latency: 5")
+    serving = serve(home, "model: models.py:New, shadow: 50%, share: [20%, 100%], after: 50, latency: 100")
     with Load(serving) as load:
         serving.until_said("the canary is promoted")
         assert "shadow of 50 %" in serving.text and "share of 20 %, after errors 0.00%" in serving.text

@@ -181,7 +181,7 @@ class Trial:
                 self._say(f"{self.name}: the canary has passed all stages, and stays at a {self.stage}: {found}")
             return
         self._stage += 1
-        self._of_stable, self._of_canary, self._due = Tally(), Tally(), 0.0
+        self._of_canary, self._due = Tally(), 0.0  # stable's stays: in the last stages it is hardly asked any more
         self._say(f"{self.name}: the canary is on trial, {self.stage}{f', after {found}' if found else ''}")
         self._measure(self.stage.part if self.stage.kind == "share" else 0.0, 0)
         if self.stage.kind == "replay":

@@ -30,12 +30,13 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from poise.drivers import sockets
 from poise.errors import InputError, PoiseError
+from poise.gateway.shared import Body, Reader, Writer
 from poise.gateway.wire import (
     LENGTH,
     MOST_BODIES,
@@ -60,6 +61,14 @@ TRY_TIMES = 3
 JSON = "application/json"
 
 
+class Result(NamedTuple):
+    """An answer that is not on its way yet."""
+
+    status: int
+    kind: str
+    body: Body
+
+
 class Model:
     """The user's class, made and asked safely: what it is given and gives back is checked here."""
 
@@ -73,13 +82,14 @@ class Model:
                 hint="def predict(self, batch: list) -> list: ...",
             )
         self._predict: Callable[[list[Any]], Sequence[Any]] = predict
-        self._decode: Callable[[bytes], Any] = getattr(made, "decode", None) or _from_json(predict)
+        decode: Callable[..., Any] | None = getattr(made, "decode", None)
+        self._decode = _from_json(predict) if decode is None else _reading(decode)
         self._encode: Callable[[Any], Any] | None = getattr(made, "encode", None)
 
-    def inputs(self, bodies: Sequence[bytes]) -> tuple[list[Any], dict[int, Answer]]:
+    def inputs(self, bodies: Sequence[Body]) -> tuple[list[Any], dict[int, Result]]:
         """What is asked, and the answers to those whose question could not be read, by their position."""
         items: list[Any] = []
-        refused: dict[int, Answer] = {}
+        refused: dict[int, Result] = {}
         for position, body in enumerate(bodies):
             try:
                 items.append(self._decode(body))
@@ -100,24 +110,26 @@ class Model:
             raise ValueError(f"predict gave {len(results)} results for {len(items)} inputs")
         return results
 
-    def answer(self, result: Any) -> Answer:
+    def answer(self, result: Any) -> Result:
         if isinstance(result, Exception):
             return failure(500, str(result), type(result).__name__)
         try:
             told = self._encode(result) if self._encode is not None else result
             if isinstance(told, bytes | bytearray | memoryview):
-                return Answer(200, "application/octet-stream", bytes(told))
+                view = memoryview(told)
+                flat = view.cast("B") if view.c_contiguous and view.nbytes else view.tobytes()
+                return Result(200, "application/octet-stream", flat)
             if isinstance(told, str) and self._encode is not None:
-                return Answer(200, "text/plain; charset=utf-8", told.encode())
-            return Answer(200, JSON, msgspec.json.encode(told, enc_hook=_plain))
+                return Result(200, "text/plain; charset=utf-8", told.encode())
+            return Result(200, JSON, msgspec.json.encode(told, enc_hook=_plain))
         except Exception as error:
             return failure(500, str(error), "the result cannot be told")
 
 
-def failure(status: int, message: str, what: str) -> Answer:
+def failure(status: int, message: str, what: str) -> Result:
     """An answer in the one form of all errors."""
     message = _sayable(f"{what}: {message}")
-    return Answer(status, JSON, msgspec.json.encode({"error": {"code": status, "message": message}}))
+    return Result(status, JSON, msgspec.json.encode({"error": {"code": status, "message": message}}))
 
 
 def _told(error: BaseException) -> str:
@@ -162,7 +174,18 @@ def _from_file(path: Path) -> types.ModuleType:
     return module
 
 
-def _from_json(predict: Callable[..., Any]) -> Callable[[bytes], Any]:
+def _reading(decode: Callable[..., Any]) -> Callable[[Body], Any]:
+    """A model's `decode`, given bytes; or a view of them, where it says that it takes a `memoryview`: a large body is
+    then read where it is.
+    """
+    hints = typing.get_type_hints(decode)
+    hints.pop("return", None)
+    if memoryview in hints.values():
+        return lambda body: decode(memoryview(body))
+    return lambda body: decode(bytes(body))
+
+
+def _from_json(predict: Callable[..., Any]) -> Callable[[Body], Any]:
     """Reads an input: of the type that `predict` takes a list of, if it says so."""
     hints = typing.get_type_hints(predict)
     hints.pop("return", None)
@@ -191,8 +214,9 @@ class Stopping(BaseException):
 class Worker:
     """Answers batches over one connection."""
 
-    def __init__(self, model: Model, channel: socket.socket) -> None:
+    def __init__(self, model: Model, channel: socket.socket, reader: Reader, writer: Writer) -> None:
         self._model = model
+        self._reader, self._writer = reader, writer
         self._channel = channel
         self._busy = False
         self._stop = False
@@ -202,7 +226,7 @@ class Worker:
         signal.signal(signal.SIGTERM, self._on_term)
         try:
             while not self._stop and (work := self._next()) is not None:
-                self._say(self._work(work))
+                self._channel.sendall(framed(self._work(work)))
                 self._busy = False
         except Stopping:
             pass
@@ -232,7 +256,10 @@ class Worker:
 
     def _work(self, work: Work) -> FromReplica:
         began = time.perf_counter_ns()
-        items, refused = self._model.inputs(work.bodies)
+        bodies: list[Body] = list(work.bodies)
+        for place in work.places:
+            bodies[place.number] = self._reader.at(place)
+        items, refused = self._model.inputs(bodies)
         given = len(items) + max(0, work.padded - len(work.bodies)) if items else 0
         try:
             results = self._model.predict(items + items[-1:] * (given - len(items))) if items else []
@@ -244,21 +271,18 @@ class Worker:
             refused[position] if position in refused else self._model.answer(next(answered))
             for position in range(len(work.bodies))
         ]
-        return Answers(work.number, time.perf_counter_ns() - began, given, answers)
-
-    def _say(self, message: FromReplica) -> None:
-        if isinstance(message, Answers) and sum(len(one.body) for one in message.answers) > MOST_BODIES:
-            message = _too_large(message)
-        self._channel.sendall(framed(message))
-
-
-def _too_large(message: Answers) -> FromReplica:
-    """Instead of answers that are too many bytes together: fewer at a time; or, of one alone, that it is too large."""
-    if len(message.answers) > 1:
-        return Broken(message.number, "memory", f"the results have more than {MOST_BODIES} bytes together")
-    size, most = len(message.answers[0].body), MOST_BODIES
-    answers = [failure(500, f"it has {size} bytes, and {most} are the most", "the result cannot be told")]
-    return Answers(message.number, message.took, message.items, answers)
+        took = time.perf_counter_ns() - began
+        if sum(len(one.body) for one in answers) > MOST_BODIES:
+            if len(answers) > 1:  # fewer at a time
+                return Broken(work.number, "memory", f"the results have more than {MOST_BODIES} bytes together")
+            what = f"it has {len(answers[0].body)} bytes, and {MOST_BODIES} are the most"
+            answers = [failure(500, what, "the result cannot be told")]
+        try:
+            sent, places = self._writer.place([one.body for one in answers])
+        except OSError as error:
+            return Broken(work.number, "memory", f"no memory for the results: {error.strerror}")
+        told = [Answer(one.status, one.kind, body) for one, body in zip(answers, sent, strict=True)]
+        return Answers(work.number, took, given, told, places)
 
 
 def tried(model: Model, largest: int) -> list[tuple[int, float]]:
@@ -290,17 +314,20 @@ def tried(model: Model, largest: int) -> list[tuple[int, float]]:
     return known
 
 
-def dial(path: Path) -> socket.socket:
-    """The gateway's socket. It has been there since before this replica was submitted: where it is not, the gateway has
-    gone.
+def dial(path: Path) -> tuple[socket.socket, Reader, Writer]:
+    """The gateway's socket, and the buffers that it gives. It has been there since before this replica was submitted:
+    where it is not, the gateway has gone.
     """
     try:
         channel = sockets.connect(path, None)
-    except OSError as error:
-        raise InputError(f"the gateway has gone: {error.strerror}", field=str(path)) from None
+        _, buffers, _, _ = socket.recv_fds(channel, 1, 2)
+        reader, writer = Reader(buffers[0]), Writer(buffers[1])
+    except (OSError, IndexError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or "it hung up"
+        raise InputError(f"the gateway has gone: {why}", field=str(path)) from None
     os.register_at_fork(after_in_child=channel.close)  # or what the model forks would keep it open
     threading.Thread(target=_end_with, args=(channel,), daemon=True).start()
-    return channel
+    return channel, reader, writer
 
 
 def _end_with(channel: socket.socket) -> None:
@@ -317,7 +344,7 @@ def main() -> int:
         sys.stderr.write("usage: python -m poise.gateway.replica app.py:Model\n")
         return 1
     try:
-        channel = dial(Path(os.environ["POISE_SERVICE_SOCKET"]))
+        channel, reader, writer = dial(Path(os.environ["POISE_SERVICE_SOCKET"]))
         model = load_model(sys.argv[1])
     except PoiseError as error:
         told = error.record
@@ -326,7 +353,7 @@ def main() -> int:
     known = tried(model, int(os.environ["POISE_SERVICE_BATCH"]))
     name = os.environ.get("POISE_TASK", f"replica-{os.getpid()}")
     channel.sendall(framed(Hello(name, known)))
-    Worker(model, channel).run()
+    Worker(model, channel, reader, writer).run()
     return 0
 
 

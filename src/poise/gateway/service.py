@@ -1,6 +1,8 @@
 """One service: its replicas behind a Unix socket, and the machine that says which of them is asked what, and when."""
 
 import asyncio
+import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +12,7 @@ import msgspec
 
 from poise.drivers import sockets
 from poise.gateway.service_metrics import ServiceMetrics
+from poise.gateway.shared import Reader, Writer, make_buffer
 from poise.gateway.wire import (
     LENGTH,
     MAX_FRAME,
@@ -24,6 +27,9 @@ from poise.gateway.wire import (
 from poise.kernel.batcher import Batch, Batcher, Effect, Refuse
 from poise.model.serving import Limits
 from poise.units import SECOND
+
+DIALLED_AGAIN = 1.0
+"""Seconds until it is listened again where there was no room for one more."""
 
 STATUS = {"full": 503, "late": 503, "expired": 504, "broken": 500, "lost": 502}
 """What a refusal is in HTTP."""
@@ -83,21 +89,27 @@ class Service:
         self._channels: dict[str, _Channel] = {}
         self._asked = 0
         self._seen = Seen()
-        self._server: asyncio.Server | None = None
+        self._listening: socket.socket | None = None
+        self._connecting: set[asyncio.Task[object]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        listening = sockets.listen(self.path)
-        self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Channel(self), sock=listening)
+        self._listening = sockets.listen(self.path)
+        self._listening.setblocking(False)
+        self._listen()
 
     async def stop(self) -> None:
         """Hang up on the replicas: what they were asked is refused."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._server is not None:
-            self._server.close()
+        if self._listening is not None:
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
+        for connecting in self._connecting:
+            connecting.cancel()
         for channel in list(self._channels.values()):
             channel.close()
         for number in list(self._pending):
@@ -157,6 +169,38 @@ class Service:
             self._changed.set()
 
     # --- replicas ----------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        """A replica dials: it is given the buffers, before anything else is said."""
+        listening, loop = self._listening, asyncio.get_running_loop()
+        if listening is None:
+            return
+        try:
+            dialled, _ = listening.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is free: it is dialled again
+            loop.remove_reader(listening)
+            loop.call_later(DIALLED_AGAIN, self._listen)
+            return
+        dialled.setblocking(False)
+        buffers: list[int] = []
+        try:
+            buffers += make_buffer(), make_buffer()
+            socket.send_fds(dialled, [b"\0"], buffers)
+        except OSError:
+            for buffer in buffers:
+                os.close(buffer)
+            dialled.close()
+            return
+        channel = _Channel(self, Writer(buffers[0]), Reader(buffers[1]))
+        connecting = loop.create_task(loop.connect_accepted_socket(lambda: channel, dialled))
+        self._connecting.add(connecting)
+        connecting.add_done_callback(self._connecting.discard)
+
+    def _listen(self) -> None:
+        if self._listening is not None:
+            asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
     def joined(self, channel: "_Channel", hello: Hello) -> None:
         now = time.monotonic_ns()
@@ -226,7 +270,7 @@ class Service:
             one = pending[number]
             bodies.append(one.body)
             self._metrics.waited(now - one.came)
-        self._channels[batch.replica].say(Work(batch.number, batch.padded, bodies))
+        self._channels[batch.replica].send(batch.number, batch.padded, bodies)
 
     def _refuse(self, refuse: Refuse) -> None:
         pending = self._pending.pop(refuse.request, None)
@@ -273,8 +317,9 @@ class Service:
 class _Channel(asyncio.Protocol):
     """One replica's connection."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, writer: Writer, reader: Reader) -> None:
         self._service = service
+        self._writer, self._reader = writer, reader
         self._name = ""
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
@@ -304,15 +349,37 @@ class _Channel(asyncio.Protocol):
                 self._name = message.name
                 self._service.joined(self, message)
             elif self._name:
+                if isinstance(message, Answers) and message.places:
+                    try:
+                        message = self._with_bodies(message)
+                    except (ValueError, IndexError):
+                        self.close()
+                        return
                 self._service.heard(self._name, message)
 
+    def _with_bodies(self, message: Answers) -> Answers:
+        """Its large answers are taken out of the buffer, which the next batch writes to."""
+        for place in message.places:
+            found = message.answers[place.number]
+            message.answers[place.number] = Answer(found.status, found.kind, bytes(self._reader.at(place)))
+        return message
+
     def connection_lost(self, _: Exception | None) -> None:
+        self._writer.close()
+        self._reader.close()
         if self._name:
             self._service.left(self, self._name)
 
-    def say(self, work: Work) -> None:
-        if self._transport is not None:
-            self._transport.write(framed(work))
+    def send(self, number: int, padded: int, bodies: Sequence[bytes]) -> None:
+        """A batch. A replica for whose bodies there is no memory is hung up on: it is asked again as one that died."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        try:
+            small, places = self._writer.place(bodies)
+        except OSError:
+            self.close()
+        else:
+            self._transport.write(framed(Work(number, padded, small, places)))
 
     def close(self) -> None:
         if self._transport is not None:

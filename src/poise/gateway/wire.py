@@ -1,5 +1,6 @@
 """What gateway and replicas say to each other over a Unix socket: frames of msgpack behind their length (4 bytes).
 
+The gateway begins with one byte and two descriptors: the buffers (see `shared`) of large bodies, and of large answers.
 A replica says `Hello` once it has loaded its model. Then it is sent one `Work` at a time and answers each with
 `Answers`, or with `Broken` if it could not; the bodies are those of the requests, as they came.
 """
@@ -16,6 +17,14 @@ MOST_BODIES = MAX_FRAME - (1 << 20)
 """Bytes of all bodies in one frame; the rest is for what is said beside them."""
 
 
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where in the buffer of its sender the body is that is `number` of a frame, and empty there."""
+
+    number: int
+    at: int
+    size: int
+
+
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """`known`: sizes that were tried when it started, and the nanoseconds that they took."""
 
@@ -29,6 +38,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True, tag="work"):
     number: int
     padded: int
     bodies: list[bytes]
+    places: list[Place] = []
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -46,6 +56,7 @@ class Answers(msgspec.Struct, frozen=True, array_like=True, tag="answers"):
     took: int
     items: int
     answers: list[Answer]
+    places: list[Place] = []
 
 
 class Broken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):
@@ -77,6 +88,7 @@ __all__ = [
     "Broken",
     "FromReplica",
     "Hello",
+    "Place",
     "Work",
     "decode_from_replica",
     "decode_work",

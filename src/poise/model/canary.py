@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 KEPT = 5000
-"""Latencies of one version that are remembered in a stage: the latest."""
+"""Latencies of one version that are remembered: the latest."""
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class TrialRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally:
-    """What was seen of one version in one stage; durations in nanoseconds."""
+    """What was seen of one version, of a canary in one stage; durations in nanoseconds."""
 
     def __init__(self) -> None:
         self.answered = 0

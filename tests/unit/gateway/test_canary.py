@@ -32,6 +32,7 @@ class Played:
         self.asked: list[bytes] = []
         self.timeouts: list[int] = []
         self.holds = False
+        self.took = 10 * MILLISECOND
         self.cancelled: list[int] = []
 
     async def ready(self) -> None: ...
@@ -43,7 +44,7 @@ class Played:
             told = self.answers(body)
             tell(told)
             for listener in tuple(self.listeners):
-                listener(body, told, 10 * MILLISECOND)
+                listener(body, told, self.took)
         return len(self.asked)
 
     def cancel(self, number: int) -> None:
@@ -94,6 +95,17 @@ def test_shares_are_answered_by_it_in_even_turns_until_it_is_promoted() -> None:
     assert bench.trial.state == "promoted"
     assert bench.trial.ended.result() is True
     assert bench.measured == [(0.25, 0), (0.5, 0), (1.0, 1)]
+
+
+def test_when_all_is_asked_of_it_it_is_held_beside_what_stable_did_before() -> None:
+    bench = Bench(Stage("share", 0.5), Stage("share", 1.0))
+    bench.ask(400)
+    assert bench.trial.state == "promoted"
+    bench = Bench(Stage("share", 0.05), Stage("share", 1.0))
+    bench.ask(390)
+    bench.canary.took = 100 * MILLISECOND
+    bench.ask(20)
+    assert "P95 100.0 ms beside 10.0 ms" in bench.said[-1] and bench.trial.state == "rolled back"
 
 
 def test_whoever_asks_never_sees_it_fail() -> None:
