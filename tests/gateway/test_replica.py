@@ -96,8 +96,8 @@ def test_json_is_read_where_it_is() -> None:
         def predict(self, batch: list[list[int]]) -> list[int]:
             return [sum(one) for one in batch]
 
-    asked = b"[" + b",".join(b"%d" % number for number in range(20_000)) + b"]"
-    assert worked(Long(), asked).answers == [b"%d" % sum(range(20_000))]
+    asked = b"[" + b",".join(b"%d" % number for number in range(40_000)) + b"]"
+    assert worked(Long(), asked).answers == [b"%d" % sum(range(40_000))]
 
 
 def test_sizes_beyond_the_largest_batch_are_not_tried() -> None:

@@ -97,6 +97,20 @@ class Counted:
         self.said += 1
         return [self.said for _ in batch]
 
+class Raw:
+    """Gives back what it got, and dies of what begins with `die` the first time."""
+    def decode(self, body: memoryview):
+        return body
+
+    def predict(self, batch):
+        if any(one[:3] == b"die" for one in batch) and not os.path.exists("died"):
+            open("died", "w").close()
+            os._exit(1)
+        return batch
+
+    def encode(self, result):
+        return result
+
 class Broken:
     def load(self):
         raise RuntimeError("no weights here")
@@ -424,6 +438,16 @@ def test_with_a_cache_the_same_is_asked_once(home: Living) -> None:
     assert served.ask("other").value == 2
     assert served.metric("nv_cache_num_hits_per_model_total") == 1
     until(lambda: served.ask("same").value == 3, "what was kept is too old", lambda: served.text)
+    assert served.end() == 0
+
+
+def test_large_questions_are_answered_beside_small_ones_and_by_another_when_a_replica_dies(home: Living) -> None:
+    served = Serving(home, "app.py:Raw", "--replicas", "2", "--cpu", "0.1")
+    bodies = [os.urandom(size) for size in (0, 10, 127 << 10, 128 << 10, 1 << 20, 9 << 20)] * 3
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        told = list(pool.map(served.ask, bodies))
+    assert [(one.status, one.body) for one in told] == [(200, body) for body in bodies]
+    assert served.ask(b"die" + bodies[4]).body == b"die" + bodies[4]
     assert served.end() == 0
 
 

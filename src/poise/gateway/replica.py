@@ -5,8 +5,9 @@ The model is a class with
 * `load(self)` (optional): once, before anything is asked;
 * `predict(self, batch)`: a list of inputs, to a list of as many results in the same order;
 * `decode(self, body)` (optional): an input from the bytes of a request, instead of JSON; raises ValueError if they are
-  none;
-* `encode(self, result)` (optional): bytes, text, or anything that JSON can say, instead of the result as it is;
+  none. With `body: memoryview` a large one is read where the gateway put it, and is good until the batch is answered;
+* `encode(self, result)` (optional): bytes or a view of them, text, or anything that JSON can say, instead of the result
+  as it is;
 * `example(self)` (optional): an input to try sizes of batches with when it starts, so that the first requests find it
   warm and its speed known.
 

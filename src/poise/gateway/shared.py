@@ -16,8 +16,8 @@ from poise.gateway.wire import Place
 
 Body = bytes | memoryview
 
-SHARED_FROM = 32 << 10
-"""Bytes from which on a body is worth it (see docs/numbers.md, hand-over)."""
+SHARED_FROM = 128 << 10
+"""Bytes from which on a body is worth it: found by `benchmarks/handover.py --shared-from 1`."""
 
 ALIGNED = 64
 """Bodies begin at multiples of this: whatever numbers are in them can be read in place."""
