@@ -1,20 +1,19 @@
 """`poise serve` over real sockets: what is asked is answered, whatever clients, replicas and models do."""
 
-import http.client
 import json
 import os
 import re
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from system.living import Living, alive, ended, kill, until
+from system.serving import Serving
 
 APP = '''
 import os, sys, time
@@ -120,87 +119,10 @@ class Broken:
 '''
 
 
-class Told(NamedTuple):
-    status: int
-    headers: dict[str, str]
-    body: bytes
-    took: float
-
-    @property
-    def value(self) -> Any:
-        return json.loads(self.body)
-
-
-class Serving:
-    """A running `poise serve`."""
-
-    def __init__(self, living: Living, *arguments: str, ready: bool = True) -> None:
-        (living.work / "app.py").write_text(APP)
-        same_code = ("--env", "PYTHONPATH") if "PYTHONPATH" in os.environ else ()
-        self.process = living.start("serve", *arguments, *same_code, "--port", "0")
-        self.said: list[str] = []
-        threading.Thread(target=self._listen, daemon=True).start()
-        if ready:
-            self.until_said("ready")
-
-    def _listen(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.said.append(line.decode())
-
-    @property
-    def text(self) -> str:
-        return "".join(self.said)
-
-    @property
-    def url(self) -> str:
-        found = re.search(r"http://([0-9.:]+)", self.text)
-        return found[1] if found else ""
-
-    def until_said(self, what: str) -> None:
-        until(lambda: what in self.text, f"it says `{what}`", lambda: self.text)
-
-    def raw(self, *parts: bytes) -> bytes:
-        """All that comes back for bytes that are sent as they are, until the server hangs up."""
-        host, port = self.url.split(":")
-        with socket.create_connection((host, int(port)), timeout=30) as client:
-            for part in parts:
-                client.sendall(part)
-            return b"".join(iter(lambda: client.recv(1 << 16), b""))
-
-    def connection(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self.url, timeout=30)
-
-    def ask(self, body: object, path: str = "/predict", method: str = "POST", **headers: str) -> Told:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        connection = self.connection()
-        began = time.monotonic()
-        try:
-            connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
-            answer = connection.getresponse()
-            return Told(answer.status, dict(answer.headers), answer.read(), time.monotonic() - began)
-        finally:
-            connection.close()
-
-    def metric(self, name: str, /, **labels: str) -> float:
-        text = self.ask(b"", "/metrics", "GET").body.decode()
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        lines = [line for line in text.splitlines() if line.startswith(name) and all(one in line for one in wanted)]
-        return sum(float(line.rpartition(" ")[2]) for line in lines)
-
-    def end(self) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(30)
-        for stream in (self.process.stdout, self.process.stderr):
-            assert stream is not None
-            stream.close()
-        return code
-
-
 @pytest.fixture(scope="module")
 def home() -> Iterator[Living]:
     living = Living()
+    living.file("app.py", APP)
     try:
         yield living
     except BaseException:
@@ -403,7 +325,6 @@ def test_on_sigterm_what_was_accepted_is_answered(home: Living) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_says_why(home: Living) -> None:
-    (home.work / "app.py").write_text(APP)
     done = home.poise("serve", "app.py:Broken", "--port", "0", "--cpu", "0.1")
     assert done.code == 1
     assert "RuntimeError: no weights here" in done.err
