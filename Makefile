@@ -44,8 +44,7 @@ faults: setup    ## 12,000 seeds of a simulated fleet in which everything breaks
 fuzz: setup      ## 100,000 mutated files, requests and frames: minutes (SEED=1 COUNT=100000)
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seed $(or $(SEED),1) --count $(or $(COUNT),100000)
 
-schemathesis: setup  ## a real control plane against its own OpenAPI document
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+schemathesis: setup  ## a real control plane and a real gateway, each against its own OpenAPI document
 	PYTHONPATH=tests $(BIN)/python -m fuzz.api
 
 lint: setup      ## style, types, layers

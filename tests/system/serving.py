@@ -31,7 +31,8 @@ class Serving:
         same_code = ("--env", "PYTHONPATH") if "PYTHONPATH" in os.environ else ()
         self.process = living.start("serve", *arguments, *same_code, "--port", "0")
         self.said: list[str] = []
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._hears = threading.Thread(target=self._listen, daemon=True)
+        self._hears.start()
         if ready:
             self.until_said("ready")
 
@@ -50,7 +51,8 @@ class Serving:
         return found[1] if found else ""
 
     def until_said(self, what: str) -> None:
-        until(lambda: what in self.text, f"it says `{what}`", lambda: self.text)
+        until(lambda: what in self.text or not self._hears.is_alive(), f"it says `{what}`", lambda: self.text)
+        assert what in self.text, self.text
 
     def raw(self, *parts: bytes) -> bytes:
         """All that comes back for bytes that are sent as they are, until the server hangs up."""

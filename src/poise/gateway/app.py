@@ -6,31 +6,32 @@
     GET  /readyz            200 once every service has a replica, else 503 and which have none
     GET  /metrics           Prometheus
     GET  /canaries          how versions on trial do
+    GET  /openapi.json      all of this, and what each model takes and gives
     /v1/...                 what upstreams answer, if there are any
 
 A request may say `X-Request-Timeout-Seconds: N`, after which nobody waits for its answer any more, and `X-Poise-Lane:
 deferred` where it may wait until there is nothing else to do.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from poise.gateway.asgi import Receive, Room, Scope, Send, answer
+from poise.gateway.asgi import ASK, READ, Receive, Room, Scope, Send, answer, tell_methods
 from poise.gateway.canary import Trial
+from poise.gateway.openai import MOST_SECONDS
+from poise.gateway.schema import document
 from poise.gateway.service import STATUS, Asked, Service
-from poise.gateway.wire import MOST_BODIES
+from poise.gateway.upstreams import Upstreams
+from poise.gateway.wire import MOST_BODIES, error_body
 from poise.kernel.batcher import Refuse
 from poise.units import SECOND
 
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 MAX_BODY = 64 << 20
 """Bytes of a request's body."""
-
-JSON = [(b"content-type", b"application/json")]
 
 
 class Refused(Exception):
@@ -52,7 +53,7 @@ class Gateway:
         services: Mapping[str, Service],
         trials: Mapping[str, Trial],
         registry: CollectorRegistry,
-        rest: App | None = None,
+        rest: Upstreams | None = None,
     ) -> None:
         self._fronts = fronts
         self._services = services
@@ -62,12 +63,10 @@ class Gateway:
         self.draining = False
         self.room = Room(MOST_BODIES)  # so that any batch of them fits into a frame
 
-    def admit(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[Asked, int, bool]:
+    def admit(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[Asked, int, bool]:
         """The service that is asked, for how long whoever asks waits (nanoseconds, 0: as long as the service says), and
         whether the answer may be deferred. Raises `Refused`.
         """
-        if method != "POST":
-            raise Refused(405, f"{method} is not for this; ask with POST", headers={"allow": "POST"})
         if self.draining:
             raise Refused(503, "the gateway is ending", headers={"retry-after": "1"})
         service = self._service(path)
@@ -76,7 +75,7 @@ class Gateway:
             if name == b"x-request-timeout-seconds":
                 timeout = _seconds(value)
             elif name == b"x-poise-lane":
-                deferred = value == b"deferred"
+                deferred = _is_deferred(value)
             elif name == b"content-length" and int(value) > MAX_BODY:
                 raise too_large()
         return service, timeout, deferred
@@ -90,39 +89,74 @@ class Gateway:
         raise Refused(404, f"there is no service `{name[:100]}`; known: {', '.join(self._fronts)}")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
+        path, method = scope["path"], scope["method"]
         if self._rest is not None and path.startswith("/v1/"):
             await self._rest(scope, receive, send)
-        elif path == "/healthz":
-            await answer(send, 200, b'{"status":"ok"}', JSON)
-        elif path == "/readyz":
-            await self._readiness(send)
-        elif path == "/canaries":
-            reports = {name: trial.report() for name, trial in self._trials.items()}
-            await answer(send, 200, msgspec.json.encode(reports), JSON)
-        elif path == "/metrics":
+            return
+        try:
+            allowed = self._methods(path)
+            if method == "OPTIONS":
+                await tell_methods(send, allowed)
+                return
+            if method not in allowed:
+                message = f"{method} is not for this; ask with {allowed[0]}"
+                raise Refused(405, message, headers={"allow": ", ".join(allowed)})
+            status, body, kind = self._told(path)
+        except Refused as error:
+            status, body, kind = error.status, error_body(error.status, error.message), "application/json"
+            more = [(name.encode(), value.encode()) for name, value in error.headers.items()]
+        else:
+            more = []
+        await answer(send, status, body, [(b"content-type", kind.encode()), *more])
+
+    def _methods(self, path: str) -> tuple[str, ...]:
+        if is_question(path):
+            self._service(path)
+            return ASK
+        if path in ("/healthz", "/readyz", "/metrics", "/canaries", "/openapi.json"):
+            return READ
+        known = [f"/predict/{name}" for name in self._fronts] + ["/v1/models"] * (self._rest is not None)
+        raise Refused(404, f"there is nothing at {path[:100]}; there is {', '.join(known)}, /openapi.json")
+
+    def _told(self, path: str) -> tuple[int, bytes, str]:
+        """What there is to read at a path: status, body and media type."""
+        if path == "/metrics":
             for service in self._services.values():
                 service.measure()
-            await answer(send, 200, generate_latest(self._registry), [(b"content-type", CONTENT_TYPE_LATEST.encode())])
-        else:
-            known = [f"/predict/{name}" for name in self._fronts] + ["/v1/models"] * (self._rest is not None)
-            message = f"there is nothing at {path[:100]}; there is {', '.join(known)}"
-            await answer(send, 404, msgspec.json.encode({"error": {"code": 404, "message": message}}), JSON)
+            return 200, generate_latest(self._registry), CONTENT_TYPE_LATEST
+        status = 200
+        told: dict[str, Any] = {"status": "ok"}
+        if path == "/readyz":
+            without = [name for name in self._fronts if not self._services[name].replicas]
+            status = 503 if without or self.draining else 200
+            told = {"ready": status == 200, "without_replica": without}
+        elif path == "/canaries":
+            told = {name: trial.report() for name, trial in self._trials.items()}
+        elif path == "/openapi.json":
+            forms = {name: self._services[name].forms for name in self._fronts}
+            told = document(forms, None if self._rest is None else self._rest.models)
+        return status, msgspec.json.encode(told), "application/json"
 
-    async def _readiness(self, send: Send) -> None:
-        without = [name for name in self._fronts if not self._services[name].replicas]
-        body = msgspec.json.encode({"ready": not without and not self.draining, "without_replica": without})
-        await answer(send, 503 if without or self.draining else 200, body, JSON)
+
+def is_question(path: str) -> bool:
+    """Whether a service is asked there."""
+    return path == "/predict" or path.startswith("/predict/")
+
+
+def _is_deferred(lane: bytes) -> bool:
+    if lane != b"deferred":
+        raise Refused(400, "X-Poise-Lane is `deferred`, or is not there")
+    return True
 
 
 def _seconds(text: bytes) -> int:
     try:
-        timeout = int(float(text) * SECOND)
-    except (ValueError, OverflowError):
-        timeout = 0
-    if timeout <= 0:
-        raise Refused(400, "X-Request-Timeout-Seconds is a number above 0")
-    return timeout
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < MOST_SECONDS:
+        raise Refused(400, f"X-Request-Timeout-Seconds is a number above 0 and below {MOST_SECONDS}")
+    return max(1, int(seconds * SECOND))
 
 
 def too_large() -> Refused:
@@ -141,4 +175,4 @@ def refusal(refuse: Refuse) -> Refused:
     return Refused(status, refuse.message, headers=headers)
 
 
-__all__ = ["MAX_BODY", "Gateway", "Refused", "no_room", "refusal", "too_large"]
+__all__ = ["MAX_BODY", "Gateway", "Refused", "is_question", "no_room", "refusal", "too_large"]

@@ -8,6 +8,12 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+READ = ("GET", "HEAD", "OPTIONS")
+"""The methods of what is only read …"""
+
+ASK = ("POST", "OPTIONS")
+"""… and of what is asked."""
+
 ABORT = "poise.abort"
 """An extension of HTTP scopes: its `now` is a function that ends the connection and forgets what was not sent, which a
 client that reads nothing would hold otherwise. `poise.gateway.connection` offers it."""
@@ -70,6 +76,11 @@ async def answer(send: Send, status: int, body: bytes, headers: list[tuple[bytes
     headers = [*headers, (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+async def tell_methods(send: Send, allowed: tuple[str, ...]) -> None:
+    """The answer to OPTIONS."""
+    await answer(send, 200, b"", [(b"allow", ", ".join(allowed).encode())])
 
 
 async def abort(scope: Scope) -> None:

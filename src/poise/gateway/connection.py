@@ -31,6 +31,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         self._header_bytes = 0
         self._in_headers = False
+        self._begun = False  # a request began in what came last: of that, some may be another's
         self._got = 0
         self._timer: asyncio.TimerHandle | None = None
         super().connection_made(transport)
@@ -42,15 +43,16 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._got += len(data)
+        self._begun = False
         super().data_received(data)
-        if self._in_headers and not self.transport.is_closing():  # the parser keeps what is not a whole header yet
-            self._has_room(len(data))
+        if self._in_headers and not self._begun and not self.transport.is_closing():
+            self._has_room(len(data))  # the parser keeps what is not a whole header yet
         if self.transport.is_closing():
             self._disarm()
 
     def on_message_begin(self) -> None:
         self._header_bytes = 0
-        self._in_headers = True
+        self._in_headers = self._begun = True
         self._arm()
         super().on_message_begin()
 

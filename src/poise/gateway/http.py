@@ -14,15 +14,16 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, cast
+from urllib.parse import unquote
 
-import msgspec
+import httptools
 import uvicorn
 
-from poise.gateway.app import MAX_BODY, Gateway, Refused, no_room, refusal, too_large
+from poise.gateway.app import MAX_BODY, Gateway, Refused, is_question, no_room, refusal, too_large
 from poise.gateway.asgi import NoRoom
 from poise.gateway.connection import MOVED, Connection
 from poise.gateway.service import Asked
-from poise.gateway.wire import Answer
+from poise.gateway.wire import Answer, error_body
 from poise.kernel.batcher import Refuse
 
 MOST_AHEAD = 64
@@ -84,8 +85,8 @@ class Protocol(Connection):
     def on_headers_complete(self) -> None:
         if self._deaf:
             return
-        path = self.url.partition(b"?")[0]
-        if path != b"/predict" and not path.startswith(b"/predict/"):
+        path = _path(self.url)
+        if not is_question(path) or self.parser.get_method() != b"POST":
             if self._asked:
                 self._begin(None)
                 self._refuse(self._asked[-1], Refused(400, "ask this on a connection of its own"), last=True)
@@ -100,8 +101,7 @@ class Protocol(Connection):
         try:
             if self.parser.should_upgrade():  # whose body the parser does not read
                 raise Refused(400, "only HTTP/1.1 is spoken here; ask without the header Upgrade")
-            method = self.parser.get_method().decode()
-            asked = self._gateway.admit(method, path.decode("ascii", "replace"), self.headers)
+            asked = self._gateway.admit(path, self.headers)
         except Refused as error:
             self._begin(None)
             self._refuse(self._asked[-1], error, last=True)
@@ -183,7 +183,7 @@ class Protocol(Connection):
             self._deaf = question.last = True
             self._coming = None
             question.body.clear()
-        body = msgspec.json.encode({"error": {"code": error.status, "message": error.message}})
+        body = error_body(error.status, error.message)
         more = "".join(f"{name}: {value}\r\n" for name, value in error.headers.items())
         self._write(question, error.status, JSON, body, more)
 
@@ -231,6 +231,13 @@ class Protocol(Connection):
             self.transport.abort()
         elif self._idle > IDLE_LOOKS:
             self.transport.close()
+
+
+def _path(url: bytes) -> str:
+    """Of what is asked for; the whole address may be there, as for a proxy."""
+    path = url.partition(b"?")[0] if url.startswith(b"/") else httptools.parse_url(url).path or b""
+    text = path.decode("ascii", "replace")
+    return unquote(text) if "%" in text else text
 
 
 class Server(uvicorn.Server):

@@ -30,6 +30,9 @@ DEADLINES = {
 }
 """Headers that say how long the whole answer may take."""
 
+MOST_SECONDS = 2**31
+"""What any of them says is below that."""
+
 PATIENCE = "x-stainless-read-timeout"
 """Sent by OpenAI's own client: after so many seconds without a byte it hangs up. It bounds the wait for the first."""
 
@@ -77,6 +80,7 @@ class Refused(Exception):
         reason: str = "invalid",
         param: str | None = None,
         retry_after: int = 0,
+        allow: str = "",
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -84,6 +88,7 @@ class Refused(Exception):
         self.reason = reason
         self.param = param
         self.retry_after = retry_after
+        self.allow = allow
 
     def body(self) -> bytes:
         return error_body(self.status, str(self), self.code, self.param)
@@ -92,6 +97,8 @@ class Refused(Exception):
         made = [(b"content-type", b"application/json")]
         if self.retry_after:
             made.append((b"retry-after", str(self.retry_after).encode()))
+        if self.allow:
+            made.append((b"allow", self.allow.encode()))
         return made
 
 
@@ -156,7 +163,7 @@ def _time(name: str, said: str, scale: int) -> int:
         value = float(said)
     except ValueError:
         value = -1.0
-    if not 0 < value < 2**31:
+    if not 0 < value < MOST_SECONDS:
         unit = "seconds" if scale == SECOND else "milliseconds"
         message = f"The header {name} is not a number of {unit} above 0: `{said[:40]}`"
         raise Refused(400, message, code="invalid_header", param=name)
@@ -168,9 +175,24 @@ def left(nanoseconds: int) -> list[tuple[str, str]]:
     return [(name, f"{nanoseconds / scale:.3f}".rstrip("0").rstrip(".")) for name, scale in PASSED_ON.items()]
 
 
+class FrontProblem(msgspec.Struct, frozen=True):
+    """An error as OpenAI tells it. `param`: the field that is wrong, if it is one."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class FrontErrorBody(msgspec.Struct, frozen=True):
+    """The body of every error below /v1/ that is the front's own."""
+
+    error: FrontProblem
+
+
 def error_body(status: int, message: str, code: str, param: str | None = None) -> bytes:
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    return msgspec.json.encode(FrontErrorBody(FrontProblem(message, kind, param, code)))
 
 
 def error_event(message: str, code: str) -> bytes:

@@ -44,10 +44,12 @@ from poise.gateway.wire import (
     Answer,
     Answers,
     Broken,
+    Forms,
     FromReplica,
     Hello,
     Work,
     decode_work,
+    error_body,
     framed,
 )
 
@@ -60,6 +62,8 @@ TRY_SECONDS = 3.0
 TRY_TIMES = 3
 
 JSON = "application/json"
+BYTES = "application/octet-stream"
+TEXT = "text/plain; charset=utf-8"
 
 
 class Result(NamedTuple):
@@ -84,7 +88,10 @@ class Model:
             )
         self._predict: Callable[[list[Any]], Sequence[Any]] = predict
         decode: Callable[..., Any] | None = getattr(made, "decode", None)
-        self._decode = _from_json(predict) if decode is None else _reading(decode)
+        self._takes = _inner(_first(predict)) if decode is None else None
+        self._decode: Callable[[Body], Any] = (
+            msgspec.json.Decoder(self._takes).decode if decode is None else _reading(decode)
+        )
         self._encode: Callable[[Any], Any] | None = getattr(made, "encode", None)
 
     def inputs(self, bodies: Sequence[Body]) -> tuple[list[Any], dict[int, Result]]:
@@ -111,6 +118,30 @@ class Model:
             raise ValueError(f"predict gave {len(results)} results for {len(items)} inputs")
         return results
 
+    def forms(self, service: str) -> Forms:
+        """What it takes and gives, by its annotations; without them, anything. The names of its types begin with that
+        of the service.
+        """
+        encoded = self._encode is not None
+        given = _told_type(self._encode) if self._encode is not None else _inner(_told_type(self._predict))
+        kinds: Sequence[str] = (JSON,)
+        if given in (bytes, bytearray, memoryview):
+            kinds = (BYTES,)
+        elif given is str and encoded:
+            kinds = (TEXT,)
+        elif given is Any:
+            kinds = (JSON, BYTES, TEXT) if encoded else (JSON, BYTES)
+        (taken, gives), parts = msgspec.json.schema_components(
+            [Any if self._takes is None else self._takes, given],
+            schema_hook=lambda kind: {"title": kind.__name__},
+            ref_template=f"#/components/schemas/{service}.{{name}}",
+        )
+        return Forms(
+            takes={BYTES if self._takes is None else JSON: taken},
+            gives={kind: gives if kind == JSON else {} for kind in kinds},
+            parts={f"{service}.{name}": schema for name, schema in parts.items()},
+        )
+
     def answer(self, result: Any) -> Result:
         if isinstance(result, Exception):
             return failure(500, str(result), type(result).__name__)
@@ -119,9 +150,9 @@ class Model:
             if isinstance(told, bytes | bytearray | memoryview):
                 view = memoryview(told)
                 flat = view.cast("B") if view.c_contiguous and view.nbytes else view.tobytes()
-                return Result(200, "application/octet-stream", flat)
+                return Result(200, BYTES, flat)
             if isinstance(told, str) and self._encode is not None:
-                return Result(200, "text/plain; charset=utf-8", told.encode())
+                return Result(200, TEXT, told.encode())
             return Result(200, JSON, msgspec.json.encode(told, enc_hook=_plain))
         except Exception as error:
             return failure(500, str(error), "the result cannot be told")
@@ -130,7 +161,7 @@ class Model:
 def failure(status: int, message: str, what: str) -> Result:
     """An answer in the one form of all errors."""
     message = _sayable(f"{what}: {message}")
-    return Result(status, JSON, msgspec.json.encode({"error": {"code": status, "message": message}}))
+    return Result(status, JSON, error_body(status, message))
 
 
 def _told(error: BaseException) -> str:
@@ -186,14 +217,31 @@ def _reading(decode: Callable[..., Any]) -> Callable[[Body], Any]:
     return lambda body: decode(bytes(body))
 
 
-def _from_json(predict: Callable[..., Any]) -> Callable[[Body], Any]:
-    """Reads an input: of the type that `predict` takes a list of, if it says so."""
-    hints = typing.get_type_hints(predict)
+def _first(predict: Callable[..., Any]) -> Any:
+    """The type of the first that it takes, if it says so."""
+    hints = typing.get_type_hints(predict, include_extras=True)
     hints.pop("return", None)
-    batch = next(iter(hints.values()), list[Any])
-    inner = typing.get_args(batch)[:1] or (Any,)
-    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(inner[0])
-    return decoder.decode
+    return next(iter(hints.values()), Any)
+
+
+def _told_type(of: Callable[..., Any]) -> Any:
+    """The type of what it gives, if it says so in a way that can be understood: nothing depends on it."""
+    try:
+        given = typing.get_type_hints(of, include_extras=True).get("return", Any)
+        msgspec.json.schema(given, schema_hook=lambda kind: {"title": kind.__name__})
+    except Exception:
+        return Any
+    return given
+
+
+def _inner(batch: Any) -> Any:
+    """Of what it is a list, if that is said."""
+    if typing.get_origin(batch) is typing.Annotated:
+        batch = typing.get_args(batch)[0]
+    match typing.get_args(batch):
+        case (item,) | (item, types.EllipsisType()):
+            return item
+    return Any
 
 
 def _plain(value: Any) -> Any:
@@ -353,7 +401,7 @@ def main() -> int:
         return 1
     known = tried(model, int(os.environ["POISE_SERVICE_BATCH"]))
     name = os.environ.get("POISE_TASK", f"replica-{os.getpid()}")
-    channel.sendall(framed(Hello(name, known)))
+    channel.sendall(framed(Hello(name, known, model.forms(os.environ["POISE_SERVICE_NAME"]))))
     Worker(model, channel, reader, writer).run()
     return 0
 

@@ -115,6 +115,7 @@ class Replicas:
         """The job that a replica is."""
         declared, base = self._declared, self._base
         where = {
+            "POISE_SERVICE_NAME": declared.name,
             "POISE_SERVICE_SOCKET": str(self._service.path),
             "POISE_SERVICE_BATCH": str(declared.limits.batch),
         }

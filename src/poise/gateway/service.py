@@ -14,6 +14,7 @@ from poise.drivers import sockets
 from poise.gateway.service_metrics import ServiceMetrics
 from poise.gateway.shared import Reader, Writer, make_buffer
 from poise.gateway.wire import (
+    ANYTHING,
     LENGTH,
     MAX_FRAME,
     Answer,
@@ -84,6 +85,8 @@ class Service:
         """Told when a replica has become ready, or has gone."""
         self.listeners: list[Listener] = []
         self.ever_ready = False
+        self.forms = ANYTHING
+        """What the model takes and gives, as its latest replica says."""
         self._metrics = metrics
         self._pending: dict[int, Pending] = {}
         self._channels: dict[str, _Channel] = {}
@@ -208,6 +211,7 @@ class Service:
             before.close()
             self._do(self.batcher.down(hello.name, now), now)
         self._channels[hello.name] = channel
+        self.forms = hello.forms
         self._do(self.batcher.up(hello.name, now, self._known(hello)), now)
         self.ever_ready = True
         self._has_changed()

@@ -26,7 +26,21 @@ import aiohttp
 import msgspec
 
 from poise.errors import SpecError
-from poise.gateway.asgi import Gone, NoRoom, Receive, Room, Scope, Send, TooLarge, abort, answer, whole_body
+from poise.gateway.asgi import (
+    ASK,
+    READ,
+    Gone,
+    NoRoom,
+    Receive,
+    Room,
+    Scope,
+    Send,
+    TooLarge,
+    abort,
+    answer,
+    tell_methods,
+    whole_body,
+)
 from poise.gateway.client import FAILURES, Client, answered_on, asked_on, told_to_wait
 from poise.gateway.health import Prober
 from poise.gateway.metrics import Metrics
@@ -99,20 +113,24 @@ class Upstreams:
         await self._prober.stop()
         await self._client.close()
 
+    @property
+    def models(self) -> list[str]:
+        """Those that are known now."""
+        return list(self._pool.models())
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
         try:
-            if path in ASKED:
-                if method != "POST":
-                    raise _only("POST", path)
+            allowed = _methods(path)
+            if method == "OPTIONS":
+                await tell_methods(send, allowed)
+            elif method not in allowed:
+                message = f"{path[:80]} takes {allowed[0]}"
+                raise Refused(405, message, code="method_not_allowed", allow=", ".join(allowed))
+            elif allowed is ASK:
                 await self._serve(scope, receive, send)
-            elif path == MODELS or path.startswith(f"{MODELS}/"):
-                if method not in ("GET", "HEAD"):
-                    raise _only("GET", path)
-                await self._list(path.removeprefix(MODELS).removeprefix("/"), send)
             else:
-                known = ", ".join((*ASKED, MODELS))
-                raise Refused(404, f"There is no {path[:80]} here. There are {known}", code="not_found")
+                await self._list(path.removeprefix(MODELS).removeprefix("/"), send)
         except Refused as refused:
             self._metrics.errors.labels("", "", refused.reason).inc()
             await answer(send, refused.status, refused.body(), refused.headers())
@@ -362,8 +380,13 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
-def _only(method: str, path: str) -> Refused:
-    return Refused(405, f"{path} takes {method}", code="method_not_allowed")
+def _methods(path: str) -> tuple[str, ...]:
+    if path in ASKED:
+        return ASK
+    if path == MODELS or path.startswith(f"{MODELS}/"):
+        return READ
+    known = ", ".join((*ASKED, MODELS))
+    raise Refused(404, f"There is no {path[:80]} here. There are {known}", code="not_found")
 
 
 def _now() -> int:

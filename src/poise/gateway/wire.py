@@ -6,9 +6,12 @@ A replica says `Hello` once it has loaded its model. Then it is sent one `Work` 
 """
 
 import struct
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+
+Schema = dict[str, Any]
+"""A JSON Schema."""
 
 LENGTH = struct.Struct(">I")
 MAX_FRAME = 1 << 30
@@ -25,11 +28,23 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     size: int
 
 
+class Forms(msgspec.Struct, frozen=True, array_like=True):
+    """What a model takes and gives, by media type; `parts` are the schemas that these refer to, by name."""
+
+    takes: dict[str, Schema]
+    gives: dict[str, Schema]
+    parts: dict[str, Schema] = {}
+
+
+ANYTHING = Forms(takes={"application/json": {}}, gives={"application/json": {}})
+
+
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """`known`: sizes that were tried when it started, and the nanoseconds that they took."""
 
     name: str
     known: list[tuple[int, float]] = []
+    forms: Forms = ANYTHING
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True, tag="work"):
@@ -69,9 +84,28 @@ class Broken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):
 
 FromReplica = Hello | Answers | Broken
 
+
+class Problem(msgspec.Struct, frozen=True):
+    """`code` is the status of HTTP."""
+
+    code: int
+    message: str
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of every error outside /v1/."""
+
+    error: Problem
+
+
 encode = msgspec.msgpack.Encoder().encode
 decode_work: msgspec.msgpack.Decoder[Work] = msgspec.msgpack.Decoder(Work)
 decode_from_replica: msgspec.msgpack.Decoder[FromReplica] = msgspec.msgpack.Decoder(FromReplica)
+
+
+def error_body(status: int, message: str) -> bytes:
+    """The one form of all errors that are told to clients, outside /v1/."""
+    return msgspec.json.encode(ErrorBody(Problem(status, message)))
 
 
 def framed(message: Work | FromReplica) -> bytes:
@@ -80,17 +114,21 @@ def framed(message: Work | FromReplica) -> bytes:
 
 
 __all__ = [
+    "ANYTHING",
     "LENGTH",
     "MAX_FRAME",
     "MOST_BODIES",
     "Answer",
     "Answers",
     "Broken",
+    "ErrorBody",
+    "Forms",
     "FromReplica",
     "Hello",
     "Place",
     "Work",
     "decode_from_replica",
     "decode_work",
+    "error_body",
     "framed",
 ]

@@ -1,0 +1,159 @@
+"""The OpenAPI document of a gateway: what it serves at this moment, and every status that it may answer with.
+
+What a service takes and gives is what its latest replica says of its model; before the first it may be anything. What
+is behind `/v1/` is passed on as it came, so there the document says only what the gateway itself looks at.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from poise import __version__
+from poise.gateway.openai import ASKED, DEADLINES, MODELS, MOST_SECONDS, PATIENCE, FrontErrorBody
+from poise.gateway.wire import ErrorBody, Forms, Schema
+
+ABOUT = (
+    "Every error has the form `ErrorBody`, those below /v1/ that of OpenAI; 404, 405 and 431 as well, wherever asked."
+)
+
+REFUSALS = {
+    "400": "The body cannot be read, or a header says what it may not",
+    "404": "There is no such model",
+    "408": "The body was not there in time",
+    "413": "The body is too large",
+    "422": "The body can be read, and is not what the model takes: the message says where",
+    "429": "As many as may wait already, or their bodies are as large together as they may: try again",
+    "431": "The headers are too many, or too large",
+    "500": "The model failed at this request, or what it gave cannot be told",
+    "502": "Whoever was to answer died, and so did others that were asked after it",
+    "503": "It would be late, too much waits, or the gateway is ending: try again",
+    "504": "The time that the request, or the service, has was over",
+}
+"""Every status that an error may have; which of them a route may answer, is said with it."""
+
+PREDICT = ("400", "413", "422", "431", "500", "502", "503", "504")
+FRONT = ("400", "404", "408", "413", "429", "431", "502", "503", "504")
+
+AGAIN = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer", "minimum": 1}}}
+"""The header that says when to try again."""
+
+SECONDS = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": MOST_SECONDS}
+
+EVENT = {"type": "object", "properties": {"data": {"type": "string"}}}
+"""One of a stream, whose data is JSON; that of the last is `[DONE]`."""
+
+READINESS = {
+    "type": "object",
+    "properties": {"ready": {"type": "boolean"}, "without_replica": {"type": "array", "items": {"type": "string"}}},
+    "required": ["ready", "without_replica"],
+}
+
+
+def document(services: Mapping[str, Forms], models: Collection[str] | None) -> dict[str, Any]:
+    """`models`: those of upstreams that are known, None where there are no upstreams."""
+    _, schemas = msgspec.json.schema_components([ErrorBody, FrontErrorBody], ref_template=_AT)
+    paths: dict[str, Any] = {}
+    for name, forms in services.items():
+        paths[f"/predict/{name}"] = {"post": _predict(f"predict_{name}", f"Ask {name}", forms)}
+        schemas |= forms.parts
+    if len(services) == 1:
+        name, forms = next(iter(services.items()))
+        paths["/predict"] = {"post": _predict("predict", f"Ask {name}, the only service", forms)}
+    ready = "Whether every service has a replica, and which have none"
+    paths |= {
+        "/healthz": _read("health", "Whether the gateway lives", _json({"type": "object"})),
+        "/readyz": _read(
+            "readiness", ready, _json(READINESS), {"503": {"description": ready, "content": _json(READINESS)}}
+        ),
+        "/metrics": _read("metrics", "What is counted, for Prometheus", {"text/plain": {"schema": {"type": "string"}}}),
+        "/canaries": _read("canaries", "How versions on trial do, by service", _json({"type": "object"})),
+        "/openapi.json": _read("document", "This document", _json({"type": "object"})),
+    }
+    if models is not None:
+        paths |= _front(models)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "A gateway of Poise", "version": __version__, "description": ABOUT},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+_AT = "#/components/schemas/{name}"
+
+
+def _predict(operation: str, summary: str, forms: Forms) -> dict[str, Any]:
+    return {
+        "operationId": operation,
+        "summary": summary,
+        "parameters": [
+            _header("X-Request-Timeout-Seconds", "After so long nobody waits for the answer any more", SECONDS),
+            _header("X-Poise-Lane", "It may wait until there is nothing else to do", {"enum": ["deferred"]}),
+        ],
+        "requestBody": {"required": True, "content": _content(forms.takes)},
+        "responses": {
+            "200": {"description": "The result", "content": _content(forms.gives)},
+            **_refusals(PREDICT, "ErrorBody"),
+        },
+    }
+
+
+def _front(models: Collection[str]) -> dict[str, Any]:
+    """OpenAI's routes, as far as a front looks into them."""
+    model: Schema = {"type": "string", "minLength": 1} | ({"enum": sorted(models)} if models else {})
+    stream = {"type": ["boolean", "null"], "description": "Whether the answer comes in server-sent events"}
+    asked = {"type": "object", "properties": {"model": model, "stream": stream}, "required": ["model"]}
+    whole = "Whatever the upstream answers, its errors as well; `x-poise-upstream` says which it was"
+    answered = {"description": whole, "content": {**_json({}), "text/event-stream": {"schema": EVENT}}}
+    refused = _refusals(FRONT, "FrontErrorBody")
+    headers = [_header(name, "How long the whole answer may take", SECONDS) for name in DEADLINES]
+    headers.append(_header(PATIENCE, "How many seconds its first byte may take", SECONDS))
+    paths: dict[str, Any] = {
+        path: {
+            "post": {
+                "operationId": path[len("/v1/") :].replace("/", "_"),
+                "summary": "Ask the upstream that is foreseen to answer first",
+                "parameters": headers,
+                "requestBody": {"required": True, "content": _json(asked)},
+                "responses": {"200": answered, **refused, "default": answered},
+            }
+        }
+        for path in ASKED
+    }
+    paths[MODELS] = _read("models", "The models of all upstreams", _json({"type": "object"}))
+    paths[f"{MODELS}/{{model}}"] = _read(
+        "model", "One of them", _json({"type": "object"}), _refusals(("404",), "FrontErrorBody")
+    )
+    paths[f"{MODELS}/{{model}}"]["get"]["parameters"] = [
+        {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    ]
+    return paths
+
+
+def _read(operation: str, summary: str, content: dict[str, Any], other: dict[str, Any] | None = None) -> dict[str, Any]:
+    answered = {"200": {"description": summary, "content": content}}
+    return {"get": {"operationId": operation, "summary": summary, "responses": answered | (other or {})}}
+
+
+def _refusals(statuses: Collection[str], form: str) -> dict[str, Any]:
+    content = _json({"$ref": _AT.format(name=form)})
+    return {
+        status: {"description": REFUSALS[status], "content": content, **({"headers": AGAIN} if status == "503" else {})}
+        for status in statuses
+    }
+
+
+def _header(name: str, about: str, schema: Schema) -> dict[str, Any]:
+    return {"name": name, "in": "header", "description": about, "required": False, "schema": schema}
+
+
+def _content(forms: Mapping[str, Schema]) -> dict[str, Any]:
+    return {kind: {"schema": schema} for kind, schema in forms.items()}
+
+
+def _json(schema: Schema) -> dict[str, Any]:
+    return _content({"application/json": schema})
+
+
+__all__ = ["document"]
