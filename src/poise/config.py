@@ -42,6 +42,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "failure.json"
 
     @property
+    def left(self) -> Path:
+        """There when the control plane has left for want of work: whoever has some may start it again."""
+        return self.root / "left"
+
+    @property
     def stay(self) -> Path:
         """There when a control plane that was started for as long as there is a job has been asked to stay."""
         return self.root / "stay"

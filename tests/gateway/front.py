@@ -44,7 +44,7 @@ class Front:
             await self.upstreams.start()
             await send({"type": "lifespan.startup.complete"})
             await receive()
-            await self.upstreams.stop()
+            await self._end()
             await send({"type": "lifespan.shutdown.complete"})
         elif scope["path"] == "/metrics":
             await self.metrics(scope, receive, send)
@@ -53,7 +53,11 @@ class Front:
 
     def stop(self) -> "concurrent.futures.Future[None]":
         """From another thread."""
-        return asyncio.run_coroutine_threadsafe(self.upstreams.stop(), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+
+    async def _end(self) -> None:
+        await self.upstreams.drained()
+        await self.upstreams.stop()
 
     def metric(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0

@@ -1,7 +1,6 @@
 """`poise serve`."""
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from poise.cli.asking import merged, needed, needing
 from poise.cli.render import print_json, say, tell
 from poise.cli.submit import fill_in
 from poise.client import current_home
-from poise.control.start import ensure_up, kept_environment, user_name
+from poise.control.start import kept_environment, lasting, user_name
 from poise.drivers.security import ensure_home
 from poise.drivers.yamlfile import is_kind, load_kind, located, place_in_file
 from poise.errors import InputError, SpecError
@@ -70,7 +69,7 @@ def serve(target: tuple[str, ...], host: str, port: int, as_json: bool, **flags:
             say(f"poise: {len(fronts[0].upstreams)} upstreams at http://{at}/v1")
         base = {"folder": str(Path.cwd()), "env": kept_environment()}
         home.services.mkdir(parents=True, exist_ok=True, mode=0o700)
-        connect = partial(ensure_up, home, "--until-idle")
+        connect = lasting(home, "--until-idle")
         uvloop.run(
             serve(services, next(iter(fronts), None), connect, home.services, listening, base, user_name(), tell)
         )

@@ -87,6 +87,7 @@ def main() -> int:
 def _hold(home: Home, token: str, options: argparse.Namespace, holds: Callable[[], bool]) -> int:
     """Serve while the lock is held. What only a person can mend is left on file for the command line to tell."""
     home.failure.unlink(missing_ok=True)
+    home.left.unlink(missing_ok=True)
     try:
         return uvloop.run(_serve(home, token, options, holds))
     except PoiseError as error:

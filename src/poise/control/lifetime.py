@@ -59,5 +59,6 @@ class Lifetime:
                 idle_since = now
             elif now - idle_since > Times().idle_exit and self._until_idle:
                 self._left_at = self._plane.ledger.revision
+                self._home.left.touch(mode=0o600)
                 self.end()
                 return

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from poise.client import Client, failure_of
@@ -65,6 +66,23 @@ def ensure_up(home: Home, *options: str) -> Client:
         except Unreachable:
             continue  # one that was about to leave has left
     raise Fault("the control plane does not come up", field=str(home.messages), hint=f"tail {home.messages}")
+
+
+def lasting(home: Home, *options: str) -> Callable[[], Client]:
+    """For somebody who goes on without a control plane: what gives a client of it. One is started when it is first
+    asked for, and where it has left for want of work; one that was told to end is not.
+    """
+    met = False
+
+    def connect() -> Client:
+        nonlocal met
+        if met and not home.left.exists():
+            return connected(home)
+        client = ensure_up(home, *options)
+        met = True
+        return client
+
+    return connect
 
 
 def _start(home: Home, options: tuple[str, ...]) -> None:

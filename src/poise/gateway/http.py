@@ -30,7 +30,10 @@ MOST_AHEAD = 64
 """Questions of one connection that are not answered; beyond that it is not read."""
 
 LOOK_EVERY = 5.0
-"""Seconds between two looks at a connection."""
+"""Seconds between two looks at a connection …"""
+
+LOOK_AT_END = 0.02
+"""… and between two at whether all have their answers, when the gateway ends."""
 
 IDLE_LOOKS = 15
 """A connection on which nothing was asked for so many looks is closed."""
@@ -217,11 +220,16 @@ class Protocol(Connection):
     def _is_answering(self) -> bool:
         return bool(self._asked) or super()._is_answering()
 
+    @property
+    def owes(self) -> bool:
+        """Whether an answer is still to come, or to be taken by whoever asked."""
+        return self._is_answering() or (self.transport is not None and self.transport.get_write_buffer_size() > 0)
+
     def look(self) -> None:
         """Drop it if hardly anything of what waits to be sent was taken since the last look; close it if nothing was
         asked for a while.
         """
-        if self.transport is None or self.transport.is_closing():
+        if self.transport is None:
             return
         unsent = self.transport.get_write_buffer_size()
         stuck = self._unsent > 0 and unsent > max(0, self._unsent - MOVED)
@@ -267,6 +275,11 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def taken(self) -> None:
+        """Until every client has what it was answered, as far as that can be known here."""
+        while any(cast(Protocol, one).owes for one in self.server_state.connections):  # noqa: ASYNC110 — nobody tells
+            await asyncio.sleep(LOOK_AT_END)
 
     async def on_tick(self, counter: int) -> bool:
         now = time.monotonic()

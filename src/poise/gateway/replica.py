@@ -123,7 +123,8 @@ class Model:
         of the service.
         """
         encoded = self._encode is not None
-        given = _told_type(self._encode) if self._encode is not None else _inner(_told_type(self._predict))
+        given = _told_type(self._encode or self._predict)
+        given = given if encoded else _inner(given)
         kinds: Sequence[str] = (JSON,)
         if given in (bytes, bytearray, memoryview):
             kinds = (BYTES,)

@@ -39,6 +39,7 @@ from poise.model.servicefile import DeclaredService
 from poise.model.serving_upstreams import Front
 from poise.policy.replicas import DEFAULT_SCALER, scaler_named
 from poise.policy.route import DEFAULT_ROUTER, router_named
+from poise.units import SECOND
 
 T = TypeVar("T")
 
@@ -49,7 +50,10 @@ START_AGAIN = (1.0, 60.0)
 """Seconds until a replica that ended is started again: at first, and at most."""
 
 ATTEMPTS = 3
-"""To ask a control plane that is about to leave, or is just being started again."""
+"""To start a replica, as one job, where it is killed by a signal, or with its node …"""
+
+ASKED = 3
+"""… and to ask a control plane that is about to leave, or is just being started again."""
 
 DRAIN_SECONDS = 30.0
 
@@ -80,8 +84,8 @@ class Replicas:
         user: str,
         say: Callable[[str], None],
     ) -> None:
-        """`connect` gives a client of the control plane, which it starts if none runs. `base`: fields that every job of
-        this user has, such as its folder and environment.
+        """`connect` gives a client of the control plane. `base`: fields that every job of this user has, such as its
+        folder and environment.
         """
         self._declared = declared
         self._service = service
@@ -98,6 +102,7 @@ class Replicas:
         self._asked = 0
         self._scaler = self._made_scaler()
         self._pause = START_AGAIN[0]
+        self._not_before = 0.0
 
     def become(self, declared: DeclaredService) -> None:
         """Be as many from now on as `declared` says."""
@@ -127,32 +132,35 @@ class Replicas:
             "class": f"{declared.name}-replica",
             "run": [declared.python or sys.executable, "-m", "poise.gateway.replica", declared.model],
             "env": base["env"] | declared.job.get("env", {}) | where,
-            "retry": {"limit": 1000, "when": ["lost", "killed", "signal", "oom"]},
+            "retry": {"limit": ATTEMPTS - 1, "when": ["lost", "killed", "signal", "oom"]},
         }
 
     async def keep(self) -> None:
         """Until it is cancelled; raises `InputError` with what it wrote if the first replicas cannot start. Once it
         serves, it goes on serving without a control plane, until there is one again.
         """
-        cut_off = False
+        name, cut_off = self._declared.name, False
         while True:
             try:
                 await self._look()
+                if cut_off:
+                    self._say(f"{name}: there is a control plane again")
                 cut_off = False
             except Fault as error:
                 if not self._service.ever_ready:
                     raise
                 if not cut_off:
-                    self._say(f"{self._declared.name}: goes on, but no replica can be started: {error.record.message}")
+                    told = error.record
+                    self._say(f"{name}: goes on, but no replica can be started: {told.message}; {told.hint}")
                 cut_off = True
-                await asyncio.sleep(self._pause)
+                await asyncio.sleep(START_AGAIN[0])
 
     async def _look(self) -> None:
         """As many as there shall be now, and what has become of those that there are."""
         wanted = self._declared.replicas
         if self._scaler is not None:
             wanted = self._scaler.look(time.monotonic_ns(), self._start_up)
-        while len(self._jobs) < wanted:
+        while len(self._jobs) < wanted and time.monotonic() >= self._not_before:
             self._submitting = asyncio.ensure_future(self._submit())
             await asyncio.shield(self._submitting)
         for job in self._jobs[wanted:]:
@@ -163,9 +171,17 @@ class Replicas:
         ended = [job for job in self._jobs if await self._ask(partial(self._is_over, job))]
         if ended:
             self._jobs = [job for job in self._jobs if job not in ended]
-            self._since = {job: at for job, at in self._since.items() if job not in ended}
-            self._pause = START_AGAIN[0] if self._service.replicas else min(2 * self._pause, START_AGAIN[1])
-            await asyncio.sleep(self._pause)
+            self._back_off([job for job in ended if self._since.pop(job, 0)])
+
+    def _back_off(self, never_ready: list[str]) -> None:
+        """How long nothing is started after replicas have ended: longer each time that some had never been ready."""
+        if never_ready:
+            self._say(
+                f"{self._declared.name}: {', '.join(never_ready)} ended without having been ready; "
+                f"another is started in {self._pause:g} s"
+            )
+        self._not_before = time.monotonic() + (self._pause if never_ready else START_AGAIN[0])
+        self._pause = min(2 * self._pause, START_AGAIN[1]) if never_ready else START_AGAIN[0]
 
     async def _submit(self) -> None:
         """Under one key until it is known to have been accepted, so that it is one job whatever happens meanwhile."""
@@ -192,7 +208,7 @@ class Replicas:
         """In a thread. A control plane that was about to leave, since nothing ran any more, is started again."""
 
         def ask() -> T:
-            for left in range(ATTEMPTS, 0, -1):
+            for left in range(ASKED, 0, -1):
                 try:
                     with self._connect() as client:
                         return question(client)
@@ -210,10 +226,12 @@ class Replicas:
             return True
         if report.status in ("done", "failed") and not self._service.ever_ready:
             wrote = b"".join(piece.data for piece in client.logs(job) if isinstance(piece, LogPiece))
+            told = wrote[-TAIL:].decode(errors="replace").strip()
+            by_itself = all(task.outcome in ("done", "failed") for task in report.tasks)
             raise InputError(
                 f"a replica of {self._declared.name} cannot start",
                 field=self._declared.model,
-                have=wrote[-TAIL:].decode(errors="replace").strip() or _ending(report),
+                have=told if told and by_itself else f"{told}\n{_ending(report)}".strip(),
                 hint=f"poise logs {job}",
             )
         self._tell(report)
@@ -256,7 +274,12 @@ class Replicas:
 
 def _ending(report: JobReport) -> str:
     why = [task.note for task in report.tasks if task.note]
-    return why[0] if why else f"exit code {report.exit_code}"
+    if why:
+        return why[0]
+    code = report.exit_code or 0
+    if any(task.outcome in ("signal", "killed") for task in report.tasks) and code - 128 in set(signal.Signals):
+        return f"ended by {signal.Signals(code - 128).name}"
+    return f"exit code {report.exit_code}"
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -383,6 +406,10 @@ class Running:
         """Until all that was accepted is answered."""
         await asyncio.gather(*(one.service.drained() for one in self._kept))
 
+    async def hang_up(self) -> None:
+        """On all replicas: what they were asked is refused."""
+        await asyncio.gather(*(one.service.stop() for one in self._kept))
+
     async def end(self) -> None:
         """Hang up on all replicas, and end their jobs."""
         await asyncio.gather(*(self._end(one) for one in list(self._kept)))
@@ -391,7 +418,8 @@ class Running:
 
     async def _end(self, kept: _Kept) -> None:
         self._kept.remove(kept)
-        self.services.pop(kept.declared.name, None)
+        if self.services.get(kept.declared.name) is kept.service:  # else one that was promoted has its name
+            del self.services[kept.declared.name]
         await kept.service.stop()
         await kept.replicas.end()
 
@@ -406,14 +434,14 @@ async def serve(
     user: str,
     say: Callable[[str], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then answer what was accepted and end the replicas. `folder` is for sockets, and
-    exists.
+    """Serve until SIGTERM or SIGINT, then answer what was accepted and end the replicas; at another, refuse what is
+    left. `folder` is for sockets, and exists.
     """
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # who could not be told in time is no matter for people
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
     _sweep(folder)
     running = Running(folder, connect, base, user, say)
     keeping = [await running.begin(declared) for declared in services]
@@ -430,11 +458,15 @@ async def serve(
         keeper.cancel()
     if stop.is_set():
         say("draining")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_SECONDS):
-                await running.drained()
+        draining = asyncio.create_task(_drained(server, running, upstreams))
+        hurried = asyncio.create_task(hurry.wait())
+        patience = max(DRAIN_SECONDS, front.drain / SECOND if front is not None else 0.0)
+        await asyncio.wait([draining, hurried], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        for task in (draining, hurried):
+            task.cancel()
     if upstreams is not None:
         await upstreams.stop()
+    await running.hang_up()
     server.should_exit = True
     await serving
     await running.end()
@@ -442,6 +474,12 @@ async def serve(
     for outcome in await asyncio.gather(*keeping, return_exceptions=True):
         if isinstance(outcome, Exception):
             raise outcome
+
+
+async def _drained(server: Server, running: Running, upstreams: Upstreams | None) -> None:
+    """Until all that was accepted is answered, and whoever asked has the answer."""
+    await asyncio.gather(running.drained(), *([upstreams.drained()] if upstreams is not None else []))
+    await server.taken()
 
 
 def _said(error: BaseException) -> str:

@@ -32,7 +32,7 @@ from poise.units import SECOND
 DIALLED_AGAIN = 1.0
 """Seconds until it is listened again where there was no room for one more."""
 
-STATUS = {"full": 503, "late": 503, "expired": 504, "broken": 500, "lost": 502}
+STATUS = {"full": 503, "late": 503, "ending": 503, "expired": 504, "broken": 500, "lost": 502}
 """What a refusal is in HTTP."""
 
 
@@ -116,7 +116,7 @@ class Service:
         for channel in list(self._channels.values()):
             channel.close()
         for number in list(self._pending):
-            self._refuse(Refuse(number, "lost", "the service is stopping"))
+            self._refuse(Refuse(number, "ending", "the gateway is ending"))
         self.path.unlink(missing_ok=True)
 
     async def drained(self) -> None:

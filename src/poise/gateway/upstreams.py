@@ -3,6 +3,7 @@
     front = Upstreams(compile_upstreams(document), choose, Metrics(CollectorRegistry()), keys)
     await front.start()
     ...                     # an ASGI application for /v1/chat/completions, completions, embeddings and models
+    await front.drained()
     await front.stop()
 
 What it keeps to:
@@ -100,15 +101,19 @@ class Upstreams:
         self._prober = Prober(self._pool, self._client, self._front.health, self._metrics, _now)
         await self._prober.start()
 
-    async def stop(self) -> None:
-        """Takes nothing new, lets those finish that run, for `drain` at most, and closes everything."""
+    async def drained(self) -> None:
+        """Takes nothing new; returns when those have finished that run, after `drain` at the latest."""
         self._stopping = True
         if self._running:
-            _, left_over = await asyncio.wait(list(self._running), timeout=self._front.drain / SECOND)
+            await asyncio.wait(list(self._running), timeout=self._front.drain / SECOND)
+
+    async def stop(self) -> None:
+        """Refuses those that still run, and closes everything."""
+        self._stopping = True
+        if left_over := list(self._running):
             for task in left_over:
                 task.cancel()
-            if left_over:
-                await asyncio.wait(left_over)
+            await asyncio.wait(left_over)
         self._pool.close()
         await self._prober.stop()
         await self._client.close()
