@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from system.living import Living, until
-from system.test_serve import Serving
+from system.serving import Serving
 
 MODELS = """
 import os, time
@@ -130,6 +130,7 @@ def test_what_is_as_good_takes_over_while_nobody_notices(home: Living) -> None:
     trial = serving.ask(b"", "/canaries", "GET").value["twice"]
     assert (trial["state"], trial["stages"]) == ("promoted", ["shadow of 50 %", "share of 20 %", "share of 100 %"])
     assert serving.metric("flagger_canary_status", name="twice") == 1
+    assert serving.ask(b"", "/readyz", "GET").value == {"ready": True, "without_replica": []}
     assert serving.end() == 0
     assert jobs(home) == []
 
