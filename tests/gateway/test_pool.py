@@ -22,20 +22,20 @@ class World:
     """Two upstreams that are well, `limit` requests at each, and the time."""
 
     def __init__(self, limit: int = 2, choose: Choose = least_outstanding, **said: Any) -> None:
-        upstreams = [{"name": name, "url": "gpu1", "models": ["m"], "limit": limit} for name in ("a", "b")]
+        upstreams = [{"name": name, "url": "gpu1", "models": ["m", "n"], "limit": limit} for name in ("a", "b")]
         document = {"kind": "upstreams", "upstreams": upstreams, "ejection": EJECTS | {"slower": 5}} | said
         self.now = SECOND
         self.pool = Pool(compile_upstreams(document), choose, Metrics(CollectorRegistry()), lambda: self.now)
         for member in self.pool.members:
             member.health.on_probe(self.now, True)
 
-    async def take(self) -> Place:
-        return await self.pool.admit(ASKED, 0)
+    async def take(self, model: str = "m") -> Place:
+        return await self.pool.admit(ASKED._replace(model=model), 0)
 
-    async def answers(self, takes: Callable[[str], int], held: int = 0, times: int = 8) -> None:
+    async def answers(self, takes: Callable[[str], int], held: int = 0, times: int = 8, model: str = "m") -> None:
         """One request after the other, each answered after what it takes at its upstream."""
         for _ in range(times):
-            place = await self.take()
+            place = await self.take(model)
             self.now += takes(place.member.name) + held
             self.pool.give_back(place, "answered", held)
 
@@ -116,6 +116,18 @@ async def test_requests_go_where_they_are_foreseen_to_be_answered_first() -> Non
     await world.answers(lambda name: 50 * MILLISECOND if name == "a" else SECOND)
     names = [(await world.take()).member.name for _ in range(2)]
     assert names == ["a", "a"]
+
+
+@going
+async def test_each_model_of_an_upstream_has_a_speed_of_its_own() -> None:
+    world = World(choose=lambda view: router_named("expected-delay").decide(view).replica)
+    for _ in range(4):
+        await world.answers(lambda name: 50 * MILLISECOND if name == "a" else SECOND, times=2, model="m")
+        await world.answers(lambda name: 2 * SECOND if name == "a" else 100 * MILLISECOND, times=2, model="n")
+    for model, name in (("m", "a"), ("n", "b")):
+        place = await world.take(model)
+        assert place.member.name == name
+        world.pool.give_back(place, "neither", 0)
 
 
 @going

@@ -209,17 +209,17 @@ class Pool:
             raise self._nobody(serving)
         if not any(member.has_room(now) for member in open_ones):
             return None
-        chosen = self._choose(self._view(asked, open_ones, turn, now))
+        chosen = self._choose(self._view(asked, question.model, open_ones, turn, now))
         if not chosen:
             return None
         member = self._by_name[chosen]
         member.add(1)
         member.breaker.on_sent()
-        self._reckoner.sent(member.name, str(turn), question.size, now)
+        self._reckoner.sent(member.name, str(turn), question.size, now, question.model)
         return Place(member, question, turn, now)
 
-    def _view(self, asked: Asked, members: list[Member], turn: int, now: int) -> RouteView:
-        known = [self._reckoner.known(member.name, asked.size, now) for member in members]
+    def _view(self, asked: Asked, model: str, members: list[Member], turn: int, now: int) -> RouteView:
+        known = [self._reckoner.known(member.name, asked.size, now, model) for member in members]
         return RouteView(
             now=now,
             asked=asked,
@@ -264,7 +264,7 @@ class Pool:
 
     def _was_slow(self, place: Place, took: int, now: int) -> bool:
         others = [
-            self._reckoner.lasting(member.name, place.question.size, now)
+            self._reckoner.lasting(member.name, place.question.size, now, place.question.model)
             for member in self.serving(place.question.model)
             if member is not place.member
         ]
@@ -304,7 +304,8 @@ class Pool:
     def _seconds_away(self, question: Question) -> int:
         """When the first that has its model could have answered it, as far as that can be foreseen."""
         serving, now = self.serving(question.model), self._now()
-        return _seconds(min(sum(self._reckoner.known(member.name, question.size, now)[1:]) for member in serving))
+        away = [sum(self._reckoner.known(member.name, question.size, now, question.model)[1:]) for member in serving]
+        return _seconds(min(away))
 
 
 def _seconds(nanoseconds: int) -> int:

@@ -9,6 +9,9 @@ Small things, together in a `Reckoner`, which a router keeps for the replicas of
 * `InFlight`: requests that were sent and are not answered, and how long these still take.
 * How much longer a request takes for those beside it (`_crowded`).
 
+Requests may be of several *kinds*, such as the models that one server has: how fast a replica is, and what sizes and
+crowds say, is learned of each kind by itself; what is in flight is waited for whatever its kind.
+
 A replica is taken to serve one after the other until it answers out of turn. Time counts from the answer before, or
 from when it was sent if nothing was in flight, and all that is in flight is waited for.
 
@@ -20,7 +23,7 @@ Crowds larger than those seen are taken to slow it down in proportion, or what h
 it answers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from math import exp, exp2, inf, log, sqrt
 from statistics import median
 from typing import NamedTuple
@@ -156,12 +159,15 @@ def _nearer(pace: float, took: float, weight: float) -> float:
 
 
 class Sent(NamedTuple):
-    """A request, and the work that it was foreseen to be. `crowded`: the count of `InFlight` when it was sent."""
+    """A request, and the work that it was foreseen to be, in requests of the usual size of its kind. `crowded`: the
+    count of `InFlight` when it was sent.
+    """
 
     size: float
     work: float
     at: int
     crowded: int
+    kind: str
 
 
 class InFlight:
@@ -171,7 +177,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self._sent: dict[str, Sent] = {}
-        self._work = 0.0
+        self._work: dict[str, float] = {}
         self.beside = False
         self._crowded = self._counted = 0  # nanoseconds that were waited by all requests together, until when
         self._served = 0  # the instant since when what is oldest is served, if it was sent by then
@@ -179,10 +185,15 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._sent)
 
-    def sent(self, request: str, size: float, work: float, now: int) -> None:
+    @property
+    def kinds(self) -> Collection[str]:
+        """Of which kinds something is in flight."""
+        return self._work.keys()
+
+    def sent(self, request: str, size: float, work: float, now: int, kind: str = "") -> None:
         self._count(now)
-        self._sent[request] = Sent(size, work, now, self._crowded)
-        self._work += work
+        self._sent[request] = Sent(size, work, now, self._crowded, kind)
+        self._work[kind] = self._work.get(kind, 0.0) + work
 
     def answered(self, request: str, now: int) -> tuple[Sent, int] | None:
         """What it was, and the nanoseconds since the answer before; None if it is not in flight."""
@@ -213,53 +224,80 @@ class InFlight:
         self._count(now)
         sent = self._sent.pop(request, None)
         if sent is not None:
-            self._work = self._work - sent.work if self._sent else 0.0
+            self._work[sent.kind] -= sent.work
+        if not self._sent:
+            self._work.clear()
         return sent
 
-    def left(self, pace: float, now: int) -> int:
-        """Nanoseconds that all of it is foreseen to take from now. What is served lasts as much longer as it has
-        lasted, if that is more than what is left by its size: large sizes are rare, and it is one of them.
+    def left(self, paces: Mapping[str, float], now: int) -> int:
+        """Nanoseconds that all of it is foreseen to take from now, by the pace of each kind. What is served lasts as
+        much longer as it has lasted, if that is more than what is left by its size: large sizes are rare, and it is one
+        of them.
         """
         if not self._sent:
             return 0
         oldest = next(iter(self._sent.values()))
         served = max(0, now - max(oldest.at, self._served))
-        rest = max(0.0, self._work - oldest.work) * pace
-        return int(rest + max(oldest.work * pace - served, served))
+        whole = oldest.work * paces[oldest.kind]
+        rest = max(0.0, sum(work * paces[kind] for kind, work in self._work.items()) - whole)
+        return int(rest + max(whole - served, served))
 
 
-class Reckoner:
-    """What a router knows of the replicas of one service by what it sent and what they answered. `like` of a replica:
-    what sets it apart (a device model, say), so that a new one is foreseen to be as fast as its like.
+class _Kind:
+    """What is known of requests of one kind: what their sizes say, and by replica how fast it is, how long they last
+    there beside others, and what crowds do to them.
     """
 
     def __init__(self) -> None:
         self.sizes = Sizes()
         self.speeds: dict[str, Speed] = {}
+        self.lasting: dict[str, Speed] = {}
+        self.crowds: dict[str, Sizes] = {}
+
+
+class Reckoner:
+    """What a router knows of the replicas of one service by what it sent and what they answered. `like` of a replica:
+    what sets it apart (a device model, say), so that a new one is foreseen to be as fast as its like. `kind` of a
+    request: what sets it apart from others that the same replicas answer.
+    """
+
+    def __init__(self) -> None:
         self._likes: dict[str, str] = {}
         self._flights: dict[str, InFlight] = {}
-        self._crowds: dict[str, Sizes] = {}
-        self._lasting: dict[str, Speed] = {}
+        self._kinds: dict[str, _Kind] = {}
 
     def add(self, replica: str, now: int, like: str = "") -> None:
         """With none like it of which anything is known, it is foreseen to be as fast as all."""
         self._likes[replica] = like
         self._flights[replica] = InFlight()
-        self._crowds[replica] = Sizes()
-        self._lasting[replica] = Speed()
-        self.speeds[replica] = self._new(replica, now)
+        for kind in self._kinds.values():
+            self._enter(kind, replica, now)
 
     def remove(self, replica: str) -> None:
-        del self.speeds[replica], self._likes[replica], self._flights[replica]
-        del self._crowds[replica], self._lasting[replica]
+        del self._likes[replica], self._flights[replica]
+        for kind in self._kinds.values():
+            del kind.speeds[replica], kind.lasting[replica], kind.crowds[replica]
 
-    def _new(self, replica: str, now: int) -> Speed:
-        alike = [speed for name, speed in self.speeds.items() if self._likes[name] == self._likes[replica]]
+    def _kind(self, name: str, now: int) -> _Kind:
+        kind = self._kinds.get(name)
+        if kind is None:
+            kind = self._kinds[name] = _Kind()
+            for replica in self._likes:
+                self._enter(kind, replica, now)
+        return kind
+
+    def _enter(self, kind: _Kind, replica: str, now: int) -> None:
+        kind.crowds[replica] = Sizes()
+        kind.lasting[replica] = Speed()
+        kind.speeds[replica] = self._new(kind, replica, now)
+
+    def _new(self, kind: _Kind, replica: str, now: int) -> Speed:
+        alike = [speed for name, speed in kind.speeds.items() if self._likes[name] == self._likes[replica]]
         known = [speed for speed in alike if speed.count]
-        return Speed.of(known or self.speeds.values(), now)
+        return Speed.of(known or kind.speeds.values(), now)
 
-    def sent(self, replica: str, request: str, size: float, now: int) -> None:
-        self._flights[replica].sent(request, size, self.sizes.work(size), now)
+    def sent(self, replica: str, request: str, size: float, now: int, kind: str = "") -> None:
+        self._flights[replica].sent(request, size, self._kind(kind, now).sizes.work(size), now, kind)
 
     def answered(self, replica: str, request: str, now: int, held: int = 0) -> None:
         """`held`: nanoseconds of it that whoever asked did not take more of the answer, and held the replica up."""
@@ -268,45 +306,48 @@ class Reckoner:
         if known is None:
             return
         sent, busy = known
+        kind = self._kinds[sent.kind]
         lasted = max(0, now - sent.at - held)
-        self._lasting[replica] = self._lasting[replica].observe(sent.work, lasted, now)
+        kind.lasting[replica] = kind.lasting[replica].observe(sent.work, lasted, now)
         busy = min(busy, lasted)
         if flight.beside:
             crowd = flight.crowd(sent, now)
-            self._crowds[replica] = self._crowds[replica].observe(crowd, lasted / sent.work)
-            busy = int(lasted / self._crowded(replica, crowd))
-        before = self.speeds[replica]
-        speed = self.speeds[replica] = before.observe(sent.work, busy, now)
+            kind.crowds[replica] = kind.crowds[replica].observe(crowd, lasted / sent.work)
+            busy = int(lasted / _crowded(kind.crowds[replica], crowd))
+        before = kind.speeds[replica]
+        speed = kind.speeds[replica] = before.observe(sent.work, busy, now)
         if not before.count:  # it is the first of all: until now nothing was known of the others either
-            self.speeds |= {name: self._new(name, now) for name, other in self.speeds.items() if not other.count}
-        self.sizes = self.sizes.observe(sent.size, min(busy / speed.pace, OUTLIER * sent.work))
+            kind.speeds |= {name: self._new(kind, name, now) for name, one in kind.speeds.items() if not one.count}
+        kind.sizes = kind.sizes.observe(sent.size, min(busy / speed.pace, OUTLIER * sent.work))
 
     def dropped(self, replica: str, request: str, now: int) -> None:
         """It was cancelled, or failed: nothing is learned from that."""
         self._flights[replica].dropped(request, now)
 
-    def known(self, replica: str, size: float, now: int) -> tuple[int, int, int]:
-        """`outstanding`, `backlog` and `cost` of a `ReplicaView`, for a request of this size."""
-        flight, pace = self._flights[replica], self.speeds[replica].at(now)
-        outstanding, left = len(flight), flight.left(pace, now)
+    def known(self, replica: str, size: float, now: int, kind: str = "") -> tuple[int, int, int]:
+        """`outstanding`, `backlog` and `cost` of a `ReplicaView`, for a request of this size and kind."""
+        flight, asked = self._flights[replica], self._kind(kind, now)
+        paces = {name: self._kinds[name].speeds[replica].at(now) for name in flight.kinds}
+        outstanding, left = len(flight), flight.left(paces, now)
         if flight.beside and outstanding:
-            left = int(left * (self._crowded(replica, outstanding + 1.0) - 1.0) / outstanding)
-        return outstanding, left, int(pace * self.sizes.work(size))
+            left = int(left * (_crowded(asked.crowds[replica], outstanding + 1.0) - 1.0) / outstanding)
+        return outstanding, left, int(asked.speeds[replica].at(now) * asked.sizes.work(size))
 
-    def lasting(self, replica: str, size: float, now: int) -> float:
+    def lasting(self, replica: str, size: float, now: int, kind: str = "") -> float:
         """Nanoseconds from sending to the end of the answer that a request of this size takes there, with all that was
         beside others; 0 before the first answer.
         """
-        lasting = self._lasting[replica]
-        return lasting.at(now) * self.sizes.work(size) if lasting.count else 0.0
+        asked = self._kind(kind, now)
+        lasting = asked.lasting[replica]
+        return lasting.at(now) * asked.sizes.work(size) if lasting.count else 0.0
 
-    def _crowded(self, replica: str, many: float) -> float:
-        """Times as long as by itself that a request takes among so many, itself included. Of a crowd larger than the
-        usual and a standard deviation nothing is known, and it counts in proportion.
-        """
-        crowds = self._crowds[replica]
-        known = min(many, exp(crowds.size + sqrt(crowds.spread)))
-        return float(known**crowds.tells) * many / known
+
+def _crowded(crowds: Sizes, many: float) -> float:
+    """Times as long as by itself that a request takes among so many, itself included. Of a crowd larger than the usual
+    and a standard deviation nothing is known, and it counts in proportion.
+    """
+    known = min(many, exp(crowds.size + sqrt(crowds.spread)))
+    return float(known**crowds.tells) * many / known
 
 
 __all__ = ["InFlight", "Reckoner", "Sent", "Sizes", "Speed"]

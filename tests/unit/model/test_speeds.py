@@ -30,30 +30,46 @@ def test_a_reckoner_learns_how_fast_replicas_are() -> None:
     assert costs == {"fast": pytest.approx(20, rel=0.3), "slow": pytest.approx(80, rel=0.3)}
 
 
+def test_kinds_of_requests_have_speeds_of_their_own_and_wait_for_each_other() -> None:
+    reckoner, now = Reckoner(), 0
+    reckoner.add("r", now)
+    for _ in range(20):
+        for kind, took in (("small", 10 * MILLISECOND), ("large", SECOND)):
+            reckoner.sent("r", "x", 1.0, now, kind)
+            now += took
+            reckoner.answered("r", "x", now)
+    assert [reckoner.known("r", 1.0, now, kind)[2] for kind in ("small", "large")] == [10 * MILLISECOND, SECOND]
+    assert reckoner.lasting("r", 1.0, now, "small") == 10 * MILLISECOND
+    reckoner.sent("r", "1", 1.0, now, "small")
+    reckoner.sent("r", "2", 1.0, now, "large")
+    outstanding, backlog, _ = reckoner.known("r", 1.0, now, "small")
+    assert (outstanding, backlog) == (2, 1010 * MILLISECOND)
+
+
 def test_backlog_is_what_is_in_flight_less_the_time_served() -> None:
     """Three of 100 ms each, sent 30 ms ago: 270 ms. One is answered at 100 ms: 200 ms, and 160 ms 40 ms later."""
     flight = InFlight()
     for name in "abc":
         flight.sent(name, 1.0, 1.0, 0)
     pace = 100.0 * MILLISECOND
-    assert flight.left(pace, 30 * MILLISECOND) == 270 * MILLISECOND
+    assert flight.left({"": pace}, 30 * MILLISECOND) == 270 * MILLISECOND
     known = flight.answered("a", 100 * MILLISECOND)
     assert known is not None
     assert known[1] == 100 * MILLISECOND
-    assert flight.left(pace, 100 * MILLISECOND) == 200 * MILLISECOND
-    assert flight.left(pace, 140 * MILLISECOND) == 160 * MILLISECOND
+    assert flight.left({"": pace}, 100 * MILLISECOND) == 200 * MILLISECOND
+    assert flight.left({"": pace}, 140 * MILLISECOND) == 160 * MILLISECOND
     known = flight.answered("b", 160 * MILLISECOND)
     assert known is not None
     assert known[1] == 60 * MILLISECOND, "it waited until the one before it was answered"
     flight.dropped("c", 170 * MILLISECOND)
-    assert flight.left(pace, 170 * MILLISECOND) == 0
+    assert flight.left({"": pace}, 170 * MILLISECOND) == 0
     assert flight.answered("c", 180 * MILLISECOND) is None
 
 
 def test_what_takes_longer_than_foreseen_is_foreseen_to_take_as_long_again() -> None:
     flight = InFlight()
     flight.sent("a", 1.0, 1.0, 0)
-    assert flight.left(100.0, 1000) == 1000
+    assert flight.left({"": 100.0}, 1000) == 1000
 
 
 def test_a_new_replica_is_foreseen_to_be_as_fast_as_its_like() -> None:
