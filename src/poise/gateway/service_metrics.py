@@ -1,5 +1,5 @@
 """What is measured of a service. Names are those of Ray Serve, of a cache Triton's, of a version on trial Flagger's:
-dashboards know them.
+dashboards know them. What none has is called `poise_...`.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ class Registry:
         )
         self.size = Histogram("serve_actual_batch_size", "Requests of a batch", of, buckets=SIZES, registry=registry)
         self.broken = Counter(
-            "serve_batch_broken_counter", "Batches that a model could not answer", (*of, "reason"), registry=registry
+            "poise_batches_broken", "Batches that a model could not answer", (*of, "reason"), registry=registry
         )
         self.hits = Counter("nv_cache_num_hits_per_model", "Answers that were kept", of, registry=registry)
         self.misses = Counter("nv_cache_num_misses_per_model", "Questions to which none was", of, registry=registry)
