@@ -1,0 +1,66 @@
+"""Clients that do not take what they are answered, with a server in this process that looks at them often."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gateway.server import until
+from poise.gateway import http
+from poise.gateway.app import Gateway
+from poise.gateway.service import Tell
+from poise.gateway.wire import Answer
+
+LARGE = 50_000_000
+
+
+class Answers:
+    """A service that answers at once, with more than any buffer of the system holds."""
+
+    def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False) -> int:
+        tell(Answer(200, "text/plain", bytes(LARGE)))
+        return 1
+
+    def cancel(self, number: int) -> None:
+        raise AssertionError("all are answered")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[http.Server]:
+    monkeypatch.setattr(http, "LOOK_EVERY", 0.2)
+    made = http.Server(Gateway({"large": Answers()}, {}, {}, CollectorRegistry()))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=lambda: asyncio.run(made.serve(sockets=[listening])))
+        thread.start()
+        until(lambda: made.started)
+        yield made
+        made.should_exit = True
+        thread.join(10)
+
+
+def asked(server: http.Server, more: bytes) -> socket.socket:
+    client = socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=10)
+    client.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\n%sContent-Length: 0\r\n\r\n" % more)
+    return client
+
+
+@pytest.mark.parametrize("more", [b"", b"Connection: close\r\n"], ids=["goes on", "ends with it"])
+def test_who_takes_nothing_is_dropped(server: http.Server, more: bytes) -> None:
+    with asked(server, more):
+        until(lambda: len(server.server_state.connections) == 1)
+        until(lambda: not server.server_state.connections)
+
+
+def test_all_is_taken_once_nobody_waits_for_a_part_of_an_answer(server: http.Server) -> None:
+    with asked(server, b"") as client:
+        until(lambda: len(server.server_state.connections) == 1)
+        connection = next(iter(server.server_state.connections))
+        assert isinstance(connection, http.Protocol)
+        until(lambda: connection.owes)
+        came = 0
+        while came < LARGE:
+            came += len(client.recv(1 << 20))
+        until(lambda: not connection.owes)
