@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -18,10 +19,16 @@ LARGE = 50_000_000
 
 
 class Answers:
-    """A service that answers at once, with more than any buffer of the system holds."""
+    """A service that answers with more than any buffer of the system holds: a little later, or at once, as a cache."""
+
+    at_once = False
 
     def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False) -> int:
-        tell(Answer(200, "text/plain", bytes(LARGE)))
+        answer = Answer(200, "text/plain", bytes(LARGE))
+        if self.at_once:
+            tell(answer)
+        else:
+            asyncio.get_running_loop().call_soon(tell, answer)
         return 1
 
     def cancel(self, number: int) -> None:
@@ -52,6 +59,20 @@ def test_who_takes_nothing_is_dropped(server: http.Server, more: bytes) -> None:
     with asked(server, more):
         until(lambda: len(server.server_state.connections) == 1)
         until(lambda: not server.server_state.connections)
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["later", "at once"])
+def test_who_takes_it_slowly_gets_all_of_it(
+    server: http.Server, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    monkeypatch.setattr(http, "LINGER", 0.1)
+    monkeypatch.setattr(Answers, "at_once", at_once)
+    with asked(server, b"Connection: close\r\n") as client:
+        came = 0
+        while part := client.recv(1 << 20):
+            came += len(part)
+            time.sleep(0.005)
+    assert came > LARGE
 
 
 def test_all_is_taken_once_nobody_waits_for_a_part_of_an_answer(server: http.Server) -> None:

@@ -48,9 +48,11 @@ _LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-typ
 
 
 class Question:
-    """One request to a service. `answer` is what is to be written; nothing as long as it is not there."""
+    """One request to a service. `answer` is what is to be written; nothing as long as it is not there. `whole`: its
+    body has come.
+    """
 
-    __slots__ = ("answer", "body", "deferred", "last", "number", "service", "size", "timeout")
+    __slots__ = ("answer", "body", "deferred", "last", "number", "service", "size", "timeout", "whole")
 
     def __init__(self, service: Asked | None, timeout: int, deferred: bool) -> None:
         self.service = service
@@ -61,6 +63,7 @@ class Question:
         self.number = 0
         self.answer = b""
         self.last = False
+        self.whole = False
 
 
 class Protocol(Connection):
@@ -135,6 +138,7 @@ class Protocol(Connection):
                 super().on_message_complete()
             return
         self._disarm()
+        question.whole = True
         question.last = self._gateway.draining or not self.parser.should_keep_alive()
         service = cast(Asked, question.service)
         body = question.body[0] if len(question.body) == 1 else b"".join(question.body)
@@ -209,7 +213,7 @@ class Protocol(Connection):
     def _send(self, question: Question) -> None:
         if not self.transport.is_closing():
             self.transport.write(question.answer)
-            if question.last and question.number:
+            if question.last and question.whole:
                 self.transport.close()
             elif question.last:  # closed while its body still comes, whoever sends it would not read the answer
                 self.transport.write_eof()
