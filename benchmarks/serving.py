@@ -1,16 +1,19 @@
 """Poise beside other model servers: one model, one open-loop load, all in one run.
 
-    python benchmarks/serving.py PATH/TO/bench-inference --venvs DIR --only poise,mosec,litserve --rates 100,400,1600
+    python benchmarks/serving.py PATH/TO/bench-inference --venvs DIR --only poise,mosec,litserve,bentoml,ray-serve
+    python benchmarks/serving.py PATH/TO/bench-inference --venvs DIR --model noop --rates 200,800,1600,3200
 
-`bench-inference` holds the model, the load generator, the peers' servers and the runner; its README says which virtual
-environments (`venv-torch`, `venv-mosec`, ...) are to be in DIR. It is copied to a folder of its own beside them, and
-Poise is added as one more peer: with a limit of 32 items as the others have, and nothing else set. CPU is that of the
-whole process tree, control plane and agent included. Run it on a quiet machine: the runner waits for that.
+`bench-inference` holds the model, the load generator, the peers' servers and the runner. It is copied to a folder of
+its own in DIR, beside the virtual environments of the peers (`venv-torch`, `venv-mosec`, ...), which are made if they
+are not there. Poise is added as one more peer: with a limit of 32 items as the others have, and nothing else set. With
+`--model noop` every server answers without computing anything: what is left is what serving itself costs. CPU is that
+of the whole process tree, control plane and agent included. Run it on a quiet machine: the runner waits for that.
 """
 
 import argparse
 import json
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -36,19 +39,74 @@ class MLP:
         return {"x": [0.0] * 64}
 """
 
+NOOP = """
+import os
+MAXB = int(os.environ.get("MAX_BATCH", "32"))
+WAIT_MS = float(os.environ.get("WAIT_MS", "5"))
+
+def load():
+    return None
+
+def predict(model, rows):
+    return [0] * len(rows)
+"""
+
+ROOT = Path(__file__).parent.parent
+
+PACKAGES = {
+    "torch": ("fastapi==0.165.*", "uvicorn", "--editable", str(ROOT)),  # the load generator and Poise's replicas
+    "litserve": ("litserve==0.2.19",),
+    "mosec": ("mosec==0.9.8",),
+    "ray": ("ray[serve]==2.60.0",),
+    "bento": ("bentoml==1.4.39",),
+}
+"""What each environment has besides the model's own."""
+
+COMPUTES = ("torch==2.13.0", "scikit-learn")
+"""What the perceptron needs."""
+
 HEADS = ("peer", "offered", "answered/s", "P50 ms", "P99 ms", "errors", "CPU ms/request", "RSS MB")
 
 
-def prepare(source: Path, venvs: Path, home: Path, objective: str) -> Path:
+def environment_of(peer: str) -> str:
+    """Which environment a peer runs in."""
+    return next((name for name in PACKAGES if peer.startswith(name)), "torch")
+
+
+def install(venvs: Path, name: str, model: str) -> str:
+    """Make an environment, unless it is there; one that was made by hand is taken as it is. What failed, or nothing."""
+    own = venvs / f"venv-{name}"
+    stamp, wanted = own / "installed", [*PACKAGES[name], *(COMPUTES if model == "perceptron" else ())]
+    if own.exists() and (not stamp.exists() or set(wanted) <= set(stamp.read_text().split())):
+        return ""
+    sys.stderr.write(f"installing {', '.join(wanted)}\n")
+    for command in (
+        [sys.executable, "-m", "venv", str(own)],
+        [str(own / "bin" / "python"), "-m", "pip", "install", "--quiet", *wanted],
+    ):
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            shutil.rmtree(own, ignore_errors=True)
+            return (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1][:200]
+    stamp.write_text("\n".join(wanted))
+    return ""
+
+
+def prepare(source: Path, venvs: Path, home: Path, objective: str, model: str) -> Path:
     """The copied folder, with Poise among the peers."""
-    folder = venvs / "bench"
+    folder = venvs / ("bench" if model == "perceptron" else f"bench-{model}")
     shutil.copytree(source, folder, dirs_exist_ok=True)
+    if model == "noop":
+        (folder / "peers" / "common.py").write_text(NOOP)
+        chance = random.Random(1)
+        inputs = [{"x": [round(chance.random(), 4) for _ in range(64)], "label": 0} for _ in range(100)]
+        (folder / "inputs.json").write_text(json.dumps(inputs))
     (folder / "peers" / "srv_poise.py").write_text(SERVER)
     poise = str(Path(sys.executable).with_name("poise"))
     command = [poise, "serve", "srv_poise.py:MLP", "--port", "{port}", "--batch", "32"]
     command += ["--python", str(venvs / "venv-torch" / "bin" / "python"), "--env", "OMP_NUM_THREADS", "--env", "MLP_W"]
     promised = [*command, "--objective", objective]
-    env = f"env=dict(POISE_HOME={str(home)!r}, PYTHONPATH={str(Path(__file__).parent.parent / 'src')!r}), stop_wait=20"
+    env = f"env=dict(POISE_HOME={str(home)!r}, PYTHONPATH={str(ROOT / 'src')!r}), stop_wait=20"
     runner = folder / "run_peers.py"
     text = (source / "run_peers.py").read_text()
     added = f'    "poise": dict(cmd={command!r}, {env}),\n    "poise-promise": dict(cmd={promised!r}, {env}),\n'
@@ -91,6 +149,7 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("--venvs", type=Path, required=True)
     parser.add_argument("--only", default="poise,mosec")
+    parser.add_argument("--model", choices=("perceptron", "noop"), default="perceptron")
     parser.add_argument("--rates", default="100,200,400,800,1600")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--secs", type=float, default=6)
@@ -98,14 +157,21 @@ def main() -> None:
     parser.add_argument("--quiet-cores", type=float, default=0.5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    venvs, peers = options.venvs.resolve(), options.only.split(",")
+    failed = {name: install(venvs, name, options.model) for name in sorted({"torch", *map(environment_of, peers)})}
+    if failed["torch"]:
+        raise SystemExit(f"nothing can be measured without venv-torch: {failed['torch']}")
+    for peer in [peer for peer in peers if failed[environment_of(peer)]]:
+        sys.stderr.write(f"{peer} is absent: {failed[environment_of(peer)]}\n")
+        peers.remove(peer)
     with tempfile.TemporaryDirectory(prefix="poise-serving-") as home:
-        folder = prepare(options.source, options.venvs.resolve(), Path(home) / "home", options.objective)
-        python = options.venvs / "venv-torch" / "bin" / "python"
-        if not (folder / "mlp_3072.pt").exists():
+        folder = prepare(options.source, venvs, Path(home) / "home", options.objective, options.model)
+        python = venvs / "venv-torch" / "bin" / "python"
+        if options.model == "perceptron" and not (folder / "mlp_3072.pt").exists():
             subprocess.run([python, "train_model.py", "3072"], cwd=folder, check=True)
         out = folder / "poise-results.jsonl"
         out.unlink(missing_ok=True)
-        told = [python, "run_peers.py", "--only", options.only, "--rates", options.rates, "--out", str(out)]
+        told = [python, "run_peers.py", "--only", ",".join(peers), "--rates", options.rates, "--out", str(out)]
         told += ["--rounds", str(options.rounds), "--secs", str(options.secs)]
         told += ["--quiet-cores", str(options.quiet_cores)]
         subprocess.run(told, cwd=folder, check=True, stdout=sys.stderr, env=os.environ)
