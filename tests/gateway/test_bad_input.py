@@ -89,6 +89,12 @@ def test_a_time_that_is_none_is_refused(url: str, said: str) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-request-timeout-seconds")
 
 
+def test_a_lane_that_there_is_not_is_refused(url: str) -> None:
+    for lane, status in (("fast", 400), ("deferred", 200)):
+        answer = WEB.post(f"{url}/v1/completions", json={"model": "m", "prompt": "x"}, headers={"x-poise-lane": lane})
+        assert answer.status_code == status, answer.text
+
+
 def test_a_large_body_is_refused_before_it_is_sent(url: str) -> None:
     with dialled(url) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\n")

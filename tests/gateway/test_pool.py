@@ -25,7 +25,8 @@ class World:
         upstreams = [{"name": name, "url": "gpu1", "models": ["m", "n"], "limit": limit} for name in ("a", "b")]
         document = {"kind": "upstreams", "upstreams": upstreams, "ejection": EJECTS | {"slower": 5}} | said
         self.now = SECOND
-        self.pool = Pool(compile_upstreams(document), choose, Metrics(CollectorRegistry()), lambda: self.now)
+        self.metrics = Metrics(CollectorRegistry())
+        self.pool = Pool(compile_upstreams(document), choose, self.metrics, lambda: self.now)
         for member in self.pool.members:
             member.health.on_probe(self.now, True)
 
@@ -140,3 +141,48 @@ async def test_who_is_refused_is_told_when_it_could_have_been_answered() -> None
     with pytest.raises(Refused) as raised:
         await world.take()
     assert (raised.value.status, raised.value.retry_after) == (429, 6)
+
+
+@going
+async def test_who_cannot_be_answered_in_time_lets_others_go_first_and_does_not_starve() -> None:
+    world = World(limit=1)
+    await world.answers(lambda name: SECOND, times=4)
+    held = [await world.take(), await world.take()]
+    order: list[str] = []
+
+    async def wait(name: str, due: int, deferred: bool = False) -> None:
+        place = await world.pool.admit(ASKED, due, deferred=deferred)
+        order.append(name)
+        held.append(place)
+
+    waiting = [asyncio.create_task(wait("no haste", 0, deferred=True))]
+    waiting += [asyncio.create_task(wait("late", world.now + SECOND // 2))]
+    waiting += [asyncio.create_task(wait(f"in time {number}", world.now + 100 * SECOND)) for number in range(8)]
+    await asyncio.sleep(0)
+    for _ in waiting:
+        world.pool.give_back(held.pop(0), "answered", 0)
+        for _ in range(3):
+            await asyncio.sleep(0)
+    await asyncio.gather(*waiting)
+    assert order[:7] == [f"in time {number}" for number in range(7)]
+    assert order[7:] == ["no haste", "in time 7", "late"], "one of eight turns is theirs"
+    assert deferred(world) == 1
+
+
+@going
+async def test_who_leaves_either_lane_is_forgotten() -> None:
+    world = World(limit=1)
+    for place in [await world.take(), await world.take()]:
+        first, later = (
+            asyncio.create_task(world.pool.admit(ASKED, 0, deferred=deferred)) for deferred in (False, True)
+        )
+        await asyncio.sleep(0)
+        for task in (later, first):
+            task.cancel()
+        await asyncio.gather(first, later, return_exceptions=True)
+        world.pool.give_back(place, "answered", 0)
+    assert await world.take()
+
+
+def deferred(world: World) -> float:
+    return float(world.metrics.deferred.labels("m")._value.get())

@@ -26,6 +26,7 @@ NOT_ASKED_ON = frozenset(
         "host", "connection", "keep-alive", "proxy-authorization", "proxy-connection", "te", "trailer",
         "transfer-encoding", "upgrade", "expect", "content-length", "cookie", "authorization",
         "x-request-timeout-seconds", "x-envoy-upstream-rq-timeout-ms", "x-envoy-expected-rq-timeout-ms",
+        "x-poise-lane",
     }
 )  # fmt: skip
 """Headers that are the connection's own, or the front's: a client's key is for it, and not for what is behind."""

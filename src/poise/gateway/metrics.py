@@ -62,6 +62,9 @@ class Metrics:
         self.retries = counter("poise_upstream_retries", "Tried again after this upstream failed", "server", "reason")
         self.ejected = gauge("poise_upstream_ejected", "1: it gets no requests since it failed", "server")
         self.ejections = counter("poise_upstream_ejections", "How often it was ejected", "server")
+        self.deferred = counter(
+            "poise_requests_deferred", "Requests that waited, and could not be answered in time any more", "model"
+        )
         self.late = counter("poise_objective_missed", "Answers that took longer than the objective", "model")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -151,11 +151,23 @@ def _key(asked: Body) -> str:
     return ""
 
 
+LANE = "x-poise-lane"
+
+
 def read_deadlines(headers: Mapping[str, str]) -> tuple[int, int]:
     """How long the whole answer may take, and its first byte; nanoseconds, 0 where nothing is said."""
     whole = [_time(name, headers[name], scale) for name, scale in DEADLINES.items() if name in headers]
     first = _time(PATIENCE, headers[PATIENCE], SECOND) if PATIENCE in headers else 0
     return min(whole, default=0), first
+
+
+def read_lane(headers: Mapping[str, str]) -> bool:
+    """Whether it is in no haste."""
+    lane = headers.get(LANE)
+    if lane not in (None, "deferred"):
+        message = f"The header {LANE} is `deferred`, or is not there: `{lane[:40]}`"
+        raise Refused(400, message, code="invalid_header", param=LANE)
+    return lane is not None
 
 
 def _time(name: str, said: str, scale: int) -> int:

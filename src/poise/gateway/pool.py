@@ -1,14 +1,17 @@
 """The upstreams as the front knows them: which model is where, who has room, who waits.
 
 A request takes a place at an upstream and gives it back with what came of it. While all that are open have as many
-requests as they may, it waits in the order of arrival, for its model; a queue that is full refuses at once. What is
-ejected or unhealthy is no reason to wait: if nobody is open, that is told at once, and when to come back.
+requests as they may, it waits for its model in one of two lanes: who can still be answered in time goes first, in the
+order of arrival; who cannot, or said that there is no haste, is deferred, and does not starve. A queue that is full
+refuses at once. What is ejected or unhealthy is no reason to wait: if nobody is open, that is told at once, and when to
+come back.
 """
 
 import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Collection
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from poise.gateway.metrics import Metrics
@@ -17,6 +20,7 @@ from poise.kernel.resilience import Breaker, Health, is_slow
 from poise.model.routing import Asked, ReplicaView, RouteView
 from poise.model.serving_upstreams import Front, Upstream
 from poise.model.speeds import Reckoner
+from poise.policy.route import Lane, lane_of, next_lane
 from poise.units import MILLISECOND, SECOND
 
 Choose = Callable[[RouteView], str]
@@ -84,6 +88,33 @@ class _Waiter(NamedTuple):
     place: "asyncio.Future[Place]"
 
 
+class _Line:
+    """Those who wait for one model, by lanes."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[Lane, deque[_Waiter]] = {"first": deque(), "deferred": deque()}
+        self.went = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self.lanes.values()))
+
+    def oldest(self) -> int:
+        """The turn of the one who has waited longest."""
+        return min(lane[0].turn for lane in self.lanes.values() if lane)
+
+    def next(self) -> Lane:
+        """Whose head goes next, of a line that is not empty."""
+        lane = next_lane(self.went, *map(len, self.lanes.values()))
+        if lane is None:
+            raise AssertionError("nobody waits")
+        return lane
+
+    def remove(self, waiter: _Waiter) -> None:
+        for lane in self.lanes.values():
+            if waiter in lane:
+                lane.remove(waiter)
+
+
 class Pool:
     """All upstreams of a front."""
 
@@ -93,7 +124,7 @@ class Pool:
         self._metrics = metrics
         self._now = now
         self._turn = 0
-        self._waiting: dict[str, deque[_Waiter]] = {}
+        self._waiting: dict[str, _Line] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         self.members = [Member(told, front, metrics, now()) for told in front.upstreams]
         self._reckoner = Reckoner()
@@ -121,9 +152,11 @@ class Pool:
             raise unknown_model(model, list(self.models()))
         return found
 
-    async def admit(self, question: Question, due: int, tried: Collection[str] = ()) -> Place:
+    async def admit(
+        self, question: Question, due: int, tried: Collection[str] = (), *, deferred: bool = False
+    ) -> Place:
         """A place for this request, once there is one; raises `Refused` if there is none and none is waited for. An
-        upstream that was tried is taken again only if no other is open.
+        upstream that was tried is taken again only if no other is open. `deferred`: it is in no haste.
         """
         began = self._now()
         self._turn += 1
@@ -131,7 +164,7 @@ class Pool:
         line = self._waiting.get(question.model)
         place = None if line else self._take(asked, question, self._turn, tried)
         if place is None:
-            place = await self._wait(asked, question)
+            place = await self._wait(asked, question, "deferred" if deferred else "first")
         self._metrics.routing.observe((self._now() - began) / MILLISECOND)
         return place
 
@@ -170,7 +203,7 @@ class Pool:
     def wake(self) -> None:
         """Those who wait are looked at again, the longest waiting first: there is room, or there will be none."""
         while True:
-            heads = sorted((line[0].turn, model) for model, line in self._waiting.items() if line)
+            heads = sorted((line.oldest(), model) for model, line in self._waiting.items())
             if not any(self._serve_next(model) for _, model in heads):
                 return
 
@@ -178,15 +211,20 @@ class Pool:
         for timer in self._timers:
             timer.cancel()
         for line in self._waiting.values():
-            for waiter in line:
+            for waiter in chain(*line.lanes.values()):
                 waiter.place.cancel()
 
     def _serve_next(self, model: str) -> bool:
-        """Whether the first who waits for a model need not wait any longer."""
+        """Whether the one whose turn it is need not wait any longer, or not in this lane."""
         line = self._waiting[model]
-        waiter = line[0]
+        lane = line.next()
+        waiter = line.lanes[lane][0]
         if not waiter.place.done():
             try:
+                if lane == "first" and self._is_late(waiter):
+                    line.lanes["deferred"].append(line.lanes["first"].popleft())
+                    self._metrics.deferred.labels(model).inc()
+                    return True
                 place = self._take(waiter.asked, waiter.question, waiter.turn, ())
             except Refused as refused:
                 waiter.place.set_exception(refused)
@@ -194,10 +232,20 @@ class Pool:
                 if place is None:
                     return False
                 waiter.place.set_result(place)
-        line.popleft()
+        line.lanes[lane].popleft()
+        line.went += 1
         if not line:
             del self._waiting[model]
         return bool(line)
+
+    def _is_late(self, waiter: _Waiter) -> bool:
+        """Whether no upstream that has room is foreseen to answer it in time."""
+        now = self._now()
+        room = [member for member in self.serving(waiter.question.model) if member.has_room(now)]
+        if not room:
+            return False
+        view = self._view(waiter.asked, waiter.question.model, room, waiter.turn, now)
+        return lane_of(view) == "deferred"
 
     def _take(self, asked: Asked, question: Question, turn: int, tried: Collection[str]) -> Place | None:
         """A place now; None while those that are open have no room. Raises `Refused` if none is open."""
@@ -238,15 +286,15 @@ class Pool:
             seed=turn,
         )
 
-    async def _wait(self, asked: Asked, question: Question) -> Place:
+    async def _wait(self, asked: Asked, question: Question, lane: Lane) -> Place:
         if sum(map(len, self._waiting.values())) >= self._front.queue:
             message = "All upstreams have as many requests as they may, and as many wait"
             away = self._seconds_away(question)
             raise Refused(429, message, code="overloaded", reason="overloaded", retry_after=away)
         place: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(self._turn, asked, question, place)
-        line = self._waiting.setdefault(question.model, deque())
-        line.append(waiter)
+        line = self._waiting.setdefault(question.model, _Line())
+        line.lanes[lane].append(waiter)
         waiting = self._metrics.waiting.labels(question.model)
         waiting.inc()
         try:
@@ -254,10 +302,10 @@ class Pool:
         except asyncio.CancelledError:
             if place.done() and not place.cancelled() and place.exception() is None:
                 self.give_back(place.result(), "neither", 0)
-            elif waiter in line:
+            else:
                 line.remove(waiter)
-                if not line:
-                    self._waiting.pop(question.model, None)
+                if not line and self._waiting.get(question.model) is line:
+                    del self._waiting[question.model]
             raise
         finally:
             waiting.dec()

@@ -54,6 +54,7 @@ from poise.gateway.openai import (
     error_event,
     left,
     read_deadlines,
+    read_lane,
     read_question,
     unknown_model,
 )
@@ -193,6 +194,7 @@ class Upstreams:
         scope, front = request.scope, self._front
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         whole, first = read_deadlines(headers)
+        request.deferred = read_lane(headers)
         timeout = min(front.timeout, whole or front.timeout)
         request.first_by = request.began + min(timeout, first or timeout)
         request.due = request.began + timeout
@@ -239,7 +241,7 @@ class Upstreams:
             due = min(due, request.began + self._front.objective)
         tried: set[str] = set()
         while True:
-            place = await self._pool.admit(request.question, due, tried)
+            place = await self._pool.admit(request.question, due, tried, deferred=request.deferred)
             request.server = name = place.member.name
             outcome: Outcome = "neither"
             may_again = len(tried) < self._front.retries.most
@@ -341,6 +343,7 @@ class _Request:
         self.headers: list[tuple[str, str]] = []
         self.target = ""
         self.due = self.first_by = 0
+        self.deferred = False
         self.is_ours = True  # the time-out is the front's, not the client's
         self.timer: asyncio.Timeout
         self.server = ""
