@@ -23,11 +23,13 @@ def worked(model: object, *bodies: bytes) -> Worked:
     requests, results = make_buffer(), make_buffer()
     writer, reader = Writer(requests), Reader(results)
     with ours, theirs:
-        worker = replica.Worker(replica.Model(model), ours, Reader(os.dup(requests)), Writer(os.dup(results)))
+        line = replica.Line(ours, Reader(os.dup(requests)), Writer(os.dup(results)))
         small, places = writer.place(bodies)
         theirs.sendall(framed(Work(1, 0, small, places)))
         theirs.shutdown(socket.SHUT_WR)
-        worker.run()
+        worker = replica.Worker(line)
+        worker.model = replica.Model(model)
+        worker.answer(line)
         data = theirs.recv(1 << 20)
     assert LENGTH.unpack(data[: LENGTH.size])[0] == len(data) - LENGTH.size
     message = decode_from_replica.decode(data[LENGTH.size :])

@@ -1,6 +1,7 @@
 """`poise serve`."""
 
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def serve(target: tuple[str, ...], host: str, port: int, as_json: bool, **flags:
         raise InputError("one file of upstreams at a time", have=str(len(fronts)), hint="list all in one `upstreams:`")
     import uvloop
 
+    from poise.gateway.parent import stand_by
     from poise.gateway.serve import bind, serve
 
     home = current_home()
@@ -70,9 +72,10 @@ def serve(target: tuple[str, ...], host: str, port: int, as_json: bool, **flags:
         base = {"folder": str(Path.cwd()), "env": kept_environment()}
         home.services.mkdir(parents=True, exist_ok=True, mode=0o700)
         connect = lasting(home, "--until-idle")
-        uvloop.run(
-            serve(services, next(iter(fronts), None), connect, home.services, listening, base, user_name(), tell)
-        )
+        mark, front = secrets.token_hex(4), next(iter(fronts), None)
+        if (code := stand_by(tell)) is not None:
+            return code
+        uvloop.run(serve(services, front, connect, home.services, mark, listening, base, user_name(), tell))
     return 0
 
 

@@ -14,10 +14,12 @@ The model is a class with
 Annotate `batch` (`batch: list[Digits]`, of anything that msgspec reads: records, lists of numbers, texts) and inputs
 that are something else are refused with 422 and the place where they are wrong, before the model sees them.
 
-It dials the gateway's socket (`POISE_SERVICE_SOCKET`), loads the model, works on one batch at a time, and ends when the
-gateway hangs up, whatever it is at then, or on SIGTERM, once the batch that it works on is answered.
+It dials the gateway's socket (`POISE_SERVICE_SOCKET`), loads the model, and works on one batch at a time. When the
+gateway hangs up it dials again: where one was killed, another takes over. It ends where none does, whatever it is at
+then, or on SIGTERM, once the batch that it works on is answered.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -60,6 +62,12 @@ TRY_SECONDS = 3.0
 """… until that has taken so long."""
 
 TRY_TIMES = 3
+
+TAKEN_OVER_WITHIN = 5.0
+"""Seconds after which nobody is expected any more to take over from a gateway that hung up …"""
+
+DIAL_EVERY = 0.05
+"""… and between two tries to reach one."""
 
 JSON = "application/json"
 BYTES = "application/octet-stream"
@@ -261,64 +269,101 @@ class Stopping(BaseException):
     """SIGTERM came while nothing was being worked on."""
 
 
-class Worker:
-    """Answers batches over one connection."""
+class Line:
+    """A connection to the gateway, and the buffers that it gave."""
 
-    def __init__(self, model: Model, channel: socket.socket, reader: Reader, writer: Writer) -> None:
-        self._model = model
-        self._reader, self._writer = reader, writer
-        self._channel = channel
+    def __init__(self, channel: socket.socket, reader: Reader, writer: Writer) -> None:
+        self.channel, self.reader, self.writer = channel, reader, writer
+        os.register_at_fork(after_in_child=channel.close)  # or what the model forks would keep it open
+
+    def until_hung_up(self) -> None:
+        """Wait until the gateway hangs up."""
+        watch = select.poll()
+        watch.register(self.channel, select.POLLRDHUP)
+        watch.poll()
+
+    def close(self) -> None:
+        self.channel.close()
+        self.reader.close()
+        self.writer.close()
+
+
+class Worker:
+    """Answers batches over one line after the other: where a gateway was killed, another takes over."""
+
+    model: Model
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self._anew = threading.Event()
         self._busy = False
         self._stop = False
 
-    def run(self) -> None:
-        """Until the gateway hangs up, or SIGTERM."""
+    def go_on_with(self, line: Line) -> None:
+        """From now on it is asked there. Told by another thread."""
+        self.line = line
+        self._anew.set()
+
+    def run(self, model: Model, hello: Hello) -> None:
+        """Until SIGTERM."""
+        self.model = model
         signal.signal(signal.SIGTERM, self._on_term)
-        try:
-            while not self._stop and (work := self._next()) is not None:
-                self._channel.sendall(framed(self._work(work)))
+        with contextlib.suppress(Stopping):
+            while not self._stop:
+                line = self.line
+                with contextlib.suppress(OSError):  # whoever asked has gone
+                    line.channel.sendall(framed(hello))
+                    self.answer(line)
                 self._busy = False
-        except Stopping:
-            pass
+                while self.line is line and not self._stop:
+                    self._anew.wait()
+                    self._anew.clear()
+                line.close()
+
+    def answer(self, line: Line) -> None:
+        """What is asked there, until it ends."""
+        while not self._stop and (work := self._next(line.channel)) is not None:
+            line.channel.sendall(framed(self._work(work, line)))
+            self._busy = False
 
     def _on_term(self, *_: object) -> None:
         self._stop = True
         if not self._busy:
             raise Stopping
 
-    def _next(self) -> Work | None:
-        head = self._read(LENGTH.size)
+    def _next(self, channel: socket.socket) -> Work | None:
+        head = self._read(channel, LENGTH.size)
         if head is None:
             return None
-        data = self._read(LENGTH.unpack(head)[0])
+        data = self._read(channel, LENGTH.unpack(head)[0])
         return None if data is None else decode_work.decode(data)
 
-    def _read(self, count: int) -> bytearray | None:
+    def _read(self, channel: socket.socket, count: int) -> bytearray | None:
         data = bytearray(count)
         view, got = memoryview(data), 0
         while got < count:
-            more = self._channel.recv_into(view[got:])
+            more = channel.recv_into(view[got:])
             if not more:
                 return None
             got += more
             self._busy = True
         return data
 
-    def _work(self, work: Work) -> FromReplica:
+    def _work(self, work: Work, line: Line) -> FromReplica:
         began = time.perf_counter_ns()
         bodies: list[Body] = list(work.bodies)
         for place in work.places:
-            bodies[place.number] = self._reader.at(place)
-        items, refused = self._model.inputs(bodies)
+            bodies[place.number] = line.reader.at(place)
+        items, refused = self.model.inputs(bodies)
         given = len(items) + max(0, work.padded - len(work.bodies)) if items else 0
         try:
-            results = self._model.predict(items + items[-1:] * (given - len(items))) if items else []
+            results = self.model.predict(items + items[-1:] * (given - len(items))) if items else []
         except BaseException as error:  # `sys.exit()` somewhere below, or a panic of a library in Rust, as well
             why: typing.Literal["raised", "memory"] = "memory" if is_out_of_memory(error) else "raised"
             return Broken(work.number, why, _told(error))
         answered = iter(results)
         answers = [
-            refused[position] if position in refused else self._model.answer(next(answered))
+            refused[position] if position in refused else self.model.answer(next(answered))
             for position in range(len(work.bodies))
         ]
         took = time.perf_counter_ns() - began
@@ -328,7 +373,7 @@ class Worker:
             what = f"it has {len(answers[0].body)} bytes, and {MOST_BODIES} are the most"
             answers = [failure(500, what, "the result cannot be told")]
         try:
-            sent, places = self._writer.place([one.body for one in answers])
+            sent, places = line.writer.place([one.body for one in answers])
         except OSError as error:
             return Broken(work.number, "memory", f"no memory for the results: {error.strerror}")
         told = [Answer(one.status, one.kind, body) for one, body in zip(answers, sent, strict=True)]
@@ -364,28 +409,41 @@ def tried(model: Model, largest: int) -> list[tuple[int, float]]:
     return known
 
 
-def dial(path: Path) -> tuple[socket.socket, Reader, Writer]:
-    """The gateway's socket, and the buffers that it gives. It has been there since before this replica was submitted:
-    where it is not, the gateway has gone.
+def dial(path: Path) -> Line:
+    """A line to the gateway. Its socket has been there since before this replica was submitted: where it is not, the
+    gateway has gone.
     """
     try:
         channel = sockets.connect(path, None)
         _, buffers, _, _ = socket.recv_fds(channel, 1, 2)
-        reader, writer = Reader(buffers[0]), Writer(buffers[1])
-    except (OSError, IndexError) as error:
-        why = (isinstance(error, OSError) and error.strerror) or "it hung up"
-        raise InputError(f"the gateway has gone: {why}", field=str(path)) from None
-    os.register_at_fork(after_in_child=channel.close)  # or what the model forks would keep it open
-    threading.Thread(target=_end_with, args=(channel,), daemon=True).start()
-    return channel, reader, writer
+    except OSError as error:
+        raise InputError(f"the gateway has gone: {error.strerror}", field=str(path)) from None
+    if len(buffers) < 2:
+        channel.close()
+        raise InputError("the gateway has gone: it hung up", field=str(path))
+    return Line(channel, Reader(buffers[0]), Writer(buffers[1]))
 
 
-def _end_with(channel: socket.socket) -> None:
-    """End this process when the gateway hangs up: nobody waits for what it loads or works on."""
-    watch = select.poll()
-    watch.register(channel, select.POLLRDHUP)
-    watch.poll()
-    os._exit(0)
+def dial_again(path: Path) -> Line | None:
+    """A line to whoever takes over; None if nobody does."""
+    until = time.monotonic() + TAKEN_OVER_WITHIN
+    while time.monotonic() < until:
+        time.sleep(DIAL_EVERY)
+        with contextlib.suppress(InputError):
+            return dial(path)
+    return None
+
+
+def _watch(path: Path, worker: Worker) -> None:
+    """Dial again whenever the gateway hangs up, whatever this process is at then; end where nobody takes over: nobody
+    waits for what it loads or works on.
+    """
+    while True:
+        worker.line.until_hung_up()
+        line = dial_again(path)
+        if line is None:
+            os._exit(0)
+        worker.go_on_with(line)
 
 
 def main() -> int:
@@ -393,17 +451,18 @@ def main() -> int:
     if len(sys.argv) != 2:
         sys.stderr.write("usage: python -m poise.gateway.replica app.py:Model\n")
         return 1
+    path = Path(os.environ["POISE_SERVICE_SOCKET"])
     try:
-        channel, reader, writer = dial(Path(os.environ["POISE_SERVICE_SOCKET"]))
+        worker = Worker(dial(path))
+        threading.Thread(target=_watch, args=(path, worker), daemon=True).start()
         model = load_model(sys.argv[1])
     except PoiseError as error:
         told = error.record
         sys.stderr.write(f"poise: {told.field}: {told.message}{f'; there is {told.have}' if told.have else ''}\n")
         return 1
     known = tried(model, int(os.environ["POISE_SERVICE_BATCH"]))
-    name = os.environ.get("POISE_TASK", f"replica-{os.getpid()}")
-    channel.sendall(framed(Hello(name, known, model.forms(os.environ["POISE_SERVICE_NAME"]))))
-    Worker(model, channel, reader, writer).run()
+    name = f"{os.environ.get('POISE_TASK', os.getpid())}.{os.environ.get('POISE_EPOCH', 0)}"  # no other attempt's
+    worker.run(model, Hello(name, known, model.forms(os.environ["POISE_SERVICE_NAME"])))
     return 0
 
 

@@ -27,6 +27,7 @@ from poise.gateway.cached import Cached
 from poise.gateway.canary import Trial, Version
 from poise.gateway.http import Server
 from poise.gateway.metrics import Metrics
+from poise.gateway.notes import Notes
 from poise.gateway.recording import Recorder
 from poise.gateway.scaling import Scaler
 from poise.gateway.service import Asked, Service
@@ -83,9 +84,10 @@ class Replicas:
         base: dict[str, Any],
         user: str,
         say: Callable[[str], None],
+        notes: Notes,
     ) -> None:
         """`connect` gives a client of the control plane. `base`: fields that every job of this user has, such as its
-        folder and environment.
+        folder and environment. `notes`: what a gateway that was killed has left; its replicas are taken over.
         """
         self._declared = declared
         self._service = service
@@ -93,16 +95,19 @@ class Replicas:
         self._base = base
         self._user = user
         self._say = say
-        self._jobs: list[str] = []
+        self.notes = notes
         self._since: dict[str, int] = {}
         self._start_up = 0
-        self._next: tuple[dict[str, Any], str] | None = None  # is being submitted
         self._submitting: asyncio.Future[None] | None = None
         self._told: dict[str, str] = {}
-        self._asked = 0
+        service.ever_ready = bool(notes.noted.jobs)
         self._scaler = self._made_scaler()
         self._pause = START_AGAIN[0]
         self._not_before = 0.0
+
+    @property
+    def _jobs(self) -> list[str]:
+        return self.notes.noted.jobs
 
     def become(self, declared: DeclaredService) -> None:
         """Be as many from now on as `declared` says."""
@@ -128,7 +133,7 @@ class Replicas:
             **base,
             **({"folder": declared.folder} if declared.folder else {}),
             **declared.job,
-            "name": f"{declared.name}-{self._asked}",
+            "name": f"{declared.name}-{self.notes.noted.asked}",
             "class": f"{declared.name}-replica",
             "run": [declared.python or sys.executable, "-m", "poise.gateway.replica", declared.model],
             "env": base["env"] | declared.job.get("env", {}) | where,
@@ -170,7 +175,8 @@ class Replicas:
         await asyncio.sleep(LOOK_EVERY)
         ended = [job for job in self._jobs if await self._ask(partial(self._is_over, job))]
         if ended:
-            self._jobs = [job for job in self._jobs if job not in ended]
+            self.notes.noted.jobs = [job for job in self._jobs if job not in ended]
+            self.notes.write()
             self._back_off([job for job in ended if self._since.pop(job, 0)])
 
     def _back_off(self, never_ready: list[str]) -> None:
@@ -185,19 +191,22 @@ class Replicas:
 
     async def _submit(self) -> None:
         """Under one key until it is known to have been accepted, so that it is one job whatever happens meanwhile."""
-        if self._next is None:
-            self._asked += 1
-            self._next = self.spec(), secrets.token_hex(8)
-        spec, key = self._next
+        noted = self.notes.noted
+        if not noted.key:
+            noted.asked += 1
+            noted.key = secrets.token_hex(8)
+            self.notes.write()
+        spec = self.spec()
         try:
-            job = await self._ask(partial(Client.submit, spec=spec, key=key, user=self._user))
-            self._jobs.append(job)
+            job = await self._ask(partial(Client.submit, spec=spec, key=noted.key, user=self._user))
+            noted.jobs.append(job)
             self._since[job] = time.monotonic_ns()
         except InputError as error:
             taken = error.record.code == NAME_TAKEN and error.record.have != spec["name"]  # else it is no name at all
             if not taken:  # by a gateway that serves the same, or was killed while it did
                 raise
-        self._next = None
+        noted.key = ""
+        self.notes.write()
 
     def _learn_start_up(self) -> None:
         """From when a replica was asked for to when it was seen to be ready: of the latest."""
@@ -259,6 +268,7 @@ class Replicas:
         job = name.partition(".")[0]
         if job in self._jobs:
             self._jobs.remove(job)
+            self.notes.write()
             self._since.pop(job, None)
             await self._cancel(job)
 
@@ -266,6 +276,7 @@ class Replicas:
         if self._submitting is not None:
             await asyncio.gather(self._submitting, return_exceptions=True)
         await asyncio.gather(*(self._cancel(job) for job in self._jobs))
+        self.notes.forget()
 
     async def _cancel(self, job: str) -> None:
         with contextlib.suppress(PoiseError):
@@ -319,13 +330,21 @@ class Running:
     """
 
     def __init__(
-        self, folder: Path, connect: Callable[[], Client], base: dict[str, Any], user: str, say: Callable[[str], None]
+        self,
+        folder: Path,
+        mark: str,
+        connect: Callable[[], Client],
+        base: dict[str, Any],
+        user: str,
+        say: Callable[[str], None],
     ) -> None:
+        """`mark` tells its files from those of others that serve the same."""
         self.fronts: dict[str, Asked] = {}
         self.services: dict[str, Service] = {}
         self.trials: dict[str, Trial] = {}
         self.registry = CollectorRegistry()
-        self._folder, self._connect, self._base, self._user, self._say = folder, connect, base, user, say
+        self._folder, self._mark = folder, mark
+        self._connect, self._base, self._user, self._say = connect, base, user, say
         self._metrics = Registry(self.registry)
         self._recorders: dict[str, Recorder] = {}
         self._kept: list[_Kept] = []
@@ -335,12 +354,14 @@ class Running:
         """Listen for the replicas of a service, and of its canary. The task keeps them, and raises `InputError` with
         what they wrote if the first ones cannot start.
         """
+        name, record, declared = declared.name, declared.record, self._after_its_trial(declared)
         stable = await self._begin(declared)
-        self.fronts[declared.name] = stable.asked
-        if declared.record is not None:
-            file, part, most = declared.record
-            self._recorders[declared.name] = Recorder(stable.asked, Path(file), part, most, self._say)
-            self.fronts[declared.name] = self._recorders[declared.name]
+        self.services[name] = stable.service
+        self.fronts[name] = stable.asked
+        if record is not None:
+            file, part, most = record
+            self._recorders[name] = Recorder(stable.asked, Path(file), part, most, self._say)
+            self.fronts[name] = self._recorders[name]
         if declared.canary is None or declared.trial is None:
             return asyncio.create_task(stable.replicas.keep())
         canary = await self._begin(declared.canary)
@@ -352,6 +373,20 @@ class Running:
         self._ask_of(declared.name, trial)
         return asyncio.create_task(self._try(trial, stable, canary))
 
+    def _after_its_trial(self, declared: DeclaredService) -> DeclaredService:
+        """The version that serves, if a gateway that was killed had seen the end of a trial."""
+        canary = declared.canary
+        if canary is None:
+            return declared
+        if Notes(self._file(canary.name, "json")).noted.trial == "promoted":
+            return msgspec.structs.replace(canary, replicas=declared.replicas, rules=declared.rules)
+        if Notes(self._file(declared.name, "json")).noted.trial == "rolled back":
+            return msgspec.structs.replace(declared, canary=None, trial=None)
+        return declared
+
+    def _file(self, name: str, kind: str) -> Path:
+        return self._folder / f"{name}.{self._mark}.{kind}"
+
     def _ask_of(self, name: str, asked: Asked) -> None:
         """From now on."""
         if name in self._recorders:
@@ -360,10 +395,11 @@ class Running:
             self.fronts[name] = asked
 
     async def _begin(self, declared: DeclaredService) -> _Kept:
-        path = self._folder / f"{declared.name}.{secrets.token_hex(4)}.sock"  # others may serve one of that name
+        path = self._file(declared.name, "sock")
         metrics = ServiceMetrics(self._metrics, declared.name)
         service = Service(declared.name, declared.limits, path, metrics)
-        replicas = Replicas(declared, service, self._connect, self._base, self._user, self._say)
+        notes = Notes(self._file(declared.name, "json"))
+        replicas = Replicas(declared, service, self._connect, self._base, self._user, self._say, notes)
         service.on_hang = _in_background(self._tasks, replicas.replace)
         service.watchers.append(partial(_tell_replicas, service, declared, self._say))
         await service.start()
@@ -387,6 +423,8 @@ class Running:
             if not keepers[stable].done():
                 promoted = await trial.ended
                 winner, loser = (canary, stable) if promoted else (stable, canary)
+                winner.replicas.notes.noted.trial = "promoted" if promoted else "rolled back"
+                winner.replicas.notes.write()
                 self._ask_of(trial.name, winner.asked)
                 keepers[loser].cancel()
                 await asyncio.gather(keepers[loser], return_exceptions=True)
@@ -429,13 +467,15 @@ async def serve(
     front: Front | None,
     connect: Callable[[], Client],
     folder: Path,
+    mark: str,
     listening: socket.socket,
     base: dict[str, Any],
     user: str,
     say: Callable[[str], None],
 ) -> None:
     """Serve until SIGTERM or SIGINT, then answer what was accepted and end the replicas; at another, refuse what is
-    left. `folder` is for sockets, and exists.
+    left. `folder` is for sockets, and exists; what a gateway of the same `mark` that was killed has left there is taken
+    over.
     """
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # who could not be told in time is no matter for people
     loop = asyncio.get_running_loop()
@@ -443,7 +483,7 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
     _sweep(folder)
-    running = Running(folder, connect, base, user, say)
+    running = Running(folder, mark, connect, base, user, say)
     keeping = [await running.begin(declared) for declared in services]
     upstreams = _upstreams(front, running.registry) if front is not None else None
     if upstreams is not None:
@@ -498,6 +538,7 @@ def _sweep(folder: Path) -> None:
             except ConnectionRefusedError:
                 if old:
                     path.unlink()
+                    path.with_suffix(".json").unlink(missing_ok=True)
 
 
 def _upstreams(front: Front, registry: CollectorRegistry) -> Upstreams:

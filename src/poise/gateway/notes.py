@@ -1,0 +1,42 @@
+"""What one gateway leaves to the next, if it is killed: which jobs are the replicas of a service, how a trial ended."""
+
+import contextlib
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+
+class Noted(msgspec.Struct):
+    """`asked`: how many replicas were ever asked for; `key`: that under which one more is being submitted, if one is;
+    `trial`: how that of its canary ended.
+    """
+
+    asked: int = 0
+    key: str = ""
+    jobs: list[str] = []
+    trial: Literal["", "promoted", "rolled back"] = ""
+
+
+class Notes:
+    """On one service, in a file beside its socket."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.noted = Noted()
+        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+            self.noted = msgspec.json.decode(path.read_bytes(), type=Noted)
+
+    def write(self) -> None:
+        """As it is now, in one piece. Where it cannot be written, only the next gateway has anything of it."""
+        new = self._path.with_suffix(".new")
+        with contextlib.suppress(OSError):
+            new.write_bytes(msgspec.json.encode(self.noted))
+            new.replace(self._path)
+
+    def forget(self) -> None:
+        """There will be no next."""
+        self._path.unlink(missing_ok=True)
+
+
+__all__ = ["Noted", "Notes"]
