@@ -9,8 +9,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 QUICKLY = 5.0
 """Seconds: a gateway that is killed before it has lived for so long …"""
@@ -23,8 +22,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 def stand_by(say: Callable[[str], None]) -> int | None:
     """Goes on as two processes. Returns nothing in the one that is to serve; in the other the exit code once that has
-    ended, however often it had to be started again. Signals to end are passed on. To be called before there are
-    threads.
+    ended, however often it had to be started again. Signals to end are passed on; in the one that is to serve they wait
+    until it says `listen_to_signals`. To be called before there are threads.
     """
     told: list[int] = []
     child = 0
@@ -38,16 +37,17 @@ def stand_by(say: Callable[[str], None]) -> int | None:
     before = [(number, signal.signal(number, pass_on)) for number in _SIGNALS]
     while True:
         began = time.monotonic()
-        with _held_back():
-            child = os.fork()
-            if not child:
-                for ends, handler in before:
-                    signal.signal(ends, handler)
-                _belong_to(parent)
-                return None
-            early = list(told)
-        for number in early:
-            os.kill(child, number)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        child = os.fork()
+        if not child:
+            for number, handler in before:
+                signal.signal(number, handler)
+            _belong_to(parent)
+            return None
+        early = list(told)
+        listen_to_signals()
+        for one in early:
+            os.kill(child, one)
         _, status = os.waitpid(child, 0)
         child = 0
         code = os.waitstatus_to_exitcode(status)
@@ -60,14 +60,9 @@ def stand_by(say: Callable[[str], None]) -> int | None:
         say(f"the gateway was ended by {name}; another takes over")
 
 
-@contextmanager
-def _held_back() -> Iterator[None]:
-    """What comes meanwhile comes afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def listen_to_signals() -> None:
+    """What came to end it since it began comes now."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def _belong_to(parent: int) -> None:
@@ -79,4 +74,4 @@ def _belong_to(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-__all__ = ["stand_by"]
+__all__ = ["listen_to_signals", "stand_by"]

@@ -28,6 +28,7 @@ from poise.gateway.canary import Trial, Version
 from poise.gateway.http import Server
 from poise.gateway.metrics import Metrics
 from poise.gateway.notes import Notes
+from poise.gateway.parent import listen_to_signals
 from poise.gateway.recording import Recorder
 from poise.gateway.scaling import Scaler
 from poise.gateway.service import Asked, Service
@@ -482,6 +483,7 @@ async def serve(
     stop, hurry = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
+    listen_to_signals()
     _sweep(folder)
     running = Running(folder, mark, connect, base, user, say)
     keeping = [await running.begin(declared) for declared in services]
