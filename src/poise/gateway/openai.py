@@ -6,8 +6,8 @@ the letters of its prompt divided by four plus the tokens that it may be answere
 work.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,6 +23,9 @@ USUAL_TOKENS = 256
 """Of an answer whose request does not limit it: the order of the mean answer in public traces of conversations."""
 
 LONGEST_KEY = 256
+
+MOST_INPUTS = 2048
+"""Texts, or lists of tokens, of one request for embeddings: as many as OpenAI takes."""
 
 DEADLINES = {
     "x-request-timeout-seconds": SECOND,  # Ray Serve
@@ -55,6 +58,21 @@ class Body(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw(b"")
     prompt_cache_key: Any = None
     user: Any = None
+
+
+class EmbeddingBody(msgspec.Struct):
+    """What is read of a request for embeddings by a model that is here."""
+
+    input: str | list[str | int | list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+
+
+class Inputs(NamedTuple):
+    """What embeddings are wanted of, each as JSON, and how they are to be written."""
+
+    questions: list[bytes]
+    in_base64: bool
 
 
 class Question(NamedTuple):
@@ -104,12 +122,43 @@ class Refused(Exception):
 
 _TYPES = {429: "rate_limit_error", 404: "invalid_request_error"}
 _decode = msgspec.json.Decoder(Body).decode
+_decode_inputs = msgspec.json.Decoder(EmbeddingBody).decode
 
 
 def read_question(path: str, body: bytes) -> Question:
     """Raises `Refused` for what no server could read either."""
+    asked = _read(_decode, path, body)
+    if not asked.model:
+        raise Refused(400, "`model` is empty; GET /v1/models lists what there is", code="invalid_body", param="model")
+    return Question(asked.model, bool(asked.stream), _size(path, asked), _key(asked))
+
+
+def read_inputs(body: bytes) -> Inputs:
+    """What a request for embeddings asks; raises `Refused`."""
+    asked = _read(_decode_inputs, EMBEDDINGS, body)
+    if asked.dimensions is not None:
+        message = "Embeddings are as long as this model makes them; leave `dimensions` out"
+        raise Refused(400, message, code="invalid_body", param="dimensions")
+    given = asked.input
+    one_of_tokens = isinstance(given, list) and bool(given) and all(isinstance(one, int) for one in given)
+    inputs = [given] if isinstance(given, str) or one_of_tokens else given
+    if not 1 <= len(inputs) <= MOST_INPUTS:
+        message = f"A request has 1 to {MOST_INPUTS} inputs, and this one has {len(inputs)}"
+        raise Refused(400, message, code="invalid_body", param="input")
+    if any(isinstance(one, int) for one in inputs) or len({isinstance(one, str) for one in inputs}) > 1:
+        message = "Inputs are a text, or tokens; or a list of texts, or a list of lists of tokens"
+        raise Refused(400, message, code="invalid_body", param="input")
+    if not all(inputs):
+        raise Refused(400, "An input is empty", code="invalid_body", param="input")
+    return Inputs([msgspec.json.encode(one) for one in inputs], asked.encoding_format == "base64")
+
+
+T = TypeVar("T")
+
+
+def _read(decode: Callable[[bytes], T], path: str, body: bytes) -> T:
     try:
-        asked = _decode(body)
+        return decode(body)
     except msgspec.ValidationError as error:
         field = str(error).partition(" - at `$.")[2].rstrip("`")
         message = f"The body is not a request: {error}. A request is an object such as {_EXAMPLES[path]}"
@@ -119,9 +168,6 @@ def read_question(path: str, body: bytes) -> Question:
         raise Refused(400, message, code="invalid_json") from None
     except RecursionError:
         raise Refused(400, "The body is JSON that is nested too deep", code="invalid_json") from None
-    if not asked.model:
-        raise Refused(400, "`model` is empty; GET /v1/models lists what there is", code="invalid_body", param="model")
-    return Question(asked.model, bool(asked.stream), _size(path, asked), _key(asked))
 
 
 _EXAMPLES = {
@@ -210,6 +256,11 @@ def error_body(status: int, message: str, code: str, param: str | None = None) -
 def error_event(message: str, code: str) -> bytes:
     """What a stream that was cut ends with; OpenAI's client raises it. Without `[DONE]`: it is not done."""
     return b"data: " + error_body(502, message, code) + b"\n\n"
+
+
+def only_embeddings(model: str) -> Refused:
+    message = f"The model `{model}` makes embeddings, and nothing else: ask {EMBEDDINGS}"
+    return Refused(404, message, code="model_not_found", reason="unknown_model", param="model")
 
 
 def unknown_model(model: str, known: list[str]) -> Refused:

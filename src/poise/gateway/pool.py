@@ -45,7 +45,7 @@ class Member:
         self.health = Health(front.health, now)
         self.running = 0
         self.resting = 0
-        self.models: dict[str, Any] = {name: _model(name, told.name) for name in told.models}
+        self.models: dict[str, Any] = {name: model_of(name, told.name) for name in told.models}
 
     @property
     def name(self) -> str:
@@ -118,7 +118,11 @@ class _Line:
 class Pool:
     """All upstreams of a front."""
 
-    def __init__(self, front: Front, choose: Choose, metrics: Metrics, now: Callable[[], int]) -> None:
+    def __init__(
+        self, front: Front, choose: Choose, metrics: Metrics, now: Callable[[], int], own: Collection[str] = ()
+    ) -> None:
+        """`own`: models that no upstream is needed for."""
+        self._own = own
         self._front = front
         self._choose = choose
         self._metrics = metrics
@@ -147,9 +151,9 @@ class Pool:
         found = [member for member in self.members if model in member.models]
         if not found:
             silent = [member for member in self.members if not member.models]
-            if len(silent) == len(self.members) or any(member.health.state == "starting" for member in silent):
+            if silent and (len(silent) == len(self.members) or any(one.health.state == "starting" for one in silent)):
                 raise self._nobody(silent)  # it may be one of theirs
-            raise unknown_model(model, list(self.models()))
+            raise unknown_model(model, [*self._own, *self.models()])
         return found
 
     async def admit(
@@ -360,5 +364,5 @@ def _seconds(nanoseconds: int) -> int:
     return max(1, min(LONGEST_AWAY, math.ceil(nanoseconds / SECOND)))
 
 
-def _model(name: str, owner: str) -> dict[str, Any]:
+def model_of(name: str, owner: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": owner}

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from poise.errors import Conflict, Fault, InputError, NotFound, PoiseError, Unre
 from poise.gateway.app import Gateway
 from poise.gateway.cached import Cached
 from poise.gateway.canary import Trial, Version
+from poise.gateway.embeddings import Embeddings
 from poise.gateway.http import Server
 from poise.gateway.metrics import Metrics
 from poise.gateway.notes import Notes
@@ -38,7 +39,7 @@ from poise.gateway.wire import Answer
 from poise.kernel.cache import Cache
 from poise.model.reports import JobReport, LogPiece
 from poise.model.servicefile import DeclaredService
-from poise.model.serving_upstreams import Front
+from poise.model.serving_upstreams import Front, no_upstreams
 from poise.policy.replicas import DEFAULT_SCALER, scaler_named
 from poise.policy.route import DEFAULT_ROUTER, router_named
 from poise.units import SECOND
@@ -388,6 +389,11 @@ class Running:
     def _file(self, name: str, kind: str) -> Path:
         return self._folder / f"{name}.{self._mark}.{kind}"
 
+    def embeddings(self, declared: DeclaredService) -> Embeddings:
+        """The model of this service behind OpenAI's route, in whichever version serves."""
+        versions = [one.name for one in (declared, declared.canary) if one is not None]
+        return Embeddings(versions, declared.limits.timeout, self.fronts, self.services)
+
     def _ask_of(self, name: str, asked: Asked) -> None:
         """From now on."""
         if name in self._recorders:
@@ -487,7 +493,8 @@ async def serve(
     _sweep(folder)
     running = Running(folder, mark, connect, base, user, say)
     keeping = [await running.begin(declared) for declared in services]
-    upstreams = _upstreams(front, running.registry) if front is not None else None
+    own = {one.name: running.embeddings(one) for one in services if one.openai}
+    upstreams = _upstreams(front or no_upstreams(), running.registry, own) if front is not None or own else None
     if upstreams is not None:
         await upstreams.start()
     gateway = Gateway(running.fronts, running.services, running.trials, running.registry, upstreams)
@@ -543,9 +550,9 @@ def _sweep(folder: Path) -> None:
                     path.with_suffix(".json").unlink(missing_ok=True)
 
 
-def _upstreams(front: Front, registry: CollectorRegistry) -> Upstreams:
+def _upstreams(front: Front, registry: CollectorRegistry, own: Mapping[str, Embeddings]) -> Upstreams:
     router = router_named(front.router or DEFAULT_ROUTER)
-    return Upstreams(front, lambda view: router.decide(view).replica, Metrics(registry), os.environ)
+    return Upstreams(front, lambda view: router.decide(view).replica, Metrics(registry), os.environ, own)
 
 
 def _tell_replicas(service: Service, declared: DeclaredService, say: Callable[[str], None]) -> None:

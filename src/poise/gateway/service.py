@@ -1,10 +1,11 @@
 """One service: its replicas behind a Unix socket, and the machine that says which of them is asked what, and when."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, cast
 
@@ -164,6 +165,16 @@ class Service:
         self._pending[self._asked] = Pending(body, tell, now)
         self._do(self.batcher.arrive(self._asked, now, timeout=timeout, deferred=deferred), now)
         return self._asked
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What is asked within it is batched as what has come at once; what is cancelled within it was never sent."""
+        self.batcher.gather()
+        try:
+            yield
+        finally:
+            now = time.monotonic_ns()
+            self._do(self.batcher.gathered(now), now)
 
     def cancel(self, number: int) -> None:
         if self._pending.pop(number, None) is not None:

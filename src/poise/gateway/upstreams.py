@@ -1,4 +1,5 @@
 """A front before model servers that speak OpenAI's API: one address for all, which routes, limits, retries and watches.
+The models that are services here (`own`) are behind the same address, and go before those of the same name elsewhere.
 
     front = Upstreams(compile_upstreams(document), choose, Metrics(CollectorRegistry()), keys)
     await front.start()
@@ -43,22 +44,25 @@ from poise.gateway.asgi import (
     whole_body,
 )
 from poise.gateway.client import FAILURES, Client, answered_on, asked_on, told_to_wait
+from poise.gateway.embeddings import Embeddings
 from poise.gateway.health import Prober
 from poise.gateway.metrics import Metrics
 from poise.gateway.openai import (
     ASKED,
+    EMBEDDINGS,
     END_OF_EVENT,
     MODELS,
     Question,
     Refused,
     error_event,
     left,
+    only_embeddings,
     read_deadlines,
     read_lane,
     read_question,
     unknown_model,
 )
-from poise.gateway.pool import Choose, Outcome, Place, Pool
+from poise.gateway.pool import Choose, Outcome, Place, Pool, model_of
 from poise.kernel.resilience import RetryBudget
 from poise.model.serving_upstreams import Front
 from poise.units import SECOND, format_bytes, format_duration
@@ -83,11 +87,19 @@ class Stalled(Exception):
 class Upstreams:
     """The ASGI application."""
 
-    def __init__(self, front: Front, choose: Choose, metrics: Metrics, keys: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        front: Front,
+        choose: Choose,
+        metrics: Metrics,
+        keys: Mapping[str, str],
+        own: Mapping[str, Embeddings] | None = None,
+    ) -> None:
         """`choose` is the router. `keys`: the values of the variables that `key_from` names."""
         self._front = front
         self._metrics = metrics
-        self._pool = Pool(front, choose, metrics, _now)
+        self._own = own or {}
+        self._pool = Pool(front, choose, metrics, _now, self._own)
         self._keys = _keys(front, keys)
         self._budget = RetryBudget(front.retries)
         self._room = Room(front.bodies)
@@ -142,7 +154,7 @@ class Upstreams:
             await answer(send, refused.status, refused.body(), refused.headers())
 
     async def _list(self, name: str, send: Send) -> None:
-        models = self._pool.models()
+        models = self._pool.models() | {own: model_of(own, "poise") for own in self._own}
         if name and name not in models:
             raise unknown_model(name, list(models))
         found = models[name] if name else {"object": "list", "data": list(models.values())}
@@ -194,13 +206,10 @@ class Upstreams:
         scope, front = request.scope, self._front
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         whole, first = read_deadlines(headers)
-        request.deferred = read_lane(headers)
-        timeout = min(front.timeout, whole or front.timeout)
-        request.first_by = request.began + min(timeout, first or timeout)
-        request.due = request.began + timeout
-        request.is_ours = timeout == front.timeout and request.first_by == request.due
+        request.end_within(front.timeout, whole, first)
+        request.is_deferred = read_lane(headers)
         try:
-            async with asyncio.timeout(timeout / SECOND):
+            async with asyncio.timeout_at(_loop_time(request.due)):
                 request.body = await whole_body(scope, receive, front.body, self._room)
         except TooLarge:
             message = f"The body is larger than {format_bytes(front.body)}, which is the most that is taken here"
@@ -211,7 +220,13 @@ class Upstreams:
         except TimeoutError:
             raise Refused(408, "The body was not here in time", code="timeout", reason="timeout") from None
         request.question = read_question(scope["path"], request.body)
-        self._pool.serving(request.question.model)
+        request.own = self._own.get(request.question.model)
+        if request.own is None:
+            self._pool.serving(request.question.model)
+        elif scope["path"] != EMBEDDINGS:
+            raise only_embeddings(request.own.name)
+        else:
+            request.end_within(request.own.timeout, whole, first)
         request.headers = asked_on(scope["headers"])
         query = scope["query_string"].decode("latin-1")
         request.target = f"{scope['path']}?{query}" if query else scope["path"]
@@ -223,7 +238,7 @@ class Upstreams:
         try:
             async with asyncio.timeout_at(_loop_time(request.first_by)) as timer:
                 request.timer = timer
-                await self._try(request)
+                await (self._try(request) if request.own is None else self._embed(request, request.own))
         except TimeoutError:
             taken = format_duration(_now() - request.began)
             self._count(request, "timeout")
@@ -234,6 +249,16 @@ class Upstreams:
             request.is_over = True
             await answer(request.send, refused.status, refused.body(), refused.headers())
 
+    async def _embed(self, request: "_Request", own: Embeddings) -> None:
+        """The answer of a model that is here."""
+        request.server = own.name
+        patience = 0 if request.is_ours else max(1, request.first_by - _now())
+        body = await own.embed(request.body, patience, request.is_deferred)
+        length = str(len(body)).encode()
+        await self._begin(request, 200, [(b"content-type", b"application/json"), (b"content-length", length)])
+        request.is_over = True
+        await request.pass_on(body, more=False)
+
     async def _try(self, request: "_Request") -> None:
         """Asks one upstream after the other, until one answers."""
         due = request.due
@@ -241,7 +266,7 @@ class Upstreams:
             due = min(due, request.began + self._front.objective)
         tried: set[str] = set()
         while True:
-            place = await self._pool.admit(request.question, due, tried, deferred=request.deferred)
+            place = await self._pool.admit(request.question, due, tried, deferred=request.is_deferred)
             request.server = name = place.member.name
             outcome: Outcome = "neither"
             may_again = len(tried) < self._front.retries.most
@@ -294,18 +319,20 @@ class Upstreams:
     async def _pass_on(self, request: "_Request", place: Place, response: aiohttp.ClientResponse) -> None:
         """The answer, as it comes. Nothing is sent on before its first byte is here: until then another may answer."""
         chunk = await response.content.readany()
-        request.timer.reschedule(_loop_time(request.due))
-        self._metrics.first_byte.labels(request.question.model).observe((_now() - request.began) / SECOND)
         request.is_stream = response.content_type == "text/event-stream"
-        request.status = response.status
-        headers = answered_on(response, place.member)
-        await request.send({"type": "http.response.start", "status": response.status, "headers": headers})
-        request.is_begun = True
+        await self._begin(request, response.status, answered_on(response, place.member))
         while chunk and not response.content.at_eof():
             await request.pass_on(chunk)
             chunk = await response.content.readany()
         request.is_over = True
         await request.pass_on(chunk, more=False)
+
+    async def _begin(self, request: "_Request", status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        request.timer.reschedule(_loop_time(request.due))
+        self._metrics.first_byte.labels(request.question.model).observe((_now() - request.began) / SECOND)
+        request.status = status
+        await request.send({"type": "http.response.start", "status": status, "headers": headers})
+        request.is_begun = True
 
     async def _fail(self, request: "_Request", status: int, message: str, code: str) -> None:
         """An error as late as it is: an answer of its own, the last event of a stream, or the end of the connection."""
@@ -339,19 +366,28 @@ class _Request:
         self.send = send
         self.began = _now()
         self.question: Question
+        self.own: Embeddings | None = None
         self.body = b""
         self.headers: list[tuple[str, str]] = []
         self.target = ""
         self.due = self.first_by = 0
-        self.deferred = False
         self.is_ours = True  # the time-out is the front's, not the client's
         self.timer: asyncio.Timeout
         self.server = ""
         self.status = 0
-        self.is_begun = self.is_over = self.is_stream = False
+        self.is_begun = self.is_over = self.is_stream = self.is_deferred = False
         self.held = 0  # nanoseconds that its client did not read
         self._stalled = stalled
         self._last = b""
+
+    def end_within(self, usual: int, whole: int, first: int) -> None:
+        """It ends within what is usual here, or what its client says of the whole answer and its first byte, if less;
+        in nanoseconds, 0 where it says nothing.
+        """
+        timeout = min(usual, whole or usual)
+        self.first_by = self.began + min(timeout, first or timeout)
+        self.due = self.began + timeout
+        self.is_ours = timeout == usual and self.first_by == self.due
 
     @property
     def is_between_events(self) -> bool:

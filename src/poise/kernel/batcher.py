@@ -119,6 +119,7 @@ class Batcher:
         self._came = 0
         self._held = 0  # since when a larger batch is waited for
         self._ask_at = 0
+        self._gathering = False
         self._gone: set[int] = set()  # cancelled while they were being served
 
     # --- what is asked from outside ----------------------------------------------------------------------------------
@@ -160,6 +161,15 @@ class Batcher:
             return [Refuse(number, "late", _too_late(done - now, patience), done - now - patience)]
         self._count(now)
         self._lanes[deferred][number] = Request(number, now, now + patience, done)
+        return self._serve(now)
+
+    def gather(self) -> None:
+        """Nothing is sent until `gathered`: what comes meanwhile comes together, at one instant."""
+        self._gathering = True
+
+    def gathered(self, now: int) -> list[Effect]:
+        """All of it has come."""
+        self._gathering = False
         return self._serve(now)
 
     def cancel(self, number: int) -> None:
@@ -242,6 +252,8 @@ class Batcher:
 
     def _serve(self, now: int) -> list[Effect]:
         """Give idle replicas what is best, the quickest first."""
+        if self._gathering:
+            return []
         effects: list[Effect] = []
         self._ask_at = now + LOOK_EVERY if self.waiting or self.serving else 0
         idle = [replica for replica in self.replicas.values() if not replica.batch and not replica.draining]

@@ -109,6 +109,7 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
     queue: int = 10_000
     timeout: Quantity = "30s"
     late: Literal["refuse", "defer"] = "refuse"
+    openai: Literal["", "embeddings"] = ""
     cache: CacheSpec | None = None
     record: RecordSpec | None = None
     canary: CanarySpec | None = None
@@ -121,7 +122,7 @@ class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     """A compiled file. `job` are the fields of the job that each replica is, other than what it runs. With `rules` the
     number of `replicas` follows the load, by the `scaler` of that name. `cache`: bytes of answers that are kept, each
     for `ttl` nanoseconds. `record`: the file that requests are written to, what part of them, and bytes of it at most.
-    `canary`: another version, on `trial`.
+    `canary`: another version, on `trial`. `openai`: which of OpenAI's routes it answers as well, if one.
     """
 
     name: str
@@ -137,6 +138,7 @@ class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     record: tuple[str, float, int] | None = None
     canary: "DeclaredService | None" = None
     trial: TrialRules | None = None
+    openai: str = ""
     job: dict[str, Any] = {}
 
     @property
@@ -172,6 +174,7 @@ _EXAMPLES = {
     "late": "late: defer",
     "record": "record: {file: asked.jsonl, share: 10%}",
     "canary": "canary: {model: newer.py:Model, shadow: 20%}",
+    "openai": "openai: embeddings",
     "resources": "resources: {cpu: 1, gpu: 1}",
     "priority": "priority: high",
     "env": "env: {OMP_NUM_THREADS: 1}",
@@ -234,6 +237,7 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         cache=cache,
         ttl=ttl,
         record=None if top.record is None else _record(top.record, found),
+        openai=top.openai,
         job=job | {"priority": top.priority},
     )
     return made if top.canary is None else _with_canary(made, top.canary, found)

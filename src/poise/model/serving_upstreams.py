@@ -177,6 +177,11 @@ def compile_upstreams(document: Any) -> Front:
     return made
 
 
+def no_upstreams() -> Front:
+    """That of a gateway which has only models of its own."""
+    return _compile(UpstreamsSpec(kind="upstreams"), Findings())
+
+
 _EXAMPLES = {
     "kind": "kind: upstreams",
     "upstreams": 'upstreams: [{name: a, url: "gpu1:8000"}]',

@@ -39,6 +39,16 @@ def test_who_comes_while_the_replica_is_busy_is_served_together() -> None:
     assert batches(effects) == [("a", (1, 2, 3, 4, 5, 6))]
 
 
+def test_who_comes_together_is_served_together_and_who_leaves_at_once_was_never_there() -> None:
+    batcher = Batcher(Limits())
+    batcher.up("a", 0, KNOWN)
+    batcher.gather()
+    for number in range(4):
+        assert batcher.arrive(number, 0) == []
+    batcher.cancel(1)
+    assert batches(batcher.gathered(0)) == [("a", (0, 2, 3))]
+
+
 def test_requests_wait_for_the_first_replica() -> None:
     batcher = Batcher(Limits())
     assert batcher.arrive(1, 0) == []
