@@ -1,4 +1,4 @@
-"""Ask the services, scene after scene and eight at a time: `python ask.py PORT`.
+"""Ask the services about the first scenes, eight at a time: `python ask.py PORT [COUNT]`.
 
 Picture and question are asked about at once; then what is meant, and what follows from it.
 """
@@ -36,7 +36,8 @@ class Services:
 
 
 def main() -> None:
-    services, scenes = Services(int(sys.argv[1])), read("scenes", Scene)
+    port, count = (*map(int, sys.argv[1:]), 200)[:2]
+    services, scenes = Services(port), read("scenes", Scene)[:count]
 
     def answer(scene: Scene) -> Any:
         regions = beside.submit(services.ask, "perceive", scene.image)

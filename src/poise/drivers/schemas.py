@@ -551,8 +551,8 @@ MEANING = {
     "service.timeout": "When a request is given up.",
     "service.late": "Who is foreseen to miss the objective is refused (`refuse`), or waits until there is nothing else "
     "to do, and not for ever (`defer`).",
-    "service.openai": "Answer this route of OpenAI's API as well, as the model of this name: `embeddings`. Each input of "
-    "a request is a question of its own, to which the model answers with `embedding` and `tokens`.",
+    "service.openai": "Answer this route of OpenAI's API as well, as the model of this name: `embeddings`. Each input "
+    "of a request is a question of its own, to which the model answers with `embedding` and `tokens`.",
     "service.resources": "What one replica takes: as of jobs.",
     "service.priority": "Class of the replicas. `high` by default: they go before work that nobody waits for.",
     "service.env": "Environment variables of the replicas. `null` takes the value from whoever serves.",

@@ -7,7 +7,7 @@
     GET  /metrics           Prometheus
     GET  /canaries          how versions on trial do
     GET  /openapi.json      all of this, and what each model takes and gives
-    /v1/...                 what upstreams answer, if there are any
+    /v1/...                 OpenAI's API: what upstreams answer, and services that say so, if there are any
 
 A request may say `X-Request-Timeout-Seconds: N`, after which nobody waits for its answer any more, and `X-Poise-Lane:
 deferred` where it may wait until there is nothing else to do.

@@ -55,7 +55,7 @@ def test_embeddings_are_those_of_sentence_transformers(model: MiniLM) -> None:
 
 
 def test_what_a_text_means_does_not_depend_on_what_else_is_in_the_batch(model: MiniLM) -> None:
-    texts = [model.tokens("word " * count) for count in (3, 1, 7, 3, 20, 1)]
+    texts = [model.tokens("word " * count) for count in (3, 1, 7, 3)]
     together, alone = model.embed(texts), [model.embed([text])[0] for text in texts]
     assert np.abs(together - np.array(alone)).max() < 1e-6
 

@@ -159,6 +159,38 @@ def test_if_one_fails_the_others_are_taken_back(told: Any, status: int, says: st
     assert service.open == {}
 
 
+def test_a_request_that_is_shared_between_two_versions_comes_to_both_at_one_instant() -> None:
+    stable, canary = Asked(), Asked()
+    services = {"m": cast(Service, stable), "m-canary": cast(Service, canary)}
+
+    class Shared:
+        """Every second question goes to the other version."""
+
+        def __init__(self) -> None:
+            self.asked: list[tuple[Asked, int]] = []
+
+        def ask(self, body: bytes, tell: Callable[[Any], None], timeout: int = 0, deferred: bool = False) -> int:
+            version = (stable, canary)[len(self.asked) % 2]
+            self.asked.append((version, version.ask(body, tell, timeout, deferred)))
+            return len(self.asked)
+
+        def cancel(self, number: int) -> None:
+            version, its = self.asked[number - 1]
+            version.cancel(its)
+
+    async def answer() -> bytes:
+        own = Embeddings(["m", "m-canary"], SECOND, {"m": Shared()}, services)
+        task = asyncio.create_task(own.embed(asked(input=["a", "b", "c"])))
+        await asyncio.sleep(0)
+        assert (stable.sent, canary.sent) == ([1, 2], [1])
+        canary.answer(1, Refuse(1, "lost", "it died"))
+        return await task
+
+    with pytest.raises(Refused, match="`m`: it died"):
+        asyncio.run(answer())
+    assert (stable.open, canary.open) == ({}, {})
+
+
 def test_what_is_too_large_for_four_bytes_is_told() -> None:
     service = Asked()
     with pytest.raises(Refused, match="did not answer with an embedding"):
