@@ -1,8 +1,8 @@
 """Make scenes: pictures of handwritten digits that no model was trained with, questions about them, and the truth.
 
-`python make.py [COUNT]` writes `made/scenes.json`; the same scenes each time. A picture has two to four digits, each
-somewhere in a quarter of its own, twice as large as scikit-learn has them, with noise and specks. The questions are
-phrased in other words than those that `learn_pointing.py` learns from.
+`python make.py [COUNT [SEED]]` writes `made/scenes.json`; the same scenes each time. A picture has two to four digits,
+each somewhere in a quarter of its own, twice as large as scikit-learn has them, with noise and specks. The questions
+are phrased in other words than those that `learn_pointing.py` learns from.
 """
 
 import random
@@ -117,9 +117,9 @@ def alone(one: Region, digits: list[Region]) -> bool:
 
 
 def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    count, seed = [*map(int, sys.argv[1:]), *(200, 1)[len(sys.argv) - 1 :]]
     _, _, images, names = split()
-    draw = random.Random(1)
+    draw = random.Random(seed)
     write("scenes", [scene(draw, images, names) for _ in range(count)])
     print(f"make: {count} scenes")
 
