@@ -19,7 +19,7 @@ from gateway.server import Model
 from gateway.server import Serving as Elsewhere
 
 from system.living import Living, until
-from system.test_serve import Serving
+from system.serving import Serving
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "minilm.yaml"
 
@@ -274,7 +274,7 @@ def test_who_waits_for_a_model_that_cannot_be_loaded_is_told(home: Living) -> No
         until(lambda: served.metric("serve_deployment_queued_queries") == 2, "it waits")
         (home.work / "asked").touch()
         told = waits.result()
-    assert (told.status, told.value["error"]["code"]) == (502, "lost")
+    assert (told.status, told.value["error"]["code"]) == (503, "ending")
     assert served.end() == 1
 
 

@@ -23,23 +23,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from poise.gateway.asgi import ASK, READ, Receive, Room, Scope, Send, answer, tell_methods
 from poise.gateway.canary import Trial
 from poise.gateway.openai import MOST_SECONDS
+from poise.gateway.refusals import MAX_BODY, Refused, too_large
 from poise.gateway.schema import document
-from poise.gateway.service import STATUS, Asked, Service
+from poise.gateway.service import Asked, Service
 from poise.gateway.upstreams import Upstreams
 from poise.gateway.wire import MOST_BODIES, error_body
-from poise.kernel.batcher import Refuse
 from poise.units import SECOND
-
-MAX_BODY = 64 << 20
-"""Bytes of a request's body."""
-
-
-class Refused(Exception):
-    """A request that gets an error for an answer."""
-
-    def __init__(self, status: int, message: str, *, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status, self.message, self.headers = status, message, headers or {}
 
 
 class Gateway:
@@ -159,20 +148,4 @@ def _seconds(text: bytes) -> int:
     return max(1, int(seconds * SECOND))
 
 
-def too_large() -> Refused:
-    return Refused(413, f"a body has {MAX_BODY >> 20} MiB at most")
-
-
-def no_room() -> Refused:
-    message = f"the bodies of those who wait have {MOST_BODIES >> 20} MiB together already"
-    return Refused(503, message, headers={"retry-after": "1"})
-
-
-def refusal(refuse: Refuse) -> Refused:
-    """What whoever asked is told of a question that a service refuses."""
-    status = STATUS[refuse.why]
-    headers = {"retry-after": str(-(-max(refuse.after, 1) // SECOND))} if status == 503 else {}
-    return Refused(status, refuse.message, headers=headers)
-
-
-__all__ = ["MAX_BODY", "Gateway", "Refused", "is_question", "no_room", "refusal", "too_large"]
+__all__ = ["Gateway", "is_question"]

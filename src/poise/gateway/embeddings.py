@@ -16,8 +16,8 @@ from functools import partial
 
 import msgspec
 
-from poise.gateway.app import refusal
 from poise.gateway.openai import Refused, read_inputs
+from poise.gateway.refusals import refusal
 from poise.gateway.service import Asked, Service
 from poise.gateway.wire import Answer
 from poise.kernel.batcher import Refuse

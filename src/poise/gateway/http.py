@@ -19,9 +19,10 @@ from urllib.parse import unquote
 import httptools
 import uvicorn
 
-from poise.gateway.app import MAX_BODY, Gateway, Refused, is_question, no_room, refusal, too_large
+from poise.gateway.app import Gateway, is_question
 from poise.gateway.asgi import NoRoom
 from poise.gateway.connection import MOVED, Connection
+from poise.gateway.refusals import MAX_BODY, Refused, no_room, refusal, too_large
 from poise.gateway.service import Asked
 from poise.gateway.wire import Answer, error_body
 from poise.kernel.batcher import Refuse

@@ -33,9 +33,6 @@ from poise.units import SECOND
 DIALLED_AGAIN = 1.0
 """Seconds until it is listened again where there was no room for one more."""
 
-STATUS = {"full": 503, "late": 503, "ending": 503, "expired": 504, "broken": 500, "lost": 502}
-"""What a refusal is in HTTP."""
-
 
 Tell = Callable[["Answer | Refuse"], None]
 
@@ -401,4 +398,4 @@ class _Channel(asyncio.Protocol):
             self._transport.close()
 
 
-__all__ = ["STATUS", "Asked", "Listener", "Service", "Tell"]
+__all__ = ["Asked", "Listener", "Service", "Tell"]
