@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SERVERS := prometheus-node-exporter
+SERVERS := prometheus-node-exporter redis-server redis-tools libatomic1 libjemalloc2 liblzf1
 SIMULATED := tests/faults tests/golden tests/unit
 BESIDE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
@@ -29,7 +29,7 @@ demo-serve: setup  ## a live service under a load that rises beyond what it can 
 
 servers: setup   ## Debian's packages of the servers that tests talk to, unpacked into .venv; tests skip what is missing
 	@mkdir -p $(VENV)/debian && cd $(VENV)/debian && for package in $(SERVERS); do \
-	  test -e usr/bin/$$package || { apt-get download -qq -o APT::Sandbox::User=$$(id -un) $$package && dpkg -x $${package}_*.deb . && rm -f *.deb; } \
+	  test -e .$$package || { apt-get download -qq -o APT::Sandbox::User=$$(id -un) $$package && dpkg -x $${package}_*.deb . && rm -f *.deb && touch .$$package; } \
 	  || echo "$$package could not be fetched: the tests that need it are skipped" >&2; \
 	done
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
+import cache
 import commands
 import decide
 import footprint
@@ -45,6 +46,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
             "decisions": lambda: decide.measure(1000, 10_000, 50, 100, 2, curves=False),
             "submissions": lambda: latency.measure(20, 20.0, held_jobs=1000, rounds=2),
             "functions": lambda: functions.measure(500, 10_000, 2),
+            "cache": lambda: cache.measure(cache.TRACE, (1,), cache.TTLS[:1]),
             "footprint": lambda: footprint.measure(100, seconds=5.0, runs=5, starts=2),
             "restart": lambda: restart.measure(10_000, repeats=2),
             "faults": lambda: live_faults.measure((), 1, 5.0, with_peers=False),
@@ -56,6 +58,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
         "quality": lambda: mixed.measure(list(POLICIES), 200, [1]),
         "submissions": lambda: latency.measure(200, 20.0, held_jobs=20_000, rounds=3),
         "functions": lambda: functions.measure(10_000, 1_000_000, 5),
+        "cache": lambda: cache.measure(cache.TRACE, (cache.SHARED,), cache.TTLS[:1]),
         "footprint": lambda: footprint.measure(1000, seconds=20.0, runs=30, starts=5),
         "restart": lambda: restart.measure(100_000, repeats=5),
         "faults": lambda: live_faults.measure((), 3, 5.0, with_peers=True),

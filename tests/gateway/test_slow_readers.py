@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from gateway.server import until
 from poise.gateway import http
 from poise.gateway.app import Gateway
-from poise.gateway.service import Tell
+from poise.gateway.service import ANYBODY, Asker, Tell
 from poise.gateway.wire import Answer
 
 LARGE = 50_000_000
@@ -23,7 +23,7 @@ class Answers:
 
     at_once = False
 
-    def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False) -> int:
+    def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
         answer = Answer(200, "text/plain", bytes(LARGE))
         if self.at_once:
             tell(answer)
@@ -38,7 +38,7 @@ class Answers:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[http.Server]:
     monkeypatch.setattr(http, "LOOK_EVERY", 0.2)
-    made = http.Server(Gateway({"large": Answers()}, {}, {}, CollectorRegistry()))
+    made = http.Server(Gateway({"large": Answers()}, {}, {}, {}, CollectorRegistry()))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=lambda: asyncio.run(made.serve(sockets=[listening])))
         thread.start()

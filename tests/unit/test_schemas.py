@@ -118,7 +118,14 @@ MORE: dict[str, list[Any]] = {
             "scaling": {"policy": "hpa", "signals": ["queue"], "target": "60%", "fall": "1m"},
             "objective": {"latency_p99": "200ms"},
             "late": "defer",
-            "cache": {"size": "1GiB", "ttl": 60},
+            "version": "2026-05",
+            "cache": {
+                "size": "1GiB",
+                "ttl": 60,
+                "same": "json",
+                "redis": "rediss://cache@redis:6379/0",
+                "password_from": "REDIS_PASSWORD",
+            },
             "resources": {"gpu": 1, "gpu_memory": "12GiB"},
             "env": {"A": 1},
         }

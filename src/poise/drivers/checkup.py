@@ -48,6 +48,7 @@ EXTRAS = (
     ("pynvml", "nvidia", "finds NVIDIA devices"),
     ("sklearn", "demo", "runs `poise demo`"),
     ("highspy", "lp", "solves what the policies `max-min`, `finish-time-fair` and `min-makespan` ask"),
+    ("redis", "redis", "shares kept answers between gateways"),
 )
 """Module, extra, and what it gives."""
 

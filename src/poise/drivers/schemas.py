@@ -253,6 +253,7 @@ _FORMS: dict[str, Schema] = {
     "record.size": _BYTES,
     "service.canary": {"anyOf": [{"$ref": "#/$defs/CanarySpec"}, {"type": "null"}]},
     "canary.model": {"pattern": "^(?:[^:]+:.+)?$", "examples": ["newer.py:Model"]},
+    "canary.version": {"anyOf": [{"type": "string", "pattern": f"^(?:{_NAME})?$"}, {"type": "integer", "minimum": 0}]},
     "canary.replicas": {"minimum": 0, "maximum": servicefile.MOST_REPLICAS},
     "canary.shadow": _SHARE,
     "canary.share": {"items": _SHARE},
@@ -263,6 +264,9 @@ _FORMS: dict[str, Schema] = {
     "canary.close": {"minimum": 0, "maximum": 1},
     "cache.size": _BYTES,
     "cache.ttl": _DURATION,
+    "cache.redis": {"pattern": f"^(?:{servicefile.REDIS})?$", "examples": ["redis://127.0.0.1:6379/0"]},
+    "cache.password_from": {"pattern": f"^(?:{servicefile.VARIABLE})?$"},
+    "service.version": {"anyOf": [{"type": "string", "pattern": f"^(?:{_NAME})?$"}, {"type": "integer", "minimum": 0}]},
     "scaling.target": _SHARE,
     "scaling.policy": {"pattern": f"^(?:{_NAME})?$", "examples": list(SCALERS)},
     "scaling.rise": _DURATION,
@@ -294,7 +298,7 @@ _FORMS: dict[str, Schema] = {
             {"type": "null"},
         ]
     },
-    "upstream.key_from": {"pattern": f"^(?:{serving_upstreams.VARIABLE})?$", "examples": ["GPU1_KEY"]},
+    "upstream.key_from": {"pattern": f"^(?:{servicefile.VARIABLE})?$", "examples": ["GPU1_KEY"]},
     "upstream.weight": {
         "type": "number",
         "minimum": 1 / serving_upstreams.MAX_WEIGHT,
@@ -514,6 +518,8 @@ MEANING = {
     "service.python": "The interpreter of the replicas, in which `poise` can be imported. That of `poise` by default.",
     "service.replicas": "Processes that answer, each a job of its own. Of a range (`1..8`, `0..4`) as many as the load "
     "asks for.",
+    "service.version": "What tells this model from others of its name: an answer that is kept is of one version. By "
+    "default a hash of the model's file, its environment and its interpreter.",
     "service.cache": "Keep answers: who asks the same again, byte by byte, is told the same, and many who ask the same "
     "at once are answered by asking once. For models that answer the same to the same. Without it nothing is kept.",
     "cache.size": "Bytes of all answers that are kept; those that were not used for longest go first.",
@@ -525,6 +531,7 @@ MEANING = {
     "service.canary": "A version on trial beside the one that serves: what is other in it, what it is asked, and what "
     "it must hold to. It takes the place of the other if it does, and is ended if not.",
     "canary.model": "Its class, if that is another.",
+    "canary.version": "As `version` of the service.",
     "canary.folder": "Where its replicas run, if elsewhere.",
     "canary.python": "Their interpreter, if another.",
     "canary.replicas": "Processes during the trial. As many as of the version that serves by default.",
@@ -538,6 +545,11 @@ MEANING = {
     "canary.agreement": "The part of answers to the same request, in a replay or shadow, that must be the same.",
     "canary.close": "Numbers in answers that differ by no more than this part are the same.",
     "canary.promote": "Whether it takes the place of the other after the last stage, or stays there.",
+    "cache.same": "What asks the same: the same `bytes`, or the same value in `json`, whatever its spaces and the "
+    "order of its keys.",
+    "cache.redis": "The URL of a Redis in which gateways keep answers for each other, without a password. If it is "
+    "slow or away, they go on without it.",
+    "cache.password_from": "The variable of the environment that holds the password of the Redis.",
     "service.scaling": "How the number of replicas follows the load, where it is a range.",
     "scaling.policy": "The scaler that decides. `forecast` by default.",
     "scaling.signals": "What is looked at; the largest wish wins.",

@@ -7,33 +7,43 @@
     GET  /metrics           Prometheus
     GET  /canaries          how versions on trial do
     GET  /openapi.json      all of this, and what each model takes and gives
+    DELETE /cache/NAME      forget what is kept of this service's answers, on all gateways
     /v1/...                 OpenAI's API: what upstreams answer, and services that say so, if there are any
 
 A request may say `X-Request-Timeout-Seconds: N`, after which nobody waits for its answer any more, and `X-Poise-Lane:
-deferred` where it may wait until there is nothing else to do.
+deferred` where it may wait until there is nothing else to do. Of a service with a cache it may say `Cache-Control:
+no-cache` (a new answer) or `no-store` (one that is not kept either), and `X-Poise-Tenant: NAME`: it is told nothing
+that others were told. The gateway believes any name; who may use which is for whatever stands before it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from poise.errors import SpecError
 from poise.gateway.asgi import ASK, READ, Receive, Room, Scope, Send, answer, tell_methods
+from poise.gateway.cached import Cached
 from poise.gateway.canary import Trial
 from poise.gateway.openai import MOST_SECONDS
 from poise.gateway.refusals import MAX_BODY, Refused, too_large
 from poise.gateway.schema import document
-from poise.gateway.service import Asked, Service
+from poise.gateway.service import ANYBODY, Asked, Asker, Service
 from poise.gateway.upstreams import Upstreams
 from poise.gateway.wire import MOST_BODIES, error_body
 from poise.units import SECOND
 
+JSON = "application/json"
+CACHE = "/cache/"
+FORGET = ("DELETE",)
+
 
 class Gateway:
-    """What is asked by name in `fronts`, the `services` behind, the `trials` of versions; the ASGI application of all
-    that is no question to one of them, with `rest` under /v1/ if there is any.
+    """What is asked by name in `fronts`, the `services` behind, the `trials` of versions, what is `kept` of answers by
+    the name that is asked; the ASGI application of all that is no question to one of them, with `rest` under /v1/ if
+    there is any.
     """
 
     def __init__(
@@ -41,33 +51,37 @@ class Gateway:
         fronts: Mapping[str, Asked],
         services: Mapping[str, Service],
         trials: Mapping[str, Trial],
+        kept: Mapping[str, Collection[Cached]],
         registry: CollectorRegistry,
         rest: Upstreams | None = None,
     ) -> None:
         self._fronts = fronts
         self._services = services
         self._trials = trials
+        self._kept = kept
         self._registry = registry
         self._rest = rest
         self.draining = False
         self.room = Room(MOST_BODIES)  # so that any batch of them fits into a frame
 
-    def admit(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[Asked, int, bool]:
-        """The service that is asked, for how long whoever asks waits (nanoseconds, 0: as long as the service says), and
-        whether the answer may be deferred. Raises `Refused`.
+    def admit(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[Asked, int, bool, Asker]:
+        """The service that is asked, for how long whoever asks waits (nanoseconds, 0: as long as the service says),
+        whether the answer may be deferred, and who asks. Raises `Refused`.
         """
         if self.draining:
             raise Refused(503, "the gateway is ending", headers={"retry-after": "1"})
         service = self._service(path)
-        timeout, deferred = 0, False
+        timeout, deferred, asker = 0, False, ANYBODY
         for name, value in headers:
             if name == b"x-request-timeout-seconds":
                 timeout = _seconds(value)
             elif name == b"x-poise-lane":
                 deferred = _is_deferred(value)
+            elif name in (b"x-poise-tenant", b"cache-control"):
+                asker = _saying(asker, name, value)
             elif name == b"content-length" and int(value) > MAX_BODY:
                 raise too_large()
-        return service, timeout, deferred
+        return service, timeout, deferred, asker
 
     def _service(self, path: str) -> Asked:
         name = path[len("/predict") :].lstrip("/")
@@ -90,13 +104,16 @@ class Gateway:
             if method not in allowed:
                 message = f"{method} is not for this; ask with {allowed[0]}"
                 raise Refused(405, message, headers={"allow": ", ".join(allowed)})
-            status, body, kind = self._told(path)
+            if allowed is FORGET:
+                status, body, kind = await self._forget(path.removeprefix(CACHE))
+            else:
+                status, body, kind = self._told(path)
         except Refused as error:
-            status, body, kind = error.status, error_body(error.status, error.message), "application/json"
+            status, body, kind = error.status, error_body(error.status, error.message), JSON
             more = [(name.encode(), value.encode()) for name, value in error.headers.items()]
         else:
             more = []
-        await answer(send, status, body, [(b"content-type", kind.encode()), *more])
+        await answer(send, status, body, [(b"content-type", kind.encode()), *more] if body else more)
 
     def _methods(self, path: str) -> tuple[str, ...]:
         if is_question(path):
@@ -104,14 +121,29 @@ class Gateway:
             return ASK
         if path in ("/healthz", "/readyz", "/metrics", "/canaries", "/openapi.json"):
             return READ
+        if path.startswith(CACHE):
+            return FORGET
         known = [f"/predict/{name}" for name in self._fronts] + ["/v1/models"] * (self._rest is not None)
         raise Refused(404, f"there is nothing at {path[:100]}; there is {', '.join(known)}, /openapi.json")
+
+    async def _forget(self, name: str) -> tuple[int, bytes, str]:
+        """Status, body and media type of what is told to who wants it forgotten what is kept of a service."""
+        kept = self._kept.get(name)
+        if not kept:
+            raise Refused(404, f"nothing is kept of `{name[:100]}`; of {', '.join(self._kept) or 'no service'} it is")
+        if all([await one.forget() for one in tuple(kept)]):
+            return 204, b"", JSON
+        told = {"message": "forgotten here; the Redis is away, and other gateways are told once it is back"}
+        return 202, msgspec.json.encode(told), JSON
 
     def _told(self, path: str) -> tuple[int, bytes, str]:
         """What there is to read at a path: status, body and media type."""
         if path == "/metrics":
             for service in self._services.values():
                 service.measure()
+            for kept in self._kept.values():
+                for one in kept:
+                    one.measure()
             return 200, generate_latest(self._registry), CONTENT_TYPE_LATEST
         status = 200
         told: dict[str, Any] = {"status": "ok"}
@@ -124,7 +156,7 @@ class Gateway:
         elif path == "/openapi.json":
             forms = {name: self._services[name].forms for name in self._fronts}
             told = document(forms, None if self._rest is None else self._rest.models)
-        return status, msgspec.json.encode(told), "application/json"
+        return status, msgspec.json.encode(told), JSON
 
 
 def is_question(path: str) -> bool:
@@ -136,6 +168,13 @@ def _is_deferred(lane: bytes) -> bool:
     if lane != b"deferred":
         raise Refused(400, "X-Poise-Lane is `deferred`, or is not there")
     return True
+
+
+def _saying(asker: Asker, name: bytes, value: bytes) -> Asker:
+    try:
+        return asker.saying(name, value)
+    except SpecError as error:
+        raise Refused(400, f"{error.record.field}: {error.record.message}") from None
 
 
 def _seconds(text: bytes) -> int:

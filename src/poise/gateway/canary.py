@@ -15,7 +15,7 @@ import msgspec
 
 from poise.errors import InputError
 from poise.gateway.recording import read_recorded
-from poise.gateway.service import Asked, Service, Tell
+from poise.gateway.service import ANYBODY, Asked, Asker, Service, Tell
 from poise.gateway.wire import Answer
 from poise.kernel.batcher import Refuse
 from poise.model.canary import Judgement, Stage, Tally, TrialRules
@@ -83,10 +83,11 @@ class Trial:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False) -> int:
+    def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
         """As `Service.ask`."""
         self._asked += 1
-        entry = self._open[self._asked] = _Open(self._asked, body, tell, time.monotonic_ns(), timeout, deferred)
+        entry = _Open(self._asked, body, tell, time.monotonic_ns(), timeout, deferred, asker)
+        self._open[self._asked] = entry
         if self._running("share") and self._turn():
             patience = min(filter(None, (timeout, self._canary.service.batcher.limits.timeout)))
             self._pass_on(entry, self._canary.front, self._told_by_canary, patience // 2)
@@ -114,7 +115,7 @@ class Trial:
         self, entry: "_Open", front: Asked, told: Callable[["_Open", Answer | Refuse], None], timeout: int
     ) -> None:
         entry.asked = front
-        entry.there = front.ask(entry.body, partial(told, entry), timeout, entry.deferred)
+        entry.there = front.ask(entry.body, partial(told, entry), timeout, entry.deferred, entry.asker)
 
     def _ask_stable(self, entry: "_Open") -> None:
         """In the time that is left."""
@@ -226,11 +227,13 @@ class Trial:
 class _Open:
     """One who waits for an answer: `there` is the number that `asked` has given the question."""
 
-    __slots__ = ("asked", "body", "came", "deferred", "number", "tell", "there", "timeout")
+    __slots__ = ("asked", "asker", "body", "came", "deferred", "number", "tell", "there", "timeout")
 
-    def __init__(self, number: int, body: bytes, tell: Tell, came: int, timeout: int, deferred: bool) -> None:
+    def __init__(
+        self, number: int, body: bytes, tell: Tell, came: int, timeout: int, deferred: bool, asker: Asker
+    ) -> None:
         self.number, self.body, self.tell = number, body, tell
-        self.came, self.timeout, self.deferred = came, timeout, deferred
+        self.came, self.timeout, self.deferred, self.asker = came, timeout, deferred, asker
         self.asked: Asked | None = None
         self.there = 0
 

@@ -18,7 +18,7 @@ import msgspec
 
 from poise.gateway.openai import Refused, read_inputs
 from poise.gateway.refusals import refusal
-from poise.gateway.service import Asked, Service
+from poise.gateway.service import ANYBODY, Asked, Asker, Service
 from poise.gateway.wire import Answer
 from poise.kernel.batcher import Refuse
 
@@ -59,7 +59,7 @@ class Embeddings:
         self._fronts = fronts
         self._services = services
 
-    async def embed(self, body: bytes, patience: int = 0, deferred: bool = False) -> bytes:
+    async def embed(self, body: bytes, patience: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> bytes:
         """The answer to a request's body, for which whoever asks waits so long (nanoseconds, 0: as long as the service
         says), and which may be deferred. Raises `Refused`.
         """
@@ -71,7 +71,7 @@ class Embeddings:
             with self._together():
                 try:
                     for place, question in enumerate(inputs.questions):
-                        numbers.append(asked.ask(question, partial(whole.told, place), patience, deferred))
+                        numbers.append(asked.ask(question, partial(whole.told, place), patience, deferred, asker))
                         whole.check()
                 except Refused:
                     _cancel(asked, numbers)

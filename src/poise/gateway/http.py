@@ -21,9 +21,10 @@ import uvicorn
 
 from poise.gateway.app import Gateway, is_question
 from poise.gateway.asgi import NoRoom
+from poise.gateway.cached import Noted
 from poise.gateway.connection import MOVED, Connection
 from poise.gateway.refusals import MAX_BODY, Refused, no_room, refusal, too_large
-from poise.gateway.service import Asked
+from poise.gateway.service import ANYBODY, Asked, Asker
 from poise.gateway.wire import Answer, error_body
 from poise.kernel.batcher import Refuse
 
@@ -53,12 +54,13 @@ class Question:
     body has come.
     """
 
-    __slots__ = ("answer", "body", "deferred", "last", "number", "service", "size", "timeout", "whole")
+    __slots__ = ("answer", "asker", "body", "deferred", "last", "number", "service", "size", "timeout", "whole")
 
-    def __init__(self, service: Asked | None, timeout: int, deferred: bool) -> None:
+    def __init__(self, service: Asked | None, timeout: int, deferred: bool, asker: Asker = ANYBODY) -> None:
         self.service = service
         self.timeout = timeout
         self.deferred = deferred
+        self.asker = asker
         self.body: list[bytes] = []
         self.size = 0
         self.number = 0
@@ -145,7 +147,7 @@ class Protocol(Connection):
         body = question.body[0] if len(question.body) == 1 else b"".join(question.body)
         question.body.clear()
         question.number = service.ask(
-            body, lambda told: self._tell(question, told), question.timeout, question.deferred
+            body, lambda told: self._tell(question, told), question.timeout, question.deferred, question.asker
         )
         if len(self._asked) > MOST_AHEAD:
             self.flow.pause_reading()
@@ -179,7 +181,9 @@ class Protocol(Connection):
         self._asked.append(question or Question(None, 0, False))
 
     def _tell(self, question: Question, told: Answer | Refuse) -> None:
-        if isinstance(told, Answer):
+        if isinstance(told, Noted):
+            self._write(question, told.status, told.kind, told.body, f"{told.note}\r\n")
+        elif isinstance(told, Answer):
             self._write(question, told.status, told.kind, told.body)
         else:
             self._refuse(question, refusal(told))

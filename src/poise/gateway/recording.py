@@ -14,7 +14,7 @@ from queue import SimpleQueue
 import msgspec
 
 from poise.errors import InputError
-from poise.gateway.service import Asked, Tell
+from poise.gateway.service import ANYBODY, Asked, Asker, Tell
 
 MOST_WAITING = 10_000
 """Requests that wait to be written; beyond that they are left out, rather than held in memory for a slow disk."""
@@ -45,13 +45,13 @@ class Recorder:
         self._thread = threading.Thread(target=self._write, name="recorder", daemon=True)
         self._thread.start()
 
-    def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False) -> int:
+    def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
         """As `Asked.ask`."""
         self._due += self._part
         if self._due >= 1:
             self._due -= 1
             self._record(body)
-        return self.behind.ask(body, tell, timeout, deferred)
+        return self.behind.ask(body, tell, timeout, deferred, asker)
 
     def cancel(self, number: int) -> None:
         """As `Asked.cancel`."""

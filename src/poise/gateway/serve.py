@@ -21,9 +21,10 @@ from prometheus_client import CollectorRegistry
 
 from poise.client import Client
 from poise.drivers import sockets
-from poise.errors import Conflict, Fault, InputError, NotFound, PoiseError, Unreachable
+from poise.drivers.redis import Redis
+from poise.errors import Conflict, Fault, InputError, NotFound, PoiseError, SpecError, Unreachable
 from poise.gateway.app import Gateway
-from poise.gateway.cached import Cached
+from poise.gateway.cached import Cached, Made
 from poise.gateway.canary import Trial, Version
 from poise.gateway.embeddings import Embeddings
 from poise.gateway.http import Server
@@ -33,9 +34,9 @@ from poise.gateway.parent import listen_to_signals
 from poise.gateway.recording import Recorder
 from poise.gateway.scaling import Scaler
 from poise.gateway.service import Asked, Service
-from poise.gateway.service_metrics import Registry, ServiceMetrics
+from poise.gateway.service_metrics import CacheMetrics, Registry, ServiceMetrics
+from poise.gateway.shared_answers import PATIENCE, SharedAnswers, version_of
 from poise.gateway.upstreams import Upstreams
-from poise.gateway.wire import Answer
 from poise.kernel.cache import Cache
 from poise.model.reports import JobReport, LogPiece
 from poise.model.servicefile import DeclaredService
@@ -318,17 +319,26 @@ def bind(host: str, port: int) -> socket.socket:
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """A service that runs; with a cache that is what is `asked`."""
+    """A service that runs, with a cache or without."""
 
     declared: DeclaredService
     service: Service
-    asked: Asked
+    cached: Cached | None
     replicas: Replicas
+
+    @property
+    def asked(self) -> Asked:
+        return self.cached or self.service
+
+    async def drained(self) -> None:
+        if self.cached is not None:
+            await self.cached.searched()
+        await self.service.drained()
 
 
 class Running:
     """All services of a gateway. `fronts` are asked by name; `services` are all there are, those on trial as well;
-    `trials` are those that there were.
+    `trials` are those that there were; `caches` are those of what is asked by that name.
     """
 
     def __init__(
@@ -344,20 +354,28 @@ class Running:
         self.fronts: dict[str, Asked] = {}
         self.services: dict[str, Service] = {}
         self.trials: dict[str, Trial] = {}
+        self.caches: dict[str, list[Cached]] = {}
         self.registry = CollectorRegistry()
         self._folder, self._mark = folder, mark
         self._connect, self._base, self._user, self._say = connect, base, user, say
         self._metrics = Registry(self.registry)
+        self._shared: dict[str, SharedAnswers] = {}
         self._recorders: dict[str, Recorder] = {}
         self._kept: list[_Kept] = []
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    def prepare(self, declared: DeclaredService) -> None:
+        """What may be missing for a service is told before any begins. Raises `InputError`."""
+        for one in filter(None, (declared, declared.canary)):
+            if one.redis:
+                self._shared[one.name] = _shared(one, self._base, CacheMetrics(self._metrics, one.name))
 
     async def begin(self, declared: DeclaredService) -> "asyncio.Task[None]":
         """Listen for the replicas of a service, and of its canary. The task keeps them, and raises `InputError` with
         what they wrote if the first ones cannot start.
         """
         name, record, declared = declared.name, declared.record, self._after_its_trial(declared)
-        stable = await self._begin(declared)
+        stable = await self._begin(declared, name)
         self.services[name] = stable.service
         self.fronts[name] = stable.asked
         if record is not None:
@@ -366,7 +384,7 @@ class Running:
             self.fronts[name] = self._recorders[name]
         if declared.canary is None or declared.trial is None:
             return asyncio.create_task(stable.replicas.keep())
-        canary = await self._begin(declared.canary)
+        canary = await self._begin(declared.canary, declared.name)
         old, new = (Version(one.service, one.asked) for one in (stable, canary))
         measure = self._metrics.canary(declared.name)
         trial = Trial(declared.name, declared.trial, old, new, measure, self._say)
@@ -401,7 +419,8 @@ class Running:
         else:
             self.fronts[name] = asked
 
-    async def _begin(self, declared: DeclaredService) -> _Kept:
+    async def _begin(self, declared: DeclaredService, front: str) -> _Kept:
+        """`front`: the name by which it is asked."""
         path = self._file(declared.name, "sock")
         metrics = ServiceMetrics(self._metrics, declared.name)
         service = Service(declared.name, declared.limits, path, metrics)
@@ -411,11 +430,13 @@ class Running:
         service.watchers.append(partial(_tell_replicas, service, declared, self._say))
         await service.start()
         self.services[declared.name] = service
-        asked: Asked = service
+        cached = None
         if declared.cache:
-            answers: Cache[Answer] = Cache(declared.cache, declared.ttl)
-            asked = Cached(service, answers, metrics)
-        kept = _Kept(declared, service, asked, replicas)
+            answers: Cache[Made] = Cache(declared.cache, declared.ttl)
+            cached = Cached(service, answers, metrics, self._shared.get(declared.name), declared.canonical)
+            await cached.start()
+            self.caches.setdefault(front, []).append(cached)
+        kept = _Kept(declared, service, cached, replicas)
         self._kept.append(kept)
         return kept
 
@@ -438,7 +459,7 @@ class Running:
                 if promoted:
                     winner.replicas.become(stable.declared)
                     self.services[trial.name] = winner.service
-                await loser.service.drained()
+                await loser.drained()
                 await self._end(loser)
             else:
                 winner = stable
@@ -449,7 +470,7 @@ class Running:
 
     async def drained(self) -> None:
         """Until all that was accepted is answered."""
-        await asyncio.gather(*(one.service.drained() for one in self._kept))
+        await asyncio.gather(*(one.drained() for one in self._kept))
 
     async def hang_up(self) -> None:
         """On all replicas: what they were asked is refused."""
@@ -466,6 +487,11 @@ class Running:
         if self.services.get(kept.declared.name) is kept.service:  # else one that was promoted has its name
             del self.services[kept.declared.name]
         await kept.service.stop()
+        if kept.cached is not None:
+            for caches in self.caches.values():
+                if kept.cached in caches:
+                    caches.remove(kept.cached)
+            await kept.cached.stop()
         await kept.replicas.end()
 
 
@@ -492,12 +518,14 @@ async def serve(
     listen_to_signals()
     _sweep(folder)
     running = Running(folder, mark, connect, base, user, say)
+    for declared in services:
+        running.prepare(declared)
     keeping = [await running.begin(declared) for declared in services]
     own = {one.name: running.embeddings(one) for one in services if one.openai}
     upstreams = _upstreams(front or no_upstreams(), running.registry, own) if front is not None or own else None
     if upstreams is not None:
         await upstreams.start()
-    gateway = Gateway(running.fronts, running.services, running.trials, running.registry, upstreams)
+    gateway = Gateway(running.fronts, running.services, running.trials, running.caches, running.registry, upstreams)
     server = Server(gateway)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     stopped = asyncio.create_task(stop.wait())
@@ -548,6 +576,19 @@ def _sweep(folder: Path) -> None:
                 if old:
                     path.unlink()
                     path.with_suffix(".json").unlink(missing_ok=True)
+
+
+def _shared(declared: DeclaredService, base: dict[str, Any], metrics: CacheMetrics) -> SharedAnswers:
+    """What the gateways of a service keep for each other. Raises `InputError` for what is missing for that."""
+    name = declared.password_from
+    if name and not os.environ.get(name):
+        what = "the variable with the password is not set"
+        raise SpecError(what, field="cache.password_from", need=name, hint=f"export {name}=...")
+    objective = declared.limits.objective
+    patience = min(PATIENCE, objective // 4) if objective else PATIENCE
+    store = Redis(declared.redis, os.environ.get(name) if name else None, patience)
+    version = version_of(declared, Path(declared.folder or base["folder"]))
+    return SharedAnswers(store, declared.name, version, declared.ttl, metrics)
 
 
 def _upstreams(front: Front, registry: CollectorRegistry, own: Mapping[str, Embeddings]) -> Upstreams:

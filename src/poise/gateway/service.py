@@ -28,6 +28,7 @@ from poise.gateway.wire import (
 )
 from poise.kernel.batcher import Batch, Batcher, Effect, Refuse
 from poise.model.serving import Limits
+from poise.model.spec import check_name
 from poise.units import SECOND
 
 DIALLED_AGAIN = 1.0
@@ -37,10 +38,33 @@ DIALLED_AGAIN = 1.0
 Tell = Callable[["Answer | Refuse"], None]
 
 
+class Asker(NamedTuple):
+    """Who asks, and what of a cache may serve for it: to be told what is kept, to have the answer kept."""
+
+    tenant: str = ""
+    use: bool = True
+    keep: bool = True
+
+    def saying(self, name: bytes, value: bytes) -> "Asker":
+        """With what a header says, if it says anything of this. Raises `SpecError` for a tenant that can be none."""
+        if name == b"x-poise-tenant":
+            tenant = value.decode("latin-1")
+            check_name(tenant, "X-Poise-Tenant")
+            return self._replace(tenant=tenant)
+        if name == b"cache-control":
+            said = [one.strip().lower() for one in value.split(b",")]
+            keep = self.keep and b"no-store" not in said
+            return self._replace(keep=keep, use=keep and self.use and b"no-cache" not in said)
+        return self
+
+
+ANYBODY = Asker()
+
+
 class Asked(Protocol):
     """What requests are asked of: a service, or what stands before one."""
 
-    def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False) -> int:
+    def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
         """Ask; `tell` is told the answer, once, unless `cancel` says with the number that nobody waits any more."""
 
     def cancel(self, number: int) -> None:
@@ -154,8 +178,8 @@ class Service:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False) -> int:
-        """As `Asked.ask`. `timeout`: nanoseconds, 0: as long as the service says."""
+    def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
+        """As `Asked.ask`. `timeout`: nanoseconds, 0: as long as the service says; it is the same to every `asker`."""
         now = time.monotonic_ns()
         self._asked += 1
         self._seen.asked += 1
@@ -398,4 +422,4 @@ class _Channel(asyncio.Protocol):
             self._transport.close()
 
 
-__all__ = ["Asked", "Listener", "Service", "Tell"]
+__all__ = ["ANYBODY", "Asked", "Asker", "Listener", "Service", "Tell"]

@@ -1,8 +1,9 @@
-"""What is measured of a service. Names are those of Ray Serve, of a cache Triton's, of a version on trial Flagger's:
-dashboards know them. What none has is called `poise_...`.
+"""What is measured of a service. Names are those of Ray Serve, of a cache Triton's, by tier Micrometer's, of a version
+on trial Flagger's: dashboards know them. What none has is called `poise_...`.
 """
 
 from collections.abc import Callable
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -50,6 +51,21 @@ class Registry:
         )
         self.hits = Counter("nv_cache_num_hits_per_model", "Answers that were kept", of, registry=registry)
         self.misses = Counter("nv_cache_num_misses_per_model", "Questions to which none was", of, registry=registry)
+        self.gets = Counter("cache_gets", "Looks for an answer", (*of, "tier", "result"), registry=registry)
+        self.puts = Counter("cache_puts", "Answers that were kept", (*of, "tier"), registry=registry)
+        self.evictions = Counter(
+            "cache_evictions", "Answers that made room for others", (*of, "tier"), registry=registry
+        )
+        self.cached = Gauge("cache_size", "Answers that are kept", (*of, "tier"), registry=registry)
+        self.cached_bytes = Gauge(
+            "cache_size_bytes", "Bytes of answers that are kept", (*of, "tier"), registry=registry
+        )
+        self.cache_failures = Counter(
+            "cache_failures", "Calls that went on without a tier, and why", (*of, "tier", "reason"), registry=registry
+        )
+        self.collapsed = Counter(
+            "cache_collapsed", "Questions that waited for the answer to another", (*of, "tier"), registry=registry
+        )
         self.queued = Gauge("serve_deployment_queued_queries", "Requests that wait", of, registry=registry)
         self.processing = Gauge(
             "serve_replica_processing_queries", "Requests that replicas are answering", of, registry=registry
@@ -100,9 +116,6 @@ class ServiceMetrics:
         self._size.observe(size)
         self._execution.observe(took / MILLISECOND)
 
-    def looked_up(self, *, hit: bool) -> None:
-        (self.registry.hits if hit else self.registry.misses).labels(self.name).inc()
-
     def refused(self, why: str) -> None:
         self.registry.errors.labels(self.name, why).inc()
 
@@ -116,4 +129,45 @@ class ServiceMetrics:
         self.registry.replicas.labels(self.name).set(replicas)
 
 
-__all__ = ["Registry", "ServiceMetrics"]
+Tier = Literal["process", "redis"]
+
+
+class CacheMetrics:
+    """Those of one service's cache."""
+
+    def __init__(self, registry: Registry, name: str) -> None:
+        self._registry, self._name = registry, name
+        self._answered = {True: registry.hits.labels(name), False: registry.misses.labels(name)}
+        self._gets = {
+            (tier, hit): registry.gets.labels(name, tier, "hit" if hit else "miss")
+            for tier in get_args(Tier)
+            for hit in (True, False)
+        }
+        self._evicted = 0
+
+    def answered(self, *, hit: bool) -> None:
+        """Whether it was answered from what is kept, in whichever tier."""
+        self._answered[hit].inc()
+
+    def looked_up(self, tier: Tier, *, hit: bool) -> None:
+        self._gets[tier, hit].inc()
+
+    def kept(self, tier: Tier) -> None:
+        self._registry.puts.labels(self._name, tier).inc()
+
+    def collapsed(self, tier: Tier) -> None:
+        """One waited for the answer to the same question: of this gateway, or by way of the Redis of another."""
+        self._registry.collapsed.labels(self._name, tier).inc()
+
+    def failed(self, tier: Tier, why: str) -> None:
+        self._registry.cache_failures.labels(self._name, tier, why).inc()
+
+    def now(self, entries: int, size: int, evicted: int) -> None:
+        """What is told when somebody asks for the metrics, of this process; `evicted`: since it started."""
+        self._registry.cached.labels(self._name, "process").set(entries)
+        self._registry.cached_bytes.labels(self._name, "process").set(size)
+        self._registry.evictions.labels(self._name, "process").inc(evicted - self._evicted)
+        self._evicted = evicted
+
+
+__all__ = ["CacheMetrics", "Registry", "ServiceMetrics", "Tier"]

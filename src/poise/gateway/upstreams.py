@@ -63,6 +63,7 @@ from poise.gateway.openai import (
     unknown_model,
 )
 from poise.gateway.pool import Choose, Outcome, Place, Pool, model_of
+from poise.gateway.service import ANYBODY, Asker
 from poise.kernel.resilience import RetryBudget
 from poise.model.serving_upstreams import Front
 from poise.units import SECOND, format_bytes, format_duration
@@ -253,7 +254,7 @@ class Upstreams:
         """The answer of a model that is here."""
         request.server = own.name
         patience = 0 if request.is_ours else max(1, request.first_by - _now())
-        body = await own.embed(request.body, patience, request.is_deferred)
+        body = await own.embed(request.body, patience, request.is_deferred, _asker(request.scope))
         length = str(len(body)).encode()
         await self._begin(request, 200, [(b"content-type", b"application/json"), (b"content-length", length)])
         request.is_over = True
@@ -422,6 +423,18 @@ def _keys(front: Front, given: Mapping[str, str]) -> dict[str, str]:
 async def _until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _asker(scope: Scope) -> Asker:
+    """Who asks a model that is here, and what may be kept of that."""
+    asker = ANYBODY
+    try:
+        for name, value in scope["headers"]:
+            asker = asker.saying(name, value)
+    except SpecError as error:
+        what = f"The header {error.record.field}: {error.record.message}"
+        raise Refused(400, what, code="invalid_header", param=error.record.field.lower()) from None
+    return asker
 
 
 def _methods(path: str) -> tuple[str, ...]:

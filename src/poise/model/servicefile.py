@@ -65,6 +65,9 @@ class CacheSpec(msgspec.Struct, forbid_unknown_fields=True):
 
     size: Quantity = "64MiB"
     ttl: Quantity = "5m"
+    same: Literal["bytes", "json"] = "bytes"
+    redis: str = ""
+    password_from: str = ""
 
 
 class RecordSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,6 +82,7 @@ class CanarySpec(msgspec.Struct, forbid_unknown_fields=True):
     """A version on trial beside the one that serves: what is other in it, what it is asked, what it must hold to."""
 
     model: str = ""
+    version: str | int = ""
     folder: str = ""
     python: str = ""
     replicas: int = 0
@@ -100,6 +104,7 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
     kind: str = ""
     name: str = ""
     model: str = ""
+    version: str | int = ""
     folder: str = ""
     python: str = ""
     replicas: int | str = 1
@@ -121,12 +126,15 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
 class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     """A compiled file. `job` are the fields of the job that each replica is, other than what it runs. With `rules` the
     number of `replicas` follows the load, by the `scaler` of that name. `cache`: bytes of answers that are kept, each
-    for `ttl` nanoseconds. `record`: the file that requests are written to, what part of them, and bytes of it at most.
-    `canary`: another version, on `trial`. `openai`: which of OpenAI's routes it answers as well, if one.
+    for `ttl` nanoseconds; `canonical`: bodies that are the same value in JSON ask the same; `redis`: the URL of one
+    that gateways share, whose password is in the variable `password_from`. `record`: the file that requests are
+    written to, what part of them, and bytes of it at most. `canary`: another version, on `trial`. `openai`: which of
+    OpenAI's routes it answers as well, if one.
     """
 
     name: str
     model: str
+    version: str = ""
     folder: str = ""
     python: str = ""
     replicas: int = 1
@@ -135,6 +143,9 @@ class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     cache: int = 0
     ttl: int = 0
+    canonical: bool = False
+    redis: str = ""
+    password_from: str = ""
     record: tuple[str, float, int] | None = None
     canary: "DeclaredService | None" = None
     trial: TrialRules | None = None
@@ -162,6 +173,7 @@ _EXAMPLES = {
     "kind": "kind: service",
     "name": "name: digits",
     "model": "model: app.py:Model",
+    "version": "version: 2026-05",
     "folder": "folder: models",
     "python": "python: .venv/bin/python",
     "replicas": "replicas: 2",
@@ -223,11 +235,15 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
     if top.cache is not None:
         cache = found.get(0, parse_or_raise, parse_bytes, top.cache.size, "cache.size", LARGEST)
         ttl = found.get(0, parse_or_raise, parse_duration, top.cache.ttl, "cache.ttl", DAY)
+        found.get(None, _check_redis, top.cache)
+    if top.version != "":
+        found.get(None, check_name, str(top.version), "version")
     job = {field: document[field] for field in ("resources", "env") if field in document}
     found.get(None, compile_spec, {"run": [top.model], **job}, wall=0.0)
     made = DeclaredService(
         name=top.name,
         model=top.model,
+        version=str(top.version),
         folder=top.folder,
         python=top.python,
         replicas=most,
@@ -236,11 +252,36 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         limits=limits,
         cache=cache,
         ttl=ttl,
+        canonical=top.cache is not None and top.cache.same == "json",
+        redis=top.cache.redis if top.cache is not None else "",
+        password_from=top.cache.password_from if top.cache is not None else "",
         record=None if top.record is None else _record(top.record, found),
         openai=top.openai,
         job=job | {"priority": top.priority},
     )
     return made if top.canary is None else _with_canary(made, top.canary, found)
+
+
+REDIS = (
+    r"(?:rediss?://(?:[^\s:@/]+@)?(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/[0-9]{1,5})?|unix:///\S+)"
+)
+VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
+
+
+def _check_redis(told: CacheSpec) -> None:
+    if told.redis and not re.fullmatch(REDIS, told.redis):
+        raise SpecError(
+            "this is no URL of a Redis",
+            field="cache.redis",
+            need="redis://HOST:PORT/NUMBER, rediss:// for TLS, or unix:///PATH; no password",
+            have=re.sub(r":[^:@/]+@", ":...@", told.redis),
+            hint="password_from: REDIS_PASSWORD" if "@" in told.redis else "redis: redis://127.0.0.1:6379/0",
+        )
+    if told.password_from and not re.fullmatch(VARIABLE, told.password_from):
+        need = "the name of a variable of the environment, not the password"
+        raise SpecError("this names no variable", field="cache.password_from", need=need)
+    if told.password_from and not told.redis:
+        raise SpecError("the password of what?", field="cache.password_from", need="redis: redis://127.0.0.1:6379/0")
 
 
 def _record(told: RecordSpec, found: Findings) -> tuple[str, float, int]:
@@ -266,6 +307,8 @@ def _with_canary(stable: DeclaredService, told: CanarySpec, found: Findings) -> 
         found.add(SpecError("what is other in it?", field="canary", need="model, folder, python or env"))
     if told.model and not _CLASS.fullmatch(told.model):
         found.add(SpecError("which class serves?", field="canary.model", need=_NEED_CLASS, have=told.model))
+    if told.version != "":
+        found.get(None, check_name, str(told.version), "canary.version")
     found.get(None, check_name, f"{stable.name}-canary", "name")
     number("replicas", told.replicas, 0, MOST_REPLICAS)
     number("after", told.after, 1, MOST_WAITING)
@@ -289,6 +332,7 @@ def _with_canary(stable: DeclaredService, told: CanarySpec, found: Findings) -> 
         stable,
         name=f"{stable.name}-canary",
         model=told.model or stable.model,
+        version=str(told.version),
         folder=told.folder or stable.folder,
         python=told.python or stable.python,
         replicas=told.replicas or stable.replicas,

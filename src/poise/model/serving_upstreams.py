@@ -21,7 +21,7 @@ import msgspec
 
 from poise.errors import SpecError
 from poise.model.document import Findings
-from poise.model.servicefile import ObjectiveSpec
+from poise.model.servicefile import VARIABLE, ObjectiveSpec
 from poise.model.spec import Quantity, check_name, parse_or_raise
 from poise.units import DAY, MILLISECOND, format_duration, parse_bytes, parse_duration, parse_share
 
@@ -41,7 +41,6 @@ SHORTEST = MILLISECOND
 
 URL = r"(?:https?://)?(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?"
 PATH = r"/[A-Za-z0-9._~/-]*"
-VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 
 
 class UpstreamSpec(msgspec.Struct, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ import pytest
 from poise.errors import InputError
 from poise.gateway.canary import Trial, Version
 from poise.gateway.recording import Recorder, read_recorded
-from poise.gateway.service import Listener, Service, Tell
+from poise.gateway.service import ANYBODY, Asker, Listener, Service, Tell
 from poise.gateway.wire import Answer
 from poise.kernel.batcher import Refuse
 from poise.model.canary import Stage, TrialRules
@@ -37,7 +37,7 @@ class Played:
 
     async def ready(self) -> None: ...
 
-    def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False) -> int:
+    def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
         self.asked.append(body)
         self.timeouts.append(timeout)
         if not self.holds:

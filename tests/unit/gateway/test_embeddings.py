@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from poise.gateway.embeddings import Embeddings
 from poise.gateway.openai import MOST_INPUTS, Refused, read_inputs
-from poise.gateway.service import Service
+from poise.gateway.service import ANYBODY, Asker, Service
 from poise.gateway.wire import Answer
 from poise.kernel.batcher import Refuse
 from poise.units import SECOND
@@ -71,13 +71,17 @@ class Asked:
         self.count = 0
         self.sent: list[int] = []
         self.refuse_at = 0
+        self.askers: list[Asker] = []
 
     @contextmanager
     def together(self) -> Iterator[None]:
         yield
         self.sent = sorted(self.open)
 
-    def ask(self, body: bytes, tell: Callable[[Any], None], timeout: int = 0, deferred: bool = False) -> int:
+    def ask(
+        self, body: bytes, tell: Callable[[Any], None], timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY
+    ) -> int:
+        self.askers.append(asker)
         self.count += 1
         if self.count == self.refuse_at:
             tell(Refuse(self.count, "full", "8 wait", SECOND * 3 // 2))
@@ -169,9 +173,16 @@ def test_a_request_that_is_shared_between_two_versions_comes_to_both_at_one_inst
         def __init__(self) -> None:
             self.asked: list[tuple[Asked, int]] = []
 
-        def ask(self, body: bytes, tell: Callable[[Any], None], timeout: int = 0, deferred: bool = False) -> int:
+        def ask(
+            self,
+            body: bytes,
+            tell: Callable[[Any], None],
+            timeout: int = 0,
+            deferred: bool = False,
+            asker: Asker = ANYBODY,
+        ) -> int:
             version = (stable, canary)[len(self.asked) % 2]
-            self.asked.append((version, version.ask(body, tell, timeout, deferred)))
+            self.asked.append((version, version.ask(body, tell, timeout, deferred, asker)))
             return len(self.asked)
 
         def cancel(self, number: int) -> None:

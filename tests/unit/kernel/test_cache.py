@@ -38,3 +38,65 @@ def test_it_is_never_larger_than_it_may_be(puts: list[tuple[int, int]]) -> None:
         assert cache.size <= 2000
         assert cache.get(bytes([key]), now) in (size, None)
     assert cache.size == sum(kept.size for kept in cache._kept.values())
+
+
+def test_room_is_taken_from_whoever_holds_the_most() -> None:
+    cache: Cache[str] = Cache(4 * (OVERHEAD + 10), ttl=100)
+    cache.put(b"a", "a", 10, 0, "ann")
+    for key in (b"1", b"2", b"3", b"4", b"5"):
+        cache.put(key, key.decode(), 10, 0, "bob")
+    assert cache.get(b"a", 1) == "a", "bob makes room for himself"
+    assert [cache.get(key, 1) for key in (b"1", b"2", b"3", b"4", b"5")] == [None, None, "3", "4", "5"]
+    assert cache.evicted == 2
+    cache.put(b"b", "b", 10, 1, "ann")
+    assert [cache.get(key, 2) for key in (b"a", b"b", b"3", b"4", b"5")] == ["a", "b", None, "4", "5"]
+
+
+def test_what_is_forgotten_leaves_nothing() -> None:
+    cache: Cache[str] = Cache(1000, ttl=100)
+    cache.put(b"a", "a", 10, 0, "ann")
+    cache.clear()
+    assert (cache.get(b"a", 1), cache.size, len(cache)) == (None, 0, 0)
+    cache.put(b"a", "b", 10, 0, "bob")
+    assert cache.get(b"a", 1) == "b"
+
+
+OWNERS = ("ann", "bob", "cy")
+MOST = 3000
+
+uses = st.tuples(st.sampled_from(OWNERS), st.integers(0, 9), st.integers(0, 900), st.booleans())
+
+
+@given(st.lists(uses, max_size=80))
+def test_nobody_loses_to_others_what_is_within_a_fair_share(asked: list[tuple[str, int, int, bool]]) -> None:
+    """Sizes of ann's are such that all she ever has is a third; the others do what they like."""
+    cache: Cache[int] = Cache(MOST, ttl=1000)
+    anns: dict[bytes, int] = {}
+    for now, (owner, number, size, only_look) in enumerate(asked):
+        key = f"{owner}{number % 3 if owner == 'ann' else number}".encode()
+        if not only_look:
+            size = size % (MOST // 9 - OVERHEAD) if owner == "ann" else size
+            cache.put(key, now, size, now, owner)
+            if owner == "ann":
+                anns[key] = now
+        else:
+            cache.get(key, now)
+        assert cache.size <= MOST
+        assert all(cache.get(one, now) == value for one, value in anns.items())
+
+
+@given(st.lists(uses, max_size=80), st.integers(1, 20))
+def test_what_is_held_is_what_is_counted(asked: list[tuple[str, int, int, bool]], ttl: int) -> None:
+    cache: Cache[int] = Cache(MOST, ttl=ttl)
+    for now, (owner, number, size, only_look) in enumerate(asked):
+        key = f"{owner}{number}".encode()
+        if only_look:
+            cache.get(key, now)
+        else:
+            cache.put(key, size, size, now, owner)
+        by_owner = {one: sum(kept.size for kept in cache._kept.values() if kept.owner == one) for one in OWNERS}
+        assert cache._held == {one: size for one, size in by_owner.items() if size}
+        assert cache.size == sum(by_owner.values())
+        assert {one: set(used) for one, used in cache._used.items()} == {
+            one: {key for key, kept in cache._kept.items() if kept.owner == one} for one in cache._held
+        }

@@ -1,0 +1,338 @@
+"""What gateways gain by sharing what they keep: hits and latency on a recorded trace, in virtual time.
+
+    python benchmarks/cache.py [--trace ../shared/data/mooncake-fast25/synthetic.csv] [--gateways 1,4,16]
+        [--ttl 5m,1h] [--look 0.2ms] [--json]
+
+What is asked comes from Mooncake's trace, where each request has a list of ids: one for each 512 tokens of its prompt,
+the same in two requests where these tokens *and all before them* are the same. So there are two operations whose keys
+are known exactly:
+
+* `answer`: the whole request. The same ids and as many tokens ask the same; it takes what the twin says of its prompt
+  and its answer on an H100.
+* `block`: a stage that reads one block in its context and tells it in a vector of 3 KiB (an embedding, say); an id is a
+  key. It takes what 512 tokens of a prompt take. A request asks for its blocks one after the other.
+
+Requests come when they came, to the gateways in turn. There is no queue: a model is always free. What is kept is kept
+by the gateways' own `Cache`, 64 MiB each and for five minutes (of four gateways for an hour as well), and by one that
+stands for the Redis, with no bound but the time; what was not answered yet is not kept yet. Who asks what is being
+asked waits for that: within its gateway, and with a Redis in all of them, where it looks again after the pauses of
+`gateway/shared_answers.py`. What a look into a Redis takes, and what a gateway computes for it, is measured at a real
+one (`make servers`) by the gateways' own client; with `--look` it is as said, and the same comes out everywhere.
+
+Then the same blocks at one gateway, beside another tenant which asks ten times as often and never the same twice: how
+many of the first one's are hits with one list for all, and with a fair share for each.
+"""
+
+import argparse
+import asyncio
+import csv
+import heapq
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from statistics import fmean, median
+from time import monotonic, perf_counter, process_time, sleep
+from typing import NamedTuple
+
+import harness
+from harness import Figure, percentile
+
+from poise.drivers.redis import Away, Redis
+from poise.gateway.shared_answers import PATIENCE, PAUSES
+from poise.kernel.cache import Cache
+from poise.twin.traces.requests import PACES
+from poise.units import HOUR, MILLISECOND, MINUTE, SECOND, format_duration, parse_duration
+
+TRACE = Path("../shared/data/mooncake-fast25/synthetic.csv")
+GATEWAYS = (1, 4, 16)
+SHARED = 4
+TTLS = (5 * MINUTE, HOUR)
+SIZE = 64 << 20
+MORE, LESS = 76 / 42, 65 / 180
+"""What is claimed of sharing, as ratios: how often something is found, and how long it takes, are the trace's."""
+
+TOKENS = 512
+VECTOR = 3 << 10
+"""Bytes: 384 numbers in JSON, or 768 as they are."""
+
+PACE = PACES["H100"]
+PER_TOKEN = 4
+"""Bytes of a token of an answer."""
+
+NOISE = 10
+"""Questions of a tenant that never asks the same twice, for each of the other's."""
+
+LOOKS = 2000
+SERVER = Path(sys.prefix) / "debian/usr/bin/redis-server"
+
+
+class Operation(NamedTuple):
+    """What is asked: its key, what it takes (nanoseconds), and the bytes of its answer."""
+
+    key: bytes
+    takes: int
+    size: int
+
+
+class Request(NamedTuple):
+    at: int
+    operations: list[Operation]
+
+
+class Told(NamedTuple):
+    """What came of a replay: the part of the operations that were told from what is kept, and what operations and whole
+    requests took, in milliseconds.
+    """
+
+    hits: float
+    operations: list[float]
+    requests: list[float]
+
+
+# --- what is asked ---------------------------------------------------------------------------------------------------
+
+
+def read(trace: Path) -> tuple[list[Request], list[Request]]:
+    """Requests of whole answers, and of blocks."""
+    answers, blocks = [], []
+    block = int(TOKENS * PACE.prompt * SECOND)
+    with trace.open(newline="") as file:
+        for row in csv.DictReader(file):
+            at = int(row["arrival_ms"]) * MILLISECOND
+            asked, told, ids = int(row["input_tokens"]), int(row["output_tokens"]), row["prefix_block_ids"]
+            takes = int((asked * PACE.prompt + told * PACE.token) * SECOND)
+            answers.append(Request(at, [Operation(f"{asked} {ids}".encode(), takes, told * PER_TOKEN)]))
+            blocks.append(Request(at, [Operation(one.encode(), block, VECTOR) for one in ids.split()]))
+    return answers, blocks
+
+
+def repeated(requests: Sequence[Request]) -> float:
+    """The part of the operations that were asked before, ever: no cache has more hits."""
+    keys = [one.key for request in requests for one in request.operations]
+    return 1 - len(set(keys)) / len(keys)
+
+
+# --- virtual time ----------------------------------------------------------------------------------------------------
+
+
+def replay(requests: Sequence[Request], gateways: int, ttl: int, look: int | None) -> Told:
+    """`look`: nanoseconds that a look into the Redis takes; without one, each gateway has what it keeps itself."""
+    own = [Cache[bool](SIZE, ttl) for _ in range(gateways)]
+    redis = Cache[bool](1 << 60, ttl)
+    asked: dict[tuple[int, bytes], int] = {}  # by gateway, -1 for all: when it will be answered
+    hits = 0
+    operations: list[float] = []
+    took: list[float] = []
+    turn = count()
+    todo: list[tuple[int, int, Callable[[int], None]]] = []
+
+    def later(at: int, what: Callable[[int], None]) -> None:
+        heapq.heappush(todo, (at, next(turn), what))
+
+    def begin(request: Request, place: int, began: int, now: int) -> None:
+        """The operation at this place of the request."""
+        nonlocal hits
+        if place == len(request.operations):
+            took.append((now - began) / MILLISECOND)
+            return
+        gateway, one = took_by[id(request)], request.operations[place]
+
+        def go_on(at: int) -> None:
+            operations.append((at - now) / MILLISECOND)
+            begin(request, place + 1, began, at)
+
+        def keep(at: int) -> None:
+            if asked.get((gateway, one.key)) == at:
+                del asked[gateway, one.key]
+            own[gateway].put(one.key, True, one.size, at)
+            go_on(at)
+
+        def answered(at: int) -> None:
+            del asked[-1, one.key]
+            redis.put(one.key, True, one.size, at)
+
+        def looked(at: int) -> None:
+            """Into the Redis."""
+            nonlocal hits
+            if redis.get(one.key, at):
+                hits += 1
+                keep(at)
+            elif (end := asked.get((-1, one.key))) is not None:
+                found = again(at, end, look or 0)
+                asked[gateway, one.key] = found
+                later(found, keep)
+            else:
+                end = at + (look or 0) + one.takes  # it is claimed first
+                asked[-1, one.key] = asked[gateway, one.key] = end
+                later(end, answered)
+                later(end, keep)
+
+        if own[gateway].get(one.key, now):
+            hits += 1
+            go_on(now)
+        elif (end := asked.get((gateway, one.key))) is not None:
+            later(end, go_on)
+        elif look is not None:
+            later(now + look, looked)
+        else:
+            asked[gateway, one.key] = now + one.takes
+            later(now + one.takes, keep)
+
+    took_by = {id(request): number % gateways for number, request in enumerate(requests)}
+    for request in requests:
+        later(request.at, lambda at, request=request: begin(request, 0, at, at))  # type: ignore[misc]
+    while todo:
+        at, _, what = heapq.heappop(todo)
+        what(at)
+    return Told(hits / len(operations), operations, took)
+
+
+def again(now: int, end: int, look: int) -> int:
+    """When somebody who found it claimed finds the answer, which is there at `end`."""
+    pause = PAUSES[0]
+    while True:
+        now += pause + look
+        if now >= end:
+            return now
+        pause = min(2 * pause, PAUSES[1])
+
+
+def beside_noise(requests: Sequence[Request], ttl: int, *, fair: bool) -> float:
+    """The part of the operations that are hits while another tenant asks `NOISE` times as often."""
+    cache, hits, many, noise = Cache[bool](SIZE, ttl), 0, 0, count()
+    for request in requests:
+        for one in request.operations:
+            many += 1
+            if cache.get(one.key, request.at):
+                hits += 1
+            else:
+                cache.put(one.key, True, one.size, request.at, "repeats" if fair else "")
+            for _ in range(NOISE):
+                cache.put(b"noise %d" % next(noise), True, one.size, request.at, "never repeats" if fair else "")
+    return hits / many
+
+
+# --- a real Redis ----------------------------------------------------------------------------------------------------
+
+
+class Looked(NamedTuple):
+    """Milliseconds of each look at a real Redis, and what the process computed for one."""
+
+    took: list[float]
+    computed: float
+
+
+def real_looks() -> Looked | None:
+    """For an answer of `VECTOR` bytes that is there, one after the other; nothing where there is no Redis."""
+    if not SERVER.exists():
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "redis.sock"
+        libraries = ":".join(str(place) for place in SERVER.parents[2].glob("usr/lib/*-linux-gnu"))
+        command = [str(SERVER), "--port", "0", "--unixsocket", str(path), "--save", ""]
+        server = subprocess.Popen(
+            command, cwd=folder, env=os.environ | {"LD_LIBRARY_PATH": libraries}, stdout=subprocess.DEVNULL
+        )
+        try:
+            until = monotonic() + harness.START_SECONDS
+            while not path.exists() and monotonic() < until:
+                sleep(0.01)
+            return asyncio.run(_looks(f"unix://{path}"))
+        finally:
+            server.kill()
+            server.wait()
+
+
+async def _looks(url: str) -> Looked:
+    redis = Redis(url, None, PATIENCE)
+    took, computed = [], process_time()
+    await redis.put("answer", bytes(VECTOR), MINUTE)
+    for _ in range(LOOKS):
+        began = perf_counter()
+        try:
+            await redis.get("answer")
+        except Away:
+            continue
+        took.append((perf_counter() - began) * 1e3)
+    computed = (process_time() - computed) / LOOKS * 1e3
+    await redis.close()
+    return Looked(took, computed)
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def measure(trace: Path, gateways: Sequence[int], ttls: Sequence[int], look: int = 0) -> list[Figure]:
+    """`ttls`: in nanoseconds; the first is that of answers and of every number of gateways, the others of four. `look`:
+    what one takes, instead of what is measured.
+    """
+    looked = None if look or not trace.exists() else real_looks()
+    if not trace.exists() or not (look or looked):
+        missing = f"{SERVER.name}, which `make servers` fetches" if trace.exists() else str(trace)
+        return [harness.absent("hits of a cache that gateways share", f"absent: {missing}")]
+    figures = []
+    if looked is not None:
+        look = int(median(looked.took) * MILLISECOND)
+        figures += [
+            Figure(name="a look into a Redis on this machine, one after the other", unit="ms", values=looked.took),
+            Figure(name="the same, P99", unit="ms", values=[percentile(looked.took, 99)]),
+            Figure(name="what a gateway computes for it", unit="ms", values=[looked.computed]),
+        ]
+    answers, blocks = read(trace)
+    for name, requests in (("answer", answers), ("block", blocks)):
+        figures.append(Figure(name=f"{name}: was asked before", unit="%", values=[100 * repeated(requests)]))
+    cases = [("answer", answers, SHARED, ttls[0])]
+    cases += [("block", blocks, many, ttls[0]) for many in gateways]
+    cases += [("block", blocks, SHARED, ttl) for ttl in ttls[1:]]
+    for name, requests, many, ttl in cases:
+        title = f"{name}, {many} gateway{'s' * (many > 1)}, {format_duration(ttl)}"
+        figures += _compared(title, replay(requests, many, ttl, None), replay(requests, many, ttl, look))
+    for how, fair in (("one list for all", False), ("a fair share for each", True)):
+        title = f"block, beside a tenant that never repeats, {how}: hits"
+        figures.append(Figure(name=title, unit="%", values=[100 * beside_noise(blocks, ttls[0], fair=fair)]))
+    return figures
+
+
+def _compared(name: str, own: Told, shared: Told) -> list[Figure]:
+    """Without and with a Redis."""
+
+    def figure(what: str, unit: harness.Unit, value: float) -> Figure:
+        return Figure(name=f"{name}: {what}", unit=unit, values=[value])
+
+    made = []
+    for how, told in (("each its own", own), ("a Redis behind", shared)):
+        made += [
+            figure(f"{how}, hits", "%", 100 * told.hits),
+            figure(f"{how}, an operation", "ms", fmean(told.operations)),
+            figure(f"{how}, a request", "ms", fmean(told.requests)),
+            figure(f"{how}, a request, P99", "ms", percentile(told.requests, 99)),
+        ]
+    more = shared.hits / own.hits
+    less = fmean(shared.operations) / fmean(own.operations)
+    return [
+        *made,
+        Figure(name=f"{name}: hits over those without", unit="x", values=[more], limit=MORE, larger=True),
+        Figure(name=f"{name}: time of an operation over that without", unit="x", values=[less], limit=LESS),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="hits and latency of what gateways keep, each its own and shared")
+    parser.add_argument("--trace", type=Path, default=TRACE, help="Mooncake's, as a CSV")
+    parser.add_argument("--gateways", default=",".join(map(str, GATEWAYS)), help="how many, of each replay")
+    parser.add_argument("--ttl", default=",".join(map(format_duration, TTLS)), help="for how long an answer is good")
+    parser.add_argument("--look", default="0s", help="what a look into the Redis takes [default: as measured]")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args()
+    gateways = [int(one) for one in options.gateways.split(",")]
+    ttls = [parse_duration(one) for one in options.ttl.split(",")]
+    look = parse_duration(options.look)
+    return harness.program(lambda: measure(options.trace, gateways, ttls, look), as_json=options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

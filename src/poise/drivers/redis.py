@@ -1,0 +1,218 @@
+"""What gateways share in a Redis: values that end by themselves, claims, and numbers that only rise.
+
+What is asked at the same time goes there together, over a few connections: one call of the library costs as much as the
+answers to thirty questions. Everything is bounded in time and raises `Away`, whatever is wrong; what a Redis says is
+never trusted further than its type.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from typing import Any, Literal, NamedTuple
+
+from poise.errors import InputError
+from poise.units import MILLISECOND, SECOND
+
+LINES = 4
+"""Connections, each with one call on its way."""
+
+TOGETHER = 32
+"""Questions of one call at most …"""
+
+TOGETHER_BYTES = 1 << 20
+"""… and bytes of them, beyond which no further one is added."""
+
+DIGITS = 15
+"""Of a number; Lua's are doubles."""
+
+Why = Literal["timeout", "connection", "memory", "garbage", "refused", "busy"]
+
+_RELEASE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
+"""A claim is given up by whoever holds it, not by one whose claim ended meanwhile (Redis' manual, `SET`)."""
+
+_RAISE = """
+local told = redis.call('type', KEYS[1]).ok == 'string' and tonumber(redis.call('get', KEYS[1])) or 0
+if told >= tonumber(ARGV[1]) and told < 1e15 then return told end
+redis.call('set', KEYS[1], ARGV[1])
+return tonumber(ARGV[1])
+"""
+
+Command = tuple[str | bytes | int, ...]
+
+
+class Away(Exception):
+    """It was not there in time, or would not. `garbage`: what is there is of another type; `busy`: we had too much to
+    ask. All who asked in one call that failed are told the very same.
+    """
+
+    def __init__(self, why: Why) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class Kept(NamedTuple):
+    """A value, and for how long it stays; nanoseconds."""
+
+    data: bytes
+    left: int
+
+
+class _Asked(NamedTuple):
+    commands: tuple[Command, ...]
+    told: asyncio.Future[list[Any]]
+    by: int
+    """When it is too late to ask."""
+
+
+class Redis:
+    """One that may be slow, away, full, or full of what others have put there."""
+
+    def __init__(self, url: str, password: str | None, patience: int) -> None:
+        """`patience`: nanoseconds of one call, and that a question waits for its call at most. Raises `InputError`
+        where the library is not installed.
+        """
+        try:
+            import redis.asyncio as library
+            from redis.asyncio.retry import Retry
+            from redis.backoff import NoBackoff
+        except ImportError as error:
+            hint = "pip install 'poise[redis]'"
+            raise InputError("a shared cache needs a library", field="cache.redis", need="redis", hint=hint) from error
+        given = {"password": password} if password else {}
+        self._pool = library.BlockingConnectionPool.from_url(
+            url, max_connections=LINES, timeout=None, protocol=2, retry=Retry(NoBackoff(), 0), **given
+        )
+        self._client: Any = library.Redis(connection_pool=self._pool)
+        self._patience = patience
+        self._asked: deque[_Asked] = deque()
+        self._calling: set[asyncio.Task[None]] = set()
+
+    async def get(self, key: str) -> Kept | None:
+        """What is there."""
+        data, left = await self._ask(("GET", key), ("PTTL", key))
+        return _kept(data, left)
+
+    async def look(self, key: str, claim: str) -> tuple[Kept | None, int]:
+        """What is there, and for how many nanoseconds a claim is still held; 0 for one that would never end."""
+        data, left, claimed = await self._ask(("GET", key), ("PTTL", key), ("PTTL", claim))
+        return _kept(data, left), max(0, claimed) * MILLISECOND
+
+    async def claim(self, key: str, token: str, time: int) -> bool:
+        """Whether it is ours now, for so many nanoseconds at most."""
+        (told,) = await self._ask(("SET", key, token, "NX", "PX", max(1, time // MILLISECOND)))
+        return told is not None
+
+    async def release(self, key: str, token: str) -> None:
+        """Give up a claim, if it is still ours."""
+        await self._ask(("EVAL", _RELEASE, 1, key, token))
+
+    async def put(self, key: str, data: bytes, time: int) -> None:
+        """Keep it for so many nanoseconds, in the place of whatever was there."""
+        await self._ask(("SET", key, data, "PX", max(1, time // MILLISECOND)))
+
+    async def number(self, key: str, known: int, otherwise: int) -> int:
+        """The number that is there, once it has been raised to what is `known`, -1 for nothing; where neither it nor we
+        know one, `otherwise`.
+        """
+        try:
+            (told,) = await self._ask(("GET", key))
+        except Away as error:
+            if error.why != "garbage":
+                raise
+            told = None
+        found = int(told) if isinstance(told, bytes) and told.isdigit() and len(told) <= DIGITS else -1
+        if found >= max(known, 0):
+            return found
+        (told,) = await self._ask(("EVAL", _RAISE, 1, key, known if known >= 0 else otherwise))
+        return int(told)
+
+    async def close(self) -> None:
+        """What was asked is not told any more."""
+        for call in self._calling:
+            call.cancel()
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(self._patience / SECOND):
+                await self._client.aclose()
+                await self._pool.disconnect()
+
+    async def _ask(self, *commands: Command) -> list[Any]:
+        """What all of them say. Raises `Away` if one of them fails."""
+        told: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self._asked.append(_Asked(commands, told, time.monotonic_ns() + self._patience))
+        if len(self._calling) < LINES:
+            call = asyncio.create_task(self._call())
+            self._calling.add(call)
+            call.add_done_callback(self._calling.discard)
+        return await told
+
+    async def _call(self) -> None:
+        """Ask until there is nothing more to ask."""
+        while together := self._next():
+            try:
+                said = await self._say([command for one in together for command in one.commands])
+            except BaseException as error:
+                away = error if isinstance(error, Away) else Away("connection")
+                for one in (*together, *self._asked):  # who waits behind a call that failed does not wait for another
+                    if not one.told.done():
+                        one.told.set_exception(away)
+                self._asked.clear()
+                if away is not error:  # we are closed
+                    raise
+                return
+            at = 0
+            for one in together:
+                mine, at = said[at : at + len(one.commands)], at + len(one.commands)
+                if one.told.done():
+                    continue
+                if (wrong := next((it for it in mine if isinstance(it, Exception)), None)) is not None:
+                    one.told.set_exception(Away(_why(wrong)))
+                else:
+                    one.told.set_result(mine)
+
+    def _next(self) -> list[_Asked]:
+        together: list[_Asked] = []
+        size, now = 0, time.monotonic_ns()
+        while self._asked and len(together) < TOGETHER and size < TOGETHER_BYTES:
+            one = self._asked.popleft()
+            if one.told.done():
+                continue
+            if one.by < now:
+                one.told.set_exception(Away("busy"))
+                continue
+            together.append(one)
+            size += sum(len(part) for command in one.commands for part in command if isinstance(part, bytes))
+        return together
+
+    async def _say(self, commands: list[Command]) -> list[Any]:
+        """What each of them says, errors included. Raises `Away` if there is no whole answer in time."""
+        from redis import exceptions
+
+        try:
+            async with asyncio.timeout(self._patience / SECOND):
+                line = self._client.pipeline(transaction=False)
+                for command in commands:
+                    line.execute_command(*command)
+                return list(await line.execute(raise_on_error=False))
+        except (TimeoutError, exceptions.TimeoutError):
+            raise Away("timeout") from None
+        except (exceptions.ConnectionError, OSError) as error:
+            raise Away("connection") from error
+        except Exception as error:  # whatever a server that is none makes the library stumble over
+            raise Away("garbage") from error
+
+
+def _kept(data: Any, left: Any) -> Kept | None:
+    """One that would stay for ever is nothing that was put there by `Redis.put`."""
+    return Kept(data, left * MILLISECOND) if isinstance(data, bytes) and left > 0 else None
+
+
+def _why(error: Exception) -> Why:
+    from redis import exceptions
+
+    if isinstance(error, exceptions.OutOfMemoryError):
+        return "memory"
+    return "garbage" if str(error).startswith("WRONGTYPE") else "refused"
+
+
+__all__ = ["Away", "Kept", "Redis"]
