@@ -31,6 +31,7 @@ class Played:
         self.batcher = SimpleNamespace(limits=Limits(timeout=10 * SECOND))
         self.asked: list[bytes] = []
         self.timeouts: list[int] = []
+        self.askers: list[Asker] = []
         self.holds = False
         self.took = 10 * MILLISECOND
         self.cancelled: list[int] = []
@@ -40,6 +41,7 @@ class Played:
     def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
         self.asked.append(body)
         self.timeouts.append(timeout)
+        self.askers.append(asker)
         if not self.holds:
             told = self.answers(body)
             tell(told)
@@ -220,3 +222,10 @@ def test_a_full_file_takes_no_more(tmp_path: Path) -> None:
     assert 0 < path.stat().st_size <= 200
     with pytest.raises(InputError, match="cannot be recorded"):
         Recorder(Played(same), tmp_path / "no" / "folder", 1.0, 200, lambda line: None)
+
+
+def test_both_versions_are_told_who_asks() -> None:
+    bench = Bench(Stage("share", 0.5))
+    for _ in range(2):
+        bench.trial.ask(b"1", bench.told.append, asker=Asker("ann"))
+    assert bench.stable.askers == bench.canary.askers == [Asker("ann")]
