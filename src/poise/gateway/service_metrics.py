@@ -143,6 +143,7 @@ class CacheMetrics:
             for tier in get_args(Tier)
             for hit in (True, False)
         }
+        self._puts = {tier: registry.puts.labels(name, tier) for tier in get_args(Tier)}
         self._evicted = 0
 
     def answered(self, *, hit: bool) -> None:
@@ -153,7 +154,7 @@ class CacheMetrics:
         self._gets[tier, hit].inc()
 
     def kept(self, tier: Tier) -> None:
-        self._registry.puts.labels(self._name, tier).inc()
+        self._puts[tier].inc()
 
     def collapsed(self, tier: Tier) -> None:
         """One waited for the answer to the same question: of this gateway, or by way of the Redis of another."""
