@@ -166,7 +166,7 @@ def replay(requests: Sequence[Request], gateways: int, ttl: int, look: int | Non
                 asked[gateway, one.key] = found
                 later(found, keep)
             else:
-                end = at + (look or 0) + one.takes  # it is claimed first
+                end = at + (look or 0) + one.takes  # it goes on an errand first
                 asked[-1, one.key] = asked[gateway, one.key] = end
                 later(end, answered)
                 later(end, keep)
@@ -192,7 +192,7 @@ def replay(requests: Sequence[Request], gateways: int, ttl: int, look: int | Non
 
 
 def again(now: int, end: int, look: int) -> int:
-    """When somebody who found it claimed finds the answer, which is there at `end`."""
+    """When somebody who found another on the errand finds the answer, which is there at `end`."""
     pause = PAUSES[0]
     while True:
         now += pause + look

@@ -23,7 +23,7 @@ from poise.units import MINUTE, SECOND
 
 TTL = MINUTE
 KEPT = "poise:twice:*:" + "[0-9a-f]" * 64
-CLAIMS = "poise:*:claim"
+ERRANDS = "poise:*:errand"
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def live(test: Test) -> Callable[[RedisServer], None]:
 
 
 async def _written(redis: RedisServer, count: int = 1) -> None:
-    await until(lambda: len(redis.keys(KEPT)) >= count and not redis.keys(CLAIMS), "it is written")
+    await until(lambda: len(redis.keys(KEPT)) >= count and not redis.keys(ERRANDS), "it is written")
 
 
 @live
@@ -194,34 +194,34 @@ async def test_what_is_not_kept_holds_up_nobody(redis: RedisServer) -> None:
             began = time.monotonic()
             told = await asyncio.gather(*(one.says(body) for one in all_of_them))
             assert all(isinstance(one, Refuse) or one.status == 422 for one in told)
-            assert time.monotonic() - began < 0.9, "the claim was given up, not waited for"
+            assert time.monotonic() - began < 0.9, "the errand was ended, not waited for"
         assert not redis.keys(KEPT)
 
 
 @live
-async def test_a_claim_whose_gateway_died_holds_up_nobody_for_long(redis: RedisServer) -> None:
+async def test_an_errand_whose_gateway_died_holds_up_nobody_for_long(redis: RedisServer) -> None:
     async with gateways(redis.url) as (dying, other):
         dying._takes = 1000
         asked = asyncio.create_task(dying.says(b"21"))
-        await until(lambda: redis.keys(CLAIMS), "it is claimed")
+        await until(lambda: redis.keys(ERRANDS), "one is on the errand")
         began = time.monotonic()
         assert not await other.hits(b"21")
         assert 0.2 < time.monotonic() - began < 1.5
         await _written(redis)
         began = time.monotonic()
-        redis.client.set(f"{redis.keys(KEPT)[0]}:claim", "for ever")
+        redis.client.set(f"{redis.keys(KEPT)[0]}:errand", "for ever")
         redis.client.delete(redis.keys(KEPT)[0])
-        await other.cached._shared.find(redis.keys(CLAIMS)[0].removesuffix(":claim"), 0)  # type: ignore[union-attr]
+        await other.cached._shared.find(redis.keys(ERRANDS)[0].removesuffix(":errand"), 0)  # type: ignore[union-attr]
         assert time.monotonic() - began < 0.5, "one without an end is none"
         asked.cancel()
 
 
 @live
-async def test_a_question_with_a_time_of_its_own_waits_for_no_claim(redis: RedisServer) -> None:
+async def test_a_question_with_a_time_of_its_own_waits_for_no_errand(redis: RedisServer) -> None:
     async with gateways(redis.url) as (one, other):
         one._takes = 0.5
         asked = asyncio.create_task(one.says(b"21"))
-        await until(lambda: redis.keys(CLAIMS), "it is claimed")
+        await until(lambda: redis.keys(ERRANDS), "one is on the errand")
         began = time.monotonic()
         await other.says(b"21", within=SECOND)
         assert time.monotonic() - began < 0.3
@@ -365,7 +365,7 @@ async def test_a_large_answer_is_not_shared(redis: RedisServer) -> None:
     async with gateways(redis.url, takes=0.0) as (one, _):
         assert not await one.hits(b"x" * LARGEST)
         assert await one.hits(b"x" * LARGEST)
-        await until(lambda: not redis.keys(CLAIMS), "the claim is given up")
+        await until(lambda: not redis.keys(ERRANDS), "the errand is ended")
         assert not redis.keys(KEPT)
 
 

@@ -1,4 +1,4 @@
-"""What gateways share in a Redis: values that end by themselves, claims, and numbers that only rise.
+"""What gateways share in a Redis: values that end by themselves, errands, and numbers that only rise.
 
 What is asked at the same time goes there together, over a few connections: one call of the library costs as much as the
 answers to thirty questions. Everything is bounded in time and raises `Away`, whatever is wrong; what a Redis says is
@@ -28,8 +28,8 @@ DIGITS = 15
 
 Why = Literal["timeout", "connection", "memory", "garbage", "refused", "busy"]
 
-_RELEASE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
-"""A claim is given up by whoever holds it, not by one whose claim ended meanwhile (Redis' manual, `SET`)."""
+_END = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
+"""An errand is ended by whoever is on it, not by one whose errand ended meanwhile (Redis' manual, `SET`)."""
 
 _RAISE = """
 local told = redis.call('type', KEYS[1]).ok == 'string' and tonumber(redis.call('get', KEYS[1])) or 0
@@ -93,19 +93,19 @@ class Redis:
         data, left = await self._ask(("GET", key), ("PTTL", key))
         return _kept(data, left)
 
-    async def look(self, key: str, claim: str) -> tuple[Kept | None, int]:
-        """What is there, and for how many nanoseconds a claim is still held; 0 for one that would never end."""
-        data, left, claimed = await self._ask(("GET", key), ("PTTL", key), ("PTTL", claim))
-        return _kept(data, left), max(0, claimed) * MILLISECOND
+    async def look(self, key: str, errand: str) -> tuple[Kept | None, int]:
+        """What is there, and for how many nanoseconds an errand still goes on; 0 for one that would never end."""
+        data, left, busy_for = await self._ask(("GET", key), ("PTTL", key), ("PTTL", errand))
+        return _kept(data, left), max(0, busy_for) * MILLISECOND
 
-    async def claim(self, key: str, token: str, time: int) -> bool:
-        """Whether it is ours now, for so many nanoseconds at most."""
+    async def begin(self, key: str, token: str, time: int) -> bool:
+        """Whether the errand is ours now, for so many nanoseconds at most."""
         (told,) = await self._ask(("SET", key, token, "NX", "PX", max(1, time // MILLISECOND)))
         return told is not None
 
-    async def release(self, key: str, token: str) -> None:
-        """Give up a claim, if it is still ours."""
-        await self._ask(("EVAL", _RELEASE, 1, key, token))
+    async def end(self, key: str, token: str) -> None:
+        """End an errand, if it is still ours."""
+        await self._ask(("EVAL", _END, 1, key, token))
 
     async def put(self, key: str, data: bytes, time: int) -> None:
         """Keep it for so many nanoseconds, in the place of whatever was there."""

@@ -63,7 +63,7 @@ class _Flight:
         self.sent = 0
         self.shared = ""
         """The key under which gateways share its answer, if they do."""
-        self.claim = ""
+        self.errand = ""
         self.is_old = False
         """What was kept has been forgotten since it began."""
 
@@ -177,7 +177,7 @@ class Cached:
 
     async def _search(self, shared: SharedAnswers, flight: _Flight) -> None:
         found = await shared.find(flight.shared, self._takes, flight.is_alone)
-        flight.claim = found.claim
+        flight.errand = found.errand
         if found.answer is None:
             self._send(flight)
             return
@@ -226,7 +226,7 @@ class Cached:
 
     def _share(self, flight: _Flight, answer: Answer | None) -> None:
         if self._shared is not None and flight.shared:
-            self._shared.keep(flight.shared, answer, flight.claim)
+            self._shared.keep(flight.shared, answer, flight.errand)
 
     def _hit(self, age: int, more: str = "") -> str:
         left = max(0, self._cache.ttl - age)

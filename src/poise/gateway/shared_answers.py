@@ -4,8 +4,9 @@ A *generation* is a number that only rises: forgetting is raising it, and what w
 nobody any more. Every gateway looks at it each second, and forgets what it holds itself when it has risen; one that
 knows a higher number than the Redis (which was restarted, or was away when somebody said so) tells it that one.
 
-Who finds nothing *claims* the question for about as long as its answer takes; who finds it claimed looks again and
-again for the answer until the claim ends, and then asks the model itself. A gateway that dies holds up nobody longer.
+Who finds nothing goes on an *errand* for all, for about as long as an answer takes; who finds somebody on it looks
+again and again for the answer until the errand ends, and then asks the model itself. A gateway that dies holds up
+nobody longer.
 
 A Redis that is slow or away costs a question about `PATIENCE`, a few times; then nobody asks it until one of the looks
 went well. What it says is checked: an answer carries a hash of itself and of the key it is kept under.
@@ -49,11 +50,11 @@ MOST_WRITES = 64
 """Answers that are on their way to the Redis; beyond that they are not shared."""
 
 WORTH = 5 * MILLISECOND
-"""Answers that take less are not claimed: to claim, and to look whether it is there, takes about as long."""
+"""No errand is made for answers that take less: to say so, and to look whether it is there, takes about as long."""
 
-LONGEST_CLAIM = SECOND
+LONGEST_ERRAND = SECOND
 PAUSES = (5 * MILLISECOND, 50 * MILLISECOND)
-"""Between two looks for the answer of a question that is claimed: at first, and at most."""
+"""Between two looks for the answer of somebody who is on an errand: at first, and at most."""
 
 SEAL = 16
 """Bytes of the hash before an answer."""
@@ -63,20 +64,20 @@ class Store(Protocol):
     """A Redis, as `poise.drivers.redis` has it. Everything raises `Away`."""
 
     async def get(self, key: str) -> Kept | None: ...
-    async def look(self, key: str, claim: str) -> tuple[Kept | None, int]: ...
-    async def claim(self, key: str, token: str, time: int) -> bool: ...
-    async def release(self, key: str, token: str) -> None: ...
+    async def look(self, key: str, errand: str) -> tuple[Kept | None, int]: ...
+    async def begin(self, key: str, token: str, time: int) -> bool: ...
+    async def end(self, key: str, token: str) -> None: ...
     async def put(self, key: str, data: bytes, time: int) -> None: ...
     async def number(self, key: str, known: int, otherwise: int) -> int: ...
     async def close(self) -> None: ...
 
 
 class Found(NamedTuple):
-    """What is kept of a question: the answer and its age in nanoseconds; or nothing, and perhaps our claim to ask."""
+    """What is kept of a question: the answer and its age in nanoseconds; or nothing, and perhaps our errand."""
 
     answer: Answer | None = None
     age: int = 0
-    claim: str = ""
+    errand: str = ""
 
 
 class SharedAnswers:
@@ -132,43 +133,43 @@ class SharedAnswers:
         self._metrics.looked_up("redis", hit=found is not None)
         if found is not None or alone or 0 < takes < WORTH:
             return found or Found()
-        token, claim = secrets.token_hex(8), f"{key}:claim"
-        time_of_it = min(2 * takes, LONGEST_CLAIM) if takes else LONGEST_CLAIM
-        if await self._store.claim(claim, token, time_of_it):
-            return Found(claim=token)
+        token, errand = secrets.token_hex(8), f"{key}:errand"
+        time_of_it = min(2 * takes, LONGEST_ERRAND) if takes else LONGEST_ERRAND
+        if await self._store.begin(errand, token, time_of_it):
+            return Found(errand=token)
         until, pause = _now() + time_of_it, PAUSES[0]
         while (now := _now()) < until:
             await asyncio.sleep(min(pause, until - now) / SECOND)
-            kept, claimed = await self._store.look(key, claim)
+            kept, busy_for = await self._store.look(key, errand)
             found = self._opened(key, kept)
             if found is not None:
                 self._metrics.collapsed("redis")
                 return found
-            if not claimed:
+            if not busy_for:
                 break
             pause = min(2 * pause, PAUSES[1])
         return Found()
 
-    def keep(self, key: str, answer: Answer | None, claim: str) -> None:
-        """Share an answer, if there is one; the claim is given up. In the background."""
+    def keep(self, key: str, answer: Answer | None, errand: str) -> None:
+        """Share an answer, if there is one; the errand is ended. In the background."""
         if answer is not None and len(answer.body) > LARGEST:
             answer = None
-        if not self.is_there or not (answer or claim):
+        if not self.is_there or not (answer or errand):
             return
         if len(self._writes) >= MOST_WRITES:
             self._metrics.failed("redis", "busy")
             return
-        task = asyncio.create_task(self._write(key, answer, claim))
+        task = asyncio.create_task(self._write(key, answer, errand))
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
 
-    async def _write(self, key: str, answer: Answer | None, claim: str) -> None:
+    async def _write(self, key: str, answer: Answer | None, errand: str) -> None:
         try:
             if answer is not None:
                 await self._store.put(key, sealed(key, answer), self._ttl)
                 self._metrics.kept("redis")
-            if claim:
-                await self._store.release(f"{key}:claim", claim)
+            if errand:
+                await self._store.end(f"{key}:errand", errand)
         except Away as error:
             self._failed(error)
         else:
