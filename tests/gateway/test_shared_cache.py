@@ -42,10 +42,10 @@ def redis(server: RedisServer) -> RedisServer:
 class Gateway:
     """The cached service `twice` of one gateway, whose model is this class."""
 
-    def __init__(self, url: str, version: str, ttl: int, takes: float) -> None:
+    def __init__(self, url: str, version: str, ttl: int, takes: float, password: str | None) -> None:
         self.registry = CollectorRegistry()
         registry = Registry(self.registry)
-        store = Redis(url, None, PATIENCE)
+        store = Redis(url, password, PATIENCE)
         shared = SharedAnswers(store, "twice", version, ttl, CacheMetrics(registry, "twice"))
         metrics = ServiceMetrics(registry, "twice")
         self.cached = Cached(cast(Service, self), Cache(1 << 24, ttl), metrics, shared)
@@ -88,9 +88,9 @@ class Gateway:
 
 @asynccontextmanager
 async def gateways(
-    url: str, count: int = 2, version: str = "1", ttl: int = TTL, takes: float = 0.01
+    url: str, count: int = 2, version: str = "1", ttl: int = TTL, takes: float = 0.01, password: str | None = None
 ) -> AsyncIterator[list[Gateway]]:
-    made = [Gateway(url, version, ttl, takes) for _ in range(count)]
+    made = [Gateway(url, version, ttl, takes, password) for _ in range(count)]
     for one in made:
         await one.cached.start()
     try:
@@ -358,6 +358,25 @@ async def test_garbage_is_told_to_nobody(redis: RedisServer) -> None:
         redis.client.rpush(place, "garbage")
         async with gateways(redis.url) as (one, other):
             await until_hit(one, other, "though it is a list")
+
+
+@live
+async def test_a_redis_at_a_port_with_a_password(redis: RedisServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    redis.client.config_set("port", port)
+    redis.client.config_set("requirepass", "secret")
+    try:
+        url = f"redis://127.0.0.1:{port}/0"
+        async with gateways(url, password="secret") as (one, other):  # noqa: S106
+            await until_hit(one, other, "with the password")
+        for wrong in (None, "guessed"):
+            async with gateways(url, password=wrong) as (one, other):
+                assert not await one.hits(b"with the password 0")
+                assert one.count("cache_failures_total", tier="redis") >= 1
+    finally:
+        redis.client.config_set("requirepass", "")
+        redis.client.config_set("port", 0)
 
 
 @live

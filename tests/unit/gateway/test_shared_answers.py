@@ -1,16 +1,30 @@
 """What is told of what lies in a Redis, and what a version is."""
 
+import asyncio
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
+from poise.drivers.redis import Away, Kept
 from poise.errors import SpecError
-from poise.gateway.shared_answers import opened, sealed, version_of
+from poise.gateway.cached import Cached
+from poise.gateway.service import Asker, Service
+from poise.gateway.service_metrics import CacheMetrics, Registry, ServiceMetrics
+from poise.gateway.shared_answers import SharedAnswers, opened, sealed, version_of
 from poise.gateway.wire import Answer
+from poise.kernel.batcher import Refuse
+from poise.kernel.cache import Cache
 from poise.model.servicefile import DeclaredService, compile_service
+from poise.units import MILLISECOND, MINUTE, SECOND
 
 ANSWER = Answer(200, "application/json", b"[42]")
 
@@ -87,3 +101,128 @@ def test_a_password_is_in_no_file() -> None:
 def test_a_version_is_part_of_a_key(version: str) -> None:
     with pytest.raises(SpecError):
         declared(version=version)
+
+
+class Unreliable:
+    """Stands for a Redis: slow, away, and full of garbage, as it comes."""
+
+    def __init__(self, chosen: random.Random) -> None:
+        self._chosen = chosen
+        self._kept: dict[str, bytes] = {}
+        self._errands: dict[str, str] = {}
+        self._number = 0
+
+    async def _think(self) -> None:
+        await asyncio.sleep(self._chosen.choice((0.0, 0.0, 0.001, 0.01)))
+        if self._chosen.random() < 0.2:
+            raise Away(self._chosen.choice(("timeout", "connection", "memory", "garbage", "refused", "busy")))
+
+    async def get(self, key: str) -> Kept | None:
+        await self._think()
+        data = self._kept.get(key)
+        if data is not None and self._chosen.random() < 0.1:
+            data = self._chosen.choice((data[:-1], b"", b"garbage", *self._kept.values()))
+        return None if data is None else Kept(data, MINUTE)
+
+    async def look(self, key: str, errand: str) -> tuple[Kept | None, int]:
+        return await self.get(key), SECOND if errand in self._errands else 0
+
+    async def begin(self, key: str, token: str, time: int) -> bool:
+        await self._think()
+        if self._chosen.random() < 0.3:
+            self._errands.pop(key, None)  # its time is over
+        return self._errands.setdefault(key, token) == token
+
+    async def end(self, key: str, token: str) -> None:
+        await self._think()
+        if self._errands.get(key) == token:
+            del self._errands[key]
+
+    async def put(self, key: str, data: bytes, time: int) -> None:
+        await self._think()
+        self._kept[key] = data
+
+    async def number(self, key: str, known: int, otherwise: int) -> int:
+        await self._think()
+        self._number = max(self._number, known) or otherwise
+        return self._number
+
+    async def close(self) -> None: ...
+
+
+class Echo:
+    """Stands for a service: answers what it was asked, well or not, or refuses."""
+
+    def __init__(self, chosen: random.Random) -> None:
+        self._chosen = chosen
+        self._calls: dict[int, asyncio.TimerHandle] = {}
+
+    def ask(self, body: bytes, tell: Callable[[Any], None], timeout: int = 0, deferred: bool = False) -> int:
+        told: Answer | Refuse = Answer(self._chosen.choice((200, 200, 200, 422)), "text/plain", body)
+        if self._chosen.random() < 0.1:
+            told = Refuse(1, "late")
+        number = len(self._calls) + 1
+        after = self._chosen.choice((0.0, 0.006, 0.02))
+        self._calls[number] = asyncio.get_running_loop().call_later(after, tell, told)
+        return number
+
+    def cancel(self, number: int) -> None:
+        self._calls[number].cancel()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_a_redis_does_everybody_is_told_once_and_right(seed: int) -> None:
+    asyncio.run(_storm(random.Random(seed)))  # noqa: S311
+
+
+async def _storm(chosen: random.Random) -> None:
+    store, numbers = Unreliable(chosen), itertools.count()
+    gateways = []
+    for _ in range(3):
+        registry = Registry(CollectorRegistry())
+        shared = SharedAnswers(store, "echo", "1", MINUTE, CacheMetrics(registry, "echo"))
+        metrics = ServiceMetrics(registry, "echo")
+        gateways.append(Cached(cast(Service, Echo(chosen)), Cache(3000, MINUTE), metrics, shared))
+    for gateway in gateways:
+        await gateway.start()
+    told: Counter[int] = Counter()
+    news = asyncio.Event()
+    waiting: dict[int, tuple[Cached, int]] = {}
+
+    def ask(gateway: Cached) -> None:
+        number, body = next(numbers), b"%d" % chosen.randrange(12)
+
+        def tell(answer: Answer | Refuse) -> None:
+            told[number] += 1
+            assert isinstance(answer, Refuse) or answer.body == body
+            waiting.pop(number, None)
+            news.set()
+
+        asker = Asker(chosen.choice(("", "ann")), *chosen.choice(((True, True),) * 4 + ((False, True), (False, False))))
+        waiting[number] = (gateway, 0)
+        timeout = chosen.choice((0, 0, 0, 50 * MILLISECOND))
+        handle = gateway.ask(body, tell, timeout, chosen.random() < 0.1, asker)
+        if number in waiting:
+            waiting[number] = (gateway, handle)
+
+    left = set()
+    for _ in range(300):
+        ask(chosen.choice(gateways))
+        if chosen.random() < 0.1 and waiting:
+            number = chosen.choice(list(waiting))
+            gateway, handle = waiting.pop(number)
+            gateway.cancel(handle)
+            left.add(number)
+        if chosen.random() < 0.01:
+            await chosen.choice(gateways).forget()
+        await asyncio.sleep(chosen.choice((0.0, 0.0, 0.002)))
+    async with asyncio.timeout(10):
+        while waiting:
+            news.clear()
+            await news.wait()
+    for gateway in gateways:
+        await gateway.searched()
+        await gateway.stop()
+        assert not gateway._waiting and not gateway._flights
+    assert all(told[number] == 1 for number in range(300) if number not in left)
+    assert all(told[number] == 0 for number in left)
