@@ -62,8 +62,8 @@ class Reverses:
         return result
 """
 
-SERVED = ("Measures", "Reverses")
-FILE = "kind: service\nname: {name}\nmodel: app.py:{name}\nresources: {{cpu: 50m}}\n"
+SERVED = {"Measures": "cache: {size: 1MiB, ttl: 1m}", "Reverses": ""}
+FILE = "kind: service\nname: {name}\nmodel: app.py:{name}\nresources: {{cpu: 50m}}\n{more}\n"
 
 
 def control_plane(control: Target, options: list[str]) -> int:
@@ -98,8 +98,8 @@ def serving() -> Iterator[tuple[Living, Serving]]:
         living.file("app.py", APP)
         with models("a") as (_, urls):
             living.file("front.yaml", f"kind: upstreams\nupstreams:\n- {{name: a, url: '{urls[0]}'}}\n")
-            for name in SERVED:
-                living.file(f"{name}.yaml", FILE.format(name=name))
+            for name, more in SERVED.items():
+                living.file(f"{name}.yaml", FILE.format(name=name, more=more))
             served = Serving(living, *(f"{name}.yaml" for name in SERVED), "front.yaml")
             for name in SERVED:
                 served.until_said(f"{name}: 1 of 1 ready")

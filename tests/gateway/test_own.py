@@ -13,6 +13,7 @@ from gateway.front import WEB, client
 from gateway.server import Serving
 from poise.gateway.embeddings import Embeddings
 from poise.gateway.metrics import Metrics
+from poise.gateway.service import Asker
 from poise.gateway.upstreams import Upstreams
 from poise.model.serving_upstreams import no_upstreams
 from poise.units import MILLISECOND, SECOND
@@ -27,10 +28,12 @@ class Own:
     def __init__(self) -> None:
         self.wait = 0.0
         self.asked: list[tuple[int, bool]] = []
+        self.askers: list[Asker] = []
         self.given_up = 0
 
-    async def embed(self, body: bytes, patience: int, deferred: bool) -> bytes:
+    async def embed(self, body: bytes, patience: int, deferred: bool, asker: Asker) -> bytes:
         self.asked.append((patience, deferred))
+        self.askers.append(asker)
         try:
             await asyncio.sleep(self.wait)
         except asyncio.CancelledError:
@@ -79,6 +82,15 @@ def test_the_lane_and_the_time_that_a_client_has_are_handed_on() -> None:
         assert ask(url, x_stainless_read_timeout="600") == 200
         assert 200 * MILLISECOND < own.asked[2][0] <= 300 * MILLISECOND
         assert own.asked[3][0] == 0, "more than the model takes is no limit"
+
+
+def test_who_asks_and_what_may_be_kept_of_it_are_handed_on() -> None:
+    with fronted() as (own, url):
+        assert ask(url) == 200
+        assert ask(url, x_poise_tenant="blue", cache_control="max-age=3, no-cache") == 200
+        assert ask(url, cache_control="no-store") == 200
+        assert own.askers == [Asker(), Asker("blue", use=False), Asker(use=False, keep=False)]
+        assert ask(url, x_poise_tenant="a b") == 400
 
 
 def test_the_models_own_time_ends_a_request() -> None:

@@ -75,7 +75,7 @@ _MOMENT = {
     "examples": ["30m", "2026-12-01T12:00:00Z"],
 }
 
-_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+_NAME = spec.NAME
 _NAMES = {"pattern": f"^{_NAME}$"}
 _COUNT = {"type": "integer", "minimum": 1, "maximum": spec.MAX_TASKS}
 _COUNT_OR_NONE = _COUNT | {"minimum": 0}

@@ -155,7 +155,7 @@ class Gateway:
             told = {name: trial.report() for name, trial in self._trials.items()}
         elif path == "/openapi.json":
             forms = {name: self._services[name].forms for name in self._fronts}
-            told = document(forms, None if self._rest is None else self._rest.models)
+            told = document(forms, self._kept, None if self._rest is None else self._rest.models)
         return status, msgspec.json.encode(told), JSON
 
 

@@ -12,6 +12,7 @@ import msgspec
 from poise import __version__
 from poise.gateway.openai import ASKED, DEADLINES, MODELS, MOST_SECONDS, PATIENCE, FrontErrorBody
 from poise.gateway.wire import ErrorBody, Forms, Schema
+from poise.model.spec import NAME
 
 ABOUT = (
     "Every error has the form `ErrorBody`, those below /v1/ that of OpenAI; 404, 405 and 431 as well, wherever asked."
@@ -50,8 +51,10 @@ READINESS = {
 }
 
 
-def document(services: Mapping[str, Forms], models: Collection[str] | None) -> dict[str, Any]:
-    """`models`: those of upstreams that are known, None where there are no upstreams."""
+def document(services: Mapping[str, Forms], cached: Collection[str], models: Collection[str] | None) -> dict[str, Any]:
+    """`cached`: the services of which answers are kept. `models`: those of upstreams that are known, None where there
+    are no upstreams.
+    """
     _, schemas = msgspec.json.schema_components([ErrorBody, FrontErrorBody], ref_template=_AT)
     paths: dict[str, Any] = {}
     for name, forms in services.items():
@@ -70,6 +73,7 @@ def document(services: Mapping[str, Forms], models: Collection[str] | None) -> d
         "/canaries": _read("canaries", "How versions on trial do, by service", _json({"type": "object"})),
         "/openapi.json": _read("document", "This document", _json({"type": "object"})),
     }
+    paths |= {f"/cache/{name}": {"delete": _forget(name)} for name in cached}
     if models is not None:
         paths |= _front(models)
     return {
@@ -80,6 +84,17 @@ def document(services: Mapping[str, Forms], models: Collection[str] | None) -> d
     }
 
 
+def _header(name: str, about: str, schema: Schema) -> dict[str, Any]:
+    return {"name": name, "in": "header", "description": about, "required": False, "schema": schema}
+
+
+ASKERS = (
+    _header("X-Poise-Lane", "It may wait until there is nothing else to do", {"enum": ["deferred"]}),
+    _header("X-Poise-Tenant", "Whose answers may be told, where they are kept", {"pattern": f"^{NAME}$"}),
+    _header("Cache-Control", "`no-cache`: a new answer, `no-store`: and one that is not kept", {"type": "string"}),
+)
+"""What a request may say of who asks."""
+
 _AT = "#/components/schemas/{name}"
 
 
@@ -89,12 +104,24 @@ def _predict(operation: str, summary: str, forms: Forms) -> dict[str, Any]:
         "summary": summary,
         "parameters": [
             _header("X-Request-Timeout-Seconds", "After so long nobody waits for the answer any more", SECONDS),
-            _header("X-Poise-Lane", "It may wait until there is nothing else to do", {"enum": ["deferred"]}),
+            *ASKERS,
         ],
         "requestBody": {"required": True, "content": _content(forms.takes)},
         "responses": {
             "200": {"description": "The result", "content": _content(forms.gives)},
             **_refusals(PREDICT, "ErrorBody"),
+        },
+    }
+
+
+def _forget(name: str) -> dict[str, Any]:
+    later = "Forgotten here; other gateways are told once the Redis that they share is back"
+    return {
+        "operationId": f"forget_{name}",
+        "summary": f"Forget what is kept of the answers of {name}, on all gateways",
+        "responses": {
+            "204": {"description": "Forgotten"},
+            "202": {"description": later, "content": _json({"type": "object"})},
         },
     }
 
@@ -108,7 +135,7 @@ def _front(models: Collection[str]) -> dict[str, Any]:
     answered = {"description": whole, "content": {**_json({}), "text/event-stream": {"schema": EVENT}}}
     refused = _refusals(FRONT, "FrontErrorBody")
     headers = [_header(name, "How long the whole answer may take", SECONDS) for name in DEADLINES]
-    headers.append(_header(PATIENCE, "How many seconds its first byte may take", SECONDS))
+    headers += [_header(PATIENCE, "How many seconds its first byte may take", SECONDS), *ASKERS]
     paths: dict[str, Any] = {
         path: {
             "post": {
@@ -142,10 +169,6 @@ def _refusals(statuses: Collection[str], form: str) -> dict[str, Any]:
         status: {"description": REFUSALS[status], "content": content, **({"headers": AGAIN} if status == "503" else {})}
         for status in statuses
     }
-
-
-def _header(name: str, about: str, schema: Schema) -> dict[str, Any]:
-    return {"name": name, "in": "header", "description": about, "required": False, "schema": schema}
 
 
 def _content(forms: Mapping[str, Schema]) -> dict[str, Any]:

@@ -209,6 +209,7 @@ class Upstreams:
         whole, first = read_deadlines(headers)
         request.end_within(front.timeout, whole, first)
         request.is_deferred = read_lane(headers)
+        request.asker = _asker(scope)
         try:
             async with asyncio.timeout_at(_loop_time(request.due)):
                 request.body = await whole_body(scope, receive, front.body, self._room)
@@ -254,7 +255,7 @@ class Upstreams:
         """The answer of a model that is here."""
         request.server = own.name
         patience = 0 if request.is_ours else max(1, request.first_by - _now())
-        body = await own.embed(request.body, patience, request.is_deferred, _asker(request.scope))
+        body = await own.embed(request.body, patience, request.is_deferred, request.asker)
         length = str(len(body)).encode()
         await self._begin(request, 200, [(b"content-type", b"application/json"), (b"content-length", length)])
         request.is_over = True
@@ -368,6 +369,7 @@ class _Request:
         self.began = _now()
         self.question: Question
         self.own: Embeddings | None = None
+        self.asker = ANYBODY
         self.body = b""
         self.headers: list[tuple[str, str]] = []
         self.target = ""

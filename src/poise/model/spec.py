@@ -83,7 +83,10 @@ MAX_CYCLES = 10
 
 MAX_TEXT = 4096
 _JOB_ID = re.compile(r"j[0-9]+")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+"""What names of jobs, tasks, services, tenants look like."""
+
+_NAME = re.compile(NAME)
 
 
 class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
