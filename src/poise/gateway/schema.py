@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from poise import __version__
-from poise.gateway.openai import ASKED, DEADLINES, MODELS, MOST_SECONDS, PATIENCE, FrontErrorBody
+from poise.gateway.openai import DEADLINES, LANE, MODELS, MOST_SECONDS, PATIENCE, FrontErrorBody
 from poise.gateway.wire import ErrorBody, Forms, Schema
 
 ABOUT = (
@@ -40,6 +40,9 @@ AGAIN = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer",
 
 SECONDS = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": MOST_SECONDS}
 
+LANES = {"enum": ["deferred"]}
+DEFERRED = "It may wait until there is nothing else to do"
+
 EVENT = {"type": "object", "properties": {"data": {"type": "string"}}}
 """One of a stream, whose data is JSON; that of the last is `[DONE]`."""
 
@@ -50,8 +53,8 @@ READINESS = {
 }
 
 
-def document(services: Mapping[str, Forms], models: Collection[str] | None) -> dict[str, Any]:
-    """`models`: those of upstreams that are known, None where there are no upstreams."""
+def document(services: Mapping[str, Forms], models: Mapping[str, Collection[str]] | None) -> dict[str, Any]:
+    """`models`: those that are known, by the route of OpenAI's API that asks them; None where there is none."""
     _, schemas = msgspec.json.schema_components([ErrorBody, FrontErrorBody], ref_template=_AT)
     paths: dict[str, Any] = {}
     for name, forms in services.items():
@@ -89,7 +92,7 @@ def _predict(operation: str, summary: str, forms: Forms) -> dict[str, Any]:
         "summary": summary,
         "parameters": [
             _header("X-Request-Timeout-Seconds", "After so long nobody waits for the answer any more", SECONDS),
-            _header("X-Poise-Lane", "It may wait until there is nothing else to do", {"enum": ["deferred"]}),
+            _header("X-Poise-Lane", DEFERRED, LANES),
         ],
         "requestBody": {"required": True, "content": _content(forms.takes)},
         "responses": {
@@ -99,29 +102,27 @@ def _predict(operation: str, summary: str, forms: Forms) -> dict[str, Any]:
     }
 
 
-def _front(models: Collection[str]) -> dict[str, Any]:
+def _front(models: Mapping[str, Collection[str]]) -> dict[str, Any]:
     """OpenAI's routes, as far as a front looks into them."""
-    model: Schema = {"type": "string", "minLength": 1} | ({"enum": sorted(models)} if models else {})
-    stream = {"type": ["boolean", "null"], "description": "Whether the answer comes in server-sent events"}
-    asked = {"type": "object", "properties": {"model": model, "stream": stream}, "required": ["model"]}
     whole = "Whatever the upstream answers, its errors as well; `x-poise-upstream` says which it was"
     answered = {"description": whole, "content": {**_json({}), "text/event-stream": {"schema": EVENT}}}
     refused = _refusals(FRONT, "FrontErrorBody")
     headers = [_header(name, "How long the whole answer may take", SECONDS) for name in DEADLINES]
     headers.append(_header(PATIENCE, "How many seconds its first byte may take", SECONDS))
+    headers.append(_header(LANE, DEFERRED, LANES))
     paths: dict[str, Any] = {
         path: {
             "post": {
                 "operationId": path[len("/v1/") :].replace("/", "_"),
                 "summary": "Ask the upstream that is foreseen to answer first",
                 "parameters": headers,
-                "requestBody": {"required": True, "content": _json(asked)},
+                "requestBody": {"required": True, "content": _json(_asked(models[path]))},
                 "responses": {"200": answered, **refused, "default": answered},
             }
         }
-        for path in ASKED
+        for path in models
     }
-    paths[MODELS] = _read("models", "The models of all upstreams", _json({"type": "object"}))
+    paths[MODELS] = _read("models", "All models that are known", _json({"type": "object"}))
     paths[f"{MODELS}/{{model}}"] = _read(
         "model", "One of them", _json({"type": "object"}), _refusals(("404",), "FrontErrorBody")
     )
@@ -129,6 +130,12 @@ def _front(models: Collection[str]) -> dict[str, Any]:
         {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     ]
     return paths
+
+
+def _asked(models: Collection[str]) -> Schema:
+    model = {"type": "string", "minLength": 1} | ({"enum": sorted(models)} if models else {})
+    stream = {"type": ["boolean", "null"], "description": "Whether the answer comes in server-sent events"}
+    return {"type": "object", "properties": {"model": model, "stream": stream}, "required": ["model"]}
 
 
 def _read(operation: str, summary: str, content: dict[str, Any], other: dict[str, Any] | None = None) -> dict[str, Any]:
