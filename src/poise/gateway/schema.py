@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from poise import __version__
-from poise.gateway.openai import ASKED, DEADLINES, MODELS, MOST_SECONDS, PATIENCE, FrontErrorBody
+from poise.gateway.openai import DEADLINES, LANE, MODELS, MOST_SECONDS, PATIENCE, FrontErrorBody
 from poise.gateway.wire import ErrorBody, Forms, Schema
 from poise.model.spec import NAME
 
@@ -41,6 +41,9 @@ AGAIN = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer",
 
 SECONDS = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": MOST_SECONDS}
 
+LANES = {"enum": ["deferred"]}
+DEFERRED = "It may wait until there is nothing else to do"
+
 EVENT = {"type": "object", "properties": {"data": {"type": "string"}}}
 """One of a stream, whose data is JSON; that of the last is `[DONE]`."""
 
@@ -51,9 +54,11 @@ READINESS = {
 }
 
 
-def document(services: Mapping[str, Forms], cached: Collection[str], models: Collection[str] | None) -> dict[str, Any]:
-    """`cached`: the services of which answers are kept. `models`: those of upstreams that are known, None where there
-    are no upstreams.
+def document(
+    services: Mapping[str, Forms], cached: Collection[str], models: Mapping[str, Collection[str]] | None
+) -> dict[str, Any]:
+    """`cached`: the services of which answers are kept. `models`: those that are known, by the route of OpenAI's API
+    that asks them; None where there is none.
     """
     _, schemas = msgspec.json.schema_components([ErrorBody, FrontErrorBody], ref_template=_AT)
     paths: dict[str, Any] = {}
@@ -89,7 +94,7 @@ def _header(name: str, about: str, schema: Schema) -> dict[str, Any]:
 
 
 ASKERS = (
-    _header("X-Poise-Lane", "It may wait until there is nothing else to do", {"enum": ["deferred"]}),
+    _header(LANE, DEFERRED, LANES),
     _header("X-Poise-Tenant", "Whose answers may be told, where they are kept", {"pattern": f"^{NAME}$"}),
     _header("Cache-Control", "`no-cache`: a new answer, `no-store`: and one that is not kept", {"type": "string"}),
 )
@@ -126,11 +131,8 @@ def _forget(name: str) -> dict[str, Any]:
     }
 
 
-def _front(models: Collection[str]) -> dict[str, Any]:
+def _front(models: Mapping[str, Collection[str]]) -> dict[str, Any]:
     """OpenAI's routes, as far as a front looks into them."""
-    model: Schema = {"type": "string", "minLength": 1} | ({"enum": sorted(models)} if models else {})
-    stream = {"type": ["boolean", "null"], "description": "Whether the answer comes in server-sent events"}
-    asked = {"type": "object", "properties": {"model": model, "stream": stream}, "required": ["model"]}
     whole = "Whatever the upstream answers, its errors as well; `x-poise-upstream` says which it was"
     answered = {"description": whole, "content": {**_json({}), "text/event-stream": {"schema": EVENT}}}
     refused = _refusals(FRONT, "FrontErrorBody")
@@ -142,13 +144,13 @@ def _front(models: Collection[str]) -> dict[str, Any]:
                 "operationId": path[len("/v1/") :].replace("/", "_"),
                 "summary": "Ask the upstream that is foreseen to answer first",
                 "parameters": headers,
-                "requestBody": {"required": True, "content": _json(asked)},
+                "requestBody": {"required": True, "content": _json(_asked(models[path]))},
                 "responses": {"200": answered, **refused, "default": answered},
             }
         }
-        for path in ASKED
+        for path in models
     }
-    paths[MODELS] = _read("models", "The models of all upstreams", _json({"type": "object"}))
+    paths[MODELS] = _read("models", "All models that are known", _json({"type": "object"}))
     paths[f"{MODELS}/{{model}}"] = _read(
         "model", "One of them", _json({"type": "object"}), _refusals(("404",), "FrontErrorBody")
     )
@@ -156,6 +158,12 @@ def _front(models: Collection[str]) -> dict[str, Any]:
         {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     ]
     return paths
+
+
+def _asked(models: Collection[str]) -> Schema:
+    model = {"type": "string", "minLength": 1} | ({"enum": sorted(models)} if models else {})
+    stream = {"type": ["boolean", "null"], "description": "Whether the answer comes in server-sent events"}
+    return {"type": "object", "properties": {"model": model, "stream": stream}, "required": ["model"]}
 
 
 def _read(operation: str, summary: str, content: dict[str, Any], other: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -133,9 +133,10 @@ class Upstreams:
         await self._client.close()
 
     @property
-    def models(self) -> list[str]:
-        """Those that are known now."""
-        return list(self._pool.models())
+    def models(self) -> dict[str, list[str]]:
+        """Those that are known now, by route."""
+        known = list(self._pool.models())
+        return {path: known + list(self._own) * (path == EMBEDDINGS) for path in ASKED}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
