@@ -17,9 +17,9 @@ from typing import Any, Literal, NamedTuple
 from poise.gateway.metrics import Metrics
 from poise.gateway.openai import Question, Refused, unknown_model
 from poise.kernel.resilience import Breaker, Health, is_slow
-from poise.model.routing import Asked, ReplicaView, RouteView
+from poise.model.routing import Asked, RouteView
 from poise.model.serving_upstreams import Front, Upstream
-from poise.model.speeds import Reckoner
+from poise.model.speeds import Known, Reckoner
 from poise.policy.route import Lane, lane_of, next_lane
 from poise.units import MILLISECOND, SECOND
 
@@ -271,24 +271,8 @@ class Pool:
         return Place(member, question, turn, now)
 
     def _view(self, asked: Asked, model: str, members: list[Member], turn: int, now: int) -> RouteView:
-        known = [self._reckoner.known(member.name, asked.size, now, model) for member in members]
-        return RouteView(
-            now=now,
-            asked=asked,
-            replicas=tuple(
-                ReplicaView(
-                    name=member.name,
-                    weight=member.told.weight,
-                    outstanding=member.running,
-                    backlog=backlog,
-                    cost=cost,
-                    open=member.has_room(now),
-                )
-                for member, (_, backlog, cost) in zip(members, known, strict=True)
-            ),
-            turn=turn,
-            seed=turn,
-        )
+        known = [Known(member.name, member.told.weight, member.running, member.has_room(now)) for member in members]
+        return self._reckoner.view(asked, known, turn, now, model)
 
     async def _wait(self, asked: Asked, question: Question, lane: Lane) -> Place:
         if sum(map(len, self._waiting.values())) >= self._front.queue:
