@@ -1,6 +1,7 @@
 """Claims of serving being several times as good, each as a workload that is stated, in the twin and, small, live.
 
-    python benchmarks/claims_serving.py [--live] [--only NAME,…] [--rates TOTALS.csv] [--seed 1] [--json]
+    python benchmarks/claims_serving.py [--live [--rows NAME;…]] [--only NAME,…] [--rates TOTALS.csv] [--seed 1]
+        [--json]
 
 Claimed: (i) a mean response of 412 ms (round robin) or 389 (random) becomes 203, and replicas that are 63 and 58 % busy
 are 89 %. (ii) 37 % busy becomes 98, a P99 of 1.2 s 0.45, and 4.2 requests/s for each dollar an hour 11.7: from a static
@@ -357,13 +358,23 @@ def live_service(name: str, batch: int, seed: int) -> Live:
     with tempfile.TemporaryDirectory(prefix="poise-claims-") as made:
         folder = Path(made)
         (folder / "app.py").write_text(MODEL.format(speeds=list(speeds), mean=MEAN))
-        flags = ["app.py:Sleeps", "--replicas", str(len(speeds)), "--batch", str(batch), "--timeout", "10m"]
+        flags = [
+            "app.py:Sleeps",
+            "--replicas",
+            str(len(speeds)),
+            "--batch",
+            str(batch),
+            "--timeout",
+            "10m",
+            "--cpu",
+            "0.1",
+        ]
         with served(flags, folder, f"{len(speeds)} of {len(speeds)} ready") as url:
             load = drawn(asks, LIVE, seed)()
             return asyncio.run(asked_live(load, f"{url}/predict", lambda request: b"1.0"))
 
 
-def live(seed: int, only: Sequence[str]) -> dict[str, tuple[Live, Figures]]:
+def live(seed: int, only: Sequence[str], rows: Sequence[str]) -> dict[str, tuple[Live, Figures]]:
     """By workload and row: what was measured, and what the twin said of as many requests."""
     found = {}
     for name, routers in (
@@ -373,14 +384,13 @@ def live(seed: int, only: Sequence[str]) -> dict[str, tuple[Live, Figures]]:
         if only and name not in only:
             continue
         twin = loop(name, seed, LIVE, LIVE_WARM)
-        for router in routers:
-            say(f"live: {name}, {router}")
-            found[f"{name}, {router}"] = (live_front(name, router, seed), twin[router])
-        if name == "saturated":
-            for batch in (1, 64):
-                say(f"live: {name}, service, {batch}")
-                row = f"service, {'one by one' if batch == 1 else 'batches'}"
-                found[f"{name}, {row}"] = (live_service(name, batch, seed), twin[row])
+        services = {row: 1 if row.endswith("one by one") else 64 for row in twin if row.startswith("service")}
+        for row in (*routers, *(services if name == "saturated" else ())):
+            if rows and row not in rows:
+                continue
+            seen = live_service(name, services[row], seed) if row in services else live_front(name, row, seed)
+            say(f"live: {name}, {row}: {seen.mean:.4g} ms, P99 {seen.p99:.4g}, {seen.per_second:.4g}/s")
+            found[f"{name}, {row}"] = (seen, twin[row])
     return found
 
 
@@ -435,40 +445,63 @@ def measured(names: Sequence[str], rates: Path, seed: int) -> Iterator[tuple[str
             say(f"{name}: there is no {rates}")
 
 
-def measure(seed: int = 1, *, with_live: bool) -> list[Figure]:
+def measure(seed: int = 1, many: int = MANY) -> list[Figure]:
     """For `run_all.py`: the ratios that are claimed, in the workloads in which they are reached."""
-    rows = dict(measured(("closed-equal", "saturated"), RATES, seed))
-    equal, full = rows["closed-equal"], rows["saturated"]
-    best = full["service, batches"]
-    plain = full["round-robin"]
-    made = [
-        Figure(name="closed-equal: mean, round robin over expected delay (claimed 2.03)", unit="x", larger=True,
-               values=[equal["round-robin"].mean / equal["expected-delay"].mean]),
-        Figure(name="closed-equal: busy, expected delay (claimed 89)", unit="%", larger=True,
-               values=[100 * equal["expected-delay"].mean_use]),
-        Figure(name="saturated: requests/s/$, service over round robin (claimed 2.79)", unit="x", larger=True,
-               values=[best.per_dollar / plain.per_dollar], limit=11.7 / 4.2),
-        Figure(name="saturated: P99, round robin over service (claimed 2.67)", unit="x", larger=True,
-               values=[plain.p99 / best.p99], limit=1.2 / 0.45),
-    ]  # fmt: skip
-    if with_live:
-        for name, (seen, twin) in live(seed, ()).items():
-            made.append(Figure(name=f"{name}: mean of the twin off the live one", unit="%",
-                               values=[100 * abs(twin.mean / 1e6 / seen.mean - 1)]))  # fmt: skip
-    return made
+    equal, full = loop("closed-equal", seed, many), loop("saturated", seed, many)
+    plain, best = full["round-robin"], full["service, batches"]
+    ours = equal["service, one by one"]
+    return [
+        Figure(
+            name="closed loop, equal devices: mean, round robin over a service",
+            unit="x",
+            larger=True,
+            values=[equal["round-robin"].mean / ours.mean],
+            limit=412 / 203,
+        ),
+        Figure(
+            name="closed loop, equal devices: replicas of a service are busy",
+            unit="%",
+            larger=True,
+            values=[100 * ours.mean_use],
+            limit=89,
+        ),
+        Figure(
+            name="saturated, unequal devices: requests/s/$, a service over round robin",
+            unit="x",
+            larger=True,
+            values=[best.per_dollar / plain.per_dollar],
+            limit=11.7 / 4.2,
+        ),
+        Figure(
+            name="saturated, unequal devices: P99, round robin over a service",
+            unit="x",
+            larger=True,
+            values=[plain.p99 / best.p99],
+            limit=1.2 / 0.45,
+        ),
+    ]
+
+
+def measure_live(seed: int = 1) -> list[Figure]:
+    """For `run_all.py`: how far the twin is off."""
+    return [
+        Figure(name=f"{name}: mean, the twin off", unit="%", values=[100 * abs(twin.mean / 1e6 / seen.mean - 1)])
+        for name, (seen, twin) in live(seed, (), ()).items()
+    ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--live", action="store_true", help="only what is run live, and the twin beside it")
     parser.add_argument("--only", default="", metavar="NAME,…")
+    parser.add_argument("--rows", default="", metavar="NAME;…", help="with --live: of these routers and services only")
     parser.add_argument("--rates", type=Path, default=RATES)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     names = given.only.split(",") if given.only else []
     if given.live:
-        found = live(given.seed, names)
+        found = live(given.seed, names, given.rows.split(";") if given.rows else [])
         value = {name: {"live": one._asdict(), "twin_ms": twin.mean / 1e6} for name, (one, twin) in found.items()}
         print(json.dumps(value) if given.json else live_table(found))
         return 0

@@ -14,6 +14,7 @@ Open loop: requests come when they come. Closed loop (`Clients`): each of so man
 answer, or a refusal, and has thought. Instants and durations are in nanoseconds.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -126,7 +127,7 @@ class Place:
         self.paid = self.ready = self.worked = 0
 
 
-class Trial:
+class Trial(ABC):
     """What both twins have: time, who asks, what became of it, and replicas that are lost and come back."""
 
     def __init__(
@@ -174,24 +175,24 @@ class Trial:
 
     # --- what each of them does in its way ---------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _start(self) -> None: ...
 
-    def _end(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _end(self) -> None: ...
 
-    def _ask(self, number: int, request: Request) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _ask(self, number: int, request: Request) -> None: ...
 
-    def _cancel(self, number: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _cancel(self, number: int) -> None: ...
 
+    @abstractmethod
     def _goes(self, place: Place, noticed: int = 0) -> None:
         """Whatever is there is lost, which is noticed so much later."""
-        raise NotImplementedError
 
-    def _comes(self, place: Place) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _comes(self, place: Place) -> None: ...
 
     # --- what they share ---------------------------------------------------------------------------------------------
 

@@ -156,6 +156,8 @@ def test_what_cannot_be_drawn(folder: Path, text: str) -> None:
         ("s.yaml poisson:rate=1 --world twice.yaml", "serving.replicas[0]"),
         ("s.yaml poisson:rate=1 --world w.yaml --load 0", "--load"),
         ("s.yaml s.yaml --world w.yaml", ""),
+        ("s.yaml poisson:rate=1 --world w.yaml --until 1h", "--until"),
+        ("s.yaml azure.csv --world w.yaml --column big", "--column"),
     ],
 )
 def test_what_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], typed: str, field: str) -> None:

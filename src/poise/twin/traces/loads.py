@@ -74,6 +74,8 @@ def asking(source: str, wanted: Wanted, seed: int) -> Asking:
     path = Path(source)
     if source.partition(":")[0] in DRAWN and not path.exists():
         drawn = parse(source)
+        _only(wanted, "until", "`requests=` says how many are drawn", "poisson:rate=50,requests=10000")
+        _only(wanted, "column", "only a file of rates has columns", "total_rate_10min.csv --column NAME")
         if wanted.requests:
             drawn = msgspec.structs.replace(drawn, requests=min(drawn.requests, wanted.requests))
         return Asking(about=source, begin=lambda: load_of(drawn, seed, wanted.load))
@@ -81,6 +83,7 @@ def asking(source: str, wanted: Wanted, seed: int) -> Asking:
     if WINDOW in header_of(path):
         known = list(_of_rates(path, tally, wanted, seed))
     else:
+        _only(wanted, "column", "only a file of rates has columns", "total_rate_10min.csv --column NAME")
         known = list(_of_trace(path, tally, wanted))
     if not known:
         raise fault("no request is left", path, need="one at least", have=str(dict(tally.counts)))
@@ -185,6 +188,12 @@ def _of_rates(path: Path, tally: Tally, wanted: Wanted, seed: int) -> Iterator[R
                 return
             made += 1
             yield Request(round(at * SECOND))
+
+
+def _only(wanted: Wanted, name: str, why: str, hint: str) -> None:
+    """Nothing that was asked for is passed over in silence."""
+    if value := getattr(wanted, name):
+        raise SpecError(f"`--{name}` does nothing here: {why}", field=f"--{name}", have=str(value), hint=hint)
 
 
 def _unfit(field: str, need: str, have: str) -> SpecError:
