@@ -3,7 +3,7 @@ same requests are refused, and each goes to the same upstream.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from pathlib import Path
@@ -19,7 +19,7 @@ from poise.gateway.metrics import Metrics
 from poise.gateway.openai import Question
 from poise.gateway.pool import Place, Pool
 from poise.gateway.service_metrics import Registry, ServiceMetrics
-from poise.gateway.wire import Answer, Answers, Hello, Work
+from poise.gateway.wire import Answer, Answers, Hello
 from poise.kernel.batcher import Batch, Refuse
 from poise.model.servers import Server, Serving, Speed
 from poise.model.serving import Limits
@@ -95,11 +95,10 @@ def by_the_gateway(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Sent], dict[in
         def __init__(self, name: str) -> None:
             self.name, self.lost = name, False
 
-        def say(self, work: Work) -> None:
-            requests = tuple(int(body) for body in work.bodies)
-            sent.append((clock.now, self.name, requests, work.padded))
-            took = round(SPEEDS[self.name].batch_takes([(1.0, 0, 0)] * len(requests), work.padded))
-            answers = Answers(work.number, took, work.padded, [Answer(200, "json", b"")] * len(requests))
+        def send(self, batch: int, padded: int, bodies: Sequence[bytes]) -> None:
+            sent.append((clock.now, self.name, tuple(map(int, bodies)), padded))
+            took = round(SPEEDS[self.name].batch_takes([(1.0, 0, 0)] * len(bodies), padded))
+            answers = Answers(batch, took, padded, [Answer(200, "json", b"")] * len(bodies))
             clock.at(clock.now + took, lambda: None if self.lost else service.heard(self.name, answers))
 
         def close(self) -> None: ...
