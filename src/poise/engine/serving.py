@@ -16,7 +16,7 @@ answer, or a refusal, and has thought. Instants and durations are in nanoseconds
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heapify, heappop, heappush
 from math import log, sqrt
@@ -24,9 +24,10 @@ from random import Random
 from typing import Literal, NamedTuple, Protocol
 
 from poise.kernel.batcher import Batch, Batcher, Effect, Refuse, Replace
+from poise.kernel.lanes import Line
 from poise.kernel.resilience import Breaker, Health, RetryBudget, is_slow
 from poise.kernel.scaler import LOOK_EVERY, Scaler, Seen
-from poise.model.routing import Asked
+from poise.model.routing import Asked, RouteView
 from poise.model.scaling import ScaleRules
 from poise.model.servers import Server, Serving, Speed
 from poise.model.serving import Limits
@@ -35,7 +36,7 @@ from poise.model.speeds import Known, Reckoner
 from poise.model.worldfile import Change, Losses
 from poise.policy.batching import Batching
 from poise.policy.replicas import ReplicaPolicy
-from poise.policy.route import RouterPolicy
+from poise.policy.route import RouterPolicy, lane_of
 from poise.units import SECOND
 
 ANSWERED = ""
@@ -491,14 +492,20 @@ class _Member:
         heapify(self.writing)
 
 
+class _Waiter(NamedTuple):
+    """A request that looks for a place."""
+
+    number: int
+    turn: int
+    asked: Asked
+
+
 class SentTo(NamedTuple):
-    """A request at an upstream, for which `tried` were asked before."""
+    """Where a request is, and since when."""
 
     member: _Member
     turn: int
     at: int
-    due: int
-    tried: tuple[str, ...]
 
 
 Outcome = Literal["answered", "failed", "neither"]
@@ -529,9 +536,9 @@ class FrontTwin(Trial):
         self._budget = RetryBudget(front.retries)
         self._members: dict[str, _Member] = {}
         self._turn = 0
-        self._line: deque[tuple[int, Asked, int, int]] = deque()  # number, what is asked, turn, due
+        self._line: Line[_Waiter] = Line()
         self._sent: dict[int, SentTo] = {}
-        self._left = 0
+        self._tried: dict[int, set[str]] = {}
 
     def _start(self) -> None:
         for told, place in zip(self._front.upstreams, self.places, strict=True):
@@ -553,47 +560,70 @@ class FrontTwin(Trial):
 
     def _ask(self, number: int, request: Request) -> None:
         self._budget.on_request(self.now)
-        self._turn += 1
-        asked, due = Asked(size=request.guess, key=request.key), self.now + self._front.timeout
-        self._at(due, partial(self._expires, number))
-        if self._line or not self._take(number, asked, self._turn, due, ()):
-            if len(self._line) >= self._front.queue:
-                self._over(number, "overloaded")
-            elif number in self._open:
-                self._line.append((number, asked, self._turn, due))
+        self._tried[number] = set()
+        self._at(self.now + self._front.timeout, partial(self._expires, number))
+        self._admit(number)
 
-    def _take(self, number: int, asked: Asked, turn: int, due: int, tried: tuple[str, ...]) -> bool:
+    def _admit(self, number: int) -> None:
+        """A place, or one in the line; a server that was tried is taken again only if no other is open."""
+        self._turn += 1
+        request, front = self._open[number], self._front
+        due = request.at + min(front.timeout, front.objective or front.timeout)
+        waiter = _Waiter(number, self._turn, Asked(size=request.guess, key=request.key, due=due))
+        if not self._line and self._take(waiter, self._tried[number]):
+            return
+        if len(self._line) >= front.queue:
+            self._over(number, "overloaded")
+        else:
+            self._line.lanes["first"].append(waiter)
+
+    def _take(self, waiter: _Waiter, tried: Collection[str] = ()) -> bool:
         """Whether it need not wait: it is sent, or refused as none is open."""
-        members = [member for member in self._members.values() if member.is_open(self.now)]
+        number, now = waiter.number, self.now
+        members = [member for member in self._members.values() if member.is_open(now)]
         if not members:
             self._over(number, "unavailable")
             return True
         members = [member for member in members if member.name not in tried] or members
-        known = [Known(one.name, one.told.weight, one.running, one.has_room(self.now)) for one in members]
-        if not any(one.has_room for one in known):
+        if not any(member.has_room(now) for member in members):
             return False
-        chosen = self._router.decide(self._reckoner.view(asked, known, turn, self.now)).replica
+        chosen = self._router.decide(self._view(waiter, members)).replica
         if not chosen:
             return False
         member = self._members[chosen]
         member.running += 1
         member.breaker.on_sent()
-        self._reckoner.sent(chosen, str(turn), asked.size, self.now)
-        self._sent[number] = SentTo(member, turn, self.now, due, (*tried, chosen))
+        self._reckoner.sent(chosen, str(waiter.turn), waiter.asked.size, now)
+        self._sent[number] = SentTo(member, waiter.turn, now)
+        self._tried[number].add(chosen)
         if member.place.there:
-            member.serve(self.now)
+            member.serve(now)
             member.waiting.append(number)
             self._go_on(member)
         else:
-            self._fails(number)
+            self._at(now, partial(self._fails, number))
         return True
+
+    def _view(self, waiter: _Waiter, members: Iterable[_Member]) -> RouteView:
+        known = [Known(one.name, one.told.weight, one.running, one.has_room(self.now)) for one in members]
+        return self._reckoner.view(waiter.asked, known, waiter.turn, self.now)
 
     def _wake(self) -> None:
         while self._line:
-            number, asked, turn, due = self._line[0]
-            if number in self._open and not self._take(number, asked, turn, due, ()):
-                return
-            self._line.popleft()
+            lane = self._line.next()
+            waiter = self._line.lanes[lane][0]
+            if waiter.number in self._open:
+                if lane == "first" and self._is_late(waiter):
+                    self._line.defer()
+                    continue
+                if not self._take(waiter):
+                    return
+            self._line.went(lane)
+
+    def _is_late(self, waiter: _Waiter) -> bool:
+        """Whether no upstream that has room is foreseen to answer it in time."""
+        room = [member for member in self._members.values() if member.has_room(self.now)]
+        return bool(room) and lane_of(self._view(waiter, room)) == "deferred"
 
     def _give_back(self, number: int, outcome: Outcome) -> SentTo:
         sent = self._sent.pop(number)
@@ -623,15 +653,13 @@ class FrontTwin(Trial):
         """Its connection is lost; another is asked, if it may be."""
         if number not in self._sent:
             return
-        sent = self._give_back(number, "failed")
-        request = self._open[number]
-        another = any(member.is_open(self.now) for member in self._members.values() if member.name not in sent.tried)
-        if len(sent.tried) > self._front.retries.most or not another or not self._budget.take(self.now):
+        again = len(self._tried[number]) <= self._front.retries.most and self._budget.take(self.now)
+        self._give_back(number, "failed")
+        self._wake()
+        if again:
+            self._admit(number)
+        else:
             self._over(number, "connection")
-            return
-        asked = Asked(size=request.guess, key=request.key)
-        if not self._take(number, asked, sent.turn, sent.due, sent.tried):
-            self._line.append((number, asked, sent.turn, sent.due))
 
     def _expires(self, number: int) -> None:
         if number in self._open:
@@ -649,7 +677,8 @@ class FrontTwin(Trial):
             member.forget(number)
             self._go_on(member)
         else:
-            self._line = deque(one for one in self._line if one[0] != number)
+            for waiter in [one for lane in self._line.lanes.values() for one in lane if one.number == number]:
+                self._line.remove(waiter)
 
     # --- servers -----------------------------------------------------------------------------------------------------
 

@@ -156,6 +156,7 @@ FRONT = compile_upstreams(
             {"name": name, "url": f"{name}:1", "limit": 3, "weight": 4 - at} for at, name in enumerate("abc")
         ],
         "queue": 1000,
+        "objective": {"latency_p99": "120ms"},
     }
 )
 
@@ -199,7 +200,7 @@ async def by_the_pool(router: str, happened: list[tuple[int, int, Request | None
     for now, number, request in happened:
         if request is not None:
             question = Question("m", False, request.guess, request.key)
-            places[number] = asyncio.ensure_future(pool.admit(question, now + FRONT.timeout))
+            places[number] = asyncio.ensure_future(pool.admit(question, now + FRONT.objective))
         else:
             place = places[number].result()
             went[number] = place.member.name
