@@ -2,9 +2,9 @@
 
     python benchmarks/run_all.py [--quick] [--only PART] [--out .bench/results.json]
 
-About ten minutes with the peers, less without. Not among them are `--only quality`, over half an hour more, and `--only
-faults`, real kills for a quarter of an hour. `--quick` is for trying it out, its figures mean little. Parts that are
-not measured stay as they were.
+About ten minutes with the peers, less without. Not among them are `--only quality`, over half an hour more, `--only
+faults`, real kills for a quarter of an hour, and `--only "serving claims, live"`, ten minutes. `--quick` is for trying
+it out, its figures mean little. Parts that are not measured stay as they were.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from pathlib import Path
 from time import perf_counter
 
 import cache
+import claims_serving
 import commands
 import decide
 import footprint
@@ -34,7 +35,7 @@ from poise.policy.suites import POLICIES
 OUT = Path(__file__).parent.parent / ".bench" / "results.json"
 
 
-LONG = ("quality", "faults")
+LONG = ("quality", "faults", "serving claims, live")
 """Measured only when they are asked for."""
 
 
@@ -51,6 +52,8 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
             "restart": lambda: restart.measure(10_000, repeats=2),
             "faults": lambda: live_faults.measure((), 1, 5.0, with_peers=False),
             "quality": lambda: mixed.measure(["poise", "fifo"], 20, [1]),
+            "serving claims": lambda: claims_serving.measure(many=2000),
+            "serving claims, live": claims_serving.measure_live,
         }
     return {
         "commands": lambda: commands.measure(commands.SYSTEMS, peers.FOLDER, 1000, 5, big=10_000),
@@ -62,6 +65,8 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
         "footprint": lambda: footprint.measure(1000, seconds=20.0, runs=30, starts=5),
         "restart": lambda: restart.measure(100_000, repeats=5),
         "faults": lambda: live_faults.measure((), 3, 5.0, with_peers=True),
+        "serving claims": claims_serving.measure,
+        "serving claims, live": claims_serving.measure_live,
     }
 
 

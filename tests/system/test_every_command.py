@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TRACE = (
     f"--fleet {ROOT}/examples/cluster.yaml --map submit=created,duration=seconds,gpus=gpus {ROOT}/examples/trace.csv"
 )
+REHEARSED = f"{ROOT}/examples/rehearsed"
 WORKS = {
     "run": "run --json -- true",
     "up": "up --json",
@@ -54,6 +55,7 @@ WORKS = {
     "report": "report --json",
     "schema": "schema --json job",
     "simulate": f"simulate --json --policy fifo --jobs 5 {TRACE}",
+    "rehearse": f"rehearse --json {REHEARSED}-service.yaml poisson:requests=50 --world {REHEARSED}-replicas.yaml",
     "compare": f"compare --json --policies fifo --jobs 5 {TRACE}",
 }
 LONG = {"demo", "bench-devices", "serve"}

@@ -107,6 +107,16 @@ MORE: dict[str, list[Any]] = {
             "restart": {"checkpoint": None, "save": 1, "saves": True},
             "changes": [{"at": "1h", "node": "n1", "there": False}],
             "power": {"idle": "10%", "busy": 0.5, "kg_per_kwh": 0.4},
+            "serving": {
+                "start": "30s",
+                "spread": "5%",
+                "hang_up": {"share": "1%", "after": "2s"},
+                "replicas": [
+                    {"name": "a", "count": 2, "batch": [[1, "30ms"], [8, 0.044]], "price": 4.1},
+                    {"name": "b", "token": [[1, "45ms"]], "prompt": [[512, "94ms"]], "slots": 8},
+                    {"name": "c", "measured": {"file": "p.csv", "model": "m", "hardware": "h"}},
+                ],
+            },
         }
     ],
     "service": [

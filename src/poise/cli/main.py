@@ -48,6 +48,10 @@ COMMANDS = {
     "replay": ("poise.cli.replay", "Decide again what a log has recorded, and compare"),
     "simulate": ("poise.cli.simulate", "Try a policy on a recorded trace, in virtual time, and tell every figure"),
     "compare": ("poise.cli.simulate", "Try several policies on one trace, side by side, and make one page of it"),
+    "rehearse": (
+        "poise.cli.rehearse",
+        "Try a service on recorded requests, in virtual time: latencies, use and cost, by router and scaler",
+    ),
     "completion": ("poise.cli.completion", "Print what a shell needs to complete commands and names"),
     "schema": ("poise.cli.schema", "Print the JSON Schema of a kind of file, for editors and checks"),
     "faults": ("poise.cli.faults", "Break a simulated fleet in every way a seed says, and check every promise"),

@@ -136,13 +136,13 @@ def _asked(
         options=options,
         format=kind or "",
         seed=seed,
-        until=_time(until, "--until"),
-        every=_time(every, "--every"),
+        until=parsed_time(until, "--until"),
+        every=parsed_time(every, "--every"),
         spans=SPANS if report is not None else 0,
     )
 
 
-def _time(text: str | None, flag: str) -> int:
+def parsed_time(text: str | None, flag: str) -> int:
     from poise.model.spec import parse_or_raise
 
     if text is None:

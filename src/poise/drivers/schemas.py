@@ -26,7 +26,7 @@ FILES = {
     "policy": "Who runs where, and when: `poise up --policy FILE.yaml`",
     "devices": "What is known of the devices of this machine: `devices.yaml` in the home",
     "nemesis": "What breaks, and how often: `poise faults --nemesis FILE.yaml`",
-    "world": "What a trace is tried in: `poise simulate --world FILE.yaml`",
+    "world": "What a trace is tried in: `poise simulate --world FILE.yaml`, `poise rehearse --world FILE.yaml`",
     "service": "A model that answers requests: `poise serve FILE.yaml`",
     "upstreams": "Model servers behind one front: `poise serve FILE.yaml`",
 }
@@ -106,6 +106,17 @@ def _weights(terms: Any) -> Schema:
     }
 
 
+_TAKES: Schema = {
+    "type": "array",
+    "items": {
+        "type": "array",
+        "prefixItems": [{"type": "integer", "minimum": 1, "maximum": worldfile.MOST_ITEMS}, _DURATION],
+        "items": False,
+        "minItems": 2,
+    },
+    "maxItems": worldfile.MOST_SIZES,
+    "examples": [[[1, "30ms"], [8, "44ms"]]],
+}
 _MAYBE_TIME: Schema = {"anyOf": [_DURATION, {"type": "null"}]}
 _MAYBE_SHARE: Schema = {"anyOf": [_SHARE, {"type": "null"}]}
 
@@ -237,6 +248,18 @@ _FORMS: dict[str, Schema] = {
     "power.idle": _MAYBE_SHARE,
     "power.busy": _MAYBE_SHARE,
     "power.kg_per_kwh": {"anyOf": [{"type": "number", "minimum": 0, "maximum": 10}, {"type": "null"}]},
+    "serving.replicas": {"minItems": 1, "maxItems": worldfile.MOST_SERVERS},
+    "serving.start": _DURATION,
+    "serving.spread": _SHARE,
+    "replica.name": _NAMES,
+    "replica.count": _COUNT | {"maximum": worldfile.MOST_SERVERS},
+    "replica.batch": _TAKES,
+    "replica.prompt": _TAKES,
+    "replica.token": _TAKES,
+    "replica.slots": {"minimum": 0, "maximum": worldfile.MOST_ITEMS},
+    "replica.price": {"minimum": 0, "maximum": worldfile.MOST_PRICE},
+    "hangup.share": _SHARE,
+    "hangup.after": _DURATION,
     "service.kind": {"const": "service"},
     "service.name": _NAMES,
     "service.model": {"pattern": "^[^:]+:.+$", "examples": ["app.py:Model"]},
@@ -579,6 +602,25 @@ MEANING = {
     "world.changes": "Nodes that join and leave at given times.",
     "world.telemetry": "Nodes tell how busy they are; without it nobody knows.",
     "world.power": "What devices draw, as a part of their cap.",
+    "world.serving": "What answers requests, for `poise rehearse`; a replica is a node of `losses` and `changes`.",
+    "serving.replicas": "Those that can be had, in the order in which they are started; of upstreams, by their names.",
+    "serving.start": "From when a replica is asked for until it serves.",
+    "serving.spread": "Standard deviation of what a batch takes, as a part of its mean.",
+    "serving.hang_up": "Who does not wait for the answer.",
+    "replica.name": "What reports call it; with a `count`, `NAME-1` and so on. Of an upstream its name.",
+    "replica.count": "So many that are alike.",
+    "replica.batch": "What a batch of so many takes (at an upstream: so many at once): `[[1, 30ms], [8, 44ms]]`.",
+    "replica.prompt": "What is done before the first token, by the tokens that are read.",
+    "replica.token": "What one token of each answer takes, by how many are written at once.",
+    "replica.measured": "Both from a file of measurements, in the form of Splitwise's `perf_model.csv`.",
+    "replica.slots": "An upstream does so many requests at once, the others wait there; `0`: as many as it is sent.",
+    "replica.price": "Of one, an hour.",
+    "measured.file": "From the folder of this file.",
+    "measured.model": "As the file calls it: `llama2-70b`.",
+    "measured.hardware": "As the file calls it: `h100-80gb`.",
+    "measured.devices": "Devices that hold the model together (`tensor_parallel`).",
+    "hangup.share": "Of all requests.",
+    "hangup.after": "After so long, if it is not answered by then.",
     "restart.checkpoint": "How often work saves itself while it runs; `0`: never, and what is lost begins anew.",
     "restart.save": "From being asked to stop until it is gone.",
     "restart.restore": "From its start until it gets on, when it comes back.",

@@ -9,18 +9,18 @@ come back.
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Callable, Collection
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from poise.gateway.metrics import Metrics
 from poise.gateway.openai import Question, Refused, unknown_model
+from poise.kernel.lanes import Line
 from poise.kernel.resilience import Breaker, Health, is_slow
-from poise.model.routing import Asked, ReplicaView, RouteView
+from poise.model.routing import Asked, RouteView
 from poise.model.serving_upstreams import Front, Upstream
-from poise.model.speeds import Reckoner
-from poise.policy.route import Lane, lane_of, next_lane
+from poise.model.speeds import Known, Reckoner
+from poise.policy.route import Lane, lane_of
 from poise.units import MILLISECOND, SECOND
 
 Choose = Callable[[RouteView], str]
@@ -88,33 +88,6 @@ class _Waiter(NamedTuple):
     place: "asyncio.Future[Place]"
 
 
-class _Line:
-    """Those who wait for one model, by lanes."""
-
-    def __init__(self) -> None:
-        self.lanes: dict[Lane, deque[_Waiter]] = {"first": deque(), "deferred": deque()}
-        self.went = 0
-
-    def __len__(self) -> int:
-        return sum(map(len, self.lanes.values()))
-
-    def oldest(self) -> int:
-        """The turn of the one who has waited longest."""
-        return min(lane[0].turn for lane in self.lanes.values() if lane)
-
-    def next(self) -> Lane:
-        """Whose head goes next, of a line that is not empty."""
-        lane = next_lane(self.went, *map(len, self.lanes.values()))
-        if lane is None:
-            raise AssertionError("nobody waits")
-        return lane
-
-    def remove(self, waiter: _Waiter) -> None:
-        for lane in self.lanes.values():
-            if waiter in lane:
-                lane.remove(waiter)
-
-
 class Pool:
     """All upstreams of a front."""
 
@@ -128,7 +101,7 @@ class Pool:
         self._metrics = metrics
         self._now = now
         self._turn = 0
-        self._waiting: dict[str, _Line] = {}
+        self._waiting: dict[str, Line[_Waiter]] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         self.members = [Member(told, front, metrics, now()) for told in front.upstreams]
         self._reckoner = Reckoner()
@@ -226,7 +199,7 @@ class Pool:
         if not waiter.place.done():
             try:
                 if lane == "first" and self._is_late(waiter):
-                    line.lanes["deferred"].append(line.lanes["first"].popleft())
+                    line.defer()
                     self._metrics.deferred.labels(model).inc()
                     return True
                 place = self._take(waiter.asked, waiter.question, waiter.turn, ())
@@ -236,8 +209,7 @@ class Pool:
                 if place is None:
                     return False
                 waiter.place.set_result(place)
-        line.lanes[lane].popleft()
-        line.went += 1
+        line.went(lane)
         if not line:
             del self._waiting[model]
         return bool(line)
@@ -271,24 +243,8 @@ class Pool:
         return Place(member, question, turn, now)
 
     def _view(self, asked: Asked, model: str, members: list[Member], turn: int, now: int) -> RouteView:
-        known = [self._reckoner.known(member.name, asked.size, now, model) for member in members]
-        return RouteView(
-            now=now,
-            asked=asked,
-            replicas=tuple(
-                ReplicaView(
-                    name=member.name,
-                    weight=member.told.weight,
-                    outstanding=member.running,
-                    backlog=backlog,
-                    cost=cost,
-                    open=member.has_room(now),
-                )
-                for member, (_, backlog, cost) in zip(members, known, strict=True)
-            ),
-            turn=turn,
-            seed=turn,
-        )
+        known = [Known(member.name, member.told.weight, member.running, member.has_room(now)) for member in members]
+        return self._reckoner.view(asked, known, turn, now, model)
 
     async def _wait(self, asked: Asked, question: Question, lane: Lane) -> Place:
         if sum(map(len, self._waiting.values())) >= self._front.queue:
@@ -297,7 +253,7 @@ class Pool:
             raise Refused(429, message, code="overloaded", reason="overloaded", retry_after=away)
         place: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(self._turn, asked, question, place)
-        line = self._waiting.setdefault(question.model, _Line())
+        line = self._waiting.setdefault(question.model, Line[_Waiter]())
         line.lanes[lane].append(waiter)
         waiting = self._metrics.waiting.labels(question.model)
         waiting.inc()

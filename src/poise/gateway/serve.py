@@ -32,12 +32,12 @@ from poise.gateway.metrics import Metrics
 from poise.gateway.notes import Notes
 from poise.gateway.parent import listen_to_signals
 from poise.gateway.recording import Recorder
-from poise.gateway.scaling import Scaler
 from poise.gateway.service import Asked, Service
 from poise.gateway.service_metrics import CacheMetrics, Registry, ServiceMetrics
 from poise.gateway.shared_answers import PATIENCE, SharedAnswers, version_of
 from poise.gateway.upstreams import Upstreams
 from poise.kernel.cache import Cache
+from poise.kernel.scaler import LOOK_EVERY, Scaler
 from poise.model.reports import JobReport, LogPiece
 from poise.model.servicefile import DeclaredService
 from poise.model.serving_upstreams import Front, no_upstreams
@@ -46,9 +46,6 @@ from poise.policy.route import DEFAULT_ROUTER, router_named
 from poise.units import SECOND
 
 T = TypeVar("T")
-
-LOOK_EVERY = 0.5
-"""Seconds between two looks at the jobs of the replicas."""
 
 START_AGAIN = (1.0, 60.0)
 """Seconds until a replica that ended is started again: at first, and at most."""
@@ -175,7 +172,7 @@ class Replicas:
             self._service.drain(job)
             await self.replace(job)
         self._learn_start_up()
-        await asyncio.sleep(LOOK_EVERY)
+        await asyncio.sleep(LOOK_EVERY / SECOND)
         ended = [job for job in self._jobs if await self._ask(partial(self._is_over, job))]
         if ended:
             self.notes.noted.jobs = [job for job in self._jobs if job not in ended]

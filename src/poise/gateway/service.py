@@ -27,6 +27,7 @@ from poise.gateway.wire import (
     framed,
 )
 from poise.kernel.batcher import Batch, Batcher, Effect, Refuse
+from poise.kernel.scaler import Seen
 from poise.model.serving import Limits
 from poise.model.spec import check_name
 from poise.units import SECOND
@@ -81,16 +82,6 @@ class Pending(NamedTuple):
     body: bytes
     tell: Tell
     came: int
-
-
-class Seen(msgspec.Struct):
-    """What has come of a service since it was last asked: how often it was asked, what answers took, and for how long
-    replicas worked, in nanoseconds.
-    """
-
-    asked: int = 0
-    took: list[int] = []
-    busy: int = 0
 
 
 class Service:

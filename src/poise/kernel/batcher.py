@@ -288,7 +288,7 @@ class Batcher:
                 rate=self._share(replica, now),
                 due=first.due,
                 held=self._held,
-                elsewhere=self._elsewhere(replica, now),
+                elsewhere=self._elsewhere(replica, len(lane), now),
             )
         )
         if isinstance(verdict, Wait):
@@ -319,15 +319,17 @@ class Batcher:
     def _open(self) -> list[tuple[Curve, int]]:
         return [(replica.curve, replica.busy) for replica in self.replicas.values() if not replica.draining]
 
-    def _elsewhere(self, replica: Replica, now: int) -> int:
-        """When a quicker replica that is busy now would be done with the first of those that wait; 0 without one."""
+    def _elsewhere(self, replica: Replica, waiting: int, now: int) -> int:
+        """When quicker replicas that are busy now would be done with the last of so many that wait; 0 without one. By
+        then whoever is served here has made room for those behind.
+        """
         own = replica.curve.takes(1)
-        ends = (
-            other.busy + other.curve.takes(1)
+        quicker = [
+            (other.curve, other.busy)
             for other in self.replicas.values()
             if other.batch and not other.draining and other.busy > now and other.curve.takes(1) < own
-        )
-        return int(min(ends, default=0))
+        ]
+        return foreseen(now, waiting - 1, quicker) if quicker else 0
 
     def _share(self, replica: Replica, now: int) -> float:
         """The rate at which requests come that this replica is likely to get."""

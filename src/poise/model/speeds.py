@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from poise.model.routing import Asked, ReplicaView, RouteView
 from poise.units import MILLISECOND, SECOND
 
 UNKNOWN = 100.0 * MILLISECOND
@@ -243,6 +244,17 @@ class InFlight:
         return int(rest + max(whole - served, served))
 
 
+class Known(NamedTuple):
+    """A replica as whoever routes knows it without what was learned: its weight, how many requests it has from there,
+    and whether it may be sent one more.
+    """
+
+    name: str
+    weight: float
+    running: int
+    has_room: bool
+
+
 class _Kind:
     """What is known of requests of one kind: what their sizes say, and by replica how fast it is, how long they last
     there beside others, and what crowds do to them.
@@ -333,6 +345,23 @@ class Reckoner:
             left = int(left * (_crowded(asked.crowds[replica], outstanding + 1.0) - 1.0) / outstanding)
         return outstanding, left, int(asked.speeds[replica].at(now) * asked.sizes.work(size))
 
+    def view(self, asked: Asked, servers: Iterable[Known], turn: int, now: int, kind: str = "") -> RouteView:
+        """What a router is shown of a request and of those that could take it. Chance is the turn's."""
+        replicas = []
+        for server in servers:
+            _, backlog, cost = self.known(server.name, asked.size, now, kind)
+            replicas.append(
+                ReplicaView(
+                    name=server.name,
+                    weight=server.weight,
+                    outstanding=server.running,
+                    backlog=backlog,
+                    cost=cost,
+                    open=server.has_room,
+                )
+            )
+        return RouteView(now=now, asked=asked, replicas=tuple(replicas), turn=turn, seed=turn)
+
     def lasting(self, replica: str, size: float, now: int, kind: str = "") -> float:
         """Nanoseconds from sending to the end of the answer that a request of this size takes there, with all that was
         beside others; 0 before the first answer.
@@ -350,4 +379,4 @@ def _crowded(crowds: Sizes, many: float) -> float:
     return float(known**crowds.tells) * many / known
 
 
-__all__ = ["InFlight", "Reckoner", "Sent", "Sizes", "Speed"]
+__all__ = ["InFlight", "Known", "Reckoner", "Sent", "Sizes", "Speed"]

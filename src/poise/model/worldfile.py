@@ -9,6 +9,7 @@
     changes: [{at: 2h, node: big-0, there: false}]
     telemetry: {every: 1m, noise: 10%, delay: 5s}
     power: {idle: 16%, busy: 59%, kg_per_kwh: 0.4}
+    serving: {start: 30s, replicas: [{name: h100, count: 2, batch: [[1, 30ms], [8, 44ms]], price: 4.1}]}
 
 What is left out does not happen, and costs nothing; restarts cost what the trace's reader says. Only the world knows
 what is written here: a policy sees what it would see live. `compile_world` takes the parsed document and raises
@@ -22,6 +23,7 @@ import msgspec
 
 from poise.errors import SpecError
 from poise.model.document import Findings
+from poise.model.servers import HangUp, Measured, Server, Serving, Speed, Table
 from poise.model.spec import Quantity, check_name, parse_or_raise
 from poise.model.workload import LINEAR, Scaling
 from poise.units import DAY, SECOND, parse_duration, parse_share
@@ -30,6 +32,17 @@ LONGEST = 40_000 * DAY
 LEAST = SECOND
 MOST_CHANGES = 10_000
 MOST_FACTOR = 1000.0
+MOST_SERVERS = 1000
+"""Replicas that a world has."""
+
+MOST_ITEMS = 10_000_000
+"""Requests at once, or tokens, in a table of what they take."""
+
+MOST_SIZES = 1000
+"""Rows of such a table."""
+
+MOST_PRICE = 1e6
+"""An hour."""
 
 
 class RestartSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -90,6 +103,48 @@ class PowerSpec(msgspec.Struct, forbid_unknown_fields=True):
     kg_per_kwh: float | None = None
 
 
+Takes = list[tuple[int, Quantity]]
+"""So many, and what they take."""
+
+
+class MeasuredSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """A file in which speeds are measured, and which of its rows."""
+
+    file: str
+    model: str
+    hardware: str
+    devices: int = 8
+
+
+class ReplicaSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """Replicas that can be had, all alike, and how fast they are."""
+
+    name: str
+    count: int = 1
+    batch: Takes = []
+    prompt: Takes = []
+    token: Takes = []
+    measured: MeasuredSpec | None = None
+    slots: int = 0
+    price: float = 0.0
+
+
+class HangUpSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """Who does not wait for the answer."""
+
+    share: Quantity
+    after: Quantity = "5s"
+
+
+class ServingSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """What answers requests."""
+
+    replicas: list[ReplicaSpec] = []
+    start: Quantity = 0
+    spread: Quantity = 0
+    hang_up: HangUpSpec | None = None
+
+
 class WorldSpec(msgspec.Struct, forbid_unknown_fields=True):
     """A whole file."""
 
@@ -103,6 +158,7 @@ class WorldSpec(msgspec.Struct, forbid_unknown_fields=True):
     changes: list[ChangeSpec] = []
     telemetry: TelemetrySpec | None = None
     power: PowerSpec | None = None
+    serving: ServingSpec | None = None
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +206,7 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
     """A compiled file. `sharing` is by what part longer work takes on a device of which others hold all the rest. The
-    parts of a power model are None where they are as usual.
+    parts of a power model are None where they are as usual. `serving` is of requests, for which a replica is a node.
     """
 
     name: str = "plain"
@@ -164,6 +220,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     idle: float | None = None
     busy: float | None = None
     kg_per_kwh: float | None = None
+    serving: Serving | None = None
 
 
 PLAIN = World()
@@ -206,6 +263,7 @@ _EXAMPLES = {
     "telemetry": "telemetry: {every: 1m, noise: 10%, delay: 5s}",
     "power": "power: {idle: 16%, busy: 59%, kg_per_kwh: 0.4}",
     "name": "name: rough",
+    "serving": "serving: {start: 30s, replicas: [{name: h100, count: 2, batch: [[1, 30ms], [8, 44ms]]}]}",
 }
 
 
@@ -272,7 +330,80 @@ def _compile(top: WorldSpec, found: Findings) -> World:
         idle=None if power is None or power.idle is None else share(power.idle, "power.idle"),
         busy=None if power is None or power.busy is None else share(power.busy, "power.busy"),
         kg_per_kwh=None if power is None or power.kg_per_kwh is None else _carbon(power.kg_per_kwh, found),
+        serving=None if top.serving is None else _serving(top.serving, share, time, found),
     )
+
+
+def _serving(spec: ServingSpec, share: Any, time: Any, found: Findings) -> Serving:
+    servers: dict[str, Server] = {}
+    if not 1 <= sum(max(1, one.count) for one in spec.replicas) <= MOST_SERVERS:
+        need = f"1 to {MOST_SERVERS} of them"
+        found.add(SpecError("there are so many replicas", code="E103", field="serving.replicas", need=need))
+        return Serving(servers=())
+    for place, one in enumerate(spec.replicas):
+        at = f"serving.replicas[{place}]"
+        found.get(None, check_name, one.name, f"{at}.name")
+        speed = _speed(one, time, found, at)
+        for field, value, least, most in (
+            ("count", one.count, 1, MOST_SERVERS),
+            ("slots", one.slots, 0, MOST_ITEMS),
+            ("price", one.price, 0, MOST_PRICE),
+        ):
+            if not least <= value <= most:
+                need = f"{least} to {most:g}"
+                found.add(
+                    SpecError(
+                        "the number is out of range", code="E103", field=f"{at}.{field}", need=need, have=f"{value:g}"
+                    )
+                )
+        for number in range(1, one.count + 1):
+            name = one.name if one.count == 1 else f"{one.name}-{number}"
+            if name in servers:
+                what = f"there is another replica `{name}`"
+                found.add(SpecError(what, code="E107", field=f"{at}.name", have=name))
+            servers[name] = Server(name=name, speed=speed, price=one.price, slots=one.slots)
+    hang_up = spec.hang_up
+    return Serving(
+        servers=tuple(servers.values()),
+        start=time(spec.start, "serving.start"),
+        spread=share(spec.spread, "serving.spread"),
+        hang_up=None
+        if hang_up is None
+        else HangUp(
+            share=share(hang_up.share, "serving.hang_up.share"), after=time(hang_up.after, "serving.hang_up.after")
+        ),
+    )
+
+
+def _speed(spec: ReplicaSpec, time: Any, found: Findings, at: str) -> Speed:
+    """Of one of `batch`, `token` and `measured`; `prompt` goes with tokens."""
+    ways = [name for name in ("batch", "token", "measured") if getattr(spec, name)]
+    if len(ways) != 1 or (spec.prompt and ways != ["token"]):
+        what = "how fast it is, is said in one way: `batch`; `token`, and perhaps `prompt`; or `measured`"
+        hint = "batch: [[1, 30ms], [8, 44ms]]"
+        have = ", ".join([*ways, *(["prompt"] if spec.prompt else [])]) or "none of them"
+        found.add(SpecError(what, code="E103", field=at, have=have, hint=hint))
+    measured = spec.measured
+    return Speed(
+        step=_table(spec.batch or spec.token, f"{at}.{'batch' if spec.batch else 'token'}", time, found),
+        prompt=_table(spec.prompt, f"{at}.prompt", time, found),
+        tokens=not spec.batch,
+        measured=None
+        if measured is None
+        else Measured(file=measured.file, model=measured.model, hardware=measured.hardware, devices=measured.devices),
+    )
+
+
+def _table(rows: Takes, field: str, time: Any, found: Findings) -> Table:
+    made = tuple((size, float(time(takes, f"{field}[{place}]"))) for place, (size, takes) in enumerate(rows))
+    sizes = [size for size, _ in made]
+    if sizes and not (sizes[0] >= 1 and sizes[-1] <= MOST_ITEMS and len(sizes) <= MOST_SIZES):
+        need = f"sizes from 1 to {MOST_ITEMS}, {MOST_SIZES} of them at most"
+        found.add(SpecError("the sizes are out of range", code="E103", field=field, need=need, have=str(sizes)[:80]))
+    if sizes != sorted(set(sizes)) or any(takes <= 0 for _, takes in made):
+        need = "sizes that rise, and take some time each"
+        found.add(SpecError("the table is in no order", code="E103", field=field, need=need, have=str(rows)[:80]))
+    return made
 
 
 def _stragglers(spec: StragglersSpec, share: Any, time: Any, found: Findings) -> Stragglers:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from poise.gateway.scaling import WINDOW, Scaler
 from poise.gateway.service import Service
 from poise.gateway.service_metrics import Registry, ServiceMetrics
+from poise.kernel.scaler import WINDOW, Scaler
 from poise.model.scaling import ScaleRules
 from poise.model.serving import Limits
 from poise.policy.replicas import DEFAULT_SCALER, SCALERS

@@ -55,6 +55,17 @@ def test_requests_wait_for_the_first_replica() -> None:
     assert batches(batcher.up("a", SECOND, KNOWN)) == [("a", (1,))]
 
 
+def test_a_slow_replica_takes_what_the_quicker_would_be_later_with_however_many_wait() -> None:
+    """`a` is busy until 10 ms and then takes 10 ms each: `b` leaves it those that are done there before its 35 ms."""
+    batcher = Batcher(Limits(batch=1))
+    batcher.up("a", 0, [(1, 10.0 * MILLISECOND)])
+    assert batches(batcher.arrive(0, 0)) == [("a", (0,))]
+    assert batches(batcher.up("b", 0, [(1, 35.0 * MILLISECOND)])) == []
+    assert batches(batcher.arrive(1, 0)) == [], "done at 20 ms by `a`"
+    assert batches(batcher.arrive(2, 0)) == [], "done at 30 ms by `a`"
+    assert batches(batcher.arrive(3, 0)) == [("b", (1,))], "the last would be done at 40 ms"
+
+
 def test_a_killed_replica_loses_nothing() -> None:
     batcher = busy()
     batcher.up("b", 0, KNOWN)

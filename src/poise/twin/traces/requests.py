@@ -8,7 +8,7 @@
 
 A device stands for one replica of a model, and serves `Options.requests` at once. A request takes the time of its
 prompt and then that of each token: those of Llama-2-70B on eight devices, which `PACES` holds. That requests slow each
-other down, and that a prompt may begin as one before it did (`hash_ids`), is left to the gateway's simulation.
+other down is for `poise rehearse`; that a prompt may begin as one before it did (`hash_ids`) is left out.
 
 Sources: Patel et al., "Splitwise", ISCA 2024, github.com/Azure/AzurePublicDataset (CC BY 4.0); Wang et al., "BurstGPT",
 2024, github.com/HPMLL/BurstGPT; Qin et al., "Mooncake", FAST 2025, github.com/kvcache-ai/Mooncake, FAST25-release
@@ -25,7 +25,7 @@ from poise.model.resources import SHARED_CAP, WHOLE
 from poise.model.workload import Workload
 from poise.twin.traces.making import Maker, Said
 from poise.twin.traces.options import Options
-from poise.twin.traces.rows import BadRow, header_of, lines_of, table
+from poise.twin.traces.rows import BadRow, Tally, header_of, lines_of, table
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 SECONDS = ("arrival_s", "input_tokens", "output_tokens")
@@ -54,28 +54,27 @@ class _Request(msgspec.Struct):
     output_length: int
 
 
+class Call(NamedTuple):
+    """A request: seconds since some beginning, the tokens that are read and those that are written."""
+
+    at: float
+    prompt: int
+    tokens: int
+
+
 def read_azure(path: Path, options: Options) -> Workload:
     """Raises `SpecError` for what is no such file."""
-    names = AZURE if set(AZURE) <= set(header_of(path)) else SECONDS
-    return _read("azure", path, options, names, 1.0)
+    return _read("azure", path, options)
 
 
 def read_burstgpt(path: Path, options: Options) -> Workload:
     """Raises `SpecError` for what is no such file."""
-    return _read("burstgpt", path, options, BURSTGPT, 1.0)
+    return _read("burstgpt", path, options)
 
 
 def read_mooncake(path: Path, options: Options) -> Workload:
     """Raises `SpecError` for what is no such file."""
-    if not is_record(next((line for _, line in lines_of(path)), "")):
-        return _read("mooncake", path, options, MILLISECONDS, 1e-3)
-    maker = _maker("mooncake", path, options)
-    for line, at, prompt, tokens in _records(path, maker):
-        try:
-            maker.add(_said(at, prompt, tokens, options))
-        except BadRow as why:
-            maker.tally.bad(line, why)
-    return maker.workload()
+    return _read("mooncake", path, options)
 
 
 def is_record(line: str) -> bool:
@@ -83,31 +82,50 @@ def is_record(line: str) -> bool:
     return line.lstrip().startswith("{") and '"input_length"' in line and '"timestamp"' in line
 
 
-def _read(name: str, path: Path, options: Options, names: tuple[str, str, str], scale: float) -> Workload:
-    maker, (at, prompt, tokens) = _maker(name, path, options), names
-    for row in table(path, maker.tally, names):
+def calls(name: str, path: Path, tally: Tally) -> Iterator[Call]:
+    """The requests of a file in one of these formats, in the order in which they stand there. Raises `SpecError`."""
+    if name == "mooncake" and is_record(next((line for _, line in lines_of(path)), "")):
+        yield from _records(path, tally)
+        return
+    names, scale = {"mooncake": (MILLISECONDS, 1e-3), "burstgpt": (BURSTGPT, 1.0)}.get(name, (AZURE, 1.0))
+    if name == "azure" and not set(AZURE) <= set(header_of(path)):
+        names = SECONDS
+    at, prompt, tokens = names
+    for row in table(path, tally, names):
         try:
             instant, asked = row.instant(at, scale), row.whole(prompt, most=MAX_TOKENS)
             made = row.whole(tokens, most=MAX_TOKENS)
-            if not made and names is BURSTGPT:
-                maker.tally.leave_out("the request failed")
-                continue
-            maker.add(_said(instant, asked, made, options))
         except BadRow as why:
-            maker.tally.bad(row.line, why)
-    return maker.workload()
+            tally.bad(row.line, why)
+            continue
+        if not made and names is BURSTGPT:
+            tally.leave_out("the request failed")
+        else:
+            yield Call(instant, asked, made)
 
 
-def _records(path: Path, maker: Maker) -> Iterator[tuple[int, float, int, int]]:
+def _records(path: Path, tally: Tally) -> Iterator[Call]:
     decode = msgspec.json.Decoder(_Request).decode
     for number, line in lines_of(path):
         try:
             record = decode(line)
         except msgspec.MsgspecError as error:
             why = BadRow("the line is no request", need="timestamp, input_length, output_length", have=str(error))
-            maker.tally.bad(number, why)
+            tally.bad(number, why)
             continue
-        yield number, record.timestamp / 1000, record.input_length, record.output_length
+        prompt, tokens = record.input_length, record.output_length
+        if 0 <= prompt <= MAX_TOKENS and 0 <= tokens <= MAX_TOKENS:
+            yield Call(record.timestamp / 1000, prompt, tokens)
+        else:
+            need = f"0 to {MAX_TOKENS} tokens"
+            tally.bad(number, BadRow("the lengths are absurd", "input_length", need, f"{prompt}, {tokens}"))
+
+
+def _read(name: str, path: Path, options: Options) -> Workload:
+    maker = _maker(name, path, options)
+    for call in calls(name, path, maker.tally):
+        maker.add(_said(call, options))
+    return maker.workload()
 
 
 def _maker(name: str, path: Path, options: Options) -> Maker:
@@ -117,13 +135,11 @@ def _maker(name: str, path: Path, options: Options) -> Maker:
     return maker
 
 
-def _said(at: float, prompt: int, tokens: int, options: Options) -> Said:
-    if not 0 <= prompt <= MAX_TOKENS or not 0 <= tokens <= MAX_TOKENS:
-        raise BadRow("the lengths are absurd", "input_length", f"0 to {MAX_TOKENS} tokens", f"{prompt}, {tokens}")
-    taken = {model: prompt * pace.prompt + tokens * pace.token for model, pace in PACES.items()}
+def _said(call: Call, options: Options) -> Said:
+    taken = {model: call.prompt * pace.prompt + call.tokens * pace.token for model, pace in PACES.items()}
     best = min(taken.values())
     return Said(
-        at=at,
+        at=call.at,
         seconds=best,
         share=WHOLE if options.requests == 1 else max(1, SHARED_CAP // options.requests),
         kind=KIND,

@@ -1,21 +1,51 @@
 """How many replicas a service has, as its load goes: what is measured in windows, and what a scaler says to that."""
 
 from collections.abc import Callable
+from typing import Protocol
 
-from poise.gateway.service import Service
+import msgspec
+
+from poise.kernel.batcher import Batcher
 from poise.model.scaling import Scale, ScaleMemory, ScaleRules, ScaleView, Window
 from poise.policy.replicas import ReplicaPolicy
-from poise.units import SECOND
+from poise.units import MILLISECOND, SECOND
+
+LOOK_EVERY = 500 * MILLISECOND
+"""Between two looks at how many replicas there shall be."""
 
 WINDOW = 10 * SECOND
 """What is decided on is seen over so long; what waits for a replica where there is none is seen at once."""
+
+
+class Seen(msgspec.Struct):
+    """What has come of a service since it was last asked: how often it was asked, what answers took, and for how long
+    replicas worked, in nanoseconds.
+    """
+
+    asked: int = 0
+    took: list[int] = []
+    busy: int = 0
+
+
+class Followed(Protocol):
+    """The service whose load is followed. `replicas`: how many are ready."""
+
+    name: str
+    batcher: Batcher
+
+    @property
+    def replicas(self) -> int: ...
+
+    def seen(self) -> Seen:
+        """What has come since this was last asked."""
+        ...
 
 
 class Scaler:
     """Asked now and then, says how many replicas there shall be; `say` is told why, whenever that changes."""
 
     def __init__(
-        self, service: Service, rules: ScaleRules, policy: ReplicaPolicy, say: Callable[[str], None], now: int
+        self, service: Followed, rules: ScaleRules, policy: ReplicaPolicy, say: Callable[[str], None], now: int
     ) -> None:
         self.wanted = max(1, rules.least)
         self._service = service
@@ -77,4 +107,4 @@ class Scaler:
         return window
 
 
-__all__ = ["Scaler"]
+__all__ = ["Followed", "Scaler", "Seen"]
