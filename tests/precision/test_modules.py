@@ -60,7 +60,7 @@ def test_each_precision_is_measured_before_one_is_used(points: Any, capfd: pytes
     biases = 256 + 256 + 10
     assert found["fp32"].weights == found["mixed"].weights == 4 * (weights + biases)
     assert found["bf16"].weights == 2 * (weights + biases)
-    assert found["int8"].weights == pytest.approx(weights + 4 * biases, abs=100)
+    assert found["int8"].weights == pytest.approx(weights + (4 + 8) * biases, abs=100)  # and a scale for each unit
     assert all(list(one.takes) == [1, 8] and min(one.takes.values()) > 0 for one in report.measured)
     assert all(one.kept > 0.98 and 0 < one.mean < 0.05 and 0 < one.largest < 0.05 for one in report.measured[1:])
     assert (report.taken, report.why) == msgspec.structs.astuple(choose(report.measured, "auto", 0.95))

@@ -64,7 +64,7 @@ def _kept(one: Measured) -> str:
 
 def _change(now: int, before: int) -> str:
     share = now / before - 1 if before else 0.0
-    return f"{abs(share):.0%} {'less' if share < 0 else 'more'}"
+    return f"{abs(share):.0%} {'less' if share < 0 else 'more'}" if share else "the same"
 
 
 __all__ = ["Taken", "choose"]

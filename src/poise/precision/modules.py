@@ -85,7 +85,8 @@ def int8(module: nn.Module) -> nn.Module:
     if any(one.device.type != "cpu" for one in module.parameters()):
         raise ValueError("dynamic int8 of PyTorch is for CPUs")
     held = nn.ModuleList([module])  # a layer is replaced in what holds it
-    kinds = dict.fromkeys((nn.Linear, nn.LSTM, nn.GRU), quantization.default_dynamic_qconfig)
+    kinds = dict.fromkeys((nn.LSTM, nn.GRU), quantization.default_dynamic_qconfig)
+    kinds |= {nn.Linear: quantization.per_channel_dynamic_qconfig}  # a scale for each output: nearer to fp32
     kinds |= {nn.Embedding: quantization.float_qparams_weight_only_qconfig}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is to move

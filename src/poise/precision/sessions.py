@@ -65,7 +65,7 @@ class Running:
 
 def int8(path: Path, to: Path) -> None:
     with _unlogged():
-        quantization.quantize_dynamic(path, to, weight_type=quantization.QuantType.QInt8)
+        quantization.quantize_dynamic(path, to, per_channel=True, weight_type=quantization.QuantType.QInt8)
 
 
 def _bytes(path: Path) -> int:
