@@ -30,7 +30,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,9 +122,8 @@ def minilm(_: Path) -> Subject:
     from torch import nn
     from torch.nn.functional import gelu, normalize, scaled_dot_product_attention
 
+    from poise.demo import minilm
     from poise.precision import neighbours
-
-    minilm = import_module("poise.demo.minilm")
 
     class Layer(nn.Module):
         def __init__(self) -> None:
