@@ -63,8 +63,8 @@ def smaller(
     `inputs`: one tensor (or array) whose first dimension counts inputs; a tuple or a mapping of such for models that
     take several. Some hundreds that are like those to come say enough. `candidates`: precisions and other ways that
     `auto` may take, by default all that there are for such a model. `by`: what share of what it is good for a candidate
-    keeps: `top1`, `accuracy(labels)`, `neighbours`, or a function of the outputs of both. The model itself is not
-    changed. While it is measured, all candidates are in memory.
+    keeps: `top1`, `accuracy(labels)`, `neighbours`, or a function of the outputs of both. The model itself is set
+    to `eval()`, and else not changed. While it is measured, all candidates are in memory.
     """
     family = _family(model)
     asked = asked or os.environ.get(VARIABLE, "") or AUTO
