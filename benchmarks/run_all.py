@@ -27,6 +27,7 @@ import latency
 import live_faults
 import mixed
 import peers
+import precision
 import restart
 from harness import Figure, say
 
@@ -50,6 +51,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
             "cache": lambda: cache.measure(cache.TRACE, (1,), cache.TTLS[:1]),
             "footprint": lambda: footprint.measure(100, seconds=5.0, runs=5, starts=2),
             "restart": lambda: restart.measure(10_000, repeats=2),
+            "precision": lambda: precision.measure(["cnn"], rounds=1),
             "faults": lambda: live_faults.measure((), 1, 5.0, with_peers=False),
             "quality": lambda: mixed.measure(["poise", "fifo"], 20, [1]),
             "serving claims": lambda: claims_serving.measure(many=2000),
@@ -64,6 +66,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
         "cache": lambda: cache.measure(cache.TRACE, (cache.SHARED,), cache.TTLS[:1]),
         "footprint": lambda: footprint.measure(1000, seconds=20.0, runs=30, starts=5),
         "restart": lambda: restart.measure(100_000, repeats=5),
+        "precision": lambda: precision.measure(list(precision.SUBJECTS), rounds=3),
         "faults": lambda: live_faults.measure((), 3, 5.0, with_peers=True),
         "serving claims": claims_serving.measure,
         "serving claims, live": claims_serving.measure_live,

@@ -110,6 +110,10 @@ class Raw:
     def encode(self, result):
         return result
 
+class Precise:
+    def predict(self, batch: list) -> list:
+        return [os.environ.get("POISE_PRECISION") for _ in batch]
+
 class Broken:
     def load(self):
         raise RuntimeError("no weights here")
@@ -345,6 +349,22 @@ def test_a_file_says_the_same_and_what_is_wrong_in_it_is_told_where(home: Living
     )
     served = Serving(home, "right.yaml")
     assert served.ask({"value": 4}, "/predict/twice").value == 8.0
+    assert served.end() == 0
+
+
+def test_a_model_is_told_in_what_precision_it_shall_compute(home: Living) -> None:
+    (home.work / "wrong.yaml").write_text("kind: service\nname: wrong\nmodel: app.py:Precise\nprecision: int9\n")
+    done = home.poise("serve", "wrong.yaml", "--port", "0")
+    assert done.code == 1
+    assert "wrong.yaml:4" in done.err and "int9" in done.err
+    (home.work / "precise.yaml").write_text(
+        "kind: service\nname: precise\nmodel: app.py:Precise\nprecision: int8\nresources: {cpu: 100m}\n"
+    )
+    served = Serving(home, "precise.yaml")
+    assert served.ask({}).value == "int8"
+    assert served.end() == 0
+    served = Serving(home, "app.py:Precise", "--name", "flagged", "--precision", "bf16", "--cpu", "0.1")
+    assert served.ask({}).value == "bf16"
     assert served.end() == 0
 
 

@@ -558,6 +558,7 @@ MEANING = {
     "canary.folder": "Where its replicas run, if elsewhere.",
     "canary.python": "Their interpreter, if another.",
     "canary.replicas": "Processes during the trial. As many as of the version that serves by default.",
+    "canary.precision": "What it is asked to compute in, if that is other.",
     "canary.env": "Variables of its replicas, beside those of the service.",
     "canary.replay": "Recorded requests that both versions are asked before all else.",
     "canary.shadow": "The part of live requests of which it is sent a copy, whose answer nobody gets.",
@@ -584,6 +585,8 @@ MEANING = {
     "service.batch": "Requests in one batch at most. Which size is best is learned.",
     "service.queue": "Requests that wait at most; who comes then is refused.",
     "service.timeout": "When a request is given up.",
+    "service.precision": "What the model is asked to compute in; `poise.precision` reads it from `POISE_PRECISION`. "
+    "`auto`: the quickest that keeps enough. By default the `precision` of `resources`, else the model decides.",
     "service.late": "Who is foreseen to miss the objective is refused (`refuse`), or waits until there is nothing else "
     "to do, and not for ever (`defer`).",
     "service.openai": "Answer this route of OpenAI's API as well, as the model of this name: `embeddings`. Each input "

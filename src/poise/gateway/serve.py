@@ -38,6 +38,7 @@ from poise.gateway.shared_answers import PATIENCE, SharedAnswers, version_of
 from poise.gateway.upstreams import Upstreams
 from poise.kernel.cache import Cache
 from poise.kernel.scaler import LOOK_EVERY, Scaler
+from poise.model.precision import VARIABLE
 from poise.model.reports import JobReport, LogPiece
 from poise.model.servicefile import DeclaredService
 from poise.model.serving_upstreams import Front, no_upstreams
@@ -128,6 +129,7 @@ class Replicas:
             "POISE_SERVICE_NAME": declared.name,
             "POISE_SERVICE_SOCKET": str(self._service.path),
             "POISE_SERVICE_BATCH": str(declared.limits.batch),
+            **({VARIABLE: declared.precision} if declared.precision else {}),
         }
         return {
             **base,

@@ -240,8 +240,8 @@ def opened(key: str, data: bytes) -> Answer | None:
 
 
 def version_of(declared: DeclaredService, folder: Path) -> str:
-    """What is stated, or a hash of the model's file and of what else decides what it says: the class, the environment
-    and the interpreter. Weights and what it imports are not seen. `folder`: where replicas run.
+    """What is stated, or a hash of the model's file and of what else decides what it says: the class, the environment,
+    the interpreter and the precision. Weights and what it imports are not seen. `folder`: where replicas run.
     """
     if declared.version:
         return declared.version
@@ -252,7 +252,7 @@ def version_of(declared: DeclaredService, folder: Path) -> str:
     except OSError:
         what, need = "which version of the model is this?", "version: 1, for answers that outlive this gateway"
         raise SpecError(what, field="version", need=need, have=f"no file {path.name}", hint="version: 1") from None
-    decides = [declared.model, declared.python, sorted(declared.job.get("env", {}).items()), told]
+    decides = [declared.model, declared.python, declared.precision, sorted(declared.job.get("env", {}).items()), told]
     return blake2b(msgspec.msgpack.encode(decides), digest_size=6).hexdigest()
 
 

@@ -5,6 +5,7 @@
     model: app.py:Model
     replicas: 2
     objective: {latency_p99: 200ms}
+    precision: int8
     resources: {cpu: 1, gpu: 1}
 
 `compile_service` takes the parsed document and raises `SpecError` with everything that is wrong. A replica is a job
@@ -19,6 +20,7 @@ import msgspec
 from poise.errors import SpecError
 from poise.model.canary import Stage, TrialRules
 from poise.model.document import Findings, shown
+from poise.model.precision import PrecisionName
 from poise.model.scaling import ScaleRules
 from poise.model.serving import MOST, Limits
 from poise.model.spec import (
@@ -85,6 +87,7 @@ class CanarySpec(msgspec.Struct, forbid_unknown_fields=True):
     version: str | int = ""
     folder: str = ""
     python: str = ""
+    precision: PrecisionName = ""
     replicas: int = 0
     env: dict[str, Any] = {}
     replay: str = ""
@@ -118,6 +121,7 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
     cache: CacheSpec | None = None
     record: RecordSpec | None = None
     canary: CanarySpec | None = None
+    precision: PrecisionName = ""
     resources: ResourcesSpec = msgspec.field(default_factory=ResourcesSpec)
     priority: PriorityName = "high"
     env: dict[str, Any] = {}
@@ -129,7 +133,7 @@ class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     for `ttl` nanoseconds; `canonical`: bodies that are the same value in JSON ask the same; `redis`: the URL of one
     that gateways share, whose password is in the variable `password_from`. `record`: the file that requests are
     written to, what part of them, and bytes of it at most. `canary`: another version, on `trial`. `openai`: which of
-    OpenAI's routes it answers as well, if one.
+    OpenAI's routes it answers as well, if one. `precision`: what the model is asked to compute in.
     """
 
     name: str
@@ -150,6 +154,7 @@ class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     canary: "DeclaredService | None" = None
     trial: TrialRules | None = None
     openai: str = ""
+    precision: str = ""
     job: dict[str, Any] = {}
 
     @property
@@ -187,6 +192,7 @@ _EXAMPLES = {
     "record": "record: {file: asked.jsonl, share: 10%}",
     "canary": "canary: {model: newer.py:Model, shadow: 20%}",
     "openai": "openai: embeddings",
+    "precision": "precision: int8",
     "resources": "resources: {cpu: 1, gpu: 1}",
     "priority": "priority: high",
     "env": "env: {OMP_NUM_THREADS: 1}",
@@ -257,6 +263,7 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         password_from=top.cache.password_from if top.cache is not None else "",
         record=None if top.record is None else _record(top.record, found),
         openai=top.openai,
+        precision=top.precision or top.resources.precision,
         job=job | {"priority": top.priority},
     )
     return made if top.canary is None else _with_canary(made, top.canary, found)
@@ -303,8 +310,8 @@ def _with_canary(stable: DeclaredService, told: CanarySpec, found: Findings) -> 
 
     for field in ("model", "folder", "python", "replay"):
         found.get(None, check_text, getattr(told, field), f"canary.{field}")
-    if not (told.model or told.folder or told.python or told.env):
-        found.add(SpecError("what is other in it?", field="canary", need="model, folder, python or env"))
+    if not (told.model or told.folder or told.python or told.precision or told.env):
+        found.add(SpecError("what is other in it?", field="canary", need="model, folder, python, precision or env"))
     if told.model and not _CLASS.fullmatch(told.model):
         found.add(SpecError("which class serves?", field="canary.model", need=_NEED_CLASS, have=told.model))
     if told.version != "":
@@ -335,6 +342,7 @@ def _with_canary(stable: DeclaredService, told: CanarySpec, found: Findings) -> 
         version=str(told.version),
         folder=told.folder or stable.folder,
         python=told.python or stable.python,
+        precision=told.precision or stable.precision,
         replicas=told.replicas or stable.replicas,
         rules=None if told.replicas else stable.rules,
         record=None,

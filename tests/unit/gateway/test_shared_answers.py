@@ -66,6 +66,7 @@ def test_a_version_changes_with_what_decides_what_a_model_says(tmp_path: Path) -
             {"env": {"WEIGHTS": "large"}},
             {"env": {"WEIGHTS": "small"}},
             {"python": "other/python"},
+            {"precision": "int8"},
             {"version": "7"},
         )
     ]

@@ -1,0 +1,70 @@
+"""Which precision a model is used in: from what was measured of each.
+
+Asked for `auto`, the quickest that keeps enough is taken, if it is worth it; asked for one by name, that one, if it
+keeps enough, whether it is quicker or not (it may be its memory that is wanted). Else the model stays as it is. What
+speaks against each of the others is told.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from poise.model.precision import AS_IT_IS, AUTO, Measured
+
+WORTH = 1.05
+"""So many times as quick as the model as it is: less is within what measurements differ by."""
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """The name of one that was measured, and a sentence on it and on each of the others."""
+
+    name: str
+    why: list[str]
+
+
+def choose(measured: Sequence[Measured], asked: str, kept: float) -> Taken:
+    """The first that was `measured` is the model as it is. `kept`: the least share that is good enough."""
+    base, *others = measured
+    may = [one for one in others if not one.failed and one.kept >= kept]
+    if asked == AUTO:
+        may = [one for one in may if one.quicker_than(base) >= WORTH]
+    taken = max(may, key=lambda one: one.quicker_than(base), default=base)
+    why = [_for(taken, base)] if taken is not base else [_stays(asked)]
+    why += [_against(one, base, taken, kept) for one in others if one is not taken]
+    return Taken(taken.name, why)
+
+
+def _for(one: Measured, base: Measured) -> str:
+    return f"{one.name} is taken: {_speed(one, base)}, weights {_change(one.weights, base.weights)}, {_kept(one)}"
+
+
+def _stays(asked: str) -> str:
+    if asked == AS_IT_IS:
+        return f"{AS_IT_IS} stays, as it was asked for"
+    return f"{AS_IT_IS} stays: nothing that keeps enough is quicker" if asked == AUTO else f"{AS_IT_IS} stays"
+
+
+def _against(one: Measured, base: Measured, taken: Measured, kept: float) -> str:
+    if one.failed:
+        return f"{one.name} does not work: {one.failed}"
+    if one.kept < kept:
+        return f"{one.name}: {_kept(one)}, where {kept:.1%} must be"
+    if taken is base:
+        return f"{one.name}: no quicker, {_speed(one, base)}"
+    return f"{one.name}: {one.quicker_than(base):.2f} times as quick as {base.name}, not {taken.quicker_than(base):.2f}"
+
+
+def _speed(one: Measured, base: Measured) -> str:
+    return f"{one.quicker_than(base):.2f} times as quick"
+
+
+def _kept(one: Measured) -> str:
+    return f"{one.kept:.1%} kept"
+
+
+def _change(now: int, before: int) -> str:
+    share = now / before - 1 if before else 0.0
+    return f"{abs(share):.0%} {'less' if share < 0 else 'more'}" if share else "the same"
+
+
+__all__ = ["Taken", "choose"]
