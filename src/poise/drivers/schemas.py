@@ -410,6 +410,8 @@ MEANING = {
     "checkpoint": "How often the command saves its state, or a mapping. What yields loses what came since.",
     "preemptible": "Whether it may be asked to yield to more urgent work. `true` by default.",
     "weight": "Its business weight, for policies that look at it.",
+    "serves": "What it answers for, and why it was asked for, where it goes on until it is ended. Work of lower classes "
+    "makes room for it at once, and none makes it yield for being shorter. `poise serve` writes it for its replicas.",
     "resources.cpu": "CPUs: `2`, `0.5` or `500m`. Whole CPUs are bound to cores of their own.",
     "resources.memory": "Reserved and limited: `8GiB`. 0 reserves nothing and limits nothing.",
     "resources.gpu": "Devices.",

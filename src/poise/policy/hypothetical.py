@@ -573,6 +573,7 @@ def _resident(
         progress=candidate.progress,
         outlived=candidate.outlived,
         tenant=candidate.tenant,
+        serves=candidate.serves,
     )
 
 
@@ -600,6 +601,7 @@ def _waiting_again(resident: Resident, now: int, expected: int) -> Candidate:
         progress=resident.progress,
         outlived=resident.outlived,
         tenant=resident.tenant,
+        serves=resident.serves,
     )
 
 
