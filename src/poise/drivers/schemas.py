@@ -559,6 +559,8 @@ MEANING = {
     "scaling.rise": "How long a wish for more must have lasted.",
     "scaling.fall": "How long a wish for fewer must have lasted.",
     "scaling.idle": "When nothing has come for so long, the last replica goes, if there may be none.",
+    "scaling.shared": "Training has the rest of the devices: while the objective is kept, no more replicas than what comes "
+    "needs, or than the service's weight beside training gives it.",
     "service.objective": "What the service promises. Who cannot be answered in time is refused when it comes.",
     "service.batch": "Requests in one batch at most. Which size is best is learned.",
     "service.queue": "Requests that wait at most; who comes then is refused.",

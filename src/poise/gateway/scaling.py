@@ -10,6 +10,15 @@ from poise.units import SECOND
 WINDOW = 10 * SECOND
 """What is decided on is seen over so long; what waits for a replica where there is none is seen at once."""
 
+SOON = 1 * SECOND
+"""An objective that is missed is seen after so long; it is looked for as often."""
+
+ENOUGH = 20
+"""Requests of which that can be told."""
+
+UNLUCKY = 0.01
+"""The share of requests that may miss the objective: it is one for the P99."""
+
 
 class Scaler:
     """Asked now and then, says how many replicas there shall be; `say` is told why, whenever that changes."""
@@ -18,6 +27,8 @@ class Scaler:
         self, service: Service, rules: ScaleRules, policy: ReplicaPolicy, say: Callable[[str], None], now: int
     ) -> None:
         self.wanted = max(1, rules.least)
+        self.why = ""
+        """What asked for as many, when there were last to be more."""
         self._service = service
         self._rules = rules
         self._policy = policy
@@ -25,7 +36,7 @@ class Scaler:
         self._memory = ScaleMemory()
         self._since = now
         self._waited = 0.0  # requests that waited, times nanoseconds
-        self._looked = now
+        self._looked = self._decided = now
 
     def look(self, now: int, start_up: int) -> int:
         """How many there shall be now. `start_up`: how long a replica takes until it is ready."""
@@ -33,9 +44,10 @@ class Scaler:
         self._waited += service.batcher.waiting * (now - self._looked)
         self._looked = now
         wakes = self.wanted == 0 and service.batcher.waiting > 0
-        if now - self._since < WINDOW and not wakes:
+        ended = now - self._since >= WINDOW and not wakes
+        if not (wakes or ended or self._is_missed(now)):
             return self.wanted
-        windows = () if wakes else (self._window(now),)
+        window = None if wakes else self._window(now)
         paces = [replica.curve.pace() for replica in service.batcher.replicas.values()]
         able = tuple(SECOND / pace if pace else 0.0 for pace in paces)
         verdict = self._policy.decide(
@@ -43,7 +55,8 @@ class Scaler:
                 now=now,
                 rules=self._rules,
                 window=WINDOW,
-                windows=windows,
+                windows=(window,) if ended and window is not None else (),
+                latest=None if ended else window,
                 replicas=(*able, *[max(able, default=0.0)] * (self.wanted - len(able))),
                 capacity=max(able, default=0.0),
                 start_up=start_up,
@@ -52,19 +65,32 @@ class Scaler:
             )
         )
         self._take(verdict)
+        self._decided = now
+        if ended:
+            service.forget()
+            self._since, self._waited = now, 0.0
         return self.wanted
+
+    def _is_missed(self, now: int) -> bool:
+        """Whether an objective is being missed, and there may be more replicas."""
+        objective, took = self._rules.latency_p99, self._service.seen.took
+        if not objective or self.wanted >= self._rules.most or now - max(self._since, self._decided) < SOON:
+            return False
+        return len(took) >= ENOUGH and sum(one > objective for one in took) > UNLUCKY * len(took)
 
     def _take(self, verdict: Scale) -> None:
         self._memory = verdict.memory
         if verdict.replicas != self.wanted:
             self._say(f"{self._service.name}: from {self.wanted} to {verdict.replicas}: {verdict.sentence()}")
+        if verdict.replicas > self.wanted:
+            self.why = verdict.cause()
         self.wanted = verdict.replicas
 
     def _window(self, now: int) -> Window:
-        seen, length = self._service.seen(), now - self._since
+        seen, length = self._service.seen, now - self._since
         took = sorted(seen.took)
         replicas = self._service.replicas
-        window = Window(
+        return Window(
             at=now,
             rate=seen.asked * SECOND / length,
             mean=sum(took) // len(took) if took else 0,
@@ -72,9 +98,8 @@ class Scaler:
             queue=self._waited / length,
             devices=min(1.0, seen.busy / (length * replicas)) if replicas else 0.0,
             replicas=replicas,
+            refused=seen.refused / seen.asked if seen.asked else 0.0,
         )
-        self._since, self._waited = now, 0.0
-        return window
 
 
 __all__ = ["Scaler"]

@@ -132,11 +132,14 @@ class Replicas:
             "POISE_SERVICE_SOCKET": str(self._service.path),
             "POISE_SERVICE_BATCH": str(declared.limits.batch),
         }
+        name = f"{declared.name}-{self.notes.noted.asked}"
+        why = self._scaler.why if self._scaler is not None else ""
         return {
             **base,
             **({"folder": declared.folder} if declared.folder else {}),
             **declared.job,
-            "name": f"{declared.name}-{self.notes.noted.asked}",
+            "name": name,
+            "serves": f"{name} serves {declared.name}{': ' if why else ''}{why}",
             "class": f"{declared.name}-replica",
             "run": [declared.python or sys.executable, "-m", "poise.gateway.replica", declared.model],
             "env": base["env"] | declared.job.get("env", {}) | where,

@@ -58,6 +58,7 @@ class ScalingSpec(msgspec.Struct, forbid_unknown_fields=True):
     rise: Quantity = 0
     fall: Quantity = "5m"
     idle: Quantity = "5m"
+    shared: bool = False
 
 
 class CacheSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -377,6 +378,9 @@ def _rules(told: ScalingSpec, least: int, most: int, objective: int, found: Find
     target = found.get(700, parse_or_raise, parse_share, told.target, "scaling.target", 1000)
     if not target:
         found.add(SpecError("a target above 0", field="scaling.target", need="1% to 100%", have=str(told.target)))
+    if told.shared and not objective:
+        what = "devices are shared by how near answers come to an objective"
+        found.add(SpecError(what, field="scaling.shared", need="an objective", hint="objective: {latency_p99: 200ms}"))
     if not told.signals:
         found.add(SpecError("nothing is followed", field="scaling.signals", need="rate, latency, queue or devices"))
     return ScaleRules(
@@ -388,6 +392,7 @@ def _rules(told: ScalingSpec, least: int, most: int, objective: int, found: Find
         rise=time("rise"),
         fall=time("fall"),
         idle=time("idle"),
+        shared=told.shared,
     )
 
 

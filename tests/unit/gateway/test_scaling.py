@@ -34,7 +34,7 @@ class Followed:
                 self.service.batcher.down(f"j{self.there}.main", self.now)
                 self.there -= 1
             self.now += WINDOW
-            self.service._seen.asked += int(rate * WINDOW / SECOND)
+            self.service.seen.asked += int(rate * WINDOW / SECOND)
             self.scaler.look(self.now, SECOND)
         return self.scaler.wanted
 
@@ -65,5 +65,5 @@ def test_the_last_goes_only_where_there_may_be_none_and_comes_back_as_soon_as_so
 
 def test_between_windows_nothing_changes() -> None:
     followed = Followed(ScaleRules(least=1, most=8))
-    followed.service._seen.asked += 10_000
+    followed.service.seen.asked += 10_000
     assert followed.scaler.look(followed.now + WINDOW // 2, SECOND) == 1
