@@ -15,6 +15,7 @@ from poise.config import Home
 from poise.control.start import connected, running, supervised, user_name
 from poise.drivers.yamlfile import located
 from poise.model.decisions import Reason, Spot
+from poise.model.profiles import SERVES
 from poise.model.reports import (
     Explanation,
     Foreseen,
@@ -180,7 +181,8 @@ def _draw_waiting(waiting: Waiting) -> None:
     _draw_lines(
         "room comes when",
         [
-            f"{freeing.unit} on {', '.join(freeing.nodes)} ends, in {_foreseen_time(freeing.left)}"
+            f"{freeing.unit} on {', '.join(freeing.nodes)} ends, "
+            f"{'in ' if freeing.left.source != SERVES else ''}{_foreseen_time(freeing.left)}"
             f"{', overrun' if freeing.overrun else ''}"
             for freeing in waiting.frees
         ],
@@ -199,7 +201,8 @@ def _draw_going(going: Going) -> None:
         click.echo(f"  why there       {why} (by {going.why.policy} on revision {going.why.base})")
     overrun = "; it has run longer than foreseen, and is estimated anew" if going.overrun else ""
     since = f"for {format_duration(going.elapsed)}, " if going.elapsed else ""
-    click.echo(f"  has run         {since}{_foreseen_time(going.left)} left{overrun}")
+    left = "" if going.left.source == SERVES else " left"
+    click.echo(f"  has run         {since}{_foreseen_time(going.left)}{left}{overrun}")
     if going.prediction is not None:
         _draw_lines("foreseen", _prediction_lines(going.prediction))
 
@@ -265,6 +268,8 @@ def _without_subject(reason: Reason, nodes: Sequence[str], count: int) -> str:
 
 
 def _foreseen_time(left: Foreseen) -> str:
+    if left.source == SERVES:
+        return "which serves until it is ended"
     return f"{format_duration(left.mean)} ± {format_duration(left.deviation)} ({left.source})"
 
 
@@ -284,7 +289,7 @@ def _in(left: int | None) -> str:
 
 
 def _prediction_lines(prediction: Prediction) -> list[str]:
-    lines = [f"{_foreseen_time(run)} on {model}" for model, run in prediction.run.items()]
+    lines = [f"{_foreseen_time(run)} on {model}" for model, run in prediction.run.items() if run.source != SERVES]
     for name, amount, shown in (
         ("memory", prediction.memory, format_bytes),
         ("CPU", prediction.cpu, format_cpu),

@@ -272,6 +272,7 @@ _FORMS: dict[str, Schema] = {
     "scaling.rise": _DURATION,
     "scaling.fall": _DURATION,
     "scaling.idle": _DURATION,
+    "scaling.window": _DURATION,
     "service.batch": _COUNT | {"maximum": MOST},
     "service.queue": _COUNT | {"maximum": servicefile.MOST_WAITING},
     "service.timeout": _DURATION,
@@ -410,8 +411,9 @@ MEANING = {
     "checkpoint": "How often the command saves its state, or a mapping. What yields loses what came since.",
     "preemptible": "Whether it may be asked to yield to more urgent work. `true` by default.",
     "weight": "Its business weight, for policies that look at it.",
-    "serves": "What it answers for, and why it was asked for, where it goes on until it is ended. Work of lower classes "
-    "makes room for it at once, and none makes it yield for being shorter. `poise serve` writes it for its replicas.",
+    "serves": "What it answers for, and why it was asked for, where it goes on until it is ended. Work of lower "
+    "classes makes room for it at once, and none makes it yield for being shorter. `poise serve` writes it for its "
+    "replicas.",
     "resources.cpu": "CPUs: `2`, `0.5` or `500m`. Whole CPUs are bound to cores of their own.",
     "resources.memory": "Reserved and limited: `8GiB`. 0 reserves nothing and limits nothing.",
     "resources.gpu": "Devices.",
@@ -559,8 +561,9 @@ MEANING = {
     "scaling.rise": "How long a wish for more must have lasted.",
     "scaling.fall": "How long a wish for fewer must have lasted.",
     "scaling.idle": "When nothing has come for so long, the last replica goes, if there may be none.",
-    "scaling.shared": "Training has the rest of the devices: while the objective is kept, no more replicas than what comes "
-    "needs, or than the service's weight beside training gives it.",
+    "scaling.shared": "Training has the rest of the devices: while the objective is kept, no more replicas than what "
+    "comes needs, or than the service's weight beside training gives it.",
+    "scaling.window": "The load is seen over so long, and then decided on; an objective that is missed, after 1 s.",
     "service.objective": "What the service promises. Who cannot be answered in time is refused when it comes.",
     "service.batch": "Requests in one batch at most. Which size is best is learned.",
     "service.queue": "Requests that wait at most; who comes then is refused.",

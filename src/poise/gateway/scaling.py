@@ -7,11 +7,9 @@ from poise.model.scaling import Scale, ScaleMemory, ScaleRules, ScaleView, Windo
 from poise.policy.replicas import ReplicaPolicy
 from poise.units import SECOND
 
-WINDOW = 10 * SECOND
-"""What is decided on is seen over so long; what waits for a replica where there is none is seen at once."""
-
 SOON = 1 * SECOND
-"""An objective that is missed is seen after so long; it is looked for as often."""
+"""An objective that is missed is seen after so long, and looked for as often; what waits for a replica where there is
+none is seen at once."""
 
 ENOUGH = 20
 """Requests of which that can be told."""
@@ -24,13 +22,21 @@ class Scaler:
     """Asked now and then, says how many replicas there shall be; `say` is told why, whenever that changes."""
 
     def __init__(
-        self, service: Service, rules: ScaleRules, policy: ReplicaPolicy, say: Callable[[str], None], now: int
+        self,
+        service: Service,
+        rules: ScaleRules,
+        window: int,
+        policy: ReplicaPolicy,
+        say: Callable[[str], None],
+        now: int,
     ) -> None:
+        """What is decided on is seen over a `window`, in nanoseconds."""
         self.wanted = max(1, rules.least)
         self.why = ""
         """What asked for as many, when there were last to be more."""
         self._service = service
         self._rules = rules
+        self._length = window
         self._policy = policy
         self._say = say
         self._memory = ScaleMemory()
@@ -44,7 +50,7 @@ class Scaler:
         self._waited += service.batcher.waiting * (now - self._looked)
         self._looked = now
         wakes = self.wanted == 0 and service.batcher.waiting > 0
-        ended = now - self._since >= WINDOW and not wakes
+        ended = now - self._since >= self._length and not wakes
         if not (wakes or ended or self._is_missed(now)):
             return self.wanted
         window = None if wakes else self._window(now)
@@ -54,7 +60,7 @@ class Scaler:
             ScaleView(
                 now=now,
                 rules=self._rules,
-                window=WINDOW,
+                window=self._length,
                 windows=(window,) if ended and window is not None else (),
                 latest=None if ended else window,
                 replicas=(*able, *[max(able, default=0.0)] * (self.wanted - len(able))),

@@ -114,7 +114,9 @@ class Replicas:
 
     def become(self, declared: DeclaredService) -> None:
         """Be as many from now on as `declared` says."""
-        self._declared = msgspec.structs.replace(self._declared, replicas=declared.replicas, rules=declared.rules)
+        self._declared = msgspec.structs.replace(
+            self._declared, replicas=declared.replicas, rules=declared.rules, window=declared.window
+        )
         self._scaler = self._scaler or self._made_scaler()
 
     def _made_scaler(self) -> Scaler | None:
@@ -122,7 +124,7 @@ class Replicas:
         if declared.rules is None:
             return None
         policy = scaler_named(declared.scaler or DEFAULT_SCALER)
-        return Scaler(self._service, declared.rules, policy, self._say, time.monotonic_ns())
+        return Scaler(self._service, declared.rules, declared.window, policy, self._say, time.monotonic_ns())
 
     def spec(self) -> dict[str, Any]:
         """The job that a replica is."""

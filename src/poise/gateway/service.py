@@ -89,8 +89,8 @@ class Pending(NamedTuple):
 
 class Seen(msgspec.Struct):
     """What has come of a service: how often it was asked, what answers took to which the objective holds, and for how
-    long replicas worked, in nanoseconds. Among what answers took is what those were foreseen to take that were `refused`
-    for want of room.
+    long replicas worked, in nanoseconds. Among what answers took is what those were foreseen to take that were
+    `refused` for want of room.
     """
 
     asked: int = 0

@@ -1,17 +1,23 @@
 """A service's replicas follow its load, and why is told."""
 
+import asyncio
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from poise.gateway.scaling import WINDOW, Scaler
+from poise.gateway.scaling import Scaler
 from poise.gateway.service import Service
 from poise.gateway.service_metrics import Registry, ServiceMetrics
+from poise.gateway.wire import Answer
+from poise.kernel.batcher import Refuse
 from poise.model.scaling import ScaleRules
 from poise.model.serving import Limits
 from poise.policy.replicas import DEFAULT_SCALER, SCALERS
 from poise.units import MILLISECOND, MINUTE, SECOND
+
+WINDOW = 10 * SECOND
 
 
 class Followed:
@@ -22,7 +28,7 @@ class Followed:
         self.service = Service("digits", Limits(batch=1), Path("unused"), metrics)
         self.said: list[str] = []
         self.now = SECOND
-        self.scaler = Scaler(self.service, rules, SCALERS[DEFAULT_SCALER], self.said.append, self.now)
+        self.scaler = Scaler(self.service, rules, WINDOW, SCALERS[DEFAULT_SCALER], self.said.append, self.now)
         self.there = 0
 
     def passes(self, rate: float, windows: int = 1) -> int:
@@ -67,3 +73,28 @@ def test_between_windows_nothing_changes() -> None:
     followed = Followed(ScaleRules(least=1, most=8))
     followed.service.seen.asked += 10_000
     assert followed.scaler.look(followed.now + WINDOW // 2, SECOND) == 1
+
+
+def test_an_objective_that_is_missed_is_seen_within_a_second_and_told() -> None:
+    rules = ScaleRules(signals=("latency",), least=1, most=2, latency_p99=100 * MILLISECOND, shared=True)
+    followed = Followed(rules)
+    followed.passes(10)
+    followed.service._channels["j1.main"] = Mock()  # it serves
+    assert followed.scaler.why == ""
+    seen = followed.service.seen
+    seen.asked, seen.took, seen.refused = 40, [50 * MILLISECOND] * 39 + [150 * MILLISECOND], 4
+    assert followed.scaler.look(followed.now + SECOND // 2, SECOND) == 1
+    assert followed.scaler.look(followed.now + SECOND, SECOND) == 2
+    assert followed.scaler.why == "P99 is 150 ms with 10% of the requests refused, the objective is 100 ms"
+
+
+def test_what_may_be_late_is_in_no_danger() -> None:
+    async def asked() -> tuple[int, int]:
+        service = Followed(ScaleRules(least=1, most=2, latency_p99=100 * MILLISECOND)).service
+        told: list[Answer | Refuse] = []
+        for deferred in (True, False):
+            service.ask(b"1", told.append, timeout=MILLISECOND, deferred=deferred)
+        await service.drained()
+        return service.seen.refused, len(service.seen.took)
+
+    assert asyncio.run(asked()) == (1, 1)
