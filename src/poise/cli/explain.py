@@ -29,6 +29,8 @@ from poise.model.reports import (
 )
 from poise.units import format_bytes, format_cpu, format_duration
 
+GOES_ON = "; it serves until it is ended"
+
 
 @click.command()
 @click.option("--all", "everything", is_flag=True, help="Name every node, unit and event, as `-o wide` does.")
@@ -181,9 +183,9 @@ def _draw_waiting(waiting: Waiting) -> None:
     _draw_lines(
         "room comes when",
         [
-            f"{freeing.unit} on {', '.join(freeing.nodes)} ends, "
-            f"{'in ' if freeing.left.source != SERVES else ''}{_foreseen_time(freeing.left)}"
-            f"{', overrun' if freeing.overrun else ''}"
+            f"{freeing.unit} on {', '.join(freeing.nodes)} ends"
+            + (GOES_ON if freeing.left.source == SERVES else f", in {_foreseen_time(freeing.left)}")
+            + (", overrun" if freeing.overrun else "")
             for freeing in waiting.frees
         ],
     )
@@ -200,9 +202,9 @@ def _draw_going(going: Going) -> None:
     if going.why is not None and (why := going.why.sentence()):
         click.echo(f"  why there       {why} (by {going.why.policy} on revision {going.why.base})")
     overrun = "; it has run longer than foreseen, and is estimated anew" if going.overrun else ""
-    since = f"for {format_duration(going.elapsed)}, " if going.elapsed else ""
-    left = "" if going.left.source == SERVES else " left"
-    click.echo(f"  has run         {since}{_foreseen_time(going.left)}{left}{overrun}")
+    since = f"for {format_duration(going.elapsed)}" if going.elapsed else ""
+    left = GOES_ON if going.left.source == SERVES else f", {_foreseen_time(going.left)} left{overrun}"
+    click.echo(f"  has run         {f'{since}{left}'.lstrip(',; ')}")
     if going.prediction is not None:
         _draw_lines("foreseen", _prediction_lines(going.prediction))
 
@@ -268,8 +270,6 @@ def _without_subject(reason: Reason, nodes: Sequence[str], count: int) -> str:
 
 
 def _foreseen_time(left: Foreseen) -> str:
-    if left.source == SERVES:
-        return "which serves until it is ended"
     return f"{format_duration(left.mean)} ± {format_duration(left.deviation)} ({left.source})"
 
 
