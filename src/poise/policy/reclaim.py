@@ -444,6 +444,8 @@ def _may_yield(
     def may(resident: Resident) -> bool:
         if not resident.preemptible or resident.stopping or not resident.running or resident.unit in asked:
             return False
+        if resident.serves and not candidate.serves:
+            return False
         if now < may_be_asked(resident, rules):
             return False
         if rules.by == "class":

@@ -137,7 +137,8 @@ def _bounded(view: ScaleView, wish: int) -> tuple[int, tuple[Because, ...]]:
 
 def _shared(view: ScaleView, wish: int) -> Because | None:
     """Where devices are shared with training: the part of its range that is its weight's, or as many as can take what
-    comes if that is more. An objective that is missed comes first.
+    comes if that is more; of those that are there as many as take it with room, or they would be back at once. An
+    objective that is missed comes first.
     """
     last, rules = _last(view), view.rules
     if not rules.shared or last is None:
@@ -147,7 +148,9 @@ def _shared(view: ScaleView, wish: int) -> Because | None:
         return None
     weight = weights(last.devices, seen / objective).service
     least = max(1, rules.least)
-    number = max(least + int(weight * (rules.most - least) + 0.5), min(rules.most, _enough(view, last.rate) or 0))
+    stay = min(len(view.replicas), _enough(view, last.rate / rules.target) or 0)
+    comes = min(rules.most, max(stay, _enough(view, last.rate) or 0))
+    number = max(least + int(weight * (rules.most - least) + 0.5), comes)
     return Because(code="SHARED", wish=number, have=f"{weight:.0%}") if number < wish else None
 
 

@@ -133,7 +133,7 @@ class Suite:
             plan = _Round(self, view).place_all(ordered)
             if plan is not None:
                 return plan
-        return _Round(self, view).decide(ordered)
+        return _Round(self, view).decide(_serving_first(ordered) if self.recipe.preempt is not None else ordered)
 
 
 class _Round:
@@ -977,6 +977,20 @@ class _Turns:
         total = int(draft.fleet.total[CPU, row])
         used = 1 - int(draft.free[CPU, row]) / total if total else 0.0
         return turn_weight(used, draft.fleet.nodes[row].latency)
+
+
+def _serving_first(ordered: list[Candidate]) -> list[Candidate]:
+    """The same order, but what serves goes before all of a lower class, however long that has waited: what would make it
+    yield, were it there, does not get its room either.
+    """
+    serving = [one for one in ordered if one.serves]
+    if not serving:
+        return ordered
+    for one in serving:
+        place = ordered.index(one)
+        lower = next((at for at, other in enumerate(ordered[:place]) if other.priority > one.priority), place)
+        ordered = [*ordered[:lower], one, *ordered[lower:place], *ordered[place + 1 :]]
+    return ordered
 
 
 def _cost(found: tuple[Yielding, Shape]) -> float:

@@ -402,6 +402,13 @@ def test_beside_training_a_service_has_its_weights_part_and_all_where_its_object
     assert scale.because[-1].code == code
 
 
+def test_of_the_replicas_that_there_are_as_many_stay_as_take_what_comes_with_room() -> None:
+    """Of 70 % of ten requests/s each: 15 are more than two take so, and 13 are not."""
+    for there, rate, replicas in ((1, 15.0, 2), (3, 15.0, 3), (3, 13.0, 2)):
+        last = Window(at=MINUTE, rate=rate, p99=10 * MILLISECOND, devices=0.5, replicas=there)
+        assert SCALERS["hpa"].decide(view(SHARED, [last], there, waiting=20)).replicas == replicas
+
+
 def test_what_training_has_is_given_back_after_the_fall_and_not_before() -> None:
     missed = Window(at=MINUTE, rate=15.0, p99=150 * MILLISECOND, devices=1.0, replicas=1)
     first = SCALERS["hpa"].decide(view(SHARED, [missed], 1, waiting=20))

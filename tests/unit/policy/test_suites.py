@@ -697,7 +697,7 @@ def test_training_yields_to_a_replica_whatever_that_costs_and_is_told_why() -> N
     assert (world.status("digits-2"), world.status("training")) == ("placed", "pending")
     [order] = world.unit("training").yielded
     assert what_for(order) == f"yield to j2.main: {DANGER}"
-    world.start("digits-2").after("2h")
+    world.start("digits-2").after("6m")
     assert world.status("training") == "pending", "waiting for long does not make a replica yield"
     assert world.cancel("digits-2").after("1s").status("training") == "placed"
 
@@ -711,20 +711,31 @@ def test_who_has_just_begun_is_not_asked_and_who_is_no_lower_never() -> None:
 
 
 def test_between_training_and_a_service_it_does_not_go_back_and_forth() -> None:
-    """After its third time training is left alone for half an hour."""
+    """After its third time training is left alone for long: it has to run for half an hour at a stretch."""
     world = trained()
     for number in range(3):
         world.job(f"d{number}", gpu=1, priority="high", serves=DANGER).after("1s")
         world.start(f"d{number}").cancel(f"d{number}").after("1s").start("training").after("40s")
-    world.job("last", gpu=1, priority="high", serves=DANGER).after("29m")
+    world.job("last", gpu=1, priority="high", serves=DANGER).after("2m")
     assert (world.status("last"), world.unit("training").preempted) == ("pending", 3)
-    assert world.after("1m").status("last") == "placed"
 
 
-def test_what_is_worth_more_for_its_time_does_not_make_a_replica_yield() -> None:
-    world = World().nodes(1, cpu=8, gpus=1).job("digits-1", gpu=1, priority="high", serves="digits").round()
-    world.start("digits-1").after("5s").job("short", gpu=1, expect="1s", priority="urgent").after("5m")
+def test_room_that_is_kept_for_what_has_waited_for_long_is_not_kept_from_a_replica() -> None:
+    world = World().nodes(1, cpu=4).job("training", cpu=4, expect="5h").round().start("training")
+    world.job("aged", cpu=4, expect="5h").after("6m").job("digits-2", cpu=2, priority="high", serves=DANGER).after("1s")
+    assert (world.status("digits-2"), world.status("aged")) == ("placed", "pending")
+
+
+@pytest.mark.parametrize("policy", ["poise", "srtf", "las", "mlfq"])
+@pytest.mark.parametrize("gpu", [0, 1])
+def test_what_is_shorter_or_has_waited_for_long_does_not_make_a_replica_yield(policy: str, gpu: int) -> None:
+    world = World(policy).nodes(1, cpu=1, gpus=gpu).job("digits-1", gpu=gpu, priority="low", serves="digits").round()
+    world.start("digits-1").after("40s").job("short", gpu=gpu, expect="1s", priority="urgent").after("2m")
     assert world.status("short") == "pending"
+    assert (
+        world.cancel("short").job("other-1", gpu=gpu, priority="high", serves="other").after("1s").status("other-1")
+        == "placed"
+    )
 
 
 def test_an_elastic_gang_goes_on_smaller_for_a_replica_and_grows_again_after_it() -> None:
