@@ -29,9 +29,12 @@ class Scaler:
         policy: ReplicaPolicy,
         say: Callable[[str], None],
         now: int,
+        there: int = 0,
     ) -> None:
-        """What is decided on is seen over a `window`, in nanoseconds."""
-        self.wanted = max(1, rules.least)
+        """What is decided on is seen over a `window`, in nanoseconds. So many replicas are `there`, of a gateway that
+        was killed: they count as wished for now.
+        """
+        self.wanted = min(rules.most, max(1, rules.least, there))
         self.why = ""
         """What asked for as many, when there were last to be more."""
         self._service = service
@@ -39,7 +42,7 @@ class Scaler:
         self._length = window
         self._policy = policy
         self._say = say
-        self._memory = ScaleMemory()
+        self._memory = ScaleMemory(wishes=((now, self.wanted),) if there else ())
         self._since = now
         self._waited = 0.0  # requests that waited, times nanoseconds
         self._looked = self._decided = now

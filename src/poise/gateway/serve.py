@@ -124,7 +124,8 @@ class Replicas:
         if declared.rules is None:
             return None
         policy = scaler_named(declared.scaler or DEFAULT_SCALER)
-        return Scaler(self._service, declared.rules, declared.window, policy, self._say, time.monotonic_ns())
+        there = len(self._jobs)
+        return Scaler(self._service, declared.rules, declared.window, policy, self._say, time.monotonic_ns(), there)
 
     def spec(self) -> dict[str, Any]:
         """The job that a replica is."""

@@ -23,12 +23,12 @@ WINDOW = 10 * SECOND
 class Followed:
     """A service whose replicas take 100 requests a second, followed from window to window."""
 
-    def __init__(self, rules: ScaleRules) -> None:
+    def __init__(self, rules: ScaleRules, there: int = 0) -> None:
         metrics = ServiceMetrics(Registry(CollectorRegistry()), "digits")
         self.service = Service("digits", Limits(batch=1), Path("unused"), metrics)
         self.said: list[str] = []
         self.now = SECOND
-        self.scaler = Scaler(self.service, rules, WINDOW, SCALERS[DEFAULT_SCALER], self.said.append, self.now)
+        self.scaler = Scaler(self.service, rules, WINDOW, SCALERS[DEFAULT_SCALER], self.said.append, self.now, there)
         self.there = 0
 
     def passes(self, rate: float, windows: int = 1) -> int:
@@ -98,3 +98,10 @@ def test_what_may_be_late_is_in_no_danger() -> None:
         return service.seen.refused, len(service.seen.took)
 
     assert asyncio.run(asked()) == (1, 1)
+
+
+def test_replicas_of_a_gateway_that_was_killed_stay_until_fewer_have_been_enough_for_long() -> None:
+    followed = Followed(ScaleRules(least=1, most=4, fall=MINUTE), there=3)
+    assert followed.passes(10, 5) == 3
+    assert followed.passes(10, 2) == 1
+    assert Followed(ScaleRules(least=1, most=2), there=3).scaler.wanted == 2
