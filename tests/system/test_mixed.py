@@ -5,24 +5,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from system.living import Living, until
-from system.test_serve import Serving
+from system.serving import Serving
 
-FLEET = "kind: fleet\nnodes:\n  box: {cpu: 8, memory: 8GiB, devices: [{model: A100-80, count: 2}]}\n"
+EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 
 POLICY = "kind: policy\nname: ours\nextends: poise\npreempt: {min_run: 1s}\n"
-
-SERVICE = """
-kind: service
-name: digits
-model: app.py:Slow
-replicas: 1..2
-objective: {latency_p99: 200ms}
-batch: 4
-resources: {cpu: 100m, gpu: 1}
-scaling: {shared: true, window: 1s, fall: 1s}
-"""
 
 TRAINING = """
 trap 'echo saved; exit 1' TERM
@@ -61,11 +51,9 @@ def test_training_yields_while_the_objective_of_a_service_is_missed_and_comes_ba
     """Both devices are taken. A batch of four takes a replica 20 ms, so it answers 200 in a second: eighty at once are
     twice what it answers within 200 ms. With two replicas they are not.
     """
-    living.file("fleet.yaml", FLEET)
     living.file("ours.yaml", POLICY)
-    living.file("digits.yaml", SERVICE)
-    living.up("--fleet", "fleet.yaml", "--policy", "ours.yaml")
-    served = Serving(living, "digits.yaml")
+    living.up("--fleet", str(EXAMPLES / "two-devices.yaml"), "--policy", "ours.yaml")
+    served = Serving(living, str(EXAMPLES / "shared.yaml"))
     served.until_said("1 of 1..2 ready")
     training = living.poise("submit", "--name", "training", "--gpu", "1", "--", "sh", "-c", TRAINING).text.strip()
     client = living.client()

@@ -980,8 +980,8 @@ class _Turns:
 
 
 def _serving_first(ordered: list[Candidate]) -> list[Candidate]:
-    """The same order, but what serves goes before all of a lower class, however long that has waited: what would make it
-    yield, were it there, does not get its room either.
+    """The same order, but what serves goes before all of a lower class, however long that has waited: else room that is
+    kept for them would be kept from it.
     """
     serving = [one for one in ordered if one.serves]
     if not serving:
