@@ -76,7 +76,8 @@ class Serving(uvicorn.Server):
 class Model:
     """The application. Its fields are set while it runs:
 
-    `wait`: seconds before an answer begins, `pause`: between two words of a stream. `status`: answers with this error,
+    `wait`: seconds before an answer begins, as many times as long as it has more requests than `slots`, if it has any;
+    `pause`: between two words of a stream. `status`: answers with this error,
     and `retry_after`. `cut_after`: a stream ends without its end after so many words; `in_event`: within an event.
     `well`: whether probes are answered well. It keeps the `asked` bodies with their `headers`, and counts those that
     were `gone` before their answer was complete.
@@ -86,6 +87,7 @@ class Model:
         self.name = name
         self.models = models or ("m",)
         self.wait = self.pause = 0.0
+        self.slots = 0
         self.words = 8
         self.status = 200
         self.retry_after = ""
@@ -129,7 +131,7 @@ class Model:
                 await answering
 
     async def _answer(self, scope: MutableMapping[str, Any], send: Any, asked: dict[str, Any]) -> None:
-        await asyncio.sleep(self.wait)
+        await asyncio.sleep(self.wait * max(1.0, self.running / self.slots if self.slots else 0.0))
         kind = "chat.completion" if "chat" in scope["path"] else "text_completion"
         common = {"id": "1", "created": 1, "model": asked["model"], "system_fingerprint": self.name}
         if self.status != 200:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.front import EJECTS, least_outstanding
 from poise.gateway.metrics import Metrics
@@ -186,3 +186,26 @@ async def test_who_leaves_either_lane_is_forgotten() -> None:
 
 def deferred(world: World) -> float:
     return float(world.metrics.deferred.labels("m")._value.get())
+
+
+@going
+async def test_how_many_an_upstream_may_have_follows_what_its_answers_take() -> None:
+    """Those that share an upstream of one slot, 100 ms each: five of them take half a second."""
+    upstream = {"name": "a", "url": "gpu1", "models": ["m"], "concurrency": {"target_p99": "500ms"}}
+    world = World(upstreams=[upstream], queue=0)
+    [member] = world.pool.members
+    assert member.limit == 1
+    for _ in range(200):
+        places = [await world.take() for _ in range(member.limit)]
+        world.now += len(places) * 100 * MILLISECOND
+        for place in places:
+            world.pool.give_back(place, "answered", 0)
+    assert member.limit in (4, 5)
+    places = [await world.take() for _ in range(member.limit)]
+    with pytest.raises(
+        Refused, match=rf"`a` may have {member.limit}, since its P99 was [0-9]+ ms and 500 ms is aimed at"
+    ):
+        await world.take()
+    told = generate_latest(world.metrics.registry).decode()
+    assert f'poise_upstream_limit{{server="a"}} {member.limit}.0' in told
+    assert 'poise_upstream_p99_seconds{server="a"} 0.' in told

@@ -406,3 +406,27 @@ def test_stopping_does_not_wait_for_ever() -> None:
             app.stop().result(1)
         assert [answer.json()["error"]["message"] for answer in answers] == ["This front is being stopped"]
         until(lambda: a.gone == 1)
+
+
+# How many at once
+
+
+@pytest.mark.timed
+def test_an_upstream_gets_as_many_at_once_as_it_answers_in_time() -> None:
+    """Of two slots, 50 ms each: with 24 at once answers would take 600 ms, and with eight 200 ms."""
+    rules = {"limit": 64, "concurrency": {"target_p99": "200ms", "min": 4}}
+    with models("a") as ((a,), urls), front(urls, each=rules) as (app, url):
+        a.wait, a.slots = 0.05, 2
+        over = time.monotonic() + 5
+
+        def asks() -> None:
+            while time.monotonic() < over:
+                assert ask(url).status_code == 200
+
+        threads = [threading.Thread(target=asks) for _ in range(24)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert 5 <= app.metric("poise_upstream_limit", server="u0") <= 12
+        assert 0.1 < app.metric("poise_upstream_p99_seconds", server="u0") < 0.4

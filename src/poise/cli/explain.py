@@ -15,6 +15,7 @@ from poise.config import Home
 from poise.control.start import connected, running, supervised, user_name
 from poise.drivers.yamlfile import located
 from poise.model.decisions import Reason, Spot
+from poise.model.profiles import SERVES
 from poise.model.reports import (
     Explanation,
     Foreseen,
@@ -27,6 +28,8 @@ from poise.model.reports import (
     WhyNot,
 )
 from poise.units import format_bytes, format_cpu, format_duration
+
+GOES_ON = "; it serves until it is ended"
 
 
 @click.command()
@@ -180,8 +183,9 @@ def _draw_waiting(waiting: Waiting) -> None:
     _draw_lines(
         "room comes when",
         [
-            f"{freeing.unit} on {', '.join(freeing.nodes)} ends, in {_foreseen_time(freeing.left)}"
-            f"{', overrun' if freeing.overrun else ''}"
+            f"{freeing.unit} on {', '.join(freeing.nodes)} ends"
+            + (GOES_ON if freeing.left.source == SERVES else f", in {_foreseen_time(freeing.left)}")
+            + (", overrun" if freeing.overrun else "")
             for freeing in waiting.frees
         ],
     )
@@ -198,8 +202,9 @@ def _draw_going(going: Going) -> None:
     if going.why is not None and (why := going.why.sentence()):
         click.echo(f"  why there       {why} (by {going.why.policy} on revision {going.why.base})")
     overrun = "; it has run longer than foreseen, and is estimated anew" if going.overrun else ""
-    since = f"for {format_duration(going.elapsed)}, " if going.elapsed else ""
-    click.echo(f"  has run         {since}{_foreseen_time(going.left)} left{overrun}")
+    since = f"for {format_duration(going.elapsed)}" if going.elapsed else ""
+    left = GOES_ON if going.left.source == SERVES else f", {_foreseen_time(going.left)} left{overrun}"
+    click.echo(f"  has run         {f'{since}{left}'.lstrip(',; ')}")
     if going.prediction is not None:
         _draw_lines("foreseen", _prediction_lines(going.prediction))
 
@@ -284,7 +289,7 @@ def _in(left: int | None) -> str:
 
 
 def _prediction_lines(prediction: Prediction) -> list[str]:
-    lines = [f"{_foreseen_time(run)} on {model}" for model, run in prediction.run.items()]
+    lines = [f"{_foreseen_time(run)} on {model}" for model, run in prediction.run.items() if run.source != SERVES]
     for name, amount, shown in (
         ("memory", prediction.memory, format_bytes),
         ("CPU", prediction.cpu, format_cpu),

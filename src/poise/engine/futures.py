@@ -396,7 +396,7 @@ class Draws:
         if not unit.progress:
             kept = unit.saved / least / SECOND
         source = estimates[looked_at[on]].source if looked_at else "default"
-        serves = job.calls is not None
+        serves = job.calls is not None or bool(spec.serves)
         if not serves:
             if source == "default":
                 self.guesses.add(spec.kind)

@@ -283,6 +283,7 @@ class ServiceTwin(Trial):
         *,
         replicas: int = 1,
         rules: ScaleRules | None = None,
+        window: int = 10 * SECOND,
         scaler: ReplicaPolicy | None = None,
         batching: Batching | None = None,
         seed: int = 0,
@@ -296,8 +297,8 @@ class ServiceTwin(Trial):
         self._replicas = replicas
         self._scaler = None
         if rules is not None and scaler is not None:
-            self._scaler = Scaler(self, rules, scaler, lambda line: self.said.append((self.now, line)), 0)
-        self._seen = Seen()
+            self._scaler = Scaler(self, rules, window, scaler, lambda line: self.said.append((self.now, line)), 0)
+        self.seen = Seen()
         self._jobs: list[_Job] = []
         self._by_name: dict[str, _Job] = {}  # those that the batcher knows
         self._started = self._start_up = 0
@@ -307,10 +308,9 @@ class ServiceTwin(Trial):
     def replicas(self) -> int:
         return len(self._by_name)
 
-    def seen(self) -> Seen:
-        """What has come since this was last asked."""
-        seen, self._seen = self._seen, Seen()
-        return seen
+    def forget(self) -> None:
+        """What has come from now on is `seen`."""
+        self.seen = Seen()
 
     def _start(self) -> None:
         self._look()
@@ -322,7 +322,7 @@ class ServiceTwin(Trial):
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def _ask(self, number: int, request: Request) -> None:
-        self._seen.asked += 1
+        self.seen.asked += 1
         self._do(self.batcher.arrive(number, self.now))
 
     def _cancel(self, number: int) -> None:
@@ -333,6 +333,7 @@ class ServiceTwin(Trial):
             if isinstance(effect, Batch):
                 self._send(effect)
             elif isinstance(effect, Refuse):
+                self.seen.refuse(effect.why, max(effect.foreseen, self.now - self._open[effect.request].at))
                 self._over(effect.request, effect.why)
             elif isinstance(effect, Replace):
                 self._lose(self._by_name[effect.replica])
@@ -353,10 +354,10 @@ class ServiceTwin(Trial):
         job.sent = -1
         told, effects = self.batcher.answered(job.name, batch.number, took, batch.padded, self.now)
         self._do(effects)
-        self._seen.busy += took
+        self.seen.busy += took
         for number in told:
             if number in self._open:
-                self._seen.took.append(self.now - self._open[number].at)
+                self.seen.took.append(self.now - self._open[number].at)
                 self._over(number)
         if job.leaving:
             self._stop(job)

@@ -65,6 +65,10 @@ class Metrics:
         self.deferred = counter(
             "poise_requests_deferred", "Requests that waited, and could not be answered in time any more", "model"
         )
+        self.limit = gauge("poise_upstream_limit", "Requests that it may have at once, as of now", "server")
+        self.p99 = gauge(
+            "poise_upstream_p99_seconds", "What its limit was last made to follow, where it follows", "server"
+        )
         self.late = counter("poise_objective_missed", "Answers that took longer than the objective", "model")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -16,12 +16,12 @@ from typing import Any, Literal, NamedTuple
 from poise.gateway.metrics import Metrics
 from poise.gateway.openai import Question, Refused, unknown_model
 from poise.kernel.lanes import Line
-from poise.kernel.resilience import Breaker, Health, is_slow
+from poise.kernel.resilience import Breaker, Concurrency, Health, is_slow
 from poise.model.routing import Asked, RouteView
 from poise.model.serving_upstreams import Front, Upstream
 from poise.model.speeds import Known, Reckoner
 from poise.policy.route import Lane, lane_of
-from poise.units import MILLISECOND, SECOND
+from poise.units import MILLISECOND, SECOND, format_duration
 
 Choose = Callable[[RouteView], str]
 """A router: the name of the replica that a request goes to, one of those that are open; empty to let it wait."""
@@ -43,6 +43,9 @@ class Member:
         self._gauge, self._ejected = metrics.running.labels(told.name), metrics.ejected.labels(told.name)
         self.breaker = Breaker(front.ejection)
         self.health = Health(front.health, now)
+        self.concurrency = None if told.concurrency is None else Concurrency(told.concurrency, told.limit, now)
+        self._limit, self._p99 = metrics.limit.labels(told.name), metrics.p99.labels(told.name)
+        self._limit.set(self.limit)
         self.running = 0
         self.resting = 0
         self.models: dict[str, Any] = {name: model_of(name, told.name) for name in told.models}
@@ -51,20 +54,41 @@ class Member:
     def name(self) -> str:
         return self.told.name
 
+    @property
+    def limit(self) -> int:
+        """How many requests it may have now."""
+        return self.told.limit if self.concurrency is None else self.concurrency.limit
+
     def is_open(self, now: int) -> bool:
         """Whether it is sent requests, if it has room."""
         return self.health.state == "healthy" and now >= self.resting and self.breaker.is_open_to(now)
 
     def has_room(self, now: int) -> bool:
-        return self.running < self.told.limit and self.is_open(now)
+        return self.running < self.limit and self.is_open(now)
 
     def add(self, requests: int) -> None:
         self.running += requests
         self._gauge.set(self.running)
+        if self.concurrency is not None:
+            self.concurrency.on_sent(self.running)
+
+    def follow(self, took: int, now: int, *, answered: bool) -> None:
+        """How many it may have follows what its requests take, where that is asked for."""
+        if self.concurrency is not None:
+            self.concurrency.on_over(took, now, answered=answered)
+            self._limit.set(self.limit)
+            self._p99.set(self.concurrency.p99 / SECOND)
 
     def tell(self) -> None:
         """In metrics, whether it is ejected."""
         self._ejected.set(self.breaker.is_ejected)
+
+    def why_so_few(self) -> str:
+        """Why it may not have as many as its file says; empty where it may."""
+        if self.concurrency is None or self.told.concurrency is None or self.limit == self.told.limit:
+            return ""
+        seen, aimed_at = format_duration(self.concurrency.p99), format_duration(self.told.concurrency.target)
+        return f"`{self.name}` may have {self.limit}, since its P99 was {seen} and {aimed_at} is aimed at"
 
     def why_not(self, now: int) -> str:
         if self.health.state != "healthy":
@@ -153,7 +177,9 @@ class Pool:
         now, member = self._now(), place.member
         member.add(-1)
         was_ejected = member.breaker.is_ejected
-        slow = self._was_slow(place, now - place.sent - held, now)
+        took = now - place.sent - held
+        slow = self._was_slow(place, took, now)
+        member.follow(took, now, answered=outcome == "answered")
         if outcome == "answered":
             self._reckoner.answered(member.name, str(place.turn), now, held)
         else:
@@ -248,7 +274,8 @@ class Pool:
 
     async def _wait(self, asked: Asked, question: Question, lane: Lane) -> Place:
         if sum(map(len, self._waiting.values())) >= self._front.queue:
-            message = "All upstreams have as many requests as they may, and as many wait"
+            few = [why for member in self.serving(question.model) if (why := member.why_so_few())]
+            message = "; ".join(["All upstreams have as many requests as they may, and as many wait", *few[:10]])
             away = self._seconds_away(question)
             raise Refused(429, message, code="overloaded", reason="overloaded", retry_after=away)
         place: asyncio.Future[Place] = asyncio.get_running_loop().create_future()

@@ -112,7 +112,9 @@ class Replicas:
 
     def become(self, declared: DeclaredService) -> None:
         """Be as many from now on as `declared` says."""
-        self._declared = msgspec.structs.replace(self._declared, replicas=declared.replicas, rules=declared.rules)
+        self._declared = msgspec.structs.replace(
+            self._declared, replicas=declared.replicas, rules=declared.rules, window=declared.window
+        )
         self._scaler = self._scaler or self._made_scaler()
 
     def _made_scaler(self) -> Scaler | None:
@@ -120,7 +122,8 @@ class Replicas:
         if declared.rules is None:
             return None
         policy = scaler_named(declared.scaler or DEFAULT_SCALER)
-        return Scaler(self._service, declared.rules, policy, self._say, time.monotonic_ns())
+        there = len(self._jobs)
+        return Scaler(self._service, declared.rules, declared.window, policy, self._say, time.monotonic_ns(), there)
 
     def spec(self) -> dict[str, Any]:
         """The job that a replica is."""
@@ -131,11 +134,14 @@ class Replicas:
             "POISE_SERVICE_BATCH": str(declared.limits.batch),
             **({VARIABLE: declared.precision} if declared.precision else {}),
         }
+        name = f"{declared.name}-{self.notes.noted.asked}"
+        why = self._scaler.why if self._scaler is not None else ""
         return {
             **base,
             **({"folder": declared.folder} if declared.folder else {}),
             **declared.job,
-            "name": f"{declared.name}-{self.notes.noted.asked}",
+            "name": name,
+            "serves": f"{name} serves {declared.name}{': ' if why else ''}{why}",
             "class": f"{declared.name}-replica",
             "run": [declared.python or sys.executable, "-m", "poise.gateway.replica", declared.model],
             "env": base["env"] | declared.job.get("env", {}) | where,

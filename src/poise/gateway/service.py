@@ -77,11 +77,12 @@ Listener = Callable[[bytes, "Answer | Refuse", int], None]
 
 
 class Pending(NamedTuple):
-    """A request whose answer somebody waits for."""
+    """A request whose answer somebody waits for; what is `patient` may miss the objective."""
 
     body: bytes
     tell: Tell
     came: int
+    patient: bool = False
 
 
 class Service:
@@ -104,7 +105,7 @@ class Service:
         self._pending: dict[int, Pending] = {}
         self._channels: dict[str, _Channel] = {}
         self._asked = 0
-        self._seen = Seen()
+        self.seen = Seen()
         self._listening: socket.socket | None = None
         self._connecting: set[asyncio.Task[object]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -158,10 +159,9 @@ class Service:
             if name.partition(".")[0] == job:
                 self.batcher.drain(name)
 
-    def seen(self) -> Seen:
-        """What has come since this was last asked."""
-        seen, self._seen = self._seen, Seen()
-        return seen
+    def forget(self) -> None:
+        """What has come from now on is `seen`."""
+        self.seen = Seen()
 
     def measure(self) -> None:
         """Set what is only told when somebody asks."""
@@ -173,8 +173,8 @@ class Service:
         """As `Asked.ask`. `timeout`: nanoseconds, 0: as long as the service says; it is the same to every `asker`."""
         now = time.monotonic_ns()
         self._asked += 1
-        self._seen.asked += 1
-        self._pending[self._asked] = Pending(body, tell, now)
+        self.seen.asked += 1
+        self._pending[self._asked] = Pending(body, tell, now, deferred)
         self._do(self.batcher.arrive(self._asked, now, timeout=timeout, deferred=deferred), now)
         return self._asked
 
@@ -270,7 +270,7 @@ class Service:
         self._do(effects, now)  # first what the replica is to do next: it is what everybody waits for
         by_number = dict(zip(asked, message.answers, strict=False))
         self._metrics.batch(len(asked), message.took)
-        self._seen.busy += message.took
+        self.seen.busy += message.took
         for number in told:
             self._tell(number, by_number[number], now)
 
@@ -303,6 +303,8 @@ class Service:
         pending = self._pending.pop(refuse.request, None)
         if pending is not None:
             self._metrics.refused(refuse.why)
+            if not pending.patient:
+                self.seen.refuse(refuse.why, max(refuse.foreseen, time.monotonic_ns() - pending.came))
             pending.tell(refuse)
             if self.listeners:
                 self._heard(pending, refuse, time.monotonic_ns())
@@ -312,7 +314,8 @@ class Service:
         pending = self._pending.pop(number, None)
         if pending is not None:
             self._metrics.answered(answer.status, now - pending.came)
-            self._seen.took.append(now - pending.came)
+            if not pending.patient:
+                self.seen.took.append(now - pending.came)
             pending.tell(answer)
             if self.listeners:
                 self._heard(pending, answer, now)

@@ -63,12 +63,15 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Refuse(msgspec.Struct, frozen=True):
-    """Tell whoever asked that there will be no answer; `after`: in how long it may ask again."""
+    """Tell whoever asked that there will be no answer; `after`: in how long it may ask again. `foreseen`: how long it
+    would have taken, where that is why.
+    """
 
     request: int
     why: Why
     message: str = ""
     after: int = 0
+    foreseen: int = 0
 
 
 class Replace(msgspec.Struct, frozen=True):
@@ -148,17 +151,19 @@ class Batcher:
         """A request has come. `timeout`: after which whoever asks gives it up, if that is sooner than the service."""
         limits = self.limits
         if self.waiting >= limits.queue:
-            return [Refuse(number, "full", f"{limits.queue} requests wait already", self._clears_in(now))]
+            clears = self._clears_in(now)
+            return [Refuse(number, "full", f"{limits.queue} requests wait already", clears, clears)]
         patience = min(timeout, limits.timeout) if timeout else limits.timeout
         ahead = self.waiting if deferred else len(self._lanes[0]) + sum(map(len, self._again))
         done = foreseen(now, ahead, self._open())
         if limits.objective and ahead and not deferred and (done - now) * self.margin > limits.objective:
             if not limits.defer:
-                late = int((done - now) * self.margin) - limits.objective
-                return [Refuse(number, "late", _too_late(done - now, limits.objective), late)]
+                takes = int((done - now) * self.margin)
+                why = _too_late(done - now, limits.objective)
+                return [Refuse(number, "late", why, takes - limits.objective, takes)]
             deferred = True
         if done > now + patience:
-            return [Refuse(number, "late", _too_late(done - now, patience), done - now - patience)]
+            return [Refuse(number, "late", _too_late(done - now, patience), done - now - patience, done - now)]
         self._count(now)
         self._lanes[deferred][number] = Request(number, now, now + patience, done)
         return self._serve(now)

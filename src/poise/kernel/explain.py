@@ -360,7 +360,9 @@ def _beyond(ledger: Ledger, tenant: str, candidate: Candidate) -> str:
 
 def story(ledger: Ledger, job: JobState, units: Sequence[UnitState], most: int) -> list[Told]:
     """What has happened to a job so far, in order; of these units those that failed first, and so many in all."""
-    happened: list[tuple[int, str]] = [(job.submitted, f"submitted{f' by {job.user}' if job.user else ''}")]
+    serves = next((unit.spec.serves for unit in job.units if unit.spec.serves), "")
+    first = f"submitted{f' by {job.user}' if job.user else ''}{': ' if serves else ''}{serves}"
+    happened: list[tuple[int, str]] = [(job.submitted, first)]
     begun = [unit for unit in units if unit.epoch or unit.over]
     begun.sort(key=_failed_first)
     for unit in begun[:most]:

@@ -1493,6 +1493,7 @@ class Ledger:
             outlived=unit.outlived,
             ran_out=unit.ran_out,
             tenant=self.limited_tenant(job),
+            serves=spec.serves,
         )
 
     def _refresh_candidates(self, job: JobState) -> None:
@@ -1670,6 +1671,7 @@ class Ledger:
             due=unit.due,
             weight=spec.weight,
             tenant=self.limited_tenant(self._state.jobs[unit.job]),
+            serves=spec.serves,
         )
 
     # --- derived indexes ---------------------------------------------------------------------------------------------
@@ -1954,7 +1956,7 @@ def tenant_of_queue(queue: str) -> str:
 def _queue_of(job: Job | JobState, unit: Unit) -> str:
     """Units alike to placement, served in order; a tenant, a graph, a deadline or a gang sets units apart."""
     apart = len(job.units) > 1 or unit.deadline or len(unit.tasks) > 1 or unit.variants or unit.weight != 1000
-    own = job.id if apart or unit.work != NO_WORK else ""
+    own = job.id if apart or unit.work != NO_WORK or unit.serves else ""
     whose = "" if job.tenant == DEFAULT else f"{job.tenant}:"
     return f"{whose}{int(unit.priority)}/{unit.shape.key()}/{unit.kind}/{own}"
 

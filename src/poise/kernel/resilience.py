@@ -1,17 +1,19 @@
-"""What keeps one bad server from spoiling the rest: breaker, retry budget and health as small state machines.
+"""What keeps one bad server from spoiling the rest: breaker, retry budget, health and concurrency as small machines.
 
-Time is an argument, in nanoseconds; nothing here waits, draws or sends. One `Breaker` and one `Health` for each server,
-one `RetryBudget` for all of them.
+Time is an argument, in nanoseconds; nothing here waits, draws or sends. One `Breaker`, one `Health` and, where it is
+to follow, one `Concurrency` for each server, one `RetryBudget` for all of them.
 
     breaker: closed --failures in a row--> ejected --its pause is over--> on trial --success--> closed
                                               ^--------- failure, for longer ----------|
 """
 
 from collections.abc import Sequence
+from math import exp, log
 from statistics import median
 from typing import Literal
 
-from poise.model.serving_upstreams import Ejection, Probing, Retries
+from poise.model.serving_upstreams import Ejection, Following, Probing, Retries
+from poise.policy.pid import Gains, Pid
 from poise.units import SECOND
 
 WINDOW = 10 * SECOND
@@ -23,6 +25,18 @@ SLICES = 10
 SPARE = 10
 """Tries again in a window that need no requests before: a share of few requests would be none (Finagle's 10 a second
 are for services; a front before models may see one request a second)."""
+
+
+STEP = 1 * SECOND
+"""The concurrency of a server is looked at so often at most. A step is one of so long, however long it took to have
+enough answers: the integral would else go far on what is seen once."""
+
+TELLING = 20
+"""Answers of which a P99 is told, at least; of so few it is the largest."""
+
+GAINS = Gains(proportional=0.2, integral=0.3)
+"""With a plant of gain 1 that answers a step later, `u' = u + 0.3 e + 0.2 (e - e_before)` comes to its target without
+swinging, and goes from 1 to 64 in some ten steps; no derivative, since a P99 of few answers is rough."""
 
 
 class Breaker:
@@ -134,6 +148,45 @@ class Health:
             self._misses += 1
             if self._misses >= self._rules.failures:
                 self.state = "unhealthy"
+
+
+class Concurrency:
+    """How many requests a server is sent at once, so that the P99 of its answers comes to a target.
+
+    A PID controller of both in logarithms: where a server is full, twice as many requests take twice as long, and where
+    it is not, no longer; so a step in the one is at most as large a step in the other, whatever the server is, and one
+    set of gains does for all. A step is made from the answers of a second or more. A limit that was not reached is not
+    raised: it says nothing of what would be.
+    """
+
+    def __init__(self, rules: Following, most: int, now: int) -> None:
+        self._target = rules.target
+        self._pid = Pid(GAINS, log(rules.least), log(most))
+        self._memory = self._pid.begin(log(rules.least))
+        self._took: list[int] = []
+        self._busiest = 0
+        self._since = now
+        self.limit = rules.least
+        self.p99 = 0
+        """Of the answers that the last step was made from, in nanoseconds; 0 before the first."""
+
+    def on_sent(self, running: int) -> None:
+        """It has so many requests now."""
+        self._busiest = max(self._busiest, running)
+
+    def on_over(self, took: int, now: int, *, answered: bool) -> None:
+        """A request is over there. One in vain tells something only if it took too long for an answer as well."""
+        if not answered and took <= self._target:
+            return
+        self._took.append(max(1, took))
+        if len(self._took) < TELLING or now - self._since < STEP:
+            return
+        took_sorted = sorted(self._took)
+        self.p99 = took_sorted[int(0.99 * len(took_sorted))]
+        if self.p99 > self._target or self._busiest >= self.limit:
+            self._memory = self._pid.step(self._memory, log(self._target), log(self.p99), STEP)
+            self.limit = round(exp(self._memory.output))
+        self._took, self._busiest, self._since = [], 0, now
 
 
 def is_slow(took: int, others: Sequence[float], rules: Ejection) -> bool:

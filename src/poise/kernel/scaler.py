@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from poise.kernel.batcher import Batcher
+from poise.kernel.batcher import Batcher, Why
 from poise.model.scaling import Scale, ScaleMemory, ScaleRules, ScaleView, Window
 from poise.policy.replicas import ReplicaPolicy
 from poise.units import MILLISECOND, SECOND
@@ -13,49 +13,83 @@ from poise.units import MILLISECOND, SECOND
 LOOK_EVERY = 500 * MILLISECOND
 """Between two looks at how many replicas there shall be."""
 
-WINDOW = 10 * SECOND
-"""What is decided on is seen over so long; what waits for a replica where there is none is seen at once."""
+SOON = 1 * SECOND
+"""An objective that is missed is seen after so long, and looked for as often; what waits for a replica where there is
+none is seen at once."""
+
+ENOUGH = 20
+"""Requests of which that can be told."""
+
+UNLUCKY = 0.01
+"""The share of requests that may miss the objective: it is one for the P99."""
+
+
+NO_ROOM = frozenset({"full", "late", "expired"})
+"""Refusals that more replicas would have spared."""
 
 
 class Seen(msgspec.Struct):
-    """What has come of a service since it was last asked: how often it was asked, what answers took, and for how long
-    replicas worked, in nanoseconds.
+    """What has come of a service: how often it was asked, what answers took to which the objective holds, and for how
+    long replicas worked, in nanoseconds. Among what answers took is what those were foreseen to take that were
+    `refused` for want of room.
     """
 
     asked: int = 0
     took: list[int] = []
     busy: int = 0
+    refused: int = 0
+
+    def refuse(self, why: Why, took: int) -> None:
+        """A request was refused that had taken, or was foreseen to take, so long."""
+        if why in NO_ROOM:
+            self.refused += 1
+            self.took.append(took)
 
 
 class Followed(Protocol):
-    """The service whose load is followed. `replicas`: how many are ready."""
+    """The service whose load is followed. `replicas`: how many are ready; `seen`: what has come since it was told to
+    `forget`.
+    """
 
     name: str
     batcher: Batcher
+    seen: Seen
 
     @property
     def replicas(self) -> int: ...
 
-    def seen(self) -> Seen:
-        """What has come since this was last asked."""
-        ...
+    def forget(self) -> None:
+        """What has come from now on is `seen`."""
 
 
 class Scaler:
     """Asked now and then, says how many replicas there shall be; `say` is told why, whenever that changes."""
 
     def __init__(
-        self, service: Followed, rules: ScaleRules, policy: ReplicaPolicy, say: Callable[[str], None], now: int
+        self,
+        service: Followed,
+        rules: ScaleRules,
+        window: int,
+        policy: ReplicaPolicy,
+        say: Callable[[str], None],
+        now: int,
+        there: int = 0,
     ) -> None:
-        self.wanted = max(1, rules.least)
+        """What is decided on is seen over a `window`, in nanoseconds. So many replicas are `there`, of a gateway that
+        was killed: they count as wished for now.
+        """
+        self.wanted = min(rules.most, max(1, rules.least, there))
+        self.why = ""
+        """What asked for as many, when there were last to be more."""
         self._service = service
         self._rules = rules
+        self._length = window
         self._policy = policy
         self._say = say
-        self._memory = ScaleMemory()
+        self._memory = ScaleMemory(wishes=((now, self.wanted),) if there else ())
         self._since = now
         self._waited = 0.0  # requests that waited, times nanoseconds
-        self._looked = now
+        self._looked = self._decided = now
 
     def look(self, now: int, start_up: int) -> int:
         """How many there shall be now. `start_up`: how long a replica takes until it is ready."""
@@ -63,17 +97,19 @@ class Scaler:
         self._waited += service.batcher.waiting * (now - self._looked)
         self._looked = now
         wakes = self.wanted == 0 and service.batcher.waiting > 0
-        if now - self._since < WINDOW and not wakes:
+        ended = now - self._since >= self._length and not wakes
+        if not (wakes or ended or self._is_missed(now)):
             return self.wanted
-        windows = () if wakes else (self._window(now),)
+        window = None if wakes else self._window(now)
         paces = [replica.curve.pace() for replica in service.batcher.replicas.values()]
         able = tuple(SECOND / pace if pace else 0.0 for pace in paces)
         verdict = self._policy.decide(
             ScaleView(
                 now=now,
                 rules=self._rules,
-                window=WINDOW,
-                windows=windows,
+                window=self._length,
+                windows=(window,) if ended and window is not None else (),
+                latest=None if ended else window,
                 replicas=(*able, *[max(able, default=0.0)] * (self.wanted - len(able))),
                 capacity=max(able, default=0.0),
                 start_up=start_up,
@@ -82,19 +118,32 @@ class Scaler:
             )
         )
         self._take(verdict)
+        self._decided = now
+        if ended:
+            service.forget()
+            self._since, self._waited = now, 0.0
         return self.wanted
+
+    def _is_missed(self, now: int) -> bool:
+        """Whether an objective is being missed, and there may be more replicas."""
+        objective, took = self._rules.latency_p99, self._service.seen.took
+        if not objective or self.wanted >= self._rules.most or now - max(self._since, self._decided) < SOON:
+            return False
+        return len(took) >= ENOUGH and sum(one > objective for one in took) > UNLUCKY * len(took)
 
     def _take(self, verdict: Scale) -> None:
         self._memory = verdict.memory
         if verdict.replicas != self.wanted:
             self._say(f"{self._service.name}: from {self.wanted} to {verdict.replicas}: {verdict.sentence()}")
+        if verdict.replicas > self.wanted:
+            self.why = verdict.cause()
         self.wanted = verdict.replicas
 
     def _window(self, now: int) -> Window:
-        seen, length = self._service.seen(), now - self._since
+        seen, length = self._service.seen, now - self._since
         took = sorted(seen.took)
         replicas = self._service.replicas
-        window = Window(
+        return Window(
             at=now,
             rate=seen.asked * SECOND / length,
             mean=sum(took) // len(took) if took else 0,
@@ -102,9 +151,8 @@ class Scaler:
             queue=self._waited / length,
             devices=min(1.0, seen.busy / (length * replicas)) if replicas else 0.0,
             replicas=replicas,
+            refused=seen.refused / seen.asked if seen.asked else 0.0,
         )
-        self._since, self._waited = now, 0.0
-        return window
 
 
 __all__ = ["Followed", "Scaler", "Seen"]

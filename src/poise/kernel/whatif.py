@@ -21,7 +21,7 @@ from poise.model.decisions import Hold, Place, Plan, Preempt, Reason
 from poise.model.events import JobSubmitted
 from poise.model.fleet import CPU, DEVICES, DRAINED, MEMORY, NETWORK, Fleet, Ints, Resident
 from poise.model.jobs import GRACE, Job, Priority
-from poise.model.profiles import CERTAIN, Estimate, Profile, estimate_run, remaining
+from poise.model.profiles import CERTAIN, ENDLESS, NO_END, Estimate, Profile, estimate_run, remaining
 from poise.model.reports import (
     Ahead,
     Explanation,
@@ -164,6 +164,8 @@ def _start(found: Forecast, view: Snapshot, not_before: int, soonest: Reservatio
         return None if at is None else max(at, not_before) - view.now
 
     bound = soonest.at if soonest is not None and found.earliest is None else found.earliest
+    if bound is not None and bound >= ENDLESS:  # behind what serves
+        bound = None
     return Start(
         earliest=from_now(bound),
         likely=from_now(found.likely),
@@ -251,7 +253,9 @@ def _prediction(view: Snapshot, candidate: Candidate, size: int = 0) -> Predicti
     fleet = view.fleet
     speeds = Speeds(fleet.models, view.profiles, view.throughputs)
     run: dict[str, Foreseen] = {}
-    for shape in (candidate.shape, *candidate.others):
+    if candidate.serves:
+        run["any"] = _foreseen(NO_END)
+    for shape in (candidate.shape, *candidate.others) if not candidate.serves else ():
         on_devices = shape.gpus > 0
         could = ability(fleet, shape)
         of = speeds.of(candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=on_devices)

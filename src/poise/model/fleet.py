@@ -61,7 +61,8 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     millionths of all its work; `size` and `least` are the tasks of its unit, now and
     at the least (0: all), `most` how many it could use; `attained` is the service of its earlier attempts; `due` is
     when it must end (0: no deadline) and `weight` its business weight in thousandths. `stopping`:
-    its room is about to be free. `tenant` is whose quota it counts against, where there is one.
+    its room is about to be free. `tenant` is whose quota it counts against, where there is one. What `serves` goes on
+    until it is ended.
     """
 
     unit: str
@@ -91,6 +92,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     due: int = 0
     weight: int = WEIGHT
     tenant: str = ""
+    serves: str = ""
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):

@@ -152,7 +152,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     ends) and `restore` what coming back costs, in nanoseconds; `preemptible` whether it may be asked to yield. `weight`
     is its business weight in thousandths. Of the parts of one task that have an `at_most` so many are placed at once
     (0: any number). Its commands say at least every `hang` nanoseconds that they get on (0: they say nothing). Of what
-    has an exclusive `lease` no two copies run at once, whatever happens to its node.
+    has an exclusive `lease` no two copies run at once, whatever happens to its node. What `serves` answers requests
+    until it is ended: the text says for which service, and why it was asked for.
     """
 
     name: str
@@ -177,6 +178,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     at_most: int = 0
     hang: int = 0
     lease: Lease = "fenced"
+    serves: str = ""
 
     def shape_of(self, variant: int) -> Shape:
         """The shape of its artifact number `variant`; 0 is the unit's own."""

@@ -110,6 +110,12 @@ class Estimate(NamedTuple):
         return self.mean + CERTAIN * self.deviation
 
 
+SERVES = "serves"
+ENDLESS = 2**60
+NO_END = Estimate(ENDLESS, 0, SERVES)
+"""Of what serves: it goes on until it is ended. In nanoseconds that is longer than anything (36 years)."""
+
+
 def expected_run(profile: Profile | None, declared: int) -> int:
     """Nanoseconds a run is expected to take: from history, else as declared, else one second."""
     return estimate_run(profile, declared).mean

@@ -15,7 +15,9 @@ Signal = Literal["cpu", "devices", "rate", "latency", "queue"]
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One window that ended at `at`. `queue` is how many requests waited in the mean, `replicas` how many served."""
+    """One window that ended at `at`. `queue` is how many requests waited in the mean, `replicas` how many served. What
+    was refused for want of room counts in `mean` and `p99` with what it was foreseen to take; `refused` is its share.
+    """
 
     at: int
     rate: float
@@ -25,6 +27,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cpu: float = 0.0
     devices: float = 0.0
     replicas: int = 0
+    refused: float = 0.0
 
 
 class Announced(msgspec.Struct, frozen=True):
@@ -43,7 +46,8 @@ class ScaleRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     requests may wait for each replica, `share` the part of the windows in which more may come than was provided for.
     Wishes of the last `rise` and `fall` hold back a rise and a fall. With `least` 0 the last replica goes when nothing
     has come for `idle`. A rate that falls below a tenth from one window to the next is not believed for `patience`:
-    the fault may be before the service, and then all of it comes back at once.
+    the fault may be before the service, and then all of it comes back at once. With `shared` devices, as many as its
+    weight beside training gives it (`poise.policy.sharing`), as what comes needs, and all while an objective is missed.
     """
 
     signals: tuple[Signal, ...] = ("rate", "latency", "queue")
@@ -59,6 +63,7 @@ class ScaleRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fall: int = 5 * MINUTE
     idle: int = 5 * MINUTE
     patience: int = 2 * HOUR
+    shared: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= max(1, self.least) <= self.most:
@@ -143,7 +148,8 @@ class ScaleMemory(msgspec.Struct, frozen=True, kw_only=True):
 class ScaleView(msgspec.Struct, frozen=True, kw_only=True):
     """A service at one instant.
 
-    `windows` are those that ended lately, of `window` each, oldest first: at least those since the last view.
+    `windows` are those that ended lately, of `window` each, oldest first: at least those since the last view; `latest`
+    is what was seen so far of the next one, where that cannot wait. Nothing is learned from it.
     `replicas` is what each that serves or starts can take within the objective (0 where that is not learned yet),
     `capacity` what one more could (0: nothing is known), which is ready `start_up` after it is asked for. `waiting`
     requests wait now.
@@ -153,6 +159,7 @@ class ScaleView(msgspec.Struct, frozen=True, kw_only=True):
     rules: ScaleRules
     window: int
     windows: tuple[Window, ...] = ()
+    latest: Window | None = None
     replicas: tuple[float, ...] = ()
     capacity: float = 0.0
     start_up: int = 0
@@ -171,8 +178,11 @@ class Because(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def sentence(self) -> str:
         """For people: `5 replicas: CPU is 91 % busy, 70 % is aimed at`."""
-        text = BECAUSES.get(self.code, self.code).format(have=self.have, need=self.need)
-        return f"{self.wish} {'replica' if self.wish == 1 else 'replicas'}: {text}"
+        return f"{self.wish} {'replica' if self.wish == 1 else 'replicas'}: {self.text()}"
+
+    def text(self) -> str:
+        """The same without the number."""
+        return BECAUSES.get(self.code, self.code).format(have=self.have, need=self.need)
 
 
 BECAUSES = {
@@ -191,6 +201,7 @@ BECAUSES = {
     "IDLE": "nothing has come for {have}",
     "NOT_IDLE": "the last replica goes when nothing has come for {need}",
     "LEAST": "there are never fewer",
+    "SHARED": "training has the rest: the service's weight is {have}, and so many take what comes",
     "MOST": "there are never more; {have} were wished",
     "RISES_LATER": "fewer were enough within the last {need}; {have} were wished",
     "FALLS_LATER": "more were needed within the last {need}; {have} were wished",
@@ -209,6 +220,11 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     def sentence(self) -> str:
         """For people: what held the number last comes last."""
         return "; ".join(each.sentence() for each in self.because)
+
+    def cause(self) -> str:
+        """Why there are so many, in a few words: a missed objective before all else, or what asks for the most."""
+        missed = (line for line in self.because if line.code == "LATENCY")
+        return next(missed, self.because[0]).text()
 
 
 __all__ = [

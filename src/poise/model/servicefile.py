@@ -32,7 +32,7 @@ from poise.model.spec import (
     compile_spec,
     parse_or_raise,
 )
-from poise.units import DAY, HOUR, parse_bytes, parse_duration, parse_share
+from poise.units import DAY, HOUR, SECOND, parse_bytes, parse_duration, parse_share
 
 MOST_REPLICAS = 64
 MOST_WAITING = 1_000_000
@@ -60,6 +60,8 @@ class ScalingSpec(msgspec.Struct, forbid_unknown_fields=True):
     rise: Quantity = 0
     fall: Quantity = "5m"
     idle: Quantity = "5m"
+    window: Quantity = "10s"
+    shared: bool = False
 
 
 class CacheSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -129,11 +131,12 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     """A compiled file. `job` are the fields of the job that each replica is, other than what it runs. With `rules` the
-    number of `replicas` follows the load, by the `scaler` of that name. `cache`: bytes of answers that are kept, each
-    for `ttl` nanoseconds; `canonical`: bodies that are the same value in JSON ask the same; `redis`: the URL of one
-    that gateways share, whose password is in the variable `password_from`. `record`: the file that requests are
-    written to, what part of them, and bytes of it at most. `canary`: another version, on `trial`. `openai`: which of
-    OpenAI's routes it answers as well, if one. `precision`: what the model is asked to compute in.
+    number of `replicas` follows the load, by the `scaler` of that name, as it is seen over a `window` of nanoseconds.
+    `cache`: bytes of answers that are kept, each for `ttl` nanoseconds; `canonical`: bodies that are the same value in
+    JSON ask the same; `redis`: the URL of one that gateways share, whose password is in the variable `password_from`.
+    `record`: the file that requests are written to, what part of them, and bytes of it at most. `canary`: another
+    version, on `trial`. `openai`: which of OpenAI's routes it answers as well, if one. `precision`: what the model is
+    asked to compute in.
     """
 
     name: str
@@ -144,6 +147,7 @@ class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 1
     rules: ScaleRules | None = None
     scaler: str = ""
+    window: int = 0
     limits: Limits = Limits()
     cache: int = 0
     ttl: int = 0
@@ -229,9 +233,14 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
     if not limits.timeout:
         found.add(SpecError("a request must have some time", field="timeout", need="more than 0", have="0"))
     least, most = found.get((1, 1), _replicas, top.replicas)
-    rules = None
+    rules, window = None, 0
     if isinstance(top.replicas, str) and ".." in top.replicas:
-        rules = _rules(top.scaling or ScalingSpec(), least, most, limits.objective, found)
+        told = top.scaling or ScalingSpec()
+        rules = _rules(told, least, most, limits.objective, found)
+        window = found.get(SECOND, parse_or_raise, parse_duration, told.window, "scaling.window", LONGEST)
+        if window < SECOND:
+            what = "so little is seen in so short a time that nothing can be said of it"
+            found.add(SpecError(what, field="scaling.window", need="1s or more", have=str(told.window)))
     elif top.scaling is not None:
         what = "replicas do not follow the load where their number is given"
         found.add(
@@ -255,6 +264,7 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         replicas=most,
         rules=rules,
         scaler=top.scaling.policy if top.scaling is not None else "",
+        window=window,
         limits=limits,
         cache=cache,
         ttl=ttl,
@@ -385,6 +395,9 @@ def _rules(told: ScalingSpec, least: int, most: int, objective: int, found: Find
     target = found.get(700, parse_or_raise, parse_share, told.target, "scaling.target", 1000)
     if not target:
         found.add(SpecError("a target above 0", field="scaling.target", need="1% to 100%", have=str(told.target)))
+    if told.shared and not objective:
+        what = "devices are shared by how near answers come to an objective"
+        found.add(SpecError(what, field="scaling.shared", need="an objective", hint="objective: {latency_p99: 200ms}"))
     if not told.signals:
         found.add(SpecError("nothing is followed", field="scaling.signals", need="rate, latency, queue or devices"))
     return ScaleRules(
@@ -396,6 +409,7 @@ def _rules(told: ScalingSpec, least: int, most: int, objective: int, found: Find
         rise=time("rise"),
         fall=time("fall"),
         idle=time("idle"),
+        shared=told.shared,
     )
 
 

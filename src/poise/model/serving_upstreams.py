@@ -43,6 +43,13 @@ URL = r"(?:https?://)?(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/
 PATH = r"/[A-Za-z0-9._~/-]*"
 
 
+class ConcurrencySpec(msgspec.Struct, forbid_unknown_fields=True):
+    """How many requests a server is sent at once, where that follows what its answers take."""
+
+    target_p99: Quantity
+    min: int = 1
+
+
 class UpstreamSpec(msgspec.Struct, forbid_unknown_fields=True):
     """One server."""
 
@@ -52,6 +59,7 @@ class UpstreamSpec(msgspec.Struct, forbid_unknown_fields=True):
     key_from: str = ""
     weight: float = 1.0
     limit: int = 64
+    concurrency: ConcurrencySpec | None = None
 
 
 class RetriesSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -99,9 +107,17 @@ class UpstreamsSpec(msgspec.Struct, forbid_unknown_fields=True):
     health: HealthSpec = msgspec.field(default_factory=HealthSpec)
 
 
+class Following(msgspec.Struct, frozen=True, kw_only=True):
+    """As many requests at once as keep the P99 of answers at `target` nanoseconds, and no fewer than `least`."""
+
+    target: int
+    least: int = 1
+
+
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):
     """One server. `url` ends without `/` and without `/v1`; no `models`: those that it tells. `limit`: requests that it
-    is sent at once. `key_from`: the variable of the environment that holds the key it is sent.
+    is sent at once, or at most where these follow `concurrency`. `key_from`: the variable of the environment that holds
+    the key it is sent.
     """
 
     name: str
@@ -110,6 +126,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
     key_from: str = ""
     weight: float = 1.0
     limit: int = 64
+    concurrency: Following | None = None
 
 
 class Retries(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,6 +207,9 @@ _EXAMPLES = {
     "key_from": "key_from: GPU1_KEY",
     "weight": "weight: 2",
     "limit": "limit: 64",
+    "concurrency": "concurrency: {target_p99: 500ms}",
+    "target_p99": "concurrency: {target_p99: 500ms}",
+    "min": "concurrency: {target_p99: 500ms, min: 2}",
     "router": "router: least-outstanding",
     "timeout": "timeout: 10m",
     "objective": "objective: {latency_p99: 5s}",
@@ -242,7 +262,7 @@ def _compile(top: UpstreamsSpec, found: Findings) -> Front:
     ejection, health = top.ejection, top.health
     _check_path(health.path, found)
     return Front(
-        upstreams=_upstreams(top.upstreams, number, real, found),
+        upstreams=_upstreams(top.upstreams, number, real, time, found),
         router=top.router,
         timeout=time(top.timeout, "timeout"),
         objective=time(top.objective.latency_p99, "objective.latency_p99", 0),
@@ -272,7 +292,7 @@ def _compile(top: UpstreamsSpec, found: Findings) -> Front:
     )
 
 
-def _upstreams(specs: list[UpstreamSpec], number: Any, real: Any, found: Findings) -> tuple[Upstream, ...]:
+def _upstreams(specs: list[UpstreamSpec], number: Any, real: Any, time: Any, found: Findings) -> tuple[Upstream, ...]:
     made: dict[str, Upstream] = {}
     for place, spec in enumerate(specs[:MAX_UPSTREAMS]):
         at = f"upstreams[{place}]"
@@ -297,6 +317,12 @@ def _upstreams(specs: list[UpstreamSpec], number: Any, real: Any, found: Finding
             key_from=spec.key_from,
             weight=real(spec.weight, 1 / MAX_WEIGHT, MAX_WEIGHT, f"{at}.weight"),
             limit=number(spec.limit, 1, MAX_LIMIT, f"{at}.limit"),
+            concurrency=None
+            if spec.concurrency is None
+            else Following(
+                target=time(spec.concurrency.target_p99, f"{at}.concurrency.target_p99"),
+                least=number(spec.concurrency.min, 1, max(1, spec.limit), f"{at}.concurrency.min"),
+            ),
         )
     return tuple(made.values())
 

@@ -81,6 +81,9 @@ OOM_RETRIES = 2
 MAX_CYCLES = 10
 """Cycles of one graph that are told."""
 
+MAX_SERVES = 1024
+"""Bytes of what is said of a replica: it stands in every story of what made room for it."""
+
 MAX_TEXT = 4096
 _JOB_ID = re.compile(r"j[0-9]+")
 NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
@@ -192,6 +195,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     checkpoint: Quantity | CheckpointSpec | None = None
     preemptible: bool = True
     weight: float = 1.0
+    serves: str = ""
     class_: str = msgspec.field(name="class", default="")
 
 
@@ -372,6 +376,7 @@ _EXAMPLES = {
     "restore": "restore: 30s",
     "preemptible": "preemptible: false",
     "weight": "weight: 2.5",
+    "serves": "serves: digits",
     "retry": "retry: {limit: 3, backoff: 1s, when: [lost]}",
     "limit": "limit: 3",
     "backoff": "backoff: 1s",
@@ -594,6 +599,7 @@ _OF_A_TASK = {
     "checkpoint": None,
     "preemptible": True,
     "weight": 1.0,
+    "serves": "",
     "class_": "",
 }
 """Fields of a task that mean nothing beside `tasks`; `env`, `priority` and `deadline` hold for all tasks."""
@@ -650,6 +656,8 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
     _, most, parts, _ = size
     if spec.class_:
         found.get(None, check_text, spec.class_, f"{field}class", most=128)
+    if spec.serves:
+        found.get(None, check_text, spec.serves, f"{field}serves", most=MAX_SERVES)
     if parts and most > 1:
         error = SpecError("a task is a gang or cut by data, not both", field=f"{field}parts", hint="drop `workers`")
         found.add(error, f"{field}workers")
@@ -688,6 +696,7 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         restore=restore,
         preemptible=spec.preemptible,
         weight=WEIGHT if spec.weight == 1 else found.get(WEIGHT, _weight, spec.weight, f"{field}weight"),
+        serves=spec.serves,
     )
     if parts:
         merge = found.get((), _command, spec.merge, f"{field}merge") if spec.merge is not None else ()

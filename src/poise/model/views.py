@@ -24,7 +24,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `saved` what of their work need not be done again, in nanoseconds of one task, and `progress` what it
     said of that itself, in millionths of all its work; `outlived` how long its work is
     known to take at least; `ran_out` the least memory that it asked for and ran out of (0: it never did). `tenant` is
-    whose quota it counts against, where there is one.
+    whose quota it counts against, where there is one. What `serves` has no end that could be foreseen: the text says
+    what it answers for, and why it was asked for.
     `depth` counts the units before it on its longest path, `followers` those that need it, `weight` is its business
     weight in thousandths.
     """
@@ -60,6 +61,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     outlived: int = 0
     ran_out: int = 0
     tenant: str = ""
+    serves: str = ""
 
 
 LEAST_SHOWN = 4

@@ -419,7 +419,7 @@ class _Ahead:
             heapq.heappush(self._ends, (view.now + BRIEF, -1, ""))
         for residents in view.fleet.residents:
             for resident in residents:
-                if resident.unit not in self._end_of:
+                if resident.unit not in self._end_of and (resident.stopping or not resident.serves):
                     self._will_end(resident.unit, self._end(resident, self._speeds.of_attempt(resident)))
 
     @property
@@ -453,7 +453,7 @@ class _Ahead:
             if isinstance(decision, Place):
                 any_placed = True
                 residents = world.place(decision)
-                if residents:
+                if residents and not residents[0].serves:
                     estimate = max((self._speeds.of_attempt(resident) for resident in residents), key=_mean)
                     if estimate.source == "default":
                         self._guesses.setdefault(decision.unit)
@@ -573,6 +573,7 @@ def _resident(
         progress=candidate.progress,
         outlived=candidate.outlived,
         tenant=candidate.tenant,
+        serves=candidate.serves,
     )
 
 
@@ -600,6 +601,7 @@ def _waiting_again(resident: Resident, now: int, expected: int) -> Candidate:
         progress=resident.progress,
         outlived=resident.outlived,
         tenant=resident.tenant,
+        serves=resident.serves,
     )
 
 

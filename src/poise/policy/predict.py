@@ -16,7 +16,7 @@ from typing import Any
 
 from poise.model.fleet import DeviceModel, Resident
 from poise.model.jobs import ALL, Work
-from poise.model.profiles import Estimate, Profile, estimate_run, outlasting
+from poise.model.profiles import NO_END, Estimate, Profile, estimate_run, outlasting
 from poise.model.resources import Shape
 from poise.model.tenants import declared_class
 from poise.model.views import Candidate
@@ -112,7 +112,10 @@ class Speeds:
     def of_attempt(self, resident: Resident, *, count_on: bool = False) -> Estimate:
         """The run time in nanoseconds of an attempt, from its start: on the device it has, in the artifact and in the
         size it runs in, without what earlier attempts have saved; the mean of it, or what to `count_on` (`likely`).
+        What serves is not foreseen to end.
         """
+        if resident.serves:
+            return NO_END
         shape, devices = resident.shape, resident.shape.gpus > 0
         measured = self._profiles.get(f"{resident.kind}@{resident.model}")
         place = self._places.get((resident.model, devices))

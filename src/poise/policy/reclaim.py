@@ -7,7 +7,8 @@ come through, and no two gangs wait for each other: reservations are made in the
 *Preemption* is weighed. Gain: the time by which the unit starts sooner, times its size and the weight of its class.
 Cost: for every unit that yields, the work since its last checkpoint, what restoring takes, and the time for which it
 stands still while the other runs, times its size and the weight of its class. Only a gain that is larger counts.
-Whoever yields has run for a minimum, and not too often.
+Whoever yields has run for a minimum, and not too often. What serves has no end: of it no gain and cost can be told by
+the clock. What is of a lower class makes room for it, the cheapest first, and nothing makes it yield for being shorter.
 """
 
 from bisect import bisect_left
@@ -205,7 +206,7 @@ def standings(draft: Draft, rules: Preemption) -> dict[str, float]:
     running = draft.running
 
     def terms(one: Resident) -> list[int]:
-        may = one.preemptible and one.running and not one.stopping
+        may = one.preemptible and one.running and not one.stopping and not one.serves
         return [may_be_asked(one, rules) if may else NEVER, one.checkpoint, one.restore, one.priority, one.weight, may]
 
     if not running.residents:
@@ -442,6 +443,8 @@ def _may_yield(
 
     def may(resident: Resident) -> bool:
         if not resident.preemptible or resident.stopping or not resident.running or resident.unit in asked:
+            return False
+        if resident.serves and not candidate.serves:
             return False
         if now < may_be_asked(resident, rules):
             return False

@@ -17,6 +17,7 @@ import msgspec
 from poise.model.scaling import Because, Learned, Outlook, Scale, ScaleMemory, ScaleView, Signal, Window
 from poise.policy.foresight import begin, decided, foresee, learn
 from poise.policy.protocol import Policy
+from poise.policy.sharing import weights
 from poise.units import format_duration
 
 ReplicaPolicy = Policy[ScaleView, Scale]
@@ -50,6 +51,8 @@ class Scaler:
             said = [Because(code="NOTHING_SEEN", wish=len(view.replicas))]
         lines = sorted([*said, *_announcements(view)], key=lambda line: -line.wish)
         wish, bounds = _bounded(view, lines[0].wish)
+        if (shared := _shared(view, wish)) is not None:
+            wish, bounds = shared.wish, (*bounds, shared)
         replicas, holds, until = _held(view, memory, wish)
         memory = msgspec.structs.replace(memory, wishes=_wishes(view, memory, wish))
         floor = max((_bounded(view, line.wish)[0] for line in lines if line.code == "ANNOUNCED"), default=0)
@@ -132,6 +135,25 @@ def _bounded(view: ScaleView, wish: int) -> tuple[int, tuple[Because, ...]]:
     return wish, ()
 
 
+def _shared(view: ScaleView, wish: int) -> Because | None:
+    """Where devices are shared with training: the part of its range that is its weight's, or as many as can take what
+    comes if that is more; of those that are there as many as take it with room, or they would be back at once. An
+    objective that is missed comes first.
+    """
+    last, rules = _last(view), view.rules
+    if not rules.shared or last is None:
+        return None
+    _, seen, objective = _used_up(view) or ("", 0, 1)
+    if seen > objective:
+        return None
+    weight = weights(last.devices, seen / objective).service
+    least = max(1, rules.least)
+    stay = min(len(view.replicas), _enough(view, last.rate / rules.target) or 0)
+    comes = min(rules.most, max(stay, _enough(view, last.rate) or 0))
+    number = max(least + int(weight * (rules.most - least) + 0.5), comes)
+    return Because(code="SHARED", wish=number, have=f"{weight:.0%}") if number < wish else None
+
+
 def _held(view: ScaleView, memory: ScaleMemory, wish: int) -> tuple[int, tuple[Because, ...], int | None]:
     """No more than the least wish of the last `rise`, no fewer than the largest of the last `fall`; and the instant at
     which that changes. As Kubernetes stabilises, on instants and not on counts of calls.
@@ -196,17 +218,29 @@ def _by_devices(view: ScaleView, _: ScaleMemory) -> Because | None:
 
 
 def _by_latency(view: ScaleView, _: ScaleMemory) -> Because | None:
-    """By the objective that is used up most. Says nothing without an objective, and where nothing was answered."""
+    """By the objective that is used up most: it is a promise, and to miss it by a little is not near enough. Says
+    nothing without an objective, and where nothing was answered.
+    """
+    last, used = _last(view), _used_up(view)
+    if last is None or used is None:
+        return None
+    name, seen, objective = used
+    have = f"{name} is {format_duration(seen)}"
+    have += f" with {last.refused:.0%} of the requests refused" if last.refused else ""
+    if seen > objective and last.replicas:
+        wish = _up(last.replicas * seen / objective)
+        return Because(code="LATENCY", wish=wish, have=have, need=format_duration(objective))
+    return _in_proportion(view, last, "LATENCY", seen / objective, have, format_duration(objective))
+
+
+def _used_up(view: ScaleView) -> tuple[str, int, int] | None:
+    """The objective that is used up most: what it is of, what was seen, and what was promised."""
     last, rules = _last(view), view.rules
     if last is None:
         return None
     both = (("P99", last.p99, rules.latency_p99), ("the mean", last.mean, rules.latency_mean))
     set_and_seen = [one for one in both if one[1] > 0 and one[2] > 0]
-    if not set_and_seen:
-        return None
-    name, seen, objective = max(set_and_seen, key=lambda one: one[1] / one[2])
-    have = f"{name} is {format_duration(seen)}"
-    return _in_proportion(view, last, "LATENCY", seen / objective, have, format_duration(objective))
+    return max(set_and_seen, key=lambda one: one[1] / one[2], default=None)
 
 
 def _by_queue(view: ScaleView, _: ScaleMemory) -> Because | None:
@@ -228,7 +262,7 @@ def _in_proportion(view: ScaleView, last: Window, code: str, ratio: float, have:
 
 
 def _last(view: ScaleView) -> Window | None:
-    return view.windows[-1] if view.windows else None
+    return view.latest or (view.windows[-1] if view.windows else None)
 
 
 def _used(use: float, target: float) -> tuple[str, str]:

@@ -97,7 +97,8 @@ NOBODY: tuple[Resident, ...] = ()
 _NEVER = np.iinfo(np.int64).max
 
 GROWS_BY = 1.5
-"""An elastic unit is restarted larger only for half as many tasks again: less would not pay."""
+"""An elastic unit is restarted larger only for half as many tasks again: less would not pay. One that has yielded
+comes back to all that it can use, even if that is one task more."""
 
 
 class Suite:
@@ -132,7 +133,7 @@ class Suite:
             plan = _Round(self, view).place_all(ordered)
             if plan is not None:
                 return plan
-        return _Round(self, view).decide(ordered)
+        return _Round(self, view).decide(_serving_first(ordered) if self.recipe.preempt is not None else ordered)
 
 
 class _Round:
@@ -522,7 +523,9 @@ class _Round:
             if coming is not None:
                 self._keep_rows(candidate, shape, coming, now + GRACE)
                 return (Reason(code="PREEMPTING", have="work there", need=candidate.unit, wakes="finished"),)
-        if rules.by == "value":
+        if candidate.serves:
+            rules = msgspec.structs.replace(rules, by="class")
+        elif rules.by == "value":
             if candidate.shape.gpus and candidate.shape.share == WHOLE and self._weighs_worth:
                 return self._make_way(candidate, rules)
             rules = msgspec.structs.replace(rules, by="class")
@@ -539,6 +542,8 @@ class _Round:
                     self._ask_again(at)
             return ()
         found, shape = min(could, key=_cost)
+        if candidate.serves:
+            return self._ask_to_yield(candidate, shape, found, {})
         gain = 0.0
         if rules.by == "class":
             soonest = self._soonest(candidate)
@@ -636,8 +641,8 @@ class _Round:
             why = Why(
                 policy=self.recipe.name,
                 base=self.view.revision,
-                rank=self.order.words(candidate, self.view.now),
-                score=scores[victim.unit],
+                rank=candidate.serves or self.order.words(candidate, self.view.now),
+                score=scores.get(victim.unit, {}),
             )
             cause: Literal["shrink", "yield"] = "shrink" if shrinks else "yield"
             self.decisions.append(Preempt(unit=victim.unit, cause=cause, why=why, to=candidate.unit))
@@ -734,7 +739,8 @@ class _Round:
                 self._ask_again(at)
                 continue
             size, slower = self._anew(resident)
-            if size < GROWS_BY * resident.size:
+            comes_back = resident.preempted > 0 and size == resident.most
+            if size < GROWS_BY * resident.size and not comes_back:
                 continue
             left = ends(resident, now, self.draft.speeds) - now
             worth = (left * (1 - slower * resident.size / size) - lost_work(resident, now)) * resident.size
@@ -971,6 +977,20 @@ class _Turns:
         total = int(draft.fleet.total[CPU, row])
         used = 1 - int(draft.free[CPU, row]) / total if total else 0.0
         return turn_weight(used, draft.fleet.nodes[row].latency)
+
+
+def _serving_first(ordered: list[Candidate]) -> list[Candidate]:
+    """The same order, but what serves goes before all of a lower class, however long that has waited: else room that is
+    kept for them would be kept from it.
+    """
+    serving = [one for one in ordered if one.serves]
+    if not serving:
+        return ordered
+    for one in serving:
+        place = ordered.index(one)
+        lower = next((at for at, other in enumerate(ordered[:place]) if other.priority > one.priority), place)
+        ordered = [*ordered[:lower], one, *ordered[lower:place], *ordered[place + 1 :]]
+    return ordered
 
 
 def _cost(found: tuple[Yielding, Shape]) -> float:

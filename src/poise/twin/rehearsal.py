@@ -210,6 +210,7 @@ def _of_service(
                     load,
                     replicas=service.replicas,
                     rules=service.rules,
+                    window=service.window,
                     scaler=scaler,
                     seed=asked.seed,
                     losses=world.losses,

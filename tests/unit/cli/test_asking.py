@@ -23,6 +23,7 @@ IN_FILES_ONLY = {
     "work": "is a mapping",
     "ops": "are told by the fleet file's author, not by who types",
     "calls": "come from Python",
+    "serves": "comes from `poise serve`",
 }
 
 

@@ -1,28 +1,34 @@
 """A service's replicas follow its load, and why is told."""
 
+import asyncio
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from poise.gateway.service import Service
 from poise.gateway.service_metrics import Registry, ServiceMetrics
-from poise.kernel.scaler import WINDOW, Scaler
+from poise.gateway.wire import Answer
+from poise.kernel.batcher import Refuse
+from poise.kernel.scaler import Scaler
 from poise.model.scaling import ScaleRules
 from poise.model.serving import Limits
 from poise.policy.replicas import DEFAULT_SCALER, SCALERS
 from poise.units import MILLISECOND, MINUTE, SECOND
 
+WINDOW = 10 * SECOND
+
 
 class Followed:
     """A service whose replicas take 100 requests a second, followed from window to window."""
 
-    def __init__(self, rules: ScaleRules) -> None:
+    def __init__(self, rules: ScaleRules, there: int = 0) -> None:
         metrics = ServiceMetrics(Registry(CollectorRegistry()), "digits")
         self.service = Service("digits", Limits(batch=1), Path("unused"), metrics)
         self.said: list[str] = []
         self.now = SECOND
-        self.scaler = Scaler(self.service, rules, SCALERS[DEFAULT_SCALER], self.said.append, self.now)
+        self.scaler = Scaler(self.service, rules, WINDOW, SCALERS[DEFAULT_SCALER], self.said.append, self.now, there)
         self.there = 0
 
     def passes(self, rate: float, windows: int = 1) -> int:
@@ -34,7 +40,7 @@ class Followed:
                 self.service.batcher.down(f"j{self.there}.main", self.now)
                 self.there -= 1
             self.now += WINDOW
-            self.service._seen.asked += int(rate * WINDOW / SECOND)
+            self.service.seen.asked += int(rate * WINDOW / SECOND)
             self.scaler.look(self.now, SECOND)
         return self.scaler.wanted
 
@@ -65,5 +71,37 @@ def test_the_last_goes_only_where_there_may_be_none_and_comes_back_as_soon_as_so
 
 def test_between_windows_nothing_changes() -> None:
     followed = Followed(ScaleRules(least=1, most=8))
-    followed.service._seen.asked += 10_000
+    followed.service.seen.asked += 10_000
     assert followed.scaler.look(followed.now + WINDOW // 2, SECOND) == 1
+
+
+def test_an_objective_that_is_missed_is_seen_within_a_second_and_told() -> None:
+    rules = ScaleRules(signals=("latency",), least=1, most=2, latency_p99=100 * MILLISECOND, shared=True)
+    followed = Followed(rules)
+    followed.passes(10)
+    followed.service._channels["j1.main"] = Mock()  # it serves
+    assert followed.scaler.why == ""
+    seen = followed.service.seen
+    seen.asked, seen.took, seen.refused = 40, [50 * MILLISECOND] * 39 + [150 * MILLISECOND], 4
+    assert followed.scaler.look(followed.now + SECOND // 2, SECOND) == 1
+    assert followed.scaler.look(followed.now + SECOND, SECOND) == 2
+    assert followed.scaler.why == "P99 is 150 ms with 10% of the requests refused, the objective is 100 ms"
+
+
+def test_what_may_be_late_is_in_no_danger() -> None:
+    async def asked() -> tuple[int, int]:
+        service = Followed(ScaleRules(least=1, most=2, latency_p99=100 * MILLISECOND)).service
+        told: list[Answer | Refuse] = []
+        for deferred in (True, False):
+            service.ask(b"1", told.append, timeout=MILLISECOND, deferred=deferred)
+        await service.drained()
+        return service.seen.refused, len(service.seen.took)
+
+    assert asyncio.run(asked()) == (1, 1)
+
+
+def test_replicas_of_a_gateway_that_was_killed_stay_until_fewer_have_been_enough_for_long() -> None:
+    followed = Followed(ScaleRules(least=1, most=4, fall=MINUTE), there=3)
+    assert followed.passes(10, 5) == 3
+    assert followed.passes(10, 2) == 1
+    assert Followed(ScaleRules(least=1, most=2), there=3).scaler.wanted == 2

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.kernel.resilience import SPARE, WINDOW, Breaker, Health, RetryBudget, is_slow
-from poise.model.serving_upstreams import Ejection, Probing, Retries
-from poise.units import SECOND
+from poise.kernel.resilience import SPARE, WINDOW, Breaker, Concurrency, Health, RetryBudget, is_slow
+from poise.model.serving_upstreams import Ejection, Following, Probing, Retries
+from poise.units import MILLISECOND, SECOND
 
 RULES = Ejection(failures=3, pause=30 * SECOND, longest=100 * SECOND, slower=10.0, least=SECOND)
 
@@ -159,3 +159,61 @@ def test_three_misses_in_a_row_are_unhealthy() -> None:
 )
 def test_slow_is_what_takes_ten_times_as_long_as_at_others(took: int, others: list[float], slow: bool) -> None:
     assert is_slow(took, others, RULES) is slow
+
+
+# --- concurrency -----------------------------------------------------------------------------------------------------
+
+
+class Followed:
+    """A server whose limit follows its answers, second by second."""
+
+    def __init__(self, **rules: int) -> None:
+        self.concurrency = Concurrency(Following(**rules), 64, 0)
+        self.now = 0
+
+    def goes_on(self, slots: float, alone: int, *, wanted: int = 1000, seconds: int = 60) -> list[int]:
+        """The limits, while answers take as much longer as it has more requests than slots, and so many are wanted."""
+        limits, of = [], self.concurrency
+        for _ in range(seconds):
+            running = min(wanted, of.limit)
+            of.on_sent(running)
+            self.now += SECOND
+            for _ in range(20):
+                of.on_over(round(alone * max(1.0, running / slots)), self.now, answered=True)
+            limits.append(of.limit)
+        return limits
+
+
+@given(st.floats(1, 16), st.integers(5 * MILLISECOND, 5 * SECOND), st.floats(1.5, 4))
+def test_the_limit_comes_to_where_answers_take_what_is_aimed_at(slots: float, alone: int, times: float) -> None:
+    *_, before, last = Followed(target=round(times * alone)).goes_on(slots, alone)
+    assert last == pytest.approx(times * slots, rel=0.1, abs=1)
+    assert abs(last - before) <= 1
+
+
+def test_of_a_server_that_slows_down_the_limit_falls_and_rises_again_after_it() -> None:
+    server = Followed(target=200 * MILLISECOND)
+    assert server.goes_on(8, 50 * MILLISECOND)[-1] == pytest.approx(32, abs=2)
+    fallen = server.goes_on(2, 50 * MILLISECOND)
+    assert fallen[9] < 12, "in ten seconds"
+    assert min(fallen) > 5
+    assert fallen[-1] == pytest.approx(8, abs=1)
+    assert server.goes_on(64, 50 * MILLISECOND)[-1] == 64
+    assert server.goes_on(1, 500 * MILLISECOND)[-1] == 1
+    assert server.concurrency.p99 == 500 * MILLISECOND
+
+
+def test_a_limit_that_was_not_reached_is_not_raised_and_one_that_is_missed_is_lowered() -> None:
+    server = Followed(target=200 * MILLISECOND, least=2)
+    assert server.goes_on(64, 50 * MILLISECOND, wanted=5)[-1] <= 9, "one step beyond what was wanted"
+    assert server.goes_on(1, 500 * MILLISECOND, wanted=1)[-1] == 2
+
+
+def test_what_was_given_up_tells_only_that_it_took_too_long() -> None:
+    concurrency = Concurrency(Following(target=SECOND), 64, 0)
+    for _ in range(100):
+        concurrency.on_over(MILLISECOND, SECOND, answered=False)
+    assert concurrency.p99 == 0
+    for _ in range(100):
+        concurrency.on_over(2 * SECOND, 2 * SECOND, answered=False)
+    assert concurrency.p99 == 2 * SECOND

@@ -252,6 +252,12 @@ def test_what_a_unit_loses_when_it_yields_can_be_said() -> None:
     assert compiled(run="x", checkpoint="5m").units[0].checkpoint == 5 * MINUTE
 
 
+def test_what_serves_says_so() -> None:
+    assert compiled(run="x", serves="digits-1 serves digits").units[0].serves == "digits-1 serves digits"
+    for text in ("x" * 2000, "a\0b"):
+        assert refused({"run": "x", "serves": text}).field == "serves"
+
+
 def test_exclusive_work_has_a_second_to_end() -> None:
     [fenced], [exclusive] = compiled(run="x").units, compiled(run="x", lease="exclusive").units
     assert (fenced.lease, fenced.grace) == ("fenced", 10 * SECOND)

@@ -376,3 +376,61 @@ def test_hash_seeds_change_nothing() -> None:
         for seed in ("1", "2")
     }  # fmt: skip
     assert len(said) == 1
+
+
+# --- beside training -------------------------------------------------------------------------------------------------
+
+SHARED = ScaleRules(signals=("queue",), least=1, most=5, fall=MINUTE, latency_p99=100 * MILLISECOND, shared=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "replicas", "code"),
+    [
+        ({"p99": 50, "devices": 0.5, "rate": 9.0}, 2, "SHARED"),  # 0.75 / 2.75 of four, and one: 2.09
+        ({"p99": 100, "devices": 1.0, "rate": 9.0}, 3, "SHARED"),  # half of four, and one
+        ({"p99": 50, "devices": 0.5, "rate": 39.0}, 4, "SHARED"),  # 39 requests/s, of which each takes ten
+        ({"p99": 101, "devices": 0.1, "rate": 9.0}, 5, "MOST"),  # the objective is missed
+        ({"p99": 0, "devices": 0.0, "rate": 0.0}, 1, "SHARED"),  # nothing was asked
+    ],
+)
+def test_beside_training_a_service_has_its_weights_part_and_all_where_its_objective_is_missed(
+    fields: dict[str, Any], replicas: int, code: str
+) -> None:
+    last = msgspec.structs.replace(Window(at=MINUTE, replicas=1, **fields), p99=fields["p99"] * MILLISECOND)
+    scale = SCALERS["hpa"].decide(view(SHARED, [last], 1, waiting=20))
+    assert scale.replicas == replicas
+    assert scale.because[-1].code == code
+
+
+def test_of_the_replicas_that_there_are_as_many_stay_as_take_what_comes_with_room() -> None:
+    """Of 70 % of ten requests/s each: 15 are more than two take so, and 13 are not."""
+    for there, rate, replicas in ((1, 15.0, 2), (3, 15.0, 3), (3, 13.0, 2)):
+        last = Window(at=MINUTE, rate=rate, p99=10 * MILLISECOND, devices=0.5, replicas=there)
+        assert SCALERS["hpa"].decide(view(SHARED, [last], there, waiting=20)).replicas == replicas
+
+
+def test_what_training_has_is_given_back_after_the_fall_and_not_before() -> None:
+    missed = Window(at=MINUTE, rate=15.0, p99=150 * MILLISECOND, devices=1.0, replicas=1)
+    first = SCALERS["hpa"].decide(view(SHARED, [missed], 1, waiting=20))
+    assert (first.replicas, first.cause()) == (5, "20 requests wait, 1 may for each replica")
+    calm = Window(at=MINUTE + 10 * SECOND, rate=1.0, p99=10 * MILLISECOND, devices=0.1, replicas=5)
+    for later, replicas in ((10, 5), (59, 5), (60, 1)):
+        window = msgspec.structs.replace(calm, at=MINUTE + later * SECOND)
+        found = SCALERS["hpa"].decide(view(SHARED, [window], 5, memory=first.memory))
+        assert found.replicas == replicas
+
+
+def test_a_missed_objective_cannot_wait_for_the_end_of_a_window_and_nothing_is_learned_of_it() -> None:
+    rules = msgspec.structs.replace(SHARED, signals=("rate", "latency"))
+    latest = Window(at=SECOND, rate=30.0, p99=210 * MILLISECOND, devices=1.0, replicas=1, refused=0.25)
+    scale = SCALERS[DEFAULT_SCALER].decide(view(rules, [], 1, latest=latest))
+    assert scale.replicas == 3
+    assert scale.cause() == "P99 is 210 ms with 25% of the requests refused, the objective is 100 ms"
+    assert (scale.memory.seen, scale.memory.recent, scale.memory.learned) == (None, (), None)
+
+
+def test_an_objective_that_is_missed_by_a_little_is_missed() -> None:
+    rules = ScaleRules(signals=("latency",), least=1, most=4, latency_p99=100 * MILLISECOND)
+    for p99, replicas in ((95, 2), (101, 3)):
+        window = Window(at=MINUTE, rate=1.0, p99=p99 * MILLISECOND, replicas=2)
+        assert SCALERS["hpa"].decide(view(rules, [window], 2)).replicas == replicas

@@ -11,6 +11,7 @@ from hypothesis import given
 
 from poise.errors import InputError
 from poise.kernel.controller import Decided
+from poise.kernel.explain import what_for
 from poise.kernel.ledger import HEAD
 from poise.model.decisions import Hold, Place, Preempt, Spot
 from poise.model.events import Placed, Preempted
@@ -678,6 +679,75 @@ def test_growing_does_not_use_up_the_budget_for_yielding() -> None:
     world.start("wide.main[0]", "wide.main[1]").after("61s").join(node("n2", cpu=2)).after("1s")
     unit = world.unit("wide")
     assert (len(world.where("wide")), unit.preempted, unit.moved) == (4, 0, 1)
+
+
+# --- what serves ----------------------------------------------------------------------------------------------------
+
+DANGER = "digits-2 serves digits: P99 is 350 ms, the objective is 200 ms"
+
+
+def trained(gpus: int = 1, seconds: int = 40, **fields: Any) -> World:
+    """Training of an hour, of which nothing is saved, has all devices."""
+    world = World().nodes(1, cpu=8, gpus=gpus).job("training", gpu=gpus, run="t", **fields).round().start("training")
+    return world.after(f"{seconds}s")
+
+
+def test_training_yields_to_a_replica_whatever_that_costs_and_is_told_why() -> None:
+    world = trained(expect="1h").job("digits-2", gpu=1, priority="high", serves=DANGER).after("1s")
+    assert (world.status("digits-2"), world.status("training")) == ("placed", "pending")
+    [order] = world.unit("training").yielded
+    assert what_for(order) == f"yield to j2.main: {DANGER}"
+    world.start("digits-2").after("6m")
+    assert world.status("training") == "pending", "waiting for long does not make a replica yield"
+    assert world.cancel("digits-2").after("1s").status("training") == "placed"
+
+
+def test_who_has_just_begun_is_not_asked_and_who_is_no_lower_never() -> None:
+    world = trained(seconds=10).job("digits-2", gpu=1, priority="high", serves=DANGER).after("18s")
+    assert world.status("digits-2") == "pending"
+    assert world.after("4s").status("digits-2") == "placed"
+    equal = trained(priority="high").job("digits-2", gpu=1, priority="high", serves=DANGER).after("5m")
+    assert equal.status("digits-2") == "pending"
+
+
+def test_between_training_and_a_service_it_does_not_go_back_and_forth() -> None:
+    """After its third time training is left alone for long: it has to run for half an hour at a stretch."""
+    world = trained()
+    for number in range(3):
+        world.job(f"d{number}", gpu=1, priority="high", serves=DANGER).after("1s")
+        world.start(f"d{number}").cancel(f"d{number}").after("1s").start("training").after("40s")
+    world.job("last", gpu=1, priority="high", serves=DANGER).after("2m")
+    assert (world.status("last"), world.unit("training").preempted) == ("pending", 3)
+
+
+def test_room_that_is_kept_for_what_has_waited_for_long_is_not_kept_from_a_replica() -> None:
+    world = World().nodes(1, cpu=4).job("training", cpu=4, expect="5h").round().start("training")
+    world.job("aged", cpu=4, expect="5h").after("6m").job("digits-2", cpu=2, priority="high", serves=DANGER).after("1s")
+    assert (world.status("digits-2"), world.status("aged")) == ("placed", "pending")
+
+
+@pytest.mark.parametrize("policy", ["poise", "srtf", "las", "mlfq"])
+@pytest.mark.parametrize("gpu", [0, 1])
+def test_what_is_shorter_or_has_waited_for_long_does_not_make_a_replica_yield(policy: str, gpu: int) -> None:
+    world = World(policy).nodes(1, cpu=1, gpus=gpu).job("digits-1", gpu=gpu, priority="low", serves="digits").round()
+    world.start("digits-1").after("40s").job("short", gpu=gpu, expect="1s", priority="urgent").after("2m")
+    assert world.status("short") == "pending"
+    assert (
+        world.cancel("short").job("other-1", gpu=gpu, priority="high", serves="other").after("1s").status("other-1")
+        == "placed"
+    )
+
+
+def test_an_elastic_gang_goes_on_smaller_for_a_replica_and_grows_again_after_it() -> None:
+    world = World().nodes(1, cpu=8, gpus=4)
+    world.job("gang", workers="1..4", gpu=1, checkpoint="5s", expect="9h").round()
+    members = [f"gang.main[{rank}]" for rank in range(4)]
+    world.start(*members).after("40s").job("digits-2", gpu=1, priority="high", serves=DANGER).after("1s")
+    assert (world.status("digits-2"), len(world.where("gang"))) == ("placed", 3)
+    [order] = world.unit("gang").yielded
+    assert what_for(order) == f"go on smaller, for j2.main: {DANGER}"
+    world.start("digits-2", *members[:3]).after("5m").cancel("digits-2").after("2m")
+    assert len(world.where("gang")) == 4
 
 
 # --- long queues, of which a view shows the head ---------------------------------------------------------------------
