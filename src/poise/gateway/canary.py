@@ -28,8 +28,8 @@ AT_ONCE = 4
 """Recorded requests that are asked at once."""
 
 MOST_COPIED = 64 << 20
-"""Bytes of what was copied to the canary and of what it is held beside, while that is not answered: no more is copied to
-one that is slow, or hangs. One copy may be larger.
+"""Bytes of what was copied to the canary, and of what it is held beside, that is not answered yet: one that is slow, or
+hangs, is copied no more. One copy may be larger.
 """
 
 
