@@ -1,7 +1,9 @@
 """What a replica reads and says: bodies large and small, and answers that are too large."""
 
 import os
+import signal
 import socket
+import time
 from typing import NamedTuple
 
 import pytest
@@ -112,3 +114,23 @@ def test_sizes_beyond_the_largest_batch_are_not_tried() -> None:
             return 1
 
     assert [size for size, _ in replica.tried(replica.Model(Four()), 4)] == [1, 2, 3, 4]
+
+
+def test_what_a_model_forks_can_be_ended() -> None:
+    class Forks:
+        def predict(self, batch: list[int]) -> list[int]:
+            lives, alive = os.pipe()
+            child = os.fork()
+            if not child:
+                os.write(alive, b"1")
+                time.sleep(3)
+                os._exit(1)
+            os.read(lives, 1)
+            os.kill(child, signal.SIGTERM)
+            return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert worked(Forks(), b"1").answers == [b"%d" % -signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -139,7 +139,9 @@ def test_what_is_as_good_takes_over_while_nobody_notices(home: Living) -> None:
         until(lambda: load.asked > asked + 50, "it goes on", lambda: serving.text)
     assert load.wrong == []
     assert serving.ask(b"", "/readyz", "GET").status == 200
-    healthy = [serving.metric("serve_deployment_replica_healthy", deployment=name) for name in ("twice", "twice-canary")]
+    healthy = [
+        serving.metric("serve_deployment_replica_healthy", deployment=name) for name in ("twice", "twice-canary")
+    ]
     assert healthy == [0, 1], "what has ended has no replicas"
     trial = serving.ask(b"", "/canaries", "GET").value["twice"]
     assert (trial["state"], trial["stages"]) == ("promoted", ["shadow of 50 %", "share of 20 %", "share of 100 %"])

@@ -225,8 +225,7 @@ class Service:
         dialled.setblocking(False)
         buffers: list[int] = []
         try:
-            for _ in range(2):
-                buffers.append(make_buffer())
+            buffers.extend(make_buffer() for _ in range(2))  # one by one, so that none is forgotten
             socket.send_fds(dialled, [b"\0"], buffers)
         except OSError:
             for buffer in buffers:
