@@ -10,7 +10,7 @@ import pytest
 
 from poise.gateway import replica
 from poise.gateway.shared import SHARED_FROM, Reader, Writer, make_buffer
-from poise.gateway.wire import LENGTH, Answers, Broken, FromReplica, Work, decode_from_replica, framed
+from poise.gateway.wire import LENGTH, Answers, Broken, FromReplica, Hello, Work, decode_from_replica, framed
 
 
 class Worked(NamedTuple):
@@ -127,10 +127,16 @@ def test_what_a_model_forks_can_be_ended() -> None:
                 os._exit(1)
             os.read(lives, 1)
             os.kill(child, signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)  # and the replica ends when this is answered
             return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
 
+    ours, theirs = socket.socketpair()
     before = signal.getsignal(signal.SIGTERM)
-    try:
-        assert worked(Forks(), b"1").answers == [b"%d" % -signal.SIGTERM]
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with ours, theirs:
+        worker = replica.Worker(replica.Line(ours, Reader(make_buffer()), Writer(make_buffer())))
+        theirs.sendall(framed(Work(1, 0, [b"1"])))
+        try:
+            worker.run(replica.Model(Forks()), Hello("a"))
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert b"%d" % -signal.SIGTERM in theirs.recv(1 << 20)

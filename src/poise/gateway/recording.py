@@ -78,11 +78,15 @@ class Recorder:
     def _write(self) -> None:
         """In a thread of its own: a disk may be slow."""
         while line := self._lines.get():
+            wrote = 0
             try:
-                os.write(self._file, line)
+                while wrote < len(line):
+                    wrote += os.write(self._file, line[wrote:])
             except OSError as error:
                 self._most = 0
                 self._say(f"requests are not recorded any more: {error.strerror}")
+                if wrote:  # half a line can be asked of nobody
+                    os.ftruncate(self._file, os.lseek(self._file, -wrote, os.SEEK_CUR))
                 break
         os.close(self._file)
 

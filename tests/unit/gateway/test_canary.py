@@ -1,6 +1,7 @@
 """Whom a version on trial answers, what it costs those who ask, and how its trial goes on."""
 
 import asyncio
+import errno
 import os
 import random
 import time
@@ -425,3 +426,23 @@ def test_with_recorded_requests_as_well_it_is_ended_as_soon_as_it_is_known_to_be
     bench = asyncio.run(overloaded(path, canary=lambda _: BROKEN))
     assert bench.trial.state == "rolled back"
     assert len(bench.canary.asked) <= 20, "of a thousand"
+
+
+def test_what_a_full_disk_took_half_of_is_taken_away_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, write, room = tmp_path / "asked.jsonl", os.write, [100]
+    said: list[str] = []
+
+    def scarce(file: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        took = write(file, data[: room[0]])
+        room[0] -= took
+        return took
+
+    monkeypatch.setattr("poise.gateway.recording.os.write", scarce)
+    recorder = Recorder(Played(same), path, 1.0, 10_000, said.append)
+    for number in range(10):
+        recorder.ask(b"%d" % number, lambda told: None)
+    recorder.close()
+    assert list(read_recorded(str(path))) == [b"0", b"1"], "whole lines, that can be asked again"
+    assert said == ["requests are not recorded any more: No space left on device"]
