@@ -1,6 +1,7 @@
 """`poise serve` with a version on trial: nobody who asks notices, the better stays, the worse goes."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -183,7 +184,9 @@ def test_what_was_recorded_is_asked_of_both_before_anybody_is(home: Living) -> N
     began = time.monotonic()
     serving = serve(home, "model: models.py:Other, replay: asked.jsonl")
     serving.until_said("rolled back")
-    assert "3.33% of 30 answers the same" in serving.text, f"zero is twice zero; {time.monotonic() - began:.1f} s"
+    same = re.search(r"([0-9.]+)% of ([0-9]+) answers the same", serving.text)
+    assert same is not None and round(float(same[1]) * int(same[2])) == 100, "zero is twice zero"
+    assert 10 <= int(same[2]) <= 30, f"as soon as it is known; {time.monotonic() - began:.1f} s"
     assert serving.end() == 0
 
 
@@ -194,7 +197,7 @@ def test_a_canary_that_hangs_holds_up_neither_clients_nor_the_end(home: Living) 
     began = time.monotonic()
     assert serving.end() == 0
     assert time.monotonic() - began < 8, "nobody waits for copies"
-    assert jobs(home) == []
+    until(lambda: jobs(home) == [], "all replicas end", lambda: str(jobs(home)))
 
 
 def test_the_end_does_not_wait_for_what_was_recorded(home: Living) -> None:
@@ -205,7 +208,7 @@ def test_the_end_does_not_wait_for_what_was_recorded(home: Living) -> None:
     began = time.monotonic()
     assert serving.end() == 0
     assert time.monotonic() - began < 8
-    assert jobs(home) == []
+    until(lambda: jobs(home) == [], "all replicas end", lambda: str(jobs(home)))
 
 
 def test_what_it_held_when_it_was_promoted_is_still_asked_of_stable(home: Living) -> None:
