@@ -1,14 +1,16 @@
 """What a replica reads and says: bodies large and small, and answers that are too large."""
 
 import os
+import signal
 import socket
+import time
 from typing import NamedTuple
 
 import pytest
 
 from poise.gateway import replica
 from poise.gateway.shared import SHARED_FROM, Reader, Writer, make_buffer
-from poise.gateway.wire import LENGTH, Answers, Broken, FromReplica, Work, decode_from_replica, framed
+from poise.gateway.wire import LENGTH, Answers, Broken, FromReplica, Hello, Work, decode_from_replica, framed
 
 
 class Worked(NamedTuple):
@@ -112,3 +114,29 @@ def test_sizes_beyond_the_largest_batch_are_not_tried() -> None:
             return 1
 
     assert [size for size, _ in replica.tried(replica.Model(Four()), 4)] == [1, 2, 3, 4]
+
+
+def test_what_a_model_forks_can_be_ended() -> None:
+    class Forks:
+        def predict(self, batch: list[int]) -> list[int]:
+            lives, alive = os.pipe()
+            child = os.fork()
+            if not child:
+                os.write(alive, b"1")
+                time.sleep(3)
+                os._exit(1)
+            os.read(lives, 1)
+            os.kill(child, signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)  # and the replica ends when this is answered
+            return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
+
+    ours, theirs = socket.socketpair()
+    before = signal.getsignal(signal.SIGTERM)
+    with ours, theirs:
+        worker = replica.Worker(replica.Line(ours, Reader(make_buffer()), Writer(make_buffer())))
+        theirs.sendall(framed(Work(1, 0, [b"1"])))
+        try:
+            worker.run(replica.Model(Forks()), Hello("a"))
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert b"%d" % -signal.SIGTERM in theirs.recv(1 << 20)

@@ -1,6 +1,7 @@
 """`poise serve` with a version on trial: nobody who asks notices, the better stays, the worse goes."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -34,6 +35,17 @@ class Other(Old):
 class Dies(Old):
     def predict(self, batch):
         os._exit(1)
+
+class Hangs(Old):
+    def predict(self, batch):
+        time.sleep(1000)
+
+class Refuses(Old):
+    def predict(self, batch: list[float]) -> list[float]:
+        if 0.0 in batch:
+            time.sleep(2)
+            raise ValueError("no zero")
+        return super().predict(batch)
 
 class Never:
     def load(self):
@@ -127,6 +139,11 @@ def test_what_is_as_good_takes_over_while_nobody_notices(home: Living) -> None:
         asked = load.asked
         until(lambda: load.asked > asked + 50, "it goes on", lambda: serving.text)
     assert load.wrong == []
+    assert serving.ask(b"", "/readyz", "GET").status == 200
+    healthy = [
+        serving.metric("serve_deployment_replica_healthy", deployment=name) for name in ("twice", "twice-canary")
+    ]
+    assert healthy == [0, 1], "what has ended has no replicas"
     trial = serving.ask(b"", "/canaries", "GET").value["twice"]
     assert (trial["state"], trial["stages"]) == ("promoted", ["shadow of 50 %", "share of 20 %", "share of 100 %"])
     assert serving.metric("flagger_canary_status", name="twice") == 1
@@ -167,5 +184,39 @@ def test_what_was_recorded_is_asked_of_both_before_anybody_is(home: Living) -> N
     began = time.monotonic()
     serving = serve(home, "model: models.py:Other, replay: asked.jsonl")
     serving.until_said("rolled back")
-    assert "3.33% of 30 answers the same" in serving.text, f"zero is twice zero; {time.monotonic() - began:.1f} s"
+    same = re.search(r"([0-9.]+)% of ([0-9]+) answers the same", serving.text)
+    assert same is not None and round(float(same[1]) * int(same[2])) == 100, "zero is twice zero"
+    assert 10 <= int(same[2]) <= 30, f"as soon as it is known; {time.monotonic() - began:.1f} s"
+    assert serving.end() == 0
+
+
+def test_a_canary_that_hangs_holds_up_neither_clients_nor_the_end(home: Living) -> None:
+    serving = serve(home, "model: models.py:Hangs, shadow: 100%")
+    serving.until_said("canary: 1 of 1 ready")
+    assert [serving.ask(number).value for number in range(20)] == [2.0 * number for number in range(20)]
+    began = time.monotonic()
+    assert serving.end() == 0
+    assert time.monotonic() - began < 8, "nobody waits for copies"
+    until(lambda: jobs(home) == [], "all replicas end", lambda: str(jobs(home)))
+
+
+def test_the_end_does_not_wait_for_what_was_recorded(home: Living) -> None:
+    (home.work / "many.jsonl").write_text('{"body": "21"}\n' * 100_000)
+    serving = serve(home, "model: models.py:New, replay: many.jsonl")
+    serving.until_said("on trial, replay")
+    until(lambda: serving.metric("serve_deployment_request_counter_total") > 50, "it goes on", lambda: serving.text)
+    began = time.monotonic()
+    assert serving.end() == 0
+    assert time.monotonic() - began < 8
+    until(lambda: jobs(home) == [], "all replicas end", lambda: str(jobs(home)))
+
+
+def test_what_it_held_when_it_was_promoted_is_still_asked_of_stable(home: Living) -> None:
+    serving = serve(home, "model: models.py:Refuses, replicas: 2, share: [50%], after: 20, latency: 1000")
+    serving.until_said("canary: 2 of 2 ready")
+    with ThreadPoolExecutor(24) as pool:
+        asked = [pool.submit(serving.ask, number) for number in [0] * 2 + [21] * 150]
+        serving.until_said("the canary is promoted")
+        assert {one.result().value for one in asked} <= {42.0, 0.0}, "nobody sees it fail"
+        assert all(one.result().took < 10 for one in asked)
     assert serving.end() == 0

@@ -49,8 +49,9 @@ def serve(target: tuple[str, ...], host: str, port: int, as_json: bool, **flags:
     services = [one for one in given if isinstance(one, DeclaredService)]
     fronts = [one for one in given if isinstance(one, Front)]
     names = [one.name for one in services]
-    if len(set(names)) < len(names):
-        raise InputError("two services have one name", field="--name", have=", ".join(names), hint="name: another")
+    versions = names + [one.canary.name for one in services if one.canary is not None]
+    if len(set(versions)) < len(versions):
+        raise InputError("two services have one name", field="--name", have=", ".join(versions), hint="name: another")
     if len(fronts) > 1:
         raise InputError("one file of upstreams at a time", have=str(len(fronts)), hint="list all in one `upstreams:`")
     import uvloop

@@ -18,14 +18,19 @@ from poise.gateway.recording import read_recorded
 from poise.gateway.service import ANYBODY, Asked, Asker, Service, Tell
 from poise.gateway.wire import Answer
 from poise.kernel.batcher import Refuse
-from poise.model.canary import Judgement, Stage, Tally, TrialRules
-from poise.policy.canary import agrees, judge
+from poise.model.canary import KEPT, Judgement, Stage, Tally, TrialRules
+from poise.policy.canary import NOTHING, agrees, judge
 
 LOOK_AFTER = 10
 """So many answers of the canary between two judgements."""
 
 AT_ONCE = 4
 """Recorded requests that are asked at once."""
+
+MOST_COPIED = 64 << 20
+"""Bytes of what was copied to the canary, and of what it is held beside, that is not answered yet: one that is slow, or
+hangs, is copied no more. One copy may be larger.
+"""
 
 
 class Version(NamedTuple):
@@ -61,6 +66,13 @@ class Trial:
         self._due = 0.0  # to the canary, in requests
         self._asked = 0
         self._open: dict[int, _Open] = {}
+        self._emptied = asyncio.Event()
+        self._copies: set[_Copy] = set()
+        self._copied = 0  # bytes
+        self._closing = False
+        self._sent = 0  # to the canary, by way of trial
+        self._behind: int | None = None  # the first that it was sent, and are not answered yet
+        self._no_sample: Answer | Refuse | None = None
         self._replay: asyncio.Task[None] | None = None
         stable.service.listeners.append(self._heard_stable)
         canary.service.listeners.append(self._heard_canary)
@@ -90,7 +102,8 @@ class Trial:
         self._open[self._asked] = entry
         if self._running("share") and self._turn():
             patience = min(filter(None, (timeout, self._canary.service.batcher.limits.timeout)))
-            self._pass_on(entry, self._canary.front, self._told_by_canary, patience // 2)
+            self._sent += 1
+            self._pass_on(entry, self._canary.front, self._told_by_canary, max(1, patience // 2))
         else:
             self._pass_on(entry, self._stable.front, self._told, timeout)
         return entry.number
@@ -101,29 +114,64 @@ class Trial:
             return
         for entry in [entry for entry in self._open.values() if entry.asked is self._canary.front]:
             self._canary.front.cancel(entry.there)
-            self._of_canary.add(ok=False, took=0)
+            self._of_canary.add(ok=False)
             self._ask_stable(entry)
         self._look()
 
     def cancel(self, number: int) -> None:
         """As `Service.cancel`."""
+        entry = self._closed(number)
+        if entry is None or entry.asked is None:
+            return
+        entry.asked.cancel(entry.there)
+        if entry.asked is self._canary.front and self._took_too_long(time.monotonic_ns() - entry.came):
+            self._count(ok=False)
+
+    async def drained(self) -> None:
+        """Until everybody who has asked is answered."""
+        while self._open:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    def close(self) -> None:
+        """The gateway ends: what nobody waits for is asked no more."""
+        self._closing = True
+        if self._replay is not None:
+            self._replay.cancel()
+        for copy in self._copies:
+            self._canary.service.cancel(copy.number)
+        self._copies.clear()
+
+    def _closed(self, number: int) -> "_Open | None":
         entry = self._open.pop(number, None)
-        if entry is not None and entry.asked is not None:
-            entry.asked.cancel(entry.there)
+        if not self._open:
+            self._emptied.set()
+        return entry
+
+    def _took_too_long(self, waited: int) -> bool:
+        """Whether who left had waited longer than any answer of stable's takes: of a canary that hangs, nothing else
+        may ever be heard.
+        """
+        longest = max(self._of_stable.took, default=0)
+        return longest > 0 and waited > max(self.rules.latency * longest, longest + NOTHING)
 
     def _pass_on(
         self, entry: "_Open", front: Asked, told: Callable[["_Open", Answer | Refuse], None], timeout: int
     ) -> None:
         entry.asked = front
-        entry.there = front.ask(entry.body, partial(told, entry), timeout, entry.deferred, entry.asker)
+        number = front.ask(entry.body, partial(told, entry), timeout, entry.deferred, entry.asker)
+        if entry.asked is front:  # else it was refused at once, and is asked elsewhere by now
+            entry.there = number
 
     def _ask_stable(self, entry: "_Open") -> None:
-        """In the time that is left."""
+        """In the time that is left. What it says is no sample of its answers: what both refuse is all there."""
+        entry.again = True
         left = entry.timeout and max(1, entry.timeout - (time.monotonic_ns() - entry.came))
         self._pass_on(entry, self._stable.front, self._told, left)
 
     def _told(self, entry: "_Open", told: Answer | Refuse) -> None:
-        if self._open.pop(entry.number, None) is not None:
+        self._no_sample = told if entry.again else None
+        if self._closed(entry.number) is not None:
             entry.tell(told)
 
     def _told_by_canary(self, entry: "_Open", told: Answer | Refuse) -> None:
@@ -145,23 +193,54 @@ class Trial:
     # --- what is seen ------------------------------------------------------------------------------------------------
 
     def _heard_stable(self, body: bytes, told: Answer | Refuse, took: int) -> None:
-        if self._running("shadow", "share"):
+        if self._running("shadow", "share") and told is not self._no_sample:
             self._of_stable.add(ok=_is_ok(told), took=took)
-        if self._running("shadow") and isinstance(told, Answer) and self._turn():
-            self._canary.service.ask(body, partial(self._compare, told))
+        self._no_sample = None
+        if self._running("shadow") and not self._closing and isinstance(told, Answer) and self._turn():
+            self._copy(body, told)
+
+    def _copy(self, body: bytes, stable: Answer) -> None:
+        copy = _Copy(stable, len(body) + len(stable.body))
+        if self._copies and self._copied + copy.size > MOST_COPIED:
+            return
+        self._copies.add(copy)
+        self._copied += copy.size
+        self._sent += 1
+        copy.number = self._canary.service.ask(body, partial(self._compare_copy, copy))
+
+    def _compare_copy(self, copy: "_Copy", told: Answer | Refuse) -> None:
+        self._copies.discard(copy)
+        self._copied -= copy.size
+        self._compare(copy.stable, told)
 
     def _heard_canary(self, _: bytes, told: Answer | Refuse, took: int) -> None:
-        if self._running("shadow", "share"):
-            self._of_canary.add(ok=_is_ok(told), took=took)
-            if self._of_canary.answered % LOOK_AFTER == 0:
-                self._look()
+        if not self._running("shadow", "share"):
+            return
+        if self._behind is None:
+            self._behind = self._sent - 1
+        elif self._behind:
+            self._behind -= 1
+            if _is_ok(told):  # it waited while the first was answered, with which a version warms up
+                return
+        self._count(ok=_is_ok(told), took=took)
+
+    def _count(self, *, ok: bool, took: int = 0) -> None:
+        self._of_canary.add(ok=ok, took=took)
+        if self._of_canary.answered % LOOK_AFTER == 0:
+            self._look()
 
     def _compare(self, stable: Answer | Refuse, canary: Answer | Refuse) -> None:
-        self._of_canary.compare(agreed=_agree(stable, canary, self.rules.close))
+        if isinstance(stable, Answer):
+            self._of_canary.compare(agreed=_agree(stable, canary, self.rules.close))
 
     def _look(self, *, over: bool = False) -> None:
         if self.state == "running":
-            self._judged = judge(self.rules, self.stage, self._of_stable, self._of_canary, over=over)
+            stays = self._stage == len(self.rules.stages)
+            endless = stays or (self.stage.kind == "replay" and not over)
+            judged = judge(self.rules, self.stage, self._of_stable, self._of_canary, over=over, endless=endless)
+            self._judged = judged
+            if stays and self._of_canary.answered >= KEPT:
+                self._of_canary = Tally()  # or what it was for long would hide what it is
             found = "; ".join(self._judged.reasons)
             if self._judged.verdict == "pass":
                 self._next_stage(found)
@@ -197,8 +276,7 @@ class Trial:
         self._measure(float(promoted), 1 if promoted else 2)
         self._stable.service.listeners.remove(self._heard_stable)
         self._canary.service.listeners.remove(self._heard_canary)
-        if self._replay is not None:
-            self._replay.cancel()
+        self.close()
         self.ended.set_result(promoted)
 
     # --- what was recorded -------------------------------------------------------------------------------------------
@@ -208,26 +286,34 @@ class Trial:
         await self._stable.service.ready()
         await self._canary.service.ready()
         try:
-            bodies = iter(await asyncio.to_thread(read_recorded, self.rules.replay))
+            bodies, turn = read_recorded(self.rules.replay), asyncio.Lock()
+            await asyncio.gather(*(self._ask_some(bodies, turn) for _ in range(AT_ONCE)))
         except InputError as error:
             self.end(False, f"{error.record.field}: {error.record.message}")
             return
-        await asyncio.gather(*(self._ask_some(bodies) for _ in range(AT_ONCE)))
         self._look(over=True)
 
-    async def _ask_some(self, bodies: Iterator[bytes]) -> None:
-        for body in bodies:
+    async def _ask_some(self, bodies: Iterator[bytes], turn: asyncio.Lock) -> None:
+        while True:
+            async with turn:
+                body = await asyncio.to_thread(next, bodies, None)
+            if body is None:
+                return
             stable, canary = await asyncio.gather(
                 _asked(self._stable.service, body, self._of_stable),
                 _asked(self._canary.service, body, self._of_canary),
             )
             self._compare(stable, canary)
+            if self._of_canary.answered % LOOK_AFTER == 0:
+                self._look()
 
 
 class _Open:
-    """One who waits for an answer: `there` is the number that `asked` has given the question."""
+    """One who waits for an answer: `there` is the number that `asked` has given the question, `again` that the canary
+    has failed at it.
+    """
 
-    __slots__ = ("asked", "asker", "body", "came", "deferred", "number", "tell", "there", "timeout")
+    __slots__ = ("again", "asked", "asker", "body", "came", "deferred", "number", "tell", "there", "timeout")
 
     def __init__(
         self, number: int, body: bytes, tell: Tell, came: int, timeout: int, deferred: bool, asker: Asker
@@ -236,14 +322,28 @@ class _Open:
         self.came, self.timeout, self.deferred, self.asker = came, timeout, deferred, asker
         self.asked: Asked | None = None
         self.there = 0
+        self.again = False
+
+
+class _Copy:
+    """A question that the canary is asked, and what stable has said to it: so many bytes."""
+
+    __slots__ = ("number", "size", "stable")
+
+    def __init__(self, stable: Answer, size: int) -> None:
+        self.stable, self.size, self.number = stable, size, 0
 
 
 async def _asked(service: Service, body: bytes, tally: Tally) -> Answer | Refuse:
     """What a version says to what was recorded."""
     answer: asyncio.Future[Answer | Refuse] = asyncio.get_running_loop().create_future()
     came = time.monotonic_ns()
-    service.ask(body, lambda told: None if answer.done() else answer.set_result(told), deferred=True)
-    told = await answer
+    number = service.ask(body, lambda told: None if answer.done() else answer.set_result(told), deferred=True)
+    try:
+        told = await answer
+    except asyncio.CancelledError:
+        service.cancel(number)
+        raise
     tally.add(ok=_is_ok(told), took=time.monotonic_ns() - came)
     return told
 
@@ -260,7 +360,7 @@ def _agree(one: Answer | Refuse, other: Answer | Refuse, close: float) -> bool:
         return True
     try:
         return agrees(msgspec.json.decode(one.body), msgspec.json.decode(other.body), close)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return False
 
 

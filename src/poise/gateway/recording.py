@@ -7,7 +7,7 @@ but its owner, and bounded: when it is full, nothing more is written.
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -15,6 +15,9 @@ import msgspec
 
 from poise.errors import InputError
 from poise.gateway.service import ANYBODY, Asked, Asker, Tell
+
+MOST_LINE = 400 << 20
+"""Bytes of a line: a body of 64 MiB may have six times as many, if all of it are signs that JSON spells out."""
 
 MOST_WAITING = 10_000
 """Requests that wait to be written; beyond that they are left out, rather than held in memory for a slow disk."""
@@ -75,32 +78,46 @@ class Recorder:
     def _write(self) -> None:
         """In a thread of its own: a disk may be slow."""
         while line := self._lines.get():
+            wrote = 0
             try:
-                os.write(self._file, line)
+                while wrote < len(line):
+                    wrote += os.write(self._file, line[wrote:])
             except OSError as error:
                 self._most = 0
                 self._say(f"requests are not recorded any more: {error.strerror}")
+                if wrote:  # half a line can be asked of nobody
+                    os.ftruncate(self._file, os.lseek(self._file, -wrote, os.SEEK_CUR))
                 break
         os.close(self._file)
 
 
-def read_recorded(path: str) -> list[bytes]:
-    """The bodies of all requests in a file. Raises `InputError` that says what is wrong, and in which line."""
-    bodies = []
+def read_recorded(path: str) -> Iterator[bytes]:
+    """The bodies of the requests in a file, one after the other. Raises `InputError` that says what is wrong, and in
+    which line, once it gets there.
+    """
     try:
+        if Path(path).exists() and not Path(path).is_file():  # a pipe or a device may have no end
+            raise InputError("recorded requests are in a file", field=path)
+        number = 0
         with Path(path).open("rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    one = msgspec.json.decode(line, type=Recorded)
-                except msgspec.MsgspecError as error:
-                    why = f"line {number} is no recorded request: {error}"
-                    raise InputError(why, field=path, need='{"body": "21"}') from None
-                bodies.append(one.body.encode() if one.body is not None else one.base64 or b"")
+            while line := file.readline(MOST_LINE):
+                number += 1
+                yield _recorded(line, number, path)
     except OSError as error:
         raise InputError(f"recorded requests cannot be read: {error.strerror}", field=path) from None
-    if not bodies:
+    if not number:
         raise InputError("no request was recorded there", field=path)
-    return bodies
+
+
+def _recorded(line: bytes, number: int, path: str) -> bytes:
+    try:
+        if len(line) == MOST_LINE:
+            raise ValueError(f"it has more than {MOST_LINE >> 20} MiB")
+        one = msgspec.json.decode(line, type=Recorded)
+    except (ValueError, RecursionError) as error:
+        why = f"line {number} is no recorded request: {error}"
+        raise InputError(why, field=path, need='{"body": "21"}') from None
+    return one.body.encode() if one.body is not None else one.base64 or b""
 
 
 __all__ = ["Recorder", "read_recorded"]

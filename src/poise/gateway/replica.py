@@ -308,6 +308,7 @@ class Worker:
         """Until SIGTERM."""
         self.model = model
         signal.signal(signal.SIGTERM, self._on_term)
+        os.register_at_fork(after_in_child=_end_on_term)
         with contextlib.suppress(Stopping):
             while not self._stop:
                 line = self.line
@@ -378,6 +379,11 @@ class Worker:
             return Broken(work.number, "memory", f"no memory for the results: {error.strerror}")
         told = [Answer(one.status, one.kind, body) for one, body in zip(answers, sent, strict=True)]
         return Answers(work.number, took, given, told, places)
+
+
+def _end_on_term() -> None:
+    """What a model forks has no batch to answer first, and whoever ends it waits for that."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def tried(model: Model, largest: int) -> list[tuple[int, float]]:

@@ -464,6 +464,7 @@ class Running:
                 if promoted:
                     winner.replicas.become(stable.declared)
                     self.services[trial.name] = winner.service
+                await trial.drained()  # what the canary fails at is asked of stable
                 await loser.drained()
                 await self._end(loser)
             else:
@@ -475,11 +476,15 @@ class Running:
 
     async def drained(self) -> None:
         """Until all that was accepted is answered."""
+        for trial in self.trials.values():
+            trial.close()
+            await trial.drained()
         await asyncio.gather(*(one.drained() for one in self._kept))
 
     async def hang_up(self) -> None:
-        """On all replicas: what they were asked is refused."""
-        await asyncio.gather(*(one.service.stop() for one in self._kept))
+        """On all replicas: what they were asked is refused, by a canary before stable, which is asked then."""
+        for one in reversed(self._kept):
+            await one.service.stop()
 
     async def end(self) -> None:
         """Hang up on all replicas, and end their jobs."""
@@ -488,9 +493,10 @@ class Running:
             recorder.close()
 
     async def _end(self, kept: _Kept) -> None:
-        self._kept.remove(kept)
-        if self.services.get(kept.declared.name) is kept.service:  # else one that was promoted has its name
-            del self.services[kept.declared.name]
+        """Kept until it has ended, so that whoever is cancelled while he waits for it leaves no job behind."""
+        name = kept.declared.name
+        if self.services.get(name) is kept.service:  # else one that was promoted has its name
+            del self.services[name]
         await kept.service.stop()
         if kept.cached is not None:
             for caches in self.caches.values():
@@ -498,6 +504,9 @@ class Running:
                     caches.remove(kept.cached)
             await kept.cached.stop()
         await kept.replicas.end()
+        kept.service.measure()
+        if kept in self._kept:
+            self._kept.remove(kept)
 
 
 async def serve(

@@ -6,6 +6,8 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import NamedTuple, Protocol, cast
 
@@ -21,6 +23,7 @@ from poise.gateway.wire import (
     Answer,
     Answers,
     Broken,
+    FromReplica,
     Hello,
     Work,
     decode_from_replica,
@@ -108,6 +111,7 @@ class Service:
         self.seen = Seen()
         self._listening: socket.socket | None = None
         self._connecting: set[asyncio.Task[object]] = set()
+        self._dialled: set[_Channel] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._changed = asyncio.Event()
@@ -127,7 +131,7 @@ class Service:
             self._listening = None
         for connecting in self._connecting:
             connecting.cancel()
-        for channel in list(self._channels.values()):
+        for channel in list(self._dialled):  # those that load their model as well
             channel.close()
         for number in list(self._pending):
             self._refuse(Refuse(number, "ending", "the gateway is ending"))
@@ -212,7 +216,7 @@ class Service:
         dialled.setblocking(False)
         buffers: list[int] = []
         try:
-            buffers += make_buffer(), make_buffer()
+            buffers.extend(make_buffer() for _ in range(2))  # one by one, so that none is forgotten
             socket.send_fds(dialled, [b"\0"], buffers)
         except OSError:
             for buffer in buffers:
@@ -221,8 +225,15 @@ class Service:
             return
         channel = _Channel(self, Writer(buffers[0]), Reader(buffers[1]))
         connecting = loop.create_task(loop.connect_accepted_socket(lambda: channel, dialled))
+        self._dialled.add(channel)
         self._connecting.add(connecting)
-        connecting.add_done_callback(self._connecting.discard)
+        connecting.add_done_callback(partial(self._connected, channel, dialled))
+
+    def _connected(self, channel: "_Channel", dialled: socket.socket, connecting: "asyncio.Task[object]") -> None:
+        self._connecting.discard(connecting)
+        if connecting.cancelled() or connecting.exception() is not None:
+            channel.release()
+            dialled.close()
 
     def _listen(self) -> None:
         if self._listening is not None:
@@ -252,11 +263,23 @@ class Service:
         return max(others, key=len, default=[])
 
     def left(self, channel: "_Channel", name: str) -> None:
+        """It has hung up; it had a `name` if it had said so."""
+        self._dialled.discard(channel)
         if self._channels.get(name) is channel:
             del self._channels[name]
             now = time.monotonic_ns()
             self._do(self.batcher.down(name, now), now)
             self._has_changed()
+
+    def fits(self, name: str, message: Answers) -> bool:
+        """Whether it is an answer to what the replica was asked, if it was: anything else would leave somebody waiting
+        for ever.
+        """
+        replica = self.batcher.replicas.get(name)
+        if replica is None or replica.batch != message.number:
+            return True
+        in_bounds = message.took >= 0 and 0 <= message.items <= self.batcher.limits.batch
+        return in_bounds and len(message.answers) == len(replica.requests)
 
     def heard(self, name: str, message: Answers | Broken) -> None:
         now = time.monotonic_ns()
@@ -352,6 +375,7 @@ class _Channel(asyncio.Protocol):
         self._writer, self._reader = writer, reader
         self._name = ""
         self._buffer = bytearray()
+        self._released = False
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -375,30 +399,48 @@ class _Channel(asyncio.Protocol):
             except msgspec.DecodeError:
                 self.close()
                 return
-            if isinstance(message, Hello):
-                self._name = message.name
-                self._service.joined(self, message)
-            elif self._name:
-                if isinstance(message, Answers) and message.places:
-                    try:
-                        message = self._with_bodies(message)
-                    except (ValueError, IndexError):
-                        self.close()
-                        return
-                self._service.heard(self._name, message)
+            if not self._take(message):
+                self.close()
+                return
+
+    def _take(self, message: FromReplica) -> bool:
+        """Whether it may say that."""
+        if isinstance(message, Hello):
+            if self._name or not all(size > 0 and 0 <= took < inf for size, took in message.known):
+                return False
+            self._name = message.name
+            self._service.joined(self, message)
+        elif self._name:
+            if isinstance(message, Answers):
+                try:
+                    message = self._with_bodies(message)
+                except (ValueError, IndexError):
+                    return False
+                if not self._service.fits(self._name, message):
+                    return False
+            self._service.heard(self._name, message)
+        return True
 
     def _with_bodies(self, message: Answers) -> Answers:
         """Its large answers are taken out of the buffer, which the next batch writes to."""
         for place in message.places:
+            if place.number < 0:
+                raise ValueError("a place of no answer")
             found = message.answers[place.number]
             message.answers[place.number] = Answer(found.status, found.kind, bytes(self._reader.at(place)))
         return message
 
     def connection_lost(self, _: Exception | None) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Nothing more is said or heard."""
+        if self._released:
+            return
+        self._released = True
         self._writer.close()
         self._reader.close()
-        if self._name:
-            self._service.left(self, self._name)
+        self._service.left(self, self._name)
 
     def send(self, number: int, padded: int, bodies: Sequence[bytes]) -> None:
         """A batch. A replica for whose bodies there is no memory is hung up on: it is asked again as one that died."""

@@ -43,6 +43,7 @@ class Writer:
         self._buffer = buffer
         self._memory: mmap.mmap | None = None
         self._size = 0
+        self._filled = 0  # up to where it may take memory
         self._largest = 0.0
 
     def place(self, bodies: Sequence[Body]) -> tuple[list[bytes], list[Place]]:
@@ -51,6 +52,7 @@ class Writer:
         """
         sizes = [len(body) for body in bodies]
         if max(sizes, default=0) < SHARED_FROM:
+            self._give_back(0)
             return list(map(bytes, bodies)), []
         at, places = 0, list[Place]()
         for number, size in enumerate(sizes):
@@ -63,15 +65,23 @@ class Writer:
         return [b"" if size >= SHARED_FROM else bytes(body) for size, body in zip(sizes, bodies, strict=True)], places
 
     def _with_room(self, need: int) -> mmap.mmap:
-        self._largest = max(need, FORGOTTEN * self._largest)
         if self._memory is None or need > self._size:
             size = -(-need // PAGES) * PAGES
             os.ftruncate(self._buffer, size)
             self._memory, self._size = mmap.mmap(self._buffer, size), size
-        kept = -(-int(4 * self._largest) // PAGES) * PAGES
-        if kept < self._size:  # the memory goes; the size, which cannot, costs nothing
-            self._memory.madvise(mmap.MADV_REMOVE, kept, self._size - kept)
+        self._filled = max(self._filled, -(-need // PAGES) * PAGES)
+        self._give_back(need)
         return self._memory
+
+    def _give_back(self, need: int) -> None:
+        """What is far more than has been needed lately: the memory goes; the size, which cannot, costs nothing."""
+        if self._memory is None or not self._filled:
+            return
+        self._largest = max(need, FORGOTTEN * self._largest)
+        kept = -(-int(4 * self._largest) // PAGES) * PAGES if self._largest >= SHARED_FROM else 0
+        if kept < self._filled:
+            self._memory.madvise(mmap.MADV_REMOVE, kept, self._filled - kept)
+            self._filled = kept
 
     def close(self) -> None:
         """Give the buffer back."""

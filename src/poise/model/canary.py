@@ -51,8 +51,8 @@ class Tally:
         self.compared = 0
         self.agreed = 0
 
-    def add(self, *, ok: bool, took: int) -> None:
-        """A request that was answered, or (not `ok`) with an error or not at all."""
+    def add(self, *, ok: bool, took: int = 0) -> None:
+        """A request that was answered, and how long that took; or (not `ok`) with an error or not at all."""
         self.answered += 1
         self.errors += not ok
         if ok:

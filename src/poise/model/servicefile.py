@@ -211,6 +211,9 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
     if top.kind != "service":
         found.add(SpecError("this file is no service", field="kind", need="service", have=top.kind))
     found.get(None, check_name, top.name, "name")
+    found.get(
+        None, check_name, f"{top.name}{'-canary' * (top.canary is not None)}-replica", "name"
+    )  # what jobs are named
     if not _CLASS.fullmatch(top.model):
         found.add(SpecError("which class serves?", field="model", need=_NEED_CLASS, have=top.model))
     for field in ("model", "folder", "python"):
@@ -326,7 +329,6 @@ def _with_canary(stable: DeclaredService, told: CanarySpec, found: Findings) -> 
         found.add(SpecError("which class serves?", field="canary.model", need=_NEED_CLASS, have=told.model))
     if told.version != "":
         found.get(None, check_name, str(told.version), "canary.version")
-    found.get(None, check_name, f"{stable.name}-canary", "name")
     number("replicas", told.replicas, 0, MOST_REPLICAS)
     number("after", told.after, 1, MOST_WAITING)
     number("latency", told.latency, 1, 1000)
@@ -344,7 +346,7 @@ def _with_canary(stable: DeclaredService, told: CanarySpec, found: Findings) -> 
     if not stages:
         found.add(SpecError("it is asked nothing", field="canary.share", need="share, shadow or replay"))
     env = {"env": stable.job.get("env", {}) | told.env} if told.env else {}
-    found.get(None, compile_spec, {"run": [stable.model], "env": told.env}, wall=0.0)
+    found.get(None, _check_env, told.env)
     canary = msgspec.structs.replace(
         stable,
         name=f"{stable.name}-canary",
@@ -369,6 +371,16 @@ def _with_canary(stable: DeclaredService, told: CanarySpec, found: Findings) -> 
         replay=told.replay,
     )
     return msgspec.structs.replace(stable, canary=canary, trial=trial)
+
+
+def _check_env(env: dict[str, Any]) -> None:
+    """As that of a job, of a field of the canary's."""
+    try:
+        compile_spec({"run": ["true"], "env": env}, wall=0.0)
+    except SpecError as error:
+        first, *others = [msgspec.structs.replace(one, field=f"canary.{one.field}") for one in error.record.all()]
+        error.record = msgspec.structs.replace(first, others=tuple(others))
+        raise
 
 
 _CLASS = re.compile(r"[^:]+:.+", re.DOTALL)

@@ -25,12 +25,19 @@ QUANTILE = 0.95
 
 PATIENCE = 4
 
+MOST_COMPARED = 10**300
+"""Whole numbers beyond have no place in floating point."""
+
 NOTHING = 2 * MILLISECOND
 """A difference of latency below this is none."""
 
 
-def judge(rules: TrialRules, stage: Stage, stable: Tally, canary: Tally, *, over: bool = False) -> Judgement:
-    """What is to become of it now; `over`: nothing more will be seen in this stage."""
+def judge(
+    rules: TrialRules, stage: Stage, stable: Tally, canary: Tally, *, over: bool = False, endless: bool = False
+) -> Judgement:
+    """What is to become of it now; `over`: nothing more will be seen in this stage; `endless`: it goes on however much
+    was seen, unless it is known to be worse.
+    """
     findings = [_errors(rules, stable, canary), _latency(rules, stable, canary)]
     if stage.kind != "share":
         findings.append(_answers(rules, canary))
@@ -38,7 +45,7 @@ def judge(rules: TrialRules, stage: Stage, stable: Tally, canary: Tally, *, over
     known_worse = [text for worse, _, text in findings if worse]
     if known_worse:
         return Judgement("fail", tuple(known_worse))
-    if canary.answered < rules.after and not over:
+    if endless or (canary.answered < rules.after and not over):
         return Judgement("go on", reasons)
     unproven = [text for _, within, text in findings if not within]
     if not unproven:
@@ -117,6 +124,8 @@ def agrees(one: Any, other: Any, close: float) -> bool:
     (True, False)
     """
     if _is_number(one) and _is_number(other):
+        if max(abs(one), abs(other)) > MOST_COMPARED:
+            return bool(one == other)
         return isclose(one, other, rel_tol=close, abs_tol=close * 1e-3)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return _same_keys(one, other) and all(agrees(one[key], other[key], close) for key in one)
@@ -133,4 +142,4 @@ def _same_keys(one: Collection[Any], other: Collection[Any]) -> bool:
     return len(one) == len(other) and set(one) == set(other)
 
 
-__all__ = ["agrees", "judge", "quantile", "wilson"]
+__all__ = ["NOTHING", "agrees", "judge", "quantile", "wilson"]

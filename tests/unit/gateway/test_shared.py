@@ -63,6 +63,14 @@ def test_memory_is_used_again_and_given_back_when_it_was_far_too_much(buffer: in
     assert reader.at(places[0]) == b"x" * (32 * MIB), "and it grows again"
 
 
+def test_memory_is_given_back_where_only_small_bodies_come_after_large_ones(buffer: int) -> None:
+    writer, _ = ends(buffer)
+    writer.place([b"x" * (32 * MIB)])
+    for _ in range(1000):
+        writer.place([b"small"])
+    assert memory(buffer) == 0
+
+
 def test_nobody_can_make_it_smaller_or_read_beyond_its_end(buffer: int) -> None:
     writer, reader = ends(buffer)
     writer.place([b"x" * MIB])

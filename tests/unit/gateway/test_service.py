@@ -1,0 +1,227 @@
+"""A service and the connections of its replicas: what is said wrongly ends a connection, and nothing is kept of any."""
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from poise.gateway.service import Service
+from poise.gateway.service_metrics import Registry, ServiceMetrics
+from poise.gateway.shared import SHARED_FROM, make_buffer
+from poise.gateway.wire import LENGTH, Answer, Answers, FromReplica, Hello, Place, Work, decode_work, framed
+from poise.kernel.batcher import Refuse
+from poise.model.serving import Limits
+from poise.units import SECOND
+
+
+class Played:
+    """A replica that says what it is told to."""
+
+    def __init__(self, path: Path) -> None:
+        self.channel = socket.socket(socket.AF_UNIX)
+        self.channel.settimeout(5)
+        self.channel.connect(str(path))
+        self.buffers: list[int] = []
+
+    def dialled(self) -> None:
+        _, self.buffers, _, _ = socket.recv_fds(self.channel, 1, 2)
+
+    def say(self, message: FromReplica) -> None:
+        self.channel.sendall(framed(message))
+
+    def read(self) -> Work:
+        head = self._exactly(LENGTH.size)
+        return decode_work.decode(self._exactly(LENGTH.unpack(head)[0]))
+
+    def _exactly(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            more = self.channel.recv(count - len(data))
+            if not more:
+                raise EOFError
+            data += more
+        return data
+
+    def hung_up(self) -> bool:
+        try:
+            return self.channel.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def close(self) -> None:
+        self.channel.close()
+        for buffer in self.buffers:
+            os.close(buffer)
+
+
+def served(folder: Path, use: Callable[[Service], Awaitable[None]]) -> None:
+    async def run() -> None:
+        metrics = ServiceMetrics(Registry(CollectorRegistry()), "x")
+        service = Service("x", Limits(timeout=3 * SECOND), folder / "x.sock", metrics)
+        await service.start()
+        try:
+            await use(service)
+        finally:
+            await service.stop()
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never holds")
+
+
+async def joined(service: Service, name: str = "a") -> Played:
+    replica = Played(service.path)
+    await asyncio.to_thread(replica.dialled)
+    before = service.replicas
+    replica.say(Hello(name))
+    await until(lambda: service.replicas == before + 1)
+    return replica
+
+
+OK = Answer(200, "text/plain", b"yes")
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ([], []),
+        ([OK, OK], []),
+        ([OK], [Place(-1, 0, 1)]),
+        ([OK], [Place(1, 0, 1)]),
+        ([OK], [Place(0, 1 << 40, 1)]),
+        ([OK], [Place(0, -1, 1)]),
+        ([OK], [Place(0, 1, -1)]),
+    ],
+)
+def test_whoever_asks_is_answered_by_another_where_a_replica_says_too_few_or_what_is_nowhere(
+    tmp_path: Path, answers: tuple[list[Answer], list[Place]]
+) -> None:
+    async def use(service: Service) -> None:
+        wrong, told = await joined(service), list[Any]()
+        os.ftruncate(wrong.buffers[1], 1 << 20)
+        service.ask(b"1", told.append)
+        work = await asyncio.to_thread(wrong.read)
+        wrong.say(Answers(work.number, 1000, 1, *answers))
+        await until(lambda: service.replicas == 0)
+        right = await joined(service, "b")
+        again = await asyncio.to_thread(right.read)
+        right.say(Answers(again.number, 1000, 1, [OK]))
+        await until(lambda: bool(told))
+        assert told == [OK] and again.bodies == [b"1"]
+        wrong.close()
+        right.close()
+
+    served(tmp_path, use)
+
+
+def test_a_replica_has_one_name(tmp_path: Path) -> None:
+    async def use(service: Service) -> None:
+        replica = await joined(service)
+        replica.say(Hello("another"))
+        assert await asyncio.to_thread(replica.hung_up)
+        await until(lambda: service.replicas == 0)
+        replica.close()
+
+    served(tmp_path, use)
+
+
+def test_nothing_is_kept_of_those_that_come_and_go_at_any_moment(tmp_path: Path) -> None:
+    async def use(service: Service) -> None:
+        before = descriptors()
+        for number in range(60):
+            replica = Played(service.path)
+            if number % 3:
+                await asyncio.to_thread(replica.dialled)
+            if number % 3 == 2:
+                replica.say(Hello("a"))
+                service.ask(b"x" * SHARED_FROM, lambda told: None, timeout=SECOND)
+                await asyncio.to_thread(replica.read)
+            replica.close()
+        await until(lambda: service.replicas == 0 and descriptors() == before)
+
+    served(tmp_path, use)
+
+
+def test_those_that_load_their_model_are_hung_up_on_at_its_end_and_those_that_dial(tmp_path: Path) -> None:
+    before = descriptors()
+    replicas: list[Played] = []
+
+    async def use(service: Service) -> None:
+        replicas.append(Played(service.path))
+        await asyncio.to_thread(replicas[0].dialled)
+        await asyncio.sleep(0.05)
+        replicas.append(Played(service.path))
+        service._accept()  # the end comes before anything else does
+        await service.stop()
+        await asyncio.sleep(0.05)
+        replicas[1].dialled()
+        assert [await asyncio.to_thread(one.hung_up) for one in replicas] == [True, True]
+
+    served(tmp_path, use)
+    for one in replicas:
+        one.close()
+    assert descriptors() == before
+
+
+def test_where_there_is_a_descriptor_for_one_buffer_only_it_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [0]
+
+    def scarce() -> int:
+        made[0] += 1
+        if made[0] % 2 == 0:
+            raise OSError(errno.EMFILE, "no more")
+        return make_buffer()
+
+    async def use(service: Service) -> None:
+        monkeypatch.setattr("poise.gateway.service.make_buffer", scarce)
+        before = descriptors()
+        for _ in range(10):
+            replica = Played(service.path)
+            assert await asyncio.to_thread(replica.hung_up)
+            replica.close()
+        assert descriptors() == before
+        monkeypatch.undo()
+        (await joined(service)).close()
+
+    served(tmp_path, use)
+
+
+def test_without_memory_for_its_bodies_a_request_is_refused_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, size: int) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    async def use(service: Service) -> None:
+        told = list[Any]()
+        monkeypatch.setattr("poise.gateway.shared.os.ftruncate", full)
+        service.ask(b"x" * SHARED_FROM, told.append)
+        for name in "abc":
+            replica = Played(service.path)
+            await asyncio.to_thread(replica.dialled)
+            replica.say(Hello(name))
+            assert await asyncio.to_thread(replica.hung_up)
+            replica.close()
+        await until(lambda: bool(told))
+        assert isinstance(told[0], Refuse) and told[0].why == "lost"
+
+    served(tmp_path, use)
