@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SERVERS := prometheus-node-exporter redis-server redis-tools libatomic1 libjemalloc2 liblzf1
 SIMULATED := tests/faults tests/golden tests/unit
-BESIDE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+BESIDE := --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup servers demo demo-serve test faults fuzz schemathesis lint format bench quality peers docs site clean
 
@@ -34,8 +34,8 @@ servers: setup   ## Debian's packages of the servers that tests talk to, unpacke
 	done
 
 test: setup servers  ## all tests: in memory, then with real processes, both side by side; then those that time something
-	$(BIN)/python -m pytest $(BESIDE) $(SIMULATED)
-	$(BIN)/python -m pytest $(BESIDE) -m "not timed" $(SIMULATED:%=--ignore %)
+	$(BIN)/python -m pytest --numprocesses 2 $(BESIDE) $(SIMULATED)
+	$(BIN)/python -m pytest --numprocesses 3 $(BESIDE) -m "not timed" $(SIMULATED:%=--ignore %)
 	$(BIN)/python -m pytest -m timed tests/drivers tests/gateway tests/system
 
 faults: setup    ## 12,000 seeds of a simulated fleet in which everything breaks, then planted bugs and a herd (FIRST=1 SEEDS=12000)

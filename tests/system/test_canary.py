@@ -181,12 +181,11 @@ def test_what_was_recorded_is_asked_of_both_before_anybody_is(home: Living) -> N
     assert serving.end() == 0
     lines = (home.work / "asked.jsonl").read_text().splitlines()
     assert sorted(json.loads(line)["body"] for line in lines) == sorted(str(number) for number in range(30))
-    began = time.monotonic()
     serving = serve(home, "model: models.py:Other, replay: asked.jsonl")
     serving.until_said("rolled back")
     same = re.search(r"([0-9.]+)% of ([0-9]+) answers the same", serving.text)
     assert same is not None and round(float(same[1]) * int(same[2])) == 100, "zero is twice zero"
-    assert 10 <= int(same[2]) <= 30, f"as soon as it is known; {time.monotonic() - began:.1f} s"
+    assert 6 <= int(same[2]) <= 30, "looked at after ten answers of the canary, four being asked at once"
     assert serving.end() == 0
 
 
