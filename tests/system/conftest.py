@@ -34,3 +34,17 @@ def shared() -> Iterator[Living]:
         living.destroy()
         raise
     living.close()
+
+
+@pytest.fixture(scope="module")
+def home(request: pytest.FixtureRequest) -> Iterator[Living]:
+    """A home in which nothing runs yet, for all tests of a file, with that file's `FILES` in its folder."""
+    living = Living()
+    for name, text in getattr(request.module, "FILES", {}).items():
+        living.file(name, text)
+    try:
+        yield living
+    except BaseException:
+        living.destroy()
+        raise
+    living.close()

@@ -55,17 +55,7 @@ class Never:
         return batch
 """
 
-
-@pytest.fixture(scope="module")
-def home() -> Iterator[Living]:
-    living = Living()
-    (living.work / "models.py").write_text(MODELS)
-    try:
-        yield living
-    except BaseException:
-        living.destroy()
-        raise
-    living.close()
+FILES = {"models.py": MODELS}
 
 
 @pytest.fixture(autouse=True)

@@ -74,17 +74,6 @@ def service(home: Living, name: str, model: str = "Letters", more: str = "") -> 
 
 
 @pytest.fixture(scope="module")
-def home() -> Iterator[Living]:
-    living = Living()
-    try:
-        yield living
-    except BaseException:
-        living.destroy()
-        raise
-    living.close()
-
-
-@pytest.fixture(scope="module")
 def serving(home: Living) -> Iterator[tuple[Serving, openai.OpenAI]]:
     """Two models that are here, and one elsewhere."""
     with Elsewhere(Model("upstream", "theirs", "letters")) as elsewhere:

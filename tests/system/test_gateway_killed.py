@@ -4,7 +4,6 @@ import http.client
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,17 +33,7 @@ class Worse(Newer):
         raise ValueError("no")
 """
 
-
-@pytest.fixture(scope="module")
-def home() -> Iterator[Living]:
-    living = Living()
-    living.file("app.py", APP)
-    try:
-        yield living
-    except BaseException:
-        living.destroy()
-        raise
-    living.close()
+FILES = {"app.py": APP}
 
 
 def gateway(serving: Serving) -> int:

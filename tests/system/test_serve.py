@@ -122,17 +122,7 @@ class Broken:
         return batch
 '''
 
-
-@pytest.fixture(scope="module")
-def home() -> Iterator[Living]:
-    living = Living()
-    living.file("app.py", APP)
-    try:
-        yield living
-    except BaseException:
-        living.destroy()
-        raise
-    living.close()
+FILES = {"app.py": APP}
 
 
 @pytest.fixture(scope="module")

@@ -35,17 +35,6 @@ def redis() -> Iterator[RedisServer]:
         yield started
 
 
-@pytest.fixture(scope="module")
-def home() -> Iterator[Living]:
-    living = Living()
-    try:
-        yield living
-    except BaseException:
-        living.destroy()
-        raise
-    living.close()
-
-
 class Stages:
     """Three services of one file each, at a gateway."""
 

@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -40,17 +39,7 @@ class Crashes:
         return batch
 '''
 
-
-@pytest.fixture(scope="module")
-def home() -> Iterator[Living]:
-    living = Living()
-    living.file("app.py", APP)
-    try:
-        yield living
-    except BaseException:
-        living.destroy()
-        raise
-    living.close()
+FILES = {"app.py": APP}
 
 
 def test_a_replica_that_crashes_as_it_loads_is_tried_three_times(home: Living) -> None:
