@@ -19,6 +19,7 @@ from poise.gateway.service import Service
 from poise.kernel.scaler import LOOK_EVERY, Scaler
 from poise.model.precision import VARIABLE
 from poise.model.reports import JobReport, LogPiece
+from poise.model.scaling import Announced
 from poise.model.servicefile import DeclaredService
 from poise.policy.replicas import DEFAULT_SCALER, scaler_named
 from poise.units import SECOND
@@ -94,8 +95,18 @@ class Replicas:
         if declared.rules is None:
             return None
         policy = scaler_named(declared.scaler or DEFAULT_SCALER)
-        there = len(self._jobs)
-        return Scaler(self._service, declared.rules, declared.window, policy, self._say, time.monotonic_ns(), there)
+        now = time.monotonic_ns()
+        since_1970 = time.time_ns() - now
+        return Scaler(
+            self._service,
+            declared.rules,
+            declared.window,
+            policy,
+            self._say,
+            now,
+            len(self._jobs),
+            [Announced(one.at - since_1970, one.rate, one.until - since_1970) for one in declared.announced],
+        )
 
     def spec(self) -> dict[str, Any]:
         """The job that a replica is."""

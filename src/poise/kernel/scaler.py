@@ -1,12 +1,12 @@
 """How many replicas a service has, as its load goes: what is measured in windows, and what a scaler says to that."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from poise.kernel.batcher import Batcher, Why
-from poise.model.scaling import Scale, ScaleMemory, ScaleRules, ScaleView, Window
+from poise.model.scaling import Announced, Scale, ScaleMemory, ScaleRules, ScaleView, Window
 from poise.policy.replicas import ReplicaPolicy
 from poise.units import MILLISECOND, SECOND
 
@@ -74,10 +74,12 @@ class Scaler:
         say: Callable[[str], None],
         now: int,
         there: int = 0,
+        announced: Sequence[Announced] = (),
     ) -> None:
         """What is decided on is seen over a `window`, in nanoseconds. So many replicas are `there`, of a gateway that
-        was killed: they count as wished for now.
+        was killed: they count as wished for now. `announced`: what is known to come, by the clock of `now`.
         """
+        self._announced = tuple(announced)
         self.wanted = min(rules.most, max(1, rules.least, there))
         self.why = ""
         """What asked for as many, when there were last to be more."""
@@ -114,6 +116,7 @@ class Scaler:
                 capacity=max(able, default=0.0),
                 start_up=start_up,
                 waiting=service.batcher.waiting,
+                announced=self._announced,
                 memory=self._memory,
             )
         )

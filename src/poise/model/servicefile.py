@@ -21,7 +21,7 @@ from poise.errors import SpecError
 from poise.model.canary import Stage, TrialRules
 from poise.model.document import Findings, shown
 from poise.model.precision import PrecisionName
-from poise.model.scaling import ScaleRules
+from poise.model.scaling import Announced, ScaleRules
 from poise.model.serving import MOST, Limits
 from poise.model.spec import (
     PriorityName,
@@ -31,6 +31,7 @@ from poise.model.spec import (
     check_text,
     compile_spec,
     parse_or_raise,
+    read_moment,
 )
 from poise.units import DAY, HOUR, SECOND, parse_bytes, parse_duration, parse_share
 
@@ -51,6 +52,14 @@ Followed = Literal["rate", "latency", "queue", "devices"]
 """What a gateway measures of a service; `devices`: the part of the time in which replicas work."""
 
 
+class AnnouncedSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """What is known to come: so many requests a second from a moment on, for a while."""
+
+    at: str = ""
+    lasts: Quantity = "1h"
+    rate: float = 0.0
+
+
 class ScalingSpec(msgspec.Struct, forbid_unknown_fields=True):
     """How the number of replicas follows the load, where `replicas` is a range."""
 
@@ -62,6 +71,7 @@ class ScalingSpec(msgspec.Struct, forbid_unknown_fields=True):
     idle: Quantity = "5m"
     window: Quantity = "10s"
     shared: bool = False
+    announced: list[AnnouncedSpec] = msgspec.field(default_factory=list)
 
 
 class CacheSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -131,7 +141,8 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     """A compiled file. `job` are the fields of the job that each replica is, other than what it runs. With `rules` the
-    number of `replicas` follows the load, by the `scaler` of that name, as it is seen over a `window` of nanoseconds.
+    number of `replicas` follows the load, by the `scaler` of that name, as it is seen over a `window` of nanoseconds,
+    and what is `announced`, in nanoseconds since 1970.
     `cache`: bytes of answers that are kept, each for `ttl` nanoseconds; `canonical`: bodies that are the same value in
     JSON ask the same; `redis`: the URL of one that gateways share, whose password is in the variable `password_from`.
     `record`: the file that requests are written to, what part of them, and bytes of it at most. `canary`: another
@@ -148,6 +159,7 @@ class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     rules: ScaleRules | None = None
     scaler: str = ""
     window: int = 0
+    announced: tuple[Announced, ...] = ()
     limits: Limits = Limits()
     cache: int = 0
     ttl: int = 0
@@ -236,7 +248,7 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
     if not limits.timeout:
         found.add(SpecError("a request must have some time", field="timeout", need="more than 0", have="0"))
     least, most = found.get((1, 1), _replicas, top.replicas)
-    rules, window = None, 0
+    rules, window, announced = None, 0, list[Announced]()
     if isinstance(top.replicas, str) and ".." in top.replicas:
         told = top.scaling or ScalingSpec()
         rules = _rules(told, least, most, limits.objective, found)
@@ -244,6 +256,7 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         if window < SECOND:
             what = "so little is seen in so short a time that nothing can be said of it"
             found.add(SpecError(what, field="scaling.window", need="1s or more", have=str(told.window)))
+        announced = [_announced(one, f"scaling.announced[{at}]", found) for at, one in enumerate(told.announced)]
     elif top.scaling is not None:
         what = "replicas do not follow the load where their number is given"
         found.add(
@@ -268,6 +281,7 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         rules=rules,
         scaler=top.scaling.policy if top.scaling is not None else "",
         window=window,
+        announced=tuple(announced),
         limits=limits,
         cache=cache,
         ttl=ttl,
@@ -396,6 +410,16 @@ def _replicas(given: int | str) -> tuple[int, int]:
         need = f"1 to {MOST_REPLICAS}, or a range such as 1..8 or 0..4"
         raise SpecError("replicas cannot be so many", code="E103", field="replicas", need=need, have=str(given))
     return least, most
+
+
+def _announced(told: AnnouncedSpec, field: str, found: Findings) -> Announced:
+    moment = found.get(None, read_moment, told.at, f"{field}.at")
+    at = int(moment.timestamp()) * SECOND if moment is not None else 0
+    lasts = found.get(0, parse_or_raise, parse_duration, told.lasts, f"{field}.lasts", DAY)
+    if not 0 < told.rate <= MOST_WAITING:
+        need = f"above 0, at most {MOST_WAITING} a second"
+        found.add(SpecError("the number is out of bounds", field=f"{field}.rate", need=need, have=shown(told.rate)))
+    return Announced(at=at, rate=told.rate, until=at + lasts)
 
 
 def _rules(told: ScalingSpec, least: int, most: int, objective: int, found: Findings) -> ScaleRules:

@@ -1031,20 +1031,26 @@ def _hang(value: Quantity, field: str) -> int:
     return hang
 
 
+def read_moment(value: str, field: str) -> datetime:
+    """From `2026-12-01T12:00:00+01:00`; errors name the field."""
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise SpecError(
+            "the moment cannot be read", code="E103", field=field, have=value[:80], need="2026-12-01T12:00:00Z"
+        ) from None
+    if moment.tzinfo is None:
+        hint = f"{moment.isoformat()}Z"
+        raise SpecError("the moment has no time zone", code="E103", field=field, have=value, hint=hint)
+    return moment
+
+
 def _time_to(value: Quantity | None, field: str, wall: float) -> int:
     """Nanoseconds from submission, from `30m` or `2026-12-01T12:00:00+01:00`; 0 for none."""
     if value is None:
         return 0
     if isinstance(value, str) and re.match(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", value):
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            raise SpecError(
-                "the moment cannot be read", code="E103", field=field, have=value, need="2026-12-01T12:00:00Z"
-            ) from None
-        if moment.tzinfo is None:
-            hint = f"{moment.isoformat()}Z"
-            raise SpecError("the moment has no time zone", code="E103", field=field, have=value, hint=hint)
+        moment = read_moment(value, field)
         left = int((moment - datetime.fromtimestamp(wall, UTC)).total_seconds() * SECOND)
         if left > MAX_DURATION:
             raise SpecError("the moment is too far away", code="E103", field=field, have=value, need="within ten years")

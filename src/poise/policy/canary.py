@@ -142,4 +142,4 @@ def _same_keys(one: Collection[Any], other: Collection[Any]) -> bool:
     return len(one) == len(other) and set(one) == set(other)
 
 
-__all__ = ["NOTHING", "agrees", "judge", "quantile", "wilson"]
+__all__ = ["agrees", "judge", "quantile", "wilson"]

@@ -1,6 +1,7 @@
 """A service's replicas follow its load, and why is told."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,7 +13,7 @@ from poise.gateway.service_metrics import Registry, ServiceMetrics
 from poise.gateway.wire import Answer
 from poise.kernel.batcher import Refuse
 from poise.kernel.scaler import Scaler
-from poise.model.scaling import ScaleRules
+from poise.model.scaling import Announced, ScaleRules
 from poise.model.serving import Limits
 from poise.policy.replicas import DEFAULT_SCALER, SCALERS
 from poise.units import MILLISECOND, MINUTE, SECOND
@@ -23,12 +24,13 @@ WINDOW = 10 * SECOND
 class Followed:
     """A service whose replicas take 100 requests a second, followed from window to window."""
 
-    def __init__(self, rules: ScaleRules, there: int = 0) -> None:
+    def __init__(self, rules: ScaleRules, there: int = 0, announced: Sequence[Announced] = ()) -> None:
         metrics = ServiceMetrics(Registry(CollectorRegistry()), "digits")
         self.service = Service("digits", Limits(batch=1), Path("unused"), metrics)
         self.said: list[str] = []
         self.now = SECOND
-        self.scaler = Scaler(self.service, rules, WINDOW, SCALERS[DEFAULT_SCALER], self.said.append, self.now, there)
+        policy = SCALERS[DEFAULT_SCALER]
+        self.scaler = Scaler(self.service, rules, WINDOW, policy, self.said.append, self.now, there, announced)
         self.there = 0
 
     def passes(self, rate: float, windows: int = 1) -> int:
@@ -43,6 +45,20 @@ class Followed:
             self.service.seen.asked += int(rate * WINDOW / SECOND)
             self.scaler.look(self.now, SECOND)
         return self.scaler.wanted
+
+
+def test_replicas_are_there_before_what_is_announced() -> None:
+    """A replica starts in a second, and takes 100 requests a second: 400 at 70 % are more than five take."""
+    begins = 2 * MINUTE
+    followed = Followed(ScaleRules(least=1, most=8), announced=[Announced(begins, 400, begins + MINUTE)])
+    wanted = {}
+    while followed.now < begins + 10 * MINUTE:
+        wanted[followed.now] = followed.passes(10)
+    before = [number for at, number in wanted.items() if at < begins - 2 * WINDOW]
+    assert set(before) == {1}
+    assert max(number for at, number in wanted.items() if at <= begins) == 6
+    assert any("400 requests/s are announced" in line for line in followed.said)
+    assert wanted[max(wanted)] == 1, "and gone after it"
 
 
 def test_replicas_follow_the_load_up_at_once_and_down_later() -> None:

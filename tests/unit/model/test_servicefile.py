@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from poise.errors import SpecError
+from poise.model.scaling import Announced
 from poise.model.servicefile import DeclaredService, compile_service
 from poise.units import MILLISECOND, MINUTE, SECOND
 
@@ -37,6 +38,29 @@ def test_what_is_wrong_is_told(fields: dict[str, Any], field: str, need: str) ->
         compiled(**fields)
     assert caught.value.record.field == field
     assert need in caught.value.record.need
+
+
+def test_what_is_known_to_come_is_announced() -> None:
+    event = {"at": "2026-12-01T13:00:00+01:00", "lasts": "30m", "rate": 500}
+    (announced,) = compiled(replicas="1..4", scaling={"announced": [event]}).announced
+    noon = 1_796_126_400 * SECOND
+    assert announced == Announced(at=noon, rate=500, until=noon + 30 * MINUTE)
+
+
+@pytest.mark.parametrize(
+    ("event", "field"),
+    [
+        ({"at": "tomorrow", "rate": 1}, "at"),
+        ({"at": "2026-12-01T13:00:00", "rate": 1}, "at"),
+        ({"rate": 1}, "at"),
+        ({"at": "2026-12-01T13:00:00Z"}, "rate"),
+        ({"at": "2026-12-01T13:00:00Z", "rate": 1, "lasts": "2d"}, "lasts"),
+    ],
+)
+def test_what_cannot_be_announced_is_told(event: dict[str, Any], field: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        compiled(replicas="1..4", scaling={"announced": [event]})
+    assert caught.value.record.field == f"scaling.announced[0].{field}"
 
 
 def test_a_model_computes_in_what_the_service_says_or_else_in_what_its_devices_must_be_able_to() -> None:
