@@ -219,6 +219,9 @@ class Twin:
         self._interference = interference
         self._waste = waste
         self._progress = dict(progress or {})
+        self._spent: dict[
+            str, list[tuple[float, float, int]]
+        ] = {}  # from where to where in how long, as far as it holds
         self._work: dict[str, _Work] = {}
         self._of: dict[Attempt, _Work] = {}
         self._on: dict[str, dict[str, _Work]] = {}
@@ -499,20 +502,43 @@ class Twin:
             self._waste(Waste(work.unit.id, cause, time))
 
     def _keep(self, work: _Work, *, saved: bool) -> None:
-        """What is left of its progress: all of it, or that of its latest checkpoint."""
+        """What is left of its progress: all of it, or that of its latest checkpoint. What was lost has cost the time
+        that was spent on it, on whatever devices that was.
+        """
         unit, truth = work.unit.id, work.truth
+        before = self._progress.get(unit, 0.0)
         if not saved and work.seats is not None:
             ran = max(0, self.timeline.now - work.began)
             kept = ran - ran % truth.checkpoint if truth.checkpoint else 0
-            before = self._progress.get(unit, 0.0)
             useful = max(0, kept - _overhead(work)) / SECOND / work.slowdown
             reached = truth.pace.reached(before, work.seats, useful) if useful else before
             reached = min(work.progress, reached) if truth.checkpoint else 0.0
-            again = truth.pace.left(reached, work.seats) - truth.pace.left(work.progress, work.seats)
-            if again < FOREVER:
-                self._wasted(work, "lost", round(again * work.slowdown * SECOND))
+            lost = self._takes(work, max(reached, before), work.progress)
+            self._wasted(work, "lost", lost + self._spent_beyond(unit, reached))
             work.progress = reached
+        if work.seats is not None and work.progress > before:
+            took = self._takes(work, before, work.progress)
+            self._spent.setdefault(unit, []).append((before, work.progress, took))
         self._progress[unit] = work.progress
+
+    def _takes(self, work: _Work, progress: float, until: float) -> int:
+        """Nanoseconds from one progress to another, where it is now; 0 where it does not get on."""
+        if work.seats is None:
+            return 0
+        pace = work.truth.pace
+        seconds = pace.left(progress, work.seats) - pace.left(until, work.seats)
+        return round(seconds * work.slowdown * SECOND) if seconds < FOREVER else 0
+
+    def _spent_beyond(self, unit: str, reached: float) -> int:
+        """Nanoseconds that earlier attempts have spent on what is beyond this progress; it is not theirs any more."""
+        spent, time = self._spent.get(unit, []), 0
+        while spent and spent[-1][1] > reached:
+            since, until, took = spent.pop()
+            part = round(took * (until - max(since, reached)) / (until - since))
+            time += part
+            if since < reached:
+                spent.append((since, reached, took - part))
+        return time
 
     def _leave(self, work: _Work) -> None:
         """It is gone from its nodes; what was queued behind it starts."""
