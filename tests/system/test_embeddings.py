@@ -263,7 +263,7 @@ def test_who_waits_for_a_model_that_cannot_be_loaded_is_told(home: Living) -> No
         until(lambda: served.metric("serve_deployment_queued_queries") == 2, "it waits")
         (home.work / "asked").touch()
         told = waits.result()
-    assert (told.status, told.value["error"]["code"]) == (503, "ending")
+    assert told.status == 503 and told.value["error"]["code"] in ("ending", "unavailable"), "who told it first"
     assert served.end() == 1
 
 

@@ -14,8 +14,7 @@ from poise.client import current_home
 from poise.config import Home
 from poise.control.start import connected, running, supervised, user_name
 from poise.drivers.yamlfile import located
-from poise.model.decisions import Reason, Spot
-from poise.model.profiles import SERVES
+from poise.model.decisions import SERVES, Reason, Spot
 from poise.model.reports import (
     Explanation,
     Foreseen,

@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 import msgspec
 
+SERVES = "serves"
+"""The source of a run time that has no end: it goes on until it is ended."""
+
 Fixable = Literal["now", "later", "never"]
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from poise.model.decisions import SERVES
 from poise.model.jobs import Ending
 from poise.model.resources import Shape
 from poise.units import MILLISECOND, SECOND
@@ -110,7 +111,6 @@ class Estimate(NamedTuple):
         return self.mean + CERTAIN * self.deviation
 
 
-SERVES = "serves"
 ENDLESS = 2**60
 NO_END = Estimate(ENDLESS, 0, SERVES)
 """Of what serves: it goes on until it is ended. In nanoseconds that is longer than anything (36 years)."""
