@@ -83,7 +83,11 @@ async def replica(folder: Path, name: str, shared_from: int) -> tuple[Service, s
     metrics = ServiceMetrics(Registry(CollectorRegistry()), name)
     service = Service(name, Limits(timeout=60_000_000_000), folder / f"{name}.sock", metrics)
     await service.start()
-    env = os.environ | {"POISE_SERVICE_SOCKET": str(service.path), "POISE_SERVICE_BATCH": "1"}
+    env = os.environ | {
+        "POISE_SERVICE_NAME": name,
+        "POISE_SERVICE_SOCKET": str(service.path),
+        "POISE_SERVICE_BATCH": "1",
+    }
     (folder / "echo.py").write_text(MODEL)
     process = subprocess.Popen(  # noqa: ASYNC220 — it is back before anything is timed
         [sys.executable, "-c", REPLICA, "echo.py:Echo", str(shared_from)], cwd=folder, env=env
