@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from system.living import Living, until
 
@@ -25,11 +25,14 @@ class Told(NamedTuple):
 
 
 class Serving:
-    """A running `poise serve`."""
+    """A running `poise serve`. Those that a test has not ended, since it failed, are ended after it (`conftest`)."""
+
+    all: ClassVar[list["Serving"]] = []
 
     def __init__(self, living: Living, *arguments: str, ready: bool = True) -> None:
         same_code = ("--env", "PYTHONPATH") if "PYTHONPATH" in os.environ else ()
         self.process = living.start("serve", *arguments, *same_code, "--port", "0")
+        self.all.append(self)
         self.said: list[str] = []
         self._hears = threading.Thread(target=self._listen, daemon=True)
         self._hears.start()
@@ -83,6 +86,8 @@ class Serving:
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
     def end(self) -> int:
+        if self in self.all:
+            self.all.remove(self)
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(30)

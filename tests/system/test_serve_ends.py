@@ -139,7 +139,11 @@ def test_it_goes_on_for_as_long_as_the_control_plane_is_away_and_starts_none(hom
     assert served.metric("serve_deployment_replica_healthy") == 1
     home.up()
     served.until_said("there is a control plane again")
-    (job,) = [job.id for job in home.client().jobs() if job.status == "running"]
+    (job,) = until(
+        lambda: len(found := [job.id for job in home.client().jobs() if job.status == "running"]) == 1 and found,
+        "what was cancelled before has ended",
+        lambda: home.client().jobs(),
+    )
     kill(home.client().job(job).tasks[0].pid)
     assert served.ask(0).status == 200, "another took its place"
     assert home.poise("down", "--cancel").code == 0
