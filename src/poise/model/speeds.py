@@ -5,9 +5,10 @@ Small things, together in a `Reckoner`, which a router keeps for the replicas of
 * `Sizes`: how much the size of a request says of the time that it takes. Sizes are only estimates (tokens of which most
   are still to be written, bytes of a picture), and the replica that is slowest is offered those that look small: taken
   at their word they would make it look slower still. So work is `(size / usual size)^tells`, with the slope learned.
-* `Speed`: nanoseconds for a request of the usual size on one replica.
+* `Speed`: nanoseconds for a request of the usual size on one replica, and `Throughput`, the same of one that serves
+  several side by side.
 * `InFlight`: requests that were sent and are not answered, and how long these still take.
-* How much longer a request takes for those beside it (`_crowded`).
+* `Crowds`: how much longer a request takes for those beside it.
 
 Requests may be of several *kinds*, such as the models that one server has: how fast a replica is, and what sizes and
 crowds say, is learned of each kind by itself; what is in flight is waited for whatever its kind.
@@ -72,6 +73,9 @@ SIZES_KEPT = 1000
 BELIEVED = 20
 """Answers that the belief counts as that sizes are proportional to times."""
 
+TOGETHER = 4
+"""Answers of which is learned at a time what crowds do."""
+
 
 class Sizes(msgspec.Struct, frozen=True):
     """What logarithms of sizes, or of crowds, say of those of times: means, spread and joint spread. Times are over
@@ -86,10 +90,16 @@ class Sizes(msgspec.Struct, frozen=True):
 
     @property
     def tells(self) -> float:
-        """The slope of least squares, between 0 (times do not depend on sizes) and 1 (they are proportional)."""
+        """The slope of what was observed."""
+        return self.slope(BELIEVED)
+
+    def slope(self, believed: float) -> float:
+        """Of least squares, between 0 (times do not depend on sizes) and 1 (they are proportional), which counts as
+        what so many have shown.
+        """
         if self.spread <= 0.0:
             return 1.0
-        belief = BELIEVED / self.count
+        belief = believed / self.count
         return min(1.0, max(0.0, (self.joint / self.spread + belief) / (1.0 + belief)))
 
     def work(self, size: float) -> float:
@@ -116,6 +126,35 @@ class Sizes(msgspec.Struct, frozen=True):
         )
 
 
+class Crowds:
+    """How many times as long as by itself a request takes among others: a power of how many they are.
+
+    Learned of some answers at a time: what one took over its work says more of those that it waited for than of how
+    many they were, and a slope through such noise is too flat, as if others cost nothing.
+    """
+
+    def __init__(self) -> None:
+        self._seen = Sizes()
+        self._answers = 0
+        self._crowd = self._took = self._work = 0.0
+
+    def observe(self, crowd: float, work: float, took: float) -> None:
+        """With one more answer: of so much work, after so long, among so many, itself included."""
+        self._answers += 1
+        self._crowd += crowd * took
+        self._took += took
+        self._work += work
+        if self._answers == TOGETHER:
+            self._seen = self._seen.observe(self._crowd / max(1.0, self._took), self._took / self._work)
+            self._answers = 0
+            self._crowd = self._took = self._work = 0.0
+
+    def slower(self, many: float) -> float:
+        """Of a crowd larger than the usual and a standard deviation nothing is known, and it counts in proportion."""
+        known = min(many, exp(self._seen.size + sqrt(self._seen.spread)))
+        return float(known ** self._seen.slope(BELIEVED / TOGETHER)) * many / known
+
+
 class Speed(msgspec.Struct, frozen=True):
     """Nanoseconds for a request of the usual size: an exponentially weighted mean (`pace`), and one over many more
     answers (`usual`). `slow`: how many answers in a row were, `seen`: the instant of the last.
@@ -128,7 +167,7 @@ class Speed(msgspec.Struct, frozen=True):
     seen: int = 0
 
     @classmethod
-    def of(cls, like: Iterable["Speed"], now: int) -> "Speed":
+    def of(cls, like: Iterable["Speed | Throughput"], now: int) -> "Speed":
         """Of a new replica: the middle of those that are like it, as if it had answered as often as `BY_HEART`."""
         paces = [speed.at(now) for speed in like if speed.count]
         pace = median(paces) if paces else UNKNOWN
@@ -151,6 +190,44 @@ class Speed(msgspec.Struct, frozen=True):
             _nearer(self.usual, took, max(1.0 / count, USUAL_WEIGHT)),
             count,
             slow,
+            now,
+        )
+
+
+class Throughput(msgspec.Struct, frozen=True):
+    """Nanoseconds for a request of the usual size, by itself, of a replica that serves several side by side: all that
+    answers took over all the work that they were, the newest weighing most, and the same over many more (`usual`). What
+    one small request took there says nothing, as it may have waited for a large one; the sum does, whoever waited for
+    whom.
+    """
+
+    took: float = 0.0
+    work: float = 0.0
+    usual_took: float = 0.0
+    usual_work: float = 0.0
+    count: int = 0
+    seen: int = 0
+
+    @classmethod
+    def of(cls, speed: Speed, now: int) -> "Throughput":
+        """Of one that was taken to serve one after the other."""
+        work = float(min(speed.count, BY_HEART))
+        return cls(work * speed.at(now), work, work * speed.usual, work, speed.count, now)
+
+    def at(self, now: int) -> float:
+        """The pace as far as it is remembered at this instant."""
+        pace, usual = self.took / self.work, self.usual_took / self.usual_work
+        return max(SHORTEST, usual + (pace - usual) * exp2(-max(0, now - self.seen) / FADES))
+
+    def observe(self, work: float, took: float, now: int) -> "Throughput":
+        """With one more answer: what it would have taken by itself."""
+        kept, usual = 1.0 - LEAST_WEIGHT, 1.0 - USUAL_WEIGHT
+        return Throughput(
+            kept * self.took + took,
+            kept * self.work + work,
+            usual * self.usual_took + took,
+            usual * self.usual_work + work,
+            self.count + 1,
             now,
         )
 
@@ -262,9 +339,9 @@ class _Kind:
 
     def __init__(self) -> None:
         self.sizes = Sizes()
-        self.speeds: dict[str, Speed] = {}
+        self.speeds: dict[str, Speed | Throughput] = {}
         self.lasting: dict[str, Speed] = {}
-        self.crowds: dict[str, Sizes] = {}
+        self.crowds: dict[str, Crowds] = {}
 
 
 class Reckoner:
@@ -299,7 +376,7 @@ class Reckoner:
         return kind
 
     def _enter(self, kind: _Kind, replica: str, now: int) -> None:
-        kind.crowds[replica] = Sizes()
+        kind.crowds[replica] = Crowds()
         kind.lasting[replica] = Speed()
         kind.speeds[replica] = self._new(kind, replica, now)
 
@@ -321,16 +398,16 @@ class Reckoner:
         kind = self._kinds[sent.kind]
         lasted = max(0, now - sent.at - held)
         kind.lasting[replica] = kind.lasting[replica].observe(sent.work, lasted, now)
-        busy = min(busy, lasted)
+        busy, before = min(busy, lasted), kind.speeds[replica]
         if flight.beside:
             crowd = flight.crowd(sent, now)
-            kind.crowds[replica] = kind.crowds[replica].observe(crowd, lasted / sent.work)
-            busy = int(lasted / _crowded(kind.crowds[replica], crowd))
-        before = kind.speeds[replica]
+            kind.crowds[replica].observe(crowd, sent.work, lasted)
+            busy = int(lasted / kind.crowds[replica].slower(crowd))
+            before = before if isinstance(before, Throughput) else Throughput.of(before, now)
         speed = kind.speeds[replica] = before.observe(sent.work, busy, now)
         if not before.count:  # it is the first of all: until now nothing was known of the others either
             kind.speeds |= {name: self._new(kind, name, now) for name, one in kind.speeds.items() if not one.count}
-        kind.sizes = kind.sizes.observe(sent.size, min(busy / speed.pace, OUTLIER * sent.work))
+        kind.sizes = kind.sizes.observe(sent.size, min(busy / speed.at(now), OUTLIER * sent.work))
 
     def dropped(self, replica: str, request: str, now: int) -> None:
         """It was cancelled, or failed: nothing is learned from that."""
@@ -342,7 +419,7 @@ class Reckoner:
         paces = {name: self._kinds[name].speeds[replica].at(now) for name in flight.kinds}
         outstanding, left = len(flight), flight.left(paces, now)
         if flight.beside and outstanding:
-            left = int(left * (_crowded(asked.crowds[replica], outstanding + 1.0) - 1.0) / outstanding)
+            left = int(left * (asked.crowds[replica].slower(outstanding + 1.0) - 1.0) / outstanding)
         return outstanding, left, int(asked.speeds[replica].at(now) * asked.sizes.work(size))
 
     def view(self, asked: Asked, servers: Iterable[Known], turn: int, now: int, kind: str = "") -> RouteView:
@@ -371,12 +448,4 @@ class Reckoner:
         return lasting.at(now) * asked.sizes.work(size) if lasting.count else 0.0
 
 
-def _crowded(crowds: Sizes, many: float) -> float:
-    """Times as long as by itself that a request takes among so many, itself included. Of a crowd larger than the usual
-    and a standard deviation nothing is known, and it counts in proportion.
-    """
-    known = min(many, exp(crowds.size + sqrt(crowds.spread)))
-    return float(known**crowds.tells) * many / known
-
-
-__all__ = ["InFlight", "Known", "Reckoner", "Sent", "Sizes", "Speed"]
+__all__ = ["Crowds", "InFlight", "Known", "Reckoner", "Sent", "Sizes", "Speed", "Throughput"]

@@ -216,6 +216,33 @@ def test_a_closed_loop_keeps_to_little_s_law() -> None:
     assert throughput * (fmean(took(stories)) + 20) == pytest.approx(8, rel=0.03)
 
 
+def test_learned_delays_hold_where_long_prompts_are_read_one_after_the_other() -> None:
+    """Near full load, what one short request takes there says how long the prompts before it are, and not how fast the
+    server is: a router that learns from it sends everything to one until that has answered.
+    """
+    random = Random(1)  # noqa: S311
+    fast, slow = (
+        Server(name=name, speed=Speed(step=table((1, 10), (16, 20)), prompt=table((1000, takes)), tokens=True))
+        for name, takes in (("a", 1000), ("b", 1800))
+    )
+    ratios = []
+    for _ in range(8):
+        requests, now = [], 0.0
+        for _ in range(600):
+            now += random.expovariate(0.9 * (1 / 3.0 + 1 / 5.0))
+            read = round(random.choice([50, 50, 500, 5000]) * random.lognormvariate(-0.5, 1))
+            wrote = random.choice([10, 300])
+            requests.append(Request(round(now * SECOND), prompt=read + 1, tokens=wrote, guess=read + 1))
+        means = {}
+        for name in ("expected-delay", "least-outstanding"):
+            router, served = router_named(name), Serving(servers=(fast, slow))
+            before = front("a", "b", limit=600, queue=600, timeout="1h")
+            stories = FrontTwin(before, served, Open(requests), router).run()
+            means[name] = fmean(story.took for story in stories)
+        ratios.append(means["expected-delay"] / means["least-outstanding"])
+    assert max(ratios) < 1.15
+
+
 # --- whatever happens ------------------------------------------------------------------------------------------------
 
 
