@@ -120,6 +120,13 @@ class Broken:
 
     def predict(self, batch):
         return batch
+
+class Dear:
+    """20 MiB for each item, while it is worked on."""
+    def predict(self, batch: list) -> list:
+        taken = [b"x" * (20 << 20) for _ in batch]
+        time.sleep(0.1)
+        return [len(one) for one in taken]
 '''
 
 FILES = {"app.py": APP}
@@ -236,6 +243,18 @@ def test_where_memory_is_short_batches_are_smaller(serving: Serving) -> None:
     with ThreadPoolExecutor(40) as pool:
         told = list(pool.map(lambda one: serving.ask({"value": one, "sleep": 0.02}), range(40)))
     assert [one.value for one in told] == [2.0 * one for one in range(40)]
+
+
+def test_batches_are_no_larger_than_there_is_memory_for(home: Living) -> None:
+    """Fifty wait, and more of them at once than fit would be quicker: it is killed by nobody, though nothing is set."""
+    served = Serving(home, "app.py:Dear", "--name", "dear", "--cpu", "0.1", "--memory", "300MiB")
+    with ThreadPoolExecutor(50) as pool:
+        told = list(pool.map(served.ask, range(50)))
+    assert [one.status for one in told] == [200] * 50
+    assert 4 <= served.metric("poise_batch_room") <= 12
+    assert served.metric("serve_actual_batch_size_sum") / served.metric("serve_actual_batch_size_count") > 2
+    assert "is tried again" not in served.text and "another is started" not in served.text
+    assert served.end() == 0
 
 
 def test_a_killed_replica_loses_no_question(serving: Serving, home: Living) -> None:

@@ -127,6 +127,8 @@ def environment(launch: Launch, *, result: str, gang_folder: str = "", devices: 
     env["POISE_JOB"] = task.partition(".")[0]
     env["POISE_EPOCH"] = str(launch.attempt.epoch)
     env["POISE_RESULT"] = result
+    if launch.shape.memory:
+        env["POISE_MEMORY"] = str(launch.shape.memory)
     if launch.hang:
         env["POISE_PROGRESS"] = _progress(result)
     if launch.gang:

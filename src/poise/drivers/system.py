@@ -150,6 +150,12 @@ def memory_limit() -> int:
     return min((limit for limit, _ in _memory_limits()), default=0)
 
 
+def free_memory() -> int:
+    """Bytes that this process could have without swapping, of the machine and within the limits of its cgroups."""
+    free = _amounts_of(_read("/proc/meminfo")).get("MemAvailable", 0)
+    return max(0, min([free, *(limit - _memory_held(place) for limit, place in _memory_limits())]))
+
+
 def cpu_quota() -> int:
     """The smallest CPU quota of this process's cgroup and those above it, in milli-CPU; 0 for none."""
     return min((quota for quota, _ in _cpu_quotas()), default=0)
@@ -165,6 +171,12 @@ def _memory_limits() -> list[tuple[int, Path]]:
     point = Path(found.point)
     places = _upwards(point / own.lstrip("/"), point)
     return [(limit, place) for place in places if (limit := memory_limit_of(_read(place / name)))]
+
+
+def _memory_held(place: Path) -> int:
+    """Bytes of a cgroup that it would not give back."""
+    used = _read(place / "memory.current") or _read(place / "memory.usage_in_bytes")
+    return int(used or 0) - inactive_file_of(_read(place / "memory.stat"))
 
 
 def _cpu_quotas() -> list[tuple[int, Path]]:
@@ -245,8 +257,7 @@ class HostMeter:
         place = self._memory_place
         if place is None:
             return memory_used_of(_read("/proc/meminfo"))
-        used = _read(place / "memory.current") or _read(place / "memory.usage_in_bytes")
-        return int(used or 0) - inactive_file_of(_read(place / "memory.stat"))
+        return _memory_held(place)
 
     def _link_use(self, name: str, now: Counts, last: Counts) -> int:
         """The busier of its two directions."""
@@ -343,10 +354,14 @@ def load1_of(loadavg: str) -> int:
 
 def memory_used_of(meminfo: str) -> int:
     """Bytes that could not be had without swapping, out of `/proc/meminfo`."""
-    amounts = {
+    amounts = _amounts_of(meminfo)
+    return amounts.get("MemTotal", 0) - amounts.get("MemAvailable", 0)
+
+
+def _amounts_of(meminfo: str) -> dict[str, int]:
+    return {
         name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in meminfo.splitlines())
     }
-    return amounts.get("MemTotal", 0) - amounts.get("MemAvailable", 0)
 
 
 def inactive_file_of(stat: str) -> int:

@@ -39,6 +39,7 @@ import msgspec
 
 from poise.drivers import sockets
 from poise.errors import InputError, PoiseError
+from poise.gateway.room import Room
 from poise.gateway.shared import Body, Reader, Writer
 from poise.gateway.wire import (
     LENGTH,
@@ -101,6 +102,13 @@ class Model:
             msgspec.json.Decoder(self._takes).decode if decode is None else _reading(decode)
         )
         self._encode: Callable[[Any], Any] | None = getattr(made, "encode", None)
+        self.room = Room()
+
+    def load(self) -> None:
+        """What the class says that is to be done once, before anything is asked."""
+        if callable(load := getattr(self.made, "load", None)):
+            load()
+            self.room = Room()
 
     def inputs(self, bodies: Sequence[Body]) -> tuple[list[Any], dict[int, Result]]:
         """What is asked, and the answers to those whose question could not be read, by their position."""
@@ -119,7 +127,8 @@ class Model:
 
     def predict(self, items: list[Any]) -> Sequence[Any]:
         """As many results as items; raises whatever the model raises."""
-        results = self._predict(items)
+        with self.room.taken_by(len(items)):
+            results = self._predict(items)
         if isinstance(results, str | bytes | dict | set) or not hasattr(results, "__len__"):
             raise TypeError(f"predict gave {type(results).__name__}, not a list of {len(items)} results")
         if len(results) != len(items):
@@ -198,8 +207,7 @@ def load_model(target: str) -> Model:
         known = [key for key, of in vars(module).items() if isinstance(of, type) and of.__module__ == module.__name__]
         raise InputError(f"it has no `{name}`", field=place, have=", ".join(known) or "no class")
     model = Model(made() if isinstance(made, type) else made)
-    if callable(load := getattr(model.made, "load", None)):
-        load()
+    model.load()
     return model
 
 
@@ -378,7 +386,7 @@ class Worker:
         except OSError as error:
             return Broken(work.number, "memory", f"no memory for the results: {error.strerror}")
         told = [Answer(one.status, one.kind, body) for one, body in zip(answers, sent, strict=True)]
-        return Answers(work.number, took, given, told, places)
+        return Answers(work.number, took, given, told, places, self.model.room.items)
 
 
 def _end_on_term() -> None:
@@ -387,8 +395,8 @@ def _end_on_term() -> None:
 
 
 def tried(model: Model, largest: int) -> list[tuple[int, float]]:
-    """What batches of each size up to the largest take with the model's own example: the least of a few, in
-    nanoseconds.
+    """What batches of each size up to the largest for which there is memory take with the model's own example: the
+    least of a few, in nanoseconds.
     """
     example = getattr(model.made, "example", None)
     if not callable(example):
@@ -397,7 +405,9 @@ def tried(model: Model, largest: int) -> list[tuple[int, float]]:
     known: list[tuple[int, float]] = []
     model.predict([item])  # the first is dearer than any other
     began = time.perf_counter()
-    for size in (one for one in TRIED if one <= largest):
+    for size in TRIED:
+        if size > min(largest, model.room.items or largest):
+            break
         best = 0
         for _ in range(TRY_TIMES):
             start = time.perf_counter_ns()
@@ -468,7 +478,7 @@ def main() -> int:
         return 1
     known = tried(model, int(os.environ["POISE_SERVICE_BATCH"]))
     name = f"{os.environ.get('POISE_TASK', os.getpid())}.{os.environ.get('POISE_EPOCH', 0)}"  # no other attempt's
-    worker.run(model, Hello(name, known, model.forms(os.environ["POISE_SERVICE_NAME"])))
+    worker.run(model, Hello(name, known, model.forms(os.environ["POISE_SERVICE_NAME"]), model.room.items))
     return 0
 
 

@@ -169,7 +169,8 @@ class Service:
 
     def measure(self) -> None:
         """Set what is only told when somebody asks."""
-        self._metrics.now(self.batcher.waiting, self.batcher.serving, len(self._channels))
+        rooms = [replica.curve.room for replica in self.batcher.replicas.values() if replica.curve.room]
+        self._metrics.now(self.batcher.waiting, self.batcher.serving, len(self._channels), min(rooms, default=0))
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -246,7 +247,7 @@ class Service:
             self._do(self.batcher.down(hello.name, now), now)
         self._channels[hello.name] = channel
         self.forms = hello.forms
-        self._do(self.batcher.up(hello.name, now, self._known(hello)), now)
+        self._do(self.batcher.up(hello.name, now, self._known(hello), hello.room), now)
         self.ever_ready = True
         self._has_changed()
 
@@ -289,7 +290,7 @@ class Service:
             self._do(broke(name, message.number, message.message, now), now)
             return
         asked = self._requests_of(name)
-        told, effects = self.batcher.answered(name, message.number, message.took, message.items, now)
+        told, effects = self.batcher.answered(name, message.number, message.took, message.items, now, message.room)
         self._do(effects, now)  # first what the replica is to do next: it is what everybody waits for
         by_number = dict(zip(asked, message.answers, strict=False))
         self._metrics.batch(len(asked), message.took)

@@ -80,6 +80,12 @@ class Registry:
             "flagger_canary_status", "0: on trial, 1: promoted, 2: rolled back", ("name",), registry=registry
         )
         self.replicas = Gauge("serve_deployment_replica_healthy", "Replicas that are ready", of, registry=registry)
+        self.room = Gauge(
+            "poise_batch_room",
+            "Items of a batch for which there is memory, of the replica that has least; 0 if that is not known",
+            of,
+            registry=registry,
+        )
 
     def canary(self, name: str) -> Callable[[float, int], None]:
         """Told the part of a service's requests that its canary answers, and how its trial stands."""
@@ -122,11 +128,12 @@ class ServiceMetrics:
     def broken(self, why: str) -> None:
         self.registry.broken.labels(self.name, why).inc()
 
-    def now(self, queued: int, processing: int, replicas: int) -> None:
+    def now(self, queued: int, processing: int, replicas: int, room: int) -> None:
         """What is told when somebody asks for the metrics."""
         self.registry.queued.labels(self.name).set(queued)
         self.registry.processing.labels(self.name).set(processing)
         self.registry.replicas.labels(self.name).set(replicas)
+        self.registry.room.labels(self.name).set(room)
 
 
 Tier = Literal["process", "redis"]

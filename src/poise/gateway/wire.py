@@ -40,11 +40,14 @@ ANYTHING = Forms(takes={"application/json": {}}, gives={"application/json": {}})
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """`known`: sizes that were tried when it started, and the nanoseconds that they took."""
+    """`known`: sizes that were tried when it started, and the nanoseconds that they took. `room`: for how many items of
+    a batch there is memory, 0 if that is not known.
+    """
 
     name: str
     known: list[tuple[int, float]] = []
     forms: Forms = ANYTHING
+    room: int = 0
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True, tag="work"):
@@ -65,13 +68,16 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answers(msgspec.Struct, frozen=True, array_like=True, tag="answers"):
-    """One for each request of the batch, which took so many nanoseconds; the model was given `items`."""
+    """One for each request of the batch, which took so many nanoseconds; the model was given `items`. `room`: as in
+    `Hello`.
+    """
 
     number: int
     took: int
     items: int
     answers: list[Answer]
     places: list[Place] = []
+    room: int = 0
 
 
 class Broken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):

@@ -187,9 +187,12 @@ class Batcher:
                 self._gone.add(number)
                 return
 
-    def up(self, name: str, now: int, known: Sequence[tuple[int, float]] = ()) -> list[Effect]:
-        """A replica is ready. `known`: what batches take there, as far as that was tried."""
-        self.replicas[name] = Replica(name, Curve(self.limits.batch, known))
+    def up(self, name: str, now: int, known: Sequence[tuple[int, float]] = (), room: int = 0) -> list[Effect]:
+        """A replica is ready. `known`: what batches take there, as far as that was tried; `room`: for how many items of
+        one there is memory, 0 if that is not known.
+        """
+        replica = self.replicas[name] = Replica(name, Curve(self.limits.batch, known))
+        replica.curve.has_room(room)
         return self._serve(now)
 
     def down(self, name: str, now: int) -> list[Effect]:
@@ -205,15 +208,18 @@ class Batcher:
         if name in self.replicas:
             self.replicas[name].draining = True
 
-    def answered(self, name: str, batch: int, took: int, items: int, now: int) -> tuple[list[int], list[Effect]]:
-        """A replica has answered a batch: the model was given so many items, which took so long. Who is to be told of
-        it, and what is to be done now.
+    def answered(
+        self, name: str, batch: int, took: int, items: int, now: int, room: int = 0
+    ) -> tuple[list[int], list[Effect]]:
+        """A replica has answered a batch: the model was given so many items, which took so long, and for so many there
+        is `room` now. Who is to be told of it, and what is to be done now.
         """
         replica = self.replicas.get(name)
         if replica is None or replica.batch != batch:
             return [], []
         if items:
             replica.curve.learn(items, took)
+        replica.curve.has_room(room)
         told = self._taken_from(replica)
         if self.limits.objective:
             self._learn_margin(told, now)

@@ -62,14 +62,16 @@ class Curve:
     """Nanoseconds that a batch of each size takes on one replica, as learned; what follows from that is worked out when
     it is asked for, and kept until the table has changed.
 
-    `limit`: items that a batch may have (memory, or the user says so). None is tried that is more than twice as large
-    as the largest that was seen.
+    `limit`: items that a batch may have (the user says so, or there was no memory for more). `room`: items for which
+    there is memory, as measured; 0 if that is not known. None is tried that is more than twice as large as the largest
+    that was seen.
     """
 
     def __init__(self, limit: int, known: Sequence[tuple[int, float]] = ()) -> None:
         if not 1 <= limit <= MOST:
             raise ValueError(f"a batch has 1 to {MOST} items, not {limit}")
         self.limit = limit
+        self.room = 0
         self.sizes: dict[int, Size] = {}
         self._learned = 0
         self._takes: list[float] = []
@@ -91,6 +93,12 @@ class Curve:
         self.limit = max(1, min(self.limit, limit))
         self._forget()
 
+    def has_room(self, items: int) -> None:
+        """There is memory for a batch of so many."""
+        before, self.room = self.largest, items
+        if self.largest != before:
+            self._forget()
+
     def known(self) -> list[tuple[int, float]]:
         """Sizes and what they take, for another replica of the same kind to begin with."""
         return [(size, of.mean) for size, of in sorted(self.sizes.items())]
@@ -99,7 +107,7 @@ class Curve:
     def largest(self) -> int:
         """The largest batch that may be tried now."""
         seen = max(self.sizes, default=0)
-        return min(self.limit, 2 * seen) if seen else 1
+        return min(self.limit, self.room or self.limit, 2 * seen) if seen else 1
 
     def padded(self, count: int) -> int:
         """To how many items a batch of `count` is filled up, where more take less time; else `count`."""

@@ -6,10 +6,8 @@ that of the process: Linux sets the mark of the most that it used back when it i
 
 import contextlib
 import ctypes
-import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from time import perf_counter, perf_counter_ns
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from poise.drivers import memory
 from poise.errors import InputError
 from poise.model.precision import AS_IT_IS, Measured
 from poise.precision.agreement import Agreement
@@ -105,15 +104,9 @@ def growth() -> Iterator[Callable[[], int]]:
     """By how many bytes this process was larger at some moment since it began, at most; 0 where Linux does not tell."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # else what was freed before is used again, and nothing grows
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-    began = _resident("VmRSS")
-    yield lambda: max(0, _resident("VmHWM") - began)
-
-
-def _resident(mark: str) -> int:
-    found = re.search(rf"^{mark}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    return 1024 * int(found[1]) if found else 0
+    memory.forget_peak()
+    began = memory.resident()
+    yield lambda: max(0, memory.peak() - began)
 
 
 def _timed(runners: Mapping[str, Runner], batches: Mapping[int, Any], seconds: float) -> dict[str, dict[int, int]]:

@@ -139,6 +139,20 @@ def test_without_memory_batches_are_half_as_large_from_then_on() -> None:
     assert max(sizes[2:]) <= whole - whole // 2 == batcher.replicas["a"].curve.limit
 
 
+def test_none_is_larger_than_there_is_memory_for_now() -> None:
+    batcher = busy()
+    for number in range(1, 41):
+        batcher.arrive(number, 0)
+    sizes, number, now = [], 1, 4 * MILLISECOND
+    for room in (5, 5, 2, 9, 0):
+        _, effects = batcher.answered("a", number, 4 * MILLISECOND, 1, now, room)
+        [batch] = [one for one in effects if isinstance(one, Batch)]
+        sizes.append(len(batch.requests))
+        number, now = batch.number, now + 4 * MILLISECOND
+    assert sizes[:4] == [5, 5, 2, 9]
+    assert sizes[4] > 9
+
+
 def test_who_cannot_be_served_in_time_is_refused_at_once_and_told_when_to_come_again() -> None:
     batcher = busy(Limits(objective=20 * MILLISECOND))
     answers = [batcher.arrive(number, MILLISECOND) for number in range(1, 100)]
@@ -307,7 +321,9 @@ class Story(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.out)))
         batch = self.out.pop(name)
         if how == "answered":
-            told, effects = self.batcher.answered(name, batch.number, 4 * MILLISECOND, batch.padded, self.now)
+            room = data.draw(st.integers(0, 20))
+            took = 4 * MILLISECOND
+            told, effects = self.batcher.answered(name, batch.number, took, batch.padded, self.now, room)
             for number in told:
                 assert number in self.open, "a request was told twice"
                 self.open.discard(number)
