@@ -194,41 +194,56 @@ class Speed(msgspec.Struct, frozen=True):
         )
 
 
-class Throughput(msgspec.Struct, frozen=True):
-    """Nanoseconds for a request of the usual size, by itself, of a replica that serves several side by side: all that
-    answers took over all the work that they were, the newest weighing most, and the same over many more (`usual`). What
-    one small request took there says nothing, as it may have waited for a large one; the sum does, whoever waited for
-    whom.
-    """
+class Sums(msgspec.Struct, frozen=True):
+    """Of answers, the newest weighing most: what they took in nanoseconds, what work they were, and how many."""
 
     took: float = 0.0
     work: float = 0.0
-    usual_took: float = 0.0
-    usual_work: float = 0.0
+    answers: float = 0.0
+
+    @property
+    def pace(self) -> float:
+        return self.took / self.work
+
+    def add(self, work: float, took: float, weight: float) -> "Sums":
+        """One more. It counts as at most `OUTLIER` times what one of its work should take, or of the mean work: a small
+        one that waited for others takes as long as these do.
+        """
+        if self.answers:
+            took = min(took, OUTLIER * self.pace * max(work, self.work / self.answers))
+        kept = 1.0 - weight
+        return Sums(kept * self.took + took, kept * self.work + work, kept * self.answers + 1.0)
+
+
+class Throughput(msgspec.Struct, frozen=True):
+    """Nanoseconds for a request of the usual size, by itself, of a replica that serves several side by side: all that
+    answers took over all the work that they were, and the same over many more (`usually`). What one small request took
+    there says nothing, as it may have waited for a large one; the sum does, whoever waited for whom.
+    """
+
+    lately: Sums = Sums()
+    usually: Sums = Sums()
     count: int = 0
     seen: int = 0
 
     @classmethod
     def of(cls, speed: Speed, now: int) -> "Throughput":
         """Of one that was taken to serve one after the other."""
-        work = float(min(speed.count, BY_HEART))
-        return cls(work * speed.at(now), work, work * speed.usual, work, speed.count, now)
+        many = float(min(speed.count, BY_HEART))
+        return cls(Sums(many * speed.at(now), many, many), Sums(many * speed.usual, many, many), speed.count, now)
 
     def at(self, now: int) -> float:
         """The pace as far as it is remembered at this instant."""
-        pace, usual = self.took / self.work, self.usual_took / self.usual_work
+        pace, usual = self.lately.pace, self.usually.pace
         return max(SHORTEST, usual + (pace - usual) * exp2(-max(0, now - self.seen) / FADES))
 
     def observe(self, work: float, took: float, now: int) -> "Throughput":
         """With one more answer: what it would have taken by itself."""
-        kept, usual = 1.0 - LEAST_WEIGHT, 1.0 - USUAL_WEIGHT
+        lately = (
+            msgspec.structs.replace(self.lately, took=self.lately.work * self.at(now)) if self.count else self.lately
+        )
         return Throughput(
-            kept * self.took + took,
-            kept * self.work + work,
-            usual * self.usual_took + took,
-            usual * self.usual_work + work,
-            self.count + 1,
-            now,
+            lately.add(work, took, LEAST_WEIGHT), self.usually.add(work, took, USUAL_WEIGHT), self.count + 1, now
         )
 
 
@@ -448,4 +463,4 @@ class Reckoner:
         return lasting.at(now) * asked.sizes.work(size) if lasting.count else 0.0
 
 
-__all__ = ["Crowds", "InFlight", "Known", "Reckoner", "Sent", "Sizes", "Speed", "Throughput"]
+__all__ = ["Crowds", "InFlight", "Known", "Reckoner", "Sent", "Sizes", "Speed", "Sums", "Throughput"]

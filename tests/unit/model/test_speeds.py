@@ -1,6 +1,7 @@
 """What is learned of replicas from what they answer."""
 
 from collections.abc import Callable
+from heapq import heappop, heappush
 from math import exp
 from random import Random
 
@@ -8,8 +9,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from poise.model.speeds import FADES, UNKNOWN, InFlight, Reckoner, Sizes, Speed
-from poise.units import MILLISECOND, SECOND
+from poise.model.routing import Asked
+from poise.model.speeds import FADES, UNKNOWN, InFlight, Known, Reckoner, Sizes, Speed
+from poise.policy.route import router_named
+from poise.units import MILLISECOND, MINUTE, SECOND
 
 
 def served(reckoner: Reckoner, replica: str, took: int, now: int = 0, size: float = 1.0) -> int:
@@ -195,6 +198,54 @@ def test_what_a_request_lasts_is_from_sending_to_the_end_less_what_it_was_held_u
     reckoner.answered("r", "b", 60_200 * MILLISECOND, held=60 * SECOND)
     assert reckoner.lasting("r", 1.0, 60 * SECOND) == pytest.approx(150 * MILLISECOND)
     assert reckoner.known("r", 1.0, 60 * SECOND)[2] == pytest.approx(150 * MILLISECOND)
+
+
+def shares_by_minute(minutes: int, rate: float, late: Callable[[int, int, int], int]) -> list[float]:
+    """The part of requests that the first of two equal servers gets, which take 50 to 150 ms, 16 side by side; `late`
+    says when one of its own that was to begin and to end at instants is really answered.
+    """
+    random, reckoner, router = Random(1), Reckoner(), router_named("expected-delay")  # noqa: S311
+    free, running = {name: [0] * 16 for name in "ab"}, dict.fromkeys("ab", 0)
+    for name in free:
+        reckoner.add(name, 0)
+    ends: list[tuple[int, str, str]] = []
+    counts = [dict.fromkeys("ab", 0) for _ in range(minutes)]
+    now = number = 0
+    while (now := now + int(random.expovariate(rate) * SECOND)) < minutes * MINUTE:
+        number += 1
+        while ends and ends[0][0] <= now:
+            end, name, request = heappop(ends)
+            reckoner.answered(name, request, end)
+            running[name] -= 1
+        servers = [Known(name, 1.0, many, has_room=True) for name, many in running.items()]
+        name = router.decide(reckoner.view(Asked(), servers, number, now)).replica
+        reckoner.sent(name, str(number), 1.0, now)
+        running[name] += 1
+        begin = max(now, heappop(free[name]))
+        end = begin + int(random.uniform(0.05, 0.15) * SECOND)
+        end = late(number, begin, end) if name == "a" else end
+        heappush(free[name], end)
+        heappush(ends, (end, name, str(number)))
+        counts[now // MINUTE][name] += 1
+    return [count["a"] / sum(count.values()) for count in counts]
+
+
+def test_one_answer_that_took_long_beside_others_changes_little() -> None:
+    def late(number: int, begin: int, end: int) -> int:
+        return end + 20 * SECOND if 1200 <= number < 1203 else end
+
+    assert min(shares_by_minute(6, 20.0, late)) > 0.2
+
+
+def test_one_that_stood_still_for_a_while_is_tried_again() -> None:
+    """All that it had in flight is late then."""
+
+    def late(number: int, begin: int, end: int) -> int:
+        return max(end, 90 * SECOND) if end > 60 * SECOND and begin < 90 * SECOND else end
+
+    shares = shares_by_minute(12, 60.0, late)
+    assert shares[2] < 0.1, "nothing is sent there at first"
+    assert min(shares[9:]) > 0.2
 
 
 def test_of_what_was_given_up_nothing_is_learned() -> None:
