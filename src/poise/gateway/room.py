@@ -1,93 +1,163 @@
-"""For how many items of a batch a replica has memory: what the largest batch took, and what is free now.
+"""For how many items of a batch a replica has memory: what items have taken lately, and what is free now.
 
-Without a batch the model holds `B` bytes, and at some moment of its largest batch, of `n` items, it held `P`. So an
-item takes `(P - B) / n` at most, for some of it every batch takes. Where it holds `H` now, a batch of `n` takes `P - H`
-more, and one of
+What is held is looked at when a batch was larger than any before, and else once a second. By how much it has grown at
+most since the look before, over the items of the largest batch since, is what one item takes; the most of these counts,
+and fades, so that neither what the first batch of all sets up nor one large item is held against all others for ever.
+What a batch leaves behind for the next does not show as growth then, and is missing from what is free: where there is
+not enough, the process gives back what it does not use, and what that was is what the largest batch had taken.
 
-    n + (USED * free - (P - H)) / ((P - B) / n)
-
-items what may be used of that which is free. A device's memory is counted by PyTorch where the model uses it; that of
-the process by Linux. The smaller number counts.
+A device's memory is counted by PyTorch where the model uses it, that of the process by Linux; the smaller room counts.
+What a model's child processes hold is not seen.
 """
 
-import contextlib
+import ctypes
 import os
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
 
 from poise.drivers import memory
 from poise.drivers.system import free_memory
+from poise.model.serving import MOST
 
 USED = 0.8
 """Of what is free, the part that a batch may take: the rest is for others, and for items that take more."""
 
 EVERY = 1.0
-"""Seconds after which it is measured again, though no batch was larger."""
+"""Seconds from one look to the next, unless a batch was larger than any before."""
+
+FADES = 0.8
+"""What is left of the most that an item took, from one second to the next."""
+
+STEADY = 0.1
+"""A room that has changed by less is told as it was: it costs to work out anew which batches are best."""
 
 
-class Largest:
-    """The largest batch that one memory has held, and what it took."""
+class Counted(Protocol):
+    """Bytes of one memory."""
 
-    def __init__(self, without: int) -> None:
-        """`without` a batch so many bytes are held."""
-        self._without = without
-        self.items = self._peak = 0
+    def held(self) -> int: ...
 
-    def room(self, items: int, peak: int, held: int, free: int) -> int:
-        """For how many items there is memory, after a batch of so many at whose `peak` so many bytes were held. At
-        least one: whether that fits is seen when it is tried. 0 where batches take nothing that can be measured.
+    def peak(self) -> int:
+        """The most held since `forget`."""
+
+    def forget(self) -> None: ...
+
+    def free(self) -> int: ...
+
+    def give_back(self) -> None:
+        """What is held and not used."""
+
+
+class Process:
+    """The memory of this process, of which its job may hold `limit` (0: no limit)."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+
+    held = staticmethod(memory.resident)
+    peak = staticmethod(memory.peak)
+    forget = staticmethod(memory.forget_peak)
+
+    def free(self) -> int:
+        free = free_memory()
+        return min(free, self._limit - self.held()) if self._limit else free
+
+    def give_back(self) -> None:
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+class Device:
+    """The memory of a GPU, as `torch.cuda` counts it. What it keeps for later it gives back when it is short of it."""
+
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
+
+    def held(self) -> int:
+        return int(self._cuda.memory_allocated())
+
+    def peak(self) -> int:
+        return int(self._cuda.max_memory_allocated())
+
+    def forget(self) -> None:
+        self._cuda.reset_peak_memory_stats()
+
+    def free(self) -> int:
+        return int(self._cuda.mem_get_info()[0] + self._cuda.memory_reserved() - self._cuda.memory_allocated())
+
+    def give_back(self) -> None:
+        pass
+
+
+class Taken:
+    """What items take of one memory."""
+
+    def __init__(self, counted: Counted) -> None:
+        self._counted = counted
+        self._held = -1  # before the first batch of all, of which nothing is learned
+        self._each = 0.0
+
+    def room(self, items: int, largest: int, seconds: float) -> int:
+        """For how many items there is memory, where batches had so many at most since the look before, that long ago,
+        and `largest` ever. At least one: whether that fits is seen when it is tried. 0 where nothing can be said.
         """
-        if items >= self.items:
-            self._peak = max(self._peak, peak) if items == self.items else peak
-            self.items = items
-        each = (self._peak - self._without) / self.items
-        if each <= 0:
+        counted = self._counted
+        held = counted.held()
+        if self._held >= 0:
+            grown = max(0, counted.peak() - self._held) / items
+            self._each = max(grown, self._each * FADES**seconds)
+        room = self._room()
+        if 0 < room < largest:
+            counted.give_back()
+            before, held = held, counted.held()
+            self._each = max(self._each, (before - held) / largest)
+            room = self._room()
+        counted.forget()
+        self._held = held
+        return room
+
+    def _room(self) -> int:
+        if self._each < 1:
             return 0
-        return max(1, int(self.items + (USED * free - (self._peak - held)) / each))
+        return max(1, min(MOST, int(USED * self._counted.free() / self._each)))
 
 
 class Room:
-    """Of this process, whose model is loaded. `items` is the room, 0 as long as it is not known."""
+    """Of this process. `items` is the room, 0 as long as it is not known."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        limit = os.environ.get("POISE_MEMORY", "")
         self.items = 0
-        self._limit = int(os.environ.get("POISE_MEMORY", 0))
-        self._process = Largest(memory.resident())
-        device = _device()
-        self._device = Largest(device.memory_allocated()) if device else None
-        self._next = 0.0
+        self._now = now
+        self._taken = [Taken(Process(int(limit) if limit.isdecimal() else 0))]
+        self._largest = self._since = 0
+        self._looked = -EVERY
 
-    @contextlib.contextmanager
+    @contextmanager
     def taken_by(self, items: int) -> Iterator[None]:
-        """While a batch of so many is answered. It is measured if none was larger, and now and then; of one that
-        fails nothing is learned.
-        """
-        now = time.monotonic()
-        if not items or (items <= self._process.items and now < self._next):
-            yield
-            return
-        self._next = now + EVERY
-        device = _device() if self._device else None
-        memory.forget_peak()
-        if device:
-            device.reset_peak_memory_stats()
+        """While a batch of so many is answered. Of one that fails nothing is learned."""
         yield
-        held = memory.resident()
-        free = free_memory()
-        rooms = [self._process.room(items, memory.peak(), held, min(free, self._limit - held) if self._limit else free)]
-        if device and self._device:
-            held = device.memory_allocated()
-            free = device.mem_get_info()[0] + device.memory_reserved() - held
-            rooms.append(self._device.room(items, device.max_memory_allocated(), held, free))
-        self.items = min(filter(None, rooms), default=0)
+        self._since = max(self._since, items)
+        now = self._now()
+        if not items or (items <= self._largest and now < self._looked + EVERY):
+            return
+        if len(self._taken) == 1 and (cuda := _cuda()) is not None:
+            self._taken.append(Taken(Device(cuda)))
+        self._largest = max(self._largest, items)
+        rooms = [taken.room(self._since, self._largest, now - self._looked) for taken in self._taken]
+        room = min(filter(None, rooms), default=0)
+        if not room or abs(room - self.items) > STEADY * self.items:
+            self.items = room
+        self._looked, self._since = now, 0
 
 
-def _device() -> Any:
+def _cuda() -> Any:
     """`torch.cuda`, where the model has begun to use it."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda if cuda is not None and cuda.is_initialized() else None
 
 
-__all__ = ["Largest", "Room"]
+__all__ = ["Counted", "Room", "Taken"]
