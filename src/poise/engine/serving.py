@@ -400,9 +400,8 @@ class ServiceTwin(Trial):
             return
         job.ready = self.now
         self._start_up = self.now - job.asked
-        known = max((replica.curve.known() for replica in self.batcher.replicas.values()), key=len, default=[])
         self._by_name[job.name] = job
-        self._do(self.batcher.up(job.name, self.now, known))
+        self._do(self.batcher.up(job.name, self.now))
 
     def _stop(self, job: _Job) -> None:
         """It is not paid for any longer, and whoever it held is served elsewhere."""

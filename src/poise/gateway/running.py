@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from poise.client import Client
 from poise.drivers.redis import Redis
-from poise.errors import PoiseError, SpecError
+from poise.errors import InputError, PoiseError, SpecError
 from poise.gateway.cached import Cached, Made
 from poise.gateway.canary import Trial, Version
 from poise.gateway.embeddings import Embeddings
@@ -77,6 +77,10 @@ class Running:
     def prepare(self, declared: DeclaredService) -> None:
         """What may be missing for a service is told before any begins. Raises `InputError`."""
         for one in filter(None, (declared, declared.canary)):
+            file = one.model.partition(":")[0]
+            folder = Path(one.folder or self._base["folder"])
+            if file.endswith(".py") and not (folder / file).is_file():
+                raise InputError("no such file", field=file, hint=f"ls {folder}")
             if one.redis:
                 self._shared[one.name] = _shared(one, self._base, CacheMetrics(self._metrics, one.name))
 

@@ -247,7 +247,7 @@ class Service:
             self._do(self.batcher.down(hello.name, now), now)
         self._channels[hello.name] = channel
         self.forms = hello.forms
-        self._do(self.batcher.up(hello.name, now, self._known(hello), hello.room), now)
+        self._do(self.batcher.up(hello.name, now, hello.known, hello.room), now)
         self.ever_ready = True
         self._has_changed()
 
@@ -255,13 +255,6 @@ class Service:
         self._changed.set()
         for watcher in self.watchers:
             watcher()
-
-    def _known(self, hello: Hello) -> Sequence[tuple[int, float]]:
-        """What it has tried itself; else what others of this service take, as long as it has not been seen working."""
-        if hello.known:
-            return hello.known
-        others = [replica.curve.known() for replica in self.batcher.replicas.values()]
-        return max(others, key=len, default=[])
 
     def left(self, channel: "_Channel", name: str) -> None:
         """It has hung up; it had a `name` if it had said so."""

@@ -49,8 +49,12 @@ class Registry:
         self.broken = Counter(
             "poise_batches_broken", "Batches that a model could not answer", (*of, "reason"), registry=registry
         )
-        self.hits = Counter("nv_cache_num_hits_per_model", "Answers that were kept", of, registry=registry)
-        self.misses = Counter("nv_cache_num_misses_per_model", "Questions to which none was", of, registry=registry)
+        self.hits = Counter(
+            "nv_cache_num_hits_per_model", "Questions that were answered from what is kept", of, registry=registry
+        )
+        self.misses = Counter(
+            "nv_cache_num_misses_per_model", "Questions to which no answer was kept", of, registry=registry
+        )
         self.gets = Counter("cache_gets", "Looks for an answer", (*of, "tier", "result"), registry=registry)
         self.puts = Counter("cache_puts", "Answers that were kept", (*of, "tier"), registry=registry)
         self.evictions = Counter(

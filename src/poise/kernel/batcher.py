@@ -188,11 +188,14 @@ class Batcher:
                 return
 
     def up(self, name: str, now: int, known: Sequence[tuple[int, float]] = (), room: int = 0) -> list[Effect]:
-        """A replica is ready. `known`: what batches take there, as far as that was tried; `room`: for how many items of
-        one there is memory, 0 if that is not known.
+        """A replica is ready. `known`: what batches take there, as far as that was tried, else what others take is gone
+        by until it is seen; `room`: for how many items of one there is memory, 0 if that is not known.
         """
-        replica = self.replicas[name] = Replica(name, Curve(self.limits.batch, known))
-        replica.curve.has_room(room)
+        curve = Curve(self.limits.batch, known)
+        if not known:
+            curve.borrow(max((other.curve.known() for other in self.replicas.values()), key=len, default=[]))
+        curve.has_room(room)
+        self.replicas[name] = Replica(name, curve)
         return self._serve(now)
 
     def down(self, name: str, now: int) -> list[Effect]:
@@ -300,6 +303,7 @@ class Batcher:
                 due=first.due,
                 held=self._held,
                 elsewhere=self._elsewhere(replica, len(lane), now),
+                promised=first.came + self.limits.objective if self.limits.objective else 0,
             )
         )
         if isinstance(verdict, Wait):

@@ -32,6 +32,9 @@ AFTER = 32
 AT_ONCE = 0.2
 """… unless it has moved by so much."""
 
+LENT = 0.3
+"""The share of a new measurement in how fast a replica is beside the one whose table it has borrowed."""
+
 MOST = 1024
 """Items in one batch at most."""
 
@@ -73,6 +76,9 @@ class Curve:
         self.limit = limit
         self.room = 0
         self.sizes: dict[int, Size] = {}
+        self._lent: Curve | None = None
+        self._borrowed: dict[int, float] = {}
+        self._beside = self._used_beside = 0.0
         self._learned = 0
         self._takes: list[float] = []
         self._padded: list[int] = []
@@ -81,12 +87,37 @@ class Curve:
         for size, took in known:
             self.learn(size, took)
 
+    def borrow(self, known: Sequence[tuple[int, float]]) -> None:
+        """Begin with what another replica takes. What is measured here says how fast this one is beside it, and all
+        sizes that were not measured yet are taken to be as much slower, or quicker.
+        """
+        if not known:
+            return
+        self._lent, self._borrowed, self._used_beside = Curve(self.limit, known), dict(known), 1.0
+        for size, took in known:
+            self.learn(size, took)
+
     def learn(self, size: int, took: float) -> None:
         """A batch of this size took so many nanoseconds."""
+        if self._lent is not None and len(self.sizes) >= len(self._lent.sizes):
+            self._compare(self._lent, size, took)
         moved = self.sizes.setdefault(size, Size()).learn(took)
         self._learned += 1
         if moved > AT_ONCE or (moved > CHANGED and self._learned > AFTER):
             self._forget()
+
+    def _compare(self, lent: "Curve", size: int, took: float) -> None:
+        ratio = took / (lent.takes(min(size, lent.largest)) * max(1.0, size / lent.largest))
+        self._beside = self._beside + LENT * (ratio - self._beside) if self._beside else ratio
+        if self._borrowed.pop(size, None) is not None:
+            del self.sizes[size]
+        if abs(self._beside - self._used_beside) > AT_ONCE * self._used_beside:
+            self._used_beside = self._beside
+            for one, lent_took in self._borrowed.items():
+                self.sizes[one].mean = self._beside * lent_took
+            self._forget()
+        if not self._borrowed:
+            self._lent = None
 
     def lower(self, limit: int) -> None:
         """A batch may have no more items than that from now on: there was no memory for more."""

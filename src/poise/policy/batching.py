@@ -29,6 +29,11 @@ from poise.model.serving import Curve
 BUSIEST = 0.95
 """Above this load the number of those who are expected to come is not made larger any more: it has no end at 1."""
 
+DEAREST = 1.5
+"""A smaller batch keeps the promise to those who are in it at the cost of those behind, who wait longer: one of its
+items may take so many times as long as one of the larger.
+"""
+
 PATIENT = 2.0
 """Somebody expected in `1 / rate` who has not come after this many times that is not waited for any longer."""
 
@@ -39,6 +44,7 @@ class QueueView(msgspec.Struct, frozen=True):
     `count`: how many wait, the oldest since `since`. `due`: when the first of them must be done (0: no limit). `rate`:
     how many come in a nanosecond, of those that this replica is likely to get. `held`: since when a larger batch has
     been waited for already, 0 if it has not. `elsewhere`: when others would be done with them, 0 if there are none.
+    `promised`: when the first is to be answered by the objective, 0 without one.
     """
 
     now: int
@@ -48,6 +54,7 @@ class QueueView(msgspec.Struct, frozen=True):
     due: int = 0
     held: int = 0
     elsewhere: int = 0
+    promised: int = 0
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -72,6 +79,10 @@ class Batching:
         curve, waiting = view.curve, view.count
         largest = curve.largest
         size = best_size(curve, waiting, view.rate)
+        if view.promised and view.now + curve.takes(size) > view.promised:
+            within = max((one for one in range(1, size) if view.now + curve.takes(one) <= view.promised), default=size)
+            if curve.takes(within) / within <= DEAREST * curve.takes(size) / size:
+                size = within
         if view.elsewhere and view.now + curve.takes(size) > view.elsewhere:
             size = max((one for one in range(1, size) if view.now + curve.takes(one) <= view.elsewhere), default=0)
             if not size:

@@ -71,6 +71,41 @@ def test_a_slow_replica_leaves_alone_what_a_quick_one_has_done_sooner() -> None:
     assert sent(4, elsewhere=SECOND + 3 * MILLISECOND) == Wait(0)
 
 
+def test_a_batch_is_as_small_as_the_promise_to_the_first_of_it_wants() -> None:
+    slow = Curve(64, [(1, 10.0 * MILLISECOND), (32, 170.0 * MILLISECOND)])
+    whole = POLICY.decide(QueueView(now=SECOND, count=64, curve=slow, rate=0.0))
+    kept = POLICY.decide(QueueView(now=SECOND, count=64, curve=slow, rate=0.0, promised=SECOND + 100 * MILLISECOND))
+    assert isinstance(whole, Send) and isinstance(kept, Send)
+    assert slow.takes(kept.count) <= 100 * MILLISECOND < slow.takes(kept.count + 1) < slow.takes(whole.count)
+
+
+def test_not_where_that_would_cost_those_behind_much_more_or_comes_too_late() -> None:
+    flat = Curve(64, [(1, 60.0 * MILLISECOND), (32, 90.0 * MILLISECOND)])
+    for promised in (SECOND + 65 * MILLISECOND, SECOND - 1):
+        view = QueueView(now=SECOND, count=30, curve=flat, promised=promised)
+        assert POLICY.decide(view) == Send(30, 30)
+
+
+def test_a_borrowed_table_is_as_much_slower_as_what_was_measured_of_it() -> None:
+    slow = Curve(64)
+    slow.borrow([(1, 10.0), (8, 40.0), (32, 100.0)])
+    assert slow.takes(32) == 100
+    for _ in range(20):
+        slow.learn(1, 30.0)
+    assert [slow.takes(size) for size in (1, 8, 32)] == pytest.approx([30, 120, 300], rel=0.05)
+    slow.learn(8, 200.0)
+    assert slow.takes(8) == 200, "what is its own is gone by"
+
+
+def test_a_first_batch_that_warms_it_up_is_forgotten() -> None:
+    begins = Curve(64)
+    begins.borrow([(1, 10.0), (32, 100.0)])
+    begins.learn(1, 1000.0)
+    for _ in range(30):
+        begins.learn(1, 10.0)
+    assert begins.takes(32) == pytest.approx(100, rel=0.3)
+
+
 def test_sizes_that_were_never_seen_are_tried_by_doubling() -> None:
     learning, sizes = Curve(48), []
     for _ in range(8):
