@@ -8,8 +8,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from poise.calls import Future
     from poise.client import AsyncClient, Client
-    from poise.errors import CallFailed, CallLost, PoiseError
-    from poise.sdk import Mapped, Task, close, gather, rank, step, task, world_size
+    from poise.drivers.heartbeat import step
+    from poise.errors import CallFailed, CallLost, GangBroken, Misused, PoiseError
+    from poise.sdk import Mapped, Task, close, gather, rank, task, world_size
 
 _HOMES = {
     "AsyncClient": "client",
@@ -17,13 +18,16 @@ _HOMES = {
     "CallLost": "errors",
     "Client": "client",
     "Future": "calls",
+    "GangBroken": "errors",
     "Mapped": "sdk",
+    "Misused": "errors",
     "PoiseError": "errors",
+    "Session": "train",
     "Task": "sdk",
     "close": "sdk",
     "gather": "sdk",
     "rank": "sdk",
-    "step": "sdk",
+    "step": "drivers.heartbeat",
     "task": "sdk",
     "world_size": "sdk",
 }
@@ -35,8 +39,11 @@ __all__ = [
     "CallLost",
     "Client",
     "Future",
+    "GangBroken",
     "Mapped",
+    "Misused",
     "PoiseError",
+    "Session",
     "Task",
     "close",
     "gather",

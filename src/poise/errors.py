@@ -7,12 +7,14 @@
     │   ├── Conflict          the name is taken, or the state does not allow it
     │   ├── Denied            no token, a wrong one, or one that has expired
     │   ├── Forbidden         not with this token, or not from there
-    │   └── CallFailed        a function could not be called, or failed in a way that has no exception here
+    │   ├── CallFailed        a function could not be called, or failed in a way that has no exception here
+    │   └── Misused           training was asked for something that it cannot do
     └── Fault                 exit 2: Poise or its machine failed
         ├── Unreachable       no control plane answers
         ├── StoreFull         the disk is full: nothing new is accepted, reads go on
         ├── StoreDamaged      the log does not read back as it was written
         ├── CallLost          a call was lost with its workers
+        ├── GangBroken        the workers of a gang did not find each other, or one has gone
         └── Busy              a bounded queue is full; try again
 
 An error carries a stable `code`, one sentence without a final period, the field, what was needed and what there is, and
@@ -46,6 +48,7 @@ CODES = {
     "E133": "the role of the token does not allow this",
     "E140": "the request is too large",
     "E150": "a function cannot be called, or its exception cannot be brought here",
+    "E160": "training is used in a way that it cannot follow",
     "E201": "no control plane answers",
     "E202": "the disk of the log is full",
     "E203": "the log is damaged",
@@ -53,6 +56,7 @@ CODES = {
     "E205": "a queue is full",
     "E206": "the log was written by a newer version",
     "E207": "a call was lost with its workers",
+    "E208": "the workers of a gang did not find each other, or one has gone",
     "E299": "an internal error",
 }
 
@@ -147,6 +151,12 @@ class CallFailed(InputError):
     default_code = "E150"
 
 
+class Misused(InputError):
+    """Training was asked for something that it cannot do."""
+
+    default_code = "E160"
+
+
 class Fault(PoiseError):
     pass
 
@@ -155,6 +165,12 @@ class CallLost(Fault):
     """A call was lost with its workers: they died as often as it may be tried, or could not be started."""
 
     default_code = "E207"
+
+
+class GangBroken(Fault):
+    """The workers of a gang did not find each other, or one of them has gone and nobody said how to go on."""
+
+    default_code = "E208"
 
 
 class Unreachable(Fault):

@@ -178,23 +178,6 @@ def world_size() -> int:
     return int(os.environ.get("POISE_WORLD_SIZE", 1))
 
 
-_STEP_SECONDS = 0.1
-_next_step = 0.0
-
-
-def step() -> None:
-    """Say that this process gets on, where its job has a `hang`; elsewhere nothing. Cheap enough for every step
-    of a loop: it touches the file at most every 100 ms, and else looks at the clock only.
-    """
-    global _next_step
-    moment = time.monotonic()
-    if moment >= _next_step:
-        _next_step = moment + _STEP_SECONDS
-        if path := os.environ.get("POISE_PROGRESS"):
-            with contextlib.suppress(OSError):  # it is no reason to fail
-                Path(path).touch()
-
-
 def gather(futures: Iterable[Future[T]]) -> list[T]:
     """All results, in order. Raises what the first that failed raised."""
     return [future.result() for future in list(futures)]

@@ -1,8 +1,9 @@
 """What a gang that trains says of itself while it runs, and what it is told.
 
-Worker 0 writes a `Training` as JSON to the file that POISE_REPORT names, at most once a second, whole or not at all; the
-agent reads it there and passes it on. What a worker is told of its gang, `Orders`, the agent writes to the file that
-POISE_ORDERS names; the worker looks at it between two steps. Times are nanoseconds, sizes bytes, energy millijoules.
+Worker 0 writes a `Training` as JSON to the file that POISE_REPORT names, at most once a second, whole or not at all;
+the agent reads it there and passes it on. What a worker is told of its gang, `Orders`, the agent writes to the file
+that POISE_ORDERS names; the worker looks at it between two steps. Times are nanoseconds, sizes bytes, energy
+millijoules.
 """
 
 from typing import Literal

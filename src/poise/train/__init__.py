@@ -1,0 +1,8 @@
+"""Training in PyTorch that can be stopped, resized and gone on with; `poise.Session` is its one entrance.
+
+Importing `poise.train` imports PyTorch (`pip install 'poise[torch]'`).
+"""
+
+from poise.train.session import Session
+
+__all__ = ["Session"]

@@ -1,0 +1,158 @@
+"""Who trains together: this process alone, the workers of a gang under Poise, or those that torchrun started.
+
+Under Poise the workers of one machine meet in the folder that POISE_GANG_DIR names, by a file for each generation of
+the gang, and talk over the loopback interface. What they are told, `Orders`, may come again at any time: some are lost,
+some come, some are to leave. Then those who remain leave the group that they were in and meet anew, under the next
+generation, in the processes that they are.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, PrefixStore
+
+from poise.errors import GangBroken
+from poise.model.training import ORDERS, Orders
+
+FORM_SECONDS = 60.0
+"""How long workers wait for each other when they meet; the control plane starts all of a gang at once."""
+
+TALK_SECONDS = 600.0
+"""How long a worker waits for the others in what all do together: the longest step that is not taken for a hang."""
+
+_LOOK_SECONDS = 0.02
+
+
+class WorkerLost(Exception):
+    """A worker has gone in the middle of what all do together."""
+
+
+class Leaving(Exception):
+    """This worker is told to leave its gang."""
+
+
+class Gang:
+    """This worker's place in its gang. `world` workers have the ranks from 0; `together` if there are others."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.rank, self.world, self.generation = 0, 1, 0
+        self._folder = "" if _under_torchrun() else os.environ.get("POISE_GANG_DIR", "")
+        self._orders = os.environ.get(ORDERS, "") if self._folder else ""
+        self._theirs = dist.is_initialized()  # the script has made the group itself, and keeps it
+
+    @property
+    def together(self) -> bool:
+        return self.world > 1
+
+    @property
+    def resizes(self) -> bool:
+        """Whether it can be told who belongs to it while it runs."""
+        return bool(self._orders)
+
+    def form(self, beat: Callable[[], None] = lambda: None) -> None:
+        """Meet the others. Raises Leaving if this worker is not to be among them, WorkerLost or GangBroken."""
+        if self._theirs:
+            self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        elif self._folder:
+            while not self._meet(self._told(), beat):
+                pass
+        elif _under_torchrun():
+            dist.init_process_group(_backend(self.device), timeout=timedelta(seconds=TALK_SECONDS))
+            self.rank, self.world = dist.get_rank(), dist.get_world_size()
+
+    def disband(self) -> None:
+        """Leave the group, whatever state it is in."""
+        if not self._theirs and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def newer(self) -> Orders | None:
+        """Orders that have come since the gang was formed."""
+        orders = self._read()
+        return orders if orders is not None and orders.generation > self.generation else None
+
+    def await_newer(self, seconds: float, beat: Callable[[], None]) -> bool:
+        """Wait for orders that are newer than the gang; whether they came."""
+        until = time.monotonic() + seconds
+        while self.newer() is None:
+            if time.monotonic() > until:
+                return False
+            beat()
+            time.sleep(_LOOK_SECONDS)
+        return True
+
+    def _told(self) -> Orders:
+        """The latest orders; before there are any, what this process was started with."""
+        orders = self._read()
+        if orders is not None:
+            return orders
+        world, rank = int(os.environ["POISE_WORLD_SIZE"]), int(os.environ["POISE_RANK"])
+        return Orders(generation=0, world=world, rank=rank)
+
+    def _read(self) -> Orders | None:
+        if not self._orders:
+            return None
+        try:
+            return msgspec.json.decode(Path(self._orders).read_bytes(), type=Orders)
+        except (OSError, msgspec.DecodeError):
+            return None  # none have come yet
+
+    def _meet(self, orders: Orders, beat: Callable[[], None]) -> bool:
+        """Form the group that the orders name; false if newer ones have come before all were there."""
+        self.disband()
+        self.generation = orders.generation
+        if orders.rank < 0:
+            raise Leaving
+        self.rank, self.world = orders.rank, orders.world
+        if orders.world == 1:
+            return True
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        store = FileStore(str(Path(self._folder) / f"workers.{orders.generation}"), orders.world)
+        store.set(f"here.{orders.rank}", "")
+        everybody = [f"here.{rank}" for rank in range(orders.world)]
+        until = time.monotonic() + FORM_SECONDS
+        while not store.check(everybody):
+            if self.newer() is not None:
+                return False
+            if time.monotonic() > until:
+                missing = [rank for rank in range(orders.world) if not store.check([f"here.{rank}"])]
+                raise GangBroken(
+                    f"worker {orders.rank} has waited {FORM_SECONDS:.0f} s for the others of its gang",
+                    need=f"{orders.world} workers",
+                    have=f"no word of {', '.join(map(str, missing))}",
+                    hint="poise logs JOB",
+                )
+            beat()
+            time.sleep(_LOOK_SECONDS)
+        try:
+            dist.init_process_group(
+                _backend(self.device),
+                store=PrefixStore("group", store),
+                rank=orders.rank,
+                world_size=orders.world,
+                timeout=timedelta(seconds=FORM_SECONDS),
+            )
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=TALK_SECONDS), dist.group.WORLD)
+        except RuntimeError as error:
+            raise WorkerLost(str(error)) from error
+        return True
+
+
+def _backend(device: torch.device) -> str:
+    """What is on the CPU goes through gloo, what is on GPUs through NCCL."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+def _under_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ or (
+        "MASTER_ADDR" in os.environ and "POISE_GANG_DIR" not in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
+    )
+
+
+__all__ = ["Gang", "Leaving", "WorkerLost"]

@@ -1,0 +1,126 @@
+"""Gradients in buckets, which are added up over the gang while backward still runs.
+
+The gradient of each parameter is a view into the one flat tensor of its bucket, so that nothing is copied. Buckets are
+filled from the last parameter to the first, as backward comes by, and go out in one order at all workers, whatever
+order they become full in. A worker whose backward did not come by a parameter, or that has no samples in a step, gives
+zeros.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+
+from poise.train.exchange import Bucket, Exchange
+from poise.train.gang import WorkerLost
+
+FIRST_BYTES = 1 << 20
+BUCKET_BYTES = 25 << 20
+"""Sizes of the first bucket, which is to leave early, and of the others: as DistributedDataParallel has them
+(S. Li et al., "PyTorch Distributed", VLDB 2020, section 4.2)."""
+
+
+class Reducer:
+    """Adds up the gradients of `parameters` over the gang in each step. `begin` before the last backward of a step,
+    `finish` after it; then each gradient is the sum over the gang, until `clear`.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.buckets: list[Bucket] = []
+        self._views: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self._where: dict[torch.nn.Parameter, int] = {}
+        self._open: list[set[torch.nn.Parameter]] = []
+        self._waits: list[Callable[[], object]] = []
+        self._sending = False
+        self._error: RuntimeError | None = None
+        for group in _grouped([one for one in parameters if one.requires_grad]):
+            self._add(group)
+        self._hooks = [
+            one.register_post_accumulate_grad_hook(partial(self._ready))  # a method of its own for each parameter
+            for one in self._views
+        ]
+        self.clear()
+
+    def begin(self) -> None:
+        """The next backward is the last of this step: a bucket goes out as soon as it is full."""
+        self._sending = True
+        self._open = [set(bucket.parameters) for bucket in self.buckets]
+
+    def finish(self) -> None:
+        """Wait until all buckets are added up; those that backward did not fill go out now. Raises WorkerLost."""
+        try:
+            if self._error is None:
+                self._send(all_of_them=True)
+            for wait in self._waits:
+                if self._error is None:
+                    wait()
+        except RuntimeError as error:
+            self._error = error
+        lost, self._error, self._sending = self._error, None, False
+        self._waits.clear()
+        if lost is not None:
+            raise WorkerLost(str(lost)) from lost
+
+    def clear(self) -> None:
+        """All gradients are zero, and are where they belong."""
+        for bucket in self.buckets:
+            bucket.flat.zero_()
+        for parameter, view in self._views.items():
+            parameter.grad = view
+
+    def close(self) -> None:
+        """The parameters are as if it had never been."""
+        for hook in self._hooks:
+            hook.remove()
+        for parameter in self._views:
+            parameter.grad = None
+
+    def _add(self, parameters: list[torch.nn.Parameter]) -> None:
+        first = parameters[0]
+        flat = torch.zeros(sum(one.numel() for one in parameters), dtype=first.dtype, device=first.device)
+        bucket = Bucket(len(self.buckets), flat, tuple(parameters))
+        start = 0
+        for one in parameters:
+            self._views[one] = flat[start : start + one.numel()].view(one.shape)
+            self._where[one] = bucket.number
+            start += one.numel()
+        self.buckets.append(bucket)
+
+    def _ready(self, parameter: torch.nn.Parameter) -> None:
+        """Its gradient of this backward is complete."""
+        view = self._views[parameter]
+        if parameter.grad is not None and parameter.grad.data_ptr() != view.data_ptr():
+            view.copy_(parameter.grad)  # somebody has set it to None meanwhile
+            parameter.grad = view
+        if self._sending and self._error is None:
+            self._open[self._where[parameter]].discard(parameter)
+            try:
+                self._send()
+            except RuntimeError as error:  # backward is to end as usual: `finish` tells
+                self._error = error
+
+    def _send(self, *, all_of_them: bool = False) -> None:
+        while len(self._waits) < len(self.buckets) and (all_of_them or not self._open[len(self._waits)]):
+            self._waits.append(self.exchange.begin(self.buckets[len(self._waits)]))
+
+
+def _grouped(parameters: list[torch.nn.Parameter]) -> Iterable[list[torch.nn.Parameter]]:
+    """From the last to the first, by kind, up to the size of a bucket."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
+    for one in reversed(parameters):
+        kinds.setdefault((one.dtype, one.device), []).append(one)
+    most = FIRST_BYTES
+    for alike in kinds.values():
+        group: list[torch.nn.Parameter] = []
+        size = 0
+        for one in alike:
+            if group and size + one.numel() * one.element_size() > most:
+                yield group
+                group, size, most = [], 0, BUCKET_BYTES
+            group.append(one)
+            size += one.numel() * one.element_size()
+        yield group
+
+
+__all__ = ["Reducer"]

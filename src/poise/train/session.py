@@ -1,0 +1,487 @@
+"""A training loop that may be stopped, resized and gone on with: three changed lines of a plain PyTorch script.
+
+    with poise.Session(model, optimizer, data) as run:      # restores, joins, watches
+        for batch in run:                                   # the right share, of the right size
+            run.step(loss_fn(model(batch)))                 # accumulates, adds up, clips, steps
+
+The loop sees micro-batches; the weights change when one *step* is whole: the next `batch` samples of the pass over the
+data, whoever takes them. The loss is a mean over its micro-batch, and is weighted so that what the optimizer sees is
+the gradient of the mean over the step, for any number of workers and any size of micro-batch.
+
+Everything that all workers do together happens at the end of a step, in one order. There they also agree, by a few
+numbers that are added up beside the gradients, on what one of them alone cannot do: save, stop, or form the gang anew.
+"""
+
+import math
+import signal
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType, TracebackType
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+
+from poise.drivers.heartbeat import step as beat
+from poise.errors import GangBroken, Misused
+from poise.model.training import Training
+from poise.train import shards, state
+from poise.train.exchange import Exchange, Plain, begun
+from poise.train.gang import Gang, Leaving, WorkerLost
+from poise.train.reducer import Reducer
+from poise.train.telling import Teller
+
+BATCH = 32
+"""Samples of a step, where neither the session nor a DataLoader says how many."""
+
+REGROUP_SECONDS = 60.0
+"""How long workers that have lost one wait to be told how to go on."""
+
+RECENT_STEPS = 64
+"""Steps whose times the median is of."""
+
+STOPPED = 128 + signal.SIGTERM
+"""The exit code of a script that was asked to end, and has."""
+
+_NEWER, _STOP, _SAVE, _VOTES = range(4)
+
+Scaling = Literal["constant", "linear", "sqrt"]
+
+
+class Keeps(Protocol):
+    """What has a state that can be saved and loaded: models, optimizers, schedulers."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+class Session:
+    """Training of `model` by `optimizer` on `data`, a Dataset with a length or a DataLoader of one.
+
+    A step takes `batch` samples (without one, those of the DataLoader), in micro-batches of at most `micro` on each
+    worker. `epochs` passes are made over the data, each in an order drawn from `seed` (`shuffle`: of a DataLoader, as
+    it has it). `scheduler` steps after each step, gradients are clipped to a norm of `clip` (0: they are not). `also`
+    names what else has a state to keep.
+
+    `scaling` says what another number of workers changes. `constant`: nothing; a step is the same samples, split over
+    more or fewer. `linear` and `sqrt`: each worker takes `batch` samples, and the learning rate is that of one worker
+    times the number of workers (Goyal et al., 2017) or its square root (Krizhevsky, 2014).
+
+    Raises Misused for what it cannot follow, GangBroken if a worker is lost and nobody says how to go on. Asked to end
+    by SIGTERM it does so after the step, with exit code 143.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data: Dataset[Any] | DataLoader[Any],
+        *,
+        batch: int = 0,
+        micro: int = 0,
+        epochs: int = 1,
+        seed: int = 0,
+        shuffle: bool | None = None,
+        scheduler: Keeps | None = None,
+        clip: float = 0.0,
+        scaling: Scaling = "constant",
+        exchange: Exchange | None = None,
+        also: Mapping[str, Keeps] | None = None,
+    ) -> None:
+        loader = data if isinstance(data, DataLoader) else None
+        self.data: Dataset[Any] = loader.dataset if loader is not None else data  # type: ignore[assignment]
+        self._check(loader, batch=batch, micro=micro, epochs=epochs, scaling=scaling)
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.device = next((one.device for one in model.parameters()), torch.device("cpu"))
+        self.seed, self.clip, self.scaling = seed, clip, scaling
+        self.batch = batch or (loader.batch_size if loader is not None else 0) or BATCH
+        self.micro = micro
+        self.exchange: Exchange = exchange or Plain()
+        self._shuffle = shuffle if shuffle is not None else loader is None or isinstance(loader.sampler, RandomSampler)
+        self._loading = _loading(loader)
+        self._samples = len(self.data)  # type: ignore[arg-type]
+        self._kept: dict[str, Keeps] = {"model": model, "optimizer": optimizer, **(also or {})}
+        if scheduler is not None:
+            self._kept["scheduler"] = scheduler
+        self._epochs = self._until = epochs
+        self._parameters = [one for one in model.parameters() if one.requires_grad]
+
+        self.epoch = self.steps = self.samples = 0
+        self._taken = 0  # samples of this pass
+        self._began = time.time()
+        self._synced = False
+        self._changed = False  # what is to be taken next is no longer what it was
+
+        self._gang = Gang(self.device)
+        self._reducer: Reducer | None = None
+        self._at: tuple[shards.Step, shards.Micro] | None = None
+        self._wishes = [0.0] * _VOTES
+        self._vote: tuple[torch.Tensor, Callable[[], object]] = torch.zeros(_VOTES), bool
+        self._stopping = False
+        self._handler: Any = None
+        self._teller = Teller()
+        self._loss: torch.Tensor | float = 0.0
+        self._loss_share = 0.0
+        self._last_loss: torch.Tensor | float = 0.0
+        self._times: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._moment = 0.0
+
+    # --- what a script uses ------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0; worker 0 is the one that writes and prints."""
+        return self._gang.rank
+
+    @property
+    def world(self) -> int:
+        """How many workers there are now."""
+        return self._gang.world
+
+    @property
+    def effective(self) -> int:
+        """Samples of one step."""
+        return self.batch if self.scaling == "constant" else self.batch * self.world
+
+    def __enter__(self) -> "Session":
+        if threading.current_thread() is threading.main_thread():
+            self._handler = signal.signal(signal.SIGTERM, self._asked_to_end)
+        self._join()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGTERM, self._handler)
+            self._handler = None
+        if kind is None:
+            self._teller.tell(self.training, now=True)
+        self._drop_reducer()
+        self._gang.disband()
+
+    def epochs(self, count: int = 0) -> Iterator[int]:
+        """The passes that are left of `count` (else of those the session was given), by number; a loop over the session
+        inside makes the rest of that pass.
+        """
+        self._epochs = count or self._epochs
+        while self.epoch < self._epochs:
+            now = self.epoch
+            self._until = now + 1
+            yield now
+            if self.epoch == now:
+                raise _misused("a pass was not made to its end", hint="for batch in run: run.step(...)")
+
+    def __iter__(self) -> Iterator[Any]:
+        """The micro-batches that this worker takes, to the end of the last pass."""
+        while self.epoch < self._until:
+            yield from self._rest_of_the_pass()
+
+    def step(self, loss: torch.Tensor | Callable[[], torch.Tensor]) -> None:
+        """Work out the gradients of a mean loss over the micro-batch; the last one of a step changes the weights. A
+        function that gives the loss will do as well.
+        """
+        if self._at is None:
+            raise _misused("`step` is called once for each batch", hint="for batch in run: run.step(loss)")
+        (step, micro), self._at = self._at, None
+        value = loss() if callable(loss) else loss
+        if value.dim():
+            raise _misused(
+                "the loss is no single number",
+                need="a mean over the batch",
+                have=f"shape {tuple(value.shape)}",
+                hint="loss.mean()",
+            )
+        weight = micro.samples / step.samples
+        self._loss = self._loss + value.detach() * weight
+        self._loss_share += weight
+        if micro.last:
+            self._last_backward()
+        (value * weight if weight != 1.0 else value).backward()
+        if micro.last:
+            self._finish(step)
+
+    def training(self) -> Training:
+        """What is told of it."""
+        elapsed = time.time() - self._began
+        accumulation = -(-self.effective // (self.world * self.micro)) if self.micro else 1
+        median = statistics.median(self._times) if self._times else 0.0
+        passes = self._epochs * self._samples
+        done = self.epoch * self._samples + self._taken
+        return Training(
+            step=self.steps,
+            samples=self.samples,
+            progress=min(1_000_000, 1_000_000 * done // passes) if passes else -1,
+            world=self.world,
+            batch=self.micro or -(-self.effective // self.world),
+            accumulation=accumulation,
+            effective=self.effective,
+            rate=float(self.optimizer.param_groups[0]["lr"]),
+            loss=float(self._last_loss),
+            precision="fp32",
+            step_time=int(median * 1e9),
+            goodput=int(1000 * self.samples / elapsed) if elapsed > 0 else 0,
+            throughput=int(1000 * self.effective / median) if median else 0,
+            sent=self.exchange.sent // max(1, self.steps),
+            plain=self.exchange.plain // max(1, self.steps),
+            resizes=self._gang.resizes,
+        )
+
+    # --- one step ----------------------------------------------------------------------------------------------------
+
+    def _rest_of_the_pass(self) -> Iterator[Any]:
+        """What this worker takes of it, until the pass is over or something has changed what that is."""
+        self._changed = False
+        places = shards.order(self._samples, seed=self.seed, turn=self.epoch, shuffle=self._shuffle)
+        taken, effective, rank, world = self._taken, self.effective, self.rank, self.world
+
+        def plan() -> Iterator[tuple[shards.Step, list[shards.Micro]]]:
+            for step in shards.steps(self._samples, effective, begin=taken):
+                yield step, step.share(rank, world, self.micro or step.samples)
+
+        indices = (places[micro.start : micro.stop].tolist() for _, share in plan() for micro in share)
+        batches = iter(DataLoader(self.data, batch_sampler=_Given(indices), **self._loading))
+        self._moment = time.perf_counter()
+        for step, share in plan():
+            for micro in share:
+                if self._at is not None:
+                    raise _misused("a batch was taken and no step was made", hint="run.step(loss) for each batch")
+                batch = _moved(next(batches), self.device)
+                self._at = step, micro
+                yield batch
+                if self._changed:
+                    return
+            if not share:
+                self._last_backward()
+                self._finish(step)
+                if self._changed:
+                    return
+        if self._at is not None:
+            raise _misused("a batch was taken and no step was made", hint="run.step(loss) for each batch")
+        self.epoch, self._taken = self.epoch + 1, 0
+
+    def _last_backward(self) -> None:
+        """What is agreed on in this step goes out first, then the gradients, as backward gets to them."""
+        self._wishes[_NEWER] = float(self._gang.newer() is not None)
+        self._wishes[_STOP] = float(self._stopping and not self._wishes[_NEWER])
+        votes = torch.tensor(self._wishes, dtype=torch.float64)
+        if self._reducer is None:
+            self._vote = votes, bool
+            return
+        try:
+            self._vote = votes, begun(dist.all_reduce(votes, async_op=True))
+        except RuntimeError as error:
+            self._vote = votes, _raising(error)
+        self._reducer.begin()
+
+    def _finish(self, step: shards.Step) -> None:
+        """All gradients of the step are worked out here: add them up, change the weights, and do what was agreed."""
+        votes, wait = self._vote
+        try:
+            if self._reducer is not None:
+                self._reducer.finish()
+                wait()
+        except (WorkerLost, RuntimeError) as error:
+            self._go_on_without(error)
+            return
+        self._update()
+        self._taken += step.samples
+        self.samples += step.samples
+        self.steps += 1
+        moment = time.perf_counter()
+        self._times.append(moment - self._moment)
+        self._moment = moment
+        if self._loss_share:
+            self._last_loss, self._loss, self._loss_share = self._loss / self._loss_share, 0.0, 0.0
+        beat()
+        self._teller.tell(self.training)
+        if votes[_STOP]:
+            raise SystemExit(STOPPED)
+        if votes[_NEWER]:
+            self._regroup(None)
+
+    def _update(self) -> None:
+        if self.clip:
+            torch.nn.utils.clip_grad_norm_(self._parameters, self.clip)
+        factor = self._rate_factor()
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        if factor != 1.0:
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["lr"] * factor
+        self.optimizer.step()
+        if factor != 1.0:
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+        if self.scheduler is not None:
+            self.scheduler.step()  # type: ignore[attr-defined]
+        if self._reducer is not None:
+            self._reducer.clear()
+        else:
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def _rate_factor(self) -> float:
+        if self.scaling == "linear":
+            return float(self.world)
+        return math.sqrt(self.world) if self.scaling == "sqrt" else 1.0
+
+    # --- the gang ----------------------------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        """Form the gang and have one state in it, however often somebody is lost or comes meanwhile."""
+        self._drop_reducer()
+        while True:
+            try:
+                self._gang.form(self._while_waiting)
+                self._sync()
+                break
+            except Leaving:
+                raise SystemExit(STOPPED) from None
+            except (WorkerLost, RuntimeError) as error:
+                self._await_orders(error)
+        if self._gang.together:
+            self._reducer = Reducer(self._parameters, self.exchange)
+        else:
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def _sync(self) -> None:
+        """The state of whoever is ahead comes to all. Who comes new has none; a worker that was lost in the middle of a
+        step may have left some of the others one step behind.
+        """
+        if self._gang.together:
+            mine = self.steps if self._synced or self.rank == 0 else -1
+            steps = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
+            dist.all_gather(steps, torch.tensor([mine]))
+            ahead = max(range(self.world), key=lambda rank: int(steps[rank]))
+            if any(int(one) != int(steps[ahead]) for one in steps):
+                found = state.broadcast(self._state() if self.rank == ahead else None, ahead, self.rank, self.device)
+                if self.rank != ahead:
+                    self._load(found)
+        self._synced = True
+
+    def _go_on_without(self, error: Exception) -> None:
+        """A worker went in the middle of the step: it is as if this step had not begun."""
+        self._regroup(error)
+
+    def _regroup(self, error: Exception | None) -> None:
+        self._changed, self._at = True, None
+        self._loss, self._loss_share = 0.0, 0.0
+        self._await_orders(error)
+        self._join()
+        self._teller.tell(self.training, now=True)
+
+    def _await_orders(self, error: Exception | None) -> None:
+        """Until it is told who belongs to the gang now. Raises GangBroken if nobody says."""
+        if self._gang.resizes and self._gang.await_newer(REGROUP_SECONDS, self._while_waiting):
+            return
+        raise GangBroken(
+            "a worker of the gang has gone, and nobody says how to go on without it",
+            have=str(error or "no newer orders").splitlines()[0],
+            hint="poise run --workers 1..4 -- python train.py",
+        ) from error
+
+    def _while_waiting(self) -> None:
+        beat()
+        if self._stopping and self._gang.newer() is None:
+            raise SystemExit(STOPPED)
+
+    def _drop_reducer(self) -> None:
+        if self._reducer is not None:
+            self._reducer.close()
+            self._reducer = None
+
+    def _asked_to_end(self, number: int, frame: FrameType | None) -> None:
+        self._stopping = True
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def _state(self) -> dict[str, Any]:
+        place = {
+            "epoch": self.epoch,
+            "taken": self._taken,
+            "steps": self.steps,
+            "samples": self.samples,
+            "began": self._began,
+        }
+        return {"place": place, **{name: one.state_dict() for name, one in self._kept.items()}}
+
+    def _load(self, found: Mapping[str, Any]) -> None:
+        place = found["place"]
+        self.epoch, self._taken = place["epoch"], place["taken"]
+        self.steps, self.samples, self._began = place["steps"], place["samples"], place["began"]
+        for name, one in self._kept.items():
+            if name in found:
+                one.load_state_dict(found[name])
+
+    def _check(self, loader: DataLoader[Any] | None, *, batch: int, micro: int, epochs: int, scaling: str) -> None:
+        if isinstance(self.data, IterableDataset) or not hasattr(self.data, "__len__"):
+            raise _misused(
+                "data that comes as a stream cannot be shared out by place",
+                need="a Dataset with `__len__` and `__getitem__`",
+                have=type(self.data).__name__,
+                hint="torch.utils.data.TensorDataset(inputs, targets)",
+            )
+        if loader is not None and not isinstance(loader.sampler, RandomSampler | SequentialSampler):
+            raise _misused(
+                "the session draws the order itself, and the DataLoader has a sampler of its own",
+                have=type(loader.sampler).__name__,
+                hint="poise.Session(model, optimizer, dataset)",
+            )
+        if not len(self.data):
+            raise _misused("there is no data", need="1 sample or more", have="0", hint="len(data)")
+        for name, value in (("batch", batch), ("micro", micro), ("epochs", epochs)):
+            if type(value) is not int or value < 0:
+                raise _misused(f"`{name}` is out of range", need="a whole number from 0", have=repr(value), field=name)
+        if scaling not in ("constant", "linear", "sqrt"):
+            raise _misused("this scaling is not known", field="scaling", have=repr(scaling), hint='scaling="linear"')
+
+
+class _Given:
+    """Lists of indices as a DataLoader takes them."""
+
+    def __init__(self, indices: Iterator[list[int]]) -> None:
+        self._indices = indices
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._indices
+
+
+def _loading(loader: DataLoader[Any] | None) -> dict[str, Any]:
+    """How the user's DataLoader loads, for one that takes other batches."""
+    if loader is None:
+        return {}
+    found = {name: getattr(loader, name) for name in ("num_workers", "collate_fn", "pin_memory", "worker_init_fn")}
+    if loader.num_workers:
+        found |= {"prefetch_factor": loader.prefetch_factor, "multiprocessing_context": loader.multiprocessing_context}
+    return found
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    """The batch where the model is."""
+    if device.type == "cpu":
+        return batch
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {name: _moved(one, device) for name, one in batch.items()}
+    if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
+        return [_moved(one, device) for one in batch]
+    return batch
+
+
+def _raising(error: Exception) -> Callable[[], object]:
+    def wait() -> object:
+        raise error
+
+    return wait
+
+
+def _misused(what: str, *, field: str = "", need: str = "", have: str = "", hint: str = "") -> Misused:
+    return Misused(what, field=field, need=need, have=have, hint=hint)
+
+
+__all__ = ["Session"]

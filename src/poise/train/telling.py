@@ -1,0 +1,38 @@
+"""Where a worker says how training gets on: the file that POISE_REPORT names, which the agent of its node reads."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from poise.model.training import REPORT, Training
+
+EVERY_SECONDS = 1.0
+
+
+class Teller:
+    """Writes what it is given, whole or not at all, at most once a second; nothing where nobody reads it."""
+
+    def __init__(self) -> None:
+        path = os.environ.get(REPORT, "")
+        self._path = Path(path) if path else None
+        self._next = 0.0
+        self.said: Training | None = None
+
+    def tell(self, training: Callable[[], Training], *, now: bool = False) -> None:
+        """Say it if a second has passed since the last time, or `now`."""
+        moment = time.monotonic()
+        if self._path is None or (moment < self._next and not now):
+            return
+        self._next = moment + EVERY_SECONDS
+        self.said = training()
+        draft = self._path.with_name(f"{self._path.name}.new")
+        with contextlib.suppress(OSError):  # it is no reason to fail
+            draft.write_bytes(msgspec.json.encode(self.said))
+            draft.replace(self._path)
+
+
+__all__ = ["Teller"]
