@@ -7,8 +7,10 @@ generation, in the processes that they are.
 """
 
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -25,6 +27,10 @@ FORM_SECONDS = 60.0
 
 TALK_SECONDS = 600.0
 """How long a worker waits for the others in what all do together: the longest step that is not taken for a hang."""
+
+ORDERED_SECONDS = 10.0
+"""How long a worker that has newer orders still waits for the others in what all do together: a ring may wait for ever
+for somebody who has gone, if nobody who waits was beside them."""
 
 _LOOK_SECONDS = 0.02
 
@@ -46,6 +52,9 @@ class Gang:
         self._folder = "" if _under_torchrun() else os.environ.get("POISE_GANG_DIR", "")
         self._orders = os.environ.get(ORDERS, "") if self._folder else ""
         self._theirs = dist.is_initialized()  # the script has made the group itself, and keeps it
+        self._watch: threading.Thread | None = None
+        self._over = threading.Event()
+        self._waiting = False
 
     @property
     def together(self) -> bool:
@@ -67,10 +76,26 @@ class Gang:
             dist.init_process_group(_backend(self.device), timeout=timedelta(seconds=TALK_SECONDS))
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
 
-    def disband(self) -> None:
-        """Leave the group, whatever state it is in."""
-        if not self._theirs and dist.is_initialized():
-            dist.destroy_process_group()
+    def disband(self, *, broken: bool = False) -> None:
+        """Leave the group. One that is `broken` is not waited for: something of it may be under way for ever."""
+        if self._watch is not None:
+            self._over.set()
+            self._watch.join()
+            self._watch = None
+        if self._theirs or not dist.is_initialized():
+            return
+        if broken:
+            _abort()
+        dist.destroy_process_group()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """In it this worker waits for the others."""
+        self._waiting = True
+        try:
+            yield
+        finally:
+            self._waiting = False
 
     def newer(self) -> Orders | None:
         """Orders that have come since the gang was formed."""
@@ -140,8 +165,30 @@ class Gang:
             )
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=TALK_SECONDS), dist.group.WORLD)
         except RuntimeError as error:
-            raise WorkerLost(str(error)) from error
+            raise WorkerLost(str(error)) from None
+        if self._orders:
+            self._over.clear()
+            self._watch = threading.Thread(target=self._watch_over, daemon=True)
+            self._watch.start()
         return True
+
+    def _watch_over(self) -> None:
+        """End what this worker does with the others, if it is still at it long after it was told of another gang."""
+        since = 0.0
+        while not self._over.wait(0.5):
+            if not self._waiting or self.newer() is None:
+                since = 0.0
+                continue
+            since = since or time.monotonic()
+            if time.monotonic() - since > ORDERED_SECONDS:
+                _abort()
+                return
+
+
+def _abort() -> None:
+    """End whatever is under way in the group, here and so at the others."""
+    if dist.group.WORLD is not None:
+        dist.group.WORLD.abort()
 
 
 def _backend(device: torch.device) -> str:

@@ -33,7 +33,7 @@ class Reducer:
         self._open: list[set[torch.nn.Parameter]] = []
         self._waits: list[Callable[[], object]] = []
         self._sending = False
-        self._error: RuntimeError | None = None
+        self._lost = ""
         for group in _grouped([one for one in parameters if one.requires_grad]):
             self._add(group)
         self._hooks = [
@@ -49,18 +49,17 @@ class Reducer:
 
     def finish(self) -> None:
         """Wait until all buckets are added up; those that backward did not fill go out now. Raises WorkerLost."""
-        try:
-            if self._error is None:
+        if not self._lost:
+            try:
                 self._send(all_of_them=True)
-            for wait in self._waits:
-                if self._error is None:
+                for wait in self._waits:
                     wait()
-        except RuntimeError as error:
-            self._error = error
-        lost, self._error, self._sending = self._error, None, False
+            except RuntimeError as error:
+                self._lost = str(error) or "it has gone"
+        lost, self._lost, self._sending = self._lost, "", False
         self._waits.clear()
-        if lost is not None:
-            raise WorkerLost(str(lost)) from lost
+        if lost:
+            raise WorkerLost(lost)
 
     def clear(self) -> None:
         """All gradients are zero, and are where they belong."""
@@ -93,12 +92,12 @@ class Reducer:
         if parameter.grad is not None and parameter.grad.data_ptr() != view.data_ptr():
             view.copy_(parameter.grad)  # somebody has set it to None meanwhile
             parameter.grad = view
-        if self._sending and self._error is None:
+        if self._sending and not self._lost:
             self._open[self._where[parameter]].discard(parameter)
             try:
                 self._send()
             except RuntimeError as error:  # backward is to end as usual: `finish` tells
-                self._error = error
+                self._lost = str(error) or "it has gone"
 
     def _send(self, *, all_of_them: bool = False) -> None:
         while len(self._waits) < len(self.buckets) and (all_of_them or not self._open[len(self._waits)]):

@@ -276,18 +276,14 @@ class Session:
         try:
             self._vote = votes, begun(dist.all_reduce(votes, async_op=True))
         except RuntimeError as error:
-            self._vote = votes, _raising(error)
+            self._vote = votes, _raising(str(error))
         self._reducer.begin()
 
     def _finish(self, step: shards.Step) -> None:
         """All gradients of the step are worked out here: add them up, change the weights, and do what was agreed."""
-        votes, wait = self._vote
-        try:
-            if self._reducer is not None:
-                self._reducer.finish()
-                wait()
-        except (WorkerLost, RuntimeError) as error:
-            self._go_on_without(error)
+        votes, lost = self._added_up()
+        if lost:  # it is as if this step had not begun
+            self._regroup(lost)
             return
         self._update()
         self._taken += step.samples
@@ -303,7 +299,21 @@ class Session:
         if votes[_STOP]:
             raise SystemExit(STOPPED)
         if votes[_NEWER]:
-            self._regroup(None)
+            self._regroup("")
+
+    def _added_up(self) -> tuple[torch.Tensor, str]:
+        """What was agreed, once all gradients are added up; or why that cannot be. Nothing of the error is kept: its
+        frames hold connections open on which the others wait.
+        """
+        (votes, wait), self._vote = self._vote, (torch.zeros(_VOTES), bool)
+        if self._reducer is not None:
+            try:
+                with self._gang.waiting():
+                    self._reducer.finish()
+                    wait()
+            except (WorkerLost, RuntimeError) as error:
+                return votes, str(error) or "it has gone"
+        return votes, ""
 
     def _update(self) -> None:
         if self.clip:
@@ -334,19 +344,24 @@ class Session:
     def _join(self) -> None:
         """Form the gang and have one state in it, however often somebody is lost or comes meanwhile."""
         self._drop_reducer()
-        while True:
-            try:
-                self._gang.form(self._while_waiting)
-                self._sync()
-                break
-            except Leaving:
-                raise SystemExit(STOPPED) from None
-            except (WorkerLost, RuntimeError) as error:
-                self._await_orders(error)
+        while lost := self._formed():
+            self._await_orders(lost)
         if self._gang.together:
             self._reducer = Reducer(self._parameters, self.exchange)
         else:
             self.optimizer.zero_grad(set_to_none=True)
+
+    def _formed(self) -> str:
+        """Form the gang once; why that cannot be, if somebody is lost meanwhile."""
+        try:
+            self._gang.form(self._while_waiting)
+            with self._gang.waiting():
+                self._sync()
+        except Leaving:
+            raise SystemExit(STOPPED) from None
+        except (WorkerLost, RuntimeError) as error:
+            return str(error) or "it has gone"
+        return ""
 
     def _sync(self) -> None:
         """The state of whoever is ahead comes to all. Who comes new has none; a worker that was lost in the middle of a
@@ -363,26 +378,23 @@ class Session:
                     self._load(found)
         self._synced = True
 
-    def _go_on_without(self, error: Exception) -> None:
-        """A worker went in the middle of the step: it is as if this step had not begun."""
-        self._regroup(error)
-
-    def _regroup(self, error: Exception | None) -> None:
+    def _regroup(self, lost: str) -> None:
         self._changed, self._at = True, None
         self._loss, self._loss_share = 0.0, 0.0
-        self._await_orders(error)
+        self._await_orders(lost)
         self._join()
         self._teller.tell(self.training, now=True)
 
-    def _await_orders(self, error: Exception | None) -> None:
+    def _await_orders(self, lost: str) -> None:
         """Until it is told who belongs to the gang now. Raises GangBroken if nobody says."""
+        self._gang.disband(broken=bool(lost))
         if self._gang.resizes and self._gang.await_newer(REGROUP_SECONDS, self._while_waiting):
             return
         raise GangBroken(
             "a worker of the gang has gone, and nobody says how to go on without it",
-            have=str(error or "no newer orders").splitlines()[0],
+            have=(lost or "no newer orders").splitlines()[0],
             hint="poise run --workers 1..4 -- python train.py",
-        ) from error
+        )
 
     def _while_waiting(self) -> None:
         beat()
@@ -473,9 +485,9 @@ def _moved(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-def _raising(error: Exception) -> Callable[[], object]:
+def _raising(error: str) -> Callable[[], object]:
     def wait() -> object:
-        raise error
+        raise WorkerLost(error)
 
     return wait
 

@@ -1,0 +1,49 @@
+"""A user's script: a small network learns the digits. Its options come as JSON in OPTIONS; what came of it goes to
+OUT.RANK.json, and each step is a line of OUT.RANK.steps.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import poise
+
+options = json.loads(os.environ.get("OPTIONS", "{}"))
+out = Path(os.environ["OUT"])
+torch.set_num_threads(1)
+torch.manual_seed(int(os.environ.get("SEED", "0")))
+
+images, labels = load_digits(return_X_y=True)
+inputs, targets = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
+count = options.pop("samples", 1000)
+pause, kind = options.pop("pause", 0.0), options.pop("optimizer", "sgd")
+data = TensorDataset(inputs[:count], targets[:count])
+
+model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+parameters = model.parameters()
+optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9) if kind == "sgd" else torch.optim.Adam(parameters)
+
+with poise.Session(model, optimizer, data, **options) as run:
+    steps = out.with_name(f"{out.name}.{os.getpid()}.steps").open("w")
+    seen = run.steps
+    for x, y in run:
+        run.step(nn.functional.cross_entropy(model(x), y))
+        if run.steps != seen:
+            seen = run.steps
+            steps.write(json.dumps([run.steps, run.rank, run.world, time.time()]) + "\n")
+            steps.flush()
+            time.sleep(pause)
+
+flat = torch.cat([one.detach().flatten() for one in model.parameters()])
+right = (model(inputs[1500:]).argmax(1) == targets[1500:]).float().mean()
+answer = {"rank": run.rank, "world": run.world, "steps": run.steps, "samples": run.samples, "epoch": run.epoch}
+answer |= {"weights": flat.tolist(), "accuracy": float(right), "pid": os.getpid()}
+out.with_name(f"{out.name}.{run.rank}.json").write_text(json.dumps(answer))
+sys.exit(0)

@@ -1,0 +1,258 @@
+"""Three changed lines: what a script sees of its session, alone and in gangs that change."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+
+import poise
+from poise.model.training import Training
+from train.gangs import HERE, Workers
+
+STEPS = 4 * 16
+"""Of four passes over 1,000 samples in steps of 64."""
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    gang = Workers(tmp_path, batch=64, epochs=4, pause=0.01)
+    yield gang
+    gang.end()
+
+
+@cache
+def undisturbed() -> Any:
+    """What one worker comes to alone."""
+    with TemporaryDirectory() as folder:
+        gang = Workers(Path(folder), batch=64, epochs=4)
+        gang.start("a", env={"POISE_GANG_DIR": ""})
+        assert gang.wait("a") == [0], gang.said("a")
+        return gang.answers()[0]
+
+
+def close_to_undisturbed(answer: Any) -> bool:
+    """A sample more or less in one step would show in the second digit."""
+    return answer["steps"] == STEPS and np.allclose(answer["weights"], undisturbed()["weights"], atol=2e-4)
+
+
+def test_a_plain_script_learns() -> None:
+    assert undisturbed()["accuracy"] > 0.8
+    assert undisturbed() | {"weights": 0, "pid": 0, "accuracy": 0} == {
+        "rank": 0, "world": 1, "steps": STEPS, "samples": 4000, "epoch": 4, "weights": 0, "pid": 0, "accuracy": 0,
+    }  # fmt: skip
+
+
+def test_three_workers_come_to_what_one_comes_to(workers: Workers) -> None:
+    workers.start("a", "b", "c", orders=False)
+    assert workers.wait("a", "b", "c") == [0, 0, 0], workers.said("a")
+    assert [answer["world"] for answer in workers.answers()] == [3, 3, 3]
+    assert all(close_to_undisturbed(answer) for answer in workers.answers())
+
+
+def test_a_gang_grows_and_shrinks_between_steps_and_comes_to_the_same(workers: Workers) -> None:
+    workers.start("a")
+    workers.after("a", 5)
+    workers.become("a", "b", "c", "d")
+    workers.after("d", 15)
+    workers.become("a", "d")
+    assert workers.wait("b", "c") == [143, 143]
+    assert workers.wait("a", "d") == [0, 0], workers.said("a")
+    assert all(close_to_undisturbed(answer) for answer in workers.answers())
+    sizes = [world for _, _, world, _ in workers.steps("a")]
+    assert [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before] == [1, 4, 2]
+
+
+def test_the_worker_that_leads_may_be_the_one_that_leaves(workers: Workers) -> None:
+    workers.start("a", "b")
+    workers.after("a", 5)
+    workers.become("b", "c")
+    assert workers.wait("a", "b", "c") == [143, 0, 0], workers.said("b")
+    assert all(close_to_undisturbed(answer) for answer in workers.answers())
+
+
+def test_what_is_left_of_a_gang_goes_on_from_memory(workers: Workers) -> None:
+    workers.start("a", "b", "c")
+    workers.after("a", 8)
+    workers.kill("a")
+    workers.become("b", "c")
+    workers.after("b", 20)
+    workers.kill("c")
+    workers.become("b", "d")
+    assert workers.wait("b", "d") == [0, 0], workers.said("b")
+    assert all(close_to_undisturbed(answer) for answer in workers.answers())
+
+
+def test_orders_that_come_while_a_gang_is_being_formed_are_followed(workers: Workers) -> None:
+    workers.start("a", "b")
+    workers.after("a", 5)
+    workers.become("a", "b", "c")
+    workers.kill("c")  # before it has met the others
+    workers.become("a", "b")
+    assert workers.wait("a", "b") == [0, 0], workers.said("a")
+    assert all(close_to_undisturbed(answer) for answer in workers.answers())
+
+
+def test_without_orders_a_lost_worker_ends_the_others_with_a_reason(workers: Workers) -> None:
+    workers.start("a", "b", orders=False)
+    workers.after("a", 3)
+    workers.kill("b")
+    assert workers.wait("a") == [1]
+    assert "a worker of the gang has gone" in workers.said("a")
+
+
+def test_asked_to_end_all_workers_end_after_the_same_step(workers: Workers) -> None:
+    workers.start("a", "b")
+    workers.after("a", 5)
+    workers.ask_to_end("b")
+    assert workers.wait("a", "b") == [143, 143]
+    assert workers.steps("a")[-1][0] == workers.steps("b")[-1][0]
+
+
+def test_worker_0_tells_how_it_gets_on(workers: Workers) -> None:
+    workers.start("a", "b")
+    assert workers.wait("a", "b") == [0, 0]
+    told = msgspec.json.decode((workers.folder / "a.report").read_bytes(), type=Training)
+    assert (told.step, told.samples, told.progress, told.world) == (STEPS, 4000, 1_000_000, 2)
+    assert (told.batch, told.accumulation, told.effective, told.resizes) == (32, 1, 64, True)
+    assert told.goodput > 0
+    assert told.sent == told.plain > 0
+
+
+def test_under_torchrun(tmp_path: Path) -> None:
+    env = os.environ | {"OUT": str(tmp_path / "out"), "OPTIONS": '{"batch": 64, "epochs": 4}', "OMP_NUM_THREADS": "1"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    done = subprocess.run([*torchrun, HERE / "digits.py"], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    answers = [msgspec.json.decode(path.read_bytes()) for path in tmp_path.glob("out.*.json")]
+    assert [answer["world"] for answer in answers] == [2, 2]
+    assert all(close_to_undisturbed(answer) for answer in answers)
+
+
+# --- one process: what a script may do ---------------------------------------------------------------------------
+
+
+def _line(samples: int = 12) -> tuple[nn.Module, torch.optim.Optimizer, TensorDataset]:
+    model = nn.Linear(1, 1)
+    inputs = torch.arange(float(samples)).unsqueeze(1)
+    return model, torch.optim.SGD(model.parameters(), lr=1e-3), TensorDataset(inputs, 2 * inputs)
+
+
+def _train(run: poise.Session, model: nn.Module) -> list[int]:
+    """How many samples each batch had."""
+    sizes = []
+    for x, y in run:
+        run.step(nn.functional.mse_loss(model(x), y))
+        sizes.append(len(x))
+    return sizes
+
+
+def test_micro_batches_are_accumulated_into_steps() -> None:
+    model, optimizer, data = _line()
+    with poise.Session(model, optimizer, data, batch=6, micro=4) as run:
+        assert _train(run, model) == [3, 3, 3, 3]
+        assert (run.steps, run.samples) == (2, 12)
+
+
+def test_accumulated_gradients_are_those_of_the_whole_step() -> None:
+    torch.manual_seed(1)
+    weights = []
+    for micro in (0, 1, 5):
+        model, optimizer, data = _line()
+        nn.init.constant_(model.weight, 0.5)  # type: ignore[arg-type]
+        nn.init.constant_(model.bias, 0.1)  # type: ignore[arg-type]
+        with poise.Session(model, optimizer, data, batch=8, micro=micro) as run:
+            _train(run, model)
+        weights.append(float(next(model.parameters())))
+    assert weights[1:] == pytest.approx(weights[:1] * 2, rel=1e-5)
+
+
+def test_a_data_loader_says_the_batch_and_the_order() -> None:
+    model, optimizer, data = _line()
+    with poise.Session(model, optimizer, DataLoader(data, batch_size=5)) as run:
+        assert [x.flatten().tolist() for x, y in _and_step(run, model)] == [
+            [0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11],
+        ]  # fmt: skip
+    with poise.Session(model, optimizer, DataLoader(data, batch_size=5, shuffle=True)) as run:
+        seen = torch.cat([x for x, y in _and_step(run, model)]).flatten().tolist()
+    assert seen != sorted(seen) == list(range(12))
+
+
+def _and_step(run: poise.Session, model: nn.Module) -> Iterator[Any]:
+    for x, y in run:
+        yield x, y
+        run.step(nn.functional.mse_loss(model(x), y))
+
+
+def test_passes_may_be_made_one_by_one() -> None:
+    model, optimizer, data = _line()
+    with poise.Session(model, optimizer, data, batch=4) as run:
+        assert [(epoch, len(_train(run, model))) for epoch in run.epochs(3)] == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_a_loss_may_be_a_function() -> None:
+    model, optimizer, data = _line()
+    with poise.Session(model, optimizer, data, batch=4) as run:
+        for x, y in run:
+            run.step(lambda x=x, y=y: nn.functional.mse_loss(model(x), y))
+        assert run.steps == 3
+
+
+def test_a_scheduler_steps_once_per_step_and_gradients_are_clipped() -> None:
+    model, optimizer, data = _line()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    with poise.Session(model, optimizer, data, batch=6, micro=2, scheduler=scheduler, clip=1e-9) as run:
+        before = [one.clone() for one in model.parameters()]
+        _train(run, model)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 / 4)
+    assert all(torch.allclose(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+class _Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield torch.zeros(1)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "what"),
+    [
+        (_Stream(), {}, "stream"),
+        (TensorDataset(torch.zeros(0, 1)), {}, "no data"),
+        (TensorDataset(torch.zeros(4, 1)), {"batch": -1}, "`batch` is out of range"),
+        (TensorDataset(torch.zeros(4, 1)), {"epochs": 1.5}, "`epochs` is out of range"),
+        (TensorDataset(torch.zeros(4, 1)), {"scaling": "cubic"}, "scaling"),
+        (
+            DataLoader(TensorDataset(torch.zeros(4, 1)), sampler=WeightedRandomSampler([1.0] * 4, 4)),
+            {},
+            "sampler of its own",
+        ),
+    ],
+)
+def test_what_it_cannot_follow_is_told_at_once(data: Any, options: dict[str, Any], what: str) -> None:
+    model, optimizer, _ = _line()
+    with pytest.raises(poise.Misused, match=what):
+        poise.Session(model, optimizer, data, **options)
+
+
+def test_a_loop_that_forgets_to_step_or_steps_twice_is_told() -> None:
+    model, optimizer, data = _line()
+    with poise.Session(model, optimizer, data, batch=4) as run, pytest.raises(poise.Misused, match="no step was made"):
+        for _ in run:
+            pass
+    with poise.Session(model, optimizer, data, batch=4) as run, pytest.raises(poise.Misused, match="once for each"):
+        for x, y in run:
+            run.step(nn.functional.mse_loss(model(x), y))
+            run.step(nn.functional.mse_loss(model(x), y))
+    with poise.Session(model, optimizer, data, batch=4) as run, pytest.raises(poise.Misused, match="no single number"):
+        for x, y in run:
+            run.step((model(x) - y) ** 2)
