@@ -131,7 +131,7 @@ def test_worker_0_tells_how_it_gets_on(workers: Workers) -> None:
 
 def test_under_torchrun(tmp_path: Path) -> None:
     env = os.environ | {"OUT": str(tmp_path / "out"), "OPTIONS": '{"batch": 64, "epochs": 4}', "OMP_NUM_THREADS": "1"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run([*torchrun, HERE / "digits.py"], env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     answers = [msgspec.json.decode(path.read_bytes()) for path in tmp_path.glob("out.*.json")]

@@ -1,0 +1,59 @@
+"""A callback for the Trainer of Hugging Face transformers.
+
+    trainer = Trainer(model, args, train_dataset=data, callbacks=[PoiseCallback()])
+    trainer.train(resume_from_checkpoint=last_checkpoint(args.output_dir))
+
+The Trainer keeps its own loop, workers and checkpoints. The callback says how it gets on, and when the process is asked
+to end it has the Trainer save itself after the step and end; started again it goes on from there.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from poise.train.adapter import Follower
+
+
+def last_checkpoint(folder: str | Path) -> str | None:
+    """The newest checkpoint in the folder; none where there is none yet, or no folder."""
+    found: str | None = get_last_checkpoint(str(folder)) if Path(folder).is_dir() else None  # type: ignore[no-untyped-call]
+    return found
+
+
+class PoiseCallback(TrainerCallback):
+    """Says how training gets on, and saves and ends it when Poise asks for that."""
+
+    def __init__(self) -> None:
+        self._follower = Follower()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
+    ) -> None:
+        self._follower.begin(state.global_step)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
+    ) -> TrainerControl:
+        if self._follower.step(
+            state.global_step,
+            steps=state.max_steps,
+            batch=args.per_device_train_batch_size,
+            accumulation=args.gradient_accumulation_steps,
+            precision="bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
+        ):
+            control.should_save = control.should_training_stop = True
+        return control
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        self._follower.loss = float(more.get("logs", {}).get("loss", self._follower.loss))
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        self._follower.saved(state.global_step)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        self._follower.end()
+
+
+__all__ = ["PoiseCallback", "last_checkpoint"]

@@ -1,0 +1,90 @@
+"""Trainers of other frameworks: asked to end they save themselves, and started again they go on."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from poise.model.training import Training
+
+HUGGING_FACE = """
+import os, signal, sys
+import torch
+from torch import nn
+from transformers import Trainer, TrainingArguments
+from poise.train.hugging_face import PoiseCallback, last_checkpoint
+
+class Line(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(1, 1)
+    def forward(self, x, labels):
+        if sys.argv[1] == "killed" and trainer.state.global_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {"loss": nn.functional.mse_loss(self.line(x), labels)}
+
+data = [{"x": torch.tensor([float(i)]), "labels": torch.tensor([2.0 * i])} for i in range(12)]
+args = TrainingArguments("out", max_steps=6, per_device_train_batch_size=4, logging_steps=1, report_to="none",
+                         save_strategy="no", disable_tqdm=True, use_cpu=True)
+trainer = Trainer(Line(), args, train_dataset=data, callbacks=[PoiseCallback()])
+begun = last_checkpoint("out")
+trainer.train(resume_from_checkpoint=begun)
+print("from", begun, "to", trainer.state.global_step)
+"""
+
+LIGHTNING = """
+import os, signal, sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import lightning
+from poise.train.lightning import PoiseCallback
+
+class Line(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(1, 1)
+    def training_step(self, batch, number):
+        if sys.argv[1] == "killed" and self.global_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return nn.functional.mse_loss(self.line(batch[0]), batch[1])
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+x = torch.arange(12.0).unsqueeze(1)
+poise = PoiseCallback("out")
+trainer = lightning.Trainer(max_epochs=2, callbacks=[poise], accelerator="cpu", logger=False, barebones=False,
+                            enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False)
+begun = poise.last_checkpoint()
+trainer.fit(Line(), DataLoader(TensorDataset(x, 2 * x), batch_size=4), ckpt_path=begun)
+print("from", begun, "to", trainer.global_step)
+"""
+
+
+@pytest.mark.parametrize(("package", "script"), [("transformers", HUGGING_FACE), ("lightning", LIGHTNING)])
+def test_a_trainer_that_is_asked_to_end_saves_itself_and_goes_on(package: str, script: str, tmp_path: Path) -> None:
+    pytest.importorskip(package)
+
+    def train(how: str) -> "subprocess.CompletedProcess[str]":
+        env = os.environ | {"POISE_REPORT": str(tmp_path / "report"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-c", script, how]
+        return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+
+    ended = train("killed")
+    assert ended.returncode == 128 + signal.SIGTERM, ended.stderr
+    report = tmp_path / "report"
+    told = msgspec.json.decode(report.read_bytes(), type=Training)
+    assert told.step >= 1
+    report.unlink()
+
+    done = train("whole")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].endswith("to 6")
+    assert "from None" not in done.stdout
+    told = msgspec.json.decode(report.read_bytes(), type=Training)
+    assert (told.step, told.progress, told.batch, told.effective) == (6, 1_000_000, 4, 4)
+    assert told.loss > 0
