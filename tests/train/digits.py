@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import poise
+from poise.train import session
 
 options = json.loads(os.environ.get("OPTIONS", "{}"))
 out = Path(os.environ["OUT"])
@@ -23,6 +24,7 @@ torch.manual_seed(int(os.environ.get("SEED", "0")))
 images, labels = load_digits(return_X_y=True)
 inputs, targets = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
 count = options.pop("samples", 1000)
+session.REGROUP_SECONDS = options.pop("regroup", 60.0)
 pause, kind = options.pop("pause", 0.0), options.pop("optimizer", "sgd")
 data = TensorDataset(inputs[:count], targets[:count])
 

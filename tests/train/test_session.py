@@ -103,7 +103,16 @@ def test_orders_that_come_while_a_gang_is_being_formed_are_followed(workers: Wor
     assert all(close_to_undisturbed(answer) for answer in workers.answers())
 
 
+def test_who_comes_when_training_is_over_leaves_as_if_it_had_been_there(workers: Workers) -> None:
+    workers.start("a")
+    assert workers.wait("a") == [0]
+    workers.become("a", "b")
+    assert workers.wait("b") == [0], workers.said("b")
+    assert len(workers.answers()) == 1
+
+
 def test_without_orders_a_lost_worker_ends_the_others_with_a_reason(workers: Workers) -> None:
+    workers.options["regroup"] = 1.0
     workers.start("a", "b", orders=False)
     workers.after("a", 3)
     workers.kill("b")

@@ -33,6 +33,7 @@ ORDERED_SECONDS = 10.0
 for somebody who has gone, if nobody who waits was beside them."""
 
 _LOOK_SECONDS = 0.02
+_OVER = "over"
 
 
 class WorkerLost(Exception):
@@ -40,7 +41,11 @@ class WorkerLost(Exception):
 
 
 class Leaving(Exception):
-    """This worker is told to leave its gang."""
+    """This worker is told to leave its gang, or comes when training is over."""
+
+    def __init__(self, *, over: bool = False) -> None:
+        super().__init__()
+        self.over = over
 
 
 class Gang:
@@ -59,6 +64,11 @@ class Gang:
     @property
     def together(self) -> bool:
         return self.world > 1
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody sees it when a worker is lost, and says how to go on, or ends the others."""
+        return bool(self._folder)
 
     @property
     def resizes(self) -> bool:
@@ -87,6 +97,11 @@ class Gang:
         if broken:
             _abort()
         dist.destroy_process_group()
+
+    def conclude(self) -> None:
+        """Training is over: who comes now, to make the gang larger, comes for nothing."""
+        if self._folder:
+            (Path(self._folder) / _OVER).touch()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -145,6 +160,8 @@ class Gang:
         while not store.check(everybody):
             if self.newer() is not None:
                 return False
+            if (Path(self._folder) / _OVER).exists():
+                raise Leaving(over=True)
             if time.monotonic() > until:
                 missing = [rank for rank in range(orders.world) if not store.check([f"here.{rank}"])]
                 raise GangBroken(

@@ -161,6 +161,7 @@ class Session:
             signal.signal(signal.SIGTERM, self._handler)
             self._handler = None
         if kind is None:
+            self._gang.conclude()
             self._teller.tell(self.training, now=True)
         self._drop_reducer()
         self._gang.disband()
@@ -357,8 +358,8 @@ class Session:
             self._gang.form(self._while_waiting)
             with self._gang.waiting():
                 self._sync()
-        except Leaving:
-            raise SystemExit(STOPPED) from None
+        except Leaving as leaving:
+            raise SystemExit(0 if leaving.over else STOPPED) from None
         except (WorkerLost, RuntimeError) as error:
             return str(error) or "it has gone"
         return ""
@@ -388,7 +389,7 @@ class Session:
     def _await_orders(self, lost: str) -> None:
         """Until it is told who belongs to the gang now. Raises GangBroken if nobody says."""
         self._gang.disband(broken=bool(lost))
-        if self._gang.resizes and self._gang.await_newer(REGROUP_SECONDS, self._while_waiting):
+        if self._gang.watched and self._gang.await_newer(REGROUP_SECONDS, self._while_waiting):
             return
         raise GangBroken(
             "a worker of the gang has gone, and nobody says how to go on without it",
