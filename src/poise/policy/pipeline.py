@@ -1,0 +1,418 @@
+"""A model of layers in a row, cut into stages for unequal devices, and what a schedule of micro-batches makes of them.
+
+`partition` cuts the row so that the slowest stage is as quick as it can be: in the steady state a pipeline gives out a
+micro-batch each time its slowest stage has done one. Of all such cuts it takes one whose stages together take least,
+since that is how long the pipeline takes to fill and to drain; of these the one with the earliest ends. It is exact:
+a dynamic programme over where the next stage begins, of O(P L^2) for P devices in their order and L layers. If any
+order will do, it is over which devices are used up, too: O(2^P P L^2) at most, less where devices are alike.
+
+`foresee` goes through what each device does, one after the other, over the times of the real stages. The closed form of
+a pipeline's bubble, (P - 1) / (M + P - 1) (Huang et al., *GPipe*, 2019, section 2.3), holds only where all stages take
+the same and nothing is sent; there the two agree.
+
+What a stage takes in is on its own account: PyTorch's GPipe and 1F1B post a receive when they want to compute with it,
+and gloo and NCCL move data only once the receive is posted. So a transfer is never beside the computation of the one
+who waits for it, however early it could have begun.
+
+Times are nanoseconds of a micro-batch, sizes bytes, speeds thousandths of that of the device on which layers were
+measured, bandwidths bits a second.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from itertools import accumulate
+from typing import Literal, NamedTuple
+
+from poise.units import SECOND
+
+Schedule = Literal["forward", "gpipe", "1f1b"]
+"""`forward`: answers only. `gpipe`: all forwards, then all backwards. `1f1b`: as few micro-batches under way as keep
+all stages busy (Narayanan et al., *Memory-efficient pipeline-parallel DNN training*, ICML 2021)."""
+
+MOST_DEVICES = 16
+"""So many devices are put in order; each further one of its own kind doubles the work."""
+
+NORMAL = 1000
+"""The speed of the device on which layers were measured."""
+
+
+class Layer(NamedTuple):
+    """What one layer takes for one micro-batch, measured.
+
+    `output` is what it gives to the next layer, `kept` what it keeps for its backward, and `held` what stays: weights,
+    their gradients, the optimizer's state.
+    """
+
+    name: str
+    forward: int
+    backward: int = 0
+    output: int = 0
+    kept: int = 0
+    held: int = 0
+
+
+class Device(NamedTuple):
+    """`memory` is what a stage may take on it; -1: it is not counted."""
+
+    name: str
+    speed: int = NORMAL
+    memory: int = -1
+
+
+class Wire(NamedTuple):
+    """How two devices are connected: `latency` of one transfer; a `bandwidth` of 0 is not counted."""
+
+    latency: int = 0
+    bandwidth: int = 0
+
+    def carries(self, size: int) -> int:
+        """How long so many bytes take."""
+        return self.latency + (-(-size * 8 * SECOND // self.bandwidth) if self.bandwidth else 0)
+
+
+class Stage(NamedTuple):
+    """The layers from `start` up to `stop` on one device. `takes` is what arrives before a forward, and `takes_back`
+    before a backward; `memory` what it needs at most.
+    """
+
+    device: Device
+    start: int
+    stop: int
+    forward: int
+    backward: int = 0
+    takes: int = 0
+    takes_back: int = 0
+    memory: int = 0
+
+    @property
+    def time(self) -> int:
+        """Of one micro-batch, with what is waited for on the wire."""
+        return self.forward + self.backward + self.takes + self.takes_back
+
+
+class Lack(NamedTuple):
+    """Why there is no partition: of what `subject` needs more than there is."""
+
+    subject: str
+    need: int
+    have: int
+    unit: Literal["bytes", "layers", "micro-batches"]
+
+
+class NoRoom(NamedTuple):
+    """There is no partition, for all of these reasons."""
+
+    lacks: tuple[Lack, ...]
+
+
+class Foreseen(NamedTuple):
+    """One step of a pipeline: how long it takes, and how long each device computes in it."""
+
+    time: int
+    busy: tuple[int, ...]
+
+    @property
+    def bubble(self) -> float:
+        """The share of the devices' time in which nothing is computed."""
+        return idle(self.time, self.busy)
+
+
+class Move(NamedTuple):
+    """What a device does at once: the forward of a micro-batch through one of its stages, or its backward."""
+
+    stage: int
+    micro: int
+    back: bool = False
+
+
+class Chosen(NamedTuple):
+    """The size of micro-batch that is best, how many make a step, the stages for it, and the step. `passed` says of
+    each other size what a step would take, or why there is none.
+    """
+
+    size: int
+    micro_batches: int
+    stages: tuple[Stage, ...]
+    foreseen: Foreseen
+    passed: Mapping[int, Foreseen | NoRoom]
+
+
+def idle(time: int, busy: Sequence[int]) -> float:
+    """The bubble: the share of the devices' time in which nothing is computed."""
+    return 1 - sum(busy) / (time * len(busy)) if time else 0.0
+
+
+# --- where to cut ---------------------------------------------------------------------------------------------------
+
+
+def partition(
+    layers: Sequence[Layer],
+    devices: Sequence[Device],
+    wires: Wire | Sequence[Wire] = Wire(),  # noqa: B008  it is frozen
+    *,
+    schedule: Schedule = "1f1b",
+    micro_batches: int = 1,
+    any_order: bool = False,
+) -> tuple[Stage, ...] | NoRoom:
+    """A stage of at least one layer for each device, such that the slowest is as quick as can be.
+
+    `wires` connect each device with the next one; in any order, one stands for all. Memory is counted for so many
+    `micro_batches` a step.
+    """
+    if any_order and not isinstance(wires, Wire):
+        raise ValueError("devices change their order only if all are connected alike")
+    if any_order and len(devices) > MOST_DEVICES:
+        raise ValueError(f"at most {MOST_DEVICES} devices are put in order, not {len(devices)}")
+    chain = [wires] * (len(devices) - 1) if isinstance(wires, Wire) else list(wires)
+    if len(chain) != len(devices) - 1 or not devices:
+        raise ValueError(f"{len(devices)} devices have {len(devices) - 1} wires between them, not {len(chain)}")
+    if len(layers) < len(devices):
+        return NoRoom((Lack("the devices", len(devices), len(layers), "layers"),))
+    row = _Row(layers, devices, chain, schedule, micro_batches, any_order)
+    slowest = row.least(max, None)
+    if slowest is None:
+        return NoRoom(_lacks(row))
+    return row.cut(slowest)
+
+
+class _Row:
+    """The search. A state is which devices have their layers already (bits), and the first layer that is left."""
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        devices: Sequence[Device],
+        chain: Sequence[Wire],
+        schedule: Schedule,
+        micro_batches: int,
+        any_order: bool,
+    ) -> None:
+        self.layers, self.devices, self.chain, self.any_order = layers, devices, chain, any_order
+        self.schedule, self.micro_batches = schedule, micro_batches
+        self._forward, self._backward, self._kept, self._held = (
+            [0, *accumulate(of)]
+            for of in zip(*((one.forward, one.backward, one.kept, one.held) for one in layers), strict=True)
+        )
+        self.stage = cache(self._stage)
+
+    def nexts(self, used: int) -> list[int]:
+        """Which device may come next: of devices that are alike the first one that is free."""
+        if not self.any_order:
+            return [used.bit_count()]
+        free = [index for index in range(len(self.devices)) if not used >> index & 1]
+        alike: dict[tuple[int, int], int] = {}
+        for index in free:
+            alike.setdefault((self.devices[index].speed, self.devices[index].memory), index)
+        return list(alike.values())
+
+    def _stage(self, index: int, place: int, start: int, stop: int) -> Stage | None:
+        """These layers on a device that is the one at `place` of the row; None if they do not fit."""
+        device, last = self.devices[index], len(self.devices) - 1
+        trains = self.schedule != "forward"
+        forward = -(-(self._forward[stop] - self._forward[start]) * NORMAL // device.speed)
+        backward = -(-(self._backward[stop] - self._backward[start]) * NORMAL // device.speed) if trains else 0
+        comes = self.layers[start - 1].output if start else 0
+        gives = self.layers[stop - 1].output if not trains or place < last else 0
+        # PyTorch has a buffer for each micro-batch that a stage receives, each gradient too; answers stay until the end
+        memory = self._held[stop] - self._held[start] + (comes + gives) * self.micro_batches
+        if trains:
+            under_way = in_flight(self.schedule, place, last + 1, self.micro_batches)
+            memory += under_way * (self._kept[stop] - self._kept[start])
+        if 0 <= device.memory < memory:
+            return None
+        takes = self.chain[place - 1].carries(comes) if place else 0
+        takes_back = self.chain[place].carries(gives) if trains and place < last else 0
+        return Stage(device, start, stop, forward, backward, takes, takes_back, memory)
+
+    def options(self, used: int, start: int) -> list[tuple[int, int, Stage]]:
+        """What may come next: which devices have their layers then, the first layer that is left, and the stage."""
+        place, left = used.bit_count(), len(self.devices) - used.bit_count() - 1
+        stops = range(start + 1, len(self.layers) - left + 1) if left else [len(self.layers)]
+        found = []
+        for stop in stops:
+            for index in self.nexts(used):
+                stage = self.stage(index, place, start, stop)
+                if stage is not None:
+                    found.append((used | 1 << index, stop, stage))
+        return found
+
+    def least(self, join: Callable[[int, int], int], limit: int | None) -> int | None:
+        """The least that the row costs, its stages' times joined, if none takes longer than the limit."""
+
+        @cache
+        def rest(used: int, start: int) -> int | None:
+            if used.bit_count() == len(self.devices):
+                return 0
+            best: int | None = None
+            for after, stop, stage in self.options(used, start):
+                if limit is not None and stage.time > limit:
+                    continue
+                further = rest(after, stop)
+                if further is not None and (best is None or join(stage.time, further) < best):
+                    best = join(stage.time, further)
+            return best
+
+        self._rest = rest
+        return rest(0, 0)
+
+    def furthest(self) -> int:
+        """How many layers the devices hold at most, one device after the other."""
+        reached, seen = {(0, 0)}, 0
+        for place in range(len(self.devices)):
+            reached = {
+                (used | 1 << index, stop)
+                for used, start in reached
+                for index in self.nexts(used)
+                for stop in range(start + 1, len(self.layers) + 1)
+                if self.stage(index, place, start, stop) is not None
+            }
+            seen = max([seen, *(stop for _, stop in reached)])
+        return seen
+
+    def cut(self, slowest: int) -> tuple[Stage, ...]:
+        """The stages: none slower than the slowest must be, together as quick as can be, ends as early as can be."""
+        total = self.least(operator.add, slowest)
+        stages: list[Stage] = []
+        used, start = 0, 0
+        while used.bit_count() < len(self.devices):
+            for after, stop, stage in self.options(used, start):
+                further = self._rest(after, stop) if stage.time <= slowest else None
+                if further is not None and total is not None and stage.time + further == total:
+                    stages.append(stage)
+                    used, start, total = after, stop, further
+                    break
+        return tuple(stages)
+
+
+def _lacks(row: _Row) -> tuple[Lack, ...]:
+    """Every reason why memory does not suffice: each layer that is too large for any device, all of them together, and
+    how many layers the devices hold in a row.
+    """
+    trains = row.schedule != "forward"
+    needs = [layer.held + (layer.kept if trains else 0) for layer in row.layers]
+    memory = [device.memory for device in row.devices]
+    lacks = []
+    if min(memory) >= 0:
+        lacks += [
+            Lack(layer.name, need, max(memory), "bytes")
+            for layer, need in zip(row.layers, needs, strict=True)
+            if need > max(memory)
+        ]
+        if sum(needs) > sum(memory):
+            lacks.append(Lack("all layers", sum(needs), sum(memory), "bytes"))
+    lacks.append(Lack("the devices in a row", len(row.layers), row.furthest(), "layers"))
+    return tuple(lacks)
+
+
+# --- what a schedule makes of it ------------------------------------------------------------------------------------
+
+
+def in_flight(schedule: Schedule, stage: int, stages: int, micro_batches: int) -> int:
+    """How many micro-batches a stage has gone forward with and not yet back, at most."""
+    match schedule:
+        case "forward":
+            return 1
+        case "gpipe":
+            return micro_batches
+        case _:
+            return min(micro_batches, stages - stage)
+
+
+def moves(schedule: Schedule, device: int, devices: int, micro_batches: int, rounds: int = 1) -> list[Move]:
+    """What a device does, one after the other, as PyTorch's schedules do it.
+
+    1F1B may go round the devices several times: a device has `rounds` stages then, those with its number and each so
+    many further on as there are devices (*interleaved*: Narayanan et al., *Efficient large-scale language model
+    training*, SC 2021, section 2.2). The first micro-batches, as many as devices, go through all of its stages, then
+    the next ones.
+    """
+    if schedule != "1f1b" and rounds > 1:
+        raise ValueError(f"only 1f1b goes round the devices several times, not {schedule}")
+    if rounds > 1 and micro_batches % devices:
+        raise ValueError(f"to go round {devices} devices takes a multiple of {devices} micro-batches")
+    group = devices if rounds > 1 else micro_batches
+    order = [
+        (place, first + micro)
+        for first in range(0, micro_batches, group)
+        for place in range(rounds)
+        for micro in range(group)
+    ]
+    forwards = [Move(device + place * devices, micro) for place, micro in order]
+    backwards = [Move(device + (rounds - 1 - place) * devices, micro, True) for place, micro in order]
+    match schedule:
+        case "forward":
+            return forwards
+        case "gpipe":
+            return forwards + backwards
+    behind = devices - 1 - device
+    ahead = min(len(forwards), (rounds - 1) * devices + 2 * behind + 1 if rounds > 1 else behind + 1)
+    steady = [move for pair in zip(backwards, forwards[ahead:], strict=False) for move in pair]
+    return forwards[:ahead] + steady + backwards[len(forwards) - ahead :]
+
+
+def foresee(stages: Sequence[Stage], micro_batches: int, schedule: Schedule, rounds: int = 1) -> Foreseen:
+    """One step, move by move: a device makes its next move once it is free and what the move takes has been made; then
+    it waits for the transfer, and computes.
+    """
+    devices = len(stages) // rounds
+    lines = [moves(schedule, device, devices, micro_batches, rounds) for device in range(devices)]
+    made: dict[Move, int] = {}
+    free, busy, done = [0] * devices, [0] * devices, [0] * devices
+    while any(done[device] < len(line) for device, line in enumerate(lines)):
+        before = len(made)
+        for device, line in enumerate(lines):
+            for move in line[done[device] :]:
+                ready = _ready(move, stages, made)
+                if ready is None:
+                    break
+                stage = stages[move.stage]
+                works = stage.backward if move.back else stage.forward
+                made[move] = free[device] = max(free[device], ready) + _transfer(move, stage) + works
+                busy[device] += works
+                done[device] += 1
+        if len(made) == before:
+            raise AssertionError("devices wait for each other in a circle")
+    return Foreseen(max(free), tuple(busy))
+
+
+def _ready(move: Move, stages: Sequence[Stage], made: Mapping[Move, int]) -> int | None:
+    """When what a move takes has been made; None if it has not."""
+    source = move.stage + 1 if move.back else move.stage - 1
+    return made.get(Move(source, move.micro, move.back)) if 0 <= source < len(stages) else 0
+
+
+def _transfer(move: Move, stage: Stage) -> int:
+    return stage.takes_back if move.back else stage.takes
+
+
+def choose(
+    measured: Mapping[int, Sequence[Layer]],
+    batch: int,
+    devices: Sequence[Device],
+    wires: Wire | Sequence[Wire] = Wire(),  # noqa: B008  it is frozen
+    *,
+    schedule: Schedule = "1f1b",
+    any_order: bool = False,
+) -> Chosen | dict[int, NoRoom]:
+    """The size of micro-batch with which a step of `batch` samples is quickest, of those that layers were measured
+    with; of equals the largest. More and smaller ones leave less of a bubble, but layers take longer for a sample, and
+    more transfers are waited for. If none will do, why, for each that `batch` is a multiple of.
+    """
+    tried: dict[int, tuple[tuple[Stage, ...], Foreseen] | NoRoom] = {}
+    for size in sorted(measured, reverse=True):
+        if batch % size:
+            continue
+        many = batch // size
+        if schedule == "1f1b" and many < len(devices):  # PyTorch's refuses
+            tried[size] = NoRoom((Lack("1f1b", len(devices), many, "micro-batches"),))
+            continue
+        stages = partition(measured[size], devices, wires, schedule=schedule, micro_batches=many, any_order=any_order)
+        tried[size] = stages if isinstance(stages, NoRoom) else (stages, foresee(stages, many, schedule))
+    found = {size: one for size, one in tried.items() if not isinstance(one, NoRoom)}
+    if not found:
+        return {size: one for size, one in tried.items() if isinstance(one, NoRoom)}
+    size = min(found, key=lambda size: found[size][1].time)
+    stages, foreseen = found[size]
+    passed = {other: one if isinstance(one, NoRoom) else one[1] for other, one in tried.items() if other != size}
+    return Chosen(size, batch // size, stages, foreseen, passed)
