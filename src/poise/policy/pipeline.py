@@ -21,7 +21,7 @@ measured, bandwidths bits a second.
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
 from poise.units import SECOND
@@ -89,6 +89,10 @@ class Stage(NamedTuple):
     def time(self) -> int:
         """Of one micro-batch, with what is waited for on the wire."""
         return self.forward + self.backward + self.takes + self.takes_back
+
+    @property
+    def fits(self) -> bool:
+        return not 0 <= self.device.memory < self.memory
 
 
 class Lack(NamedTuple):
@@ -164,16 +168,29 @@ def partition(
         raise ValueError("devices change their order only if all are connected alike")
     if any_order and len(devices) > MOST_DEVICES:
         raise ValueError(f"at most {MOST_DEVICES} devices are put in order, not {len(devices)}")
-    chain = [wires] * (len(devices) - 1) if isinstance(wires, Wire) else list(wires)
-    if len(chain) != len(devices) - 1 or not devices:
-        raise ValueError(f"{len(devices)} devices have {len(devices) - 1} wires between them, not {len(chain)}")
     if len(layers) < len(devices):
         return NoRoom((Lack("the devices", len(devices), len(layers), "layers"),))
-    row = _Row(layers, devices, chain, schedule, micro_batches, any_order)
+    row = _Row(layers, devices, wires, schedule, micro_batches, any_order)
     slowest = row.least(max, None)
     if slowest is None:
         return NoRoom(_lacks(row))
     return row.cut(slowest)
+
+
+def cut_at(
+    ends: Sequence[int],
+    layers: Sequence[Layer],
+    devices: Sequence[Device],
+    wires: Wire | Sequence[Wire] = Wire(),  # noqa: B008  it is frozen
+    *,
+    schedule: Schedule = "1f1b",
+    micro_batches: int = 1,
+) -> tuple[Stage, ...]:
+    """The stages that end before these layers, whether there is room for them or not."""
+    if len(ends) != len(devices) or sorted({0, *ends}) != [0, *ends] or ends[-1] != len(layers):
+        raise ValueError(f"{len(devices)} stages of {len(layers)} layers do not end at {list(ends)}")
+    row = _Row(layers, devices, wires, schedule, micro_batches, any_order=False)
+    return tuple(row.stage(at, at, start, stop) for at, (start, stop) in enumerate(pairwise([0, *ends])))
 
 
 class _Row:
@@ -183,12 +200,15 @@ class _Row:
         self,
         layers: Sequence[Layer],
         devices: Sequence[Device],
-        chain: Sequence[Wire],
+        wires: Wire | Sequence[Wire],
         schedule: Schedule,
         micro_batches: int,
         any_order: bool,
     ) -> None:
-        self.layers, self.devices, self.chain, self.any_order = layers, devices, chain, any_order
+        self.chain = [wires] * (len(devices) - 1) if isinstance(wires, Wire) else list(wires)
+        if len(self.chain) != len(devices) - 1:
+            raise ValueError(f"{len(devices)} devices have {len(devices) - 1} wires between, not {len(self.chain)}")
+        self.layers, self.devices, self.any_order = layers, devices, any_order
         self.schedule, self.micro_batches = schedule, micro_batches
         self._forward, self._backward, self._kept, self._held = (
             [0, *accumulate(of)]
@@ -206,8 +226,8 @@ class _Row:
             alike.setdefault((self.devices[index].speed, self.devices[index].memory), index)
         return list(alike.values())
 
-    def _stage(self, index: int, place: int, start: int, stop: int) -> Stage | None:
-        """These layers on a device that is the one at `place` of the row; None if they do not fit."""
+    def _stage(self, index: int, place: int, start: int, stop: int) -> Stage:
+        """These layers on a device that is the one at `place` of the row."""
         device, last = self.devices[index], len(self.devices) - 1
         trains = self.schedule != "forward"
         forward = -(-(self._forward[stop] - self._forward[start]) * NORMAL // device.speed)
@@ -219,8 +239,6 @@ class _Row:
         if trains:
             under_way = in_flight(self.schedule, place, last + 1, self.micro_batches)
             memory += under_way * (self._kept[stop] - self._kept[start])
-        if 0 <= device.memory < memory:
-            return None
         takes = self.chain[place - 1].carries(comes) if place else 0
         takes_back = self.chain[place].carries(gives) if trains and place < last else 0
         return Stage(device, start, stop, forward, backward, takes, takes_back, memory)
@@ -233,7 +251,7 @@ class _Row:
         for stop in stops:
             for index in self.nexts(used):
                 stage = self.stage(index, place, start, stop)
-                if stage is not None:
+                if stage.fits:
                     found.append((used | 1 << index, stop, stage))
         return found
 
@@ -265,7 +283,7 @@ class _Row:
                 for used, start in reached
                 for index in self.nexts(used)
                 for stop in range(start + 1, len(self.layers) + 1)
-                if self.stage(index, place, start, stop) is not None
+                if self.stage(index, place, start, stop).fits
             }
             seen = max([seen, *(stop for _, stop in reached)])
         return seen

@@ -1,0 +1,402 @@
+"""A model of layers in a row over several workers: each has a stage of it, and micro-batches go through all of them.
+
+    pipe = Pipeline(model, inputs[:8], loss=cross_entropy, target=targets[:8], micro_batches=4)
+    optimizer = torch.optim.Adam(pipe.parameters())         # of this worker's layers
+    for inputs, targets in batches:                         # the same on all workers, 4 x 8 samples
+        loss = pipe.step(inputs, targets)                   # forward and backward; the mean loss, on all workers
+        optimizer.step()
+        optimizer.zero_grad()
+    print(pipe.told())
+
+Layers are measured where they will run, and the model is cut by what they cost, how quick each worker is, what the
+wires carry, and the memory there is (`policy/pipeline.py`). PyTorch's own stages and schedules do the work; how long
+each stage computes is measured beside it, so that the bubble that was foreseen stands next to the one there is.
+
+It works alone, under `poise run --workers N`, and under torchrun. A pipeline does not change its size while it runs: it
+is saved, and restored by as many workers as there are then, since what is saved goes by the names of the whole model.
+"""
+
+import os
+import statistics
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from poise.drivers.heartbeat import step as beat
+from poise.errors import Misused, NotFound
+from poise.policy.pipeline import Device, Lack, NoRoom, Schedule, Stage, cut_at, foresee, idle, partition
+from poise.train.gang import Gang
+from poise.train.layers import Clock, Loss, Measured, measure, measure_wires
+from poise.units import format_bytes
+
+RECENT_STEPS = 64
+"""Steps that the measured bubble is of; the first ones are left out, in which PyTorch sets up its buffers."""
+
+_FIRST_STEPS = 2
+_INDEX = "pipeline.json"
+_HINT = "poise run --workers 4: with more workers each has fewer layers"
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """What is in a folder: the step, and the files with its tensors. Written last, so that it is whole or not there."""
+
+    step: int
+    files: tuple[str, ...]
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model was cut, and one step of it as it was foreseen and as it is measured (medians); times in nanoseconds.
+    `ends` is the first layer that no longer belongs to each stage.
+    """
+
+    schedule: Schedule
+    micro_batches: int
+    layers: tuple[str, ...]
+    ends: tuple[int, ...]
+    speeds: tuple[int, ...]
+    memory: tuple[int, ...]
+    foreseen_time: int
+    foreseen_busy: tuple[int, ...]
+    time: int
+    busy: tuple[int, ...]
+    steps: int
+
+    @property
+    def foreseen_bubble(self) -> float:
+        return idle(self.foreseen_time, self.foreseen_busy)
+
+    @property
+    def bubble(self) -> float:
+        """The share of the workers' time in which nothing is computed."""
+        return idle(self.time, self.busy)
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = [("stage", "layers", "speed", "memory", "foreseen", "measured")]
+        for at, (start, stop) in enumerate(pairwise((0, *self.ends))):
+            names = self.layers[start] if stop == start + 1 else f"{self.layers[start]} to {self.layers[stop - 1]}"
+            busy = [f"{times[at] / 1e6:.1f} ms" if times else "-" for times in (self.foreseen_busy, self.busy)]
+            rows.append((str(at), names, f"{self.speeds[at] / 1000:.2f}", format_bytes(self.memory[at]), *busy))
+        rows.append(("step", "", "", "", f"{self.foreseen_time / 1e6:.1f} ms", f"{self.time / 1e6:.1f} ms"))
+        rows.append(("bubble", "", "", "", f"{self.foreseen_bubble:.1%}", f"{self.bubble:.1%}"))
+        widths = [max(len(row[column]) for row in rows) for column in range(6)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+class Pipeline:
+    """This worker's stage of `model`, whose children take one tensor each and give one to the next, as those of an
+    `nn.Sequential` do.
+
+    `example` is one micro-batch; all micro-batches have its size, and a step takes `micro_batches` of them. With a
+    `loss` (a mean over its micro-batch) and the `target` of the example it trains, by `schedule`: `1f1b` or `gpipe`.
+    Without one it answers. `memory` is what the stage may take on this worker (-1: not counted; of a GPU it is what is
+    free, if nothing is said), for `copies` of the weights: themselves, their gradients, what the optimizer keeps (by
+    default 4, as Adam does, and 1 without a loss). `ends` says where each stage ends instead of reckoning it.
+
+    Raises Misused for a model, or a number of workers or micro-batches, that cannot be; and, with E110, every reason
+    why there is no room for it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: torch.Tensor,
+        *,
+        loss: Loss | None = None,
+        target: torch.Tensor | None = None,
+        micro_batches: int,
+        schedule: Schedule = "1f1b",
+        memory: int | None = None,
+        copies: int = 0,
+        ends: Sequence[int] = (),
+        device: torch.device | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.device = device or next((one.device for one in model.parameters()), torch.device("cpu"))
+        self.schedule: Schedule = schedule if loss is not None else "forward"
+        self.micro_batches = micro_batches
+        self._group = group
+        _together(self.device)
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self._check(loss, target)
+        children = list(model.named_children())
+        measured = measure(
+            children, example, device=self.device, loss=loss, target=target, copies=copies or (4 if loss else 1)
+        )
+        self.stages = self._cut(measured, self._room(memory), ends)
+        self._build(children, example, measured, loss)
+
+    def _check(self, loss: Loss | None, target: torch.Tensor | None) -> None:
+        if loss is not None and target is None:
+            raise Misused("the loss of the example needs its target", field="target", hint="target=targets[:8]")
+        if self.schedule == "1f1b" and self.micro_batches < self.world:
+            raise Misused(
+                "1F1B takes as many micro-batches as there are stages, or more",
+                field="micro_batches",
+                need=f"at least {self.world}",
+                have=str(self.micro_batches),
+                hint='schedule="gpipe"',
+            )
+
+    def _room(self, memory: int | None) -> int:
+        if memory is None:
+            return torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else -1
+        return memory
+
+    def _cut(self, measured: Sequence[Measured], memory: int, ends: Sequence[int]) -> tuple[Stage, ...]:
+        """The stages, reckoned by all workers from the same figures: costs as worker 0 has measured them, and speeds
+        next to its own.
+        """
+        layers = [one.layer for one in measured]
+        mine = torch.tensor([memory, sum(one.forward + one.backward for one in layers)], device=self.device)
+        both = [torch.zeros_like(mine) for _ in range(self.world)]
+        dist.all_gather(both, mine, group=self._group)
+        costs = torch.tensor([[one.forward, one.backward] for one in layers], device=self.device)
+        dist.broadcast(costs, group=self._group, group_src=0)
+        self.layers = tuple(
+            one._replace(forward=forward, backward=backward)
+            for one, (forward, backward) in zip(layers, costs.tolist(), strict=True)
+        )
+        normal = max(1, int(both[0][1]))
+        devices = [
+            Device(f"worker {at}", max(1, 1000 * normal // max(1, int(total))), int(room))
+            for at, (room, total) in enumerate(both)
+        ]
+        wires = measure_wires(self._group, self.device)
+        schedule, many = self.schedule, self.micro_batches
+        if ends:
+            return cut_at(ends, self.layers, devices, wires, schedule=schedule, micro_batches=many)
+        found = partition(self.layers, devices, wires, schedule=schedule, micro_batches=many)
+        if isinstance(found, NoRoom):
+            raise _no_room(found)
+        return found
+
+    def _build(
+        self,
+        children: Sequence[tuple[str, nn.Module]],
+        example: torch.Tensor,
+        measured: Sequence[Measured],
+        loss: Loss | None,
+    ) -> None:
+        """This worker's layers, under the names that they have in the whole model, as a stage of PyTorch's.
+
+        The stage is told what comes in and goes out, as it has been measured: else PyTorch's stages would tell each
+        other, by pickle.
+        """
+        stage = self.stages[self.rank]
+        self.module = nn.Sequential(OrderedDict(children[stage.start : stage.stop])).to(self.device)
+        self._clock = Clock(self.device)
+        comes = measured[stage.start - 1].output if stage.start else example.to("meta")
+        self._stage = _TimedStage(
+            self._clock,
+            self.module,
+            self.rank,
+            self.world,
+            self.device,
+            input_args=comes,
+            output_args=measured[stage.stop - 1].output,
+            group=self._group,
+        )
+        kind = Schedule1F1B if self.schedule == "1f1b" else ScheduleGPipe
+        self._schedule = kind(self._stage, self.micro_batches, None if loss is None else self._timed(loss))
+        self._samples = self.micro_batches * example.shape[0]
+        self._steps: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=RECENT_STEPS)
+        self._count = 0
+
+    def _timed(self, loss: Loss) -> Loss:
+        def timed(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            with self._clock:
+                return loss(output, target)
+
+        return timed
+
+    # --- what a script uses ------------------------------------------------------------------------------------------
+
+    @property
+    def last(self) -> bool:
+        """Whether answers come out here."""
+        return self.rank == self.world - 1
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Of this worker's layers."""
+        return self.module.parameters()
+
+    def step(self, inputs: torch.Tensor, target: torch.Tensor) -> float:
+        """Work out the gradients of the mean loss over a batch; that loss, on all workers. All call it, with the same
+        batch: the first stage takes the inputs, the last one the target. Gradients of the step before must be gone.
+        """
+        if self.schedule == "forward":
+            raise Misused(
+                "a pipeline without a loss answers only", hint="Pipeline(..., loss=cross_entropy, target=...)"
+            )
+        losses: list[torch.Tensor] = []
+        self._run(inputs, target=target.to(self.device) if self.last else None, losses=losses, return_outputs=False)
+        return self._agree(float(torch.stack(losses).detach().mean()) if losses else 0.0)
+
+    def answer(self, inputs: torch.Tensor) -> torch.Tensor | None:
+        """What the model makes of a batch: on the last worker, None on the others. All call it, with the same batch.
+        Micro-batches go through each layer in their order.
+        """
+        if self.schedule != "forward":
+            raise Misused("a pipeline with a loss trains only", hint="Pipeline(model, example, micro_batches=8)")
+        with torch.no_grad():
+            output: torch.Tensor | None = self._run(inputs)
+        self._agree(0.0)
+        return output
+
+    def _run(self, inputs: torch.Tensor, **how: Any) -> Any:
+        if len(inputs) != self._samples:
+            raise Misused(
+                "a batch is not of the size that the pipeline was made for",
+                field="inputs",
+                need=f"{self._samples} samples, in {self.micro_batches} micro-batches",
+                have=str(len(inputs)),
+            )
+        self._begun = perf_counter_ns()
+        return self._schedule.step(*([inputs.to(self.device)] if self.rank == 0 else []), **how)
+
+    def _agree(self, loss: float) -> float:
+        """What all workers should know of the step; nobody goes on before all have done it. The loss."""
+        busy, took = self._clock.take(), perf_counter_ns() - self._begun
+        told = torch.zeros(1 + 2 * self.world, dtype=torch.float64, device=self.device)
+        told[0], told[1 + self.rank], told[1 + self.world + self.rank] = loss, busy, took
+        dist.all_reduce(told, group=self._group)
+        beat()
+        self._count += 1
+        if self._count > _FIRST_STEPS:
+            all_busy, all_took = told[1:].long().split(self.world)
+            self._steps.append((int(all_took.max()), tuple(all_busy.tolist())))
+        return float(told[0])
+
+    def told(self) -> Told:
+        """How the model was cut, and a step as it was foreseen and as it is measured."""
+        foreseen = foresee(self.stages, self.micro_batches, self.schedule)
+        times, busy = [time for time, _ in self._steps], zip(*(busy for _, busy in self._steps), strict=True)
+        return Told(
+            schedule=self.schedule,
+            micro_batches=self.micro_batches,
+            layers=tuple(layer.name for layer in self.layers),
+            ends=tuple(stage.stop for stage in self.stages),
+            speeds=tuple(stage.device.speed for stage in self.stages),
+            memory=tuple(stage.memory for stage in self.stages),
+            foreseen_time=foreseen.time,
+            foreseen_busy=foreseen.busy,
+            time=int(statistics.median(times)) if times else 0,
+            busy=tuple(int(statistics.median(one)) for one in busy),
+            steps=len(times),
+        )
+
+    # --- what is saved -----------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path, step: int, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Each worker writes its layers, and what the optimizer keeps for them, under the names of the whole model; the
+        folder holds this step once all have. All workers call it; they share the folder.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        names = tuple(f"{step}.{at}-of-{self.world}.safetensors" for at in range(self.world))
+        _publish(folder / names[self.rank], save(self._tensors(optimizer)))
+        dist.barrier(self._group)
+        if self.rank == 0:
+            _publish(folder / _INDEX, msgspec.json.encode(Saved(step, names)))
+            for old in set(folder.glob("*.safetensors")) - {folder / name for name in names}:
+                old.unlink()
+        dist.barrier(self._group)
+
+    def restore(self, folder: Path, optimizer: torch.optim.Optimizer | None = None) -> int:
+        """Take this worker's layers from what any number of workers have saved; the step it was saved at, -1 if nothing
+        has been. All workers call it. Raises NotFound if a tensor of the model is not there.
+        """
+        if not (folder / _INDEX).exists():
+            return -1
+        saved = msgspec.json.decode((folder / _INDEX).read_bytes(), type=Saved)
+        found: dict[str, torch.Tensor] = {}
+        own = self.module.state_dict()
+        for file in saved.files:
+            with safe_open(folder / file, "pt", device=str(self.device)) as tensors:
+                for key in tensors.keys():  # noqa: SIM118  it is no mapping
+                    if key.split("/", 1)[0] in own:
+                        found[key] = tensors.get_tensor(key)
+        missing = [name for name in own if name not in found]
+        if missing:
+            raise NotFound(f"`{folder}` has no `{missing[0]}`", need=", ".join(missing), have=f"{len(found)} tensors")
+        self.module.load_state_dict({name: found[name] for name in own})
+        for name, parameter in self.module.named_parameters() if optimizer is not None else ():
+            kept = {key.split("/", 1)[1]: one for key, one in found.items() if key.startswith(f"{name}/")}
+            if kept and optimizer is not None:
+                optimizer.state[parameter] = kept
+        return saved.step
+
+    def _tensors(self, optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:
+        """`3.weight` for a weight, `3.weight/exp_avg` for what the optimizer keeps for it."""
+        found = {name: tensor.contiguous() for name, tensor in self.module.state_dict().items()}
+        for name, parameter in self.module.named_parameters() if optimizer is not None else ():
+            for key, value in optimizer.state.get(parameter, {}).items() if optimizer is not None else ():
+                if value is not None:
+                    found[f"{name}/{key}"] = torch.as_tensor(value).contiguous()
+        return found
+
+
+def _together(device: torch.device) -> None:
+    """Meet the others, once in the life of this process: several pipelines, one after the other, are of the same group.
+    PyTorch's stages talk in a group also where there is only one.
+    """
+    if not dist.is_initialized():
+        Gang(device).form()
+    if not dist.is_initialized():
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+
+
+class _TimedStage(PipelineStage):
+    """PyTorch's, with a clock around what it computes, and without what it waits for."""
+
+    def __init__(self, clock: Clock, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._clock = clock
+
+    def forward_one_chunk(self, *args: Any, **named: Any) -> Any:
+        with self._clock:
+            return super().forward_one_chunk(*args, **named)
+
+    def backward_one_chunk(self, *args: Any, **named: Any) -> Any:
+        with self._clock:
+            return super().backward_one_chunk(*args, **named)
+
+
+def _no_room(found: NoRoom) -> Misused:
+    """One error with every reason."""
+
+    def one(lack: Lack) -> Misused:
+        need, have = (
+            (format_bytes(lack.need), format_bytes(lack.have))
+            if lack.unit == "bytes"
+            else (f"{lack.need} {lack.unit}", f"{lack.have} {lack.unit}")
+        )
+        return Misused(f"there is no room for {lack.subject}", code="E110", need=need, have=have, hint=_HINT)
+
+    first, *others = [one(lack) for lack in found.lacks]
+    first.record = msgspec.structs.replace(first.record, others=tuple(other.record for other in others))
+    return first
+
+
+def _publish(path: Path, content: bytes) -> None:
+    """Whole or not at all, also if the machine stops."""
+    draft = path.with_name(f"{path.name}.new")
+    with draft.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+__all__ = ["Pipeline", "Told"]
