@@ -1,13 +1,11 @@
 """Two processes make of a model in a pipeline what one makes of it whole, and one goes on with what two have saved."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pair
 import pipelined
 import pytest
 import torch
@@ -22,7 +20,6 @@ from poise.policy.pipeline import moves
 from poise.train.layers import measure
 from poise.train.pipeline import Pipeline
 
-SECONDS = 120
 FURTHER = 2
 CPU = torch.device("cpu")
 
@@ -51,23 +48,7 @@ def alone() -> Iterator[None]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes have left."""
     folder = tmp_path_factory.mktemp("pipeline")
-    (folder / "gang").mkdir()
-    environ = {"POISE_WORLD_SIZE": "2", "POISE_GANG_DIR": str(folder / "gang"), "OMP_NUM_THREADS": "1"}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, pipelined.__file__, str(folder)],
-            env={**os.environ, **environ, "POISE_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [worker.communicate(timeout=SECONDS)[1] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert [worker.returncode for worker in workers] == [0, 0], said
+    pair.work(pipelined.__file__, folder)
     return folder
 
 

@@ -126,7 +126,7 @@ class Pipeline:
         self.schedule: Schedule = schedule if loss is not None else "forward"
         self.micro_batches = micro_batches
         self._group = group
-        _together(self.device)
+        together(self.device)
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self._check(loss, target)
         children = list(model.named_children())
@@ -346,7 +346,7 @@ class Pipeline:
         return found
 
 
-def _together(device: torch.device) -> None:
+def together(device: torch.device) -> None:
     """Meet the others, once in the life of this process: several pipelines, one after the other, are of the same group.
     PyTorch's stages talk in a group also where there is only one.
     """
