@@ -164,8 +164,10 @@ def test_measuring_changes_nothing_and_finds_what_is_kept() -> None:
     model = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Dropout(0.5), nn.Linear(32, 10))
     before = {name: one.clone() for name, one in model.state_dict().items()}
     images, labels = digits(0)
+    drawn = torch.get_rng_state()
     found = measure(list(model.named_children()), images, device=CPU, loss=cross_entropy, target=labels, copies=4)
     alike(dict(model.state_dict()), before)
+    assert torch.equal(torch.get_rng_state(), drawn)
     assert all(one.grad is None for one in model.parameters())
     assert [one.output.shape for one in found] == [(32, 32), (32, 32), (32, 32), (32, 10)]
     first = found[0].layer

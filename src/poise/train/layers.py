@@ -1,8 +1,9 @@
 """What the layers of a model cost on this device, and what the wires between workers carry; measured, warm, medians.
 
-Layers are measured one after the other as a pipeline would use them: on one micro-batch, forward and then backward.
-Each is copied for it, so that nothing of the model changes, and only one layer at a time needs room on the device. What
-other workers do on the machine meanwhile is in the figures, as it will be when they all train.
+Layers are measured one after the other as a pipeline would use them: on one micro-batch, forward and then backward, in
+several rounds, so that what slows the machine for a moment slows no layer alone. Each is copied for it, so that nothing
+of the model changes, and only one layer at a time needs room on the device. What other workers do on the machine
+meanwhile is in the figures, as it will be when they all train.
 """
 
 import copy
@@ -19,8 +20,9 @@ from poise.errors import Misused
 from poise.policy.pipeline import Layer, Wire
 from poise.units import SECOND
 
-WARM, TIMES = 3, 9
-"""So often a layer is run before it is measured, and then measured."""
+ROUNDS, WARM, TIMES = 3, 2, 4
+"""So often all layers are gone through; in each round a layer is run so often before it is measured, and then measured.
+"""
 
 SMALL, LARGE = 8, 2**20
 """Bytes that are sent to find out what a transfer takes whatever its size, and what it takes for its size."""
@@ -81,21 +83,27 @@ def measure(
     the last layer's time. `copies` of the weights are held: themselves, their gradients, what the optimizer keeps.
     Raises Misused if a layer does not give one tensor.
     """
-    found = []
-    given, kept_before = example.to(device), set[int]()
-    for at, (name, one) in enumerate(layers):
-        layer = copy.deepcopy(one).to(device)
-        loss_here = loss if at == len(layers) - 1 else None
-        aim = target.to(device) if target is not None else None
-        with torch.set_grad_enabled(loss is not None):
-            output, kept, kept_before = _kept(name, layer, given, kept_before)
-            forward, backward = _times(layer, given, loss_here, aim, device, trains=loss is not None)
-        weights = sum(tensor.nbytes for tensor in layer.parameters())
-        held = copies * weights + sum(tensor.nbytes for tensor in layer.buffers())
-        cost = Layer(name, forward, backward, output.nbytes, kept, held)
-        found.append(Measured(cost, torch.empty_like(output, device="meta").requires_grad_(output.requires_grad)))
-        given = output.detach().requires_grad_(output.requires_grad)
-    return found
+    aim = target.to(device) if target is not None else None
+    losses = [None] * (len(layers) - 1) + [loss]
+    given, outputs, sizes, before = [example.to(device)], list[torch.Tensor](), list[tuple[int, int]](), set[int]()
+    times: list[list[tuple[int, int]]] = [[] for _ in layers]
+    cards = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(cards), torch.set_grad_enabled(loss is not None):
+        for turn in range(ROUNDS):
+            for at, (name, one) in enumerate(layers):
+                layer = copy.deepcopy(one).to(device)
+                if turn == 0:
+                    output, kept, before = _kept(name, layer, given[at], before)
+                    outputs.append(torch.empty_like(output, device="meta").requires_grad_(output.requires_grad))
+                    given.append(output.detach().requires_grad_(output.requires_grad))
+                    weights = sum(tensor.nbytes for tensor in layer.parameters())
+                    sizes.append((kept, copies * weights + sum(tensor.nbytes for tensor in layer.buffers())))
+                times[at] += _times(layer, given[at], losses[at], aim, device)
+    medians = [tuple(int(statistics.median(way)) for way in zip(*of, strict=True)) for of in times]
+    return [
+        Measured(Layer(name, forward, backward, output.nbytes, kept, held), output)
+        for (name, _), (forward, backward), (kept, held), output in zip(layers, medians, sizes, outputs, strict=True)
+    ]
 
 
 def _kept(name: str, layer: nn.Module, given: torch.Tensor, before: set[int]) -> tuple[torch.Tensor, int, set[int]]:
@@ -124,29 +132,23 @@ def _kept(name: str, layer: nn.Module, given: torch.Tensor, before: set[int]) ->
 
 
 def _times(
-    layer: nn.Module,
-    given: torch.Tensor,
-    loss: Loss | None,
-    target: torch.Tensor | None,
-    device: torch.device,
-    *,
-    trains: bool,
-) -> tuple[int, int]:
-    """Nanoseconds of a forward, and of a backward."""
-    clock, forward, backward = Clock(device), [], []
+    layer: nn.Module, given: torch.Tensor, loss: Loss | None, target: torch.Tensor | None, device: torch.device
+) -> list[tuple[int, int]]:
+    """Nanoseconds of a forward and of its backward, some times."""
+    clock, found = Clock(device), []
     for _ in range(WARM + TIMES):
         with clock:
             output = layer(given)
             if loss is not None and target is not None:
                 output = loss(output, target)
-        forward.append(clock.take())
-        if trains and output.requires_grad:
+        forward = clock.take()
+        if output.requires_grad:
             slope = torch.ones_like(output)
             with clock:
                 output.backward(slope)
             given.grad = None
-        backward.append(clock.take())
-    return int(statistics.median(forward[WARM:])), int(statistics.median(backward[WARM:]))
+        found.append((forward, clock.take()))
+    return found[WARM:]
 
 
 def measure_wires(group: dist.ProcessGroup | None, device: torch.device) -> list[Wire]:
@@ -170,7 +172,7 @@ def measure_wires(group: dist.ProcessGroup | None, device: torch.device) -> list
 def _there_and_back(group: dist.ProcessGroup | None, rank: int, first: int, load: torch.Tensor) -> int:
     """Nanoseconds of one way, the median of some times there and back between a worker and the next one."""
     took = []
-    for _ in range(WARM + TIMES):
+    for _ in range(ROUNDS * (WARM + TIMES)):
         begun = perf_counter_ns()
         if rank == first:
             dist.send(load, group=group, group_dst=first + 1)
