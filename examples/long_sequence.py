@@ -10,7 +10,6 @@ before it, wherever it is cut. While one stage is at a chunk, the stage before i
 
 import math
 import os
-import tempfile
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -89,10 +88,10 @@ def main() -> None:
     if pipe.last:
         print(f"trained for {STEPS} steps, {bits:.2f} bits per byte\n{pipe.told()}\n")
 
-    shared = os.environ.get("POISE_GANG_DIR") or tempfile.mkdtemp()
-    pipe.save(Path(shared) / "model", STEPS)
+    shared = Path(os.environ.get("POISE_GANG_DIR", ".")) / "long-sequence"
+    pipe.save(shared, STEPS)
     reader = Pipeline(model().eval(), window(0, 1)[0], micro_batches=READ)
-    reader.restore(Path(shared) / "model")
+    reader.restore(shared)
     total = 0.0
     for read in range(READS):
         inputs, target = window(unread + read * READ * CHUNK, READ)

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from poise.errors import Misused, NotFound
 from poise.policy.pipeline import moves
 from poise.train.layers import measure
-from poise.train.pipeline import Pipeline
+from poise.train.pipeline import TRIED, Pipeline
 
 FURTHER = 2
 CPU = torch.device("cpu")
@@ -148,6 +148,15 @@ def test_without_room_each_reason_is_told() -> None:
         "there is no room for all layers",
         "there is no room for the devices in a row",
     ]
+
+
+def test_how_many_micro_batches_is_found_by_measuring(whole: Whole) -> None:
+    images, labels = digits(0)
+    pipe = Pipeline(digits_model(), images, loss=cross_entropy, target=labels)
+    assert pipe.micro_batches in TRIED
+    assert pipe.step(images, labels) == pytest.approx(whole.losses[0], rel=1e-4)
+    slopes = {name: one.grad for name, one in pipe.module.named_parameters() if one.grad is not None}
+    alike(slopes, whole.slopes)
 
 
 def test_what_cannot_be_is_refused_with_what_was_expected() -> None:

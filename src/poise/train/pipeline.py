@@ -19,7 +19,7 @@ is saved, and restored by as many workers as there are then, since what is saved
 import os
 import statistics
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter_ns
@@ -35,13 +35,30 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from poise.drivers.heartbeat import step as beat
 from poise.errors import Misused, NotFound
-from poise.policy.pipeline import Device, Lack, NoRoom, Schedule, Stage, cut_at, foresee, idle, partition
+from poise.policy.pipeline import (
+    NORMAL,
+    Device,
+    Lack,
+    Layer,
+    NoRoom,
+    Schedule,
+    Stage,
+    Wire,
+    choose,
+    cut_at,
+    foresee,
+    idle,
+    partition,
+)
 from poise.train.gang import Gang
 from poise.train.layers import Clock, Loss, Measured, measure, measure_wires
 from poise.units import format_bytes
 
 RECENT_STEPS = 64
 """Steps that the measured bubble is of; the first ones are left out, in which PyTorch sets up its buffers."""
+
+TRIED = (1, 2, 4, 8)
+"""Micro-batches that are tried, times the number of workers."""
 
 _FIRST_STEPS = 2
 _INDEX = "pipeline.json"
@@ -97,11 +114,12 @@ class Pipeline:
     """This worker's stage of `model`, whose children take one tensor each and give one to the next, as those of an
     `nn.Sequential` do.
 
-    `example` is one micro-batch; all micro-batches have its size, and a step takes `micro_batches` of them. With a
-    `loss` (a mean over its micro-batch) and the `target` of the example it trains, by `schedule`: `1f1b` or `gpipe`.
-    Without one it answers. `memory` is what the stage may take on this worker (-1: not counted; of a GPU it is what is
-    free, if nothing is said), for `copies` of the weights: themselves, their gradients, what the optimizer keeps (by
-    default 4, as Adam does, and 1 without a loss). `ends` says where each stage ends instead of reckoning it.
+    `example` is one micro-batch; all micro-batches have its size, and a step takes `micro_batches` of them. If it is
+    not said how many, the example is a batch, and layers are measured in micro-batches of some sizes to find the best.
+    With a `loss` (a mean over its micro-batch) and the `target` of the example it trains, by `schedule`: `1f1b` or
+    `gpipe`. Without one it answers. `memory` is what the stage may take on this worker (-1: not counted; of a GPU it is
+    what is free, if nothing is said), for `copies` of the weights: themselves, their gradients, what the optimizer
+    keeps (by default 4, as Adam does, and 1 without a loss). `ends` says where each stage ends instead of reckoning it.
 
     Raises Misused for a model, or a number of workers or micro-batches, that cannot be; and, with E110, every reason
     why there is no room for it.
@@ -114,7 +132,7 @@ class Pipeline:
         *,
         loss: Loss | None = None,
         target: torch.Tensor | None = None,
-        micro_batches: int,
+        micro_batches: int = 0,
         schedule: Schedule = "1f1b",
         memory: int | None = None,
         copies: int = 0,
@@ -128,51 +146,81 @@ class Pipeline:
         self._group = group
         together(self.device)
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
-        self._check(loss, target)
+        self._check(loss, target, len(example))
         children = list(model.named_children())
-        measured = measure(
-            children, example, device=self.device, loss=loss, target=target, copies=copies or (4 if loss else 1)
-        )
-        self.stages = self._cut(measured, self._room(memory), ends)
+        copies = copies or (4 if loss else 1)
+
+        def costs(samples: int) -> list[Measured]:
+            some = None if target is None else target[:samples]
+            return measure(children, example[:samples], device=self.device, loss=loss, target=some, copies=copies)
+
+        if not micro_batches:
+            self.micro_batches = self._choose(costs, len(example), self._room(memory))
+            example = example[: len(example) // self.micro_batches]
+        measured = costs(len(example))
+        self.layers, devices, wires = self._agreed(measured, self._room(memory))
+        self.stages = self._cut(devices, wires, ends)
         self._build(children, example, measured, loss)
 
-    def _check(self, loss: Loss | None, target: torch.Tensor | None) -> None:
+    def _check(self, loss: Loss | None, target: torch.Tensor | None, samples: int) -> None:
         if loss is not None and target is None:
             raise Misused("the loss of the example needs its target", field="target", hint="target=targets[:8]")
-        if self.schedule == "1f1b" and self.micro_batches < self.world:
+        many = self.micro_batches or samples
+        if self.schedule == "1f1b" and many < self.world:
             raise Misused(
                 "1F1B takes as many micro-batches as there are stages, or more",
                 field="micro_batches",
                 need=f"at least {self.world}",
-                have=str(self.micro_batches),
+                have=str(many),
                 hint='schedule="gpipe"',
             )
+
+    def _choose(self, costs: Callable[[int], list[Measured]], batch: int, memory: int) -> int:
+        """How many micro-batches make the batch, of those that are tried: the number with which a step is foreseen to
+        be quickest.
+        """
+        agreed = {
+            batch // many: self._agreed(costs(batch // many), memory)
+            for many in (self.world * each for each in TRIED)
+            if batch % many == 0
+        }
+        if not agreed:
+            need = f"a multiple of {self.world}, the number of workers"
+            raise Misused("the batch cannot be cut into micro-batches", field="example", need=need, have=str(batch))
+        _, devices, wires = agreed[max(agreed)]
+        layers = {size: one for size, (one, _, _) in agreed.items()}
+        chosen = choose(layers, batch, devices, wires, schedule=self.schedule)
+        if isinstance(chosen, dict):
+            raise _no_room(chosen[min(chosen)])
+        return chosen.micro_batches
 
     def _room(self, memory: int | None) -> int:
         if memory is None:
             return torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else -1
         return memory
 
-    def _cut(self, measured: Sequence[Measured], memory: int, ends: Sequence[int]) -> tuple[Stage, ...]:
-        """The stages, reckoned by all workers from the same figures: costs as worker 0 has measured them, and speeds
-        next to its own.
+    def _agreed(self, measured: Sequence[Measured], memory: int) -> tuple[tuple[Layer, ...], list[Device], list[Wire]]:
+        """What all workers reckon from: layers as worker 0 has measured them, each worker's speed next to its own and
+        its memory, and the wires.
         """
         layers = [one.layer for one in measured]
         mine = torch.tensor([memory, sum(one.forward + one.backward for one in layers)], device=self.device)
-        both = [torch.zeros_like(mine) for _ in range(self.world)]
-        dist.all_gather(both, mine, group=self._group)
+        all_of = [torch.zeros_like(mine) for _ in range(self.world)]
+        dist.all_gather(all_of, mine, group=self._group)
         costs = torch.tensor([[one.forward, one.backward] for one in layers], device=self.device)
         dist.broadcast(costs, group=self._group, group_src=0)
-        self.layers = tuple(
+        normal = int(all_of[0][1])
+        devices = [
+            Device(f"worker {at}", max(1, NORMAL * normal // max(1, int(total))), int(room))
+            for at, (room, total) in enumerate(all_of)
+        ]
+        agreed = tuple(
             one._replace(forward=forward, backward=backward)
             for one, (forward, backward) in zip(layers, costs.tolist(), strict=True)
         )
-        normal = max(1, int(both[0][1]))
-        devices = [
-            Device(f"worker {at}", max(1, 1000 * normal // max(1, int(total))), int(room))
-            for at, (room, total) in enumerate(both)
-        ]
-        wires = measure_wires(self._group, self.device)
+        return agreed, devices, measure_wires(self._group, self.device)
+
+    def _cut(self, devices: Sequence[Device], wires: Sequence[Wire], ends: Sequence[int]) -> tuple[Stage, ...]:
         schedule, many = self.schedule, self.micro_batches
         if ends:
             return cut_at(ends, self.layers, devices, wires, schedule=schedule, micro_batches=many)
