@@ -1,9 +1,9 @@
-"""A worker of a pipeline, for `test_pipeline.py`: `pipelined.py FOLDER` trains, saves and answers, and leaves
-there what it saw.
+"""A worker of a pipeline, for `test_pipeline.py`: it trains, saves and answers, and leaves what it saw beside
+OUT.
 """
 
 import json
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -86,4 +86,4 @@ def work(folder: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    work(Path(sys.argv[1]))
+    work(Path(os.environ["OUT"]).parent)

@@ -1,6 +1,6 @@
-"""A worker that has a part of each layer, for `test_split.py`: `splitting.py FOLDER`."""
+"""A worker that has a part of each layer, for `test_split.py`; it leaves what it found beside OUT."""
 
-import sys
+import os
 from pathlib import Path
 
 import torch
@@ -65,4 +65,4 @@ if __name__ == "__main__":
     model = split(block(), HOW)  # type: ignore[arg-type]
     part = model.get_parameter("wide.weight")
     found = trained(model)
-    save_file({**found, "part": part.to_local()}, Path(sys.argv[1]) / f"found.{dist.get_rank()}")  # type: ignore[attr-defined]
+    save_file({**found, "part": part.to_local()}, Path(os.environ["OUT"]).with_name(f"found.{dist.get_rank()}"))  # type: ignore[attr-defined]

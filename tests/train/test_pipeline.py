@@ -5,12 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import pair
-import pipelined
 import pytest
 import torch
 import torch.distributed as dist
-from pipelined import MANY, SIZE, STEPS, digits, digits_model, pipeline
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -19,6 +16,8 @@ from poise.errors import Misused, NotFound
 from poise.policy.pipeline import moves
 from poise.train.layers import measure
 from poise.train.pipeline import TRIED, Pipeline
+from train.gangs import HERE, Workers
+from train.pipelined import MANY, SIZE, STEPS, digits, digits_model, pipeline
 
 FURTHER = 2
 CPU = torch.device("cpu")
@@ -48,7 +47,12 @@ def alone() -> Iterator[None]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes have left."""
     folder = tmp_path_factory.mktemp("pipeline")
-    pair.work(pipelined.__file__, folder)
+    gang = Workers(folder, HERE / "pipelined.py")
+    try:
+        gang.start("a", "b", orders=False)
+        assert gang.wait("a", "b") == [0, 0], (gang.said("a"), gang.said("b"))
+    finally:
+        gang.end()
     return folder
 
 

@@ -3,9 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import pair
 import pytest
-import splitting
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
@@ -13,6 +11,8 @@ from torch import nn
 
 from poise.errors import Misused
 from poise.train.split import split
+from train import splitting
+from train.gangs import HERE, Workers
 
 
 @pytest.fixture
@@ -23,7 +23,12 @@ def alone() -> Iterator[None]:
 
 def test_two_workers_with_half_of_each_layer_train_as_one_does(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    pair.work(splitting.__file__, tmp_path)
+    gang = Workers(tmp_path, HERE / "splitting.py")
+    try:
+        gang.start("a", "b", orders=False)
+        assert gang.wait("a", "b") == [0, 0], (gang.said("a"), gang.said("b"))
+    finally:
+        gang.end()
     wanted = splitting.trained(splitting.block())
     for rank in range(2):
         found = load_file(tmp_path / f"found.{rank}")
