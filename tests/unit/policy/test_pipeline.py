@@ -149,7 +149,7 @@ def every(layers: Sequence[Layer], devices: Sequence[Device], schedule: Schedule
             yield times
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(LAYERS, DEVICES, st.sampled_from(SCHEDULES), st.integers(1, 5), st.booleans())
 def test_no_cut_is_better(
     layers: list[Layer], devices: list[Device], schedule: Schedule, many: int, free: bool
