@@ -1,0 +1,209 @@
+"""In which phase a training run is: initial, convergence or fine-tuning, from its loss and its gradients.
+
+What a person does who looks at the curve of the loss, but while it is being drawn. The curve is kept as at most 64 means
+of equally many steps, which are joined in pairs when there are more: so it covers the run whatever its length, and one
+reads off it as off paper, in parts of its height and its age.
+
+*Initial* ends behind the knee: the point furthest below the straight line from the first loss to the newest, once the
+loss falls behind it at a small part of the speed before it (Satopaa and others, "Finding a Kneedle in a Haystack", 2011,
+take the same point). *Convergence* ends when little of the fall is still to come. The loss of late is fitted as
+c + b/step over the younger half of the present slope, and what comes up to the end of the run follows from b. If the
+end is not known, the run is taken for half done: whoever comes by at some time finds it so in the median (Gott, 1993).
+A drop of the learning rate begins a new slope; a loss that leaps up and stays there begins a new run: *initial* again.
+
+The variance of the norms of the last ten gradients is a second witness. Absolute thresholds of 0.1 (above: initial) and
+0.01 (below: fine-tuning) mean something else for every loss and every model. So they are parts of the highest variance
+that the run itself has shown: above the first, less of the fall must be left for fine-tuning, below the second more may.
+
+Nothing changes back and forth: phases follow each other, and only a leap of the loss leads back.
+"""
+
+from collections.abc import Sequence
+from math import isfinite, pi, sqrt
+from statistics import median
+
+import msgspec
+
+from poise.model.phases import PhaseMemory, PhaseRules, PhaseVerdict, PhaseView, Point, Step
+from poise.policy.protocol import Policy
+
+PhasePolicy = Policy[PhaseView, PhaseVerdict]
+
+POINTS = 64
+"""At most so many means are kept of a curve."""
+
+FIRST = 5
+"""The median of so many losses is where a run starts: one that is far off does not count."""
+
+LOOK = 5
+"""Judged every so many steps, and no more often than a mean of the curve is full."""
+
+CLEAR = 4.0
+"""A fall is clear if it is so many times as large as the loss jitters."""
+
+JITTER = 0.05
+"""Weight of the newest change in what the loss jitters by."""
+
+FAR = 4.0
+"""A change counts for at most so many times the usual one."""
+
+
+class Phases:
+    name = "phases"
+
+    def decide(self, view: PhaseView, /) -> PhaseVerdict:
+        memory, changes = view.memory, []
+        for step in view.steps:
+            if step.step <= memory.seen or not isfinite(step.loss):
+                continue  # done again after a restart, or no loss to speak of
+            before = memory.phase
+            memory = _judged(_seen(memory, step, view.rules), view)
+            if memory.phase != before:
+                changes.append((step.step, memory.phase))
+        return PhaseVerdict(phase=memory.phase, memory=memory, changes=tuple(changes))
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def _seen(memory: PhaseMemory, step: Step, rules: PhaseRules) -> PhaseMemory:
+    if not memory.start:
+        memory = msgspec.structs.replace(memory, born=step.step, slope=step.step, changed=step.step, rate=step.rate)
+    norms, loudest = memory.norms, memory.loudest
+    if step.norm >= 0 and isfinite(step.norm):
+        norms = (*norms, step.norm)[-rules.window :]
+        loudest = max(loudest, _variance(norms)) if len(norms) == rules.window else loudest
+    width, curve = _drawn(memory, step)
+    dropped = step.rate < rules.dropped * memory.rate
+    return msgspec.structs.replace(
+        memory,
+        seen=step.step,
+        width=width,
+        curve=curve,
+        start=memory.start if len(memory.start) == FIRST else (*memory.start, step.loss),
+        recent=(*memory.recent, step.loss)[-2 * LOOK :],
+        norms=norms,
+        loudest=loudest,
+        jitter=_jitter(memory, step.loss),
+        rate=step.rate if dropped or step.rate > memory.rate else memory.rate,
+        slope=step.step if dropped else memory.slope,
+    )
+
+
+def _jitter(memory: PhaseMemory, loss: float) -> float:
+    """A change that is far from usual counts as a large one, and no more: it may be a spike, or a leap."""
+    if not memory.recent:
+        return 0.0
+    change, usual = abs(loss - memory.recent[-1]), memory.jitter
+    return usual + JITTER * (min(change, FAR * usual) - usual) if len(memory.start) == FIRST else max(usual, change)
+
+
+def _drawn(memory: PhaseMemory, step: Step) -> tuple[int, tuple[Point, ...]]:
+    at, width, curve = step.step - memory.born + 0.5, memory.width, memory.curve
+    if curve and curve[-1].at // width == at // width:
+        return width, (*curve[:-1], _joined(curve[-1], Point(at, step.loss, 1)))
+    curve = (*curve, Point(at, step.loss, 1))
+    while len(curve) > POINTS:
+        width *= 2
+        joined: list[Point] = []
+        for point in curve:
+            if joined and joined[-1].at // width == point.at // width:
+                joined[-1] = _joined(joined[-1], point)
+            else:
+                joined.append(point)
+        curve = tuple(joined)
+    return width, curve
+
+
+def _joined(one: Point, other: Point) -> Point:
+    count = one.count + other.count
+    share = other.count / count
+    return Point(one.at + share * (other.at - one.at), one.loss + share * (other.loss - one.loss), count)
+
+
+# --- judgement -------------------------------------------------------------------------------------------------------
+
+
+def _judged(memory: PhaseMemory, view: PhaseView) -> PhaseMemory:
+    age = memory.seen - memory.born + 1
+    if age % max(LOOK, memory.width) or age < 2 * view.rules.least:
+        return memory
+    if _leapt(memory, view.rules):
+        return PhaseMemory(
+            born=memory.seen + 1, seen=memory.seen, changed=memory.seen, slope=memory.seen + 1, rate=memory.rate
+        )
+    speaks = {"initial": _behind_knee, "convergence": _little_left}.get(memory.phase)
+    if speaks is None or not speaks(memory, view):
+        return memory if memory.since is None else msgspec.structs.replace(memory, since=None)
+    since = memory.seen if memory.since is None else memory.since
+    if memory.seen - since < max(view.rules.least, view.rules.hold * age):
+        return msgspec.structs.replace(memory, since=since)
+    phase = "convergence" if memory.phase == "initial" else "fine-tuning"
+    return msgspec.structs.replace(memory, phase=phase, changed=memory.seen, since=None)
+
+
+def _leapt(memory: PhaseMemory, rules: PhaseRules) -> bool:
+    if memory.phase == "initial":
+        return False
+    start, lowest = median(memory.start), _lowest(memory)
+    return min(memory.recent) > lowest + max(rules.lost * (start - lowest), CLEAR * _noise(memory))
+
+
+def _behind_knee(memory: PhaseMemory, view: PhaseView) -> bool:
+    start, end = median(memory.start), memory.curve[-2]
+    if start - end.loss < CLEAR * _noise(memory):
+        return False
+    chord = (start - end.loss) / end.at
+    knee = max(memory.curve[:-2], key=lambda point: start - chord * point.at - point.loss)
+    if start - knee.loss <= 0 or end.at - knee.at < view.rules.least:
+        return False
+    return (knee.loss - end.loss) / (end.at - knee.at) < view.rules.flatter * (start - knee.loss) / knee.at
+
+
+def _little_left(memory: PhaseMemory, view: PhaseView) -> bool:
+    rules, start = view.rules, median(memory.start)
+    slope = memory.slope - memory.born
+    age = memory.seen + 1 - memory.slope
+    late = [point for point in memory.curve if point.at - slope >= age / 2]
+    if len(late) < 4 or age < 2 * rules.least:
+        return False
+    inverse = [1 / (point.at - slope) for point in late]
+    mean, level = _mean(inverse, late), _mean([point.loss for point in late], late)
+    square = sum(point.count * (x - mean) ** 2 for x, point in zip(inverse, late, strict=True))
+    product = sum(point.count * (x - mean) * (point.loss - level) for x, point in zip(inverse, late, strict=True))
+    total = view.total - memory.slope if view.total > memory.seen + 1 else 2 * age
+    left = product / square * (1 / age - 1 / total)
+    return left < rules.left * _lean(memory, rules) * (start - level)
+
+
+def _lean(memory: PhaseMemory, rules: PhaseRules) -> float:
+    """How much more of the fall may be left than the rules say, by what the gradients tell."""
+    if len(memory.norms) < rules.window or memory.loudest <= 0:
+        return 1.0
+    variance = _variance(memory.norms)
+    if variance > rules.loud * memory.loudest:
+        return 1 / rules.lean
+    return rules.lean if variance < rules.quiet * memory.loudest else 1.0
+
+
+def _mean(values: Sequence[float], points: Sequence[Point]) -> float:
+    return sum(value * point.count for value, point in zip(values, points, strict=True)) / sum(
+        point.count for point in points
+    )
+
+
+def _lowest(memory: PhaseMemory) -> float:
+    return min(point.loss for point in memory.curve[:-1])
+
+
+def _noise(memory: PhaseMemory) -> float:
+    """Standard deviation of a loss about its level: two that are drawn from a bell differ by 2/√π of it in the mean."""
+    return memory.jitter * sqrt(pi) / 2
+
+
+def _variance(values: Sequence[float]) -> float:
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values) / len(values)
+
+
+__all__ = ["PhasePolicy", "Phases"]
