@@ -1,6 +1,6 @@
 """Train ten small real models and write down, step by step, what a detector of phases may see.
 
-    python benchmarks/phases/record.py [--only RUN] [--out benchmarks/phases/runs]
+    python benchmarks/phases/record.py [--only RUN] [--seed 0] [--out benchmarks/phases/runs]
 
 All data ships in packages: digits, breast cancer and diabetes in scikit-learn, and the language reference as text in
 Python itself (`pydoc_data.topics`). Seeds are fixed; another version of PyTorch or Python gives slightly other runs.
@@ -332,12 +332,13 @@ def write(path: Path, seen: list[Seen], pieces: int, batch: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=list(TRAINED), help="this run alone")
+    parser.add_argument("--seed", type=int, default=0, help="0 is what was recorded")
     parser.add_argument("--out", type=Path, default=RUNS)
     given = parser.parse_args()
     torch.set_num_threads(1)
     for number, (name, build) in enumerate(TRAINED.items()):
         if given.only in (None, name):
-            torch.manual_seed(number)
+            torch.manual_seed(number + 100 * given.seed)
             run = build()
             seen = list(record(run))
             write(given.out / f"{name}.csv.gz", seen, run.pieces, run.batch)

@@ -31,12 +31,13 @@ class PhaseRules(msgspec.Struct, frozen=True, kw_only=True):
     window: int = 10
     loud: float = 0.1
     quiet: float = 0.01
-    lean: float = 1.1
-    flatter: float = 0.2
+    lean: float = 1.05
+    flatter: float = 0.25
     left: float = 0.02
     lost: float = 0.25
+    doubt: float = 0.4
     hold: float = 0.06
-    least: int = 10
+    least: int = 15
     dropped: float = 0.5
 
 
@@ -45,7 +46,15 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
     at: float
     loss: float
+    spent: float
     count: int
+
+
+class Slope(msgspec.Struct, frozen=True, array_like=True):
+    """Where the present slope began: at which step, and what was spent before it."""
+
+    step: int = 0
+    spent: float = 0.0
 
 
 class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,8 +80,9 @@ class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
     jitter: float = 0.0
     loudest: float = 0.0
     rate: float = 0.0
-    slope: int = 0
-    since: int | None = None
+    slope: Slope = Slope()
+    spent: float = 0.0
+    evidence: float = 0.0
 
 
 class PhaseView(msgspec.Struct, frozen=True, kw_only=True):

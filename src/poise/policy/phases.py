@@ -19,12 +19,12 @@ Nothing changes back and forth: phases follow each other, and only a leap of the
 """
 
 from collections.abc import Sequence
-from math import isfinite, pi, sqrt
+from math import exp, isfinite, log, pi, sqrt
 from statistics import median
 
 import msgspec
 
-from poise.model.phases import PhaseMemory, PhaseRules, PhaseVerdict, PhaseView, Point, Step
+from poise.model.phases import PhaseMemory, PhaseRules, PhaseVerdict, PhaseView, Point, Slope, Step
 from poise.policy.protocol import Policy
 
 PhasePolicy = Policy[PhaseView, PhaseVerdict]
@@ -32,7 +32,7 @@ PhasePolicy = Policy[PhaseView, PhaseVerdict]
 POINTS = 64
 """At most so many means are kept of a curve."""
 
-FIRST = 5
+FIRST = 3
 """The median of so many losses is where a run starts: one that is far off does not count."""
 
 LOOK = 5
@@ -43,6 +43,15 @@ CLEAR = 4.0
 
 JITTER = 0.05
 """Weight of the newest change in what the loss jitters by."""
+
+SHORTEST = 0.25
+"""What is to come is looked at as if it were at least so much of what was, or the end would always look level."""
+
+EVEN = 0.01
+"""Below so much in all, the rate is taken not to fall."""
+
+SURE = 0.7
+"""Of 1: so much must of late have spoken for the next phase."""
 
 FAR = 4.0
 """A change counts for at most so many times the usual one."""
@@ -68,13 +77,14 @@ class Phases:
 
 def _seen(memory: PhaseMemory, step: Step, rules: PhaseRules) -> PhaseMemory:
     if not memory.start:
-        memory = msgspec.structs.replace(memory, born=step.step, slope=step.step, changed=step.step, rate=step.rate)
+        memory = msgspec.structs.replace(memory, born=step.step, slope=Slope(step.step), changed=step.step)
     norms, loudest = memory.norms, memory.loudest
     if step.norm >= 0 and isfinite(step.norm):
         norms = (*norms, step.norm)[-rules.window :]
         loudest = max(loudest, _variance(norms)) if len(norms) == rules.window else loudest
-    width, curve = _drawn(memory, step)
     dropped = step.rate < rules.dropped * memory.rate
+    spent = memory.spent + (step.rate or 1.0) * (step.step - memory.seen if memory.start else 1)
+    width, curve = _drawn(memory, step, spent)
     return msgspec.structs.replace(
         memory,
         seen=step.step,
@@ -85,8 +95,9 @@ def _seen(memory: PhaseMemory, step: Step, rules: PhaseRules) -> PhaseMemory:
         norms=norms,
         loudest=loudest,
         jitter=_jitter(memory, step.loss),
-        rate=step.rate if dropped or step.rate > memory.rate else memory.rate,
-        slope=step.step if dropped else memory.slope,
+        rate=step.rate,
+        spent=spent,
+        slope=Slope(step.step, memory.spent) if dropped else memory.slope,
     )
 
 
@@ -98,11 +109,11 @@ def _jitter(memory: PhaseMemory, loss: float) -> float:
     return usual + JITTER * (min(change, FAR * usual) - usual) if len(memory.start) == FIRST else max(usual, change)
 
 
-def _drawn(memory: PhaseMemory, step: Step) -> tuple[int, tuple[Point, ...]]:
+def _drawn(memory: PhaseMemory, step: Step, spent: float) -> tuple[int, tuple[Point, ...]]:
     at, width, curve = step.step - memory.born + 0.5, memory.width, memory.curve
     if curve and curve[-1].at // width == at // width:
-        return width, (*curve[:-1], _joined(curve[-1], Point(at, step.loss, 1)))
-    curve = (*curve, Point(at, step.loss, 1))
+        return width, (*curve[:-1], _joined(curve[-1], Point(at, step.loss, spent, 1)))
+    curve = (*curve, Point(at, step.loss, spent, 1))
     while len(curve) > POINTS:
         width *= 2
         joined: list[Point] = []
@@ -118,7 +129,12 @@ def _drawn(memory: PhaseMemory, step: Step) -> tuple[int, tuple[Point, ...]]:
 def _joined(one: Point, other: Point) -> Point:
     count = one.count + other.count
     share = other.count / count
-    return Point(one.at + share * (other.at - one.at), one.loss + share * (other.loss - one.loss), count)
+    return Point(
+        one.at + share * (other.at - one.at),
+        one.loss + share * (other.loss - one.loss),
+        one.spent + share * (other.spent - one.spent),
+        count,
+    )
 
 
 # --- judgement -------------------------------------------------------------------------------------------------------
@@ -129,17 +145,31 @@ def _judged(memory: PhaseMemory, view: PhaseView) -> PhaseMemory:
     if age % max(LOOK, memory.width) or age < 2 * view.rules.least:
         return memory
     if _leapt(memory, view.rules):
-        return PhaseMemory(
-            born=memory.seen + 1, seen=memory.seen, changed=memory.seen, slope=memory.seen + 1, rate=memory.rate
-        )
+        return _begun_again(memory)
     speaks = {"initial": _behind_knee, "convergence": _little_left}.get(memory.phase)
-    if speaks is None or not speaks(memory, view):
-        return memory if memory.since is None else msgspec.structs.replace(memory, since=None)
-    since = memory.seen if memory.since is None else memory.since
-    if memory.seen - since < max(view.rules.least, view.rules.hold * age):
-        return msgspec.structs.replace(memory, since=since)
+    if speaks is None:
+        return memory
+    weight = min(1.0, max(LOOK, memory.width) / max(view.rules.least, view.rules.hold * age))
+    evidence = memory.evidence + weight * (speaks(memory, view) - memory.evidence)
+    if evidence < SURE:
+        return msgspec.structs.replace(memory, evidence=evidence)
     phase = "convergence" if memory.phase == "initial" else "fine-tuning"
-    return msgspec.structs.replace(memory, phase=phase, changed=memory.seen, since=None)
+    return msgspec.structs.replace(memory, phase=phase, changed=memory.seen, evidence=0.0)
+
+
+def _begun_again(memory: PhaseMemory) -> PhaseMemory:
+    """The losses that were seen since the leap are the first of the new run."""
+    since = memory.seen + 1 - len(memory.recent)
+    return PhaseMemory(
+        born=since,
+        seen=memory.seen,
+        changed=memory.seen,
+        start=memory.recent[:FIRST],
+        recent=memory.recent,
+        rate=memory.rate,
+        slope=Slope(since),
+        spent=len(memory.recent) * (memory.rate or 1.0),
+    )
 
 
 def _leapt(memory: PhaseMemory, rules: PhaseRules) -> bool:
@@ -161,19 +191,29 @@ def _behind_knee(memory: PhaseMemory, view: PhaseView) -> bool:
 
 
 def _little_left(memory: PhaseMemory, view: PhaseView) -> bool:
-    rules, start = view.rules, median(memory.start)
-    slope = memory.slope - memory.born
-    age = memory.seen + 1 - memory.slope
-    late = [point for point in memory.curve if point.at - slope >= age / 2]
-    if len(late) < 4 or age < 2 * rules.least:
+    """Fits c + b/spent, by least squares, where what is spent is the learning rate times steps; b with its error."""
+    rules, slope = view.rules, memory.slope
+    spent = memory.spent - slope.spent
+    late = [point for point in memory.curve if point.spent - slope.spent >= spent / 2]
+    if len(late) < 4 or memory.seen + 1 - slope.step < 2 * rules.least:
         return False
-    inverse = [1 / (point.at - slope) for point in late]
+    inverse = [1 / (point.spent - slope.spent) for point in late]
     mean, level = _mean(inverse, late), _mean([point.loss for point in late], late)
     square = sum(point.count * (x - mean) ** 2 for x, point in zip(inverse, late, strict=True))
     product = sum(point.count * (x - mean) * (point.loss - level) for x, point in zip(inverse, late, strict=True))
-    total = view.total - memory.slope if view.total > memory.seen + 1 else 2 * age
-    left = product / square * (1 / age - 1 / total)
-    return left < rules.left * _lean(memory, rules) * (start - level)
+    steep = product / square + rules.doubt * _noise(memory) / sqrt(square)
+    left = steep * (1 / spent - 1 / (spent + _to_spend(memory, view, late)))
+    return left < rules.left * _lean(memory, rules) * (median(memory.start) - level)
+
+
+def _to_spend(memory: PhaseMemory, view: PhaseView, late: Sequence[Point]) -> float:
+    """Learning rate times the steps that are left, if the rate goes on falling by so much a step as it did of late."""
+    age = memory.seen + 1 - memory.slope.step
+    steps = max(view.total - memory.seen - 1, SHORTEST * age) if view.total else float(age)
+    first, middle = late[0], late[len(late) // 2]
+    early, now = (middle.spent - first.spent) / (middle.at - first.at), memory.rate or 1.0
+    falls = log(early / now) / (memory.seen - memory.born - (first.at + middle.at) / 2) if now > 0 else 0.0
+    return now * (1 - exp(-falls * steps)) / falls if falls * steps > EVEN else now * steps
 
 
 def _lean(memory: PhaseMemory, rules: PhaseRules) -> float:
