@@ -9,23 +9,35 @@ from poise.model.training import Phase
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one step showed: its number from 0, the mean loss, the norm of its gradient before the optimizer (negative:
-    not measured), and the learning rate (0: not known).
+    """A step that was looked at: its number from 0, the mean loss since the last one, the norm of its gradient before
+    the optimizer, and the learning rate (both negative where not known).
     """
 
     step: int
     loss: float
     norm: float = -1.0
-    rate: float = 0.0
+    rate: float = -1.0
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """What a phase asks of whoever trains: to look at every so many steps, to tell of them every so many seconds, and
+    the precision to compute in (empty: the one that is used).
+    """
+
+    look: int = 4
+    tell: float = 1.0
+    precision: str = ""
 
 
 class PhaseRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What tells phases apart; `poise.policy.phases` says how.
+    """What tells phases apart, and what they ask for; `poise.policy.phases` says how it is used.
 
-    `window` norms make one variance, which is `loud` above that part of the highest and `quiet` below. The knee is where
-    the loss begins to fall at less than `flatter` of the speed before. Fine-tuning begins when less than `left` of all
-    that was gained is still to come, and a run begins again when more than `lost` of that is lost. What is seen must
-    hold for `hold` of the run's age, and for `least` steps. A rate that drops to less than `dropped` is a new slope.
+    The variance of `window` norms is loud above the part `loud` of the highest, quiet below the part `quiet`; either
+    moves `left` by the factor `lean`. The knee is where the loss begins to fall at less than `flatter` of the speed
+    before. Fine-tuning begins when less than `left` of all that was gained is still to come, with `doubt` standard
+    errors added, `rest` times as long after the knee as that took, or later. A run begins again when more than `lost`
+    of its gain is lost. What is seen counts by how long it has been so: `hold` of the run's age, and `least` steps at
+    the least. A learning rate below `dropped` of the last begins a new slope. The first `dense` steps are all looked at.
     """
 
     window: int = 10
@@ -34,15 +46,22 @@ class PhaseRules(msgspec.Struct, frozen=True, kw_only=True):
     lean: float = 1.05
     flatter: float = 0.25
     left: float = 0.02
-    lost: float = 0.25
+    rest: float = 1.5
     doubt: float = 0.4
+    lost: float = 0.25
     hold: float = 0.06
     least: int = 15
     dropped: float = 0.5
+    dense: int = 32
+    initial: Pace = Pace()
+    convergence: Pace = Pace()
+    tuning: Pace = Pace(look=8, tell=5.0, precision="fp32")
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
-    """Mean loss of `count` steps, the middle of which is `at`, from where the run began (again)."""
+    """Mean of `count` losses, the middle of which is at `at` steps from where the run began (again), when `spent` was
+    the sum of the learning rates of its steps.
+    """
 
     at: float
     loss: float
@@ -60,18 +79,20 @@ class Slope(msgspec.Struct, frozen=True, array_like=True):
 class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
     """All that is kept of a run; its size is bounded.
 
-    `born` is the step at which the run began, or began again, `seen` the last that was looked at, `changed` the one at
-    which it entered the phase. `curve` are means over the whole run since it was born, of `width` steps each, but for
-    the newest, which is not full. `start` are its first losses, `recent` the last, `norms` those of the last gradients.
-    `jitter` is the mean of what the loss changes by from one step to the next, `loudest` the highest variance of
-    norms, `rate` the learning rate. `slope` is where the present slope began: the birth, or a drop of the rate. `since`
-    is the step since which what is seen speaks for the next phase.
+    `born` is the step at which the run began, or began again, `changed` the one at which it entered the phase, `seen`
+    and `judged` the last that was looked at and judged; `looks` counts. `curve` are means over the whole run since its
+    birth, of `width` steps each. `start` are its first losses, `recent` the last, `norms` those of the last gradients.
+    `jitter` is what the loss changes by from one look to the next, in the mean, `loudest` the highest variance of
+    norms, `rate` the learning rate and `spent` its sum over all steps. `slope` began at the birth, or when the rate
+    dropped last. `evidence` for the next phase is from 0 to 1.
     """
 
     phase: Phase = "initial"
     born: int = 0
-    seen: int = -1
     changed: int = 0
+    seen: int = -1
+    judged: int = -1
+    looks: int = 0
     width: int = 1
     curve: tuple[Point, ...] = ()
     start: tuple[float, ...] = ()
@@ -79,14 +100,14 @@ class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
     norms: tuple[float, ...] = ()
     jitter: float = 0.0
     loudest: float = 0.0
-    rate: float = 0.0
-    slope: Slope = Slope()
+    rate: float = -1.0
     spent: float = 0.0
+    slope: Slope = Slope()
     evidence: float = 0.0
 
 
 class PhaseView(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps since the last view, oldest first, and how many the whole run has (0: not known)."""
+    """The steps that were looked at since the last view, oldest first, and how many the run has (0: not known)."""
 
     steps: tuple[Step, ...]
     total: int = 0
@@ -95,8 +116,11 @@ class PhaseView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhaseVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The phase after the last step of the view, and the changes within it: at which step, to which phase."""
+    """The phase after the last step of the view, what it asks for, and the changes within the view: at which step, to
+    which phase.
+    """
 
     phase: Phase
+    pace: Pace
     memory: PhaseMemory
     changes: tuple[tuple[int, Phase], ...] = ()

@@ -1,30 +1,32 @@
 """In which phase a training run is: initial, convergence or fine-tuning, from its loss and its gradients.
 
-What a person does who looks at the curve of the loss, but while it is being drawn. The curve is kept as at most 64 means
-of equally many steps, which are joined in pairs when there are more: so it covers the run whatever its length, and one
-reads off it as off paper, in parts of its height and its age.
+What a person does who looks at the curve of the loss, but while it is being drawn. The curve is kept as at most 64
+means of equally many steps, which are joined in pairs when there are more: so it covers the run whatever its length,
+and one reads off it as off paper, in parts of its height and its age.
 
 *Initial* ends behind the knee: the point furthest below the straight line from the first loss to the newest, once the
-loss falls behind it at a small part of the speed before it (Satopaa and others, "Finding a Kneedle in a Haystack", 2011,
-take the same point). *Convergence* ends when little of the fall is still to come. The loss of late is fitted as
-c + b/step over the younger half of the present slope, and what comes up to the end of the run follows from b. If the
-end is not known, the run is taken for half done: whoever comes by at some time finds it so in the median (Gott, 1993).
-A drop of the learning rate begins a new slope; a loss that leaps up and stays there begins a new run: *initial* again.
+loss falls behind it at a small part of the speed before it (Satopaa and others, "Finding a Kneedle in a Haystack",
+2011, take the same point). *Convergence* ends when little of the fall is still to come. The loss of late is fitted as
+c + b/spent over the younger half of the present slope, where a step spends its learning rate; what comes up to the end
+of the run follows from b, and from how the rate has fallen of late. If the end is not known, the run is taken for half
+done: whoever comes by at some time finds it so in the median (Gott, "Implications of the Copernican Principle", 1993).
+A rate that drops begins a new slope. A loss that leaps up and stays there begins a new run: *initial* again.
 
 The variance of the norms of the last ten gradients is a second witness. Absolute thresholds of 0.1 (above: initial) and
 0.01 (below: fine-tuning) mean something else for every loss and every model. So they are parts of the highest variance
-that the run itself has shown: above the first, less of the fall must be left for fine-tuning, below the second more may.
+that the run itself has shown: above the first, less of the fall may be left for fine-tuning, below the second more.
 
 Nothing changes back and forth: phases follow each other, and only a leap of the loss leads back.
 """
 
 from collections.abc import Sequence
-from math import exp, isfinite, log, pi, sqrt
+from math import exp, log, pi, sqrt
 from statistics import median
 
 import msgspec
 
-from poise.model.phases import PhaseMemory, PhaseRules, PhaseVerdict, PhaseView, Point, Slope, Step
+from poise.model.phases import Pace, PhaseMemory, PhaseRules, PhaseVerdict, PhaseView, Point, Slope, Step
+from poise.model.training import Phase
 from poise.policy.protocol import Policy
 
 PhasePolicy = Policy[PhaseView, PhaseVerdict]
@@ -36,7 +38,7 @@ FIRST = 3
 """The median of so many losses is where a run starts: one that is far off does not count."""
 
 LOOK = 5
-"""Judged every so many steps, and no more often than a mean of the curve is full."""
+"""Judged at every so many steps that are looked at."""
 
 CLEAR = 4.0
 """A fall is clear if it is so many times as large as the loss jitters."""
@@ -50,6 +52,9 @@ SHORTEST = 0.25
 EVEN = 0.01
 """Below so much in all, the rate is taken not to fall."""
 
+HUGE = 1e100
+"""A loss or a norm from here on is as good as infinite, and is left out."""
+
 SURE = 0.7
 """Of 1: so much must of late have spoken for the next phase."""
 
@@ -61,15 +66,27 @@ class Phases:
     name = "phases"
 
     def decide(self, view: PhaseView, /) -> PhaseVerdict:
-        memory, changes = view.memory, []
+        memory = view.memory
+        changes: list[tuple[int, Phase]] = []
         for step in view.steps:
-            if step.step <= memory.seen or not isfinite(step.loss):
+            if step.step <= memory.seen or not abs(step.loss) < HUGE:
                 continue  # done again after a restart, or no loss to speak of
             before = memory.phase
             memory = _judged(_seen(memory, step, view.rules), view)
             if memory.phase != before:
                 changes.append((step.step, memory.phase))
-        return PhaseVerdict(phase=memory.phase, memory=memory, changes=tuple(changes))
+        pace = pace_of(memory.phase, view.rules)
+        return PhaseVerdict(phase=memory.phase, pace=pace, memory=memory, changes=tuple(changes))
+
+
+def pace_of(phase: Phase, rules: PhaseRules) -> Pace:
+    """What the phase asks for."""
+    return {"convergence": rules.convergence, "fine-tuning": rules.tuning}.get(phase, rules.initial)
+
+
+def is_due(step: int, memory: PhaseMemory, rules: PhaseRules) -> bool:
+    """Whether this step is to be looked at."""
+    return step - memory.born < rules.dense or step % pace_of(memory.phase, rules).look == 0
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -79,19 +96,20 @@ def _seen(memory: PhaseMemory, step: Step, rules: PhaseRules) -> PhaseMemory:
     if not memory.start:
         memory = msgspec.structs.replace(memory, born=step.step, slope=Slope(step.step), changed=step.step)
     norms, loudest = memory.norms, memory.loudest
-    if step.norm >= 0 and isfinite(step.norm):
+    if 0 <= step.norm < HUGE:
         norms = (*norms, step.norm)[-rules.window :]
         loudest = max(loudest, _variance(norms)) if len(norms) == rules.window else loudest
     dropped = step.rate < rules.dropped * memory.rate
-    spent = memory.spent + (step.rate or 1.0) * (step.step - memory.seen if memory.start else 1)
+    spent = memory.spent + _rate(step.rate) * (step.step - memory.seen if memory.start else 1)
     width, curve = _drawn(memory, step, spent)
     return msgspec.structs.replace(
         memory,
         seen=step.step,
+        looks=memory.looks + 1,
         width=width,
         curve=curve,
         start=memory.start if len(memory.start) == FIRST else (*memory.start, step.loss),
-        recent=(*memory.recent, step.loss)[-2 * LOOK :],
+        recent=(*memory.recent, step.loss)[-LOOK:],
         norms=norms,
         loudest=loudest,
         jitter=_jitter(memory, step.loss),
@@ -142,19 +160,20 @@ def _joined(one: Point, other: Point) -> Point:
 
 def _judged(memory: PhaseMemory, view: PhaseView) -> PhaseMemory:
     age = memory.seen - memory.born + 1
-    if age % max(LOOK, memory.width) or age < 2 * view.rules.least:
+    if memory.looks % LOOK or age < 2 * view.rules.least:
         return memory
     if _leapt(memory, view.rules):
         return _begun_again(memory)
     speaks = {"initial": _behind_knee, "convergence": _little_left}.get(memory.phase)
     if speaks is None:
         return memory
-    weight = min(1.0, max(LOOK, memory.width) / max(view.rules.least, view.rules.hold * age))
+    passed = memory.seen - memory.judged if memory.judged >= memory.born else 0
+    weight = min(1.0, passed / max(view.rules.least, view.rules.hold * age))
     evidence = memory.evidence + weight * (speaks(memory, view) - memory.evidence)
     if evidence < SURE:
-        return msgspec.structs.replace(memory, evidence=evidence)
-    phase = "convergence" if memory.phase == "initial" else "fine-tuning"
-    return msgspec.structs.replace(memory, phase=phase, changed=memory.seen, evidence=0.0)
+        return msgspec.structs.replace(memory, evidence=evidence, judged=memory.seen)
+    phase: Phase = "convergence" if memory.phase == "initial" else "fine-tuning"
+    return msgspec.structs.replace(memory, phase=phase, changed=memory.seen, judged=memory.seen, evidence=0.0)
 
 
 def _begun_again(memory: PhaseMemory) -> PhaseMemory:
@@ -168,7 +187,7 @@ def _begun_again(memory: PhaseMemory) -> PhaseMemory:
         recent=memory.recent,
         rate=memory.rate,
         slope=Slope(since),
-        spent=len(memory.recent) * (memory.rate or 1.0),
+        spent=len(memory.recent) * _rate(memory.rate),
     )
 
 
@@ -176,7 +195,7 @@ def _leapt(memory: PhaseMemory, rules: PhaseRules) -> bool:
     if memory.phase == "initial":
         return False
     start, lowest = median(memory.start), _lowest(memory)
-    return min(memory.recent) > lowest + max(rules.lost * (start - lowest), CLEAR * _noise(memory))
+    return median(memory.recent) > lowest + max(rules.lost * (start - lowest), CLEAR * _noise(memory))
 
 
 def _behind_knee(memory: PhaseMemory, view: PhaseView) -> bool:
@@ -193,13 +212,17 @@ def _behind_knee(memory: PhaseMemory, view: PhaseView) -> bool:
 def _little_left(memory: PhaseMemory, view: PhaseView) -> bool:
     """Fits c + b/spent, by least squares, where what is spent is the learning rate times steps; b with its error."""
     rules, slope = view.rules, memory.slope
+    if memory.seen - memory.changed < rules.rest * (memory.changed - memory.born):
+        return False
     spent = memory.spent - slope.spent
     late = [point for point in memory.curve if point.spent - slope.spent >= spent / 2]
-    if len(late) < 4 or memory.seen + 1 - slope.step < 2 * rules.least:
+    if len(late) < 4 or late[0].spent <= slope.spent or memory.seen + 1 - slope.step < 2 * rules.least:
         return False
     inverse = [1 / (point.spent - slope.spent) for point in late]
     mean, level = _mean(inverse, late), _mean([point.loss for point in late], late)
     square = sum(point.count * (x - mean) ** 2 for x, point in zip(inverse, late, strict=True))
+    if square <= 0:  # the rate is nought
+        return False
     product = sum(point.count * (x - mean) * (point.loss - level) for x, point in zip(inverse, late, strict=True))
     steep = product / square + rules.doubt * _noise(memory) / sqrt(square)
     left = steep * (1 / spent - 1 / (spent + _to_spend(memory, view, late)))
@@ -211,8 +234,10 @@ def _to_spend(memory: PhaseMemory, view: PhaseView, late: Sequence[Point]) -> fl
     age = memory.seen + 1 - memory.slope.step
     steps = max(view.total - memory.seen - 1, SHORTEST * age) if view.total else float(age)
     first, middle = late[0], late[len(late) // 2]
-    early, now = (middle.spent - first.spent) / (middle.at - first.at), memory.rate or 1.0
-    falls = log(early / now) / (memory.seen - memory.born - (first.at + middle.at) / 2) if now > 0 else 0.0
+    early, now = (middle.spent - first.spent) / (middle.at - first.at), _rate(memory.rate)
+    falls = (
+        log(early / now) / (memory.seen - memory.born - (first.at + middle.at) / 2) if early > 0 and now > 0 else 0.0
+    )
     return now * (1 - exp(-falls * steps)) / falls if falls * steps > EVEN else now * steps
 
 
@@ -246,4 +271,9 @@ def _variance(values: Sequence[float]) -> float:
     return sum((value - mean) ** 2 for value in values) / len(values)
 
 
-__all__ = ["PhasePolicy", "Phases"]
+def _rate(rate: float) -> float:
+    """Where it is not known, all steps spend alike."""
+    return rate if rate >= 0 else 1.0
+
+
+__all__ = ["PhasePolicy", "Phases", "is_due", "pace_of"]
