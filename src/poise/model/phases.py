@@ -37,7 +37,7 @@ class PhaseRules(msgspec.Struct, frozen=True, kw_only=True):
     before. Fine-tuning begins when less than `left` of all that was gained is still to come, with `doubt` standard
     errors added, `rest` times as long after the knee as that took, or later. A run begins again when more than `lost`
     of its gain is lost. What is seen counts by how long it has been so: `hold` of the run's age, and `least` steps at
-    the least. A learning rate below `dropped` of the last begins a new slope. The first `dense` steps are all looked at.
+    the least. A learning rate below `dropped` of the last begins a new slope. All of the first `dense` steps count.
     """
 
     window: int = 10

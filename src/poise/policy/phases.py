@@ -55,6 +55,9 @@ EVEN = 0.01
 HUGE = 1e100
 """A loss or a norm from here on is as good as infinite, and is left out."""
 
+SPIKE = 5.0
+"""How far from the median of the recent ones a loss counts, in what the loss usually changes by."""
+
 SURE = 0.7
 """Of 1: so much must of late have spoken for the next phase."""
 
@@ -101,7 +104,8 @@ def _seen(memory: PhaseMemory, step: Step, rules: PhaseRules) -> PhaseMemory:
         loudest = max(loudest, _variance(norms)) if len(norms) == rules.window else loudest
     dropped = step.rate < rules.dropped * memory.rate
     spent = memory.spent + _rate(step.rate) * (step.step - memory.seen if memory.start else 1)
-    width, curve = _drawn(memory, step, spent)
+    recent = (*memory.recent, step.loss)[-LOOK:]
+    width, curve = _drawn(memory, step, spent, _clipped(step.loss, recent, memory))
     return msgspec.structs.replace(
         memory,
         seen=step.step,
@@ -109,7 +113,7 @@ def _seen(memory: PhaseMemory, step: Step, rules: PhaseRules) -> PhaseMemory:
         width=width,
         curve=curve,
         start=memory.start if len(memory.start) == FIRST else (*memory.start, step.loss),
-        recent=(*memory.recent, step.loss)[-LOOK:],
+        recent=recent,
         norms=norms,
         loudest=loudest,
         jitter=_jitter(memory, step.loss),
@@ -127,11 +131,19 @@ def _jitter(memory: PhaseMemory, loss: float) -> float:
     return usual + JITTER * (min(change, FAR * usual) - usual) if len(memory.start) == FIRST else max(usual, change)
 
 
-def _drawn(memory: PhaseMemory, step: Step, spent: float) -> tuple[int, tuple[Point, ...]]:
+def _clipped(loss: float, recent: Sequence[float], memory: PhaseMemory) -> float:
+    """A spike is drawn no higher than noise may reach; what stays up is, once most of the recent ones are there."""
+    if len(memory.start) < FIRST:
+        return loss
+    level, reach = median(recent), SPIKE * memory.jitter
+    return min(level + reach, max(level - reach, loss))
+
+
+def _drawn(memory: PhaseMemory, step: Step, spent: float, loss: float) -> tuple[int, tuple[Point, ...]]:
     at, width, curve = step.step - memory.born + 0.5, memory.width, memory.curve
     if curve and curve[-1].at // width == at // width:
-        return width, (*curve[:-1], _joined(curve[-1], Point(at, step.loss, spent, 1)))
-    curve = (*curve, Point(at, step.loss, spent, 1))
+        return width, (*curve[:-1], _joined(curve[-1], Point(at, loss, spent, 1)))
+    curve = (*curve, Point(at, loss, spent, 1))
     while len(curve) > POINTS:
         width *= 2
         joined: list[Point] = []
