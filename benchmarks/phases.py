@@ -8,7 +8,9 @@ Five ways to look: as a Session does, every fourth step with the mean loss since
 fine-tuning; at every step; at every step, but with the end of the run not known; without the gradients; and with the
 variance of the norms of the last ten gradients alone, above 0.1 initial, below 0.01 fine-tuning, for comparison.
 
-`--runs` takes others that `phases/record.py --seed 1 --out FOLDER` has made; the labels are those of the recorded ones."""
+`--runs` takes others that `phases/record.py --seed 1 --out FOLDER` has made; the labels are those of the recorded
+ones.
+"""
 
 import argparse
 import gzip

@@ -73,7 +73,8 @@ def norm_of(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     there = list(tensors)
     if not there:
         return torch.zeros(())
-    return torch.linalg.vector_norm(torch.stack([one.float() for one in torch._foreach_norm(there)]))
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([one.float() for one in torch._foreach_norm(there)]))
+    return norm
 
 
 __all__ = ["Watch", "norm_of"]

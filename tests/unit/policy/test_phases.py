@@ -1,6 +1,7 @@
 """Phases of training: told in order, once each, whatever the scale and the noise, and from a memory of bounded size."""
 
 import math
+from itertools import pairwise
 from random import Random
 
 import msgspec
@@ -17,7 +18,7 @@ ORDER: tuple[Phase, ...] = ("convergence", "fine-tuning")
 
 def fall(*, seed: int = 0, noise: float = 0.03, knee: int = 25, total: int = TOTAL, scale: float = 1.0) -> list[Step]:
     """A loss that falls fast, then in inverse proportion to the steps, and a gradient that goes with it."""
-    draw = Random(seed)
+    draw = Random(seed)  # noqa: S311
     steps = []
     for step in range(total):
         loss = 0.1 + 1.7 * math.exp(-step / knee) + 0.5 / (1 + step / knee)
@@ -26,8 +27,8 @@ def fall(*, seed: int = 0, noise: float = 0.03, knee: int = 25, total: int = TOT
     return steps
 
 
-def told(steps: list[Step], *, total: int = TOTAL, memory: PhaseMemory = PhaseMemory()) -> list[tuple[int, Phase]]:
-    return list(Phases().decide(PhaseView(steps=tuple(steps), total=total, memory=memory)).changes)
+def told(steps: list[Step], *, total: int = TOTAL) -> list[tuple[int, Phase]]:
+    return list(Phases().decide(PhaseView(steps=tuple(steps), total=total)).changes)
 
 
 def test_a_run_goes_through_its_phases_in_order() -> None:
@@ -49,14 +50,14 @@ def test_nothing_changes_back_and_forth_under_noise(seed: int, noise: float, kne
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=300))
 def test_whatever_the_losses_are_a_phase_follows_only_its_own(seed: int, losses: list[float]) -> None:
-    draw = Random(seed)
+    draw = Random(seed)  # noqa: S311
     steps = [
         Step(step=3 * number, loss=loss, norm=draw.choice([-1.0, 0.0, 1e200, math.inf, math.nan]), rate=draw.random())
         for number, loss in enumerate(losses)
     ]
     phases: list[Phase] = ["initial", *(phase for _, phase in told(steps))]
     follows = {"initial": "convergence", "convergence": "fine-tuning"}
-    assert all(now in ("initial", follows.get(before)) for before, now in zip(phases, phases[1:], strict=False))
+    assert all(now in ("initial", follows.get(before)) for before, now in pairwise(phases))
 
 
 @settings(max_examples=30, deadline=None)
@@ -104,13 +105,13 @@ def test_loud_gradients_put_fine_tuning_off_and_quiet_ones_bring_it_nearer() -> 
     rules = PhaseRules(lean=2.0)
 
     def level(late: float) -> int:
-        draw = Random(1)
+        draw = Random(1)  # noqa: S311
         steps = []
         for one in fall():
             spread = 1.0 if one.step < 100 else late
             steps.append(msgspec.structs.replace(one, norm=5 + spread * draw.random()))
         verdict = Phases().decide(PhaseView(steps=tuple(steps), total=TOTAL, rules=rules))
-        return dict((phase, at) for at, phase in verdict.changes).get("fine-tuning", TOTAL)
+        return {phase: at for at, phase in verdict.changes}.get("fine-tuning", TOTAL)
 
     assert level(0.01) < level(0.2) < level(1.0)
 
