@@ -21,6 +21,7 @@ from poise.model.phases import Pace, PhaseRules
 from poise.model.training import REPORT, Phase, Training
 from poise.train.state import put_together, take_apart
 from poise.train.watch import Watch, norm_of
+from train.gangs import HERE, Workers
 
 PASSES, SAMPLES, BATCH = 12, 1600, 64
 STEPS = PASSES * SAMPLES // BATCH
@@ -89,6 +90,20 @@ def test_a_restart_goes_on_in_its_phase_as_if_there_had_been_none() -> None:
     second.train()
     assert second.phases == [(stop + 1, "convergence"), (level, "fine-tuning")]
     assert second.run.watch.state_dict() == whole.run.watch.state_dict()
+
+
+def test_all_workers_of_a_gang_see_the_same_and_one_that_comes_new_does_too(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, HERE / "watched.py", batch=BATCH, epochs=4, pause=0.005)
+    try:
+        workers.start("a", "b")
+        workers.after("b", 25)
+        workers.become("a", "c")
+        assert workers.wait("a", "c") == [0, 0], workers.said("c")
+        one, other = workers.answers()
+        assert one == other
+        assert (one["born"], one["seen"]) == (0, 96)
+    finally:
+        workers.end()
 
 
 def test_it_watches_by_the_rules_it_is_given_and_not_at_all_without() -> None:

@@ -359,8 +359,8 @@ class Session:
 
     def _all_steps(self) -> int:
         """How many steps there are to the end of the last pass, if the number of workers stays."""
-        left = self._epochs * self._samples - self.epoch * self._samples - self._taken
-        return self.steps + max(0, -(-left // self.effective))
+        this, others = self._samples - self._taken, max(0, self._epochs - self.epoch - 1)
+        return self.steps - (-this // self.effective) - (-self._samples // self.effective) * others
 
     def _rate_factor(self) -> float:
         if self.scaling == "linear":
