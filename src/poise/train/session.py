@@ -28,12 +28,14 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from poise.drivers.heartbeat import step as beat
 from poise.errors import GangBroken, Misused
+from poise.model.phases import PhaseRules
 from poise.model.training import Training
 from poise.train import shards, state
 from poise.train.exchange import Exchange, Plain, begun
 from poise.train.gang import Gang, Leaving, WorkerLost
 from poise.train.reducer import Reducer
 from poise.train.telling import Teller
+from poise.train.watch import Watch, norm_of
 
 BATCH = 32
 """Samples of a step, where neither the session nor a DataLoader says how many."""
@@ -47,7 +49,7 @@ RECENT_STEPS = 64
 STOPPED = 128 + signal.SIGTERM
 """The exit code of a script that was asked to end, and has."""
 
-_NEWER, _STOP, _SAVE, _VOTES = range(4)
+_NEWER, _STOP, _SAVE, _LOSS, _VOTES = range(5)
 
 Scaling = Literal["constant", "linear", "sqrt"]
 
@@ -66,7 +68,7 @@ class Session:
     A step takes `batch` samples (without one, those of the DataLoader), in micro-batches of at most `micro` on each
     worker. `epochs` passes are made over the data, each in an order drawn from `seed` (`shuffle`: of a DataLoader, as
     it has it). `scheduler` steps after each step, gradients are clipped to a norm of `clip` (0: they are not). `also`
-    names what else has a state to keep.
+    names what else has a state to keep. `phases` is how its phases are told; None: they are not.
 
     `scaling` says what another number of workers changes. `constant`: nothing; a step is the same samples, split over
     more or fewer. `linear` and `sqrt`: each worker takes `batch` samples, and the learning rate is that of one worker
@@ -92,6 +94,7 @@ class Session:
         scaling: Scaling = "constant",
         exchange: Exchange | None = None,
         also: Mapping[str, Keeps] | None = None,
+        phases: PhaseRules | None = PhaseRules(),  # noqa: B008 - frozen
     ) -> None:
         loader = data if isinstance(data, DataLoader) else None
         self.data: Dataset[Any] = loader.dataset if loader is not None else data  # type: ignore[assignment]
@@ -105,7 +108,8 @@ class Session:
         self._shuffle = shuffle if shuffle is not None else loader is None or isinstance(loader.sampler, RandomSampler)
         self._loading = _loading(loader)
         self._samples = len(self.data)  # type: ignore[arg-type]
-        self._kept: dict[str, Keeps] = {"model": model, "optimizer": optimizer, **(also or {})}
+        self.watch = Watch(phases)
+        self._kept: dict[str, Keeps] = {"model": model, "optimizer": optimizer, "watch": self.watch, **(also or {})}
         if scheduler is not None:
             self._kept["scheduler"] = scheduler
         self._epochs = self._until = epochs
@@ -128,6 +132,8 @@ class Session:
         self._loss: torch.Tensor | float = 0.0
         self._loss_share = 0.0
         self._last_loss: torch.Tensor | float = 0.0
+        self._unseen: torch.Tensor | float = 0.0  # sum of this worker's losses since the watch looked last
+        self._unseen_steps = 0
         self._times: deque[float] = deque(maxlen=RECENT_STEPS)
         self._moment = 0.0
 
@@ -225,6 +231,7 @@ class Session:
             rate=float(self.optimizer.param_groups[0]["lr"]),
             loss=float(self._last_loss),
             precision="fp32",
+            phase=self.watch.phase,
             step_time=int(median * 1e9),
             goodput=int(1000 * self.samples / elapsed) if elapsed > 0 else 0,
             throughput=int(1000 * self.effective / median) if median else 0,
@@ -270,6 +277,9 @@ class Session:
         """What is agreed on in this step goes out first, then the gradients, as backward gets to them."""
         self._wishes[_NEWER] = float(self._gang.newer() is not None)
         self._wishes[_STOP] = float(self._stopping and not self._wishes[_NEWER])
+        self._unseen = self._unseen + self._loss
+        self._unseen_steps += 1
+        self._wishes[_LOSS] = float(self._unseen) / self._unseen_steps if self.watch.due(self.steps) else 0.0
         votes = torch.tensor(self._wishes, dtype=torch.float64)
         if self._reducer is None:
             self._vote = votes, bool
@@ -286,7 +296,8 @@ class Session:
         if lost:  # it is as if this step had not begun
             self._regroup(lost)
             return
-        self._update()
+        before = self.watch.phase
+        self._update(float(votes[_LOSS]))
         self._taken += step.samples
         self.samples += step.samples
         self.steps += 1
@@ -296,7 +307,7 @@ class Session:
         if self._loss_share:
             self._last_loss, self._loss, self._loss_share = self._loss / self._loss_share, 0.0, 0.0
         beat()
-        self._teller.tell(self.training)
+        self._teller.tell(self.training, now=self.watch.phase != before, every=self.watch.pace.tell)
         if votes[_STOP]:
             raise SystemExit(STOPPED)
         if votes[_NEWER]:
@@ -316,10 +327,15 @@ class Session:
                 return votes, str(error) or "it has gone"
         return votes, ""
 
-    def _update(self) -> None:
-        if self.clip:
-            torch.nn.utils.clip_grad_norm_(self._parameters, self.clip)
+    def _update(self, loss: float) -> None:
+        """Change the weights; `loss` is the mean since the watch looked last, if it looks now."""
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.clip) if self.clip else None
         factor = self._rate_factor()
+        if self.watch.due(self.steps):
+            norm = self._norm() if norm is None else norm
+            rate = float(self.optimizer.param_groups[0]["lr"]) * factor
+            self.watch.see(self.steps, loss=loss, norm=float(norm), rate=rate, total=self._all_steps())
+            self._unseen, self._unseen_steps = 0.0, 0
         rates = [group["lr"] for group in self.optimizer.param_groups]
         if factor != 1.0:
             for group in self.optimizer.param_groups:
@@ -334,6 +350,17 @@ class Session:
             self._reducer.clear()
         else:
             self.optimizer.zero_grad(set_to_none=True)
+
+    def _norm(self) -> torch.Tensor:
+        """Of the gradient that the optimizer gets."""
+        if self._reducer is not None:
+            return norm_of(bucket.flat for bucket in self._reducer.buckets)
+        return norm_of(one.grad for one in self._parameters if one.grad is not None)
+
+    def _all_steps(self) -> int:
+        """How many steps there are to the end of the last pass, if the number of workers stays."""
+        this, others = self._samples - self._taken, max(0, self._epochs - self.epoch - 1)
+        return self.steps - (-this // self.effective) - (-self._samples // self.effective) * others
 
     def _rate_factor(self) -> float:
         if self.scaling == "linear":
@@ -382,6 +409,7 @@ class Session:
     def _regroup(self, lost: str) -> None:
         self._changed, self._at = True, None
         self._loss, self._loss_share = 0.0, 0.0
+        self._unseen, self._unseen_steps = 0.0, 0
         self._await_orders(lost)
         self._join()
         self._teller.tell(self.training, now=True)

@@ -1,6 +1,7 @@
 """Where a worker says how training gets on: the file that POISE_REPORT names, which the agent of its node reads."""
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable
@@ -14,20 +15,22 @@ EVERY_SECONDS = 1.0
 
 
 class Teller:
-    """Writes what it is given, whole or not at all, at most once a second; nothing where nobody reads it."""
+    """Writes what it is given, whole or not at all, at most once a second or `every` so many; nothing where nobody
+    reads it.
+    """
 
     def __init__(self) -> None:
         path = os.environ.get(REPORT, "")
         self._path = Path(path) if path else None
-        self._next = 0.0
+        self._told = -math.inf
         self.said: Training | None = None
 
-    def tell(self, training: Callable[[], Training], *, now: bool = False) -> None:
-        """Say it if a second has passed since the last time, or `now`."""
+    def tell(self, training: Callable[[], Training], *, now: bool = False, every: float = EVERY_SECONDS) -> None:
+        """Say it if so many seconds have passed since the last time, or `now`."""
         moment = time.monotonic()
-        if self._path is None or (moment < self._next and not now):
+        if self._path is None or (moment < self._told + every and not now):
             return
-        self._next = moment + EVERY_SECONDS
+        self._told = moment
         self.said = training()
         draft = self._path.with_name(f"{self._path.name}.new")
         with contextlib.suppress(OSError):  # it is no reason to fail
