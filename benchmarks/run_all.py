@@ -17,6 +17,7 @@ from pathlib import Path
 from time import perf_counter
 
 import cache
+import checkpoint_stall
 import claims_serving
 import commands
 import decide
@@ -52,6 +53,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
             "footprint": lambda: footprint.measure(100, seconds=5.0, runs=5, starts=2),
             "restart": lambda: restart.measure(10_000, repeats=2),
             "precision": lambda: precision.measure(["cnn"], rounds=1),
+            "checkpoints": lambda: checkpoint_stall.measure(2, 128, 2),
             "faults": lambda: live_faults.measure((), 1, 5.0, with_peers=False),
             "quality": lambda: mixed.measure(["poise", "fifo"], 20, [1]),
             "serving claims": lambda: claims_serving.measure(many=2000),
@@ -67,6 +69,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
         "footprint": lambda: footprint.measure(1000, seconds=20.0, runs=30, starts=5),
         "restart": lambda: restart.measure(100_000, repeats=5),
         "precision": lambda: precision.measure(list(precision.SUBJECTS), rounds=3),
+        "checkpoints": lambda: checkpoint_stall.measure(15, 384, 4),
         "faults": lambda: live_faults.measure((), 3, 5.0, with_peers=True),
         "serving claims": claims_serving.measure,
         "serving claims, live": claims_serving.measure_live,

@@ -12,7 +12,7 @@
     └── Fault                 exit 2: Poise or its machine failed
         ├── Unreachable       no control plane answers
         ├── StoreFull         the disk is full: nothing new is accepted, reads go on
-        ├── StoreDamaged      the log does not read back as it was written
+        ├── StoreDamaged      the log, or a checkpoint, does not read back as it was written
         ├── CallLost          a call was lost with its workers
         ├── GangBroken        the workers of a gang did not find each other, or one has gone
         └── Busy              a bounded queue is full; try again
@@ -57,6 +57,7 @@ CODES = {
     "E206": "the log was written by a newer version",
     "E207": "a call was lost with its workers",
     "E208": "the workers of a gang did not find each other, or one has gone",
+    "E210": "a checkpoint is not as it was written",
     "E299": "an internal error",
 }
 

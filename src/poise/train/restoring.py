@@ -1,0 +1,122 @@
+"""A checkpoint read back: checked to the last bit while it is read, whole or not at all.
+
+    restored = load(Path("checkpoints"))
+    model.load_state_dict(restored.state["model"])
+
+Across any number of workers: each reads all parts, straight into the tensors. Nothing of it is run, and nothing but
+tensors, numbers, texts, bytes, lists, tuples and mappings can come of it.
+"""
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from poise.errors import NotFound, StoreDamaged
+from poise.model.checkpoints import MANIFEST, Kind, Manifest, unseal
+from poise.train.pieces import Damaged, read, rows_of, shard_file
+from poise.train.trees import DTYPES, put_together
+
+_NAME = re.compile(r"step-(\d+)")
+
+
+class Restored(NamedTuple):
+    """A state as it was saved at `step`; `own` is what each worker of the gang that saved it had for itself. `note` is
+    one sentence: of which checkpoint it is, and which newer ones were passed over and why.
+    """
+
+    state: Any
+    step: int
+    note: str
+    own: tuple[Any, ...] = ()
+
+
+def listed(folder: Path) -> list[int]:
+    """The steps of which there are checkpoints, in order. Whether they are whole, reading them tells."""
+    names = [_NAME.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted(int(name[1]) for name in names if name)
+
+
+def folder_of(folder: Path, step: int) -> Path:
+    return folder / f"step-{step}"
+
+
+def load(folder: Path, step: int | None = None) -> Restored:
+    """The checkpoint of that step, or the newest that is whole. Who writes in the folder is not disturbed.
+
+    Raises `NotFound`, and `StoreDamaged` if it, or none, is whole.
+    """
+    there = listed(folder)
+    wrong: dict[int, str] = {}
+    for one in [step] if step is not None else reversed(there):
+        if one in there:
+            try:
+                return restored(folder, one, wrong)
+            except (Damaged, OSError) as error:
+                wrong[one] = reason(error)
+    if not wrong:
+        have = ", ".join(map(str, there)) or "none"
+        raise NotFound("there is no such checkpoint", field=str(folder), have=have, hint=f"ls {folder}")
+    raise StoreDamaged("; ".join(passed(wrong)), code="E210", field=str(folder), hint=f"ls {folder}")
+
+
+def restored(folder: Path, step: int, wrong: Mapping[int, str]) -> Restored:
+    """That of this step; `wrong` is what was found of newer ones. Raises `Damaged` and `OSError`."""
+    path = folder_of(folder, step)
+    manifest = read_manifest(path)
+    try:
+        state, owns = _read(path, manifest)
+    except (LookupError, ValueError, msgspec.MsgspecError) as error:  # the checksums hold: it was written so on purpose
+        raise Damaged(f"it was written by another version: {error}") from None
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.at))
+    note = "; ".join([f"the checkpoint of step {step}, of {at}", *passed(wrong)])
+    return Restored(state, step, note, owns)
+
+
+def _read(path: Path, manifest: Manifest) -> tuple[Any, tuple[Any, ...]]:
+    tensors = [_empty(kind) for kind in manifest.kinds]
+    owns = []
+    covered: Counter[int] = Counter()
+    for shard in manifest.shards:
+        every = tensors + [_empty(kind) for kind in shard.kinds]
+        targets = [(piece, rows_of(every[piece.tensor], piece)) for piece in shard.pieces]
+        read(path / shard_file(shard.rank), shard.size, shard.head, targets)
+        covered.update({piece.tensor: piece.size for piece in shard.pieces})
+        owns.append(put_together(msgspec.json.decode(shard.own), every))
+    if any(covered[number] != tensor.nbytes for number, tensor in enumerate(tensors)):
+        raise Damaged("some of its tensors are not all there")
+    return put_together(msgspec.json.decode(manifest.tree), tensors), tuple(owns)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Raises `Damaged` and `OSError`."""
+    try:
+        manifest = unseal((path / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise Damaged("its manifest is missing") from None
+    except ValueError as error:
+        raise Damaged(str(error)) from None
+    if path.name != f"step-{manifest.step}":
+        raise Damaged(f"its manifest is of step {manifest.step}")
+    return manifest
+
+
+def passed(wrong: Mapping[int, str]) -> Iterator[str]:
+    """A sentence for each that was passed over, newest first."""
+    for step, why in sorted(wrong.items(), reverse=True):
+        yield f"that of step {step} was passed over: {why}"
+
+
+def reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror} ({Path(str(error.filename)).name})" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+def _empty(kind: Kind) -> torch.Tensor:
+    return torch.empty(kind.shape, dtype=DTYPES[kind.dtype])
