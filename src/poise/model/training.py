@@ -18,6 +18,9 @@ REPORT = "POISE_REPORT"
 ORDERS = "POISE_ORDERS"
 """The variable that names the file in which a worker is told who belongs to its gang."""
 
+CHECKPOINTS = "POISE_CHECKPOINTS"
+"""The variable that names the folder in which a gang keeps its checkpoints, if its script names none."""
+
 Phase = Literal["", "initial", "convergence", "fine-tuning"]
 """Where training is, as far as its gradients and its loss tell; empty: not known yet."""
 

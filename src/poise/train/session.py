@@ -13,6 +13,7 @@ numbers that are added up beside the gradients, on what one of them alone cannot
 """
 
 import math
+import os
 import signal
 import statistics
 import threading
@@ -30,9 +31,11 @@ from poise.drivers.heartbeat import step as beat
 from poise.errors import GangBroken, Misused
 from poise.model.phases import PhaseRules
 from poise.model.training import Training
+from poise.policy.checkpoints import Keep
 from poise.train import shards, state
 from poise.train.exchange import Exchange, Plain, begun
 from poise.train.gang import Gang, Leaving, WorkerLost
+from poise.train.keeping import Keeping
 from poise.train.reducer import Reducer
 from poise.train.telling import Teller
 from poise.train.watch import Watch, norm_of
@@ -74,6 +77,9 @@ class Session:
     more or fewer. `linear` and `sqrt`: each worker takes `batch` samples, and the learning rate is that of one worker
     times the number of workers (Goyal et al., 2017) or its square root (Krizhevsky, 2014).
 
+    `checkpoint` is the folder of its checkpoints (else what POISE_CHECKPOINTS names; else none are made), `keep` which
+    of them stay, `every` how often one is made: a number of steps, a time such as `5m`, or as it pays.
+
     Raises Misused for what it cannot follow, GangBroken if a worker is lost and nobody says how to go on. Asked to end
     by SIGTERM it does so after the step, with exit code 143.
     """
@@ -95,6 +101,9 @@ class Session:
         exchange: Exchange | None = None,
         also: Mapping[str, Keeps] | None = None,
         phases: PhaseRules | None = PhaseRules(),  # noqa: B008 - frozen
+        checkpoint: str | os.PathLike[str] | None = None,
+        keep: Keep = Keep(),  # noqa: B008  it is frozen
+        every: int | str = "",
     ) -> None:
         loader = data if isinstance(data, DataLoader) else None
         self.data: Dataset[Any] = loader.dataset if loader is not None else data  # type: ignore[assignment]
@@ -129,6 +138,7 @@ class Session:
         self._stopping = False
         self._handler: Any = None
         self._teller = Teller()
+        self._keeping = Keeping(checkpoint, keep, every)
         self._loss: torch.Tensor | float = 0.0
         self._loss_share = 0.0
         self._last_loss: torch.Tensor | float = 0.0
@@ -163,14 +173,19 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._handler is not None:
-            signal.signal(signal.SIGTERM, self._handler)
-            self._handler = None
-        if kind is None:
-            self._gang.conclude()
-            self._teller.tell(self.training, now=True)
-        self._drop_reducer()
-        self._gang.disband()
+        try:
+            if kind is None:
+                self._save(parting=True)
+                self._gang.conclude()
+            self._keeping.close()
+            if kind is None:
+                self._teller.tell(self.training, now=True)
+        finally:
+            if self._handler is not None:
+                signal.signal(signal.SIGTERM, self._handler)
+                self._handler = None
+            self._drop_reducer()
+            self._gang.disband()
 
     def epochs(self, count: int = 0) -> Iterator[int]:
         """The passes that are left of `count` (else of those the session was given), by number; a loop over the session
@@ -218,12 +233,12 @@ class Session:
         elapsed = time.time() - self._began
         accumulation = -(-self.effective // (self.world * self.micro)) if self.micro else 1
         median = statistics.median(self._times) if self._times else 0.0
-        passes = self._epochs * self._samples
-        done = self.epoch * self._samples + self._taken
+        saved = self._keeping.said()
         return Training(
             step=self.steps,
             samples=self.samples,
-            progress=min(1_000_000, 1_000_000 * done // passes) if passes else -1,
+            progress=self._progress(),
+            safe=self._keeping.safe,
             world=self.world,
             batch=self.micro or -(-self.effective // self.world),
             accumulation=accumulation,
@@ -237,8 +252,16 @@ class Session:
             throughput=int(1000 * self.effective / median) if median else 0,
             sent=self.exchange.sent // max(1, self.steps),
             plain=self.exchange.plain // max(1, self.steps),
+            checkpoint=saved,
+            restored=self._keeping.restored,
             resizes=self._gang.resizes,
         )
+
+    def _progress(self) -> int:
+        """How much of all the work is done, in millionths."""
+        passes = self._epochs * self._samples
+        done = self.epoch * self._samples + self._taken
+        return min(1_000_000, 1_000_000 * done // passes) if passes else -1
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
@@ -276,6 +299,7 @@ class Session:
     def _last_backward(self) -> None:
         """What is agreed on in this step goes out first, then the gradients, as backward gets to them."""
         self._wishes[_NEWER] = float(self._gang.newer() is not None)
+        self._wishes[_SAVE] = float(self.rank == 0 and self._keeping.due(self.steps + 1))
         self._wishes[_STOP] = float(self._stopping and not self._wishes[_NEWER])
         self._unseen = self._unseen + self._loss
         self._unseen_steps += 1
@@ -307,6 +331,8 @@ class Session:
         if self._loss_share:
             self._last_loss, self._loss, self._loss_share = self._loss / self._loss_share, 0.0, 0.0
         beat()
+        if votes[_SAVE] or votes[_STOP]:
+            self._save(parting=bool(votes[_STOP]))
         self._teller.tell(self.training, now=self.watch.phase != before, every=self.watch.pace.tell)
         if votes[_STOP]:
             raise SystemExit(STOPPED)
@@ -383,8 +409,11 @@ class Session:
         """Form the gang once; why that cannot be, if somebody is lost meanwhile."""
         try:
             self._gang.form(self._while_waiting)
+            self._keeping.open(self.rank, self.world)
+            self._restore()
             with self._gang.waiting():
                 self._sync()
+            self._keeping.go_on_from(self.steps)
         except Leaving as leaving:
             raise SystemExit(0 if leaving.over else STOPPED) from None
         except (WorkerLost, RuntimeError) as error:
@@ -407,6 +436,8 @@ class Session:
         self._synced = True
 
     def _regroup(self, lost: str) -> None:
+        if lost:
+            self._keeping.lost()
         self._changed, self._at = True, None
         self._loss, self._loss_share = 0.0, 0.0
         self._unseen, self._unseen_steps = 0.0, 0
@@ -438,7 +469,7 @@ class Session:
     def _asked_to_end(self, number: int, frame: FrameType | None) -> None:
         self._stopping = True
 
-    # --- state -------------------------------------------------------------------------------------------------------
+    # --- state and checkpoints ----------------------------------------------------------------------------------------
 
     def _state(self) -> dict[str, Any]:
         place = {
@@ -457,6 +488,25 @@ class Session:
         for name, one in self._kept.items():
             if name in found:
                 one.load_state_dict(found[name])
+
+    def _restore(self) -> None:
+        """What was saved last, at the beginning, and by worker 0: from it all others have it."""
+        if self._synced or self.rank != 0 or (found := self._keeping.restore()) is None:
+            return
+        try:
+            self._load(found)
+        except (RuntimeError, ValueError, LookupError) as error:  # as PyTorch says that it does not fit
+            raise _misused(
+                "what was saved is of another model or optimizer",
+                field="checkpoint",
+                have=str(error).strip().splitlines()[-1].strip(),
+                hint='poise.Session(..., checkpoint="another folder")',
+            ) from None
+
+    def _save(self, *, parting: bool = False) -> None:
+        self._keeping.save(
+            self._state, step=self.steps, progress=self._progress(), parting=parting, optimizer=self.optimizer
+        )
 
     def _check(self, loader: DataLoader[Any] | None, *, batch: int, micro: int, epochs: int, scaling: str) -> None:
         if isinstance(self.data, IterableDataset) or not hasattr(self.data, "__len__"):

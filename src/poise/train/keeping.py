@@ -1,0 +1,171 @@
+"""When a session saves, what of that it tells, and where it goes on: checkpoints as training uses them.
+
+Worker 0 says when the next one is due: after so many steps or so much time as is asked for, else by
+`policy/checkpoints` from what one costs here and from how often this training has failed, in all its attempts. All save
+at the same step. A gang that was formed anew saves after its first: what was being written then is given up.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import msgspec
+
+from poise.errors import Misused
+from poise.model.training import CHECKPOINTS, Saved
+from poise.policy.checkpoints import Keep, between_failures, interval
+from poise.train.checkpoints import Checkpoints
+from poise.train.restoring import reason
+from poise.units import SECOND, parse_duration
+
+LAST_PATIENCE = 8 * SECOND
+"""For which the last checkpoint of a worker is waited for: who is asked to end has ten seconds."""
+
+
+class Keeping:
+    """The checkpoints of a session in `folder`; none where neither it nor POISE_CHECKPOINTS names one.
+
+    `every`: a number of steps, or a time such as `5m`; without it, as it pays. Raises Misused.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None, keep: Keep, every: int | str) -> None:
+        given = folder or os.environ.get(CHECKPOINTS, "")
+        self.folder = Path(given) if given else None
+        self.restored = ""
+        self.safe = -1
+        self._keep = keep
+        self._steps, self._time = _every(every)
+        self._checkpoints: Checkpoints | None = None
+        self._world = 1
+        self._since = perf_counter_ns()
+        self._worked = self._failures = 0
+        self._progress: dict[int, int] = {}
+        self._due = False
+        self._last: Saved | None = None
+        self._stall = 0
+
+    def open(self, rank: int, world: int) -> None:
+        """This worker's place in its gang, from now on; before the gang's first exchange."""
+        self._count_work()
+        self._due = self._checkpoints is not None
+        self.close(0)
+        self._world = world
+        if self.folder is None:
+            return
+        epoch = int(os.environ.get("POISE_EPOCH", 0))
+        try:
+            self._checkpoints = Checkpoints(self.folder, rank=rank, world=world, epoch=epoch, keep=self._keep)
+        except OSError as error:
+            raise Misused(
+                f"checkpoints cannot be kept there: {reason(error)}",
+                field="checkpoint",
+                have=str(self.folder),
+                hint=f"mkdir -p {self.folder}",
+            ) from None
+
+    def restore(self) -> Mapping[str, Any] | None:
+        """The state that was saved last, if there is one; worker 0 gives it to the others."""
+        found = self._checkpoints.restore() if self._checkpoints is not None else None
+        if found is None:
+            return None
+        past = found.state.get("past") if isinstance(found.state, dict) else None
+        if past is None:
+            raise Misused(
+                "there are checkpoints of something else in this folder",
+                field="checkpoint",
+                have=str(self.folder),
+                hint='poise.Session(..., checkpoint="another folder")',
+            )
+        self.restored = found.note
+        self._worked, self._failures = past["worked"], past["failures"] + (not past["parted"])
+        self.safe = past["progress"]
+        return {name: one for name, one in found.state.items() if name != "past"}
+
+    def go_on_from(self, step: int) -> None:
+        """The gang is at this step: what was restored, or what others have."""
+        if self._checkpoints is not None and not self._due:
+            self._checkpoints.go_on_from(step)
+
+    def lost(self) -> None:
+        """The gang has lost a worker."""
+        self._failures += 1
+
+    def due(self, step: int) -> bool:
+        """Of worker 0: whether all should save at the end of this step."""
+        if self._checkpoints is None:
+            return False
+        if self._steps:
+            return self._due or step % self._steps == 0
+        return self._due or perf_counter_ns() - self._since >= self.every
+
+    def save(
+        self, state: Callable[[], Mapping[str, Any]], *, step: int, progress: int, parting: bool, **options: Any
+    ) -> None:
+        """All workers at the same step. `parting`: they end after it, which is no failure."""
+        if self._checkpoints is None:
+            return
+        self._count_work()
+        past = {"worked": self._worked, "failures": self._failures, "parted": parting, "progress": progress}
+        self._stall = self._checkpoints.save({**state(), "past": past}, step=step, **options)
+        self._progress = {one: done for one, done in self._progress.items() if one >= self._newest()} | {step: progress}
+        self._due = False
+
+    @property
+    def every(self) -> int:
+        """Nanoseconds between two, unless they are counted by steps."""
+        last = self.saved
+        between = between_failures(self._failures, self._worked, self._world)
+        cost, took = (last.stall, last.took) if last is not None else (self._stall, 0)
+        return self._time or interval(cost, between, took)
+
+    @property
+    def saved(self) -> Saved | None:
+        """The newest that this process has seen published."""
+        if self._checkpoints is not None:
+            self._look(self._checkpoints)
+        return self._last
+
+    def said(self) -> Saved | None:
+        """The same for those who look at the training."""
+        found = self.saved
+        return msgspec.structs.replace(found, every=0 if self._steps else self.every) if found is not None else None
+
+    def close(self, patience: int = LAST_PATIENCE) -> None:
+        """What is being written is finished; parts of others are waited for so long, in nanoseconds."""
+        if self._checkpoints is not None:
+            closing, self._checkpoints = self._checkpoints, None
+            try:
+                closing.close(patience)
+            finally:
+                self._look(closing)
+
+    def _look(self, checkpoints: Checkpoints) -> None:
+        found = checkpoints.published()
+        if found is not None:
+            self._last = found
+            self.safe = self._progress.get(found.step, self.safe)
+
+    def _count_work(self) -> None:
+        now = perf_counter_ns()
+        self._worked += (now - self._since) * self._world
+        self._since = now
+
+    def _newest(self) -> int:
+        return self._last.step if self._last is not None else -1
+
+
+def _every(every: int | str) -> tuple[int, int]:
+    """Steps and nanoseconds, one of them 0, or both."""
+    try:
+        if isinstance(every, str):
+            return 0, parse_duration(every) if every else 0
+        if every >= 0:
+            return every, 0
+    except ValueError:
+        pass
+    raise Misused("this is no interval", field="every", need="steps, or a time", have=repr(every), hint='every="5m"')
+
+
+__all__ = ["Keeping"]

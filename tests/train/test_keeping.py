@@ -1,0 +1,123 @@
+"""A session and its checkpoints: killed, resized and asked to end, training comes to where it would have come."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs poise[torch]")
+pytest.importorskip("sklearn", reason="needs poise[demo]")
+
+
+import torch
+
+from poise.errors import Misused
+from poise.policy.checkpoints import LEAST, Keep
+from poise.train import Session
+from poise.train.checkpoints import Checkpoints, load
+from poise.train.keeping import Keeping
+from poise.train.restoring import listed
+from poise.units import MINUTE
+
+from . import keeping
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("POISE_GANG_DIR", "POISE_CHECKPOINTS", "POISE_EPOCH", "POISE_REPORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_killed_resized_and_asked_to_end_it_comes_to_the_same(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, keeping.__file__, str(tmp_path)], check=True, timeout=120)
+    killed, ended, finished = json.loads((tmp_path / "ended").read_text())
+    assert (killed, ended, finished) == ([-9, -9], [143, 143, 143], [0])
+    undisturbed = keeping.train()
+    alone = json.loads((tmp_path / "done3.0").read_text())
+    # the gang that was asked to end saved after the step in which all had heard of it
+    first = keeping.ENDED_IN + 1
+    assert alone["began"][:2] == [first, first * keeping.BATCH - 64 + (1797 % 64)]
+    assert alone["restored"].startswith(f"the checkpoint of step {first}, of ")
+    assert "was passed over" not in alone["restored"]
+    assert alone["ended"] == [*undisturbed["ended"][:3], 1_000_000]
+    assert alone["saved"] == [undisturbed["ended"][0], 2]
+    for step, loss in alone["losses"].items():
+        assert loss == pytest.approx(undisturbed["losses"][int(step)], rel=1e-3)
+    for one, other in zip(alone["weights"], undisturbed["weights"], strict=True):
+        assert torch.allclose(torch.tensor(one), torch.tensor(other), atol=1e-4)
+    past = load(tmp_path / "checkpoints").state["past"]
+    assert (past["failures"], past["parted"]) == (1, True)  # it was killed once, and asked to end once
+    assert past["worked"] > 0
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POISE_CHECKPOINTS", str(tmp_path))
+    first = keeping.train()
+    again = keeping.train()
+    assert again["losses"] == {}
+    assert again["weights"] == first["weights"]
+    assert again["ended"] == [*first["ended"][:3], 1_000_000]
+
+
+def test_without_a_folder_none_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert keeping.train()["saved"] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_score_and_a_time_are_followed(tmp_path: Path) -> None:
+    done = keeping.train(checkpoint=tmp_path, every=20, keep=Keep(last=1, best=0, every=20))
+    assert listed(tmp_path) == [20, 40, done["ended"][0]]
+
+
+def test_how_often_follows_from_cost_and_failures(tmp_path: Path) -> None:
+    given = Keeping(tmp_path, Keep(), "5m")
+    assert given.every == 5 * MINUTE
+    found = Keeping(tmp_path, Keep(), "")
+    found.open(0, 1)
+    assert found.every == LEAST  # nothing is known of what one costs, and the first tells
+    assert not found.due(1)
+    found.save(lambda: {"weights": torch.zeros(10)}, step=1, progress=0, parting=False)
+    found._stall = 10 * LEAST
+    often = found.every
+    for _ in range(1000):
+        found.lost()
+    assert LEAST < found.every < often
+    found.close()
+
+
+@pytest.mark.parametrize("every", [-1, "soon", "5 parsecs"])
+def test_an_interval_that_is_none_is_refused(tmp_path: Path, every: Any) -> None:
+    model, optimizer, data = keeping.parts()
+    with pytest.raises(Misused) as refused:
+        Session(model, optimizer, data, checkpoint=tmp_path, every=every)
+    assert refused.value.record.field == "every"
+
+
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    model, optimizer, data = keeping.parts()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Misused), Session(model, optimizer, data, checkpoint=tmp_path / "file"):
+        pass
+    other = Checkpoints(tmp_path / "other")
+    other.save({"weights": torch.zeros(3)}, step=1)
+    other.close()
+    with pytest.raises(Misused), Session(model, optimizer, data, checkpoint=tmp_path / "other"):
+        pass
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    keeping.train(checkpoint=tmp_path)
+    _, _, data = keeping.parts()
+    other = torch.nn.Linear(64, 10)
+    with (
+        pytest.raises(Misused) as refused,
+        Session(other, torch.optim.SGD(other.parameters(), 0.1), data, checkpoint=tmp_path),
+    ):
+        pass
+    assert "Missing key" in refused.value.record.have or "Unexpected key" in refused.value.record.have
