@@ -243,6 +243,13 @@ class Agent:
                 _log.warning("devices have failed: %s", faults)
                 self._feed(machine.Faulted(tuple(faults)))
 
+    async def watch_training(self) -> None:
+        """What commands tell of their training."""
+        while True:
+            await asyncio.sleep(self._times.sample / SECOND)
+            if self._running and (told := await asyncio.to_thread(self._keepers.tellings.look, [*self._running])):
+                self._feed(machine.Telling(tuple(told)))
+
     async def prune_logs(self) -> None:
         while True:
             await asyncio.to_thread(prune, self._home.logs, KEEP_LOG_BYTES, KEEP_LOG_FILES)
@@ -304,9 +311,13 @@ class Agent:
         for one in running:
             self._running[one.attempt] = one.pid
         for done in ended:
-            self._running.pop(done.attempt, None)
+            if self._running.pop(done.attempt, None) is not None and (
+                told := self._keepers.tellings.look([done.attempt])
+            ):
+                self._feed(machine.Telling(tuple(told)))
             self._cpu_of_ended += done.ending.cpu
-        self._feed(machine.Changed(tuple(running), tuple(self._with_device_use(done) for done in ended)))
+        last = self._keepers.tellings.last_word
+        self._feed(machine.Changed(tuple(running), tuple(last(self._with_device_use(done)) for done in ended)))
 
     def _with_device_use(self, done: Ended) -> Ended:
         use = self._uses.pop(done.attempt, None) if self._uses else None
@@ -367,12 +378,12 @@ async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> N
     )
     observed = await keepers.open()
     node = NodeMachine(found, sorted(os.sched_getaffinity(0)) if declared is None else [])
-    node.adopt(observed.held, observed.ended)
+    node.adopt(observed.held, [keepers.tellings.last_word(done) for done in observed.ended])
     agent = Agent(home, keepers, node, offer)
     agent.adopt(observed.held)
     settle_memory()
     loop = asyncio.get_running_loop()
-    works = [agent.run(), agent.measure()]
+    works = [agent.run(), agent.measure(), agent.watch_training()]
     if offer.prunes:
         works.append(agent.prune_logs())
     if inventory is not None:

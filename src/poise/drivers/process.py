@@ -28,10 +28,12 @@ import msgspec
 
 from poise.drivers.gangs import Gangs
 from poise.drivers.system import Cgroups, boot_id
+from poise.drivers.tellings import Tellings, report_path, result_path
 from poise.errors import Fault, SpecError
 from poise.model.jobs import Ending
 from poise.model.messages import Attempt, Ended, Launch, Running
 from poise.model.resources import Device
+from poise.model.training import REPORT
 from poise.ports import Held, Observation
 
 _PROGRAM = Path(__file__).with_name("keeper.py")
@@ -127,6 +129,7 @@ def environment(launch: Launch, *, result: str, gang_folder: str = "", devices: 
     env["POISE_JOB"] = task.partition(".")[0]
     env["POISE_EPOCH"] = str(launch.attempt.epoch)
     env["POISE_RESULT"] = result
+    env[REPORT] = report_path(result)
     if launch.shape.memory:
         env["POISE_MEMORY"] = str(launch.shape.memory)
     if launch.hang:
@@ -213,6 +216,7 @@ class Keepers:
         self.spares = f"{self.logs}/.{_safe(node)}." if node else f"{self.logs}/."
         self.hello = _encode(["hello", {"spare": self.spares, "cgroup": cgroup}]) + b"\n"
         self._results = f"{self.folder}/results/"
+        self.tellings = Tellings(self._results)
         self._logs_text = str(self.logs)
         self.cgroup_parent = cgroups.parent if cgroups is not None and cgroups.writable else ""
         self._spare = spare
@@ -239,6 +243,7 @@ class Keepers:
             Ended(attempt=attempt, ending=_lost()) for attempt in sorted(strays) if attempt not in self._where
         ]
         await asyncio.to_thread(self._gangs.open, self._adopted)
+        await asyncio.to_thread(self.tellings.tidy, [*self._where])
         ended, self._observed = self._observed, None
         held = [one for _, slot in sorted(self._slots.items()) for one in slot.held.values()]
         self._retiring = asyncio.get_running_loop().create_task(self._retire())
@@ -280,6 +285,7 @@ class Keepers:
         for slot, group in by_slot.items():
             slot.forget(group)
         self._gangs.leave(attempts)
+        self.tellings.forget(attempts)
 
     async def close(self, quit: bool = False) -> None:
         """Lets go of the keepers, which go on; with `quit` those without work leave."""
@@ -298,7 +304,7 @@ class Keepers:
         launch = held.launch
         attempt = launch.attempt
         stem = _log_stem(self._logs_text, attempt)
-        result = f"{self._results}{attempt.task}.{attempt.epoch}.json"
+        result = result_path(self._results, attempt)
         gang_folder = self._gangs.join(launch) if launch.gang else ""
         env = environment(launch, result=result, gang_folder=gang_folder, devices=self.devices)
         if launch.serves:

@@ -5,7 +5,7 @@ What has to be decided to be known (`poise explain`) is answered by `kernel/what
 all that it needs of the ledger, so that it may be answered while the ledger goes on.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -42,12 +42,14 @@ from poise.model.reports import (
     TaskReport,
     TokenReport,
     Told,
+    TrainingReport,
     WhoReport,
     report_of,
 )
 from poise.model.resources import PLENTY, WHOLE, identity_of
 from poise.model.sweep import values_in
 from poise.model.tenants import Bearer, Token
+from poise.model.training import Training
 from poise.model.views import Candidate, Snapshot
 from poise.units import format_bytes, format_duration
 
@@ -63,8 +65,27 @@ WORTHS = ("worth", "instead")
 """What is told of a yield in worth an hour (`poise.policy.reclaim.value`); the rest is in seconds."""
 
 
-def job_report(ledger: Ledger, job: JobState, now: int, *, tasks: bool) -> JobReport:
-    """One job as of `now`; with its tasks when asked."""
+class LastWord(NamedTuple):
+    """What a unit said of its training, and the instant at which that was heard."""
+
+    at: int
+    said: Training
+
+
+def logged(unit: UnitState) -> LastWord | None:
+    """What the ledger knows of it: the latest that was worth a record."""
+    return None if unit.training is None else LastWord(unit.told, unit.training)
+
+
+def job_report(
+    ledger: Ledger,
+    job: JobState,
+    now: int,
+    *,
+    tasks: bool,
+    heard: Callable[[UnitState], LastWord | None] = logged,
+) -> JobReport:
+    """One job as of `now`; with its tasks when asked, and what was `heard` of their training."""
     counts: dict[str, int] = {}
     for unit in job.units:
         for task in unit.tasks:
@@ -87,6 +108,11 @@ def job_report(ledger: Ledger, job: JobState, now: int, *, tasks: bool) -> JobRe
         remaining=sum(unit.expected for unit in job.units if unit.spec.name in path and not unit.over),
         note=job.note,
         calls=_calls_report(job.calls) if job.calls is not None else None,
+        training=tuple(
+            TrainingReport(unit=unit.id, heard=ledger.wall(known.at), said=known.said)
+            for unit in (job.units if tasks else ())
+            if (known := heard(unit)) is not None
+        ),
         tasks=tuple(
             task_report(ledger, job, unit, index, now, slack.get(unit.spec.name, unit.slack))
             for unit in job.units

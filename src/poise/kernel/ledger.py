@@ -63,6 +63,7 @@ from poise.model.events import (
     Straggling,
     TokenAdded,
     TokenRevoked,
+    TrainingTold,
     Triggered,
     UnitsCancelled,
 )
@@ -86,6 +87,7 @@ from poise.model.profiles import Profile, estimate_run, is_brief, outlasting
 from poise.model.quotas import Amounts, Quota, asked
 from poise.model.resources import PLENTY, WHOLE, Device, Node, Shape, identity_of
 from poise.model.tenants import DEFAULT, HOME, Bearer, Token
+from poise.model.training import HUNDREDTH, Training
 from poise.model.views import LEAST_SHOWN, Candidate, Snapshot
 from poise.units import format_duration
 
@@ -178,7 +180,10 @@ class UnitState(msgspec.Struct, gc=False):
     there is none. `ooms` are the epochs in which it ran out of memory, `ran_out` is the least that it had asked for
     then; what it is tried in next is smaller where it can be: an elastic unit has at most `most` tasks (0: all).
     `barred` are the identities of devices that have failed it, with the epoch in which each did; `straggled` the latest
-    reports of attempts that took longer than their like. `speedups` is how it scales, if it has said so.
+    reports of attempts that took longer than their like. `speedups` is how it scales, if it has said so;
+    `training` what it said last of its training, at the instant `told`, `kept` when it was first
+    known of its newest checkpoint, and `left` how long the rest of its work takes
+    with its least tasks, by what the last attempt had said of its progress (0: it had not).
     """
 
     spec: Unit
@@ -221,6 +226,10 @@ class UnitState(msgspec.Struct, gc=False):
     barred: dict[str, int] = {}
     straggled: tuple[Straggling, ...] = ()
     speedups: Speedups | None = None
+    training: Training | None = None
+    told: int = 0
+    kept: int = 0
+    left: int = 0
 
     @property
     def most_tasks(self) -> int:
@@ -860,8 +869,8 @@ class Ledger:
             profiles[kind] = profiles[kind].failed(self._state.revision)
         if ending.outcome == "stopped" and unit.stopping in CAUSES:
             unit.attained += ending.run * max(1, unit.shape.gpus)
-        if ending.progress >= 0 and ending.outcome != "done":
-            unit.progress = min(ending.progress, ALL)
+        if ending.outcome != "done":
+            self._keep_progress(unit, index, ending.progress)
         if ending.outcome != "done" and not unit.stopping and len(unit.tasks) > 1:
             unit.stopping = "gang"
             self._mark(unit)
@@ -869,6 +878,31 @@ class Ledger:
             self._index_recovering(unit)
         if not any(other.active for other in unit.tasks):
             self._settle(unit, event.at)
+
+    def _keep_progress(self, unit: UnitState, index: int, said: int = -1) -> None:
+        """What of its work need not be done again, as the attempt of a task says itself when it ends, or has said of
+        its training; and how long the rest takes at its pace.
+        """
+        whole = self._whole_by_pace(unit)
+        if said < 0 and index == 0 and unit.training is not None and unit.told >= unit.placed:
+            said = unit.training.safe
+        if said >= 0:
+            unit.progress = min(said, ALL)
+            unit.left = whole * (ALL - unit.progress) // ALL
+            if unit.left:
+                self._expect_anew(unit)
+
+    @staticmethod
+    def _whole_by_pace(unit: UnitState) -> int:
+        """Nanoseconds that all of its work takes with its least tasks, at the pace that its training shows in this
+        attempt; 0 where it has said too little.
+        """
+        if unit.training is None or unit.told < unit.placed or not (started := unit.tasks[0].started):
+            return 0
+        done = unit.training.progress - unit.progress
+        if done < HUNDREDTH or unit.told <= started:
+            return 0
+        return (unit.told - started) * ALL // done * unit.size // (unit.spec.least or unit.size)
 
     def _straggling(self, event: Straggling) -> None:
         unit, index = self._tasks[event.task]
@@ -884,6 +918,16 @@ class Ledger:
         if unit.over:
             raise InvariantBroken(f"{event.unit} told how it scales, but is {unit.status}")
         unit.speedups = self._speedups[unit.id] = event.speedups
+
+    def _training_told(self, event: TrainingTold) -> None:
+        unit = self._units[event.unit]
+        if unit.status != "active":
+            raise InvariantBroken(f"{event.unit} told of its training, but is {unit.status}")
+        before, saved = unit.training, event.training.checkpoint
+        if saved is not None and (before is None or before.checkpoint is None or before.checkpoint.step != saved.step):
+            unit.kept = event.at
+        unit.training, unit.told = event.training, event.at
+        self._mark(unit)
 
     def _index_straggling(self, unit: UnitState) -> None:
         """What could be moved by itself; a gang is as slow wherever its slowest member is."""
@@ -1087,6 +1131,9 @@ class Ledger:
             unit.outlived = max(unit.outlived, (unit.saved + run * unit.size) // tasks)
         if unit.spec.checkpoint and unit.stopping in CAUSES:
             unit.saved += (run - run % unit.spec.checkpoint) * unit.size
+        self._expect_anew(unit)
+
+    def _expect_anew(self, unit: UnitState) -> None:
         expected = self._expected(unit)
         unit.tail += expected - unit.expected
         unit.expected = expected
@@ -1227,6 +1274,8 @@ class Ledger:
         if unit.status == "done":
             return max((task.ended - task.started for task in unit.tasks), default=0)
         spec = unit.spec
+        if unit.left:
+            return unit.left + spec.restore
         estimate = outlasting(estimate_run(self._state.profiles.get(spec.kind), spec.expect), unit.outlived)
         if unit.progress:
             return max(1, estimate.mean * (ALL - unit.progress) // ALL) + spec.restore
@@ -1330,6 +1379,7 @@ class Ledger:
         """A recovering unit is placed again: what it still held on lost nodes is given up."""
         unit.tries += 1
         self._stragglers.pop(unit.id, None)
+        self._keep_progress(unit, 0)
         for index, task in enumerate(unit.tasks):
             if task.active:
                 self._give_back(unit, index)
@@ -1490,6 +1540,7 @@ class Ledger:
             avoid=unit.avoid,
             saved=unit.saved,
             progress=unit.progress,
+            left=unit.left,
             outlived=unit.outlived,
             ran_out=unit.ran_out,
             tenant=self.limited_tenant(job),
@@ -1643,6 +1694,8 @@ class Ledger:
         spec, task = unit.spec, unit.tasks[index]
         known = self._state.nodes.get(task.node)  # it may have ended on a node that was forgotten since
         model = model_under(known.node, task.devices) if known is not None else ""
+        saved = unit.training.checkpoint if unit.training is not None and unit.told >= unit.placed else None
+        least = spec.least or unit.size
         return Resident(
             unit=unit.id,
             ordinal=unit.ordinal,
@@ -1653,7 +1706,8 @@ class Ledger:
             model=model,
             declared=spec.expect,
             devices=task.devices,
-            checkpoint=spec.checkpoint,
+            checkpoint=(saved.every if saved is not None else 0) or spec.checkpoint,
+            kept=max(unit.kept, task.started or unit.placed) if saved is not None else 0,
             restore=spec.restore,
             preempted=unit.preempted,
             moved=unit.moved,
@@ -1667,6 +1721,7 @@ class Ledger:
             work=spec.work,
             saved=unit.saved,
             progress=unit.progress,
+            foreseen=self._whole_by_pace(unit) * (ALL - unit.progress) // ALL * least // max(1, unit.size),
             outlived=unit.outlived,
             due=unit.due,
             weight=spec.weight,
@@ -1699,6 +1754,7 @@ class Ledger:
             Finished: self._finished,
             Straggling: self._straggling,
             SpeedupsTold: self._speedups_told,
+            TrainingTold: self._training_told,
             Held: self._held,
             NodeJoined: self._node_joined,
             NodeLost: self._node_lost,

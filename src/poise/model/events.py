@@ -14,6 +14,7 @@ from poise.model.jobs import Ending, Job, Speedups
 from poise.model.quotas import Quota
 from poise.model.resources import Node
 from poise.model.tenants import Token
+from poise.model.training import Training
 
 
 class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_defaults=True):
@@ -130,6 +131,14 @@ class SpeedupsTold(msgspec.Struct, frozen=True, tag="speedups", kw_only=True):
     at: int
     unit: str
     speedups: Speedups
+
+
+class TrainingTold(msgspec.Struct, frozen=True, tag="training", kw_only=True):
+    """A running unit has said how its training gets on, and something that is read has changed noticeably."""
+
+    at: int
+    unit: str
+    training: Training
 
 
 class Held(msgspec.Struct, frozen=True, tag="held", kw_only=True):
@@ -337,6 +346,7 @@ Event = (
     | Finished
     | Straggling
     | SpeedupsTold
+    | TrainingTold
     | Held
     | NodeJoined
     | NodeLost

@@ -22,7 +22,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `tasks` is how many it can use and `least` how many it must have (0: all). `others` are the shapes of its further
     artifacts. `attained` is the run time of its earlier attempts that were asked to yield, `preempted` their number,
     `saved` what of their work need not be done again, in nanoseconds of one task, and `progress` what it
-    said of that itself, in millionths of all its work; `outlived` how long its work is
+    said of that itself, in millionths of all its work, and `left` how long the rest takes with its least tasks by what
+    it said (nanoseconds, 0: nothing); `outlived` how long its work is
     known to take at least; `ran_out` the least memory that it asked for and ran out of (0: it never did). `tenant` is
     whose quota it counts against, where there is one. What `serves` has no end that could be foreseen: the text says
     what it answers for, and why it was asked for.
@@ -58,6 +59,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     avoid: str = ""
     saved: int = 0
     progress: int = 0
+    left: int = 0
     outlived: int = 0
     ran_out: int = 0
     tenant: str = ""

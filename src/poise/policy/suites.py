@@ -57,6 +57,7 @@ from poise.policy.reclaim import (
     lost_work,
     make_way,
     may_yield_at,
+    next_checkpoint,
     reserve,
     service,
     settled,
@@ -747,7 +748,7 @@ class _Round:
             if worth > 0 and (best is None or worth > best[0]):
                 best = (worth, resident)
             elif worth <= 0 and resident.checkpoint:  # least is lost just after a checkpoint
-                self._ask_again(now + resident.checkpoint - (now - resident.since) % resident.checkpoint)
+                self._ask_again(next_checkpoint(resident, now))
         if best is not None:
             why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"room for more than {best[1].size} tasks")
             self.decisions.append(Preempt(unit=best[1].unit, cause="grow", why=why))
