@@ -193,7 +193,7 @@ class Agent:
                     self._measure_devices_of(effect.launch)
                     self._keepers.start(effect.slot, effect.launch, effect.cpus)
                 case machine.Stop():
-                    self._keepers.stop(effect.attempt)
+                    self._keepers.stop(effect.attempt, effect.hung)
                 case machine.Renew():
                     self._keepers.renew(effect.attempt, effect.until)
                 case machine.Forget():
@@ -247,7 +247,8 @@ class Agent:
         """What commands tell of their training."""
         while True:
             await asyncio.sleep(self._times.sample / SECOND)
-            if self._running and (told := await asyncio.to_thread(self._keepers.tellings.look, [*self._running])):
+            told = await asyncio.to_thread(self._keepers.tellings.look, [*self._running]) if self._running else []
+            if told or self._node.listens():
                 self._feed(machine.Telling(tuple(told)))
 
     async def prune_logs(self) -> None:

@@ -261,11 +261,13 @@ class Keepers:
         self._where[launch.attempt] = place
         place.start(Held(slot, launch, cpus, None))
 
-    def stop(self, attempt: Attempt) -> None:
-        """Ends a running attempt, hands a waiting one back; nothing if it is not held."""
+    def stop(self, attempt: Attempt, hung: str = "") -> None:
+        """Ends a running attempt, hands a waiting one back; nothing if it is not held. `hung` is what was seen of one
+        that hangs: that is its outcome then.
+        """
         slot = self._where.get(attempt)
         if slot is not None:
-            slot.stop(attempt)
+            slot.stop(attempt, hung)
 
     def renew(self, attempt: Attempt, until: int) -> None:
         """The keeper kills the attempt at this instant of CLOCK_BOOTTIME, unless it is told another."""
@@ -368,7 +370,7 @@ class _Slot(asyncio.Protocol):
         self._keeper = 0  # its process, once connected
         self._partial = b""
         self._outbox: list[bytes] = []
-        self._stopping: set[Attempt] = set()
+        self._stopping: dict[Attempt, str] = {}  # and what was seen of those that hang
         self._endings: set[Attempt] = set()  # the keeper, or its journal, still has them
         self._forgotten: set[Attempt] = set()  # not told yet
         self._named: set[Attempt] = set()  # what an answer to hello has named so far
@@ -388,11 +390,11 @@ class _Slot(asyncio.Protocol):
         else:
             self._ensure()
 
-    def stop(self, attempt: Attempt) -> None:
+    def stop(self, attempt: Attempt, hung: str = "") -> None:
         if attempt in self.held and attempt not in self._stopping:
-            self._stopping.add(attempt)
+            self._stopping[attempt] = hung
             if self.up:
-                self._say(_encode(["stop", attempt]) + b"\n")
+                self._say(_encode(["stop", attempt, hung]) + b"\n")
 
     def renew(self, attempt: Attempt, until: int) -> None:
         if self.up and attempt in self.held:
@@ -509,7 +511,7 @@ class _Slot(asyncio.Protocol):
             self._endings.add(attempt)
             if self.held.pop(attempt, None) is None:
                 self._keepers.adopted(self, attempt, None)
-            self._stopping.discard(attempt)
+            self._stopping.pop(attempt, None)
             ended.append(Ended(attempt=attempt, ending=message.ending))
         elif kind is _Started:
             self._on_running(message.attempt, message.pid, running)
@@ -541,8 +543,8 @@ class _Slot(asyncio.Protocol):
                 self._say(self._keepers.launched(held))
             elif attempt in self._keepers.until:
                 self.renew(attempt, self._keepers.until[attempt])
-        for attempt in self._stopping:
-            self._say(_encode(["stop", attempt]) + b"\n")
+        for attempt, hung in self._stopping.items():
+            self._say(_encode(["stop", attempt, hung]) + b"\n")
         if self._forgotten:
             self._say(_encode(["forget", sorted(self._forgotten)]) + b"\n")
             self._forgotten.clear()
@@ -684,7 +686,8 @@ class _Slot(asyncio.Protocol):
             ended.append(Ended(attempt=attempt, ending=ending))
         returned = Ending(outcome="returned", note="its keeper has ended")
         ended += [Ended(attempt=attempt, ending=returned) for attempt in gone if attempt not in endings]
-        self._stopping.difference_update(gone)
+        for attempt in gone:
+            self._stopping.pop(attempt, None)
         self._keepers.changed([], ended)
 
     def _bury_if_empty(self) -> None:

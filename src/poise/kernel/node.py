@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from poise.kernel.steps import Steps
 from poise.model.jobs import Ending
 from poise.model.load import Load, has_changed
 from poise.model.messages import (
@@ -83,7 +84,10 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Stop(msgspec.Struct, frozen=True):
+    """`hung` is what was seen of an attempt that hangs."""
+
     attempt: Attempt
+    hung: str = ""
 
 
 class Renew(msgspec.Struct, frozen=True):
@@ -123,7 +127,7 @@ class Faulted(msgspec.Struct, frozen=True):
 
 
 class Telling(msgspec.Struct, frozen=True):
-    """Attempts have said how they get on, otherwise than before."""
+    """Attempts have said how they get on, otherwise than before; without any it was looked, and nothing has changed."""
 
     told: tuple[Told, ...]
 
@@ -202,6 +206,7 @@ class NodeMachine:
         self._unsaid_ended: dict[Attempt, Ended] = {}
         self._told: dict[Attempt, Told] = {}  # the latest of each that runs
         self._unsaid_told: dict[Attempt, Told] = {}
+        self._steps = Steps()
         self._faults: dict[DeviceFault, None] = {}  # not known to be heard
         self._said_faults: tuple[DeviceFault, ...] = ()
         self._said_load: Load | None = None
@@ -294,6 +299,10 @@ class NodeMachine:
     def held(self) -> int:
         """Attempts here that have not ended."""
         return len(self._launches)
+
+    def listens(self) -> bool:
+        """Whether anything that runs tells how it gets on."""
+        return bool(self._told)
 
     def waiting(self) -> list[Attempt]:
         """Attempts that it holds and has not handed to a slot."""
@@ -395,6 +404,7 @@ class NodeMachine:
 
     def _stop(self, attempt: Attempt) -> list[Effect]:
         """Hand back what waits here; ask the executor to stop what it holds."""
+        self._steps.forget(attempt)
         if attempt in self._slot_of:
             return [Stop(attempt)]
         self._hand_back(attempt)
@@ -430,9 +440,14 @@ class NodeMachine:
 
     def _tell(self, telling: Telling, now: int) -> list[Effect]:
         for told in telling.told:
-            if told.attempt in self._launches:
-                self._told[told.attempt] = self._unsaid_told[told.attempt] = told
-        return self._report(now)
+            launch = self._launches.get(told.attempt)
+            if launch is None:
+                continue
+            self._told[told.attempt] = self._unsaid_told[told.attempt] = told
+            if not launch.hang:  # else it has said itself how its silence is to be taken
+                self._steps.heard(told)
+        hung: list[Effect] = [Stop(attempt, note) for attempt, note in self._steps.hung(now)]
+        return hung + self._report(now)
 
     def _end(self, done: Ended) -> None:
         attempt = done.attempt
@@ -443,6 +458,7 @@ class NodeMachine:
         self._running.pop(attempt, None)
         self._unsaid_running.pop(attempt, None)
         self._told.pop(attempt, None)
+        self._steps.forget(attempt)
         self._ended[attempt] = self._unsaid_ended[attempt] = done
         slot = self._slot_of.pop(attempt, None)
         if slot is not None:
