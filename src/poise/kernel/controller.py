@@ -23,7 +23,7 @@ from poise.kernel.find import find, find_node
 from poise.kernel.fitting import check_all
 from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of
 from poise.kernel.schedulable import prepare
-from poise.kernel.straggle import stragglers
+from poise.kernel.straggle import Paces, stragglers
 from poise.kernel.verify import verify_hold, verify_place, verify_preempt
 from poise.kernel.watch import Fired, Watch
 from poise.model.calls import FromCaller, FromWorker, ToCaller, ToWorker
@@ -429,6 +429,7 @@ class Controller:
         self._last_round = 0
         self._last_recall = 0
         self._last_comparison = 0
+        self._paces = Paces()
         self._training: dict[str, tuple[int, LastWord]] = {}  # by unit, with its epoch; newer than what is in the log
         self._full = False
         self._last_recovery = 0
@@ -545,6 +546,8 @@ class Controller:
             self._last_comparison = now
             for straggling in list(stragglers(self.ledger, now, self._connected)):
                 self._commit(straggling)
+            for lagging in list(self._paces.lagging(self.ledger, now)):
+                self._commit(lagging)
         self._dispatch.tick(now)
         effects = list(self._flush())
         if self._may_decide(now) and self._should_decide(now):
@@ -949,6 +952,9 @@ class Controller:
                 speedups = one.speedups.within(len(unit.spec.tasks))
                 if unit.speedups is None or speedups.differs(unit.speedups):
                     self._commit(SpeedupsTold(at=now, unit=unit.id, speedups=speedups))
+            if one.training is not None and one.training.compute and len(unit.tasks) > 1:
+                index = next(index for index, other in enumerate(unit.tasks) if other is task)
+                self._paces.heard(unit, index, one.training.compute, now)
             if one.training is not None and task is unit.tasks[0]:
                 self._training[unit.id] = (unit.epoch, LastWord(now, one.training))
                 known = unit.training if unit.told >= unit.placed else None

@@ -247,6 +247,9 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
     elif unit.status == "active":
         slow = {task.node: task.straggles for task in unit.tasks if task.active and task.straggles}
         found += [Reason(code="STRAGGLING", subject=node, need=format_duration(slow[node])) for node in sorted(slow)]
+        if (lags := unit.lags) is not None:
+            computes, usual = format_duration(lags.computes), format_duration(lags.usual)
+            found.append(Reason(code="LAGGING", subject=lags.node, have=computes, need=usual))
     return found
 
 
@@ -582,6 +585,10 @@ def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int,
         yield last.at, f"attempt {epoch} of {what} on {nodes} {how}, {format_duration(last.ending.run)} in"
     for seen in unit.straggled:
         yield seen.at, f"{_task_name(seen)} straggles on {seen.node}: {_compared(seen)}"
+    if (lags := unit.lags) is not None:
+        computes, usual = format_duration(lags.computes), format_duration(lags.usual)
+        who = f"{lags.task.partition('.')[2]} lags on {lags.node}"
+        yield lags.at, f"{who}: it computes for {computes} in each step, and {lags.siblings} others for {usual}"
     for order in unit.yielded:
         yield order.at, f"{unit.spec.name} asked to {what_for(order)}"
     for order in unit.gained:

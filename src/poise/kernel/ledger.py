@@ -43,6 +43,7 @@ from poise.model.events import (
     Held,
     JobCancelled,
     JobSubmitted,
+    Lagging,
     NodeDrained,
     NodeForgotten,
     NodeJoined,
@@ -180,10 +181,10 @@ class UnitState(msgspec.Struct, gc=False):
     there is none. `ooms` are the epochs in which it ran out of memory, `ran_out` is the least that it had asked for
     then; what it is tried in next is smaller where it can be: an elastic unit has at most `most` tasks (0: all).
     `barred` are the identities of devices that have failed it, with the epoch in which each did; `straggled` the latest
-    reports of attempts that took longer than their like. `speedups` is how it scales, if it has said so;
-    `training` what it said last of its training, at the instant `told`, `kept` when it was first
-    known of its newest checkpoint, and `left` how long the rest of its work takes
-    with its least tasks, by what the last attempt had said of its progress (0: it had not).
+    reports of attempts that took longer than their like, `lags` that of a member for which its gang waits. `speedups`
+    is how it scales, if it has said so; `training` what it said last of its training, at the instant `told`, `kept`
+    when it was first known of its newest checkpoint, and `left` how long the rest of its work takes with its least
+    tasks, by what the last attempt had said of its progress (0: it had not).
     """
 
     spec: Unit
@@ -225,6 +226,7 @@ class UnitState(msgspec.Struct, gc=False):
     most: int = 0
     barred: dict[str, int] = {}
     straggled: tuple[Straggling, ...] = ()
+    lags: Lagging | None = None
     speedups: Speedups | None = None
     training: Training | None = None
     told: int = 0
@@ -719,7 +721,7 @@ class Ledger:
         unit.status, unit.epoch, unit.placed = "active", event.epoch, event.at
         self._forget_yields(unit)
         unit.queued, unit.brief, unit.why = event.queued, event.brief, event.why
-        unit.stopping, unit.not_before, unit.avoid, unit.leases = "", 0, "", {}
+        unit.stopping, unit.not_before, unit.avoid, unit.leases, unit.lags = "", 0, "", {}, None
         unit.size, unit.variant = len(event.spots), event.variant
         self._hold_room(unit)
         for index, (task, spot) in enumerate(
@@ -913,6 +915,14 @@ class Ledger:
         unit.straggled = (*unit.straggled[1 - PAST_ORDERS :], event)
         self._index_straggling(unit)
 
+    def _lagging(self, event: Lagging) -> None:
+        unit, index = self._tasks[event.task]
+        if unit.tasks[index].status != "running" or event.epoch != unit.epoch:
+            status = unit.tasks[index].status
+            raise InvariantBroken(f"{event.task}#{event.epoch} lags, but is {status} in epoch {unit.epoch}")
+        unit.lags = event
+        self._index_straggling(unit)
+
     def _speedups_told(self, event: SpeedupsTold) -> None:
         unit = self._units[event.unit]
         if unit.over:
@@ -930,8 +940,10 @@ class Ledger:
         self._mark(unit)
 
     def _index_straggling(self, unit: UnitState) -> None:
-        """What could be moved by itself; a gang is as slow wherever its slowest member is."""
-        if len(unit.tasks) == 1 and unit.tasks[0].straggles:
+        """What could be moved by itself; a gang is as slow wherever its slowest member is, and moves as a whole where
+        it waits for one in each step.
+        """
+        if unit.lags is not None or (len(unit.tasks) == 1 and unit.tasks[0].straggles):
             self._stragglers[unit.id] = unit
 
     def _held(self, event: Held) -> None:
@@ -1089,7 +1101,8 @@ class Ledger:
         elif outcome in ("returned", "stopped"):
             self._keep_what_was_done(unit)
             unit.recalled = unit.recalled or (unit.queued and outcome == "returned")
-            unit.avoid = unit.tasks[0].node if unit.stopping == "move" else ""
+            slow = unit.lags.node if unit.lags is not None else unit.tasks[0].node
+            unit.avoid = slow if unit.stopping == "move" else ""
             self._again(unit, at, delay=0)
         else:
             unit.tries += 1
@@ -1573,7 +1586,12 @@ class Ledger:
                 self._resident(unit) for unit in sorted(self._elastic.values(), key=_ordinal) if not unit.stopping
             ),
             stragglers=tuple(
-                Straggler(resident=self._resident(unit), node=task.node, expected=task.straggles)
+                Straggler(
+                    resident=self._resident(unit),
+                    node=unit.lags.node if unit.lags is not None else task.node,
+                    expected=unit.lags.usual if unit.lags is not None else task.straggles,
+                    computes=unit.lags.computes if unit.lags is not None else 0,
+                )
                 for unit in sorted(self._stragglers.values(), key=_ordinal)
                 if (task := unit.tasks[0]).status == "running" and not unit.stopping
             ),
@@ -1753,6 +1771,7 @@ class Ledger:
             Started: self._started,
             Finished: self._finished,
             Straggling: self._straggling,
+            Lagging: self._lagging,
             SpeedupsTold: self._speedups_told,
             TrainingTold: self._training_told,
             Held: self._held,

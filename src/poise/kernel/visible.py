@@ -26,6 +26,7 @@ from poise.model.events import (
     Held,
     JobCancelled,
     JobSubmitted,
+    Lagging,
     NodeDrained,
     NodeForgotten,
     NodeJoined,
@@ -132,7 +133,7 @@ class Sight:
                 return self._only(event, frozenset()) if self._is_own(event.unit) else None
             case FunctionTold() | Called() | CallTried() | Returned() | CallsClosed():
                 return event if self._is_own(event.job) else None
-            case Started() | Finished() | Straggling():
+            case Started() | Finished() | Straggling() | Lagging():
                 return event if self._is_own(event.task) else None
             case SpeedupsTold() | TrainingTold():
                 return event if self._is_own(event.unit) else None

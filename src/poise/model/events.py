@@ -125,6 +125,20 @@ class Straggling(msgspec.Struct, frozen=True, tag="straggling", kw_only=True):
     siblings: int
 
 
+class Lagging(msgspec.Struct, frozen=True, tag="lagging", kw_only=True):
+    """A member of a gang `computes` for longer in each step than the others, which then wait for it: `siblings` on the
+    same model of device compute for `usual` on the median. Said once of an attempt.
+    """
+
+    at: int
+    task: str
+    epoch: int
+    node: str
+    computes: int
+    usual: int
+    siblings: int
+
+
 class SpeedupsTold(msgspec.Struct, frozen=True, tag="speedups", kw_only=True):
     """A running unit has said how it scales, for the first time or noticeably otherwise than before."""
 
@@ -345,6 +359,7 @@ Event = (
     | Started
     | Finished
     | Straggling
+    | Lagging
     | SpeedupsTold
     | TrainingTold
     | Held

@@ -100,11 +100,14 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):
-    """The only attempt of a unit, on a node where it takes longer than its like, which took `expected`."""
+    """The only attempt of a unit, on a node where it takes longer than its like, which took `expected`. Or a gang, of
+    which a member there `computes` for so long in each step, and the others for as long as `expected`.
+    """
 
     resident: Resident
     node: str
     expected: int
+    computes: int = 0
 
 
 class Fleet:

@@ -417,15 +417,23 @@ class _Round:
     def _gang_rows(self, candidate: Candidate, shape: Shape, needed: int) -> list[int]:
         """A row for every task, close together: on one node, else in one rack, else in one zone, else anywhere; on
         devices of one model wherever one could hold it, the fastest first: of a gang on several all are as slow as one.
+        On the node to avoid only if it cannot be without.
         """
         if self._gang_room.get(shape, needed) < needed:
             return []
-        row = self.draft.best_whole(candidate, shape, needed, candidate.tasks)
+        avoid = self.draft.fleet.rows.get(candidate.avoid, -1)
+        rows = self._gang_rows_on(candidate, shape, needed, without=avoid) if avoid >= 0 else []
+        return rows or self._gang_rows_on(candidate, shape, needed)
+
+    def _gang_rows_on(self, candidate: Candidate, shape: Shape, needed: int, *, without: int = -1) -> list[int]:
+        row = self.draft.best_whole(candidate, shape, needed, candidate.tasks, without=without)
         if row is not None:
             return [row] * needed
         room = self.draft.capacity(shape)
         self._gang_room[shape] = int(room.sum())
-        if self._gang_room[shape] < needed:
+        if without >= 0:
+            room = np.where(np.arange(len(room)) == without, 0, room)
+        if int(room.sum()) < needed:
             return []
         fleet = self.draft.fleet
         masks = [mask for _, mask in self._by_speed(candidate, shape)]
@@ -868,14 +876,21 @@ class _Round:
     def _move_stragglers(self) -> None:
         """What takes longer than its like begins anew on another node like its own, if that wins: what is left of it
         (as long again as it has run, as of all that has overrun) is more than coming back and a whole run cost there.
+        A gang that waits for one of its members wins what it waits of what is left, and loses what is in no checkpoint.
         """
         fleet, now = self.view.fleet, self.view.now
         for straggler in self.view.stragglers:
             resident = straggler.resident
             if not resident.preemptible or resident.unit in self._yielding:
                 continue
-            wins = resident.since + straggler.expected + resident.restore
-            at = max(wins, settled(resident, MIN_RUN))
+            if straggler.computes:
+                at = settled(resident, MIN_RUN)
+                left = ends(resident, now, self.draft.speeds) - now
+                waits = 1 - straggler.expected / straggler.computes
+                if now > at and left * waits <= lost_work(resident, now):
+                    at = next_checkpoint(resident, now) if resident.checkpoint else now + MIN_RUN
+            else:
+                at = max(resident.since + straggler.expected + resident.restore, settled(resident, MIN_RUN))
             if now <= at:
                 self._ask_again(at + 1)
                 continue
@@ -884,7 +899,8 @@ class _Round:
             room = room * self.draft.capacity(resident.shape)
             if room.max(initial=0) > 0:
                 target = int(room.argmax())
-                rank = f"it takes longer than its like on {straggler.node}, and {fleet.names[target]} has room"
+                what = "a gang waits for its member" if straggler.computes else "it takes longer than its like"
+                rank = f"{what} on {straggler.node}, and {fleet.names[target]} has room"
                 why = Why(policy=self.recipe.name, base=self.view.revision, rank=rank)
                 self.decisions.append(Preempt(unit=resident.unit, cause="move", why=why))
                 self.draft.keep(target, resident.unit, resident.shape, now)
