@@ -1,5 +1,6 @@
 """Training tells the control plane what it sees: through the file that POISE_REPORT names, from any command."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_it_outlives_the_agent_and_the_control_plane(shared: Living) -> None:
     for what in ("agent", "control"):
         was = shared.pid(what)
         kill(was)
-        until(lambda what=what, was=was: shared.pid(what) not in (0, was), f"there is another {what}")
+        until(partial(other, shared, what, was), f"there is another {what}")
         until(lambda: said(shared, "lives"), "it is known again")
         assert said(shared, "lives") == {"step": 5, "phase": "initial"}
     shared.poise("cancel", "lives")
@@ -107,13 +108,11 @@ time.sleep(60)
 """
     train(shared, script, name="again")
     until(lambda: shared.poise("show", "again", "--json").value["tasks"][0]["epoch"] == 2, "it is tried again")
-    [ending] = [
-        event["event"]["ending"]
-        for event in events(shared)
-        if event["event"]["type"] == "finished" and event["event"]["ending"].get("progress", -1) >= 0
-    ]
+    job = shared.poise("show", "again", "--json").value["id"]
+    known = [event["event"] for event in events(shared)]
+    [ending] = [one["ending"] for one in known if one["type"] == "finished" and one["task"].startswith(f"{job}.")]
     assert ending["progress"] == 450_000
-    told = [event["event"]["training"]["step"] for event in events(shared) if event["event"]["type"] == "training"]
+    told = [one["training"]["step"] for one in known if one["type"] == "training" and one["unit"].startswith(f"{job}.")]
     assert told[-1] == 50
     shared.poise("cancel", "again")
 
@@ -128,6 +127,37 @@ def test_nothing_is_left_of_it(shared: Living) -> None:
         lambda: [*folder.iterdir()],
     )
     assert said(shared, "brief") == {"step": 1}
+
+
+def test_what_is_tried_again_is_told_what_it_may_use_in_its_phase(shared: Living) -> None:
+    script = """
+if os.environ["POISE_EPOCH"] == "1":
+    tell(step=30, phase="fine-tuning")
+    time.sleep(2.5)
+    os.kill(os.getpid(), 9)
+names = ("POISE_PHASE", "POISE_THREADS", "OMP_NUM_THREADS", "POISE_DEVICE_MEMORY")
+with open(os.environ["POISE_RESULT"], "w") as file:
+    json.dump({name: os.environ[name] for name in names}, file)
+"""
+    shared.file("phases.py", TRAIN + script)
+    job = {
+        "name": "phases",
+        "run": ["python3", str(shared.work / "phases.py")],
+        "resources": {"cpu": 2},
+        "phases": {"fine-tuning": {"cpu": 1, "device_memory": "30%"}},
+    }
+    shared.client().submit(job)
+    assert shared.poise("wait", "phases").code == 0
+    assert shared.poise("show", "phases", "--json").value["tasks"][0]["result"] == {
+        "POISE_PHASE": "fine-tuning",
+        "POISE_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "POISE_DEVICE_MEMORY": "0.3",
+    }
+
+
+def other(living: Living, what: str, was: int) -> bool:
+    return living.pid(what) not in (0, was)
 
 
 def events(living: Living) -> list[dict[str, Any]]:

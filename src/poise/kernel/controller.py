@@ -89,7 +89,7 @@ from poise.model.resources import PLENTY, Device, Node, identity_of, is_declared
 from poise.model.spec import Compiled
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role, Token
 from poise.model.times import Times
-from poise.model.training import TELL_EVERY, Training, is_news
+from poise.model.training import DEVICE_MEMORY, LIBRARY_THREADS, PHASE, TELL_EVERY, THREADS, Training, is_news
 from poise.model.triggers import Triggers
 from poise.model.views import Snapshot
 from poise.units import MILLISECOND, SECOND
@@ -1143,7 +1143,7 @@ class Controller:
             shape=shape,
             slots=self.ledger.nodes[state.node].pools[shape.key()].slots,
             folder=job.folder,
-            env=job.env | task.env if task.env else job.env,
+            env=_in_phase(unit, job.env | task.env if task.env else job.env),
             devices=state.devices,
             priority=int(spec.priority),
             kind=spec.kind,
@@ -1228,3 +1228,15 @@ class Controller:
         self._connected.clear()
         self._dispatch = self._make_dispatch(self.ledger.now)
         return (*refused, *hung, HangCalls())
+
+
+def _in_phase(unit: UnitState, env: dict[str, str]) -> dict[str, str]:
+    """What it is told of the phase in which it is placed: how many threads it should use, and which part of the memory
+    of its devices it may (of a share that is what was reserved). A number of threads that its job declares stands.
+    """
+    if not unit.spec.phases:
+        return env
+    asks, threads = unit.spec.in_phase(unit.phase), str(max(1, unit.shape.cpu // 1000))
+    part = 1000 if asks is None or unit.shape.gpu_memory else asks.memory
+    told = {PHASE: unit.phase, THREADS: threads, DEVICE_MEMORY: f"{part / 1000:g}"}
+    return {LIBRARY_THREADS: threads} | env | told

@@ -77,6 +77,7 @@ from poise.model.fleet import (
     MEMORY,
     NETWORK,
     Fleet,
+    Phased,
     PoolView,
     Resident,
     Straggler,
@@ -183,8 +184,8 @@ class UnitState(msgspec.Struct, gc=False):
     `barred` are the identities of devices that have failed it, with the epoch in which each did; `straggled` the latest
     reports of attempts that took longer than their like, `lags` that of a member for which its gang waits. `speedups`
     is how it scales, if it has said so; `training` what it said last of its training, at the instant `told`, `kept`
-    when it was first known of its newest checkpoint, and `left` how long the rest of its work takes with its least
-    tasks, by what the last attempt had said of its progress (0: it had not).
+    when it was first known of its newest checkpoint, `phase` the one in which it was placed, and `left` how long the
+    rest of its work takes with its least tasks, by what the last attempt had said of its progress (0: it had not).
     """
 
     spec: Unit
@@ -229,6 +230,7 @@ class UnitState(msgspec.Struct, gc=False):
     lags: Lagging | None = None
     speedups: Speedups | None = None
     training: Training | None = None
+    phase: str = ""
     told: int = 0
     kept: int = 0
     left: int = 0
@@ -248,13 +250,27 @@ class UnitState(msgspec.Struct, gc=False):
     @property
     def shape(self) -> Shape:
         """The shape of the artifact it was placed in."""
-        return self.shape_of(self.variant) if self.variant or self.barred else self.spec.shape
+        plain = not (self.variant or self.barred or self.spec.phases)
+        return self.spec.shape if plain else self.shape_of(self.variant)
+
+    @property
+    def phase_told(self) -> str:
+        """The phase that its training said last that it is in."""
+        return self.training.phase if self.training is not None else ""
+
+    @property
+    def shape_to_be(self) -> Shape:
+        """The shape of the artifact it was placed in, for the phase that its training is in by now."""
+        now, shape = self.spec.shape_in(self.phase_told, self.variant), self.shape
+        return msgspec.structs.replace(shape, cpu=now.cpu, gpu_memory=now.gpu_memory)
 
     def shape_of(self, variant: int) -> Shape:
-        """The shape of its artifact number `variant`, without the devices that have failed it: while it is placed,
-        those that had when it was, since that is the room it holds.
+        """The shape of its artifact number `variant`, in the phase of its training and without the devices that have
+        failed it: while it is placed, as that was when it was, since that is the room it holds.
         """
         shape = self.spec.shape_of(variant)
+        if self.spec.phases:
+            shape = self.spec.shape_in(self.phase if self.status == "active" else self.phase_told, variant)
         if not self.barred or not shape.gpus:
             return shape
         placed = self.status == "active"
@@ -716,6 +732,7 @@ class Ledger:
             self._drop_attempts(unit)
         elif unit.status == "pending":
             self._remove_pending(unit)
+            unit.phase = unit.phase_told
         else:
             raise InvariantBroken(f"{event.unit} was placed while {unit.status}")
         unit.status, unit.epoch, unit.placed = "active", event.epoch, event.at
@@ -938,6 +955,14 @@ class Ledger:
             unit.kept = event.at
         unit.training, unit.told = event.training, event.at
         self._mark(unit)
+        self._index_phase(unit)
+
+    def _index_phase(self, unit: UnitState) -> None:
+        """What would be placed in another shape now, since its training has come into another phase."""
+        if unit.spec.phases and unit.shape_to_be != unit.shape:
+            self._phased[unit.id] = unit
+        else:
+            self._phased.pop(unit.id, None)
 
     def _index_straggling(self, unit: UnitState) -> None:
         """What could be moved by itself; a gang is as slow wherever its slowest member is, and moves as a whole where
@@ -1088,6 +1113,7 @@ class Ledger:
         self._active.pop(unit.id, None)
         self._elastic.pop(unit.id, None)
         self._compared.pop(unit.id, None)
+        self._phased.pop(unit.id, None)
         self._stragglers.pop(unit.id, None)
         job = self._state.jobs[unit.job]
         if unit.stopping == "cancel" and (outcome != "done" or job.calls is not None):
@@ -1595,6 +1621,16 @@ class Ledger:
                 for unit in sorted(self._stragglers.values(), key=_ordinal)
                 if (task := unit.tasks[0]).status == "running" and not unit.stopping
             ),
+            phased=tuple(
+                Phased(
+                    resident=self._resident(unit),
+                    phase=unit.phase_told,
+                    shape=unit.shape_to_be,
+                    nodes=tuple(task.node for task in unit.tasks if task.active),
+                )
+                for unit in sorted(self._phased.values(), key=_ordinal)
+                if not unit.stopping
+            ),
             yielded=dict(self._state.yielded),
             quotas={tenant: quota.amounts.plus(held, -1) for tenant, (quota, held) in self.quotas().items()},
             running=self._shapes.copy(),
@@ -1799,6 +1835,7 @@ class Ledger:
         self._recovering: dict[str, UnitState] = {}
         self._elastic: dict[str, UnitState] = {}
         self._compared: dict[str, UnitState] = {}
+        self._phased: dict[str, UnitState] = {}
         self._stragglers: dict[str, UnitState] = {}
         self._shapes: dict[Shape, int] = {}
         self._speedups: dict[str, Speedups] = {}
@@ -1824,6 +1861,7 @@ class Ledger:
                 elif unit.status == "active":
                     unit.size = unit.size or len(unit.tasks)  # as it was before there were elastic units
                     self._index_active(unit)
+                    self._index_phase(unit)
                     self._index_recovering(unit)
                     self._index_straggling(unit)
                     for task in unit.tasks:
@@ -1890,6 +1928,7 @@ class Ledger:
             "_active",
             "_elastic",
             "_compared",
+            "_phased",
             "_stragglers",
             "_recovering",
         ):
@@ -2032,6 +2071,7 @@ def _queue_of(job: Job | JobState, unit: Unit) -> str:
     """Units alike to placement, served in order; a tenant, a graph, a deadline or a gang sets units apart."""
     apart = len(job.units) > 1 or unit.deadline or len(unit.tasks) > 1 or unit.variants or unit.weight != 1000
     own = job.id if apart or unit.work != NO_WORK or unit.serves else ""
+    own = f"{job.id}.{unit.name}" if unit.phases else own
     whose = "" if job.tenant == DEFAULT else f"{job.tenant}:"
     return f"{whose}{int(unit.priority)}/{unit.shape.key()}/{unit.kind}/{own}"
 

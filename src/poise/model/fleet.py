@@ -110,6 +110,17 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     computes: int = 0
 
 
+class Phased(msgspec.Struct, frozen=True, kw_only=True):
+    """A running unit whose training has come into another `phase`, in which it asks for another `shape`; and the nodes
+    of its tasks.
+    """
+
+    resident: Resident
+    phase: str
+    shape: Shape
+    nodes: tuple[str, ...]
+
+
 class Fleet:
     """Columns over N nodes of at most D devices.
 

@@ -22,6 +22,13 @@ ORDERS = "POISE_ORDERS"
 CHECKPOINTS = "POISE_CHECKPOINTS"
 """The variable that names the folder in which a gang keeps its checkpoints, if its script names none."""
 
+PHASE, THREADS, DEVICE_MEMORY = "POISE_PHASE", "POISE_THREADS", "POISE_DEVICE_MEMORY"
+"""By these a task of a job with `phases` is told in which it was placed, how many threads it should use, and which part
+of the memory of its devices it may (0.6)."""
+
+LIBRARY_THREADS = "OMP_NUM_THREADS"
+"""Heeded by libraries that compute; set for a job with `phases` that does not set it itself."""
+
 Phase = Literal["", "initial", "convergence", "fine-tuning"]
 """Where training is, as far as its gradients and its loss tell; empty: not known yet."""
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from poise.model.fleet import Fleet, PoolView, Resident, Straggler
+from poise.model.fleet import Fleet, Phased, PoolView, Resident, Straggler
 from poise.model.jobs import NO_WORK, WEIGHT, Speedups, Work
 from poise.model.profiles import Profile
 from poise.model.quotas import Amounts
@@ -76,8 +76,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     `profiles` holds what was learned, by class and by `class@device model`; `throughputs` declared
     speeds, by the same keys. `speedups` is how units scale that have said it themselves, by unit. `elastic` has one
     entry for each running unit that could use more tasks or fewer, `stragglers` for each of one task that takes longer
-    than its like; `yielded` says which units have yielded to which that still wait, `quotas` how much more the work of
-    a tenant with a quota may take, `running` how many attempts of each shape there are on nodes.
+    than its like, or gang that waits for a member, and `phased` for each that asks for more or less than it has by the
+    phase of its training; `yielded` says which units have yielded to which that still wait, `quotas` how much more the
+    work of a tenant with a quota may take, `running` how many attempts of each shape there are on nodes.
     `triggers` names what forced this round."""
 
     revision: int
@@ -91,6 +92,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     speedups: Mapping[str, Speedups] = {}
     elastic: tuple[Resident, ...] = ()
     stragglers: tuple[Straggler, ...] = ()
+    phased: tuple[Phased, ...] = ()
     yielded: Mapping[str, str] = {}
     quotas: Mapping[str, Amounts] = {}
     running: Mapping[Shape, int] = {}

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Spot, Why
-from poise.model.fleet import CPU, DEVICES, HOT, Resident
-from poise.model.jobs import GRACE
+from poise.model.fleet import CPU, DEVICES, HOT, MEMORY, NETWORK, Phased, Resident
+from poise.model.jobs import FIRST_PHASE, GRACE
 from poise.model.profiles import expected_run, is_brief
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import LEAST_SHOWN, Candidate, Snapshot
@@ -317,6 +317,7 @@ class _Round:
         if self.recipe.reallocate:
             self._reallocate()
             self._move_stragglers()
+            self._follow_phases()
             self._move_up()
         if self._postponed:
             self._ask_again(self.view.now + 1)
@@ -905,6 +906,63 @@ class _Round:
                 self.decisions.append(Preempt(unit=resident.unit, cause="move", why=why))
                 self.draft.keep(target, resident.unit, resident.shape, now)
 
+    def _follow_phases(self) -> None:
+        """Training that has come into a phase in which it asks for less gives the rest back, if it loses little and
+        something waits that has room with it; one that asks for more is given it, if nothing waits and there is room.
+        """
+        now, fleet = self.view.now, self.view.fleet
+        for one in self.view.phased:
+            resident, shape = one.resident, one.shape
+            if not resident.preemptible or not resident.running or resident.unit in self._yielding:
+                continue
+            if now < (at := settled(resident, COOL_DOWN)):
+                self._ask_again(at)
+                continue
+            if not (resident.checkpoint or resident.kept):
+                continue
+            if ends(resident, now, self.draft.speeds) - now <= lost_work(resident, now):
+                self._ask_again(next_checkpoint(resident, now) if resident.checkpoint else now + MIN_RUN)
+                continue
+            rows = Counter(fleet.rows[name] for name in one.nodes if name in fleet.rows)
+            why = Why(policy=self.recipe.name, base=self.view.revision, rank=_in_words(one))
+            if shape.cpu <= resident.shape.cpu and shape.gpu_memory <= resident.shape.gpu_memory:
+                found = self._fits_with(one, rows)
+                if found is None:
+                    continue
+                self.decisions.append(Preempt(unit=resident.unit, cause="shrink", why=why, to=found.unit))
+                self._yielding.add(resident.unit)
+            elif not self._waiting and not self._postponed and self._has_more(one, rows):
+                self.decisions.append(Preempt(unit=resident.unit, cause="grow", why=why))
+                self._yielding.add(resident.unit)
+
+    def _fits_with(self, one: Phased, rows: Mapping[int, int]) -> Candidate | None:
+        """The first that waits, of one task, for which there is room where this gives some back."""
+        fleet, free = self.view.fleet, self.draft.free
+        cpu = one.resident.shape.cpu - one.shape.cpu
+        memory = one.resident.shape.gpu_memory - one.shape.gpu_memory
+        for candidate in self._waiting:
+            asks = candidate.shape
+            if (candidate.least or candidate.tasks) > 1:
+                continue
+            for row, tasks in rows.items():
+                after = free[:, row] - (asks.cpu - cpu * tasks, asks.memory, asks.network, 0)
+                if (after[[CPU, MEMORY, NETWORK]] < 0).any() or fleet.closed[row]:
+                    continue
+                here = [device for device in one.resident.devices if memory and one.nodes[0] == fleet.names[row]]
+                shared = asks.is_part and any(
+                    fleet.device_memory[row, device] + memory >= asks.gpu_memory
+                    and fleet.device_share[row, device] >= asks.share
+                    for device in here
+                )
+                if asks.gpus <= free[DEVICES, row] or shared:
+                    return candidate
+        return None
+
+    def _has_more(self, one: Phased, rows: Mapping[int, int]) -> bool:
+        """Whether there is room, where it is, for what it asks for beyond what it has."""
+        more = one.shape.cpu - one.resident.shape.cpu
+        return all(self.draft.free[CPU, row] >= more * tasks for row, tasks in rows.items())
+
     # --- words -------------------------------------------------------------------------------------------------------
 
     def _why(self, candidate: Candidate, shape: Shape, row: int, gang: Sequence[int] = ()) -> Why:
@@ -1008,6 +1066,10 @@ def _serving_first(ordered: list[Candidate]) -> list[Candidate]:
         lower = next((at for at, other in enumerate(ordered[:place]) if other.priority > one.priority), place)
         ordered = [*ordered[:lower], one, *ordered[lower:place], *ordered[place + 1 :]]
     return ordered
+
+
+def _in_words(one: Phased) -> str:
+    return f"in its {one.phase or FIRST_PHASE} phase it asks for {one.shape.describe()}"
 
 
 def _cost(found: tuple[Yielding, Shape]) -> float:
