@@ -69,7 +69,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     in millionths (-1: not known). In one step each of `world` workers takes `accumulation` times `batch` samples, all
     together `effective`. `step_time` is the median of recent steps (0: it makes none now, and none is missed),
     `goodput` milli-samples a second since the first attempt, with all that was lost, and `throughput` the same of
-    recent steps.
+    recent steps. A `loss` of 0 is not known, or no number.
 
     `sent` bytes went out per step and worker, where `plain` would have without compression. `energy` was used since
     the first attempt, as `energy_source` tells (nvml, rapl, model). `memory` is the most that a worker held on its
