@@ -167,6 +167,16 @@ _FORMS: dict[str, Schema] = {
     },
     "weight": {"minimum": 0.001, "maximum": 1000},
     "checkpoint": {"anyOf": [_DURATION, {"$ref": "#/$defs/CheckpointSpec"}, {"type": "null"}]},
+    "phases": {
+        "anyOf": [
+            {"const": "auto"},
+            {
+                "type": "object",
+                "propertyNames": {"enum": list(spec.PHASES)},
+                "additionalProperties": {"$ref": "#/$defs/PhaseSpec"},
+            },
+        ]
+    },
     "phase.cpu": {"anyOf": [_CPU, {"type": "null"}]},
     "phase.device_memory": _SHARE,
     "resources.cpu": _CPU,

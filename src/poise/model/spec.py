@@ -165,7 +165,7 @@ class CheckpointSpec(msgspec.Struct, forbid_unknown_fields=True):
     restore: Quantity = 0
 
 
-Phase = Literal["initial", "convergence", "fine-tuning"]
+PHASES = ("initial", "convergence", "fine-tuning")
 
 AUTO_PHASES = (
     InPhase(phase="convergence", cpu=8000, memory=600),
@@ -216,7 +216,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     artifacts: dict[str, ArtifactSpec] = {}
     work: WorkSpec | None = None
     checkpoint: Quantity | CheckpointSpec | None = None
-    phases: Literal["auto"] | dict[Phase, PhaseSpec] = {}
+    phases: Literal["auto"] | dict[str, PhaseSpec] = {}
     preemptible: bool = True
     weight: float = 1.0
     serves: str = ""
@@ -814,6 +814,9 @@ def _phases(spec: TaskSpec, field: str, shape: Shape, found: Findings) -> tuple[
     made = []
     for phase, asked in spec.phases.items():
         at = f"{field}.{phase}"
+        if phase not in PHASES:
+            need, hint = ", ".join(PHASES), near(phase, PHASES)
+            found.add(SpecError("there is no such phase of training", field=at, need=need, have=phase[:80], hint=hint))
         cpu = found.get(0, parse_or_raise, parse_cpu, asked.cpu, f"{at}.cpu", MAX_CPU) if asked.cpu is not None else 0
         memory = found.get(1000, parse_or_raise, parse_share, asked.device_memory, f"{at}.device_memory", 1000)
         if cpu > shape.cpu:
