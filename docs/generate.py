@@ -464,6 +464,7 @@ def job_file() -> str:
                 ("artifacts.NAME", "ArtifactSpec"),
                 ("work", "WorkSpec"),
                 ("checkpoint", "CheckpointSpec"),
+                ("phases", "PhaseSpec"),
             )
         ),
         "## `sweep`",

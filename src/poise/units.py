@@ -123,6 +123,18 @@ def format_bytes(amount: int | None) -> str:
     return f"{value:.0f} {unit}" if value == int(value) else f"{value:.1f} {unit}"
 
 
+def format_energy(millijoules: int) -> str:
+    """Energy for people: `850 J`, `3.2 Wh`, `1.25 kWh`.
+
+    >>> format_energy(4_500_000_000)
+    '1.25 kWh'
+    """
+    joules = millijoules / 1000
+    if joules < 3600:
+        return f"{joules:.3g} J"
+    return f"{joules / 3.6e3:.3g} Wh" if joules < 3.6e6 else f"{joules / 3.6e6:,.2f} kWh"
+
+
 def parse_rate(text: str | int | float) -> int:
     """Bits per second from `10Gbit`, `400Gbit/s`, `900GB/s` (bytes are eight bits); a bare number is bits per second.
 

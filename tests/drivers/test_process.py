@@ -131,6 +131,18 @@ def test_two_slots_run_at_once_and_each_in_order(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
+def test_what_is_stopped_since_it_hangs_has_hung(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with fleet(tmp_path) as one:
+            one.start(0, "j1.a", "sleep 60")
+            await one.until(lambda: "j1.a" in one.running)
+            one.keepers.stop(Attempt("j1.a", 1), "no step for 1m0s")
+            assert await one.until_ended("j1.a") == ["hung"]
+            assert one.ended["j1.a"].note == "no step for 1m0s"
+
+    run(tmp_path, story)
+
+
 def test_a_command_knows_who_it_is(tmp_path: Path) -> None:
     async def story() -> None:
         devices = (Device(index=0, uuid="GPU-a"), Device(index=1, uuid="GPU-b"))
@@ -153,7 +165,7 @@ def test_a_command_knows_who_it_is(tmp_path: Path) -> None:
             part = environment_in(tmp_path, Attempt("j12.cut[2]", 1))
             folder = Path(gang.pop("POISE_GANG_DIR"))
             assert os.path.isdir(folder)  # noqa: ASYNC240, PTH112 — a test may block
-            gang.pop("POISE_RESULT")
+            assert gang.pop("POISE_REPORT") == gang.pop("POISE_RESULT").replace(".json", ".report")
             gang.pop("PWD", None)
             assert gang == {
                 "PATH": "/usr/local/bin:/usr/bin:/bin",

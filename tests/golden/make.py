@@ -22,6 +22,7 @@ from poise.model.events import Event, decode_event, encode_event
 from poise.model.jobs import Ending, Speedups
 from poise.model.messages import Attempt, DeviceFault, Report, Told
 from poise.model.tenants import Role
+from poise.model.training import Saved, Training
 from poise.policy.recipe import compile_recipe
 from poise.policy.suites import Suite
 from poise.testing import World
@@ -134,7 +135,29 @@ def scaling() -> World:
     return world.after("61s").after("1s").round().after("10m").round().finish_all(run="20s")
 
 
-SCENES: tuple[Callable[[], World], ...] = (noops, gangs, lost, calls, tenants, troubles, scaling)
+def training() -> World:
+    """Training tells of itself: its phase makes room for another, a gang waits for one of its members and moves."""
+    world = World().nodes(5, cpu=8)
+    world.job("phased", cpu=8, phases="auto").job("gang", workers=3, cpu=8, checkpoint="1m").round()
+    world.start("phased", *(f"gang.main[{rank}]" for rank in range(3))).drain("n5")
+    for number in range(50):
+        if number == 20:
+            world.job("other", cpu=2)
+        done, step = world.now // 3600 // 1000, world.now // SECOND
+        saved = Saved(step=step, every=60 * SECOND)
+        for name in ("phased.main", *(f"gang.main[{rank}]" for rank in range(3))):
+            unit, task = world.task(name)
+            said = Training(step=step, compute=SECOND // (1 if name == "gang.main[1]" else 3))
+            if name in ("phased.main", "gang.main[0]"):
+                said = msgspec.structs.replace(said, phase="fine-tuning", progress=done, safe=done, checkpoint=saved)
+            told = Told(attempt=Attempt(f"{unit.job}.{name.partition('.')[2]}", unit.epoch), training=said)
+            if task.status == "running":
+                world.hear(task.node, Report(serial=99, told=(told,)))
+        world.after("5s").round()
+    return world.drain("n5", on=False).round().restart().finish_all(run="20s")
+
+
+SCENES: tuple[Callable[[], World], ...] = (noops, gangs, lost, calls, tenants, troubles, scaling, training)
 
 
 def state_of(ledger: Ledger) -> Any:

@@ -193,7 +193,7 @@ class Agent:
                     self._measure_devices_of(effect.launch)
                     self._keepers.start(effect.slot, effect.launch, effect.cpus)
                 case machine.Stop():
-                    self._keepers.stop(effect.attempt)
+                    self._keepers.stop(effect.attempt, effect.hung)
                 case machine.Renew():
                     self._keepers.renew(effect.attempt, effect.until)
                 case machine.Forget():
@@ -242,6 +242,14 @@ class Agent:
             if faults := await asyncio.to_thread(inventory.faults):
                 _log.warning("devices have failed: %s", faults)
                 self._feed(machine.Faulted(tuple(faults)))
+
+    async def watch_training(self) -> None:
+        """What commands tell of their training."""
+        while True:
+            await asyncio.sleep(self._times.sample / SECOND)
+            told = await asyncio.to_thread(self._keepers.tellings.look, [*self._running]) if self._running else []
+            if told or self._node.listens():
+                self._feed(machine.Telling(tuple(told)))
 
     async def prune_logs(self) -> None:
         while True:
@@ -304,9 +312,13 @@ class Agent:
         for one in running:
             self._running[one.attempt] = one.pid
         for done in ended:
-            self._running.pop(done.attempt, None)
+            if self._running.pop(done.attempt, None) is not None and (
+                told := self._keepers.tellings.look([done.attempt])
+            ):
+                self._feed(machine.Telling(tuple(told)))
             self._cpu_of_ended += done.ending.cpu
-        self._feed(machine.Changed(tuple(running), tuple(self._with_device_use(done) for done in ended)))
+        last = self._keepers.tellings.last_word
+        self._feed(machine.Changed(tuple(running), tuple(last(self._with_device_use(done)) for done in ended)))
 
     def _with_device_use(self, done: Ended) -> Ended:
         use = self._uses.pop(done.attempt, None) if self._uses else None
@@ -367,12 +379,12 @@ async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> N
     )
     observed = await keepers.open()
     node = NodeMachine(found, sorted(os.sched_getaffinity(0)) if declared is None else [])
-    node.adopt(observed.held, observed.ended)
+    node.adopt(observed.held, [keepers.tellings.last_word(done) for done in observed.ended])
     agent = Agent(home, keepers, node, offer)
     agent.adopt(observed.held)
     settle_memory()
     loop = asyncio.get_running_loop()
-    works = [agent.run(), agent.measure()]
+    works = [agent.run(), agent.measure(), agent.watch_training()]
     if offer.prunes:
         works.append(agent.prune_logs())
     if inventory is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from poise.cli import output
+from poise.cli import output, training
 from poise.cli.output import Column, Shown
 from poise.cli.render import LOGGED, ago, counts_text, print_json, say, shorten, status_text
 from poise.client import current_home
@@ -94,6 +94,7 @@ def _job_shown(report: JobReport) -> Shown:
         failed = f", {calls.failed} failed" if calls.failed else ""
         closed = f"; {calls.closed}" if calls.closed else ""
         head.append(f"{calls.open} calls open, {calls.done} calls done{mean}{failed}{closed}")
+    head += training.lines(report)
     if report.note and report.exit_code is None:
         head.append(f"note: {report.note}")
     tasks, graph = report.tasks, len(report.critical_path) > 0

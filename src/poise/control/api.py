@@ -218,7 +218,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
             units = () if found.whole else tuple(unit.id for unit in found.units)
             await plane.over(found.job.id, units, min(wait, MAX_WAIT))
             ledger = await plane.settled()
-        return Sight(ledger, bearer).only(found_report(ledger, found, plane.clock.now()))
+        return Sight(ledger, bearer).only(found_report(ledger, found, plane.clock.now(), plane.controller.heard))
 
     @post(
         "/v1/jobs/{name:str}/cancel",

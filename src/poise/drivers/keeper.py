@@ -23,7 +23,8 @@ Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", 
     * `["hello", {"spare": prefix, "cgroup": {"version", "parent", "home"} or null}]` first; answered with all it holds.
     * `["run", ATTEMPT, ORDER, RECORD]`: RECORD is opaque and comes back on hello.
     * `["renew", ATTEMPT, UNTIL]`: another deadline.
-    * `["stop", ATTEMPT]`: SIGTERM, `grace`, SIGKILL; one that has not started is `returned`.
+    * `["stop", ATTEMPT, HUNG]`: SIGTERM, `grace`, SIGKILL; one that has not started is `returned`. HUNG, if it is there
+      and not empty, is what was seen of one that hangs: its outcome is `hung` then.
     * `["forget", [ATTEMPT, ...]]`: these endings are durable elsewhere.
     * `["quit"]`: leave as soon as there is no work.
     To the agent
@@ -713,7 +714,7 @@ class Keeper:
         if kind == "hello":
             self._on_hello(message[1])
         elif kind == "stop":
-            self._on_stop(text_of(message[1]))
+            self._on_stop(text_of(message[1]), *message[2:3])
         elif kind == "renew":
             self._on_renew(text_of(message[1]), message[2])
         elif kind == "forget":
@@ -743,11 +744,11 @@ class Keeper:
         answer.append(b'["whole"]\n')
         self._send(b"\n".join(answer))
 
-    def _on_stop(self, key: bytes) -> None:
+    def _on_stop(self, key: bytes, hung: str = "") -> None:
         command = self._command
         if command is not None and command.key == key:
             if not command.stopping:
-                command.stopping = True
+                command.stopping, command.hung = True, command.hung or hung
                 self._end_gently(command)
             return
         for item in self._queue:

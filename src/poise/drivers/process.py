@@ -28,10 +28,12 @@ import msgspec
 
 from poise.drivers.gangs import Gangs
 from poise.drivers.system import Cgroups, boot_id
+from poise.drivers.tellings import Tellings, report_path, result_path
 from poise.errors import Fault, SpecError
 from poise.model.jobs import Ending
 from poise.model.messages import Attempt, Ended, Launch, Running
 from poise.model.resources import Device
+from poise.model.training import REPORT
 from poise.ports import Held, Observation
 
 _PROGRAM = Path(__file__).with_name("keeper.py")
@@ -127,6 +129,7 @@ def environment(launch: Launch, *, result: str, gang_folder: str = "", devices: 
     env["POISE_JOB"] = task.partition(".")[0]
     env["POISE_EPOCH"] = str(launch.attempt.epoch)
     env["POISE_RESULT"] = result
+    env[REPORT] = report_path(result)
     if launch.shape.memory:
         env["POISE_MEMORY"] = str(launch.shape.memory)
     if launch.hang:
@@ -213,6 +216,7 @@ class Keepers:
         self.spares = f"{self.logs}/.{_safe(node)}." if node else f"{self.logs}/."
         self.hello = _encode(["hello", {"spare": self.spares, "cgroup": cgroup}]) + b"\n"
         self._results = f"{self.folder}/results/"
+        self.tellings = Tellings(self._results)
         self._logs_text = str(self.logs)
         self.cgroup_parent = cgroups.parent if cgroups is not None and cgroups.writable else ""
         self._spare = spare
@@ -239,6 +243,7 @@ class Keepers:
             Ended(attempt=attempt, ending=_lost()) for attempt in sorted(strays) if attempt not in self._where
         ]
         await asyncio.to_thread(self._gangs.open, self._adopted)
+        await asyncio.to_thread(self.tellings.tidy, [*self._where])
         ended, self._observed = self._observed, None
         held = [one for _, slot in sorted(self._slots.items()) for one in slot.held.values()]
         self._retiring = asyncio.get_running_loop().create_task(self._retire())
@@ -256,11 +261,13 @@ class Keepers:
         self._where[launch.attempt] = place
         place.start(Held(slot, launch, cpus, None))
 
-    def stop(self, attempt: Attempt) -> None:
-        """Ends a running attempt, hands a waiting one back; nothing if it is not held."""
+    def stop(self, attempt: Attempt, hung: str = "") -> None:
+        """Ends a running attempt, hands a waiting one back; nothing if it is not held. `hung` is what was seen of one
+        that hangs: that is its outcome then.
+        """
         slot = self._where.get(attempt)
         if slot is not None:
-            slot.stop(attempt)
+            slot.stop(attempt, hung)
 
     def renew(self, attempt: Attempt, until: int) -> None:
         """The keeper kills the attempt at this instant of CLOCK_BOOTTIME, unless it is told another."""
@@ -280,6 +287,7 @@ class Keepers:
         for slot, group in by_slot.items():
             slot.forget(group)
         self._gangs.leave(attempts)
+        self.tellings.forget(attempts)
 
     async def close(self, quit: bool = False) -> None:
         """Lets go of the keepers, which go on; with `quit` those without work leave."""
@@ -298,7 +306,7 @@ class Keepers:
         launch = held.launch
         attempt = launch.attempt
         stem = _log_stem(self._logs_text, attempt)
-        result = f"{self._results}{attempt.task}.{attempt.epoch}.json"
+        result = result_path(self._results, attempt)
         gang_folder = self._gangs.join(launch) if launch.gang else ""
         env = environment(launch, result=result, gang_folder=gang_folder, devices=self.devices)
         if launch.serves:
@@ -362,7 +370,7 @@ class _Slot(asyncio.Protocol):
         self._keeper = 0  # its process, once connected
         self._partial = b""
         self._outbox: list[bytes] = []
-        self._stopping: set[Attempt] = set()
+        self._stopping: dict[Attempt, str] = {}  # and what was seen of those that hang
         self._endings: set[Attempt] = set()  # the keeper, or its journal, still has them
         self._forgotten: set[Attempt] = set()  # not told yet
         self._named: set[Attempt] = set()  # what an answer to hello has named so far
@@ -382,11 +390,11 @@ class _Slot(asyncio.Protocol):
         else:
             self._ensure()
 
-    def stop(self, attempt: Attempt) -> None:
+    def stop(self, attempt: Attempt, hung: str = "") -> None:
         if attempt in self.held and attempt not in self._stopping:
-            self._stopping.add(attempt)
+            self._stopping[attempt] = hung
             if self.up:
-                self._say(_encode(["stop", attempt]) + b"\n")
+                self._say(_encode(["stop", attempt, hung]) + b"\n")
 
     def renew(self, attempt: Attempt, until: int) -> None:
         if self.up and attempt in self.held:
@@ -503,7 +511,7 @@ class _Slot(asyncio.Protocol):
             self._endings.add(attempt)
             if self.held.pop(attempt, None) is None:
                 self._keepers.adopted(self, attempt, None)
-            self._stopping.discard(attempt)
+            self._stopping.pop(attempt, None)
             ended.append(Ended(attempt=attempt, ending=message.ending))
         elif kind is _Started:
             self._on_running(message.attempt, message.pid, running)
@@ -535,8 +543,8 @@ class _Slot(asyncio.Protocol):
                 self._say(self._keepers.launched(held))
             elif attempt in self._keepers.until:
                 self.renew(attempt, self._keepers.until[attempt])
-        for attempt in self._stopping:
-            self._say(_encode(["stop", attempt]) + b"\n")
+        for attempt, hung in self._stopping.items():
+            self._say(_encode(["stop", attempt, hung]) + b"\n")
         if self._forgotten:
             self._say(_encode(["forget", sorted(self._forgotten)]) + b"\n")
             self._forgotten.clear()
@@ -678,7 +686,8 @@ class _Slot(asyncio.Protocol):
             ended.append(Ended(attempt=attempt, ending=ending))
         returned = Ending(outcome="returned", note="its keeper has ended")
         ended += [Ended(attempt=attempt, ending=returned) for attempt in gone if attempt not in endings]
-        self._stopping.difference_update(gone)
+        for attempt in gone:
+            self._stopping.pop(attempt, None)
         self._keepers.changed([], ended)
 
     def _bury_if_empty(self) -> None:

@@ -167,6 +167,18 @@ _FORMS: dict[str, Schema] = {
     },
     "weight": {"minimum": 0.001, "maximum": 1000},
     "checkpoint": {"anyOf": [_DURATION, {"$ref": "#/$defs/CheckpointSpec"}, {"type": "null"}]},
+    "phases": {
+        "anyOf": [
+            {"const": "auto"},
+            {
+                "type": "object",
+                "propertyNames": {"enum": list(spec.PHASES)},
+                "additionalProperties": {"$ref": "#/$defs/PhaseSpec"},
+            },
+        ]
+    },
+    "phase.cpu": {"anyOf": [_CPU, {"type": "null"}]},
+    "phase.device_memory": _SHARE,
     "resources.cpu": _CPU,
     "resources.memory": _BYTES,
     "resources.gpu": {"minimum": 0, "maximum": 1024},
@@ -437,6 +449,8 @@ MEANING = {
     "The one that is foreseen to be done first is started.",
     "work": "What one task has to do, for an estimate before anything was measured. See below.",
     "checkpoint": "How often the command saves its state, or a mapping. What yields loses what came since.",
+    "phases": "What it asks for by the phase that its training tells: `initial`, `convergence` or `fine-tuning`; or "
+    "`auto`. See below.",
     "preemptible": "Whether it may be asked to yield to more urgent work. `true` by default.",
     "weight": "Its business weight, for policies that look at it.",
     "serves": "What it answers for, and why it was asked for, where it goes on until it is ended. Work of lower "
@@ -468,6 +482,9 @@ MEANING = {
     "work.bytes": "Bytes of device memory that it moves.",
     "work.input": "Bytes of input.",
     "work.model": "Bytes of its model.",
+    "phase.cpu": "At most so many CPUs; without it, as many as it asks for in all.",
+    "phase.device_memory": "The part of the device memory that it asks for, or of each of its devices: `60%`. The "
+    "command is told it as `POISE_DEVICE_MEMORY`.",
     "checkpoint.every": "How often its state is saved.",
     "checkpoint.restore": "How long it takes to go on from it.",
     "fleet.kind": "`fleet`.",

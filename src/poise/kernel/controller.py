@@ -18,11 +18,12 @@ import msgspec
 
 from poise.errors import Busy, Conflict, NotFound, PoiseError, StoreFull
 from poise.kernel.dispatch import Dispatch
+from poise.kernel.explain import LastWord, logged
 from poise.kernel.find import find, find_node
 from poise.kernel.fitting import check_all
 from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of
 from poise.kernel.schedulable import prepare
-from poise.kernel.straggle import stragglers
+from poise.kernel.straggle import Paces, stragglers
 from poise.kernel.verify import verify_hold, verify_place, verify_preempt
 from poise.kernel.watch import Fired, Watch
 from poise.model.calls import FromCaller, FromWorker, ToCaller, ToWorker
@@ -59,6 +60,7 @@ from poise.model.events import (
     StopAsked,
     TokenAdded,
     TokenRevoked,
+    TrainingTold,
     Triggered,
     UnitsCancelled,
 )
@@ -87,6 +89,7 @@ from poise.model.resources import PLENTY, Device, Node, identity_of, is_declared
 from poise.model.spec import Compiled
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role, Token
 from poise.model.times import Times
+from poise.model.training import DEVICE_MEMORY, LIBRARY_THREADS, PHASE, TELL_EVERY, THREADS, Training, is_news
 from poise.model.triggers import Triggers
 from poise.model.views import Snapshot
 from poise.units import MILLISECOND, SECOND
@@ -363,6 +366,7 @@ QUIET = (
     Remembered,
     Round,
     Started,
+    TrainingTold,
     NodeSuspected,
     PolicyFailed,
     FunctionTold,
@@ -425,6 +429,8 @@ class Controller:
         self._last_round = 0
         self._last_recall = 0
         self._last_comparison = 0
+        self._paces = Paces()
+        self._training: dict[str, tuple[int, LastWord]] = {}  # by unit, with its epoch; newer than what is in the log
         self._full = False
         self._last_recovery = 0
         self._now = ledger.now
@@ -540,6 +546,8 @@ class Controller:
             self._last_comparison = now
             for straggling in list(stragglers(self.ledger, now, self._connected)):
                 self._commit(straggling)
+            for lagging in list(self._paces.lagging(self.ledger, now)):
+                self._commit(lagging)
         self._dispatch.tick(now)
         effects = list(self._flush())
         if self._may_decide(now) and self._should_decide(now):
@@ -815,9 +823,9 @@ class Controller:
             self._addressed.add(name)
             self._outbox.appendleft((0, Send(name, Heard(beat=message.number))))  # it promises nothing
         elif isinstance(message, Report):
+            self._take_told(name, message.told, now)  # first: the last word of what has ended
             self._take_report(name, message.running, message.ended, now)
             self._take_faults(name, message.faults, now)
-            self._take_told(name, message.told, now)
             self._send(name, Acked(serial=message.serial))
 
     def _expect(self, name: str) -> None:
@@ -934,14 +942,42 @@ class Controller:
                 self._lose(unit, index, f"device {fault.index} of {name} failed: {what}", now)
 
     def _take_told(self, name: str, told: Iterable[Told], now: int) -> None:
-        """How running work scales; what is as it was known to be is no news."""
+        """How running work scales, and what it says of its training; what is as it was known to be is no news."""
         for one in told:
             found = self.ledger.task(one.attempt.task)
             if found is None or not self._valid(one.attempt, name):
                 continue
-            unit, speedups = found[0], one.speedups.within(len(found[0].spec.tasks))
-            if unit.speedups is None or speedups.differs(unit.speedups):
-                self._commit(SpeedupsTold(at=now, unit=unit.id, speedups=speedups))
+            unit, task = found
+            if one.speedups is not None:
+                speedups = one.speedups.within(len(unit.spec.tasks))
+                if unit.speedups is None or speedups.differs(unit.speedups):
+                    self._commit(SpeedupsTold(at=now, unit=unit.id, speedups=speedups))
+            if one.training is not None and one.training.compute and len(unit.tasks) > 1:
+                index = next(index for index, other in enumerate(unit.tasks) if other is task)
+                self._paces.heard(unit, index, one.training.compute, now)
+            if one.training is not None and task is unit.tasks[0]:
+                self._training[unit.id] = (unit.epoch, LastWord(now, one.training))
+                known = unit.training if unit.told >= unit.placed else None
+                if known is None or (now - unit.told >= TELL_EVERY and is_news(one.training, known)):
+                    self._keep_training(unit, one.training, now)
+
+    def _keep_training(self, unit: UnitState, training: Training, now: int) -> None:
+        """What training says goes to the log; another phase is something to decide on."""
+        if unit.training is None or unit.training.phase != training.phase:
+            self._dirty = True
+        self._commit(TrainingTold(at=now, unit=unit.id, training=training))
+
+    def _keep_last_word(self, unit: UnitState, now: int) -> None:
+        """Nothing more is heard of this attempt, or may be."""
+        last = self.heard(unit)
+        if last is not None and last.said != unit.training:
+            self._keep_training(unit, last.said, now)
+        self._training.pop(unit.id, None)
+
+    def heard(self, unit: UnitState) -> LastWord | None:
+        """What it said last of its training; the ledger knows what of that was worth a record."""
+        epoch, last = self._training.get(unit.id, (0, None))
+        return last if epoch == unit.epoch else logged(unit)
 
     def _device(self, node: str, index: int) -> Device | None:
         return next((device for device in self.ledger.nodes[node].node.devices if device.index == index), None)
@@ -957,6 +993,8 @@ class Controller:
     def _finish(self, attempt: Attempt, ending: Ending, now: int, until: int = 0) -> None:
         found = self.ledger.task(attempt.task)
         was_stopping = bool(found and found[0].stopping)
+        if found and found[1] is found[0].tasks[0]:
+            self._keep_last_word(found[0], now)
         self._commit(Finished(at=now, task=attempt.task, epoch=attempt.epoch, ending=ending, until=until))
         self._dirty = True
         self._dispatch.ended(attempt, now, blame=ending.outcome not in ("stopped", "returned"))
@@ -977,6 +1015,9 @@ class Controller:
 
     def _node_lost(self, name: str, now: int) -> None:
         until = self._lease_end((unit for unit, _ in self.ledger.attempts_on(name)), now)
+        for unit, index in list(self.ledger.attempts_on(name)):
+            if index == 0:
+                self._keep_last_word(unit, now)
         self._commit(NodeLost(at=now, name=name, until=until))
         self._watch.forget(name)
         self._connected.discard(name)
@@ -1102,7 +1143,7 @@ class Controller:
             shape=shape,
             slots=self.ledger.nodes[state.node].pools[shape.key()].slots,
             folder=job.folder,
-            env=job.env | task.env if task.env else job.env,
+            env=_in_phase(unit, job.env | task.env if task.env else job.env),
             devices=state.devices,
             priority=int(spec.priority),
             kind=spec.kind,
@@ -1187,3 +1228,15 @@ class Controller:
         self._connected.clear()
         self._dispatch = self._make_dispatch(self.ledger.now)
         return (*refused, *hung, HangCalls())
+
+
+def _in_phase(unit: UnitState, env: dict[str, str]) -> dict[str, str]:
+    """What it is told of the phase in which it is placed: how many threads it should use, and which part of the memory
+    of its devices it may (of a share that is what was reserved). A number of threads that its job declares stands.
+    """
+    if not unit.spec.phases:
+        return env
+    asks, threads = unit.spec.in_phase(unit.phase), str(max(1, unit.shape.cpu // 1000))
+    part = 1000 if asks is None or unit.shape.gpu_memory else asks.memory
+    told = {PHASE: unit.phase, THREADS: threads, DEVICE_MEMORY: f"{part / 1000:g}"}
+    return {LIBRARY_THREADS: threads} | env | told

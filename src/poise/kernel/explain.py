@@ -5,7 +5,7 @@ What has to be decided to be known (`poise explain`) is answered by `kernel/what
 all that it needs of the ledger, so that it may be answered while the ledger goes on.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -42,12 +42,14 @@ from poise.model.reports import (
     TaskReport,
     TokenReport,
     Told,
+    TrainingReport,
     WhoReport,
     report_of,
 )
 from poise.model.resources import PLENTY, WHOLE, identity_of
 from poise.model.sweep import values_in
 from poise.model.tenants import Bearer, Token
+from poise.model.training import Training
 from poise.model.views import Candidate, Snapshot
 from poise.units import format_bytes, format_duration
 
@@ -63,8 +65,27 @@ WORTHS = ("worth", "instead")
 """What is told of a yield in worth an hour (`poise.policy.reclaim.value`); the rest is in seconds."""
 
 
-def job_report(ledger: Ledger, job: JobState, now: int, *, tasks: bool) -> JobReport:
-    """One job as of `now`; with its tasks when asked."""
+class LastWord(NamedTuple):
+    """What a unit said of its training, and the instant at which that was heard."""
+
+    at: int
+    said: Training
+
+
+def logged(unit: UnitState) -> LastWord | None:
+    """What the ledger knows of it: the latest that was worth a record."""
+    return None if unit.training is None else LastWord(unit.told, unit.training)
+
+
+def job_report(
+    ledger: Ledger,
+    job: JobState,
+    now: int,
+    *,
+    tasks: bool,
+    heard: Callable[[UnitState], LastWord | None] = logged,
+) -> JobReport:
+    """One job as of `now`; with its tasks when asked, and what was `heard` of their training."""
     counts: dict[str, int] = {}
     for unit in job.units:
         for task in unit.tasks:
@@ -87,6 +108,11 @@ def job_report(ledger: Ledger, job: JobState, now: int, *, tasks: bool) -> JobRe
         remaining=sum(unit.expected for unit in job.units if unit.spec.name in path and not unit.over),
         note=job.note,
         calls=_calls_report(job.calls) if job.calls is not None else None,
+        training=tuple(
+            TrainingReport(unit=unit.id, heard=ledger.wall(known.at), said=known.said)
+            for unit in (job.units if tasks else ())
+            if (known := heard(unit)) is not None
+        ),
         tasks=tuple(
             task_report(ledger, job, unit, index, now, slack.get(unit.spec.name, unit.slack))
             for unit in job.units
@@ -221,6 +247,9 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
     elif unit.status == "active":
         slow = {task.node: task.straggles for task in unit.tasks if task.active and task.straggles}
         found += [Reason(code="STRAGGLING", subject=node, need=format_duration(slow[node])) for node in sorted(slow)]
+        if (lags := unit.lags) is not None:
+            computes, usual = format_duration(lags.computes), format_duration(lags.usual)
+            found.append(Reason(code="LAGGING", subject=lags.node, have=computes, need=usual))
     return found
 
 
@@ -556,6 +585,10 @@ def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int,
         yield last.at, f"attempt {epoch} of {what} on {nodes} {how}, {format_duration(last.ending.run)} in"
     for seen in unit.straggled:
         yield seen.at, f"{_task_name(seen)} straggles on {seen.node}: {_compared(seen)}"
+    if (lags := unit.lags) is not None:
+        computes, usual = format_duration(lags.computes), format_duration(lags.usual)
+        who = f"{lags.task.partition('.')[2]} lags on {lags.node}"
+        yield lags.at, f"{who}: it computes for {computes} in each step, and {lags.siblings} others for {usual}"
     for order in unit.yielded:
         yield order.at, f"{unit.spec.name} asked to {what_for(order)}"
     for order in unit.gained:

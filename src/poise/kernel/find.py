@@ -5,14 +5,14 @@ the beginning of one name only stands for it, and a whole name always wins. An i
 is one job and `j12` is another, also when the ledger has forgotten `j1`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
 import msgspec
 
 from poise.errors import NotFound
-from poise.kernel.explain import job_report, units_exit_code
+from poise.kernel.explain import LastWord, job_report, logged, units_exit_code
 from poise.kernel.ledger import JobState, Ledger, UnitState, units_status
 from poise.model.document import near
 from poise.model.reports import JobReport
@@ -133,10 +133,14 @@ def _tenants(ledger: Ledger) -> set[str]:
     return tenants
 
 
-def found_report(ledger: Ledger, found: Found, now: int) -> JobReport:
-    """A job as of `now`, with the tasks that were asked for. Of some tasks, status and exit code are theirs."""
+def found_report(
+    ledger: Ledger, found: Found, now: int, heard: Callable[[UnitState], LastWord | None] = logged
+) -> JobReport:
+    """A job as of `now`, with the tasks that were asked for, and what was `heard` of their training. Of some tasks,
+    status and exit code are theirs.
+    """
     job = ledger.jobs.get(found.job.id, found.job)
-    report = job_report(ledger, job, now, tasks=True)
+    report = job_report(ledger, job, now, tasks=True, heard=heard)
     if found.whole:
         return report
     asked = {unit.id for unit in found.units}
@@ -146,7 +150,12 @@ def found_report(ledger: Ledger, found: Found, now: int) -> JobReport:
     for task in tasks:
         counts[task.status] = counts.get(task.status, 0) + 1
     return msgspec.structs.replace(
-        report, status=units_status(units), exit_code=units_exit_code(units), counts=counts, tasks=tasks
+        report,
+        status=units_status(units),
+        exit_code=units_exit_code(units),
+        counts=counts,
+        tasks=tasks,
+        training=tuple(one for one in report.training if one.unit in asked),
     )
 
 

@@ -29,6 +29,7 @@ from poise.model.events import (
     Held,
     JobCancelled,
     JobSubmitted,
+    Lagging,
     NodeDrained,
     NodeForgotten,
     NodeJoined,
@@ -267,6 +268,9 @@ class History:
             case Straggling():
                 text = f"ran {format_duration(event.ran)}, its like {format_duration(event.expected)}"
                 self._note(event.at, "straggles", f"{event.task} on {event.node}", text, _job_of(event.task))
+            case Lagging():
+                text = f"{format_duration(event.computes)} a step, the others {format_duration(event.usual)}"
+                self._note(event.at, "lags", f"{event.task} on {event.node}", text, _job_of(event.task))
             case DeviceCordoned():
                 why = ", ".join(part for part in (event.code, event.text) if part)
                 self._note(event.at, "device failed", f"{event.node}:{event.device}", why)

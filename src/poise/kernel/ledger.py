@@ -43,6 +43,7 @@ from poise.model.events import (
     Held,
     JobCancelled,
     JobSubmitted,
+    Lagging,
     NodeDrained,
     NodeForgotten,
     NodeJoined,
@@ -63,6 +64,7 @@ from poise.model.events import (
     Straggling,
     TokenAdded,
     TokenRevoked,
+    TrainingTold,
     Triggered,
     UnitsCancelled,
 )
@@ -75,6 +77,7 @@ from poise.model.fleet import (
     MEMORY,
     NETWORK,
     Fleet,
+    Phased,
     PoolView,
     Resident,
     Straggler,
@@ -86,6 +89,7 @@ from poise.model.profiles import Profile, estimate_run, is_brief, outlasting
 from poise.model.quotas import Amounts, Quota, asked
 from poise.model.resources import PLENTY, WHOLE, Device, Node, Shape, identity_of
 from poise.model.tenants import DEFAULT, HOME, Bearer, Token
+from poise.model.training import HUNDREDTH, Training
 from poise.model.views import LEAST_SHOWN, Candidate, Snapshot
 from poise.units import format_duration
 
@@ -178,7 +182,10 @@ class UnitState(msgspec.Struct, gc=False):
     there is none. `ooms` are the epochs in which it ran out of memory, `ran_out` is the least that it had asked for
     then; what it is tried in next is smaller where it can be: an elastic unit has at most `most` tasks (0: all).
     `barred` are the identities of devices that have failed it, with the epoch in which each did; `straggled` the latest
-    reports of attempts that took longer than their like. `speedups` is how it scales, if it has said so.
+    reports of attempts that took longer than their like, `lags` that of a member for which its gang waits. `speedups`
+    is how it scales, if it has said so; `training` what it said last of its training, at the instant `told`, `kept`
+    when it was first known of its newest checkpoint, `phase` the one in which it was placed, and `left` how long the
+    rest of its work takes with its least tasks, by what the last attempt had said of its progress (0: it had not).
     """
 
     spec: Unit
@@ -220,7 +227,13 @@ class UnitState(msgspec.Struct, gc=False):
     most: int = 0
     barred: dict[str, int] = {}
     straggled: tuple[Straggling, ...] = ()
+    lags: Lagging | None = None
     speedups: Speedups | None = None
+    training: Training | None = None
+    phase: str = ""
+    told: int = 0
+    kept: int = 0
+    left: int = 0
 
     @property
     def most_tasks(self) -> int:
@@ -237,13 +250,27 @@ class UnitState(msgspec.Struct, gc=False):
     @property
     def shape(self) -> Shape:
         """The shape of the artifact it was placed in."""
-        return self.shape_of(self.variant) if self.variant or self.barred else self.spec.shape
+        plain = not (self.variant or self.barred or self.spec.phases)
+        return self.spec.shape if plain else self.shape_of(self.variant)
+
+    @property
+    def phase_told(self) -> str:
+        """The phase that its training said last that it is in."""
+        return self.training.phase if self.training is not None else ""
+
+    @property
+    def shape_to_be(self) -> Shape:
+        """The shape of the artifact it was placed in, for the phase that its training is in by now."""
+        now, shape = self.spec.shape_in(self.phase_told, self.variant), self.shape
+        return msgspec.structs.replace(shape, cpu=now.cpu, gpu_memory=now.gpu_memory)
 
     def shape_of(self, variant: int) -> Shape:
-        """The shape of its artifact number `variant`, without the devices that have failed it: while it is placed,
-        those that had when it was, since that is the room it holds.
+        """The shape of its artifact number `variant`, in the phase of its training and without the devices that have
+        failed it: while it is placed, as that was when it was, since that is the room it holds.
         """
         shape = self.spec.shape_of(variant)
+        if self.spec.phases:
+            shape = self.spec.shape_in(self.phase if self.status == "active" else self.phase_told, variant)
         if not self.barred or not shape.gpus:
             return shape
         placed = self.status == "active"
@@ -705,12 +732,13 @@ class Ledger:
             self._drop_attempts(unit)
         elif unit.status == "pending":
             self._remove_pending(unit)
+            unit.phase = unit.phase_told
         else:
             raise InvariantBroken(f"{event.unit} was placed while {unit.status}")
         unit.status, unit.epoch, unit.placed = "active", event.epoch, event.at
         self._forget_yields(unit)
         unit.queued, unit.brief, unit.why = event.queued, event.brief, event.why
-        unit.stopping, unit.not_before, unit.avoid, unit.leases = "", 0, "", {}
+        unit.stopping, unit.not_before, unit.avoid, unit.leases, unit.lags = "", 0, "", {}, None
         unit.size, unit.variant = len(event.spots), event.variant
         self._hold_room(unit)
         for index, (task, spot) in enumerate(
@@ -860,8 +888,8 @@ class Ledger:
             profiles[kind] = profiles[kind].failed(self._state.revision)
         if ending.outcome == "stopped" and unit.stopping in CAUSES:
             unit.attained += ending.run * max(1, unit.shape.gpus)
-        if ending.progress >= 0 and ending.outcome != "done":
-            unit.progress = min(ending.progress, ALL)
+        if ending.outcome != "done":
+            self._keep_progress(unit, index, ending.progress)
         if ending.outcome != "done" and not unit.stopping and len(unit.tasks) > 1:
             unit.stopping = "gang"
             self._mark(unit)
@@ -869,6 +897,31 @@ class Ledger:
             self._index_recovering(unit)
         if not any(other.active for other in unit.tasks):
             self._settle(unit, event.at)
+
+    def _keep_progress(self, unit: UnitState, index: int, said: int = -1) -> None:
+        """What of its work need not be done again, as the attempt of a task says itself when it ends, or has said of
+        its training; and how long the rest takes at its pace.
+        """
+        whole = self._whole_by_pace(unit)
+        if said < 0 and index == 0 and unit.training is not None and unit.told >= unit.placed:
+            said = unit.training.safe
+        if said >= 0:
+            unit.progress = min(said, ALL)
+            unit.left = whole * (ALL - unit.progress) // ALL
+            if unit.left:
+                self._expect_anew(unit)
+
+    @staticmethod
+    def _whole_by_pace(unit: UnitState) -> int:
+        """Nanoseconds that all of its work takes with its least tasks, at the pace that its training shows in this
+        attempt; 0 where it has said too little.
+        """
+        if unit.training is None or unit.told < unit.placed or not (started := unit.tasks[0].started):
+            return 0
+        done = unit.training.progress - unit.progress
+        if done < HUNDREDTH or unit.told <= started:
+            return 0
+        return (unit.told - started) * ALL // done * unit.size // (unit.spec.least or unit.size)
 
     def _straggling(self, event: Straggling) -> None:
         unit, index = self._tasks[event.task]
@@ -879,15 +932,43 @@ class Ledger:
         unit.straggled = (*unit.straggled[1 - PAST_ORDERS :], event)
         self._index_straggling(unit)
 
+    def _lagging(self, event: Lagging) -> None:
+        unit, index = self._tasks[event.task]
+        if unit.tasks[index].status != "running" or event.epoch != unit.epoch:
+            status = unit.tasks[index].status
+            raise InvariantBroken(f"{event.task}#{event.epoch} lags, but is {status} in epoch {unit.epoch}")
+        unit.lags = event
+        self._index_straggling(unit)
+
     def _speedups_told(self, event: SpeedupsTold) -> None:
         unit = self._units[event.unit]
         if unit.over:
             raise InvariantBroken(f"{event.unit} told how it scales, but is {unit.status}")
         unit.speedups = self._speedups[unit.id] = event.speedups
 
+    def _training_told(self, event: TrainingTold) -> None:
+        unit = self._units[event.unit]
+        if unit.status != "active":
+            raise InvariantBroken(f"{event.unit} told of its training, but is {unit.status}")
+        before, saved = unit.training, event.training.checkpoint
+        if saved is not None and (before is None or before.checkpoint is None or before.checkpoint.step != saved.step):
+            unit.kept = event.at
+        unit.training, unit.told = event.training, event.at
+        self._mark(unit)
+        self._index_phase(unit)
+
+    def _index_phase(self, unit: UnitState) -> None:
+        """What would be placed in another shape now, since its training has come into another phase."""
+        if unit.spec.phases and unit.shape_to_be != unit.shape:
+            self._phased[unit.id] = unit
+        else:
+            self._phased.pop(unit.id, None)
+
     def _index_straggling(self, unit: UnitState) -> None:
-        """What could be moved by itself; a gang is as slow wherever its slowest member is."""
-        if len(unit.tasks) == 1 and unit.tasks[0].straggles:
+        """What could be moved by itself; a gang is as slow wherever its slowest member is, and moves as a whole where
+        it waits for one in each step.
+        """
+        if unit.lags is not None or (len(unit.tasks) == 1 and unit.tasks[0].straggles):
             self._stragglers[unit.id] = unit
 
     def _held(self, event: Held) -> None:
@@ -1032,6 +1113,7 @@ class Ledger:
         self._active.pop(unit.id, None)
         self._elastic.pop(unit.id, None)
         self._compared.pop(unit.id, None)
+        self._phased.pop(unit.id, None)
         self._stragglers.pop(unit.id, None)
         job = self._state.jobs[unit.job]
         if unit.stopping == "cancel" and (outcome != "done" or job.calls is not None):
@@ -1045,7 +1127,8 @@ class Ledger:
         elif outcome in ("returned", "stopped"):
             self._keep_what_was_done(unit)
             unit.recalled = unit.recalled or (unit.queued and outcome == "returned")
-            unit.avoid = unit.tasks[0].node if unit.stopping == "move" else ""
+            slow = unit.lags.node if unit.lags is not None else unit.tasks[0].node
+            unit.avoid = slow if unit.stopping == "move" else ""
             self._again(unit, at, delay=0)
         else:
             unit.tries += 1
@@ -1087,6 +1170,9 @@ class Ledger:
             unit.outlived = max(unit.outlived, (unit.saved + run * unit.size) // tasks)
         if unit.spec.checkpoint and unit.stopping in CAUSES:
             unit.saved += (run - run % unit.spec.checkpoint) * unit.size
+        self._expect_anew(unit)
+
+    def _expect_anew(self, unit: UnitState) -> None:
         expected = self._expected(unit)
         unit.tail += expected - unit.expected
         unit.expected = expected
@@ -1227,6 +1313,8 @@ class Ledger:
         if unit.status == "done":
             return max((task.ended - task.started for task in unit.tasks), default=0)
         spec = unit.spec
+        if unit.left:
+            return unit.left + spec.restore
         estimate = outlasting(estimate_run(self._state.profiles.get(spec.kind), spec.expect), unit.outlived)
         if unit.progress:
             return max(1, estimate.mean * (ALL - unit.progress) // ALL) + spec.restore
@@ -1330,6 +1418,7 @@ class Ledger:
         """A recovering unit is placed again: what it still held on lost nodes is given up."""
         unit.tries += 1
         self._stragglers.pop(unit.id, None)
+        self._keep_progress(unit, 0)
         for index, task in enumerate(unit.tasks):
             if task.active:
                 self._give_back(unit, index)
@@ -1490,6 +1579,7 @@ class Ledger:
             avoid=unit.avoid,
             saved=unit.saved,
             progress=unit.progress,
+            left=unit.left,
             outlived=unit.outlived,
             ran_out=unit.ran_out,
             tenant=self.limited_tenant(job),
@@ -1522,9 +1612,24 @@ class Ledger:
                 self._resident(unit) for unit in sorted(self._elastic.values(), key=_ordinal) if not unit.stopping
             ),
             stragglers=tuple(
-                Straggler(resident=self._resident(unit), node=task.node, expected=task.straggles)
+                Straggler(
+                    resident=self._resident(unit),
+                    node=unit.lags.node if unit.lags is not None else task.node,
+                    expected=unit.lags.usual if unit.lags is not None else task.straggles,
+                    computes=unit.lags.computes if unit.lags is not None else 0,
+                )
                 for unit in sorted(self._stragglers.values(), key=_ordinal)
                 if (task := unit.tasks[0]).status == "running" and not unit.stopping
+            ),
+            phased=tuple(
+                Phased(
+                    resident=self._resident(unit),
+                    phase=unit.phase_told,
+                    shape=unit.shape_to_be,
+                    nodes=tuple(task.node for task in unit.tasks if task.active),
+                )
+                for unit in sorted(self._phased.values(), key=_ordinal)
+                if not unit.stopping
             ),
             yielded=dict(self._state.yielded),
             quotas={tenant: quota.amounts.plus(held, -1) for tenant, (quota, held) in self.quotas().items()},
@@ -1643,6 +1748,8 @@ class Ledger:
         spec, task = unit.spec, unit.tasks[index]
         known = self._state.nodes.get(task.node)  # it may have ended on a node that was forgotten since
         model = model_under(known.node, task.devices) if known is not None else ""
+        saved = unit.training.checkpoint if unit.training is not None and unit.told >= unit.placed else None
+        least = spec.least or unit.size
         return Resident(
             unit=unit.id,
             ordinal=unit.ordinal,
@@ -1653,7 +1760,8 @@ class Ledger:
             model=model,
             declared=spec.expect,
             devices=task.devices,
-            checkpoint=spec.checkpoint,
+            checkpoint=(saved.every if saved is not None else 0) or spec.checkpoint,
+            kept=max(unit.kept, task.started or unit.placed) if saved is not None else 0,
             restore=spec.restore,
             preempted=unit.preempted,
             moved=unit.moved,
@@ -1667,6 +1775,7 @@ class Ledger:
             work=spec.work,
             saved=unit.saved,
             progress=unit.progress,
+            foreseen=self._whole_by_pace(unit) * (ALL - unit.progress) // ALL * least // max(1, unit.size),
             outlived=unit.outlived,
             due=unit.due,
             weight=spec.weight,
@@ -1698,7 +1807,9 @@ class Ledger:
             Started: self._started,
             Finished: self._finished,
             Straggling: self._straggling,
+            Lagging: self._lagging,
             SpeedupsTold: self._speedups_told,
+            TrainingTold: self._training_told,
             Held: self._held,
             NodeJoined: self._node_joined,
             NodeLost: self._node_lost,
@@ -1724,6 +1835,7 @@ class Ledger:
         self._recovering: dict[str, UnitState] = {}
         self._elastic: dict[str, UnitState] = {}
         self._compared: dict[str, UnitState] = {}
+        self._phased: dict[str, UnitState] = {}
         self._stragglers: dict[str, UnitState] = {}
         self._shapes: dict[Shape, int] = {}
         self._speedups: dict[str, Speedups] = {}
@@ -1749,6 +1861,7 @@ class Ledger:
                 elif unit.status == "active":
                     unit.size = unit.size or len(unit.tasks)  # as it was before there were elastic units
                     self._index_active(unit)
+                    self._index_phase(unit)
                     self._index_recovering(unit)
                     self._index_straggling(unit)
                     for task in unit.tasks:
@@ -1815,6 +1928,7 @@ class Ledger:
             "_active",
             "_elastic",
             "_compared",
+            "_phased",
             "_stragglers",
             "_recovering",
         ):
@@ -1957,6 +2071,7 @@ def _queue_of(job: Job | JobState, unit: Unit) -> str:
     """Units alike to placement, served in order; a tenant, a graph, a deadline or a gang sets units apart."""
     apart = len(job.units) > 1 or unit.deadline or len(unit.tasks) > 1 or unit.variants or unit.weight != 1000
     own = job.id if apart or unit.work != NO_WORK or unit.serves else ""
+    own = f"{job.id}.{unit.name}" if unit.phases else own
     whose = "" if job.tenant == DEFAULT else f"{job.tenant}:"
     return f"{whose}{int(unit.priority)}/{unit.shape.key()}/{unit.kind}/{own}"
 

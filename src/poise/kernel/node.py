@@ -30,9 +30,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from poise.kernel.steps import Steps
 from poise.model.jobs import Ending
 from poise.model.load import Load, has_changed
 from poise.model.messages import (
+    MOST_TOLD,
     Acked,
     Attempt,
     Beat,
@@ -45,6 +47,7 @@ from poise.model.messages import (
     Launch,
     Report,
     Running,
+    Told,
 )
 from poise.model.resources import WHOLE, Node, Shape, identity_of
 from poise.model.times import Times
@@ -81,7 +84,10 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Stop(msgspec.Struct, frozen=True):
+    """`hung` is what was seen of an attempt that hangs."""
+
     attempt: Attempt
+    hung: str = ""
 
 
 class Renew(msgspec.Struct, frozen=True):
@@ -120,6 +126,12 @@ class Faulted(msgspec.Struct, frozen=True):
     faults: tuple[DeviceFault, ...]
 
 
+class Telling(msgspec.Struct, frozen=True):
+    """Attempts have said how they get on, otherwise than before; without any it was looked, and nothing has changed."""
+
+    told: tuple[Told, ...]
+
+
 class Connected(msgspec.Struct, frozen=True):
     """A channel to the control plane is open, or all is to be said anew on the one that is."""
 
@@ -129,7 +141,7 @@ class Disconnected(msgspec.Struct, frozen=True):
 
 
 Effect = Start | Stop | Renew | Forget | Say | Hang
-Message = Desired | Acked | Heard | Changed | Faulted | Load | Window | Connected | Disconnected
+Message = Desired | Acked | Heard | Changed | Faulted | Telling | Load | Window | Connected | Disconnected
 
 
 class Slot(msgspec.Struct):
@@ -192,6 +204,9 @@ class NodeMachine:
         self._in_flight: dict[int, Sent] = {}
         self._unsaid_running: dict[Attempt, Running] = {}
         self._unsaid_ended: dict[Attempt, Ended] = {}
+        self._told: dict[Attempt, Told] = {}  # the latest of each that runs
+        self._unsaid_told: dict[Attempt, Told] = {}
+        self._steps = Steps()
         self._faults: dict[DeviceFault, None] = {}  # not known to be heard
         self._said_faults: tuple[DeviceFault, ...] = ()
         self._said_load: Load | None = None
@@ -244,6 +259,8 @@ class NodeMachine:
             case Faulted():
                 self._faults.update(dict.fromkeys(map(self._identified, message.faults)))
                 effects = self._report(now)
+            case Telling():
+                effects = self._tell(message, now)
             case Load():
                 effects = self._sampled(message, now)
             case Window():
@@ -282,6 +299,10 @@ class NodeMachine:
     def held(self) -> int:
         """Attempts here that have not ended."""
         return len(self._launches)
+
+    def listens(self) -> bool:
+        """Whether anything that runs tells how it gets on."""
+        return bool(self._told)
 
     def waiting(self) -> list[Attempt]:
         """Attempts that it holds and has not handed to a slot."""
@@ -333,6 +354,7 @@ class NodeMachine:
         self._unanswered.clear()
         self._unsaid_running.clear()
         self._unsaid_ended.clear()
+        self._unsaid_told = self._told.copy()  # said anew, once this is answered
         queued = tuple(attempt for attempt in self._launches if attempt not in self._running)
         self._said_faults = tuple(self._faults)
         hello = Hello(
@@ -382,6 +404,7 @@ class NodeMachine:
 
     def _stop(self, attempt: Attempt) -> list[Effect]:
         """Hand back what waits here; ask the executor to stop what it holds."""
+        self._steps.forget(attempt)
         if attempt in self._slot_of:
             return [Stop(attempt)]
         self._hand_back(attempt)
@@ -415,6 +438,17 @@ class NodeMachine:
                 self._end(self._as_it_was(done))
         return self._fill(now) + self._report(now)
 
+    def _tell(self, telling: Telling, now: int) -> list[Effect]:
+        for told in telling.told:
+            launch = self._launches.get(told.attempt)
+            if launch is None:
+                continue
+            self._told[told.attempt] = self._unsaid_told[told.attempt] = told
+            if not launch.hang:  # else it has said itself how its silence is to be taken
+                self._steps.heard(told)
+        hung: list[Effect] = [Stop(attempt, note) for attempt, note in self._steps.hung(now)]
+        return hung + self._report(now)
+
     def _end(self, done: Ended) -> None:
         attempt = done.attempt
         launch = self._launches.pop(attempt)
@@ -423,6 +457,8 @@ class NodeMachine:
         self._run_out.discard(attempt)
         self._running.pop(attempt, None)
         self._unsaid_running.pop(attempt, None)
+        self._told.pop(attempt, None)
+        self._steps.forget(attempt)
         self._ended[attempt] = self._unsaid_ended[attempt] = done
         slot = self._slot_of.pop(attempt, None)
         if slot is not None:
@@ -444,7 +480,8 @@ class NodeMachine:
 
     def _report(self, now: int) -> list[Effect]:
         """One report in flight at a time: while the log writes one, the next gathers what comes."""
-        if not self._connected or self._in_flight or not (self._unsaid_running or self._unsaid_ended or self._faults):
+        unsaid = self._unsaid_running or self._unsaid_ended or self._unsaid_told or self._faults
+        if not self._connected or self._in_flight or not unsaid:
             return []
         self._said_faults = tuple(self._faults)
         self._serial += 1
@@ -453,6 +490,7 @@ class NodeMachine:
             running=tuple(self._unsaid_running.values()),
             ended=tuple(self._unsaid_ended.values()),
             faults=self._said_faults,
+            told=tuple(self._unsaid_told.pop(attempt) for attempt in [*self._unsaid_told][:MOST_TOLD]),
         )
         self._in_flight[self._serial] = Sent(now, tuple(self._unsaid_ended))
         self._unsaid_running.clear()

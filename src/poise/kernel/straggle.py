@@ -7,8 +7,10 @@ million: a node may run ten thousand attempts a day, and 100 days of a node shal
 over 32 x 2.9 million attempts of a minute, 8 at once on a node, with spreads of a factor of 1.02 to 2.7: 11 false
 alarms in 8,000 days of a node, 0.14 in 100 days (`tests/unit/kernel/test_straggle.py` repeats four of these runs).
 
-What this cannot see: members of a gang that wait for each other all take as long as the slowest. A `sweep` is not
-compared, since its tasks differ by what they try.
+What this cannot see: members of a gang that wait for each other all take as long as the slowest. Training tells for how
+long each of its members computes in a step (`Paces`): one that takes half as long again as the median of the others on
+its model of device, for `LAGS_FOR` without a break, is waited for by all. A `sweep` is not compared, since its tasks
+differ by what they try.
 """
 
 import math
@@ -16,7 +18,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from poise.kernel.ledger import Ledger, TaskState, UnitState
-from poise.model.events import Straggling
+from poise.model.events import Lagging, Straggling
 from poise.model.fleet import model_under
 from poise.model.sweep import values_in
 from poise.units import SECOND
@@ -29,6 +31,10 @@ LEAST_RUN = 30 * SECOND
 
 LEAST_RATIO = 1.5
 """Alike as they may be: a run of half the speed is found when three quarters of it are over."""
+
+LAGS_FOR = 30 * SECOND
+FRESH = 30 * SECOND
+"""What a member said longer ago is not compared: it may be evaluating, or gone."""
 
 
 class Usual(NamedTuple):
@@ -84,6 +90,66 @@ def stragglers(ledger: Ledger, now: int, connected: Collection[str]) -> Iterator
                     expected=known.mean,
                     siblings=known.siblings,
                 )
+
+
+class Pace(NamedTuple):
+    """What a member says of itself, and since when it has been slow without a break (0: it is not)."""
+
+    epoch: int
+    computes: int
+    heard: int
+    slow_since: int = 0
+
+
+class Paces:
+    """What members of gangs said of how long they compute in a step; what is known of one that ends is forgotten."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[int, Pace]] = {}
+
+    def heard(self, unit: UnitState, index: int, computes: int, now: int) -> None:
+        """A member has said this."""
+        paces = self._of.setdefault(unit.id, {})
+        known = paces.get(index)
+        since = known.slow_since if known is not None and known.epoch == unit.epoch else 0
+        paces[index] = Pace(unit.epoch, computes, now, since)
+
+    def lagging(self, ledger: Ledger, now: int) -> Iterator[Lagging]:
+        """Members for which the others have waited for long enough, and of which this was not known yet."""
+        for name in list(self._of):
+            unit = ledger.unit(name)
+            if unit is None or unit.status != "active":
+                del self._of[name]
+                continue
+            paces = self._of[name]
+            fresh = {
+                index: pace
+                for index, pace in paces.items()
+                if pace.epoch == unit.epoch and now - pace.heard <= FRESH and unit.tasks[index].status == "running"
+            }
+            for index, pace in fresh.items():
+                model = _model(ledger, unit.tasks[index])
+                others = sorted(
+                    one.computes
+                    for other, one in fresh.items()
+                    if other != index and _model(ledger, unit.tasks[other]) == model
+                )
+                usual = others[len(others) // 2] if others else pace.computes
+                if pace.computes <= LEAST_RATIO * usual:
+                    paces[index] = pace._replace(slow_since=0)
+                elif not pace.slow_since:
+                    paces[index] = pace._replace(slow_since=now)
+                elif now - pace.slow_since >= LAGS_FOR and unit.lags is None and not unit.stopping:
+                    yield Lagging(
+                        at=now,
+                        task=f"{unit.job}.{unit.spec.tasks[index].name}",
+                        epoch=unit.epoch,
+                        node=unit.tasks[index].node,
+                        computes=pace.computes,
+                        usual=usual,
+                        siblings=len(others),
+                    )
+                    break
 
 
 def _is_compared(ledger: Ledger, unit: UnitState) -> bool:

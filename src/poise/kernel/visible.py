@@ -26,6 +26,7 @@ from poise.model.events import (
     Held,
     JobCancelled,
     JobSubmitted,
+    Lagging,
     NodeDrained,
     NodeForgotten,
     NodeJoined,
@@ -42,6 +43,7 @@ from poise.model.events import (
     Straggling,
     TokenAdded,
     TokenRevoked,
+    TrainingTold,
     UnitsCancelled,
 )
 from poise.model.reports import Ahead, NodeReport, QuotaReport, StatusReport
@@ -54,7 +56,7 @@ _UNIT = re.compile(r"(?<![\w.-])j[1-9][0-9]*(?:\.[\w.\[\]-]*[\w\]])?(?![\w-])")
 
 _AGAIN = re.compile(f"{OTHERS}(?:, {OTHERS})+")
 
-_WRITTEN_BY_USERS = frozenset({"name", "command", "user", "result", "artifact"})
+_WRITTEN_BY_USERS = frozenset({"name", "command", "user", "result", "artifact", "said"})
 
 Report = TypeVar("Report")
 
@@ -131,9 +133,9 @@ class Sight:
                 return self._only(event, frozenset()) if self._is_own(event.unit) else None
             case FunctionTold() | Called() | CallTried() | Returned() | CallsClosed():
                 return event if self._is_own(event.job) else None
-            case Started() | Finished() | Straggling():
+            case Started() | Finished() | Straggling() | Lagging():
                 return event if self._is_own(event.task) else None
-            case SpeedupsTold():
+            case SpeedupsTold() | TrainingTold():
                 return event if self._is_own(event.unit) else None
             case Held():
                 mine = tenant_of_queue(event.queue) == self.bearer.tenant

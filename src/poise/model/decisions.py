@@ -64,6 +64,7 @@ REASONS = {
     "NO_SUCH_DEVICE": "has no device that can do it: {need} needed, {have} there",
     "NOT_AT_ONCE": "all of it is free somewhere, but not on one of them at once: {need}",
     "STRAGGLING": "takes longer than its like, which took {need}",
+    "LAGGING": "computes for {have} in each step there, where others of its gang take {need} and wait",
     "STOPPING": "is asked to {have}",
     "PREEMPTING": "{have} is asked to yield for it",
     "UNSTABLE": "attempts have kept failing there",

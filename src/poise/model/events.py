@@ -14,6 +14,7 @@ from poise.model.jobs import Ending, Job, Speedups
 from poise.model.quotas import Quota
 from poise.model.resources import Node
 from poise.model.tenants import Token
+from poise.model.training import Training
 
 
 class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_defaults=True):
@@ -124,12 +125,34 @@ class Straggling(msgspec.Struct, frozen=True, tag="straggling", kw_only=True):
     siblings: int
 
 
+class Lagging(msgspec.Struct, frozen=True, tag="lagging", kw_only=True):
+    """A member of a gang `computes` for longer in each step than the others, which then wait for it: `siblings` on the
+    same model of device compute for `usual` on the median. Said once of an attempt.
+    """
+
+    at: int
+    task: str
+    epoch: int
+    node: str
+    computes: int
+    usual: int
+    siblings: int
+
+
 class SpeedupsTold(msgspec.Struct, frozen=True, tag="speedups", kw_only=True):
     """A running unit has said how it scales, for the first time or noticeably otherwise than before."""
 
     at: int
     unit: str
     speedups: Speedups
+
+
+class TrainingTold(msgspec.Struct, frozen=True, tag="training", kw_only=True):
+    """A running unit has said how its training gets on, and something that is read has changed noticeably."""
+
+    at: int
+    unit: str
+    training: Training
 
 
 class Held(msgspec.Struct, frozen=True, tag="held", kw_only=True):
@@ -336,7 +359,9 @@ Event = (
     | Started
     | Finished
     | Straggling
+    | Lagging
     | SpeedupsTold
+    | TrainingTold
     | Held
     | NodeJoined
     | NodeLost

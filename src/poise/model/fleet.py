@@ -55,10 +55,12 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `since` is the instant at which it started (or was placed). `kind` and `model` are the class and the model of device
     by which run times are learned, `declared` the run time its user said (0: none) and `work` what there is to do.
-    `checkpoint` is the declared interval of its checkpoints (0: none) and `restore` what coming back costs; `preempted`
+    `checkpoint` is the interval of its checkpoints, as it says itself or as declared (0: none), `kept` the instant
+    since which it has done what is in none, if it tells of them, and `restore` what coming back costs; `preempted`
     is how often it has yielded, `moved` how often it was stopped for its own good, `saved` what of its earlier
     attempts need not be done again, in nanoseconds of one task, and `progress` what they themselves said of that, in
-    millionths of all its work; `size` and `least` are the tasks of its unit, now and
+    millionths of all its work; `foreseen` is for how long this attempt runs in all, at the pace that it tells of itself
+    (nanoseconds, 0: it does not); `size` and `least` are the tasks of its unit, now and
     at the least (0: all), `most` how many it could use; `attained` is the service of its earlier attempts; `due` is
     when it must end (0: no deadline) and `weight` its business weight in thousandths. `stopping`:
     its room is about to be free. `tenant` is whose quota it counts against, where there is one. What `serves` goes on
@@ -75,6 +77,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     declared: int = 0
     devices: tuple[int, ...] = ()
     checkpoint: int = 0
+    kept: int = 0
     restore: int = 0
     preempted: int = 0
     moved: int = 0
@@ -88,6 +91,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     work: Work = NO_WORK
     saved: int = 0
     progress: int = 0
+    foreseen: int = 0
     outlived: int = 0
     due: int = 0
     weight: int = WEIGHT
@@ -96,11 +100,25 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):
-    """The only attempt of a unit, on a node where it takes longer than its like, which took `expected`."""
+    """The only attempt of a unit, on a node where it takes longer than its like, which took `expected`. Or a gang, of
+    which a member there `computes` for so long in each step, and the others for as long as `expected`.
+    """
 
     resident: Resident
     node: str
     expected: int
+    computes: int = 0
+
+
+class Phased(msgspec.Struct, frozen=True, kw_only=True):
+    """A running unit whose training has come into another `phase`, in which it asks for another `shape`; and the nodes
+    of its tasks.
+    """
+
+    resident: Resident
+    phase: str
+    shape: Shape
+    nodes: tuple[str, ...]
 
 
 class Fleet:

@@ -142,6 +142,20 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shape: Shape
 
 
+FIRST_PHASE = "initial"
+"""What training is in until it says otherwise."""
+
+
+class InPhase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a task asks for while its training is in a phase: at most `cpu` milli-CPU (0: what it asks for in any), and
+    so many thousandths of the device memory that it asks for or has.
+    """
+
+    phase: str
+    cpu: int = 0
+    memory: int = 1000
+
+
 class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What is placed together: one task, or the tasks of a gang. All tasks of a unit have one shape.
 
@@ -153,7 +167,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     is its business weight in thousandths. Of the parts of one task that have an `at_most` so many are placed at once
     (0: any number). Its commands say at least every `hang` nanoseconds that they get on (0: they say nothing). Of what
     has an exclusive `lease` no two copies run at once, whatever happens to its node. What `serves` answers requests
-    until it is ended: the text says for which service, and why it was asked for.
+    until it is ended: the text says for which service, and why it was asked for. What trains may ask for less in some
+    of its `phases`.
     """
 
     name: str
@@ -179,10 +194,24 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     hang: int = 0
     lease: Lease = "fenced"
     serves: str = ""
+    phases: tuple[InPhase, ...] = ()
 
     def shape_of(self, variant: int) -> Shape:
         """The shape of its artifact number `variant`; 0 is the unit's own."""
         return self.variants[variant - 1].shape if variant else self.shape
+
+    def in_phase(self, phase: str) -> InPhase | None:
+        """What it asks for in a phase of its training, where that is not what it asks for in any."""
+        phase = phase or FIRST_PHASE
+        return next((one for one in self.phases if one.phase == phase), None)
+
+    def shape_in(self, phase: str, variant: int) -> Shape:
+        """The shape of its artifact number `variant` in a phase of its training."""
+        shape, asks = self.shape_of(variant), self.in_phase(phase)
+        if asks is None:
+            return shape
+        cpu = min(shape.cpu, asks.cpu) if asks.cpu else shape.cpu
+        return msgspec.structs.replace(shape, cpu=cpu, gpu_memory=shape.gpu_memory * asks.memory // 1000)
 
     def artifact_of(self, variant: int) -> str:
         """The name of its artifact number `variant`; empty where it has none to choose from."""

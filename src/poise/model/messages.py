@@ -11,6 +11,7 @@ import msgspec
 from poise.model.jobs import Ending, Speedups
 from poise.model.load import Load
 from poise.model.resources import Node, Shape
+from poise.model.training import Training
 from poise.model.usage import MAX_WINDOWS, Window
 from poise.units import SECOND
 
@@ -72,11 +73,16 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ending: Ending
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running attempt says of how its unit scales."""
+class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a running attempt says of how its unit scales, and of its training."""
 
     attempt: Attempt
-    speedups: Speedups
+    speedups: Speedups | None = None
+    training: Training | None = None
+
+
+MOST_TOLD = 256
+"""So many attempts are told of in one report; the others in the next."""
 
 
 class DeviceFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -13,6 +13,7 @@ from poise.model.decisions import Reason, Spot, Why
 from poise.model.figures import sources_of
 from poise.model.load import Load
 from poise.model.resources import Link, Node
+from poise.model.training import Training
 
 
 class AttemptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,6 +76,14 @@ class CallsReport(msgspec.Struct, frozen=True, kw_only=True):
     closed: str = ""
 
 
+class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a unit said of its training, and when that was heard (seconds since 1970)."""
+
+    unit: str
+    heard: float
+    said: Training
+
+
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     """One job. `exit_code` is what `poise wait` ends with: 0, or the first failed task's; none while unfinished. `note`
     is what the user was told when it was submitted, `user` what the client called them.
@@ -94,6 +103,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     critical_path: tuple[str, ...] = ()
     remaining: int = 0
     calls: "CallsReport | None" = None
+    training: tuple[TrainingReport, ...] = ()
     note: str = ""
     tasks: tuple[TaskReport, ...] = ()
 

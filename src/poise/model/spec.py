@@ -27,6 +27,7 @@ from poise.model.jobs import (
     NO_WORK,
     RETRY,
     WEIGHT,
+    InPhase,
     Job,
     Lease,
     Priority,
@@ -52,6 +53,7 @@ from poise.units import (
     parse_duration,
     parse_flops,
     parse_rate,
+    parse_share,
 )
 
 Quantity = str | int | float
@@ -163,6 +165,27 @@ class CheckpointSpec(msgspec.Struct, forbid_unknown_fields=True):
     restore: Quantity = 0
 
 
+PHASES = ("initial", "convergence", "fine-tuning")
+
+AUTO_PHASES = (
+    InPhase(phase="convergence", cpu=8000, memory=600),
+    InPhase(phase="fine-tuning", cpu=4000, memory=300),
+    InPhase(phase="initial", cpu=16000, memory=900),
+)
+"""What `phases: auto` stands for."""
+
+LEAST_PART = 10
+
+
+class PhaseSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """What a task asks for while its training is in a phase: at most so many CPUs, and that part of the device memory
+    that it asks for, or of each of its devices.
+    """
+
+    cpu: Quantity | None = None
+    device_memory: Quantity = 1
+
+
 class ArtifactSpec(msgspec.Struct, forbid_unknown_fields=True):
     """The same work built for one backend. Without `resources` it asks for what the task asks for."""
 
@@ -193,6 +216,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     artifacts: dict[str, ArtifactSpec] = {}
     work: WorkSpec | None = None
     checkpoint: Quantity | CheckpointSpec | None = None
+    phases: Literal["auto"] | dict[str, PhaseSpec] = {}
     preemptible: bool = True
     weight: float = 1.0
     serves: str = ""
@@ -374,6 +398,8 @@ _EXAMPLES = {
     "checkpoint": "checkpoint: 5m",
     "every": "every: 5m",
     "restore": "restore: 30s",
+    "phases": "phases: {convergence: {cpu: 8, device_memory: 60%}, fine-tuning: {cpu: 4, device_memory: 30%}}",
+    "device_memory": "device_memory: 60%",
     "preemptible": "preemptible: false",
     "weight": "weight: 2.5",
     "serves": "serves: digits",
@@ -597,6 +623,7 @@ _OF_A_TASK = {
     "artifacts": {},
     "work": None,
     "checkpoint": None,
+    "phases": {},
     "preemptible": True,
     "weight": 1.0,
     "serves": "",
@@ -697,6 +724,7 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         preemptible=spec.preemptible,
         weight=WEIGHT if spec.weight == 1 else found.get(WEIGHT, _weight, spec.weight, f"{field}weight"),
         serves=spec.serves,
+        phases=_phases(spec, f"{field}phases", shape, found),
     )
     if parts:
         merge = found.get((), _command, spec.merge, f"{field}merge") if spec.merge is not None else ()
@@ -777,6 +805,32 @@ def _checkpoint(spec: Quantity | CheckpointSpec | None, field: str, found: Findi
         every = found.get(0, _duration, spec.every, f"{field}.every")
         return every, found.get(0, _duration, spec.restore, f"{field}.restore")
     return found.get(0, _duration, spec, field), 0
+
+
+def _phases(spec: TaskSpec, field: str, shape: Shape, found: Findings) -> tuple[InPhase, ...]:
+    """In no phase it asks for more than it does in all, so that it fits in each where it fits at all."""
+    if spec.phases == "auto":
+        return AUTO_PHASES
+    made = []
+    for phase, asked in spec.phases.items():
+        at = f"{field}.{phase}"
+        if phase not in PHASES:
+            need, hint = ", ".join(PHASES), near(phase, PHASES)
+            found.add(SpecError("there is no such phase of training", field=at, need=need, have=phase[:80], hint=hint))
+        cpu = found.get(0, parse_or_raise, parse_cpu, asked.cpu, f"{at}.cpu", MAX_CPU) if asked.cpu is not None else 0
+        memory = found.get(1000, parse_or_raise, parse_share, asked.device_memory, f"{at}.device_memory", 1000)
+        if cpu > shape.cpu:
+            need, have = f"at most {format_cpu(shape.cpu)}, as `resources` have it", format_cpu(cpu)
+            found.add(SpecError("a phase asks for more than its task", field=f"{at}.cpu", need=need, have=have))
+        if memory < LEAST_PART:
+            have = str(asked.device_memory)
+            found.add(SpecError("this is no memory to train in", field=f"{at}.device_memory", need="1%", have=have))
+        made.append(InPhase(phase=phase, cpu=cpu, memory=memory))
+    return tuple(sorted(made, key=_phase_name))
+
+
+def _phase_name(one: InPhase) -> str:
+    return one.phase
 
 
 def _weight(weight: float, field: str) -> int:

@@ -6,11 +6,12 @@ that POISE_ORDERS names; the worker looks at it between two steps. Times are nan
 millijoules.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from poise.model.jobs import Speedups
+from poise.model.jobs import ALL, Speedups
+from poise.units import SECOND
 
 REPORT = "POISE_REPORT"
 """The variable that names the file in which worker 0 tells of its training."""
@@ -21,8 +22,29 @@ ORDERS = "POISE_ORDERS"
 CHECKPOINTS = "POISE_CHECKPOINTS"
 """The variable that names the folder in which a gang keeps its checkpoints, if its script names none."""
 
+PHASE, THREADS, DEVICE_MEMORY = "POISE_PHASE", "POISE_THREADS", "POISE_DEVICE_MEMORY"
+"""By these a task of a job with `phases` is told in which it was placed, how many threads it should use, and which part
+of the memory of its devices it may (0.6)."""
+
+LIBRARY_THREADS = "OMP_NUM_THREADS"
+"""Heeded by libraries that compute; set for a job with `phases` that does not set it itself."""
+
 Phase = Literal["", "initial", "convergence", "fine-tuning"]
 """Where training is, as far as its gradients and its loss tell; empty: not known yet."""
+
+MOST = 2**62
+"""No count, size or time that is told is larger."""
+
+MOST_BYTES = 64 << 10
+"""A report is no longer."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+Part = Annotated[int, msgspec.Meta(ge=-1, le=ALL)]
+"""Millionths of all the work; -1: not known."""
+
+Figure = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
+Word = Annotated[str, msgspec.Meta(max_length=40, pattern=r"^[ -~]*$(?!\n)")]
+Sentence = Annotated[str, msgspec.Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$(?!\n)")]
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -30,13 +52,13 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     for how long training stood still for it, how large it is, and how many are kept. `every`: how often one is made.
     """
 
-    step: int
-    at: float = 0.0
-    took: int = 0
-    stall: int = 0
-    bytes: int = 0
-    kept: int = 1
-    every: int = 0
+    step: Count
+    at: Figure = 0.0
+    took: Count = 0
+    stall: Count = 0
+    bytes: Count = 0
+    kept: Count = 1
+    every: Count = 0
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,41 +67,47 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `step` counts updates of the weights and `samples` what they were made from, over all attempts, without what had to
     be done again; `progress` is how much of all the work is done, and `safe` how much of that is in a checkpoint, both
     in millionths (-1: not known). In one step each of `world` workers takes `accumulation` times `batch` samples, all
-    together `effective`. `step_time` is the median of recent steps, `goodput` milli-samples a second since the first
-    attempt, with all that was lost, and `throughput` the same of recent steps.
+    together `effective`. `step_time` is the median of recent steps (0: it makes none now, and none is missed),
+    `goodput` milli-samples a second since the first attempt, with all that was lost, and `throughput` the same of
+    recent steps. A `loss` of 0 is not known, or no number.
 
     `sent` bytes went out per step and worker, where `plain` would have without compression. `energy` was used since
     the first attempt, as `energy_source` tells (nvml, rapl, model). `memory` is the most that a worker held on its
     device, `budget` what it may. `restored` says from which checkpoint it went on, and which were passed over and why.
     `resizes`: it follows orders without being started anew. `advice` is what the adviser of communication recommends.
+
+    Worker 0 tells all of it. Every other worker may write a report of its own with its `step`, its `step_time` and its
+    `compute`: for how long it computes in a step itself, without what it waits for others (the median of recent steps),
+    by which a worker is found that is slower than the rest.
     """
 
-    step: int
-    samples: int = 0
-    progress: int = -1
-    safe: int = -1
-    world: int = 1
-    batch: int = 0
-    accumulation: int = 1
-    effective: int = 0
-    rate: float = 0.0
-    loss: float = 0.0
-    precision: str = ""
+    step: Count
+    samples: Count = 0
+    progress: Part = -1
+    safe: Part = -1
+    world: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 1
+    batch: Count = 0
+    accumulation: Count = 1
+    effective: Count = 0
+    rate: Figure = 0.0
+    loss: Figure = 0.0
+    precision: Word = ""
     phase: Phase = ""
-    step_time: int = 0
-    goodput: int = 0
-    throughput: int = 0
-    sent: int = 0
-    plain: int = 0
-    energy: int = 0
-    energy_source: str = ""
-    memory: int = 0
-    budget: int = 0
+    step_time: Count = 0
+    compute: Count = 0
+    goodput: Count = 0
+    throughput: Count = 0
+    sent: Count = 0
+    plain: Count = 0
+    energy: Count = 0
+    energy_source: Word = ""
+    memory: Count = 0
+    budget: Count = 0
     checkpoint: Saved | None = None
-    restored: str = ""
+    restored: Sentence = ""
     resizes: bool = False
     speedups: Speedups | None = None
-    advice: str = ""
+    advice: Sentence = ""
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,3 +118,47 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     world: int
     rank: int
+
+
+TELL_EVERY = 5 * SECOND
+"""What has changed of training is told to the log no more often."""
+
+_SAID = (
+    *("phase", "batch", "accumulation", "effective", "precision", "world", "resizes", "budget"),
+    *("energy_source", "restored", "advice"),
+)
+"""What is news whenever it has changed."""
+
+_MEASURED = ("step_time", "compute", "goodput", "throughput", "memory", "sent", "plain")
+NOTICEABLE = 0.2
+"""What is measured is news when it has changed by such a share, and how far it has come when that is"""
+
+HUNDREDTH = ALL // 100
+"""... a hundredth of the whole further, or a tenth of what was done where the whole is not known."""
+
+_decoder = msgspec.json.Decoder(Training)
+
+
+def decode(text: bytes) -> Training:
+    """What a worker wrote. Raises msgspec.DecodeError, which says what is wrong and where."""
+    if len(text) > MOST_BYTES:
+        raise msgspec.DecodeError(f"it is longer than {MOST_BYTES >> 10} KiB")
+    try:
+        return _decoder.decode(text)
+    except RecursionError:
+        raise msgspec.DecodeError("it is nested too deeply") from None
+
+
+def is_news(now: Training, known: Training) -> bool:
+    """Whether anything has changed noticeably that a policy or a person reads."""
+    if any(getattr(now, name) != getattr(known, name) for name in _SAID):
+        return True
+    if (now.checkpoint and now.checkpoint.step) != (known.checkpoint and known.checkpoint.step):
+        return True
+    if now.step < known.step or now.safe < known.safe:
+        return True
+    if any(abs(getattr(now, name) - getattr(known, name)) > NOTICEABLE * getattr(known, name) for name in _MEASURED):
+        return True
+    if now.progress >= 0:
+        return abs(now.progress - known.progress) >= HUNDREDTH
+    return now.step > known.step + known.step // 10

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from poise.model.fleet import Fleet, PoolView, Resident, Straggler
+from poise.model.fleet import Fleet, Phased, PoolView, Resident, Straggler
 from poise.model.jobs import NO_WORK, WEIGHT, Speedups, Work
 from poise.model.profiles import Profile
 from poise.model.quotas import Amounts
@@ -22,7 +22,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `tasks` is how many it can use and `least` how many it must have (0: all). `others` are the shapes of its further
     artifacts. `attained` is the run time of its earlier attempts that were asked to yield, `preempted` their number,
     `saved` what of their work need not be done again, in nanoseconds of one task, and `progress` what it
-    said of that itself, in millionths of all its work; `outlived` how long its work is
+    said of that itself, in millionths of all its work, and `left` how long the rest takes with its least tasks by what
+    it said (nanoseconds, 0: nothing); `outlived` how long its work is
     known to take at least; `ran_out` the least memory that it asked for and ran out of (0: it never did). `tenant` is
     whose quota it counts against, where there is one. What `serves` has no end that could be foreseen: the text says
     what it answers for, and why it was asked for.
@@ -58,6 +59,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     avoid: str = ""
     saved: int = 0
     progress: int = 0
+    left: int = 0
     outlived: int = 0
     ran_out: int = 0
     tenant: str = ""
@@ -74,8 +76,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     `profiles` holds what was learned, by class and by `class@device model`; `throughputs` declared
     speeds, by the same keys. `speedups` is how units scale that have said it themselves, by unit. `elastic` has one
     entry for each running unit that could use more tasks or fewer, `stragglers` for each of one task that takes longer
-    than its like; `yielded` says which units have yielded to which that still wait, `quotas` how much more the work of
-    a tenant with a quota may take, `running` how many attempts of each shape there are on nodes.
+    than its like, or gang that waits for a member, and `phased` for each that asks for more or less than it has by the
+    phase of its training; `yielded` says which units have yielded to which that still wait, `quotas` how much more the
+    work of a tenant with a quota may take, `running` how many attempts of each shape there are on nodes.
     `triggers` names what forced this round."""
 
     revision: int
@@ -89,6 +92,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     speedups: Mapping[str, Speedups] = {}
     elastic: tuple[Resident, ...] = ()
     stragglers: tuple[Straggler, ...] = ()
+    phased: tuple[Phased, ...] = ()
     yielded: Mapping[str, str] = {}
     quotas: Mapping[str, Amounts] = {}
     running: Mapping[Shape, int] = {}

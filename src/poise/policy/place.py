@@ -189,12 +189,12 @@ class Draft:
             place = next(others, place)
         return rows[place], openings.scores[place]
 
-    def best_whole(self, candidate: Candidate, shape: Shape, least: int, most: int) -> int | None:
-        """The best node, of those in order already, that has room for all tasks of a gang: for as many as it could
-        use, else for as many as it must have.
+    def best_whole(self, candidate: Candidate, shape: Shape, least: int, most: int, *, without: int = -1) -> int | None:
+        """The best node, of those in order already and `without` one, that has room for all tasks of a gang: for as
+        many as it could use, else for as many as it must have.
         """
         openings = self.openings(candidate, shape)
-        rows = openings.rows[openings.next :]
+        rows = [row for row in openings.rows[openings.next :] if row != without]
         room = self.capacity(shape)[rows]
         for tasks in dict.fromkeys((most, least)):
             enough = room >= tasks

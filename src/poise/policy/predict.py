@@ -26,6 +26,9 @@ from poise.units import SECOND
 MOST_RUNS = 65_536
 """Run times that are remembered; then they are worked out anew."""
 
+PACE_VARIES = 10
+"""One part in so many of what training foresees of itself by its pace is left as uncertainty."""
+
 
 class Speeds:
     """Estimates for one view. `profiles` and `throughputs` are keyed by class, and by `class@model`. What was worked
@@ -116,6 +119,8 @@ class Speeds:
         """
         if resident.serves:
             return NO_END
+        if resident.foreseen:
+            return Estimate(resident.foreseen, resident.foreseen // PACE_VARIES, "its own pace")
         shape, devices = resident.shape, resident.shape.gpus > 0
         measured = self._profiles.get(f"{resident.kind}@{resident.model}")
         place = self._places.get((resident.model, devices))
@@ -213,6 +218,8 @@ def likely(estimate: Estimate) -> Estimate:
 
 def left_of(candidate: Candidate, estimate: Estimate) -> int:
     """Nanoseconds that a waiting unit likely still has to run where all of it is foreseen to take so long."""
+    if candidate.left:
+        return candidate.left
     mean = outlasting(likely(estimate), candidate.outlived).mean
     if candidate.progress:
         return max(1, mean * (ALL - candidate.progress) // ALL)

@@ -90,7 +90,7 @@ def by_value(view: Snapshot) -> list[Candidate]:
     runs: dict[object, int] = {}
     lengths: list[int] = []
     for one in view.candidates:
-        alike = (one.queue, one.work, one.declared, one.expected, one.saved, one.progress, one.outlived)
+        alike = (one.queue, one.work, one.declared, one.expected, one.saved, one.progress, one.left, one.outlived)
         run = runs.get(alike)
         if run is None:
             run = runs[alike] = speeds.shortest(one, ability(fleet, one.shape).models)

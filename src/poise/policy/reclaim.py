@@ -118,8 +118,15 @@ def ends(resident: Resident, now: int, speeds: Speeds) -> int:
 def lost_work(resident: Resident, now: int) -> int:
     """Nanoseconds of one task's work that are lost if it yields now, and of restoring it."""
     elapsed = max(0, now - resident.since) if resident.running else 0
+    if resident.kept:
+        return max(0, now - resident.kept) + resident.restore
     lost = elapsed % resident.checkpoint if resident.checkpoint else elapsed
     return lost + resident.restore
+
+
+def next_checkpoint(resident: Resident, now: int) -> int:
+    """The instant of the next one of what makes some."""
+    return now + resident.checkpoint - (now - (resident.kept or resident.since)) % resident.checkpoint
 
 
 def settled(resident: Resident, first: int) -> int:
@@ -207,13 +214,15 @@ def standings(draft: Draft, rules: Preemption) -> dict[str, float]:
 
     def terms(one: Resident) -> list[int]:
         may = one.preemptible and one.running and not one.stopping and not one.serves
-        return [may_be_asked(one, rules) if may else NEVER, one.checkpoint, one.restore, one.priority, one.weight, may]
+        asked_from = may_be_asked(one, rules) if may else NEVER
+        return [asked_from, one.checkpoint, one.kept, one.restore, one.priority, one.weight, may]
 
     if not running.residents:
         return {}
-    asked_from, checkpoint, restore, priority, weight, may = running.each(rules, terms)
+    asked_from, checkpoint, kept, restore, priority, weight, may = running.each(rules, terms)
     elapsed = running.elapsed
-    lost = np.where(checkpoint > 0, elapsed % np.maximum(1, checkpoint), elapsed) + restore
+    by_interval = np.where(checkpoint > 0, elapsed % np.maximum(1, checkpoint), elapsed)
+    lost = np.where(kept > 0, np.maximum(0, draft.view.now - kept), by_interval) + restore
     spared = running.left - lost
     of = HYSTERESIS * (np.array(CLASS_WEIGHT)[priority] * weight / 1000) / (np.maximum(1, spared) / SECOND)
     standing = np.where((spared > 0) & (draft.view.now >= asked_from), of, inf)

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Spot, Why
-from poise.model.fleet import CPU, DEVICES, HOT, Resident
-from poise.model.jobs import GRACE
+from poise.model.fleet import CPU, DEVICES, HOT, MEMORY, NETWORK, Phased, Resident
+from poise.model.jobs import FIRST_PHASE, GRACE
 from poise.model.profiles import expected_run, is_brief
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import LEAST_SHOWN, Candidate, Snapshot
@@ -57,6 +57,7 @@ from poise.policy.reclaim import (
     lost_work,
     make_way,
     may_yield_at,
+    next_checkpoint,
     reserve,
     service,
     settled,
@@ -316,6 +317,7 @@ class _Round:
         if self.recipe.reallocate:
             self._reallocate()
             self._move_stragglers()
+            self._follow_phases()
             self._move_up()
         if self._postponed:
             self._ask_again(self.view.now + 1)
@@ -416,15 +418,23 @@ class _Round:
     def _gang_rows(self, candidate: Candidate, shape: Shape, needed: int) -> list[int]:
         """A row for every task, close together: on one node, else in one rack, else in one zone, else anywhere; on
         devices of one model wherever one could hold it, the fastest first: of a gang on several all are as slow as one.
+        On the node to avoid only if it cannot be without.
         """
         if self._gang_room.get(shape, needed) < needed:
             return []
-        row = self.draft.best_whole(candidate, shape, needed, candidate.tasks)
+        avoid = self.draft.fleet.rows.get(candidate.avoid, -1)
+        rows = self._gang_rows_on(candidate, shape, needed, without=avoid) if avoid >= 0 else []
+        return rows or self._gang_rows_on(candidate, shape, needed)
+
+    def _gang_rows_on(self, candidate: Candidate, shape: Shape, needed: int, *, without: int = -1) -> list[int]:
+        row = self.draft.best_whole(candidate, shape, needed, candidate.tasks, without=without)
         if row is not None:
             return [row] * needed
         room = self.draft.capacity(shape)
         self._gang_room[shape] = int(room.sum())
-        if self._gang_room[shape] < needed:
+        if without >= 0:
+            room = np.where(np.arange(len(room)) == without, 0, room)
+        if int(room.sum()) < needed:
             return []
         fleet = self.draft.fleet
         masks = [mask for _, mask in self._by_speed(candidate, shape)]
@@ -747,7 +757,7 @@ class _Round:
             if worth > 0 and (best is None or worth > best[0]):
                 best = (worth, resident)
             elif worth <= 0 and resident.checkpoint:  # least is lost just after a checkpoint
-                self._ask_again(now + resident.checkpoint - (now - resident.since) % resident.checkpoint)
+                self._ask_again(next_checkpoint(resident, now))
         if best is not None:
             why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"room for more than {best[1].size} tasks")
             self.decisions.append(Preempt(unit=best[1].unit, cause="grow", why=why))
@@ -867,14 +877,21 @@ class _Round:
     def _move_stragglers(self) -> None:
         """What takes longer than its like begins anew on another node like its own, if that wins: what is left of it
         (as long again as it has run, as of all that has overrun) is more than coming back and a whole run cost there.
+        A gang that waits for one of its members wins what it waits of what is left, and loses what is in no checkpoint.
         """
         fleet, now = self.view.fleet, self.view.now
         for straggler in self.view.stragglers:
             resident = straggler.resident
             if not resident.preemptible or resident.unit in self._yielding:
                 continue
-            wins = resident.since + straggler.expected + resident.restore
-            at = max(wins, settled(resident, MIN_RUN))
+            if straggler.computes:
+                at = settled(resident, MIN_RUN)
+                left = ends(resident, now, self.draft.speeds) - now
+                waits = 1 - straggler.expected / straggler.computes
+                if now > at and left * waits <= lost_work(resident, now):
+                    at = next_checkpoint(resident, now) if resident.checkpoint else now + MIN_RUN
+            else:
+                at = max(resident.since + straggler.expected + resident.restore, settled(resident, MIN_RUN))
             if now <= at:
                 self._ask_again(at + 1)
                 continue
@@ -883,10 +900,68 @@ class _Round:
             room = room * self.draft.capacity(resident.shape)
             if room.max(initial=0) > 0:
                 target = int(room.argmax())
-                rank = f"it takes longer than its like on {straggler.node}, and {fleet.names[target]} has room"
+                what = "a gang waits for its member" if straggler.computes else "it takes longer than its like"
+                rank = f"{what} on {straggler.node}, and {fleet.names[target]} has room"
                 why = Why(policy=self.recipe.name, base=self.view.revision, rank=rank)
                 self.decisions.append(Preempt(unit=resident.unit, cause="move", why=why))
                 self.draft.keep(target, resident.unit, resident.shape, now)
+
+    def _follow_phases(self) -> None:
+        """Training that has come into a phase in which it asks for less gives the rest back, if it loses little and
+        something waits that has room with it; one that asks for more is given it, if nothing waits and there is room.
+        """
+        now, fleet = self.view.now, self.view.fleet
+        for one in self.view.phased:
+            resident, shape = one.resident, one.shape
+            if not resident.preemptible or not resident.running or resident.unit in self._yielding:
+                continue
+            if now < (at := settled(resident, COOL_DOWN)):
+                self._ask_again(at)
+                continue
+            if not (resident.checkpoint or resident.kept):
+                continue
+            if ends(resident, now, self.draft.speeds) - now <= lost_work(resident, now):
+                self._ask_again(next_checkpoint(resident, now) if resident.checkpoint else now + MIN_RUN)
+                continue
+            rows = Counter(fleet.rows[name] for name in one.nodes if name in fleet.rows)
+            why = Why(policy=self.recipe.name, base=self.view.revision, rank=_in_words(one))
+            if shape.cpu <= resident.shape.cpu and shape.gpu_memory <= resident.shape.gpu_memory:
+                found = self._fits_with(one, rows)
+                if found is None:
+                    continue
+                self.decisions.append(Preempt(unit=resident.unit, cause="shrink", why=why, to=found.unit))
+                self._yielding.add(resident.unit)
+            elif not self._waiting and not self._postponed and self._has_more(one, rows):
+                self.decisions.append(Preempt(unit=resident.unit, cause="grow", why=why))
+                self._yielding.add(resident.unit)
+
+    def _fits_with(self, one: Phased, rows: Mapping[int, int]) -> Candidate | None:
+        """The first that waits, of one task, for which there is room where this gives some back."""
+        fleet, free = self.view.fleet, self.draft.free
+        cpu = one.resident.shape.cpu - one.shape.cpu
+        memory = one.resident.shape.gpu_memory - one.shape.gpu_memory
+        for candidate in self._waiting:
+            asks = candidate.shape
+            if (candidate.least or candidate.tasks) > 1:
+                continue
+            for row, tasks in rows.items():
+                after = free[:, row] - (asks.cpu - cpu * tasks, asks.memory, asks.network, 0)
+                if (after[[CPU, MEMORY, NETWORK]] < 0).any() or fleet.closed[row]:
+                    continue
+                here = [device for device in one.resident.devices if memory and one.nodes[0] == fleet.names[row]]
+                shared = asks.is_part and any(
+                    fleet.device_memory[row, device] + memory >= asks.gpu_memory
+                    and fleet.device_share[row, device] >= asks.share
+                    for device in here
+                )
+                if asks.gpus <= free[DEVICES, row] or shared:
+                    return candidate
+        return None
+
+    def _has_more(self, one: Phased, rows: Mapping[int, int]) -> bool:
+        """Whether there is room, where it is, for what it asks for beyond what it has."""
+        more = one.shape.cpu - one.resident.shape.cpu
+        return all(self.draft.free[CPU, row] >= more * tasks for row, tasks in rows.items())
 
     # --- words -------------------------------------------------------------------------------------------------------
 
@@ -991,6 +1066,10 @@ def _serving_first(ordered: list[Candidate]) -> list[Candidate]:
         lower = next((at for at, other in enumerate(ordered[:place]) if other.priority > one.priority), place)
         ordered = [*ordered[:lower], one, *ordered[lower:place], *ordered[place + 1 :]]
     return ordered
+
+
+def _in_words(one: Phased) -> str:
+    return f"in its {one.phase or FIRST_PHASE} phase it asks for {one.shape.describe()}"
 
 
 def _cost(found: tuple[Yielding, Shape]) -> float:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Literal, Protocol
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
@@ -178,8 +179,8 @@ class Session:
                 self._save(parting=True)
                 self._gang.conclude()
             self._keeping.close()
-            if kind is None:
-                self._teller.tell(self.training, now=True)
+            if kind is None:  # no step is missed any more
+                self._teller.tell(lambda: msgspec.structs.replace(self.training(), step_time=0), now=True)
         finally:
             if self._handler is not None:
                 signal.signal(signal.SIGTERM, self._handler)

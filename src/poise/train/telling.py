@@ -31,7 +31,9 @@ class Teller:
         if self._path is None or (moment < self._told + every and not now):
             return
         self._told = moment
-        self.said = training()
+        said = training()
+        finite = math.isfinite(said.loss)  # JSON has no other numbers
+        self.said = said if finite else msgspec.structs.replace(said, loss=0.0)
         draft = self._path.with_name(f"{self._path.name}.new")
         with contextlib.suppress(OSError):  # it is no reason to fail
             draft.write_bytes(msgspec.json.encode(self.said))

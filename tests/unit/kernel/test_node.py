@@ -15,6 +15,7 @@ from poise.kernel.node import (
     Say,
     Start,
     Stop,
+    Telling,
 )
 from poise.model.jobs import Ending, Outcome
 from poise.model.load import Load
@@ -30,8 +31,10 @@ from poise.model.messages import (
     Launch,
     Report,
     Running,
+    Told,
 )
 from poise.model.resources import Shape
+from poise.model.training import Training
 from poise.model.usage import MAX_WINDOWS, SIGNALS, Window
 from poise.testing import node
 from poise.units import MILLISECOND, SECOND
@@ -575,3 +578,105 @@ def test_a_node_that_is_not_connected_says_nothing() -> None:
     bench = Bench(connected=False)
     assert bench.machine.wakeup() is None
     assert bench.machine.tick(100 * SECOND) == []
+
+
+# --- what commands tell -----------------------------------------------------------------------------------------------
+
+
+def telling(name: str, step: int, **fields: Any) -> Telling:
+    return Telling((Told(attempt=at(name), training=Training(step=step, **fields)),))
+
+
+def steps_said(bench: Bench) -> list[int]:
+    reports = [message for message in bench.said if isinstance(message, Report)]
+    return [told.training.step for report in reports for told in report.told if told.training]
+
+
+def test_what_commands_tell_is_passed_on_the_latest_only() -> None:
+    """While a report is on its way the next gathers what comes, and no more than one word of each."""
+    bench = Bench()
+    bench.launch(launch("a"))
+    for step in (1, 2, 3):
+        bench.feed(telling("a", step))
+    bench.feed(Acked(serial=1))
+    assert steps_said(bench) == [1, 3]
+
+
+def test_the_latest_is_said_anew_on_another_connection() -> None:
+    bench = Bench()
+    bench.launch(launch("a"), launch("b"))
+    bench.feed(telling("a", 7))
+    bench.feed(Disconnected())
+    bench.end("b")
+    bench.feed(Connected())
+    bench.feed(Acked(serial=0))
+    assert steps_said(bench) == [7, 7]
+    bench.feed(Acked(serial=1))
+    bench.end("a")
+    bench.feed(Connected())
+    bench.feed(Acked(serial=0))
+    assert steps_said(bench) == [7, 7]
+
+
+def test_nobody_speaks_for_what_is_not_here() -> None:
+    bench = Bench()
+    bench.feed(telling("a", 1))
+    assert bench.said == []
+
+
+def stands_still(bench: Bench, seconds: int) -> list[Effect]:
+    effects: list[Effect] = []
+    for _ in range(seconds):
+        bench.now += SECOND
+        effects += [effect for effect in bench.feed(Telling(())) if isinstance(effect, Stop)]
+    return effects
+
+
+def test_training_whose_steps_stand_still_has_hung() -> None:
+    bench = Bench()
+    bench.launch(launch("a"))
+    bench.feed(telling("a", 5, step_time=SECOND))
+    assert stands_still(bench, 58) == []
+    assert stands_still(bench, 3) == [Stop(at("a"), "no step for 1m0s after step 5; one took 1.0 s")]
+    assert stands_still(bench, 100) == [], "it is said once"
+
+
+def test_how_long_it_may_stand_still_follows_what_was_seen_of_it() -> None:
+    """Twenty of its steps, or three times its longest pause; and what has made no step yet is not looked at."""
+    bench = Bench()
+    bench.launch(launch("a"))
+    bench.feed(telling("a", 0))
+    assert stands_still(bench, 200) == []
+    bench.feed(telling("a", 1, step_time=10 * SECOND))
+    assert stands_still(bench, 190) == []
+    bench.feed(telling("a", 2, step_time=SECOND))
+    assert stands_still(bench, 500) == []
+    bench.feed(telling("a", 3, step_time=SECOND))
+    assert stands_still(bench, 1400) == []
+    assert len(stands_still(bench, 200)) == 1
+
+
+def test_a_command_that_has_said_how_its_silence_is_to_be_taken_is_taken_at_its_word() -> None:
+    bench = Bench()
+    bench.launch(launch("a", hang=3600 * SECOND))
+    bench.feed(telling("a", 5, step_time=SECOND))
+    assert stands_still(bench, 200) == []
+
+
+def test_what_makes_no_steps_now_is_not_missed() -> None:
+    """It evaluates, or writes what it has learned when all is done."""
+    bench = Bench()
+    bench.launch(launch("a"), launch("b"))
+    for name in ("a", "b"):
+        bench.feed(telling(name, 5, step_time=SECOND))
+    bench.feed(telling("a", 5, step_time=0))
+    bench.feed(telling("b", 6, step_time=SECOND, progress=1_000_000))
+    assert stands_still(bench, 200) == []
+
+
+def test_a_machine_that_slept_does_not_count_that() -> None:
+    bench = Bench()
+    bench.launch(launch("a"))
+    bench.feed(telling("a", 5, step_time=SECOND))
+    bench.now += 3600 * SECOND
+    assert stands_still(bench, 30) == []

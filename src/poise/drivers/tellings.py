@@ -1,0 +1,127 @@
+"""What running commands tell of themselves: each is given a file (POISE_REPORT, beside the one for its result) to which
+it may write a `Training` as JSON, as often as it likes, whole or not at all.
+
+The files are read when they have changed. What is no `Training` is passed over, and said once of an attempt. A file
+stays until the attempt's ending is known elsewhere, so that whoever is told of the ending finds what was said last.
+"""
+
+import contextlib
+import logging
+import os
+import stat
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+import msgspec
+
+from poise.model.messages import Attempt, Ended, Told
+from poise.model.training import MOST_BYTES, Training, decode
+
+_log = logging.getLogger("poise.agent")
+
+_Seen = tuple[int, int, int]
+
+
+def result_path(folder: str, attempt: Attempt) -> str:
+    """The file for the result of an attempt; `folder` ends in a slash."""
+    return f"{folder}{attempt.task}.{attempt.epoch}.json"
+
+
+def report_path(result: str) -> str:
+    """The file for what a command tells, beside the one for its result."""
+    return result.removesuffix(".json") + ".report"
+
+
+class Tellings:
+    """The files of one folder. `look` may be called in a thread of its own."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._seen: dict[Attempt, _Seen] = {}
+        self._refused: set[Attempt] = set()
+
+    def look(self, attempts: Iterable[Attempt]) -> list[Told]:
+        """What these have written since it was last looked at."""
+        told = []
+        for attempt in attempts:
+            try:
+                state = Path(self._path(attempt)).stat()
+            except OSError:
+                continue
+            seen = (state.st_ino, state.st_size, state.st_mtime_ns)
+            if self._seen.get(attempt) == seen:
+                continue
+            self._seen[attempt] = seen
+            training = self.last(attempt)
+            if training is not None:
+                told.append(told_of(attempt, training))
+        return told
+
+    def last(self, attempt: Attempt) -> Training | None:
+        """What it has written last, if that can be read."""
+        try:
+            text = _read(self._path(attempt))
+            if text is None:
+                return None
+            self._seen.setdefault(attempt, (0, 0, 0))
+            return decode(text)
+        except (OSError, msgspec.DecodeError) as error:
+            if attempt not in self._refused:
+                self._refused.add(attempt)
+                _log.warning("what %s tells of its training cannot be used: %s", attempt, error)
+            return None
+
+    def last_word(self, done: Ended) -> Ended:
+        """An ending with how much need not be done again of what was not done: what was in a checkpoint."""
+        if done.ending.outcome in ("done", "returned") or done.ending.progress >= 0:
+            return done
+        training = self.last(done.attempt)
+        if training is None or training.safe < 0:
+            return done
+        return msgspec.structs.replace(done, ending=msgspec.structs.replace(done.ending, progress=training.safe))
+
+    def forget(self, attempts: Iterable[Attempt]) -> None:
+        """These have ended, and that is known elsewhere."""
+        for attempt in attempts:
+            self._refused.discard(attempt)
+            if self._seen.pop(attempt, None) is not None:
+                for path in self._files(Path(self._path(attempt)).name):
+                    with contextlib.suppress(OSError):
+                        path.unlink()
+
+    def tidy(self, known: Collection[Attempt]) -> None:
+        """Removes what an earlier agent left of attempts that nobody knows."""
+        kept = {Path(self._path(attempt)).stem for attempt in known}
+        for path in self._files(""):
+            if path.name.rpartition(".report")[0] not in kept:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def _files(self, name: str) -> list[Path]:
+        """Reports whose names begin like this, and drafts of them beside."""
+        return [path for path in Path(self._folder).glob("*.report*") if path.name.startswith(name)]
+
+    def _path(self, attempt: Attempt) -> str:
+        return report_path(result_path(self._folder, attempt))
+
+
+def told_of(attempt: Attempt, training: Training) -> Told:
+    """How it scales is told apart from the rest."""
+    rest = msgspec.structs.replace(training, speedups=None)
+    return Told(attempt=attempt, speedups=training.speedups, training=rest)
+
+
+def _read(path: str) -> bytes | None:
+    """The first bytes of a file, one more than are allowed; None if there is none. It must be a file: a pipe would make
+    the reader wait.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError("it is not a file")
+        return os.read(fd, MOST_BYTES + 1)
+    finally:
+        os.close(fd)
