@@ -1,0 +1,44 @@
+"""Real gangs for tests: processes that meet in a gloo group, do one thing, and hand back what they found."""
+
+import os
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+from torch._C._distributed_c10d import FileStore
+
+SECONDS = 60.0
+
+
+def together(what: Callable[..., Mapping[str, Any]], world: int, folder: Path, *arguments: Any) -> list[Any]:
+    """What each of `world` processes returned, by rank. Raises with the words of the first that failed."""
+    context = processes.get_context("fork")  # without importing PyTorch anew
+    workers = [context.Process(target=_run, args=(what, rank, world, folder, arguments)) for rank in range(world)]
+    for one in workers:
+        one.start()
+    for one in workers:
+        one.join(SECONDS)
+        if one.is_alive():
+            one.kill()
+    failed = [(folder / f"failed.{rank}") for rank in range(world) if (folder / f"failed.{rank}").exists()]
+    assert not failed, failed[0].read_text()
+    assert all(one.exitcode == 0 for one in workers), [one.exitcode for one in workers]
+    return [torch.load(folder / f"told.{rank}", weights_only=True) for rank in range(world)]
+
+
+def _run(what: Callable[..., Any], rank: int, world: int, folder: Path, arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = FileStore(str(folder / "store"), world)
+    try:
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        torch.save(what(rank, world, *arguments), folder / f"told.{rank}")
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        (folder / f"failed.{rank}").write_text(traceback.format_exc())
+        raise
