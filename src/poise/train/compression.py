@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from poise.errors import Misused
-from poise.train.exchange import Bucket, Counted, Exchange, Plain, begun, ring_bytes
+from poise.train.exchange import Bucket, Counted, Exchange, Plain, ring_bytes
 
 SAMPLE = 8192
 """Entries from which `TopK` estimates its threshold: with one in a hundred sent, the number of those above it is then
@@ -265,9 +265,7 @@ class TopK(_ErrorFeedback):
         message = torch.zeros(2 * most, dtype=torch.int32, device=owed.device)
         message[: len(places)] = values.view(torch.int32)
         message[most : most + len(places)] = places.to(torch.int32)
-        gathered = [torch.empty_like(message) for _ in range(world)]
-        self.sent += (world - 1) * message.numel() * message.element_size()
-        wait = begun(dist.all_gather(gathered, message, group=group, async_op=True))
+        gathered, wait = self._gather(message, group)
 
         def finish() -> None:
             wait()

@@ -22,10 +22,11 @@ class Bucket(NamedTuple):
 
 class Exchange(Protocol):
     """A way to add buckets up. `sent` counts the bytes that this process gave out, `plain` what it would have given out
-    had each gradient gone out whole, in fp32.
+    had each gradient gone out whole, in fp32. `advice` is what it recommends, if it does.
     """
 
     name: str
+    advice: str
     sent: int
     plain: int
 
@@ -56,6 +57,8 @@ class Exchange(Protocol):
 class Counted:
     """What exchanges do alike: add up, count, and have nothing to keep."""
 
+    advice = ""
+
     def __init__(self) -> None:
         self.sent = self.plain = 0
 
@@ -83,6 +86,15 @@ class Counted:
     def _add_up(self, tensor: torch.Tensor, group: dist.ProcessGroup | None) -> Callable[[], object]:
         self.sent += ring_bytes(tensor.numel() * tensor.element_size(), dist.get_world_size(group))
         return begun(dist.all_reduce(tensor, group=group, async_op=True))
+
+    def _gather(
+        self, tensor: torch.Tensor, group: dist.ProcessGroup | None
+    ) -> tuple[list[torch.Tensor], Callable[[], object]]:
+        """Everyone's, by rank, once it was waited for."""
+        world = dist.get_world_size(group)
+        self.sent += (world - 1) * tensor.numel() * tensor.element_size()
+        gathered = [torch.empty_like(tensor) for _ in range(world)]
+        return gathered, begun(dist.all_gather(gathered, tensor, group=group, async_op=True))
 
 
 class Plain(Counted):
