@@ -56,7 +56,7 @@ def train(model_name: str, exchange_name: str, seed: int, epochs: int) -> dict[s
     from torch.utils.data import TensorDataset
 
     import poise
-    from poise.train.compression import exchange_named
+    from poise.train.advise import exchange_named
     from poise.train.local import LocalSGD
 
     torch.set_num_threads(1)

@@ -17,13 +17,12 @@ waited for, for all buckets in order, and never by a callback, whose time differ
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from poise.errors import Misused
-from poise.train.exchange import Bucket, Counted, Exchange, Plain, ring_bytes
+from poise.train.exchange import Bucket, Counted, ring_bytes
 
 SAMPLE = 8192
 """Entries from which `TopK` estimates its threshold: with one in a hundred sent, the number of those above it is then
@@ -87,6 +86,10 @@ class _ErrorFeedback(Counted):
             for one in self._residuals.values():
                 one *= self._holders / world
             self._holders = world
+
+    def owed(self) -> dict[int, torch.Tensor]:
+        self._settle()
+        return self._residuals
 
     def state_dict(self) -> dict[str, Any]:
         """What all workers together have not sent, if that was evened out since the last step; else it is each one's
@@ -297,34 +300,9 @@ class TopK(_ErrorFeedback):
         if len(sizes) > SAMPLE:
             sample = sizes[torch.randint(len(sizes), (SAMPLE,), generator=self._draw).to(sizes.device)]
         above = min(len(sample), max(1, round(SPARE * most / len(sizes) * len(sample))))
-        threshold = sample.kthvalue(len(sample) - above + 1).values
+        threshold = sample.kthvalue(len(sample) - above + 1).values.clamp(min=torch.finfo(sizes.dtype).tiny)
         places = (sizes >= threshold).nonzero().flatten()
         return places if len(places) <= most else places[sizes[places].topk(most, sorted=False).indices]
 
 
-Named = Literal["plain", "fp16", "bf16", "powersgd", "topk"]
-"""Exchanges that a session knows by name, as they are without other settings."""
-
-KINDS: dict[Named, Callable[[], Exchange]] = {
-    "plain": Plain,
-    "fp16": Half,
-    "bf16": lambda: Half(torch.bfloat16),
-    "powersgd": PowerSGD,
-    "topk": TopK,
-}
-
-
-def exchange_named(name: Named) -> Exchange:
-    """A new one. Raises Misused."""
-    if name not in KINDS:
-        raise Misused(
-            "this way to add up gradients is not known",
-            field="exchange",
-            need=", ".join(KINDS),
-            have=repr(name),
-            hint='poise.Session(model, optimizer, data, exchange="fp16")',
-        )
-    return KINDS[name]()
-
-
-__all__ = ["KINDS", "Half", "Named", "PowerSGD", "TopK", "exchange_named"]
+__all__ = ["Half", "PowerSGD", "TopK"]

@@ -49,6 +49,9 @@ class Exchange(Protocol):
     def share(self, world: int) -> None:
         """The gang has this many workers now: take an equal part of what was evened out or loaded."""
 
+    def owed(self) -> dict[int, torch.Tensor]:
+        """What this worker has not sent, by bucket."""
+
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None: ...
@@ -73,6 +76,9 @@ class Counted:
 
     def share(self, world: int) -> None:
         pass
+
+    def owed(self) -> dict[int, torch.Tensor]:
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         return {}
