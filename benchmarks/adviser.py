@@ -81,7 +81,7 @@ def train(model_name: str, exchange: Any) -> float:
     return median(after - before for before, after in zip(times[WARM:], times[WARM + 1 :], strict=False))
 
 
-def work(folder: str, cases: list[tuple[str, float]]) -> None:
+def work(folder: str, cases: list[tuple[str, int]]) -> None:
     """One rank: all cases for one number of workers."""
     import msgspec
 
@@ -101,7 +101,7 @@ def work(folder: str, cases: list[tuple[str, float]]) -> None:
             (Path(folder) / f"{number}.json").write_text(json.dumps(told))
 
 
-def measured(workers: int, cases: list[tuple[str, float]]) -> list[dict[str, Any]]:
+def measured(workers: int, cases: list[tuple[str, int]]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder, links.nodes(workers) as nodes:
         command = [sys.executable, __file__, "--rank", json.dumps([folder, cases])]
         place = {"POISE_WORLD_SIZE": str(workers)}

@@ -1,0 +1,73 @@
+"""Sessions that send less than their gradients, as a script sees them: real workers, which may come and go."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import poise
+from poise.errors import Misused
+from train.gangs import HERE, Workers
+
+SCRIPT = HERE / "squeezed.py"
+
+
+@pytest.fixture
+def gang(tmp_path: Path) -> Iterator[Workers]:
+    one = Workers(tmp_path, SCRIPT, batch=64, epochs=5)
+    yield one
+    one.end()
+
+
+@pytest.mark.parametrize(("kind", "most"), [("fp16", 0.51), ("powersgd", 0.3), ("local", 0.55)])
+def test_two_workers_learn_the_digits_with_half_the_bytes_or_less(gang: Workers, kind: str, most: float) -> None:
+    gang.options["kind"] = kind
+    gang.start("a", "b", orders=False)
+    assert gang.wait("a", "b") == [0, 0], gang.said("a")
+    for answer in gang.answers():
+        assert answer["accuracy"] > 0.85
+        assert answer["samples"] == 5 * 1300
+        assert 0 < answer["sent"] < most * answer["plain"]
+        assert answer["weights"] == gang.answers()[0]["weights"]
+
+
+def test_what_was_not_sent_goes_on_with_a_gang_that_grows_and_shrinks(gang: Workers) -> None:
+    gang.options |= {"kind": "topk", "pause": 0.01}
+    gang.start("a", "b")
+    gang.after("a", 20)
+    gang.become("a", "b", "c")
+    gang.after("c", 40)
+    gang.become("c", "a")
+    assert gang.wait("b") == [143]
+    assert gang.wait("a", "c") == [0, 0], gang.said("a")
+    one, other = gang.answers()
+    assert one["samples"] == 5 * 1300
+    assert np.array_equal(one["weights"], other["weights"])
+    assert one["accuracy"] > 0.85
+
+
+@pytest.mark.parametrize("kind", ["auto", "recommends"])
+def test_the_adviser_says_what_to_do_and_why_and_does_it_if_it_may(gang: Workers, kind: str) -> None:
+    gang.options["kind"] = kind
+    gang.start("a", "b", orders=False)
+    assert gang.wait("a", "b") == [0, 0], gang.said("a")
+    one, other = gang.answers()
+    choice, _, why = one["advice"].partition(": ")
+    assert choice in ("plain", "fp16", "bf16", "powersgd", "topk")
+    assert "of a step waits for gradients" in why
+    assert one["advice"] == other["advice"] and one["weights"] == other["weights"]
+    assert one["accuracy"] > 0.85
+    if kind == "recommends" or choice == "plain":
+        assert one["sent"] == one["plain"]
+    else:
+        assert one["sent"] < one["plain"]
+
+
+def test_an_exchange_that_is_not_known_is_refused_with_those_that_are() -> None:
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(Misused) as refused:
+        poise.Session(model, torch.optim.SGD(model.parameters()), torch.utils.data.TensorDataset(torch.ones(3, 2)), exchange="zip")  # type: ignore[arg-type]
+    assert refused.value.field == "exchange"
+    assert "powersgd" in refused.value.need
