@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import poise
-from poise.train.advise import Adviser
 from poise.train.compression import TopK
 from poise.train.local import LocalSGD
 
@@ -23,11 +22,13 @@ images, labels = load_digits(return_X_y=True)
 inputs, targets = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-made = {"local": LocalSGD(every=4), "topk": TopK(part=0.05), "recommends": Adviser(switch=False)}
+made = {"local": LocalSGD(every=4), "topk": TopK(part=0.05)}
 out = Path(os.environ["OUT"])
 told = out.with_name(f"{out.name}.{os.getpid()}.steps").open("w")
 seen = -1
-with poise.Session(model, optimizer, TensorDataset(inputs[:1300], targets[:1300]), exchange=made.get(name, name), **options) as run:
+with poise.Session(
+    model, optimizer, TensorDataset(inputs[:1300], targets[:1300]), exchange=made.get(name, name), **options
+) as run:
     for x, y in run:
         run.step(nn.functional.cross_entropy(model(x), y))
         if run.steps != seen:
@@ -39,6 +40,10 @@ with poise.Session(model, optimizer, TensorDataset(inputs[:1300], targets[:1300]
     training = run.training()
 
 right = (model(inputs[1300:]).argmax(1) == targets[1300:]).float().mean()
-answer = {"accuracy": float(right), "weights": torch.cat([one.detach().flatten() for one in model.parameters()]).tolist()}
+answer = {
+    "accuracy": float(right),
+    "weights": torch.cat([one.detach().flatten() for one in model.parameters()]).tolist(),
+}
 answer |= {"samples": run.samples, "sent": training.sent, "plain": training.plain, "advice": training.advice}
+answer["speedups"] = training.speedups.together if training.speedups else []
 out.with_name(f"{out.name}.{run.rank}.json").write_text(json.dumps(answer))

@@ -21,7 +21,7 @@ def gang(tmp_path: Path) -> Iterator[Workers]:
     one.end()
 
 
-@pytest.mark.parametrize(("kind", "most"), [("fp16", 0.51), ("powersgd", 0.3), ("local", 0.55)])
+@pytest.mark.parametrize(("kind", "most"), [("powersgd", 0.3), ("local", 0.55)])
 def test_two_workers_learn_the_digits_with_half_the_bytes_or_less(gang: Workers, kind: str, most: float) -> None:
     gang.options["kind"] = kind
     gang.start("a", "b", orders=False)
@@ -48,9 +48,8 @@ def test_what_was_not_sent_goes_on_with_a_gang_that_grows_and_shrinks(gang: Work
     assert one["accuracy"] > 0.85
 
 
-@pytest.mark.parametrize("kind", ["auto", "recommends"])
-def test_the_adviser_says_what_to_do_and_why_and_does_it_if_it_may(gang: Workers, kind: str) -> None:
-    gang.options["kind"] = kind
+def test_the_adviser_says_what_to_do_and_why_and_does_it(gang: Workers) -> None:
+    gang.options["kind"] = "auto"
     gang.start("a", "b", orders=False)
     assert gang.wait("a", "b") == [0, 0], gang.said("a")
     one, other = gang.answers()
@@ -59,15 +58,15 @@ def test_the_adviser_says_what_to_do_and_why_and_does_it_if_it_may(gang: Workers
     assert "of a step waits for gradients" in why
     assert one["advice"] == other["advice"] and one["weights"] == other["weights"]
     assert one["accuracy"] > 0.85
-    if kind == "recommends" or choice == "plain":
-        assert one["sent"] == one["plain"]
-    else:
-        assert one["sent"] < one["plain"]
+    assert one["sent"] == one["plain"] if choice == "plain" else one["sent"] < one["plain"]
+    assert one["speedups"][0] == 1000 and len(one["speedups"]) == 4
 
 
 def test_an_exchange_that_is_not_known_is_refused_with_those_that_are() -> None:
     model = torch.nn.Linear(2, 2)
     with pytest.raises(Misused) as refused:
-        poise.Session(model, torch.optim.SGD(model.parameters()), torch.utils.data.TensorDataset(torch.ones(3, 2)), exchange="zip")  # type: ignore[arg-type]
-    assert refused.value.field == "exchange"
-    assert "powersgd" in refused.value.need
+        poise.Session(
+            model, torch.optim.SGD(model.parameters()), torch.utils.data.TensorDataset(torch.ones(3, 2)), exchange="zip"
+        )  # type: ignore[arg-type]
+    assert refused.value.record.field == "exchange"
+    assert "powersgd" in refused.value.record.need

@@ -21,8 +21,9 @@ import torch
 import torch.distributed as dist
 
 from poise.errors import Misused
+from poise.model.jobs import Speedups
 from poise.policy.advise import Advice, Candidate, Seen, advise
-from poise.policy.communication import Link, Message, Pattern, Timing, Work, fitted_link
+from poise.policy.communication import Link, Message, Pattern, Timing, Work, fitted_link, speedups
 from poise.train.compression import Half, PowerSGD, TopK
 from poise.train.exchange import Bucket, Counted, Exchange, Plain
 
@@ -68,8 +69,7 @@ class Adviser(Counted):
         super().__init__()
         self.advice = ""
         self.advised: Advice | None = None
-        self.work: Work | None = None
-        self.link: Link | None = None
+        self._measured: tuple[int, Work, Link] | None = None
         self._switch, self._among = switch, among
         self._chosen: Exchange = Plain()
         self._owed: dict[int, torch.Tensor] = {}  # by whatever was chosen before
@@ -121,6 +121,15 @@ class Adviser(Counted):
             if self._step == WARM + APART + BESIDE:
                 self._conclude(group)
         self._began = time.perf_counter()
+
+    def speedups(self, effective: int) -> Speedups | None:
+        """How a job whose steps take `effective` samples in all would get on with other numbers of workers, up to twice
+        as many as it was measured with: with more it would be a guess. The link is the one it has, near or far.
+        """
+        if self._measured is None:
+            return None
+        world, work, link = self._measured
+        return speedups(work._replace(samples=max(1, effective // world)), effective, 2 * world, link, link)
 
     @property
     def sent(self) -> int:
@@ -189,7 +198,10 @@ class Adviser(Counted):
             late = tuple(Message(ends, size, kind) for kind, size in after)
             candidates.append(Candidate(name, timed, tuple(next(taken) for _ in making), late, next(taken)))
         self.advised = advise(Seen(world, compute, ends, plain, link), candidates)
-        self.link, self.work = link, Work(1, compute, ends, candidates[0].during)
+        mine = next(one for one in candidates if one.name == (self.advised.choice if self._switch else "plain"))
+        made = sum(mine.making)
+        work = Work(1, compute + made + mine.reading, ends + made, (*mine.during, *mine.after))
+        self._measured = world, work, link
         self.advice = f"{self.advised.choice}: {self.advised.reason}"
         self._buckets.clear()
         if self._switch:
