@@ -64,9 +64,8 @@ def test_the_adviser_says_what_to_do_and_why_and_does_it(gang: Workers) -> None:
 
 def test_an_exchange_that_is_not_known_is_refused_with_those_that_are() -> None:
     model = torch.nn.Linear(2, 2)
+    optimizer, data = torch.optim.SGD(model.parameters()), torch.utils.data.TensorDataset(torch.ones(3, 2))
     with pytest.raises(Misused) as refused:
-        poise.Session(
-            model, torch.optim.SGD(model.parameters()), torch.utils.data.TensorDataset(torch.ones(3, 2)), exchange="zip"
-        )  # type: ignore[arg-type]
+        poise.Session(model, optimizer, data, exchange="zip")
     assert refused.value.record.field == "exchange"
     assert "powersgd" in refused.value.record.need

@@ -81,7 +81,7 @@ class Adviser(Counted):
         self._restart()
 
     def begin(self, bucket: Bucket, group: dist.ProcessGroup | None = None) -> Callable[[], object]:
-        now = time.perf_counter()
+        now = _now(bucket.flat.device if self._step < WARM + APART else None)
         if bucket.number == 0:
             self._ready.clear()
             self._took.clear()
@@ -95,10 +95,10 @@ class Adviser(Counted):
         wait = None if self._step < WARM + APART else self._chosen.begin(bucket, group)
 
         def finish() -> None:
-            begun = time.perf_counter()
+            begun = _now(bucket.flat.device)
             self._ended = self._ended or begun - self._began
             (wait or self._chosen.begin(bucket, group))()
-            took = time.perf_counter() - begun
+            took = _now(bucket.flat.device) - begun
             self._took.append(took)
             self._waited += took
             if self._step == WARM + APART + BESIDE - 1:
@@ -219,18 +219,19 @@ class Adviser(Counted):
         """
         world, taken = dist.get_world_size(group), [median(column) for column in zip(*self._sums, strict=True)]
         settings: list[tuple[Pattern, int]] = [("reduce", size) for _, size in self._ready]
+        device = self._buckets[0].flat.device
         for pattern, size in product(PATTERNS, PROBES):
-            mine = torch.zeros(size // 4)
+            mine = torch.zeros(size // 4, device=device)
             others = [torch.empty_like(mine) for _ in range(world)]
             times = []
             for _ in range(REPEATS):
                 dist.barrier(group)
-                begun = time.perf_counter()
+                begun = _now(device)
                 if pattern == "reduce":
                     dist.all_reduce(mine, group=group)
                 else:
                     dist.all_gather(others, mine, group=group)
-                times.append(time.perf_counter() - begun)
+                times.append(_now(device) - begun)
             settings.append((pattern, size))
             taken.append(median(times))
         quickest = [-one for one in _slowest([-one for one in taken], group)]
@@ -253,15 +254,15 @@ def _tried(
         copies = [one._replace(flat=one.flat.clone()) for one in buckets]
         taken, waits = [], []
         for one in copies:
-            begun = time.perf_counter()
+            begun = _now(one.flat.device)
             waits.append(exchange.begin(one, group))
-            taken.append(time.perf_counter() - begun)
+            taken.append(_now(one.flat.device) - begun)
         during, exchange.said = exchange.said, []
-        begun = time.perf_counter()
+        begun = _now(copies[0].flat.device)
         for wait in waits:
             wait()
         if turn:
-            reading = min(reading, time.perf_counter() - begun)
+            reading = min(reading, _now(copies[0].flat.device) - begun)
             making = [min(pair) for pair in zip(making, taken, strict=True)]
     return during, making, exchange.said, reading
 
@@ -305,6 +306,13 @@ _SILENT: dict[Named, Callable[[], Any]] = {
     "powersgd": _SilentPowerSGD,
     "topk": _SilentTopK,
 }
+
+
+def _now(device: torch.device | None) -> float:
+    """Once a device has done all that it was given; only asked for while it is measured."""
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def _slowest(own: list[float], group: dist.ProcessGroup | None) -> list[float]:
