@@ -344,7 +344,7 @@ class Session:
         self._taken += step.samples
         self.samples += step.samples
         self.steps += 1
-        lost = self._exchange_hears(bool(votes.any()))
+        lost = self._exchange_hears(bool(votes[[_NEWER, _STOP, _SAVE]].any()))
         moment = time.perf_counter()
         self._times.append(moment - self._moment)
         self._moment = moment
