@@ -44,6 +44,12 @@ answer = {
     "accuracy": float(right),
     "weights": torch.cat([one.detach().flatten() for one in model.parameters()]).tolist(),
 }
-answer |= {"samples": run.samples, "sent": training.sent, "plain": training.plain, "advice": training.advice}
+answer |= {
+    "restored": training.restored,
+    "samples": run.samples,
+    "sent": training.sent,
+    "plain": training.plain,
+    "advice": training.advice,
+}
 answer["speedups"] = training.speedups.together if training.speedups else []
 out.with_name(f"{out.name}.{run.rank}.json").write_text(json.dumps(answer))

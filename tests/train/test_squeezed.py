@@ -63,6 +63,27 @@ def test_a_worker_that_is_killed_takes_along_only_what_it_owed(gang: Workers) ->
     assert one["accuracy"] > LEARNT
 
 
+def test_what_is_owed_comes_back_from_a_checkpoint_into_a_gang_of_another_size(gang: Workers, tmp_path: Path) -> None:
+    gang.options |= {"kind": "powersgd", "pause": 0.01, "checkpoint": str(tmp_path / "kept"), "every": 10}
+    gang.start("a", "b")
+    gang.after("a", 45)
+    gang.kill("a")
+    gang.kill("b")
+    later = tmp_path / "later"
+    later.mkdir()
+    again = Workers(later, SCRIPT, **gang.options)
+    try:
+        again.start("c", "d", "e", orders=False)
+        assert again.wait("c", "d", "e") == [0, 0, 0], again.said("c")
+        for answer in again.answers():
+            assert answer["samples"] == 5 * 1300
+            assert answer["weights"] == again.answers()[0]["weights"]
+            assert answer["accuracy"] > LEARNT
+        assert again.answers()[0]["restored"]
+    finally:
+        again.end()
+
+
 def test_the_adviser_says_what_to_do_and_why_and_does_it(gang: Workers) -> None:
     gang.options["kind"] = "auto"
     gang.start("a", "b", orders=False)

@@ -164,7 +164,7 @@ class Adviser(Counted):
         self._began = time.perf_counter()
 
     def state_dict(self) -> dict[str, Any]:
-        return self._chosen.state_dict()
+        return {"residuals": self._loaded} if self._loaded else self._chosen.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
         self._loaded = list(state_dict.get("residuals", ()))

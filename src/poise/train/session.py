@@ -351,7 +351,7 @@ class Session:
         if self._loss_share:
             self._last_loss, self._loss, self._loss_share = self._loss / self._loss_share, 0.0, 0.0
         beat()
-        if votes[_SAVE] or votes[_STOP]:
+        if (votes[_SAVE] or votes[_STOP]) and not lost:
             self._save(parting=bool(votes[_STOP]))
         self._teller.tell(self.training, now=self.watch.phase != before, every=self.watch.pace.tell)
         if votes[_STOP]:
