@@ -5,8 +5,8 @@ the worker nothing but the sending. What counts as sent is what a ring makes eac
 times the bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
 """
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,10 +22,11 @@ class Bucket(NamedTuple):
 
 class Exchange(Protocol):
     """A way to add buckets up. `sent` counts the bytes that this process gave out, `plain` what it would have given out
-    had each gradient gone out whole, in fp32.
+    had each gradient gone out whole, in fp32. `advice` is what it recommends, if it does.
     """
 
     name: str
+    advice: str
     sent: int
     plain: int
 
@@ -34,20 +35,82 @@ class Exchange(Protocol):
         sum. Both raise RuntimeError if a worker of the group has gone.
         """
 
+    def abandon(self) -> None:
+        """The step that has begun is not completed, and will be done again."""
 
-class Plain:
-    """Each gradient whole, as it is."""
+    def updated(self, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | None = None) -> None:
+        """The optimizer has made a step, at all workers."""
 
-    name = "plain"
+    def even_out(self, group: dist.ProcessGroup | None = None) -> None:
+        """Called by all workers before a state is kept or the gang changes: what each holds for itself is shared out
+        evenly, so that any of them can hand all of it on.
+        """
+
+    def share(self, world: int) -> None:
+        """The gang has this many workers now: take an equal part of what was evened out or loaded."""
+
+    def owed(self) -> dict[int, torch.Tensor]:
+        """What this worker has not sent, by bucket."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None: ...
+
+
+class Counted:
+    """What exchanges do alike: add up, count, and have nothing to keep."""
+
+    advice = ""
 
     def __init__(self) -> None:
         self.sent = self.plain = 0
 
-    def begin(self, bucket: Bucket, group: dist.ProcessGroup | None = None) -> Callable[[], object]:
+    def abandon(self) -> None:
+        pass
+
+    def updated(self, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | None = None) -> None:
+        pass
+
+    def even_out(self, group: dist.ProcessGroup | None = None) -> None:
+        pass
+
+    def share(self, world: int) -> None:
+        pass
+
+    def owed(self) -> dict[int, torch.Tensor]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
+        pass
+
+    def _count(self, bucket: Bucket, group: dist.ProcessGroup | None) -> None:
+        self.plain += ring_bytes(bucket.flat.numel() * 4, dist.get_world_size(group))
+
+    def _add_up(self, tensor: torch.Tensor, group: dist.ProcessGroup | None) -> Callable[[], object]:
+        self.sent += ring_bytes(tensor.numel() * tensor.element_size(), dist.get_world_size(group))
+        return begun(dist.all_reduce(tensor, group=group, async_op=True))
+
+    def _gather(
+        self, tensor: torch.Tensor, group: dist.ProcessGroup | None
+    ) -> tuple[list[torch.Tensor], Callable[[], object]]:
+        """Everyone's, by rank, once it was waited for."""
         world = dist.get_world_size(group)
-        self.sent += ring_bytes(bucket.flat.numel() * bucket.flat.element_size(), world)
-        self.plain += ring_bytes(bucket.flat.numel() * 4, world)
-        return begun(dist.all_reduce(bucket.flat, group=group, async_op=True))
+        self.sent += (world - 1) * tensor.numel() * tensor.element_size()
+        gathered = [torch.empty_like(tensor) for _ in range(world)]
+        return gathered, begun(dist.all_gather(gathered, tensor, group=group, async_op=True))
+
+
+class Plain(Counted):
+    """Each gradient whole, as it is."""
+
+    name = "plain"
+
+    def begin(self, bucket: Bucket, group: dist.ProcessGroup | None = None) -> Callable[[], object]:
+        self._count(bucket, group)
+        return self._add_up(bucket.flat, group)
 
 
 def begun(work: dist.Work | None) -> Callable[[], object]:
@@ -60,4 +123,4 @@ def ring_bytes(size: int, world: int) -> int:
     return 2 * (world - 1) * size // world
 
 
-__all__ = ["Bucket", "Exchange", "Plain", "begun", "ring_bytes"]
+__all__ = ["Bucket", "Counted", "Exchange", "Plain", "begun", "ring_bytes"]

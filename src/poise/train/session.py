@@ -30,11 +30,13 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from poise.drivers.heartbeat import step as beat
 from poise.errors import GangBroken, Misused
+from poise.model.jobs import Speedups
 from poise.model.phases import PhaseRules
 from poise.model.training import Training
 from poise.policy.checkpoints import Keep
 from poise.train import shards, state
-from poise.train.exchange import Exchange, Plain, begun
+from poise.train.advise import Adviser, Named, exchange_named
+from poise.train.exchange import Exchange, begun
 from poise.train.gang import Gang, Leaving, WorkerLost
 from poise.train.keeping import Keeping
 from poise.train.reducer import Reducer
@@ -81,6 +83,9 @@ class Session:
     `checkpoint` is the folder of its checkpoints (else what POISE_CHECKPOINTS names; else none are made), `keep` which
     of them stay, `every` how often one is made: a number of steps, a time such as `5m`, or as it pays.
 
+    `exchange` is how gradients are added up: "plain", "fp16", "bf16", "powersgd", "topk", or an Exchange that was made
+    with other settings; "auto" measures which of them is the quickest for this job, and takes it.
+
     Raises Misused for what it cannot follow, GangBroken if a worker is lost and nobody says how to go on. Asked to end
     by SIGTERM it does so after the step, with exit code 143.
     """
@@ -99,7 +104,7 @@ class Session:
         scheduler: Keeps | None = None,
         clip: float = 0.0,
         scaling: Scaling = "constant",
-        exchange: Exchange | None = None,
+        exchange: Exchange | Named | Literal["auto"] = "plain",
         also: Mapping[str, Keeps] | None = None,
         phases: PhaseRules | None = PhaseRules(),  # noqa: B008 - frozen
         checkpoint: str | os.PathLike[str] | None = None,
@@ -114,12 +119,18 @@ class Session:
         self.seed, self.clip, self.scaling = seed, clip, scaling
         self.batch = batch or (loader.batch_size if loader is not None else 0) or BATCH
         self.micro = micro
-        self.exchange: Exchange = exchange or Plain()
+        self.exchange: Exchange = exchange_named(exchange) if isinstance(exchange, str) else exchange
         self._shuffle = shuffle if shuffle is not None else loader is None or isinstance(loader.sampler, RandomSampler)
         self._loading = _loading(loader)
         self._samples = len(self.data)  # type: ignore[arg-type]
         self.watch = Watch(phases)
-        self._kept: dict[str, Keeps] = {"model": model, "optimizer": optimizer, "watch": self.watch, **(also or {})}
+        self._kept: dict[str, Keeps] = {
+            "model": model,
+            "optimizer": optimizer,
+            "exchange": self.exchange,
+            "watch": self.watch,
+            **(also or {}),
+        }
         if scheduler is not None:
             self._kept["scheduler"] = scheduler
         self._epochs = self._until = epochs
@@ -256,6 +267,8 @@ class Session:
             checkpoint=saved,
             restored=self._keeping.restored,
             resizes=self._gang.resizes,
+            advice=self.exchange.advice,
+            speedups=self._speedups(),
         )
 
     def _progress(self) -> int:
@@ -263,6 +276,12 @@ class Session:
         passes = self._epochs * self._samples
         done = self.epoch * self._samples + self._taken
         return min(1_000_000, 1_000_000 * done // passes) if passes else -1
+
+    def _speedups(self) -> Speedups | None:
+        """Where it was measured, and a step is the same samples for any number of workers."""
+        if isinstance(self.exchange, Adviser) and self.scaling == "constant":
+            return self.exchange.speedups(self.effective)
+        return None
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
@@ -326,19 +345,32 @@ class Session:
         self._taken += step.samples
         self.samples += step.samples
         self.steps += 1
+        lost = self._exchange_hears(bool(votes[[_NEWER, _STOP, _SAVE]].any()))
         moment = time.perf_counter()
         self._times.append(moment - self._moment)
         self._moment = moment
         if self._loss_share:
             self._last_loss, self._loss, self._loss_share = self._loss / self._loss_share, 0.0, 0.0
         beat()
-        if votes[_SAVE] or votes[_STOP]:
+        if (votes[_SAVE] or votes[_STOP]) and not lost:
             self._save(parting=bool(votes[_STOP]))
         self._teller.tell(self.training, now=self.watch.phase != before, every=self.watch.pace.tell)
         if votes[_STOP]:
             raise SystemExit(STOPPED)
-        if votes[_NEWER]:
-            self._regroup("")
+        if votes[_NEWER] or lost:
+            self._regroup(lost)
+
+    def _exchange_hears(self, something_comes: bool) -> str:
+        """Of the step, and of what is to come after which some may not be there; why not, if somebody is lost."""
+        if self._reducer is not None:
+            try:
+                with self._gang.waiting():
+                    self.exchange.updated(self.optimizer)
+                    if something_comes:
+                        self.exchange.even_out()
+            except (WorkerLost, RuntimeError) as error:
+                return str(error) or "it has gone"
+        return ""
 
     def _added_up(self) -> tuple[torch.Tensor, str]:
         """What was agreed, once all gradients are added up; or why that cannot be. Nothing of the error is kept: its
@@ -402,8 +434,10 @@ class Session:
         while lost := self._formed():
             self._await_orders(lost)
         if self._gang.together:
+            self.exchange.share(self.world)
             self._reducer = Reducer(self._parameters, self.exchange)
         else:
+            self.exchange.load_state_dict({})  # who is alone owes nobody anything
             self.optimizer.zero_grad(set_to_none=True)
 
     def _formed(self) -> str:
@@ -439,6 +473,7 @@ class Session:
     def _regroup(self, lost: str) -> None:
         if lost:
             self._keeping.lost()
+            self.exchange.abandon()
         self._changed, self._at = True, None
         self._loss, self._loss_share = 0.0, 0.0
         self._unseen, self._unseen_steps = 0.0, 0

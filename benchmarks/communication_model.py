@@ -1,0 +1,175 @@
+"""How well the time of a collective is foreseen, and what that says of 4, 8 and 16 nodes.
+
+    sudo python benchmarks/communication_model.py [--repeats 15] [--json]
+
+Four ranks of one thread each, on nodes of their own whose links are limited by the kernel's token bucket (`links.py`).
+Sums of gradients and gathers of several sizes are measured with 2, 3 and 4 of them at several rates. Fitted is the
+model of `poise.policy.communication` to those of 2 and 4 workers at the lowest and the highest rate, and to every other
+size; all others are foreseen: with 3 workers, at the rate between, of the sizes between.
+
+The projection is of the model only: nothing of it was measured. It takes a node of the claim's (1,800 samples/s of
+ResNet-50 alone, 25.6 million weights in buckets that become ready evenly over backward, two thirds of a step) and
+foresees 4, 8 and 16 of them, with the latency and the share of the wire that were fitted here, over links of rates that
+such nodes have. Beside it is the claim: 7,200, 13,800 and 25,600 samples/s, so 96 % and 89 % of what four nodes have.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from itertools import product
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import links
+import msgspec
+from harness import Figure, absent, program, say
+
+from poise.policy.communication import Costs, Message, Timing, Work, fitted, seconds, step_seconds
+
+WORLDS = (2, 3, 4)
+RATES = (50.0, 100.0, 200.0)
+"""Megabits a second: so slow that it is the link that takes the time, with four ranks on two cores."""
+
+SIZES = (256, 512, 1024, 2048, 4096)
+"""KiB that are added up; of gathers each worker has a quarter of that."""
+
+WITHIN = 10.0
+WARM = 2
+SECONDS = 1500.0
+
+CLAIMED = {4: 7200.0, 8: 13_800.0, 16: 25_600.0}
+WEIGHTS = 25_557_032
+NODE_RATE = CLAIMED[4] / 4
+NODE_BATCH = 256
+BACKWARD = 2 / 3
+BUCKETS = 4
+GIGABITS = (10, 25, 100)
+HANDLING = 1e-10
+"""Seconds for a byte on hosts that have such links: ten gigabytes a second."""
+
+
+def work(folder: str, rank: int, repeats: int) -> None:
+    """One rank: all settings, one after another; rank 0 writes down what it took, the median."""
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import FileStore
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=FileStore(f"{folder}/store", WORLDS[-1]), rank=rank, world_size=WORLDS[-1])
+    groups = {world: dist.new_group(list(range(world))) for world in WORLDS}
+    told: list[Timing] = []
+    for rate in RATES:
+        links.limit(rate)
+        for world, size, pattern in product(WORLDS, SIZES, ("reduce", "gather")):
+            dist.barrier()
+            if rank >= world:
+                continue
+            mine = torch.zeros(size * 256 if pattern == "reduce" else size * 64)
+            others = [torch.empty_like(mine) for _ in range(world)]
+            taken = []
+            for _ in range(WARM + repeats):
+                dist.barrier(groups[world])
+                begun = perf_counter()
+                if pattern == "reduce":
+                    dist.all_reduce(mine, group=groups[world])
+                else:
+                    dist.all_gather(others, mine, group=groups[world])
+                taken.append(perf_counter() - begun)
+            bytes_a_second = rate * 1e6 / 8
+            told.append(Timing(pattern, mine.numel() * 4, world, bytes_a_second, median(taken[WARM:])))  # type: ignore[arg-type]
+    if rank == 0:
+        Path(f"{folder}/told").write_bytes(msgspec.json.encode(told))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measured(repeats: int) -> list[Timing]:
+    with tempfile.TemporaryDirectory() as folder, links.nodes(WORLDS[-1]) as nodes:
+        ranks = [
+            links.start(
+                node, [sys.executable, __file__, "--rank", str(rank), "--repeats", str(repeats)], {"OUT": folder}
+            )
+            for rank, node in enumerate(nodes)
+        ]
+        try:
+            ended = [one.wait(SECONDS) for one in ranks]
+        finally:
+            for one in ranks:
+                one.kill()
+                one.wait()
+        assert not any(ended), ended
+        return msgspec.json.decode((Path(folder) / "told").read_bytes(), type=list[Timing])
+
+
+def known(one: Timing) -> bool:
+    """Whether the model is fitted to it; the others are held out."""
+    sizes = sorted({size * 1024 // (1 if one.pattern == "reduce" else 4) for size in SIZES})
+    rates = {rate * 1e6 / 8 for rate in (RATES[0], RATES[-1])}
+    return one.workers != 3 and one.rate in rates and sizes.index(one.size) % 2 == 0
+
+
+def held_out(timings: list[Timing], costs: Costs) -> list[Figure]:
+    found = []
+    others = [one for one in timings if not known(one)]
+    say(f"fitted to {len(timings) - len(others)} settings, {len(others)} held out: {costs}")
+    off = {
+        one: 100 * (seconds(one.pattern, one.size, one.workers, costs.on(one.rate)) / one.seconds - 1) for one in others
+    }
+    for one, error in sorted(off.items(), key=lambda item: -abs(item[1]))[:5]:
+        say(f"  {error:+6.1f} %  {one}")
+    for pattern in ("reduce", "gather"):
+        errors = [abs(error) for one, error in off.items() if one.pattern == pattern]
+        inside = sum(error <= WITHIN for error in errors)
+        note = f"{inside} of {len(errors)} within {WITHIN:.0f} %"
+        found.append(Figure(name=f"held-out {pattern}: error", unit="%", values=errors, limit=WITHIN, note=note))
+        found.append(Figure(name=f"held-out {pattern}: worst error", unit="%", values=[max(errors)], limit=WITHIN))
+    return found
+
+
+def projection(costs: Costs) -> list[Figure]:
+    """Model only."""
+    compute = NODE_BATCH / NODE_RATE
+    backward = BACKWARD * compute
+    part = WEIGHTS * 4 // BUCKETS
+    messages = tuple(Message(compute - backward * (BUCKETS - bucket - 1) / BUCKETS, part) for bucket in range(BUCKETS))
+    node = Work(NODE_BATCH, compute, compute, messages)
+    found = []
+    for gigabits, (nodes, claim) in product(GIGABITS, CLAIMED.items()):
+        link = costs._replace(handling=HANDLING).on(gigabits * 1e9 / 8)
+        rate = nodes * NODE_BATCH / step_seconds(node, 1.0, nodes, link)
+        found.append(
+            Figure(
+                name=f"model only: {nodes} nodes, {gigabits} Gbit/s: part of linear",
+                unit="%",
+                values=[100 * rate / (nodes * NODE_RATE)],
+                note=f"{rate:,.0f} samples/s; claimed {claim:,.0f}, {100 * claim / (nodes * NODE_RATE):.0f} %",
+            )
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.rank is not None:
+        work(os.environ["OUT"], given.rank, given.repeats)
+        return
+
+    def measure() -> list[Figure]:
+        missing = links.why_not()
+        if missing:
+            return [absent("held-out collectives: error", missing)]
+        timings = measured(given.repeats)
+        costs = fitted([one for one in timings if known(one)])
+        return [*held_out(timings, costs), *projection(costs)]
+
+    raise SystemExit(program(measure, as_json=given.json))
+
+
+if __name__ == "__main__":
+    main()

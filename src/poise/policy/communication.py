@@ -1,0 +1,181 @@
+"""How long workers take to add up their gradients, and a step of training with it: formulas, and how they are fitted.
+
+*Collectives.* A ring of `n` workers adds up `S` bytes in 2 (n - 1) rounds, in each of which everyone sends S/n to the
+next (Patarasuk and Yuan, 2009); gathering `S` bytes of each takes n - 1 rounds of S. A round costs a latency and its
+bytes (Hockney's model; Thakur et al., "Optimization of collective communication operations in MPICH", 2005, section 4):
+
+    added up   start + 2 (n - 1) latency + 2 (n - 1)/n S (wire / rate + handling)
+    gathered   start +   (n - 1) latency +   (n - 1)   S (wire / rate + handling)
+
+`wire` is how many bytes the link carries for one of the gradient, `handling` the seconds that a host takes for a byte.
+That is linear in what is not known, which is found by least squares of the relative errors, none below zero.
+
+*A step.* Buckets become ready during backward and go out one after another: what is ready at `r_k` and takes `c_k` is
+there at f_k = max(f_(k-1), r_k) + c_k (Shi et al., "MG-WFBP", INFOCOM 2019, section 3.3). The step ends when backward
+and the last bucket have, and what follows has been done.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from poise.model.fleet import Floats
+from poise.model.jobs import MAX_TASKS_TOLD, Speedups
+
+Pattern = Literal["reduce", "gather"]
+"""What is done together: everyone's bytes are added up, or everyone gets them of all others."""
+
+
+class Link(NamedTuple):
+    """What a collective costs, in seconds: each one, each of its rounds, and each byte that a worker gives out."""
+
+    start: float
+    latency: float
+    byte: float
+
+
+class Costs(NamedTuple):
+    """What was fitted over links of several rates; `on` a link of bytes a second."""
+
+    start: float
+    latency: float
+    wire: float
+    handling: float
+
+    def on(self, rate: float) -> Link:
+        return Link(self.start, self.latency, self.wire / rate + self.handling)
+
+
+class Timing(NamedTuple):
+    """One collective that was measured. `rate` is that of the link, in bytes a second."""
+
+    pattern: Pattern
+    size: int
+    workers: int
+    rate: float
+    seconds: float
+
+
+class Message(NamedTuple):
+    """One that a step sends: ready so many seconds after the step begins, to be added up or gathered."""
+
+    ready: float
+    size: int
+    pattern: Pattern = "reduce"
+
+
+def rounds(pattern: Pattern, workers: int) -> int:
+    return (2 if pattern == "reduce" else 1) * (workers - 1)
+
+
+def given_out(pattern: Pattern, size: float, workers: int) -> float:
+    """Bytes that each worker gives out."""
+    return (workers - 1) * size * (2 / workers if pattern == "reduce" else 1)
+
+
+def seconds(pattern: Pattern, size: float, workers: int, link: Link) -> float:
+    """How long a collective takes."""
+    if workers < 2:
+        return 0.0
+    return link.start + rounds(pattern, workers) * link.latency + given_out(pattern, size, workers) * link.byte
+
+
+def fitted(timings: Sequence[Timing]) -> Costs:
+    """Costs with which `seconds` comes nearest to what was measured."""
+    rows = []
+    for one in timings:
+        out = given_out(one.pattern, one.size, one.workers)
+        rows.append((1.0, rounds(one.pattern, one.workers), out / one.rate, out))
+    return Costs(*_least(np.array(rows), np.array([one.seconds for one in timings])))
+
+
+def fitted_link(timings: Sequence[Timing]) -> Link:
+    """The same for one link, whatever its rate."""
+    rows = [(1.0, rounds(one.pattern, one.workers), given_out(one.pattern, one.size, one.workers)) for one in timings]
+    return Link(*_least(np.array(rows), np.array([one.seconds for one in timings])))
+
+
+def _least(rows: Floats, measured: Floats) -> list[float]:
+    """Least squares of relative errors with nothing below zero: of all sets of columns the one that fits best. There
+    are four columns at most, so that all sets are tried.
+    """
+    scale = np.abs(rows).max(axis=0)
+    weighted = rows / scale / measured[:, None]
+    best, least = [0.0] * rows.shape[1], np.inf
+    for many in range(1, rows.shape[1] + 1):
+        for columns in combinations(range(rows.shape[1]), many):
+            found, *_ = np.linalg.lstsq(weighted[:, columns], np.ones(len(rows)), rcond=None)
+            left = float(((weighted[:, columns] @ found - 1.0) ** 2).sum())
+            if (found >= 0).all() and left < least - 1e-12:
+                least, best = left, [0.0] * rows.shape[1]
+                for column, value in zip(columns, found, strict=True):
+                    best[column] = float(value / scale[column])
+    return best
+
+
+# --- a step ----------------------------------------------------------------------------------------------------------
+
+
+def exposed(messages: Sequence[Message], ends: float, workers: int, link: Link) -> float:
+    """Seconds for which messages are still on their way when backward has ended."""
+    free = 0.0
+    for one in messages:
+        free = max(free, one.ready) + seconds(one.pattern, one.size, workers, link)
+    return max(0.0, free - ends)
+
+
+class Work(NamedTuple):
+    """What one worker does for `samples` samples: `compute` seconds of all but the exchange. Backward has ended after
+    `ends` of them, and the parts of the gradient become ready on the way (`messages`, in their order).
+    """
+
+    samples: int
+    compute: float
+    ends: float
+    messages: tuple[Message, ...]
+
+
+def step_seconds(work: Work, share: float, workers: int, link: Link) -> float:
+    """A step in which each worker has this part of the samples that were measured; what follows backward, the
+    optimizer's step, takes as long as it did.
+    """
+    scaled = [one._replace(ready=one.ready * share) for one in work.messages]
+    ends = work.ends * share
+    return ends + exposed(scaled, ends, workers, link) + work.compute - work.ends
+
+
+def speedups(work: Work, effective: int, most: int, together: Link, apart: Link) -> Speedups:
+    """What a gang says of the sizes that it could have: with a constant effective batch, each of `n` workers takes one
+    in n of its samples; thousandths of what one worker does. `together` is the link inside a node, `apart` that between
+    nodes.
+    """
+    many = range(1, min(most, MAX_TASKS_TOLD, effective) + 1)
+
+    def thousandths(link: Link) -> tuple[int, ...]:
+        one = step_seconds(work, effective / work.samples, 1, link)
+        return tuple(
+            round(1000 * one / step_seconds(work, effective / workers / work.samples, workers, link))
+            for workers in many
+        )
+
+    return Speedups(thousandths(together), thousandths(apart))
+
+
+__all__ = [
+    "Costs",
+    "Link",
+    "Message",
+    "Pattern",
+    "Timing",
+    "Work",
+    "exposed",
+    "fitted",
+    "fitted_link",
+    "given_out",
+    "rounds",
+    "seconds",
+    "speedups",
+    "step_seconds",
+]
