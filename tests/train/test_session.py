@@ -182,7 +182,7 @@ def test_accumulated_gradients_are_those_of_the_whole_step() -> None:
         nn.init.constant_(model.bias, 0.1)  # type: ignore[arg-type]
         with poise.Session(model, optimizer, data, batch=8, micro=micro) as run:
             _train(run, model)
-        weights.append(float(next(model.parameters())))
+        weights.append(next(model.parameters()).item())
     assert weights[1:] == pytest.approx(weights[:1] * 2, rel=1e-5)
 
 

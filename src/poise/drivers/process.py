@@ -31,7 +31,7 @@ from poise.drivers.system import Cgroups, boot_id
 from poise.errors import Fault, SpecError
 from poise.model.jobs import Ending
 from poise.model.messages import Attempt, Ended, Launch, Running
-from poise.model.resources import Device
+from poise.model.resources import WHOLE, Device
 from poise.ports import Held, Observation
 
 _PROGRAM = Path(__file__).with_name("keeper.py")
@@ -129,6 +129,10 @@ def environment(launch: Launch, *, result: str, gang_folder: str = "", devices: 
     env["POISE_RESULT"] = result
     if launch.shape.memory:
         env["POISE_MEMORY"] = str(launch.shape.memory)
+    if launch.devices and launch.shape.share != WHOLE:
+        env["POISE_GPU_SHARE"] = str(launch.shape.share)
+        if launch.shape.gpu_memory:
+            env["POISE_GPU_MEMORY"] = str(launch.shape.gpu_memory)
     if launch.hang:
         env["POISE_PROGRESS"] = _progress(result)
     if launch.gang:
