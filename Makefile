@@ -7,7 +7,7 @@ SERVERS := prometheus-node-exporter redis-server redis-tools libatomic1 libjemal
 SIMULATED := tests/faults tests/golden tests/unit
 BESIDE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup servers demo demo-serve test faults fuzz schemathesis lint format bench quality peers docs site clean
+.PHONY: help setup servers demo demo-serve test faults fuzz schemathesis lint format bench quality gpu-check peers docs site clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##|^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -67,6 +67,9 @@ bench: setup     ## every figure in docs/numbers.md, interleaved with the peers 
 
 quality: setup   ## 200 live jobs under every policy in turn: over half an hour
 	$(BIN)/python benchmarks/run_all.py --only quality
+
+gpu-check: setup  ## on a machine with a GPU: memory cap, 16 bits and energy, NCCL, steps made again; elsewhere it is skipped
+	$(BIN)/python benchmarks/gpu_check.py
 
 docs: setup      ## the generated reference, then the site
 	$(BIN)/python docs/generate.py

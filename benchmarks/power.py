@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from poise.model.catalogue import entry_of
-from poise.twin.power import POWER
+from poise.model.power import POWER
 
 STEPS = 1000
 CLUSTERS = ("kalos", "seren")

@@ -510,6 +510,10 @@ def job_file() -> str:
                 ("`POISE_JOB`, `POISE_TASK`, `POISE_EPOCH`", "`j7`, `j7.train`, and the number of this attempt."),
                 ("`POISE_RESULT`", "A path: what is written there (JSON, 64 KiB at most) is the task's result."),
                 ("`POISE_MEMORY`", "Where memory was asked for: the bytes that the task may hold."),
+                (
+                    "`POISE_GPU_SHARE`, `POISE_GPU_MEMORY`",
+                    "With a part of its devices: thousandths of their compute, and bytes of their memory.",
+                ),
                 ("`POISE_PROGRESS`", "In a task with a `hang`: a path. Touching it says that the task gets on."),
                 ("`POISE_RANK`, `POISE_WORLD_SIZE`", "In a gang. Also as `RANK`, `WORLD_SIZE`, with `LOCAL_RANK=0`."),
                 ("`POISE_GANG_DIR`", "In a gang: a folder that its tasks share for this epoch."),

@@ -15,6 +15,7 @@
         ├── StoreDamaged      the log, or a checkpoint, does not read back as it was written
         ├── CallLost          a call was lost with its workers
         ├── GangBroken        the workers of a gang did not find each other, or one has gone
+        ├── MemoryShort       no micro-batch is small enough for the memory that there is
         └── Busy              a bounded queue is full; try again
 
 An error carries a stable `code`, one sentence without a final period, the field, what was needed and what there is, and
@@ -57,6 +58,7 @@ CODES = {
     "E206": "the log was written by a newer version",
     "E207": "a call was lost with its workers",
     "E208": "the workers of a gang did not find each other, or one has gone",
+    "E209": "training runs out of memory with a single sample",
     "E210": "a checkpoint is not as it was written",
     "E299": "an internal error",
 }
@@ -191,6 +193,12 @@ class StoreDamaged(Fault):
 class Busy(Fault):
     status = 503
     default_code = "E205"
+
+
+class MemoryShort(Fault):
+    """There is too little memory for a single sample, or for what cannot be made smaller."""
+
+    default_code = "E209"
 
 
 def together(records: Sequence[ErrorRecord]) -> SpecError:

@@ -32,7 +32,7 @@ from poise.drivers.tellings import Tellings, report_path, result_path
 from poise.errors import Fault, SpecError
 from poise.model.jobs import Ending
 from poise.model.messages import Attempt, Ended, Launch, Running
-from poise.model.resources import Device
+from poise.model.resources import WHOLE, Device
 from poise.model.training import REPORT
 from poise.ports import Held, Observation
 
@@ -132,6 +132,10 @@ def environment(launch: Launch, *, result: str, gang_folder: str = "", devices: 
     env[REPORT] = report_path(result)
     if launch.shape.memory:
         env["POISE_MEMORY"] = str(launch.shape.memory)
+    if launch.devices and launch.shape.share != WHOLE:
+        env["POISE_GPU_SHARE"] = str(launch.shape.share)
+        if launch.shape.gpu_memory:
+            env["POISE_GPU_MEMORY"] = str(launch.shape.gpu_memory)
     if launch.hang:
         env["POISE_PROGRESS"] = _progress(result)
     if launch.gang:

@@ -10,16 +10,13 @@ A device's memory is counted by PyTorch where the model uses it, that of the pro
 What a model's child processes hold is not seen.
 """
 
-import ctypes
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
-from poise.drivers import memory
-from poise.drivers.system import free_memory
+from poise.drivers.memory import Counted, Device, Process, limit_told
 from poise.model.serving import MOST
 
 USED = 0.8
@@ -33,63 +30,6 @@ FADES = 0.8
 
 STEADY = 0.1
 """A room that has changed by less is told as it was: it costs to work out anew which batches are best."""
-
-
-class Counted(Protocol):
-    """Bytes of one memory."""
-
-    def held(self) -> int: ...
-
-    def peak(self) -> int:
-        """The most held since `forget`."""
-
-    def forget(self) -> None: ...
-
-    def free(self) -> int: ...
-
-    def give_back(self) -> None:
-        """What is held and not used."""
-
-
-class Process:
-    """The memory of this process, of which its job may hold `limit` (0: no limit)."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-
-    held = staticmethod(memory.resident)
-    peak = staticmethod(memory.peak)
-    forget = staticmethod(memory.forget_peak)
-
-    def free(self) -> int:
-        free = free_memory()
-        return min(free, self._limit - self.held()) if self._limit else free
-
-    def give_back(self) -> None:
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
-
-
-class Device:
-    """The memory of a GPU, as `torch.cuda` counts it. What it keeps for later it gives back when it is short of it."""
-
-    def __init__(self, cuda: Any) -> None:
-        self._cuda = cuda
-
-    def held(self) -> int:
-        return int(self._cuda.memory_allocated())
-
-    def peak(self) -> int:
-        return int(self._cuda.max_memory_allocated())
-
-    def forget(self) -> None:
-        self._cuda.reset_peak_memory_stats()
-
-    def free(self) -> int:
-        return int(self._cuda.mem_get_info()[0] + self._cuda.memory_reserved() - self._cuda.memory_allocated())
-
-    def give_back(self) -> None:
-        pass
 
 
 class Taken:
@@ -129,10 +69,9 @@ class Room:
     """Of this process. `items` is the room, 0 as long as it is not known."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        limit = os.environ.get("POISE_MEMORY", "")
         self.items = 0
         self._now = now
-        self._taken = [Taken(Process(int(limit) if limit.isdecimal() else 0))]
+        self._taken = [Taken(Process(limit_told()))]
         self._largest = self._since = 0
         self._looked = -EVERY
 
@@ -160,4 +99,4 @@ def _cuda() -> Any:
     return cuda if cuda is not None and cuda.is_initialized() else None
 
 
-__all__ = ["Counted", "Room", "Taken"]
+__all__ = ["Room", "Taken"]

@@ -1,11 +1,12 @@
-"""Which precision a model is used in: from what was measured of each.
+"""Which precision a model is used in, from what was measured of each; and which it is trained in.
 
 Asked for `auto`, the quickest that keeps enough is taken, if it is worth it; asked for one by name, that one, if it
 keeps enough, whether it is quicker or not (it may be its memory that is wanted). Else the model stays as it is. What
 speaks against each of the others is told.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -13,6 +14,10 @@ from poise.model.precision import AS_IT_IS, AUTO, Measured
 
 WORTH = 1.05
 """So many times as quick as the model as it is: less is within what measurements differ by."""
+
+
+WORTH_TRAINING = 1.3
+"""The same for training, where products are not all there is to do."""
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -32,6 +37,24 @@ def choose(measured: Sequence[Measured], asked: str, kept: float) -> Taken:
     why = [_for(taken, base)] if taken is not base else [_stays(asked)]
     why += [_against(one, base, taken, kept) for one in others if one is not taken]
     return Taken(taken.name, why)
+
+
+def worth_training_in(rates: Mapping[str, float]) -> tuple[Literal["fp32", "bf16", "fp16"], str]:
+    """A precision, and why, by operations per second in each. bf16 goes before fp16, whose gradients overflow, unless
+    that is much faster.
+
+    >>> worth_training_in({"fp32": 15.7, "fp16": 125})
+    ('fp16', 'fp16 is 8.0 times as fast as fp32')
+    """
+    base = rates.get("fp32", 0)
+    bf16, fp16 = rates.get("bf16", 0), rates.get("fp16", 0)
+    name: Literal["bf16", "fp16"] = "fp16" if fp16 >= WORTH_TRAINING * bf16 else "bf16"
+    best = max(bf16, fp16) if name == "fp16" else bf16
+    if not base or not best:
+        return "fp32", "nothing is known of others"
+    if best < WORTH_TRAINING * base:
+        return "fp32", f"{name} is {best / base:.1f} times as fast, which does not pay"
+    return name, f"{name} is {best / base:.1f} times as fast as fp32"
 
 
 def _for(one: Measured, base: Measured) -> str:
@@ -67,4 +90,4 @@ def _change(now: int, before: int) -> str:
     return f"{abs(share):.0%} {'less' if share < 0 else 'more'}" if share else "the same"
 
 
-__all__ = ["Taken", "choose"]
+__all__ = ["Taken", "choose", "worth_training_in"]

@@ -4,6 +4,12 @@ The gradient of each parameter is a view into the one flat tensor of its bucket,
 filled from the last parameter to the first, as backward comes by, and go out in one order at all workers, whatever
 order they become full in. A worker whose backward did not come by a parameter, or that has no samples in a step, gives
 zeros.
+
+Where their memory is wanted for activations, buckets have none from one step to the next (`kept`): backward makes each
+gradient by itself, and it is copied to its place.
+
+A step in which memory was short is made again. Buckets that are on their way by then hold what they are to hold, and
+others wait for them: they stay, and their parameters get no gradient again.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,6 +17,7 @@ from functools import partial
 
 import torch
 
+from poise.train.batch import is_short
 from poise.train.exchange import Bucket, Exchange
 from poise.train.gang import WorkerLost
 
@@ -22,11 +29,20 @@ BUCKET_BYTES = 25 << 20
 
 class Reducer:
     """Adds up the gradients of `parameters` over the gang in each step. `begin` before the last backward of a step,
-    `finish` after it; then each gradient is the sum over the gang, until `clear`.
+    `finish` after it; then each gradient is the sum over the gang, until `clear`. `ready` is done with the gradients of
+    a bucket before it goes out. `kept` says of how many bytes the buckets may be to be kept.
     """
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], exchange: Exchange) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        exchange: Exchange,
+        *,
+        ready: Callable[[torch.Tensor], None] = lambda flat: None,
+        kept: Callable[[int], bool] = lambda size: True,
+    ) -> None:
         self.exchange = exchange
+        self._finish_bucket = ready
         self.buckets: list[Bucket] = []
         self._views: dict[torch.nn.Parameter, torch.Tensor] = {}
         self._where: dict[torch.nn.Parameter, int] = {}
@@ -36,15 +52,23 @@ class Reducer:
         self._lost = ""
         for group in _grouped([one for one in parameters if one.requires_grad]):
             self._add(group)
+        self._kept = kept(sum(bucket.flat.nbytes for bucket in self.buckets))
+        self._still: list[torch.nn.Parameter] = []
         self._hooks = [
             one.register_post_accumulate_grad_hook(partial(self._ready))  # a method of its own for each parameter
             for one in self._views
         ]
         self.clear()
 
-    def begin(self) -> None:
-        """The next backward is the last of this step: a bucket goes out as soon as it is full."""
-        self._sending = True
+    @property
+    def all_out(self) -> bool:
+        return len(self._waits) == len(self.buckets)
+
+    def begin(self, *, early: bool = True) -> None:
+        """The next backward is the last of this step: a bucket goes out as soon as it is full, or with the others if
+        not `early`.
+        """
+        self._sending = early
         self._open = [set(bucket.parameters) for bucket in self.buckets]
 
     def finish(self) -> None:
@@ -56,22 +80,43 @@ class Reducer:
                     wait()
             except RuntimeError as error:
                 self._lost = str(error) or "it has gone"
+        for parameter, view in self._views.items():
+            parameter.grad = view
         lost, self._lost, self._sending = self._lost, "", False
         self._waits.clear()
+        self._thaw()
         if lost:
             raise WorkerLost(lost)
 
     def clear(self) -> None:
         """All gradients are zero, and are where they belong."""
         for bucket in self.buckets:
-            bucket.flat.zero_()
+            if self._kept:
+                bucket.flat.zero_()
+            else:
+                bucket.flat.untyped_storage().resize_(0)
         for parameter, view in self._views.items():
-            parameter.grad = view
+            parameter.grad = view if self._kept else None
+
+    def again(self) -> None:
+        """The step is made again, but for what is on its way."""
+        self._sending = False
+        for bucket in self.buckets[: len(self._waits)]:
+            for one in bucket.parameters:
+                one.requires_grad_(False)
+            self._still += bucket.parameters
+        for bucket in self.buckets[len(self._waits) :]:
+            there = bucket.flat.untyped_storage().size() > 0
+            if there:
+                bucket.flat.zero_()
+            for one in bucket.parameters:
+                one.grad = self._views[one] if there else None
 
     def close(self) -> None:
         """The parameters are as if it had never been."""
         for hook in self._hooks:
             hook.remove()
+        self._thaw()
         for parameter in self._views:
             parameter.grad = None
 
@@ -89,6 +134,7 @@ class Reducer:
     def _ready(self, parameter: torch.nn.Parameter) -> None:
         """Its gradient of this backward is complete."""
         view = self._views[parameter]
+        self._ask_for(self.buckets[self._where[parameter]])
         if parameter.grad is not None and parameter.grad.data_ptr() != view.data_ptr():
             view.copy_(parameter.grad)  # somebody has set it to None meanwhile
             parameter.grad = view
@@ -96,12 +142,28 @@ class Reducer:
             self._open[self._where[parameter]].discard(parameter)
             try:
                 self._send()
-            except RuntimeError as error:  # backward is to end as usual: `finish` tells
-                self._lost = str(error) or "it has gone"
+            except RuntimeError as error:
+                if is_short(error):
+                    raise
+                self._lost = str(error) or "it has gone"  # backward is to end as usual: `finish` tells
 
     def _send(self, *, all_of_them: bool = False) -> None:
         while len(self._waits) < len(self.buckets) and (all_of_them or not self._open[len(self._waits)]):
-            self._waits.append(self.exchange.begin(self.buckets[len(self._waits)]))
+            bucket = self.buckets[len(self._waits)]
+            self._ask_for(bucket)
+            self._finish_bucket(bucket.flat)
+            self._waits.append(self.exchange.begin(bucket))
+
+    def _ask_for(self, bucket: Bucket) -> None:
+        """Its memory, where it has none now; its gradients are where they belong then."""
+        if not bucket.flat.untyped_storage().size():
+            bucket.flat.untyped_storage().resize_(bucket.flat.nbytes)
+            bucket.flat.zero_()
+
+    def _thaw(self) -> None:
+        for one in self._still:
+            one.requires_grad_(True)
+        self._still.clear()
 
 
 def _grouped(parameters: list[torch.nn.Parameter]) -> Iterable[list[torch.nn.Parameter]]:

@@ -10,6 +10,10 @@ the gradient of the mean over the step, for any number of workers and any size o
 
 Everything that all workers do together happens at the end of a step, in one order. There they also agree, by a few
 numbers that are added up beside the gradients, on what one of them alone cannot do: save, stop, or form the gang anew.
+
+A step may have to be made again before it changes anything: where memory was short, or gradients in 16 bits have
+overflowed. Then the loop sees its samples once more, perhaps in smaller micro-batches, and what it did not see has not
+happened: buffers and random numbers are as they were. A worker that makes its part again is waited for by the others.
 """
 
 import math
@@ -20,6 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from types import FrameType, TracebackType
 from typing import Any, Literal, Protocol
 
@@ -32,13 +37,20 @@ from poise.drivers.heartbeat import step as beat
 from poise.errors import GangBroken, Misused
 from poise.model.jobs import Speedups
 from poise.model.phases import PhaseRules
+from poise.model.precision import AS_IT_IS
+from poise.model.precision import VARIABLE as PRECISION
 from poise.model.training import Training
 from poise.policy.checkpoints import Keep
 from poise.train import shards, state
 from poise.train.advise import Adviser, Named, exchange_named
+from poise.train.batch import Before, Fitting, is_short
+from poise.train.energy import Meter
 from poise.train.exchange import Exchange, begun
+from poise.train.forward import answering
 from poise.train.gang import Gang, Leaving, WorkerLost
 from poise.train.keeping import Keeping
+from poise.train.memory import Budget, Shares
+from poise.train.precision import chosen, finite
 from poise.train.reducer import Reducer
 from poise.train.telling import Teller
 from poise.train.watch import Watch, norm_of
@@ -55,7 +67,10 @@ RECENT_STEPS = 64
 STOPPED = 128 + signal.SIGTERM
 """The exit code of a script that was asked to end, and has."""
 
-_NEWER, _STOP, _SAVE, _LOSS, _VOTES = range(5)
+METER_SECONDS = 1.0
+"""How often it is asked what was used."""
+
+_NEWER, _STOP, _SAVE, _LOSS, _OVERFLOWS, _LOWERS, _ENERGY, _VOTES = range(8)
 
 Scaling = Literal["constant", "linear", "sqrt"]
 
@@ -72,9 +87,12 @@ class Session:
     """Training of `model` by `optimizer` on `data`, a Dataset with a length or a DataLoader of one.
 
     A step takes `batch` samples (without one, those of the DataLoader), in micro-batches of at most `micro` on each
-    worker. `epochs` passes are made over the data, each in an order drawn from `seed` (`shuffle`: of a DataLoader, as
-    it has it). `scheduler` steps after each step, gradients are clipped to a norm of `clip` (0: they are not). `also`
-    names what else has a state to keep. `phases` is how its phases are told; None: they are not.
+    worker (0: of as many as there is memory for), which become smaller where memory is short, and larger again.
+    `epochs` passes are made over the data, each in an order drawn from `seed` (`shuffle`: of a DataLoader, as it has
+    it). `scheduler` steps after each step, gradients are clipped to a norm of `clip` (0: they are not). `also` names
+    what else has a state to keep. `precision` is `fp32`, `bf16`, `fp16`, or `auto`: 16 bits where they are faster on
+    this worker's device. `memory` says what its memory is for. `phases` is how its phases are told;
+    None: they are not.
 
     `scaling` says what another number of workers changes. `constant`: nothing; a step is the same samples, split over
     more or fewer. `linear` and `sqrt`: each worker takes `batch` samples, and the learning rate is that of one worker
@@ -110,6 +128,8 @@ class Session:
         checkpoint: str | os.PathLike[str] | None = None,
         keep: Keep = Keep(),  # noqa: B008  it is frozen
         every: int | str = "",
+        precision: str = "",
+        memory: Shares | None = None,
     ) -> None:
         loader = data if isinstance(data, DataLoader) else None
         self.data: Dataset[Any] = loader.dataset if loader is not None else data  # type: ignore[assignment]
@@ -145,6 +165,18 @@ class Session:
         self._gang = Gang(self.device)
         self._reducer: Reducer | None = None
         self._at: tuple[shards.Step, shards.Micro] | None = None
+        self._budget = Budget(self.device, memory)
+        self._fitting = Fitting(model, self._budget, self._share, most=micro, careful=self.device.type == "cpu")
+        self._before = Before(model)
+        self._again = False  # the step that comes has been begun before
+        self._short = False  # memory was short in this micro-batch
+        self._voted = False  # what is to be agreed on in this step is on its way
+        self._precision = chosen(precision or os.environ.get(PRECISION, "") or AS_IT_IS, self.device, model)
+        self._meter = Meter(self.device)
+        self._meter_next = 0.0
+        self._energy = self._told = 0  # millijoules: of all workers and attempts; of this worker, as it has told
+        self._answering = ExitStack()
+
         self._wishes = [0.0] * _VOTES
         self._vote: tuple[torch.Tensor, Callable[[], object]] = torch.zeros(_VOTES), bool
         self._stopping = False
@@ -157,6 +189,8 @@ class Session:
         self._unseen: torch.Tensor | float = 0.0  # sum of this worker's losses since the watch looked last
         self._unseen_steps = 0
         self._times: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._computes: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._waited = 0.0  # for the others, in this step
         self._moment = 0.0
 
     # --- what a script uses ------------------------------------------------------------------------------------------
@@ -176,16 +210,31 @@ class Session:
         """Samples of one step."""
         return self.batch if self.scaling == "constant" else self.batch * self.world
 
+    @property
+    def _share(self) -> int:
+        """Samples of a step that a worker takes."""
+        return -(-self.effective // self.world)
+
+    @property
+    def precision(self) -> str:
+        """What this worker computes in."""
+        return self._precision.name
+
     def __enter__(self) -> "Session":
         if threading.current_thread() is threading.main_thread():
             self._handler = signal.signal(signal.SIGTERM, self._asked_to_end)
         self._join()
+        self._answering.enter_context(answering(self.model, self._precision, self._budget, self._short_in_forward))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
+            if error is not None and is_short(error):
+                error.add_note(
+                    "hint: what `run.step(lambda: loss_fn(model(batch)))` works out is repeated in smaller parts"
+                )
             if kind is None:
                 self._save(parting=True)
                 self._gang.conclude()
@@ -196,6 +245,7 @@ class Session:
             if self._handler is not None:
                 signal.signal(signal.SIGTERM, self._handler)
                 self._handler = None
+            self._answering.close()
             self._drop_reducer()
             self._gang.disband()
 
@@ -223,27 +273,27 @@ class Session:
         if self._at is None:
             raise _misused("`step` is called once for each batch", hint="for batch in run: run.step(loss)")
         (step, micro), self._at = self._at, None
-        value = loss() if callable(loss) else loss
-        if value.dim():
-            raise _misused(
-                "the loss is no single number",
-                need="a mean over the batch",
-                have=f"shape {tuple(value.shape)}",
-                hint="loss.mean()",
-            )
-        weight = micro.samples / step.samples
-        self._loss = self._loss + value.detach() * weight
-        self._loss_share += weight
-        if micro.last:
-            self._last_backward()
-        (value * weight if weight != 1.0 else value).backward()
+        try:
+            if not self._short:
+                self._backward(loss, step, micro)
+        except Exception as error:
+            if not is_short(error):
+                raise
+            self._short = True
+        if not self._short:
+            self._fitting.end(micro.samples)
+        else:
+            if isinstance(loss, torch.Tensor) and loss.grad_fn is not None:
+                loss.detach_()  # the script may still hold it, and all that it was made from
+            self._fitting.short(micro.samples)
+            if self._make_again():
+                return
         if micro.last:
             self._finish(step)
 
     def training(self) -> Training:
         """What is told of it."""
         elapsed = time.time() - self._began
-        accumulation = -(-self.effective // (self.world * self.micro)) if self.micro else 1
         median = statistics.median(self._times) if self._times else 0.0
         saved = self._keeping.said()
         return Training(
@@ -252,20 +302,25 @@ class Session:
             progress=self._progress(),
             safe=self._keeping.safe,
             world=self.world,
-            batch=self.micro or -(-self.effective // self.world),
-            accumulation=accumulation,
+            batch=self._fitting.batch,
+            accumulation=self._fitting.accumulation,
             effective=self.effective,
             rate=float(self.optimizer.param_groups[0]["lr"]),
             loss=float(self._last_loss),
-            precision="fp32",
+            precision=self._precision.name,
             phase=self.watch.phase,
             step_time=int(median * 1e9),
+            compute=int(statistics.median(self._computes) * 1e9) if self._computes else 0,
             goodput=int(1000 * self.samples / elapsed) if elapsed > 0 else 0,
             throughput=int(1000 * self.effective / median) if median else 0,
             sent=self.exchange.sent // max(1, self.steps),
             plain=self.exchange.plain // max(1, self.steps),
             checkpoint=saved,
             restored=self._keeping.restored,
+            energy=self._energy,
+            energy_source=self._meter.source,
+            memory=self._budget.most,
+            budget=self._budget.total,
             resizes=self._gang.resizes,
             advice=self.exchange.advice,
             speedups=self._speedups(),
@@ -290,21 +345,31 @@ class Session:
         self._changed = False
         places = shards.order(self._samples, seed=self.seed, turn=self.epoch, shuffle=self._shuffle)
         taken, effective, rank, world = self._taken, self.effective, self.rank, self.world
+        most = self._fitting.batch
 
         def plan() -> Iterator[tuple[shards.Step, list[shards.Micro]]]:
             for step in shards.steps(self._samples, effective, begin=taken):
-                yield step, step.share(rank, world, self.micro or step.samples)
+                yield step, step.share(rank, world, most)
 
         indices = (places[micro.start : micro.stop].tolist() for _, share in plan() for micro in share)
-        batches = iter(DataLoader(self.data, batch_sampler=_Given(indices), **self._loading))
+        # what the seeds of loading processes are drawn with is no random number of the training
+        drawn = torch.Generator().manual_seed(self.seed + self.steps)
+        batches = iter(DataLoader(self.data, batch_sampler=_Given(indices), generator=drawn, **self._loading))
         self._moment = time.perf_counter()
         for step, share in plan():
+            if self._again:
+                self._before.put_back()
+            else:
+                self._before.keep()
+            self._again = False
             for micro in share:
                 if self._at is not None:
                     raise _misused("a batch was taken and no step was made", hint="run.step(loss) for each batch")
+                self._fitting.begin(micro.samples)
                 batch = _moved(next(batches), self.device)
                 self._at = step, micro
                 yield batch
+                del batch
                 if self._changed:
                     return
             if not share:
@@ -316,8 +381,42 @@ class Session:
             raise _misused("a batch was taken and no step was made", hint="run.step(loss) for each batch")
         self.epoch, self._taken = self.epoch + 1, 0
 
-    def _last_backward(self) -> None:
+    def _backward(
+        self, loss: torch.Tensor | Callable[[], torch.Tensor], step: shards.Step, micro: shards.Micro
+    ) -> None:
+        """The gradients of a micro-batch are added to those of the step."""
+        value = loss() if callable(loss) else loss
+        if self._short:  # it was worked out without what backward needs
+            return
+        if value.dim():
+            raise _misused(
+                "the loss is no single number",
+                need="a mean over the batch",
+                have=f"shape {tuple(value.shape)}",
+                hint="loss.mean()",
+            )
+        weight = micro.samples / step.samples
+        self._loss = self._loss + value.detach() * weight
+        self._loss_share += weight
+        if micro.last:
+            self._last_backward(early=micro.samples <= self._fitting.largest)
+        self._precision.scaled(value * weight if weight != 1.0 else value).backward()
+
+    def _last_backward(self, *, early: bool = True) -> None:
         """What is agreed on in this step goes out first, then the gradients, as backward gets to them."""
+        if self._voted:
+            if self._reducer is not None:
+                self._reducer.begin(early=early)
+            return
+        self._voted = True
+        moment = time.monotonic()
+        if moment >= self._meter_next:
+            self._meter_next = moment + METER_SECONDS
+            used = self._meter.read()
+            self._wishes[_ENERGY] += used - self._told
+            self._told = used
+        self._wishes[_OVERFLOWS] = float(self._precision.overflows)
+        self._wishes[_LOWERS] = float(self._precision.lowers)
         self._wishes[_NEWER] = float(self._gang.newer() is not None)
         self._wishes[_SAVE] = float(self.rank == 0 and self._keeping.due(self.steps + 1))
         self._wishes[_STOP] = float(self._stopping and not self._wishes[_NEWER])
@@ -332,22 +431,36 @@ class Session:
             self._vote = votes, begun(dist.all_reduce(votes, async_op=True))
         except RuntimeError as error:
             self._vote = votes, _raising(str(error))
-        self._reducer.begin()
+        self._reducer.begin(early=early)
 
     def _finish(self, step: shards.Step) -> None:
         """All gradients of the step are worked out here: add them up, change the weights, and do what was agreed."""
+        self._voted = False
         votes, lost = self._added_up()
         if lost:  # it is as if this step had not begun
+            self._before.put_back()
             self._regroup(lost)
             return
         before = self.watch.phase
-        self._update(float(votes[_LOSS]))
+        self._energy += int(votes[_ENERGY])
+        self._wishes[_ENERGY] = 0.0
+        if self._reducer is None:
+            for one in self._gradients():
+                self._precision.unscale(one)
+        if not votes[_OVERFLOWS] or self._precision.accepts(finite(self._gradients())):
+            self._update(float(votes[_LOSS]))
+        elif votes[_LOWERS]:  # somebody's losses were made too large
+            self._begin_again()
+            self._clear()
+            return
+        self._clear()
         self._taken += step.samples
         self.samples += step.samples
         self.steps += 1
         lost = self._exchange_hears(bool(votes[[_NEWER, _STOP, _SAVE]].any()))
         moment = time.perf_counter()
         self._times.append(moment - self._moment)
+        self._computes.append(moment - self._moment - self._waited)
         self._moment = moment
         if self._loss_share:
             self._last_loss, self._loss, self._loss_share = self._loss / self._loss_share, 0.0, 0.0
@@ -355,6 +468,8 @@ class Session:
         if (votes[_SAVE] or votes[_STOP]) and not lost:
             self._save(parting=bool(votes[_STOP]))
         self._teller.tell(self.training, now=self.watch.phase != before, every=self.watch.pace.tell)
+        if self._fitting.adapt():
+            self._changed = True
         if votes[_STOP]:
             raise SystemExit(STOPPED)
         if votes[_NEWER] or lost:
@@ -378,12 +493,14 @@ class Session:
         """
         (votes, wait), self._vote = self._vote, (torch.zeros(_VOTES), bool)
         if self._reducer is not None:
+            began = time.perf_counter()
             try:
                 with self._gang.waiting():
                     self._reducer.finish()
                     wait()
             except (WorkerLost, RuntimeError) as error:
                 return votes, str(error) or "it has gone"
+            self._waited = time.perf_counter() - began
         return votes, ""
 
     def _update(self, loss: float) -> None:
@@ -405,6 +522,13 @@ class Session:
                 group["lr"] = rate
         if self.scheduler is not None:
             self.scheduler.step()  # type: ignore[attr-defined]
+
+    def _gradients(self) -> list[torch.Tensor]:
+        if self._reducer is not None:
+            return [bucket.flat for bucket in self._reducer.buckets]
+        return [one.grad for one in self._parameters if one.grad is not None]
+
+    def _clear(self) -> None:
         if self._reducer is not None:
             self._reducer.clear()
         else:
@@ -421,6 +545,30 @@ class Session:
         this, others = self._samples - self._taken, max(0, self._epochs - self.epoch - 1)
         return self.steps - (-this // self.effective) - (-self._samples // self.effective) * others
 
+    def _short_in_forward(self) -> bool:
+        """The model could not be computed as usual. Whether it is a micro-batch, which can be made again."""
+        self._short = self._at is not None
+        return self._short
+
+    def _make_again(self) -> bool:
+        """The step is made again, in smaller micro-batches; false if all of it was worked out before memory was short,
+        and is on its way.
+        """
+        if self._reducer is not None and self._reducer.all_out:
+            self._short = False
+            return False
+        if self._reducer is not None:
+            self._reducer.again()
+        else:
+            self._clear()
+        self._begin_again()
+        return True
+
+    def _begin_again(self) -> None:
+        self._again, self._short = True, False
+        self._changed, self._at = True, None
+        self._loss, self._loss_share = 0.0, 0.0
+
     def _rate_factor(self) -> float:
         if self.scaling == "linear":
             return float(self.world)
@@ -433,9 +581,12 @@ class Session:
         self._drop_reducer()
         while lost := self._formed():
             self._await_orders(lost)
+        self._fitting.resize(self._share)
         if self._gang.together:
             self.exchange.share(self.world)
-            self._reducer = Reducer(self._parameters, self.exchange)
+            self._reducer = Reducer(
+                self._parameters, self.exchange, ready=self._precision.unscale, kept=self._budget.kept
+            )
         else:
             self.exchange.load_state_dict({})  # who is alone owes nobody anything
             self.optimizer.zero_grad(set_to_none=True)
@@ -514,6 +665,8 @@ class Session:
             "steps": self.steps,
             "samples": self.samples,
             "began": self._began,
+            "energy": self._energy,
+            **self._precision.state(),
         }
         return {"place": place, **{name: one.state_dict() for name, one in self._kept.items()}}
 
@@ -521,6 +674,8 @@ class Session:
         place = found["place"]
         self.epoch, self._taken = place["epoch"], place["taken"]
         self.steps, self.samples, self._began = place["steps"], place["samples"], place["began"]
+        self._energy = int(place.get("energy", 0))
+        self._precision.restore(place)
         for name, one in self._kept.items():
             if name in found:
                 one.load_state_dict(found[name])

@@ -48,9 +48,9 @@ from poise.model.events import (
 from poise.model.fleet import model_under
 from poise.model.history import Span, Spread
 from poise.model.jobs import Unit
+from poise.model.power import POWER, PowerModel
 from poise.model.resources import WHOLE, Node
 from poise.policy.feasible import ability, capacity
-from poise.twin.power import POWER, PowerModel
 from poise.units import HOUR, SECOND
 
 LEAST = 10 * SECOND

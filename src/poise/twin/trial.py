@@ -16,13 +16,13 @@ from poise.model.events import Event
 from poise.model.fleet import model_of, processor_of
 from poise.model.history import Span
 from poise.model.jobs import Unit
+from poise.model.power import POWER, PowerModel
 from poise.model.resources import Node, Shape, Wants
 from poise.model.workload import Arrival, Seats, Truth, Workload
 from poise.model.worldfile import PLAIN, World
 from poise.policy.feasible import can_do
 from poise.policy.suites import ClusterPolicy
 from poise.twin.measures import Alone, Curves, JobResult, Measures, Recorder
-from poise.twin.power import POWER, PowerModel
 from poise.units import SECOND
 
 Told = Callable[[int, int], None]

@@ -1,4 +1,4 @@
-"""What devices draw, by what is held of them: the power model of simulated fleets.
+"""What devices draw, by what is held of them: for simulated fleets, and for those whose energy nobody counts.
 
 A device draws `idle` of its power cap while nothing holds it and `busy` while something does, on the mean. Both are
 fitted to the A100s of a large cluster: `benchmarks/power.py` reads the published distributions of power and use (Hu et
