@@ -245,7 +245,7 @@ class Strange:
         ({"b": torch.zeros(2, device="meta")}, "state[a][1][b]"),
         ({frozenset(): 1}, "state[a][1]"),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
 )
 def test_what_is_neither_tensors_nor_plain_is_refused_when_it_is_saved(tmp_path: Path, value: Any, place: str) -> None:
     checkpoints = Checkpoints(tmp_path)
