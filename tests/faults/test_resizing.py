@@ -18,7 +18,8 @@ SEEDS = 40
 
 def a_world_of_gangs(seed: int) -> Scenario:
     """The nodes and faults of a seed, with training of all sizes, and brief work that comes in between."""
-    random, scenario = Random(f"gangs {seed}"), scenario_of(seed, nemeses_of(seed, shipped()))
+    random = Random(f"gangs {seed}")  # noqa: S311
+    scenario = scenario_of(seed, nemeses_of(seed, shipped()))
     acts = []
     for number in range(10):
         at, gang = int(random.uniform(0, 25) * SECOND), number < 5

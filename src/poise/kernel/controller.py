@@ -974,7 +974,7 @@ class Controller:
 
     def _keep_training(self, unit: UnitState, training: Training, now: int) -> None:
         """What training says goes to the log; another phase is something to decide on."""
-        if unit.training is None or unit.training.phase != training.phase:
+        if unit.training is None or unit.training.phase != training.phase or training.resizes > unit.resizes:
             self._dirty = True
         self._commit(TrainingTold(at=now, unit=unit.id, training=training))
 

@@ -10,7 +10,7 @@ from poise.kernel.replay import replay
 from poise.kernel.verify import verify_resize
 from poise.model.decisions import Plan, Preempt, Rejection, Resize, Spot, Why
 from poise.model.events import Preempted, Resized
-from poise.model.jobs import Ending
+from poise.model.jobs import Ending, Outcome
 from poise.model.messages import Attempt, DeviceFault
 from poise.model.training import Orders
 from poise.policy import hypothetical
@@ -64,7 +64,7 @@ def test_who_is_left_goes_on_when_a_member_is_killed() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["killed", "signal", "hung", "lost", "unstartable"])
-def test_below_its_least_a_gang_ends_as_any_other(outcome: str) -> None:
+def test_below_its_least_a_gang_ends_as_any_other(outcome: Outcome) -> None:
     world = a_gang("3..4").after("1s")
     world.finish("train.main[3]", outcome=outcome)
     assert world.unit("train").size == 3
@@ -73,7 +73,7 @@ def test_below_its_least_a_gang_ends_as_any_other(outcome: str) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["failed", "oom"])
-def test_what_the_work_itself_does_ends_the_gang(outcome: str) -> None:
+def test_what_the_work_itself_does_ends_the_gang(outcome: Outcome) -> None:
     world = a_gang(retry={"limit": 3, "backoff": "1s", "when": ["failed", "oom"]}).after("1s")
     world.finish("train.main[3]", outcome=outcome)
     assert world.unit("train").generation == 0
