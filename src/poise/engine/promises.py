@@ -12,7 +12,7 @@ from zlib import crc32
 from poise.errors import PoiseError
 from poise.kernel.explain import reasons
 from poise.kernel.find import find
-from poise.kernel.ledger import GOES_ON, JobState, Ledger, UnitState, attempt_of, orders_of
+from poise.kernel.ledger import JobState, Ledger, UnitState, attempt_of, is_loss, orders_of
 from poise.kernel.visible import Sight
 from poise.model.decisions import Spot
 from poise.model.events import (
@@ -358,7 +358,7 @@ class Judge:
         del held.active[event.task]
         if event.task in held.leaving:
             del held.leaving[event.task]
-        elif not self._goes_on(unit, held, event.ending.outcome):
+        elif not self._goes_on(unit, held, event.ending):
             names = [task.name for task in self._units[unit][0].tasks]
             held.endings.append((event.at, names.index(event.task.partition(".")[2]), event.ending.outcome))
         if not held.active:
@@ -371,14 +371,14 @@ class Judge:
                 raise Violation("S4", f"{event.task} was done twice")
             self._done.add(event.task)
 
-    def _goes_on(self, unit: str, held: Holding, outcome: str) -> bool:
+    def _goes_on(self, unit: str, held: Holding, ending: Ending) -> bool:
         """Whether its gang goes on without a member that has ended so."""
         return (
             unit in self._resizing
             and unit not in self._ending
             and unit not in self._cancelled
             and not held.endings
-            and outcome in GOES_ON
+            and is_loss(ending)
             and len(held.active.keys() - held.leaving.keys()) >= max(1, self._units[unit][0].least)
         )
 

@@ -95,7 +95,7 @@ from poise.model.resources import PLENTY, WHOLE, Device, Node, Shape, identity_o
 from poise.model.tenants import DEFAULT, HOME, Bearer, Token
 from poise.model.training import HUNDREDTH, Orders, Training
 from poise.model.views import LEAST_SHOWN, Candidate, Snapshot
-from poise.units import format_duration
+from poise.units import SECOND, format_duration
 
 UnitStatus = Literal["waiting", "pending", "active", "done", "failed", "cancelled", "skipped"]
 TaskStatus = Literal["idle", "queued", "running", "recovering", "ended"]
@@ -125,6 +125,12 @@ UNSTABLE = 8
 
 GOES_ON = ("lost", "killed", "signal", "hung", "stopped", "returned", "unstartable")
 """Outcomes of a member that a gang which resizes goes on without; others are the doing of the work itself."""
+
+BY_SIGNAL = 128
+"""A shell whose command was ended by a signal ends with this and the signal's number."""
+
+STEADY = 60 * SECOND
+"""A gang that has been as it is for so long before it loses a member is not one that loses them again and again."""
 
 OF_THE_NODE = ("lost", "killed", "unstartable")
 """Outcomes that count against the node; other failures are the command's own."""
@@ -198,7 +204,8 @@ class UnitState(msgspec.Struct, gc=False):
     rest of its work takes with its least tasks, by what the last attempt had said of its progress (0: it had not).
 
     One that resizes changes its size in place, and `generation` counts how often since it was placed, in the epoch
-    `founded` (0: the latest), the last time at the instant `resized`; `losses` of these times it lost a member.
+    `founded` (0: the latest), the last time at the instant `resized`; `losses` is how often it has lost members since
+    it was steady.
     `carried` is what it did in this placement before that, in nanoseconds of one task.
     """
 
@@ -865,7 +872,7 @@ class Ledger:
         return (
             unit.resizes
             and ending is not None
-            and ending.outcome in GOES_ON
+            and is_loss(ending)
             and not unit.stopping
             and len(others) >= max(1, unit.spec.least)
             and all(unit.tasks[of].active for of in others)
@@ -1017,8 +1024,11 @@ class Ledger:
             self._keep_progress(unit, task, ending.progress)
         if goes_on:
             if not task.leaving:
+                since = max(unit.placed, unit.resized)
+                if event.at > since or not unit.losses:  # who is lost with another does not count twice
+                    unit.losses = 1 + unit.losses * (event.at - since < STEADY)
                 self._settle_account(unit, event.at)
-                unit.size, unit.generation, unit.losses = unit.size - 1, unit.generation + 1, unit.losses + 1
+                unit.size, unit.generation = unit.size - 1, unit.generation + 1
             self._forget_member(unit, index)
             self._index_recovering(unit)
             self._mark(unit)
@@ -2240,6 +2250,11 @@ def attempt_of(unit: UnitState, index: int) -> Attempt:
     return Attempt(f"{unit.job}.{unit.spec.tasks[index].name}", unit.epoch_of(index))
 
 
+def is_loss(ending: Ending) -> bool:
+    """Whether a gang that resizes goes on after such an end of a member: also where a shell tells of a signal."""
+    return ending.outcome in GOES_ON or (ending.outcome == "failed" and ending.code > BY_SIGNAL)
+
+
 def orders_of(unit: UnitState) -> Iterator[tuple[int, Orders]]:
     """What each active task of a gang is told, by its number."""
     members = unit.members
@@ -2307,6 +2322,7 @@ __all__ = [
     "attempt_of",
     "deciding_ending",
     "device_key",
+    "is_loss",
     "job_status",
     "orders_of",
     "tenant_of_queue",

@@ -65,7 +65,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     when it must end (0: no deadline) and `weight` its business weight in thousandths. `stopping`:
     its room is about to be free. `tenant` is whose quota it counts against, where there is one. What `serves` goes on
     until it is ended. One that `resizes` changes its size in place: `task` is its number in the unit, `resized` the
-    instant of the latest change, and `losses` how many members it has lost.
+    instant of the latest change, and `losses` how often it has lost members of late.
     """
 
     unit: str

@@ -2,8 +2,8 @@
 
 What such a gang has beyond its least was room that nobody else had asked for. It goes to whatever waits and is no less
 urgent; when nothing waits any more, the gang grows back. Neither costs a restart, so that neither is weighed as
-yielding is; only the time between two changes is bounded, and it doubles with each member that was lost, so that a
-member that always fails is not started for ever.
+yielding is; only the time between two changes is bounded, and it doubles each time that members are lost, so that one
+that always fails is not started for ever.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,11 +18,11 @@ from poise.policy.place import Draft
 from poise.policy.room import Room, give_back
 from poise.units import SECOND
 
-SETTLES = 5 * SECOND
+SETTLES = 2 * SECOND
 """A gang that has been placed or resized is left alone for so long: its members have to meet anew each time."""
 
 DOUBLINGS = 10
-"""The time to its next growth is doubled with each member lost, so often at most."""
+"""The time to its next growth is doubled each time that it loses members, so often at most."""
 
 
 class Smaller(NamedTuple):

@@ -14,6 +14,7 @@ from poise.model.jobs import Ending, Outcome
 from poise.model.messages import Attempt, DeviceFault
 from poise.model.training import Orders
 from poise.policy import hypothetical
+from poise.policy.resizing import SETTLES
 from poise.policy.suites import policy_named
 from poise.testing import World
 from poise.units import SECOND
@@ -78,6 +79,11 @@ def test_what_the_work_itself_does_ends_the_gang(outcome: Outcome) -> None:
     world.finish("train.main[3]", outcome=outcome)
     assert world.unit("train").generation == 0
     assert world.status("train") == "pending"
+
+
+def test_a_shell_that_tells_of_a_signal_is_a_member_that_was_lost() -> None:
+    world = a_gang().after("1s").finish("train.main[2]", outcome="failed", code=137)
+    assert (world.unit("train").size, world.unit("train").generation) == (3, 1)
 
 
 def test_without_its_word_a_gang_is_started_anew() -> None:
@@ -146,15 +152,25 @@ def test_what_is_less_urgent_waits() -> None:
 
 def test_a_member_that_was_killed_is_replaced_and_ever_later_the_more_often() -> None:
     world = a_gang().after("1s")
-    for round_, wait in enumerate((10, 20), start=1):
-        world.finish("train.main[3]", outcome="killed").after((wait - 1) * SECOND)
+    for often in (1, 2, 3):
+        wait = SETTLES << often
+        world.finish("train.main[3]", outcome="killed").after(wait - SECOND)
         assert world.unit("train").size == 3
         world.after("2s")
         assert world.unit("train").size == 4
         world.start("train.main[3]")
         assert world.unit("train").tasks[3].epoch == 0
-        assert world.unit("train").epoch == 1 + round_
-    assert [past.epoch for past in world.unit("train").tasks[3].past] == [1, 2]
+        assert world.unit("train").epoch == 1 + often
+    assert [past.epoch for past in world.unit("train").tasks[3].past] == [1, 2, 3]
+    world.after("2m").finish("train.main[3]", outcome="killed").after((SETTLES << 1) + SECOND)
+    assert world.unit("train").size == 4, "it had been steady, and begins to count anew"
+
+
+def test_those_who_are_lost_together_count_once() -> None:
+    world = a_gang("1..4")
+    first, second = world.where("train")[:2]
+    world.disconnect(first).disconnect(second).after("2m")
+    assert (world.unit("train").size, world.unit("train").losses) == (2, 1)
 
 
 def test_an_ending_of_an_earlier_epoch_is_history() -> None:
