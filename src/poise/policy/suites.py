@@ -772,7 +772,7 @@ class _Round:
         now = self.view.now
         best: tuple[float, Resident] | None = None
         for resident in self.view.elastic:
-            if resident.size >= resident.most or resident.stopping:
+            if resident.size >= resident.most or resident.stopping or resident.unit in self._yielding:
                 continue
             if resident.resizes:
                 self._grow_in_place(resident)

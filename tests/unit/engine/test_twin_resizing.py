@@ -7,12 +7,12 @@ from poise.kernel.controller import Drain
 from poise.kernel.ledger import Ledger
 from poise.model.events import Placed, Preempted, Resized
 from poise.model.jobs import Priority
-from poise.model.workload import Steady, Truth
+from poise.model.workload import Arrival, Steady, Truth
 from poise.units import SECOND
 from unit.engine.test_twin import Run, arrival, node
 
 
-def training(at: float = 0.0) -> object:
+def training(at: float = 0.0) -> Arrival:
     """100 s of work with two tasks."""
     truth = Truth(pace=Steady(100, 2), resizes=True, checkpoint=10 * SECOND, saves=True)
     return arrival(at, 100, tasks=2, least=1, truth=truth, priority=Priority.LOW, checkpoint=10 * SECOND)
