@@ -31,9 +31,9 @@ from poise.drivers.system import settle_memory
 from poise.kernel import ledger as ledgers
 from poise.kernel.explain import question
 from poise.kernel.ledger import Ledger
-from poise.kernel.verify import verify_place, verify_preempt
+from poise.kernel.verify import verify_place, verify_preempt, verify_resize
 from poise.kernel.whatif import explain
-from poise.model.decisions import Hold, Place, Plan, Preempt, Spot, Why
+from poise.model.decisions import Hold, Place, Plan, Preempt, Resize, Spot, Why
 from poise.model.events import (
     Began,
     Event,
@@ -43,6 +43,7 @@ from poise.model.events import (
     Placed,
     Preempted,
     QuotaSet,
+    Resized,
     Started,
     decode_event,
     encode_event,
@@ -105,9 +106,11 @@ class World:
                 event = verify_place(self.ledger, decision, self.now)
             elif isinstance(decision, Preempt):
                 event = verify_preempt(self.ledger, decision, self.now)
+            elif isinstance(decision, Resize):
+                event = verify_resize(self.ledger, decision, self.now)
             else:
                 event = Held(at=self.now, queue=decision.queue, reasons=decision.reasons)
-            if not isinstance(event, Placed | Preempted | Held):
+            if not isinstance(event, Placed | Preempted | Resized | Held):
                 raise RuntimeError(f"refused: {event}")
             self.ledger.apply(event)
             events.append(event)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.messages import Attempt, Ended, Launch, Running
+from poise.model.training import Orders
 from poise.units import Instant
 
 if TYPE_CHECKING:  # views bring numpy, which an agent can do without
@@ -70,8 +71,8 @@ class Executor(Protocol):
 
     `start` is idempotent per attempt. `stop` ends a running attempt (SIGTERM, grace, SIGKILL) and hands back one that
     has not started; both answer through `on_change`. `renew` says, before `start` and again later, at which instant the
-    attempt is to be killed, even if whoever said so has ended; its outcome is `lost` then. `forget` says that an ending
-    is durable elsewhere.
+    attempt is to be killed, even if whoever said so has ended; its outcome is `lost` then. `order` tells one that was
+    started who belongs to its gang from now on. `forget` says that an ending is durable elsewhere.
     """
 
     on_change: Callable[[Sequence[Running], Sequence[Ended]], None]
@@ -79,6 +80,7 @@ class Executor(Protocol):
     def start(self, slot: int, launch: Launch, cpus: tuple[int, ...]) -> None: ...
     def stop(self, attempt: Attempt, hung: str = "") -> None: ...
     def renew(self, attempt: Attempt, until: int) -> None: ...
+    def order(self, attempt: Attempt, orders: Orders) -> None: ...
     def forget(self, attempts: Sequence[Attempt]) -> None: ...
 
 

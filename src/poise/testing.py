@@ -51,10 +51,23 @@ from poise.model.calls import FromCaller, FromWorker, Result, Results
 from poise.model.decisions import Plan, Reason
 from poise.model.events import Event
 from poise.model.jobs import Ending, Outcome
-from poise.model.messages import Attempt, Beat, Desired, DeviceFault, Ended, FromAgent, Hello, Launch, Report, Running
+from poise.model.messages import (
+    Attempt,
+    Beat,
+    Desired,
+    DeviceFault,
+    Ended,
+    FromAgent,
+    Hello,
+    Launch,
+    Report,
+    Running,
+    Told,
+)
 from poise.model.resources import Device, Node
 from poise.model.spec import QuotaSpec, ResourcesSpec, compile_quota
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role
+from poise.model.training import Orders, Training
 from poise.policy.suites import ClusterPolicy, policy_named
 from poise.units import MILLISECOND, SECOND, parse_bytes, parse_cpu, parse_duration
 
@@ -117,6 +130,7 @@ class World:
         self.connected: set[str] = set()
         self.held: dict[str, dict[Attempt, Launch]] = {}
         self.started: dict[Attempt, int] = {}
+        self.orders: dict[Attempt, Orders] = {}
         self._requests = 0
         self._serials = 0
         self._checked: tuple[Ledger, int] | None = None
@@ -196,6 +210,16 @@ class World:
             attempt, at = self._attempt(name)
             self.started.setdefault(attempt, self.now)
             self._report(at, running=(Running(attempt=attempt, pid=1),))
+        return self
+
+    def resizes(self, *tasks: str) -> "World":
+        """These tasks say that they follow the orders of their gang; what each was told last is in `orders`."""
+        for name in tasks:
+            attempt, at = self._attempt(name)
+            self.hear(
+                at,
+                Report(serial=self._serial(), told=(Told(attempt=attempt, training=Training(step=1, resizes=True)),)),
+            )
         return self
 
     def finish(self, *tasks: str, outcome: Outcome = "done", run: str | int = "1s", **ending: Any) -> "World":
@@ -426,6 +450,8 @@ class World:
                 run = self.now - self.started.get(attempt, self.now)
                 ended.append(Ended(attempt=attempt, ending=Ending(outcome=outcome, run=run)))
         holds.update((launch.attempt, launch) for launch in desired.launches)
+        self.orders.update((launch.attempt, launch.orders) for launch in desired.launches if launch.founded)
+        self.orders.update((ordered.attempt, ordered.orders) for ordered in desired.orders)
         if not ended:
             return ()
         report = Report(serial=self._serial(), ended=tuple(ended))

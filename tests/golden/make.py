@@ -157,7 +157,18 @@ def training() -> World:
     return world.drain("n5", on=False).round().restart().finish_all(run="20s")
 
 
-SCENES: tuple[Callable[[], World], ...] = (noops, gangs, lost, calls, tenants, troubles, scaling, training)
+def resizing() -> World:
+    """A gang says that it resizes, loses a member and grows back, makes room for another, and its node is lost."""
+    world = World().nodes(4, cpu=2, gpus=1)
+    world.job("train", workers="2..4", gpu=1, checkpoint="10s", expect="1h", priority="low").round()
+    world.start(*(f"train.main[{index}]" for index in range(4))).resizes("train.main[0]").after("3s")
+    world.finish("train.main[1]", outcome="killed").after("10s").start("train.main[1]")
+    world.job("now", gpu=1, priority="urgent", expect="30s").after("1s").start("now").after("5s")
+    world.finish("now", run="5s").after("10s").lose(world.where("train")[0]).after("1s")
+    return world.restart().finish_all(run="40s")
+
+
+SCENES: tuple[Callable[[], World], ...] = (noops, gangs, lost, calls, tenants, troubles, scaling, training, resizing)
 
 
 def state_of(ledger: Ledger) -> Any:

@@ -196,6 +196,8 @@ class Agent:
                     self._keepers.stop(effect.attempt, effect.hung)
                 case machine.Renew():
                     self._keepers.renew(effect.attempt, effect.until)
+                case machine.Order():
+                    self._keepers.order(effect.attempt, effect.orders)
                 case machine.Forget():
                     self._keepers.forget(effect.attempts)
                 case machine.Say():

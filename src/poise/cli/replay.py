@@ -17,7 +17,7 @@ from poise.client import current_home
 from poise.drivers.logfile import Recording, open_log, write_log
 from poise.errors import NotFound, StoreDamaged
 from poise.model.decisions import Spot
-from poise.model.events import Event, Held, Placed, Preempted, decode_event, encode_event
+from poise.model.events import Event, Held, Placed, Preempted, Resized, decode_event, encode_event
 
 if TYPE_CHECKING:  # the ledger brings numpy
     from poise.kernel.replay import Difference, Made, Replayed
@@ -152,7 +152,7 @@ def _side_by_side(told: "Replayed", first: "Difference", head: str, notes: Seque
 
 
 def _subject(made: "Made") -> str:
-    if isinstance(made, Placed | Preempted):
+    if isinstance(made, Placed | Preempted | Resized):
         return made.unit
     return f"queue {made.queue}" if isinstance(made, Held) else "memory"
 
@@ -162,7 +162,7 @@ def _cell(made: "Made | None", other: "Made | None") -> str:
     if made is None:
         return "-"
     text = _done(made)
-    if made != other and other is not None and text == _done(other) and isinstance(made, Placed | Preempted):
+    if made != other and other is not None and text == _done(other) and isinstance(made, Placed | Preempted | Resized):
         text = f"{text}: {made.why.sentence()}"
     return shorten(text, WIDE)
 
@@ -173,6 +173,9 @@ def _done(made: "Made") -> str:
         return f"place on {', '.join(map(_spot, made.spots))}{also}"
     if isinstance(made, Preempted):
         return f"{made.cause}{f' to {made.to}' if made.to else ''}"
+    if isinstance(made, Resized):
+        spots = [f"task {index} joins on {_spot(spot)}" for index, spot in made.joins]
+        return ", ".join([*(f"task {index} leaves" for index in made.leaves), *spots])
     if isinstance(made, Held):
         return f"hold: {'; '.join(reason.sentence() for reason in made.reasons)}"
     return json.dumps(made.memory)

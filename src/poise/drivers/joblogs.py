@@ -51,5 +51,5 @@ def _attempts(job: JobState, tasks: Collection[str]) -> list[Attempt]:
                 name = f"{job.id}.{spec.name}"
                 attempts += [Attempt(name, past.epoch) for past in state.past]
                 if unit.epoch and (state.status != "idle"):
-                    attempts.append(Attempt(name, unit.epoch))
+                    attempts.append(Attempt(name, state.epoch or unit.epoch))
     return attempts

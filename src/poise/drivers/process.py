@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import signal
@@ -33,9 +34,10 @@ from poise.errors import Fault, SpecError
 from poise.model.jobs import Ending
 from poise.model.messages import Attempt, Ended, Launch, Running
 from poise.model.resources import WHOLE, Device
-from poise.model.training import REPORT
+from poise.model.training import ORDERS, REPORT, Orders
 from poise.ports import Held, Observation
 
+_log = logging.getLogger("poise.agent")
 _PROGRAM = Path(__file__).with_name("keeper.py")
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _TASK = re.compile(r"[A-Za-z0-9._\-\[\]]{1,200}")
@@ -143,6 +145,9 @@ def environment(launch: Launch, *, result: str, gang_folder: str = "", devices: 
         env["POISE_WORLD_SIZE"] = env["WORLD_SIZE"] = str(launch.world)
         env["LOCAL_RANK"] = "0"  # a member sees its own devices only, and they are counted from 0
         env["POISE_GANG_DIR"] = gang_folder
+    if launch.founded:
+        env["POISE_GENERATION"] = str(launch.generation)
+        env[ORDERS] = orders_path(result)
     if launch.parts:
         env["POISE_PART"] = str(launch.part)
         env["POISE_PARTS"] = str(launch.parts)
@@ -229,6 +234,7 @@ class Keepers:
         self._where: dict[Attempt, _Slot] = {}
         self._gangs = Gangs(gangs or self.folder / "gangs", node, _safe)
         self._adopted: list[Launch] = []
+        self._members: set[Attempt] = set()  # of elastic gangs: there is a file of orders for each
         self._retiring: asyncio.Task[None] | None = None
         self._observed: list[Ended] | None = None
 
@@ -263,6 +269,9 @@ class Keepers:
         if place is None:
             place = self._slots[slot] = _Slot(self, slot)
         self._where[launch.attempt] = place
+        if launch.founded:
+            self._members.add(launch.attempt)
+            self._write_orders(launch.attempt, launch.orders)
         place.start(Held(slot, launch, cpus, None))
 
     def stop(self, attempt: Attempt, hung: str = "") -> None:
@@ -280,10 +289,31 @@ class Keepers:
         if slot is not None:
             slot.renew(attempt, until)
 
+    def order(self, attempt: Attempt, orders: Orders) -> None:
+        """Tells a member of an elastic gang who belongs to it from now on; it is there, or comes, to read it."""
+        if attempt in self._where:
+            self._write_orders(attempt, orders)
+
+    def _write_orders(self, attempt: Attempt, orders: Orders) -> None:
+        """All of it or nothing. Where the disk is full the member goes on as it is, and is told again when this agent
+        connects anew.
+        """
+        path = Path(orders_path(result_path(self._results, attempt)))
+        fresh = path.with_suffix(".orders.new")
+        try:
+            fresh.write_bytes(_encode(orders))
+            fresh.replace(path)
+        except OSError as error:
+            _log.warning("%s could not be told of its gang: %s", attempt, error)
+
     def forget(self, attempts: Sequence[Attempt]) -> None:
         """These endings are durable elsewhere."""
         by_slot: dict[_Slot, list[Attempt]] = {}
         for attempt in attempts:
+            if attempt in self._members:
+                self._members.remove(attempt)
+                with contextlib.suppress(OSError):
+                    Path(orders_path(result_path(self._results, attempt))).unlink()
             slot = self._where.get(attempt)
             if slot is not None and attempt not in slot.held:
                 del self._where[attempt]
@@ -336,6 +366,8 @@ class Keepers:
         self._where[attempt] = slot
         if launch is not None and launch.gang:
             self._adopted.append(launch)
+        if launch is not None and launch.founded:
+            self._members.add(attempt)
 
     def changed(self, running: list[Running], ended: list[Ended]) -> None:
         for done in ended if self.until else ():
@@ -870,6 +902,11 @@ def _kill(pid: int, still: Callable[[], bool]) -> None:
 
 def _lost() -> Ending:
     return Ending(outcome="lost", note="its keeper was killed")
+
+
+def orders_path(result: str) -> str:
+    """The file in which a member of an elastic gang is told who belongs to it, beside the one for its result."""
+    return result.removesuffix(".json") + ".orders"
 
 
 def _progress(result: str) -> str:

@@ -8,12 +8,13 @@ whoever reads has them from the view before.
 A plan that comes back is not trusted: `decode_plan` checks its types, `check_plan` that it suits the view.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from poise.model.decisions import Hold, Place, Plan, Preempt
+from poise.model.decisions import Hold, Place, Plan, Preempt, Resize, Spot
 from poise.model.fleet import CPU, MEMORY, NETWORK, Fleet, PoolView, Resident
 from poise.model.profiles import Profile
 from poise.model.quotas import Amounts, asked
@@ -158,7 +159,8 @@ def check_plan(plan: Plan, view: Snapshot) -> None:
     more room than there is in the view. The ledger would refuse the same, round after round, and nothing would start.
     """
     waiting = {candidate.unit: candidate for candidate in view.candidates}
-    running = {resident.unit for residents in (*view.fleet.residents, view.elastic) for resident in residents}
+    residents = (*view.fleet.residents, view.elastic)
+    running = {resident.unit: resident for of_node in residents for resident in of_node}
     taking = _Taking(view.fleet)
     quotas = dict(view.quotas)
     decided: set[str] = set()
@@ -170,9 +172,16 @@ def check_plan(plan: Plan, view: Snapshot) -> None:
         if decision.unit in decided:
             raise Unsound(f"`{decision.unit}` is decided on twice")
         decided.add(decision.unit)
+        if isinstance(decision, Preempt | Resize) and decision.unit not in running:
+            raise Unsound(f"there is no unit that runs named `{decision.unit}`")
         if isinstance(decision, Preempt):
-            if decision.unit not in running:
-                raise Unsound(f"there is no unit that runs named `{decision.unit}`")
+            continue
+        if isinstance(decision, Resize):
+            _check_spots(decision.unit, decision.joins, view.fleet)
+            resident = running[decision.unit]
+            taking.take(decision.unit, decision.joins, resident.shape)
+            if resident.tenant in quotas:
+                quotas[resident.tenant] = quotas[resident.tenant].plus(asked(resident.shape, len(decision.joins)), -1)
             continue
         candidate = waiting.get(decision.unit)
         if candidate is None:
@@ -180,7 +189,7 @@ def check_plan(plan: Plan, view: Snapshot) -> None:
         _check_place(decision, candidate, view.fleet)
         shape = (candidate.shape, *candidate.others)[decision.variant]
         if not decision.queued:
-            taking.take(decision, shape)
+            taking.take(decision.unit, decision.spots, shape)
         if candidate.tenant in quotas and not candidate.recovering:
             quotas[candidate.tenant] = quotas[candidate.tenant].plus(asked(shape, len(decision.spots)), -1)
     taking.check()
@@ -195,12 +204,16 @@ def _check_place(place: Place, candidate: Candidate, fleet: Fleet) -> None:
     least = candidate.least or candidate.tasks
     if not least <= len(place.spots) <= candidate.tasks:
         raise Unsound(f"`{place.unit}` has {len(place.spots)} spots, and needs {least} to {candidate.tasks}")
-    for spot in place.spots:
+    _check_spots(place.unit, place.spots, fleet)
+
+
+def _check_spots(unit: str, spots: Iterable[Spot], fleet: Fleet) -> None:
+    for spot in spots:
         row = fleet.rows.get(spot.node)
         if row is None:
             raise Unsound(f"there is no node `{spot.node}`")
         if fleet.closed[row]:
-            raise Unsound(f"node `{spot.node}` is closed: `{place.unit}` cannot go there")
+            raise Unsound(f"node `{spot.node}` is closed: `{unit}` cannot go there")
 
 
 class _Taking:
@@ -213,17 +226,17 @@ class _Taking:
         self._places: dict[int, dict[int, int]] = {}
         self._able: dict[tuple[int, Wants], bool] = {}
 
-    def take(self, place: Place, shape: Shape) -> None:
-        for spot in place.spots:
+    def take(self, unit: str, spots: Iterable[Spot], shape: Shape) -> None:
+        for spot in spots:
             row = self._fleet.rows[spot.node]
             taken = self._nodes.setdefault(row, [0, 0, 0])
             taken[CPU] += shape.cpu
             taken[MEMORY] += shape.memory
             taken[NETWORK] += shape.network
             if len(spot.devices) != shape.gpus:
-                raise Unsound(f"`{place.unit}` gets {len(spot.devices)} devices of {spot.node}, and needs {shape.gpus}")
+                raise Unsound(f"`{unit}` gets {len(spot.devices)} devices of {spot.node}, and needs {shape.gpus}")
             for index in spot.devices:
-                self._take_device(place.unit, row, index, shape)
+                self._take_device(unit, row, index, shape)
 
     def _take_device(self, unit: str, row: int, index: int, shape: Shape) -> None:
         fleet = self._fleet

@@ -20,7 +20,7 @@ from poise.errors import PoiseError, StoreDamaged
 from poise.kernel import controller as machine
 from poise.kernel.controller import Controller, Settings
 from poise.kernel.ledger import Ledger
-from poise.model.decisions import Place, Plan, Preempt, Spot, Why
+from poise.model.decisions import Place, Plan, Preempt, Resize, Spot, Why
 from poise.model.messages import Hello
 from poise.model.views import Snapshot
 from poise.policy.suites import ClusterPolicy, decide_safely, policy_named
@@ -56,7 +56,7 @@ class SimulatedDecider:
         """Everything everywhere at once, halves of gangs, units that are not there; on a base that was never."""
         random, why = self._home.random, Why(policy="liar")
         nodes = [node.name for node in view.fleet.nodes] or ["nowhere"]
-        decisions: list[Place | Preempt] = []
+        decisions: list[Place | Preempt | Resize] = []
         for candidate in view.candidates:
             for _ in range(random.randint(1, 2)):
                 tasks = random.randint(1, candidate.tasks)
@@ -70,6 +70,17 @@ class SimulatedDecider:
             Preempt(unit=resident.unit, cause="yield", why=why, to="j0.none")
             for residents in view.fleet.residents
             for resident in residents[:1]
+        ]
+        decisions += [
+            Resize(
+                unit=resident.unit,
+                cause="grow",
+                why=why,
+                leaves=tuple(random.sample(range(resident.most), random.randint(0, resident.most))),
+                joins=tuple(Spot(random.choice(nodes), resident.devices) for _ in range(random.randint(0, 2))),
+            )
+            for resident in view.elastic
+            if resident.resizes
         ]
         return Plan(base=random.randrange(view.revision + 10), policy="liar", decisions=tuple(decisions))
 

@@ -374,11 +374,11 @@ class Draws:
 
     def _so_far(self, unit: UnitState) -> tuple[str, float]:
         """The model of device that it runs on, and the seconds of its least tasks that it has taken."""
-        tasks = [task for task in unit.tasks if task.active and task.started]
+        tasks = [unit.tasks[index] for index in unit.members if unit.tasks[index].active and unit.tasks[index].started]
         known = self._ledger.nodes.get(tasks[0].node) if tasks else None
         if known is None:
             return "", 0.0
-        since = min(task.started for task in tasks)
+        since = max(unit.resized, min(task.started for task in tasks))
         least = unit.spec.least or len(unit.spec.tasks)
         return model_under(known.node, tasks[0].devices), (self._now - since) * unit.size / least / SECOND
 
@@ -394,7 +394,7 @@ class Draws:
         seconds, errors = self._foreseen(unit, called, looked_at, on, estimates)
         kept = 0.0
         if not unit.progress:
-            kept = unit.saved / least / SECOND
+            kept = (unit.saved + unit.carried) / least / SECOND
         source = estimates[looked_at[on]].source if looked_at else "default"
         serves = job.calls is not None or bool(spec.serves)
         if not serves:
@@ -464,9 +464,13 @@ def _whole_run(unit: UnitState) -> int:
     """Nanoseconds that all of its work took, in its least tasks; 0 where that cannot be told."""
     if unit.progress:
         return 0
-    run = max((task.ending.run for task in unit.tasks[: unit.size] if task.ending is not None), default=0)
+    run = max((unit.run_in_size(unit.tasks[index]) for index in unit.members), default=0)
     spec = unit.spec
-    return (unit.saved + run * unit.size) // spec.least if spec.least else run + unit.saved // max(1, unit.size)
+    return (
+        (unit.saved + unit.carried + run * unit.size) // spec.least
+        if spec.least
+        else run + unit.saved // max(1, unit.size)
+    )
 
 
 def _truth(prospect: _Prospect, chance: float, failing: float, where: float) -> tuple[Truth, float]:

@@ -18,8 +18,9 @@ from poise.engine.timeline import Process, SimulatedClock, Timeline, Timer
 from poise.kernel import node as machine
 from poise.kernel.node import NodeMachine
 from poise.model.jobs import Ending, Outcome
-from poise.model.messages import Attempt, DeviceFault, Ended, Launch, Running
+from poise.model.messages import Attempt, DeviceFault, Ended, Launch, Running, Told
 from poise.model.resources import Device, Node
+from poise.model.training import Orders, Training
 from poise.ports import Held
 from poise.units import MILLISECOND, SECOND
 
@@ -27,18 +28,28 @@ START_TAKES = 2 * MILLISECOND
 RECONNECT = (0.05, 1.0)
 LOOK_EVERY = 5.0
 
+RESIZES = "resizes"
+"""The command that follows the orders of its gang, as `work` is one that does not."""
+
 
 class Copy(msgspec.Struct, eq=False):
-    """One attempt in a slot; it runs once `since` is set. `deaf`: it does not end at SIGTERM."""
+    """One attempt in a slot; it runs once `since` is set. `deaf`: it does not end at SIGTERM. A member of a gang that
+    follows `orders` has `left` nanoseconds to run as of the instant `as_of`, in the size that it has; `says` what it
+    tells of itself, once it has.
+    """
 
     launch: Launch
     cpus: tuple[int, ...]
     ends: Outcome
-    takes: int
+    left: int
     deaf: bool
+    orders: Orders
     since: int = -1
+    as_of: int = 0
     timer: Timer | None = None
     stopping: bool = False
+    hung: bool = False
+    says: Told | None = None
 
 
 class Watcher(Protocol):
@@ -46,6 +57,7 @@ class Watcher(Protocol):
 
     def started(self, node: str, launch: Launch, cpus: tuple[int, ...]) -> None: ...
     def ended(self, node: str, launch: Launch, ending: Ending) -> None: ...
+    def ordered(self, node: str, launch: Launch, orders: Orders) -> None: ...
 
 
 class SimulatedExecutor:
@@ -53,6 +65,7 @@ class SimulatedExecutor:
 
     def __init__(self, name: str, keepers: Process, seed: int, watcher: Watcher) -> None:
         self.on_change: Callable[[Sequence[Running], Sequence[Ended]], None] = lambda _, __: None
+        self.on_told: Callable[[Told], None] = lambda _: None
         self.slow = 1.0
         self.slots: dict[int, deque[Copy]] = {}
         self.copies: dict[Attempt, tuple[int, Copy]] = {}
@@ -74,8 +87,9 @@ class SimulatedExecutor:
             launch,
             cpus,
             ends=random.choices(("done", "failed", "killed", "signal", "oom"), (90, 4, 2, 2, 2))[0],
-            takes=int(float(launch.argv[-1].split()[-1]) * SECOND * random.uniform(0.8, 1.2)),
+            left=int(float(launch.argv[-1].split()[-1]) * SECOND * random.uniform(0.8, 1.2)),
             deaf=random.random() < 0.1,
+            orders=launch.orders,
         )
         self.copies[launch.attempt] = (slot, copy)
         line = self.slots.setdefault(slot, deque())
@@ -100,6 +114,28 @@ class SimulatedExecutor:
         """Kept by the keeper, so that it holds without an agent."""
         self._until[attempt] = until
         self._keepers.timeline.call_at(until, self._lease_over, attempt, process=self._keepers)
+
+    def order(self, attempt: Attempt, orders: Orders) -> None:
+        """It goes on at the speed of its gang's new size. Some of those that are to leave do so at once."""
+        found = self.copies.get(attempt)
+        if found is None:
+            return
+        slot, copy = found
+        if orders == copy.orders:  # an agent that was started anew is told again
+            return
+        before, copy.orders = copy.orders, orders
+        self._watcher.ordered(self._name, copy.launch, orders)
+        if orders.rank >= 0 and not copy.stopping and not copy.hung:
+            self._come_to(copy)
+            copy.left = copy.left * before.world // orders.world
+            if copy.since >= 0:
+                self._foresee(slot, copy)
+        elif orders.rank < 0 and copy.since >= 0 and Random(f"leaves {attempt}").random() < 0.5:
+            self._keepers.call_soon(self._leave, attempt)
+
+    def telling(self) -> list[Told]:
+        """What those that run have told of themselves."""
+        return [copy.says for _, copy in self.copies.values() if copy.says is not None]
 
     def forget(self, attempts: Sequence[Attempt]) -> None:
         for attempt in attempts:
@@ -127,6 +163,7 @@ class SimulatedExecutor:
         slot, copy = self.copies[attempt]
         if copy.stopping:
             return
+        copy.hung = True
         self._cancel(copy)
         if copy.launch.hang:  # its keeper notices
             copy.timer = self._keepers.call_later(copy.launch.hang / SECOND, self._end_running, slot, copy, "hung")
@@ -175,10 +212,38 @@ class SimulatedExecutor:
         if not line or line[0].since >= 0 or line[0].stopping:
             return
         copy = line[0]
-        copy.since = self._keepers.timeline.now
+        copy.since = copy.as_of = self._keepers.timeline.now
         self._watcher.started(self._name, copy.launch, copy.cpus)
-        copy.timer = self._keepers.call_later(copy.takes * self.slow / SECOND, self._end_running, slot, copy, copy.ends)
+        copy.left = int(copy.left * self.slow)
+        self._foresee(slot, copy)
         self.on_change((self._running(copy),), ())
+        if copy.launch.argv[-1].startswith(RESIZES):
+            random = Random(f"tells {self._seed}/{copy.launch.attempt}")
+            self._keepers.call_later(random.random(), self._tell, copy.launch.attempt)
+
+    def _tell(self, attempt: Attempt) -> None:
+        """It says that it follows orders."""
+        found = self.copies.get(attempt)
+        if found is not None and not found[1].hung:
+            found[1].says = Told(attempt=attempt, training=Training(step=0, resizes=True))
+            self.on_told(found[1].says)
+
+    def _come_to(self, copy: Copy) -> None:
+        """What is left of it by now."""
+        if copy.since >= 0:
+            now = self._keepers.timeline.now
+            copy.left, copy.as_of = max(0, copy.left - (now - copy.as_of)), now
+
+    def _foresee(self, slot: int, copy: Copy) -> None:
+        """It ends when nothing is left."""
+        self._cancel(copy)
+        copy.timer = self._keepers.call_later(copy.left / SECOND, self._end_running, slot, copy, copy.ends)
+
+    def _leave(self, attempt: Attempt) -> None:
+        found = self.copies.get(attempt)
+        if found is not None and found[1].since >= 0:
+            self._cancel(found[1])
+            self._end_running(*found, "done")
 
     def _end_running(self, slot: int, copy: Copy, outcome: Outcome, note: str = "") -> None:
         run = self._keepers.timeline.now - copy.since
@@ -286,6 +351,9 @@ class SimulatedMachine:
         held, ended = self.executor.observe()
         self.machine.adopt(held, ended)
         self.executor.on_change = self._changed
+        self.executor.on_told = self._told
+        for told in self.executor.telling():
+            self._told(told)
         self._pause = RECONNECT[0]
         self._dial()
         self.agent.call_later(LOOK_EVERY, self._look)
@@ -293,6 +361,7 @@ class SimulatedMachine:
     def _agent_gone(self) -> None:
         self.machine = None
         self.executor.on_change = lambda _, __: None
+        self.executor.on_told = lambda _: None
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -333,6 +402,9 @@ class SimulatedMachine:
         """Keepers say it to the agent over a socket: it comes in a turn of the agent's own."""
         self.agent.call_soon(self._feed, machine.Changed(tuple(running), tuple(ended)))
 
+    def _told(self, told: Told) -> None:
+        self.agent.call_soon(self._feed, machine.Telling((told,)))
+
     def _feed(self, message: machine.Message) -> None:
         if self.machine is not None:
             self._perform(self.machine.handle(message, self._clock.now()))
@@ -350,6 +422,8 @@ class SimulatedMachine:
                     self.executor.stop(effect.attempt)
                 case machine.Renew():
                     self.executor.renew(effect.attempt, effect.until)
+                case machine.Order():
+                    self.executor.order(effect.attempt, effect.orders)
                 case machine.Forget():
                     self.executor.forget(effect.attempts)
                 case machine.Say():

@@ -12,8 +12,9 @@ from zlib import crc32
 from poise.errors import PoiseError
 from poise.kernel.explain import reasons
 from poise.kernel.find import find
-from poise.kernel.ledger import JobState, Ledger, UnitState, attempt_of
+from poise.kernel.ledger import JobState, Ledger, UnitState, attempt_of, is_loss, orders_of
 from poise.kernel.visible import Sight
+from poise.model.decisions import Spot
 from poise.model.events import (
     DeviceCordoned,
     DeviceDrained,
@@ -24,7 +25,10 @@ from poise.model.events import (
     NodeDrained,
     NodeForgotten,
     Placed,
+    Preempted,
     QuotaSet,
+    Resized,
+    TrainingTold,
     UnitsCancelled,
     encode_event,
 )
@@ -33,6 +37,7 @@ from poise.model.messages import Attempt, Launch
 from poise.model.quotas import Amounts, Quota, asked
 from poise.model.resources import WHOLE, Node
 from poise.model.tenants import Bearer, Role
+from poise.model.training import Orders
 from poise.policy.feasible import NAMED
 from poise.units import SECOND
 
@@ -69,14 +74,15 @@ class Violation(AssertionError):
 
 
 class Holding(NamedTuple):
-    """What the log says that a unit has in its latest epoch: tasks that have not finished, the endings of those that
-    have, and what each of them takes.
+    """What the log says that a unit has since it was placed last: tasks that have not finished, with the epoch in which
+    each was started, the endings of those that have, and what each of them takes. Some are `leaving` its gang, since an
+    instant.
     """
 
-    epoch: int
-    active: set[str]
+    active: dict[str, int]
     endings: list[tuple[int, int, str]]
     amounts: Amounts
+    leaving: dict[str, int]
 
 
 class Tried(NamedTuple):
@@ -102,6 +108,10 @@ class Judge:
         self._units: dict[str, tuple[Unit, str]] = {}
         self._unit_of: dict[str, str] = {}
         self._held: dict[str, Holding] = {}
+        self._resizing: set[str] = set()
+        self._ending: set[str] = set()
+        self._orders: dict[Attempt, Orders] = {}
+        self._told: dict[tuple[str, int, int], dict[Attempt, Orders]] = {}
         self._epochs: dict[str, int] = {}
         self._done: set[str] = set()
         self._done_units: set[str] = set()
@@ -139,6 +149,18 @@ class Judge:
                 raise Violation("S1", f"core {core} of {node} has {bound[core]}, and is given to {attempt}")
             bound[core] = attempt
         self._fits(node, here.values())
+
+    def ordered(self, launch: Launch, orders: Orders) -> None:
+        """A member is told who belongs to its gang: never anything older, nor otherwise than the others are told."""
+        known = self._orders.get(launch.attempt, launch.orders)
+        if orders.generation <= known.generation:
+            raise Violation("S2", f"{launch.attempt} was told {known}, and now {orders}")
+        self._orders[launch.attempt] = orders
+        told = self._told.setdefault((launch.gang, launch.founded, orders.generation), {})
+        told[launch.attempt] = orders
+        ranks = [of.rank for of in told.values() if of.rank >= 0]
+        if len({of.world for of in told.values()}) > 1 or len(set(ranks)) < len(ranks) or orders.rank >= orders.world:
+            raise Violation("S2", f"of {launch.gang} in generation {orders.generation} are told {told}")
 
     def ended(self, node: str, launch: Launch, ending: Ending) -> None:
         """It runs no more."""
@@ -189,6 +211,12 @@ class Judge:
                     self._submitted(event)
                 case Placed():
                     self._placed(event)
+                case TrainingTold() if event.training.resizes:
+                    self._resizing.add(event.unit)
+                case Resized():
+                    self._resized(event)
+                case Preempted():
+                    self._ending.add(event.unit)
                 case Finished():
                     self._finished(event)
                 case DeviceCordoned():
@@ -244,11 +272,40 @@ class Judge:
         job = event.unit.partition(".")[0]
         self._follows_the_rules(event, job, unit)
         tasks = {f"{job}.{task.name}" for task in unit.tasks[:count]}
-        self._held[event.unit] = Holding(event.epoch, tasks, [], asked(unit.shape_of(event.variant)))
-        for spot in event.spots if event.unit in self._failed_under else ():
+        self._held[event.unit] = Holding(dict.fromkeys(tasks, event.epoch), [], asked(unit.shape_of(event.variant)), {})
+        self._ending.discard(event.unit)
+        self._resizing.discard(event.unit)  # until it says so anew
+        self._is_given(event.unit, event.spots, tenant)
+
+    def _resized(self, event: Resized) -> None:
+        """Who is there stays or is asked to leave, who is not comes, and what is left is a gang."""
+        name, (unit, tenant) = event.unit, self._units[event.unit]
+        held, job = self._held[name], event.unit.partition(".")[0]
+        if event.epoch != self._epochs[name] + bool(event.joins):
+            raise Violation("S4", f"{name} was resized in epoch {event.epoch}, after {self._epochs[name]}")
+        self._epochs[name] = event.epoch
+        leaves = {f"{job}.{unit.tasks[index].name}" for index in event.leaves}
+        joins = {f"{job}.{unit.tasks[index].name}": event.epoch for index, _ in event.joins}
+        stay = held.active.keys() - held.leaving.keys() - leaves
+        if name not in self._resizing or name in self._ending or held.endings or not stay:
+            raise Violation("S2", f"{name} was resized, which cannot be now")
+        if not leaves <= held.active.keys() - held.leaving.keys() or joins.keys() & held.active.keys():
+            raise Violation("S2", f"of {sorted(held.active)} of {name} leave {leaves}, and {sorted(joins)} join")
+        if not unit.least <= len(stay) + len(joins) <= len(unit.tasks):
+            raise Violation("S2", f"{name} was resized to {len(stay) + len(joins)} of its tasks")
+        drained = sorted(self._drained.intersection(spot.node for _, spot in event.joins))
+        if drained or name in self._cancelled:
+            raise Violation("rules", f"{name} was given more on {drained}, or though it is cancelled")
+        held.active.update(joins)
+        held.leaving.update(dict.fromkeys(leaves, event.at))
+        self._is_given(name, [spot for _, spot in event.joins], tenant)
+
+    def _is_given(self, unit: str, spots: Iterable[Spot], tenant: str) -> None:
+        """No device that failed it, and no more than its tenant may have."""
+        for spot in spots if unit in self._failed_under else ():
             for device in self.ledger.nodes[spot.node].node.devices:
-                if device.index in spot.devices and device.uuid in self._failed_under[event.unit]:
-                    raise Violation("S1", f"{event.unit} is given {device.uuid} again, which failed under it")
+                if device.index in spot.devices and device.uuid in self._failed_under[unit]:
+                    raise Violation("S1", f"{unit} is given {device.uuid} again, which failed under it")
         quota = self._quotas.get(tenant)
         if quota is not None:
             total = Amounts()
@@ -256,7 +313,7 @@ class Judge:
                 if self._units[name][1] == tenant:
                     total = total.plus(held.amounts, len(held.active))
             if not quota.amounts.holds(total):
-                raise Violation("S6", f"{tenant} holds {total} of {quota.amounts} once {event.unit} is placed")
+                raise Violation("S6", f"{tenant} holds {total} of {quota.amounts} once {unit} is given room")
 
     def _follows_the_rules(self, event: Placed, job: str, unit: Unit) -> None:
         """What its user said of it, and people of nodes."""
@@ -294,13 +351,16 @@ class Judge:
     def _finished(self, event: Finished) -> None:
         unit = self._unit_of[event.task]
         held = self._held.get(unit)
-        if held is None or held.epoch != event.epoch or event.task not in held.active:
+        if held is None or held.active.get(event.task) != event.epoch:
             raise Violation(
                 "S4", f"an ending of {event.task}#{event.epoch} was accepted, which is not the one that counts"
             )
-        held.active.remove(event.task)
-        names = [task.name for task in self._units[unit][0].tasks]
-        held.endings.append((event.at, names.index(event.task.partition(".")[2]), event.ending.outcome))
+        del held.active[event.task]
+        if event.task in held.leaving:
+            del held.leaving[event.task]
+        elif not self._goes_on(unit, held, event.ending):
+            names = [task.name for task in self._units[unit][0].tasks]
+            held.endings.append((event.at, names.index(event.task.partition(".")[2]), event.ending.outcome))
         if not held.active:
             self._settled(unit, held, event.at)
         if event.ending.outcome == "done":
@@ -311,12 +371,26 @@ class Judge:
                 raise Violation("S4", f"{event.task} was done twice")
             self._done.add(event.task)
 
+    def _goes_on(self, unit: str, held: Holding, ending: Ending) -> bool:
+        """Whether its gang goes on without a member that has ended so."""
+        return (
+            unit in self._resizing
+            and unit not in self._ending
+            and unit not in self._cancelled
+            and not held.endings
+            and is_loss(ending)
+            and len(held.active.keys() - held.leaving.keys()) >= max(1, self._units[unit][0].least)
+        )
+
     def at_rest(self, now: int, calm: int) -> None:
         """So long after faults have ended: what was to be stopped has been. `now` is on the log's clock."""
         for held in self._held.values():
             failed = [at for at, _, outcome in held.endings if outcome != "done"]
             if held.active and failed and min(calm, now - min(failed)) > STOPPED_WITHIN:
                 raise Violation("S2", f"{sorted(held.active)} go on, though one of their gang has failed")
+            for task, since in held.leaving.items():
+                if min(calm, now - since) > STOPPED_WITHIN:
+                    raise Violation("S2", f"{task} goes on, though it is to leave its gang")
         for node, running in self._running.items():
             for attempt in running:
                 at = self._cancelled.get(self._unit_of[attempt.task])
@@ -373,6 +447,16 @@ class Judge:
     def held_on(self, node: str) -> set[Attempt]:
         """What the durable log says that a node holds."""
         return {attempt_of(unit, index) for unit, index in self.ledger.attempts_on(node)}
+
+    def orders_on(self, node: str) -> dict[Attempt, Orders]:
+        """What the members of elastic gangs on a node should know, as the durable log says."""
+        return {
+            attempt_of(unit, index): orders
+            for unit, here in self.ledger.attempts_on(node)
+            if unit.spec.least and not unit.stopping
+            for index, orders in orders_of(unit)
+            if index == here
+        }
 
     def _note_event(self, event: Event) -> None:
         self.digest = crc32(encode_event(event), self.digest)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from poise.engine.machine import RESIZES
 from poise.errors import SpecError
 from poise.model.document import Findings
 from poise.model.resources import Device, Node
@@ -166,6 +167,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
 
 POLICIES = ("poise", "poise", "poise", "fifo", "srtf", "round-robin", "static")
+RESIZING = 0.7
+"""Of elastic gangs so many change their size in place; drawn apart, so that worlds without them are what they were."""
+
 TENANTS = ("default", "alice", "bob")
 MEETS_A_NODE: frozenset[FaultKind] = frozenset(
     (
@@ -301,7 +305,10 @@ def _document(random: Random, most_gpus: int) -> dict[str, Any]:
         document["lease"] = "exclusive"
     if random.random() < 0.5:
         document["hang"] = random.choice(("2s", "10s"))
-    return {**document, "run": _work(random, seconds), "resources": resources}
+    made = {**document, "run": _work(random, seconds), "resources": resources}
+    if ".." in str(document.get("workers", "")) and Random(f"resizes {made}").random() < RESIZING:
+        made["run"] = made["run"].replace("work", RESIZES)
+    return made
 
 
 def _devices(random: Random, most: int) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from poise.model.events import Event, decode_event
 from poise.model.jobs import Ending
 from poise.model.messages import Launch
 from poise.model.record import unseal
+from poise.model.training import Orders
 from poise.units import MILLISECOND, SECOND
 
 LAST = 30
@@ -240,6 +241,10 @@ class Simulation:
             gone = wanted - there - set(machine.executor.evidence)
             if gone or there - wanted:
                 return f"{name} should hold {sorted(map(str, wanted))}, and holds {sorted(map(str, there))}"
+            for attempt, orders in self.judge.orders_on(name).items():
+                copy = machine.executor.copies.get(attempt)
+                if copy is not None and copy[1].orders != orders:
+                    return f"{attempt} on {name} should know {orders}, and knows {copy[1].orders}"
         if host is not None and not host.controller.accepting:
             return "nothing is accepted"
         return ""
@@ -266,6 +271,10 @@ class Simulation:
     def ended(self, node: str, launch: Launch, ending: Ending) -> None:
         self.tell(f"{node} has ended {launch.attempt}: {ending.outcome} {ending.note}")
         self.judge.ended(node, launch, ending)
+
+    def ordered(self, node: str, launch: Launch, orders: Orders) -> None:
+        self.tell(f"{node} tells {launch.attempt}: {orders.rank} of {orders.world} in generation {orders.generation}")
+        self.judge.ordered(launch, orders)
 
     def tell(self, what: Any) -> None:
         moment = Moment(self.timeline.now, what)

@@ -40,6 +40,7 @@ from poise.model.messages import (
 )
 from poise.model.resources import WHOLE, Node, Shape
 from poise.model.spec import Compiled
+from poise.model.training import Training
 from poise.model.views import Snapshot
 from poise.model.workload import APART, ONE_RACK, ONE_ZONE, Arrival, Seats, Truth
 from poise.policy.suites import ClusterPolicy
@@ -125,12 +126,14 @@ class VirtualDecider:
 
 class _Work:
     """A placed unit: its attempts, where they are, and how far it has come. `since` is when it last began to get on at
-    the rate it has, `stands` since when it does not any more (-1: it does); `launches` are by attempt and node.
+    the rate it has, `stands` since when it does not any more (-1: it does); `launches` are by attempt and node. Those
+    that `joined` it later have run since then.
     """
 
     __slots__ = (
         "began",
         "epoch",
+        "joined",
         "launches",
         "progress",
         "seats",
@@ -145,12 +148,13 @@ class _Work:
 
     def __init__(self, unit: UnitState, truth: Truth, progress: float) -> None:
         self.unit = unit
-        self.epoch = unit.epoch
+        self.epoch = unit.placed_in
         self.truth = truth
         self.launches: dict[Attempt, tuple[str, Launch]] = {}
         self.seats: Seats | None = None
         self.progress = progress
         self.began = 0
+        self.joined: dict[Attempt, int] = {}
         self.since = 0
         self.slowdown = 1.0
         self.timer: Timer | None = None
@@ -174,6 +178,8 @@ class VirtualNode:
         if isinstance(message, Desired) and self.up:
             for launch in message.launches:
                 self.twin.launch(self, launch)
+            for ordered in message.orders:
+                self.twin.order(self, ordered.attempt, ordered.orders.rank)
             for attempt in message.stops:
                 self.twin.stop(self, attempt)
             for attempt in message.recalls:
@@ -370,18 +376,55 @@ class Twin:
         of its shape to end.
         """
         found, epoch = self.ledger.task(launch.attempt.task), launch.attempt.epoch
-        if found is None or found[0].epoch != epoch:
+        if found is None or not found[1].active or (found[1].epoch or found[0].epoch) != epoch:
             return
         unit = found[0]
         work = self._work.get(unit.id)
-        if work is None or work.epoch != epoch:
+        if work is None or work.epoch != unit.placed_in:
             work = self._work[unit.id] = _Work(unit, self._truths[unit.id], self._progress.get(unit.id, 0.0))
         work.launches[launch.attempt] = (node.node.name, launch)
         self._of[launch.attempt] = work
         if launch.queued and self._running_of(node.node.name, launch.shape) >= launch.slots:
             node.waiting.setdefault(launch.shape.key(), deque()).append(launch)
+        elif work.seats is not None:
+            self._join_gang(work, launch.attempt)
         elif len(work.launches) == unit.size:
             self._start(work)
+
+    def order(self, node: VirtualNode, attempt: Attempt, rank: int) -> None:
+        """One that is to leave a gang does so at once."""
+        work = self._of.get(attempt)
+        if work is None or rank >= 0 or work.stopping or len(work.launches) == 1:
+            return
+        self._come_to(work)
+        ending = Ending(outcome="stopped", run=self.timeline.now - work.joined.get(attempt, work.began))
+        self._report(node.node.name, ended=Ended(attempt=attempt, ending=ending))
+        self._go_on_without(work, {attempt})
+
+    def _go_on_without(self, work: _Work, gone: Collection[Attempt]) -> None:
+        """A gang that resizes goes on in its new size."""
+        for attempt in gone:
+            name, _ = work.launches.pop(attempt)
+            self._of.pop(attempt, None)
+            if all(on != name for on, _ in work.launches.values()):
+                self._on.get(name, {}).pop(work.unit.id, None)
+        self._in_new_size(work)
+        for name in {name for name, _ in work.launches.values()}:
+            self._again_on(name)
+
+    def _join_gang(self, work: _Work, attempt: Attempt) -> None:
+        """One more member of a gang that runs; it begins at once."""
+        self._come_to(work)
+        work.joined[attempt] = self.timeline.now
+        name = work.launches[attempt][0]
+        self._on.setdefault(name, {})[work.unit.id] = work
+        self._report(name, running=Running(attempt=attempt, pid=0))
+        self._in_new_size(work)
+        self._beside(work)
+
+    def _in_new_size(self, work: _Work) -> None:
+        work.seats, work.slowdown = self._seats(work), self._slowdown_of(work)
+        self._foresee(work)
 
     def _running_of(self, name: str, shape: Shape) -> int:
         """How many attempts of a shape run on a node."""
@@ -433,6 +476,9 @@ class Twin:
         work.slowdown = self._slowdown_of(work)
         self._foresee(work)
         self._beside(work)
+        if work.truth.resizes:
+            attempt, (name, _) = next(iter(work.launches.items()))
+            self._report(name, told=Told(attempt=attempt, training=Training(step=0, resizes=True)))
         if work.truth.telling is not None:
             self.timeline.call_at(work.since, self._tell, work)
 
@@ -485,9 +531,10 @@ class Twin:
             self._keep(work, saved=outcome == "stopped" and work.truth.saves)
         progress = int(work.progress * ALL) if outcome != "done" and work.truth.reports else -1
         for attempt, (name, launch) in work.launches.items():
+            run = now - work.joined.get(attempt, work.began)
             ending = Ending(
-                outcome=outcome, code=int(outcome == "failed"), run=now - work.began, progress=progress,
-                cpu=(now - work.began) * launch.shape.cpu // 1000, peak=launch.shape.memory,
+                outcome=outcome, code=int(outcome == "failed"), run=run, progress=progress,
+                cpu=run * launch.shape.cpu // 1000, peak=launch.shape.memory,
             )  # fmt: skip
             self._report(name, ended=Ended(attempt=attempt, ending=ending))
         self._leave(work)
@@ -638,7 +685,7 @@ class Twin:
         started is launched anew when its node has said hello.
         """
         for unit in [unit for unit in self.ledger.active_units() if unit.id in self._inherited]:
-            tasks = [(index, task) for index, task in enumerate(unit.tasks) if task.active]
+            tasks = [(index, task) for index, task in enumerate(unit.tasks) if task.active and not task.leaving]
             if not any(task.started for _, task in tasks):
                 continue
             if all(task.node in self.nodes for _, task in tasks):
@@ -659,7 +706,12 @@ class Twin:
         work = self._work[unit.id] = _Work(unit, self._truths[unit.id], self._progress.get(unit.id, 0.0))
         work.launches = launches
         work.began = started - self.began
-        work.since = work.began + _overhead(work)
+        work.since = max(work.began + _overhead(work), unit.resized - self.began if unit.resized else work.began)
+        work.joined = {
+            attempt: task.started - self.began
+            for attempt in launches
+            if (found := self.ledger.task(attempt.task)) and (task := found[1]).epoch != unit.founded and task.started
+        }
         work.seats = self._seats(work)
         for attempt, (name, _) in launches.items():
             self._of[attempt] = work
@@ -698,8 +750,14 @@ class Twin:
             self.host.post(Dead(node.node.name))
 
     def _keep_from_loss(self, work: _Work, gone: Collection[Attempt]) -> None:
-        """These of its attempts are gone; the others stand still until they are told to end."""
+        """These of its attempts are gone; the others stand still until they are told to end, unless they go on as they
+        are told by whoever knows of it.
+        """
         self._come_to(work)
+        left = len(work.launches) - len(gone)
+        if work.unit.resizes and not work.stopping and work.seats is not None and left >= max(1, work.unit.spec.least):
+            self._go_on_without(work, gone)
+            return
         if work.stands < 0:
             self._stand_still(work)
         self._keep(work, saved=False)

@@ -21,13 +21,13 @@ from poise.kernel.dispatch import Dispatch
 from poise.kernel.explain import LastWord, logged
 from poise.kernel.find import find, find_node
 from poise.kernel.fitting import check_all
-from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of
+from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of, orders_of
 from poise.kernel.schedulable import prepare
 from poise.kernel.straggle import Paces, stragglers
-from poise.kernel.verify import verify_hold, verify_place, verify_preempt
+from poise.kernel.verify import verify_hold, verify_place, verify_preempt, verify_resize
 from poise.kernel.watch import Fired, Watch
 from poise.model.calls import FromCaller, FromWorker, ToCaller, ToWorker
-from poise.model.decisions import Hold, Place, Plan, Preempt
+from poise.model.decisions import Hold, Place, Plan, Preempt, Resize
 from poise.model.events import (
     Began,
     Called,
@@ -53,6 +53,7 @@ from poise.model.events import (
     Preempted,
     QuotaSet,
     Remembered,
+    Resized,
     Returned,
     Round,
     SpeedupsTold,
@@ -78,6 +79,7 @@ from poise.model.messages import (
     Heard,
     Hello,
     Launch,
+    Ordered,
     Report,
     Running,
     ToAgent,
@@ -364,6 +366,7 @@ QUIET = (
     Placed,
     Preempted,
     Remembered,
+    Resized,
     Round,
     Started,
     TrainingTold,
@@ -879,23 +882,31 @@ class Controller:
                 lost = Ending(outcome="lost", note="its process was gone when the node came back")
                 self._finish(attempt, lost, now)
         keep, stops, recalls, launches = [], [], [], []
+        orders: list[Ordered] = []
         drained = self.ledger.nodes[name].drained
         for unit, index in list(self.ledger.attempts_on(name)):
             attempt = attempt_of(unit, index)
             waits = unit.queued and unit.tasks[index].status == "queued"
+            leaves = bool(unit.stopping) or unit.tasks[index].leaving
             if attempt in holds:
                 keep.append(attempt)
-                if unit.stopping:
+                orders += [Ordered(attempt, order) for of, order in orders_of(unit) if of == index and unit.generation]
+                if leaves:
                     stops.append(attempt)
                 elif drained and waits:
                     recalls.append(attempt)
-            elif unit.stopping or (drained and waits):
+            elif leaves or (drained and waits):
                 self._finish(attempt, Ending(outcome="returned", note="stopped before it was launched"), now)
             else:
                 launches.append(self._launch(unit, index))
         keep += [launch.attempt for launch in launches]
         return Desired(
-            launches=tuple(launches), stops=tuple(stops), recalls=tuple(recalls), keep=tuple(keep), complete=True
+            launches=tuple(launches),
+            stops=tuple(stops),
+            recalls=tuple(recalls),
+            keep=tuple(keep),
+            complete=True,
+            orders=tuple(orders),
         )
 
     def _take_report(self, name: str, running: Iterable[Running], ended: Iterable[Ended], now: int) -> None:
@@ -955,15 +966,15 @@ class Controller:
             if one.training is not None and one.training.compute and len(unit.tasks) > 1:
                 index = next(index for index, other in enumerate(unit.tasks) if other is task)
                 self._paces.heard(unit, index, one.training.compute, now)
-            if one.training is not None and task is unit.tasks[0]:
-                self._training[unit.id] = (unit.epoch, LastWord(now, one.training))
+            if one.training is not None and task is unit.first:
+                self._training[unit.id] = (unit.placed_in, LastWord(now, one.training))
                 known = unit.training if unit.told >= unit.placed else None
                 if known is None or (now - unit.told >= TELL_EVERY and is_news(one.training, known)):
                     self._keep_training(unit, one.training, now)
 
     def _keep_training(self, unit: UnitState, training: Training, now: int) -> None:
         """What training says goes to the log; another phase is something to decide on."""
-        if unit.training is None or unit.training.phase != training.phase:
+        if unit.training is None or unit.training.phase != training.phase or training.resizes > unit.resizes:
             self._dirty = True
         self._commit(TrainingTold(at=now, unit=unit.id, training=training))
 
@@ -977,7 +988,7 @@ class Controller:
     def heard(self, unit: UnitState) -> LastWord | None:
         """What it said last of its training; the ledger knows what of that was worth a record."""
         epoch, last = self._training.get(unit.id, (0, None))
-        return last if epoch == unit.epoch else logged(unit)
+        return last if epoch == unit.placed_in else logged(unit)
 
     def _device(self, node: str, index: int) -> Device | None:
         return next((device for device in self.ledger.nodes[node].node.devices if device.index == index), None)
@@ -988,13 +999,14 @@ class Controller:
         if found is None:
             return False
         unit, task = found
-        return unit.epoch == attempt.epoch and task.active and task.node == node
+        return (task.epoch or unit.epoch) == attempt.epoch and task.active and task.node == node
 
     def _finish(self, attempt: Attempt, ending: Ending, now: int, until: int = 0) -> None:
         found = self.ledger.task(attempt.task)
         was_stopping = bool(found and found[0].stopping)
-        if found and found[1] is found[0].tasks[0]:
+        if found and found[1] is found[0].first:
             self._keep_last_word(found[0], now)
+        generation = found[0].generation if found else 0
         self._commit(Finished(at=now, task=attempt.task, epoch=attempt.epoch, ending=ending, until=until))
         self._dirty = True
         self._dispatch.ended(attempt, now, blame=ending.outcome not in ("stopped", "returned"))
@@ -1002,6 +1014,20 @@ class Controller:
             self._fire(self._watch.response(now - found[0].ready), now)
         if found and found[0].stopping and not was_stopping:
             self._stop(found[0], now)
+        elif found and found[0].generation != generation:  # it goes on without one of its members
+            self._order(found[0])
+
+    def _order(self, unit: UnitState) -> None:
+        """Tell all of a gang who belongs to it from now on; who is to leave is asked to end as well."""
+        orders: dict[str, list[Ordered]] = {}
+        stops: dict[str, list[Attempt]] = {}
+        for index, order in orders_of(unit):
+            attempt, node = attempt_of(unit, index), unit.tasks[index].node
+            orders.setdefault(node, []).append(Ordered(attempt, order))
+            if order.rank < 0:
+                stops.setdefault(node, []).append(attempt)
+        for node, told in orders.items():
+            self._send(node, Desired(orders=tuple(told), stops=tuple(stops.get(node, ()))))
 
     def _stop(self, unit: UnitState, now: int) -> None:
         """Stop the unit's attempts. Those on a lost node end here: should it come back, they are fenced off."""
@@ -1016,15 +1042,15 @@ class Controller:
     def _node_lost(self, name: str, now: int) -> None:
         until = self._lease_end((unit for unit, _ in self.ledger.attempts_on(name)), now)
         for unit, index in list(self.ledger.attempts_on(name)):
-            if index == 0:
+            if unit.tasks[index] is unit.first:
                 self._keep_last_word(unit, now)
         self._commit(NodeLost(at=now, name=name, until=until))
         self._watch.forget(name)
         self._connected.discard(name)
         self._dirty = True
         for unit, index in list(self.ledger.attempts_on(name)):
-            elsewhere = any(task.active and task.node != name for task in unit.tasks)
-            if elsewhere or unit.stopping:
+            elsewhere = any(task.active and not task.leaving and task.node != name for task in unit.tasks)
+            if elsewhere or unit.stopping or unit.tasks[index].leaving:
                 self._lose(unit, index, f"node {name} was lost", now)
 
     def _lose(self, unit: UnitState, index: int, note: str, now: int, *, gone: bool = False) -> None:
@@ -1088,11 +1114,14 @@ class Controller:
         self._failing = plan.failed
         before = self.ledger.revision
         launches: dict[str, list[Launch]] = {}
+        resized: dict[str, UnitState] = {}
         for decision in plan.decisions:
             if isinstance(decision, Place):
                 self._place(decision, now, launches, stale=stale)
             elif isinstance(decision, Preempt):
                 self._preempt(decision, now, stale=stale)
+            elif isinstance(decision, Resize):
+                self._resize(decision, now, launches, resized, stale=stale)
             else:
                 self._hold(decision, now)
         if sum(len(batch) for batch in launches.values()) >= self._head and self.ledger.pending():
@@ -1104,6 +1133,8 @@ class Controller:
             self._commit(Round(at=now, base=view.revision, asked=view.now, fired=view.triggers, policy=by))
         for node, batch in launches.items():
             self._send(node, Desired(launches=tuple(batch)))
+        for unit in resized.values():  # who joins is there to be told
+            self._order(unit)
         self._fire(self._watch.use(self._use(), now), now)
 
     def _place(self, place: Place, now: int, launches: dict[str, list[Launch]], *, stale: bool) -> None:
@@ -1127,6 +1158,26 @@ class Controller:
         if unit is not None:
             self._stop(unit, now)
 
+    def _resize(
+        self,
+        resize: Resize,
+        now: int,
+        launches: dict[str, list[Launch]],
+        resized: dict[str, UnitState],
+        *,
+        stale: bool,
+    ) -> None:
+        event = verify_resize(self.ledger, resize, now)
+        if not isinstance(event, Resized):
+            self._dirty |= stale
+            return
+        self._commit(event)
+        unit = self.ledger.unit(resize.unit)
+        if unit is not None:
+            resized[unit.id] = unit
+            for index, spot in event.joins:
+                launches.setdefault(spot.node, []).append(self._launch(unit, index))
+
     def _hold(self, hold: Hold, now: int) -> None:
         held = verify_hold(self.ledger, hold, now)
         if held is not None:
@@ -1137,6 +1188,7 @@ class Controller:
         task, state = spec.tasks[index], unit.tasks[index]
         profile = self.ledger.profiles.get(spec.kind)
         shape = unit.shape
+        order = dict(orders_of(unit)).get(index) if spec.least else None
         return Launch(
             attempt=attempt_of(unit, index),
             argv=spec.variants[unit.variant - 1].argv if unit.variant else task.argv,
@@ -1150,14 +1202,16 @@ class Controller:
             expect=profile.mean if profile is not None and profile.count >= ENOUGH_RUNS else 0,
             grace=spec.grace,
             gang=unit.id if len(spec.tasks) > 1 else "",
-            rank=task.rank,
-            world=unit.size if spec.least else task.world,
+            rank=order.rank if order is not None else task.rank,
+            world=order.world if order is not None else task.world,
             part=task.part,
             parts=task.parts,
             queued=unit.queued,
             serves=job.calls is not None,
             hang=spec.hang,
             lease=self.settings.lease if spec.lease == "exclusive" else 0,
+            generation=unit.generation,
+            founded=unit.placed_in if spec.least else 0,
         )
 
     # --- log and outbox ----------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from poise.kernel.ledger import (
 )
 from poise.model import graph
 from poise.model.decisions import Reason, Why
-from poise.model.events import Preempted, Straggling
+from poise.model.events import Preempted, Resized, Straggling
 from poise.model.jobs import Ending, Unit
 from poise.model.load import LEVELS, Load
 from poise.model.quotas import Amounts, Quota, asked
@@ -149,7 +149,8 @@ def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now:
     ending = task.ending or Ending(outcome="returned")
     has_ended = task.ending is not None
     started = task.started or (task.ended if has_ended else 0)
-    placed = unit.status not in ("waiting", "pending")  # else where it was is told by its attempts
+    spare = unit.status == "active" and task.status == "idle"
+    placed = unit.status not in ("waiting", "pending") and not spare  # else where it was is told by its attempts
     return TaskReport(
         task=f"{job.id}.{spec.name}",
         name=spec.name,
@@ -161,7 +162,7 @@ def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now:
         devices=task.devices if placed else (),
         cpus=task.cpus if placed else (),
         pid=task.pid,
-        epoch=unit.epoch,
+        epoch=unit.epoch_of(index),
         wait=max(0, (started or unit.ended or now) - unit.ready) if unit.ready else 0,
         run=ending.run if has_ended else (now - started if started else 0),
         cpu=ending.cpu,
@@ -203,7 +204,7 @@ def task_status(job: JobState, unit: UnitState, task: TaskState) -> str:
         return "done" if task.ending is not None and task.ending.outcome == "done" else "failed"
     if task.status == "idle":
         return "spare"  # an elastic unit runs with fewer tasks than it could use
-    if unit.stopping:
+    if unit.stopping or task.leaving:
         return "stopping"
     return "placed" if task.status == "queued" else task.status
 
@@ -594,13 +595,14 @@ def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int,
     for order in unit.gained:
         yield order.at, f"{order.unit} asked to {what_for(order)}"
     if unit.epoch:
-        nodes = ", ".join(dict.fromkeys(task.node for task in unit.tasks if task.node))
+        placed_on = [task.node for task in unit.tasks if task.node and (task.status != "idle" or not unit.generation)]
+        nodes = ", ".join(dict.fromkeys(placed_on))
         artifact = unit.spec.artifact_of(unit.variant)
         behind = f"{f' as {artifact}' if artifact else ''}{' behind its like' if unit.queued else ''}"
         if unit.most:
             behind += f" with {unit.size} of {len(unit.tasks)} tasks, since it ran out of memory"
         why = f": {sentence}" if unit.why is not None and (sentence := unit.why.sentence()) else ""
-        yield unit.placed, f"attempt {unit.epoch} of {unit.spec.name} placed on {nodes}{behind}{why}"
+        yield unit.placed, f"attempt {unit.founded or unit.epoch} of {unit.spec.name} placed on {nodes}{behind}{why}"
     if unit.status in ("cancelled", "skipped"):
         because = "; ".join(reason.sentence() for reason in reasons(ledger, job, unit, unit.ended))
         yield unit.ended, f"{unit.spec.name} {unit.status}{f': {because}' if because else ''}"
@@ -619,17 +621,30 @@ def _compared(seen: Straggling) -> str:
     return f"it has run for {ran}, and {seen.siblings} of its like took {took}"
 
 
-def what_for(order: Preempted) -> str:
+def what_for(order: Preempted | Resized) -> str:
     """To what a unit is asked, and what was weighed: `yield to j2.main: gain 540, cost 120`."""
     weighed = ", ".join(f"{name} {value:g}{'' if name in WORTHS else ' s'}" for name, value in order.why.score.items())
     words = {
         "yield": f"yield to {order.to}",
-        "shrink": f"go on smaller, for {order.to}",
+        "shrink": f"go on smaller, for {order.to}" if order.to else "go on smaller",
         "grow": "go on larger",
         "move": "move",
     }[order.cause]
+    if isinstance(order, Resized):
+        words = f"{words} ({_changes(order)})"
     because = weighed or order.why.rank
     return f"{words}: {because}" if because else words
+
+
+def _changes(order: Resized) -> str:
+    """How a gang changes while it runs: `2 tasks leave, 1 joins on n2`."""
+    leaving, joining = len(order.leaves), len(order.joins)
+    nodes = ", ".join(dict.fromkeys(spot.node for _, spot in order.joins))
+    parts = [
+        f"{leaving} task{'s leave' if leaving > 1 else ' leaves'}" if leaving else "",
+        f"{joining} join{'' if joining > 1 else 's'} on {nodes}" if joining else "",
+    ]
+    return ", ".join(part for part in parts if part) + " as it runs"
 
 
 def _tried_again(unit: UnitState, past: PastAttempt) -> str:

@@ -19,7 +19,8 @@ import msgspec
 
 from poise.errors import NotFound
 from poise.kernel.explain import job_text, what_for
-from poise.kernel.ledger import CAUSES, JobState, Ledger, job_status
+from poise.kernel.ledger import CAUSES, JobState, Ledger, UnitState, job_status
+from poise.model.decisions import Spot
 from poise.model.document import near
 from poise.model.events import (
     DeviceCordoned,
@@ -41,6 +42,7 @@ from poise.model.events import (
     PolicyFailed,
     Preempted,
     QuotaSet,
+    Resized,
     Started,
     Straggling,
     Triggered,
@@ -168,6 +170,8 @@ class History:
                 attempt.started = attempt.started or event.at
             case Preempted():
                 self._preempted(event)
+            case Resized():
+                self._resized(event)
             case Held():
                 self._held(event)
             case NodeJoined():
@@ -195,28 +199,43 @@ class History:
         if unit is None:
             return
         why = event.why.sentence()
-        for index, (task, spot) in enumerate(zip(unit.spec.tasks, event.spots, strict=False)):
-            attempt = _Attempt(
-                task=f"{unit.job}.{task.name}",
-                unit=unit.id,
-                job=unit.job,
-                kind=unit.spec.kind,
-                priority=unit.spec.priority.name.lower(),
-                artifact=unit.spec.artifact_of(event.variant),
-                epoch=event.epoch,
-                first=index == 0,
-                node=spot.node,
-                devices=spot.devices,
-                shape=unit.shape,
-                ready=ready,
-                placed=event.at,
-                why=why,
-            )
-            self._open[attempt.task] = attempt
-            self._attempts.append(attempt)
+        for index, spot in enumerate(event.spots):
+            self._begin(event, unit, index, spot, ready, first=index == 0)
         where = ", ".join(dict.fromkeys(spot.node for spot in event.spots))
         told = f"attempt {event.epoch} on {where}{' behind its like' if event.queued else ''}"
         self._note(event.at, "placed", unit.id, f"{told}: {why}" if why else told, unit.job)
+
+    def _begin(
+        self, event: Placed | Resized, unit: UnitState, index: int, spot: Spot, ready: int, *, first: bool = False
+    ) -> None:
+        """An attempt of one of its tasks was given its place."""
+        attempt = _Attempt(
+            task=f"{unit.job}.{unit.spec.tasks[index].name}",
+            unit=unit.id,
+            job=unit.job,
+            kind=unit.spec.kind,
+            priority=unit.spec.priority.name.lower(),
+            artifact=unit.spec.artifact_of(unit.variant),
+            epoch=event.epoch,
+            first=first,
+            node=spot.node,
+            devices=spot.devices,
+            shape=unit.shape,
+            ready=ready,
+            placed=event.at,
+            why=event.why.sentence(),
+        )
+        self._open[attempt.task] = attempt
+        self._attempts.append(attempt)
+
+    def _resized(self, event: Resized) -> None:
+        unit = self.ledger.unit(event.unit)
+        if unit is None:
+            return
+        for index, spot in event.joins:
+            self._begin(event, unit, index, spot, event.at)
+        jobs = [_job_of(name) for name in (event.unit, event.to) if name]
+        self._note(event.at, "resized", event.unit, what_for(event), *jobs)
 
     def _preempted(self, event: Preempted) -> None:
         told = what_for(event)
@@ -236,7 +255,7 @@ class History:
         attempt.cpu, attempt.device = ending.cpu, ending.device
         if ending.outcome != "returned":
             attempt.started = attempt.started or max(attempt.placed, event.at - ending.run)
-        if ending.outcome == "done":
+        if ending.outcome == "done" or found[1].leaving:
             attempt.counts = event.at - attempt.started
         elif ending.outcome == "stopped" and unit.stopping in CAUSES and unit.spec.checkpoint:
             attempt.counts = ending.run - ending.run % unit.spec.checkpoint

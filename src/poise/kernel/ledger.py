@@ -9,7 +9,10 @@ Rules it keeps:
   pool ends; it may wait behind brief work only, never behind the pool's `long` attempts. When attempts end, `slots`
   shrinks to the number of attempts left; the agent keeps the same rule, so both sides agree on what may run without a
   message.
-* A unit's `epoch` counts its placements. Whatever carries an older epoch is history.
+* A unit's `epoch` counts its placements, and the times that it grew in place. An attempt has the epoch in which its
+  task was started; whatever carries an older one is history.
+* A gang that resizes loses members, lets some go and gets new ones while the others run on. Those are its members who
+  have joined and are not leaving, ranked by the epoch in which they joined, and then by their number.
 * Instants begin at 1: an instant of 0 means that it has not happened.
 * What is looped over has an order that survives encoding: jobs as submitted, nodes by name, queues by rank.
 
@@ -29,7 +32,7 @@ import msgspec
 
 from poise.kernel.book import CallBook
 from poise.model import graph
-from poise.model.decisions import Cause, Reason, Why
+from poise.model.decisions import Cause, Reason, Spot, Why
 from poise.model.events import (
     Began,
     Called,
@@ -56,6 +59,7 @@ from poise.model.events import (
     Preempted,
     QuotaSet,
     Remembered,
+    Resized,
     Returned,
     Round,
     SpeedupsTold,
@@ -89,9 +93,9 @@ from poise.model.profiles import Profile, estimate_run, is_brief, outlasting
 from poise.model.quotas import Amounts, Quota, asked
 from poise.model.resources import PLENTY, WHOLE, Device, Node, Shape, identity_of
 from poise.model.tenants import DEFAULT, HOME, Bearer, Token
-from poise.model.training import HUNDREDTH, Training
+from poise.model.training import HUNDREDTH, Orders, Training
 from poise.model.views import LEAST_SHOWN, Candidate, Snapshot
-from poise.units import format_duration
+from poise.units import SECOND, format_duration
 
 UnitStatus = Literal["waiting", "pending", "active", "done", "failed", "cancelled", "skipped"]
 TaskStatus = Literal["idle", "queued", "running", "recovering", "ended"]
@@ -118,6 +122,15 @@ SHOWN = 4096
 
 UNSTABLE = 8
 """One more attempt moves a node's share of failures by an eighth of the difference (as TCP smooths its round trips)."""
+
+GOES_ON = ("lost", "killed", "signal", "hung", "stopped", "returned", "unstartable")
+"""Outcomes of a member that a gang which resizes goes on without; others are the doing of the work itself."""
+
+BY_SIGNAL = 128
+"""A shell whose command was ended by a signal ends with this and the signal's number."""
+
+STEADY = 60 * SECOND
+"""A gang that has been as it is for so long before it loses a member is not one that loses them again and again."""
 
 OF_THE_NODE = ("lost", "killed", "unstartable")
 """Outcomes that count against the node; other failures are the command's own."""
@@ -147,7 +160,8 @@ class PastAttempt(msgspec.Struct, frozen=True):
 
 class TaskState(msgspec.Struct, gc=False):
     """The latest attempt of one task. Times are instants, 0 where it has not happened. `straggles` is what its like
-    took in nanoseconds, where it was seen to take longer.
+    took in nanoseconds, where it was seen to take longer. `epoch` is the one it was started in (0: its unit's). One
+    that is `leaving` belongs to its gang no more, and is asked to end.
     """
 
     status: TaskStatus = "idle"
@@ -160,6 +174,8 @@ class TaskState(msgspec.Struct, gc=False):
     ending: Ending | None = None
     past: list[PastAttempt] = []
     straggles: int = 0
+    epoch: int = 0
+    leaving: bool = False
 
     @property
     def active(self) -> bool:
@@ -186,6 +202,11 @@ class UnitState(msgspec.Struct, gc=False):
     is how it scales, if it has said so; `training` what it said last of its training, at the instant `told`, `kept`
     when it was first known of its newest checkpoint, `phase` the one in which it was placed, and `left` how long the
     rest of its work takes with its least tasks, by what the last attempt had said of its progress (0: it had not).
+
+    One that resizes changes its size in place, and `generation` counts how often since it was placed, in the epoch
+    `founded` (0: the latest), the last time at the instant `resized`; `losses` is how often it has lost members since
+    it was steady.
+    `carried` is what it did in this placement before that, in nanoseconds of one task.
     """
 
     spec: Unit
@@ -215,8 +236,8 @@ class UnitState(msgspec.Struct, gc=False):
     attained: int = 0
     preempted: int = 0
     moved: int = 0
-    yielded: tuple[Preempted, ...] = ()
-    gained: tuple[Preempted, ...] = ()
+    yielded: tuple[Preempted | Resized, ...] = ()
+    gained: tuple[Preempted | Resized, ...] = ()
     avoid: str = ""
     depth: int = 0
     saved: int = 0
@@ -234,6 +255,42 @@ class UnitState(msgspec.Struct, gc=False):
     told: int = 0
     kept: int = 0
     left: int = 0
+    generation: int = 0
+    founded: int = 0
+    resized: int = 0
+    losses: int = 0
+    carried: int = 0
+
+    @property
+    def resizes(self) -> bool:
+        """Whether it has said, since it was placed, that it changes its size without being started anew."""
+        of = self.training
+        return of is not None and of.resizes and self.told >= self.placed and self.spec.least > 0
+
+    @property
+    def placed_in(self) -> int:
+        """The epoch in which it was placed last."""
+        return self.founded or self.epoch
+
+    @property
+    def members(self) -> list[int]:
+        """Numbers of the tasks that make up a gang, by rank."""
+        those = [index for index, task in enumerate(self.tasks) if task.status != "idle" and not task.leaving]
+        return sorted(those, key=self.epoch_of) if self.founded else those
+
+    @property
+    def first(self) -> TaskState:
+        """The task of rank 0; the first one of what has no attempts."""
+        return self.tasks[next(iter(self.members), 0)]
+
+    def epoch_of(self, index: int) -> int:
+        """The epoch in which a task was started last."""
+        return self.tasks[index].epoch or self.epoch
+
+    def run_in_size(self, task: TaskState) -> int:
+        """For how long a task ran that has ended since its gang was resized last."""
+        run = task.ending.run if task.ending is not None else 0
+        return max(0, run - max(0, self.resized - task.started)) if self.resized else run
 
     @property
     def most_tasks(self) -> int:
@@ -274,7 +331,8 @@ class UnitState(msgspec.Struct, gc=False):
         if not self.barred or not shape.gpus:
             return shape
         placed = self.status == "active"
-        without = tuple(sorted(device for device, epoch in self.barred.items() if not placed or epoch < self.epoch))
+        since = self.placed_in
+        without = tuple(sorted(device for device, epoch in self.barred.items() if not placed or epoch < since))
         wants = msgspec.structs.replace(shape.wants, without=without)
         return msgspec.structs.replace(shape, wants=wants) if without else shape
 
@@ -740,15 +798,19 @@ class Ledger:
         unit.queued, unit.brief, unit.why = event.queued, event.brief, event.why
         unit.stopping, unit.not_before, unit.avoid, unit.leases, unit.lags = "", 0, "", {}, None
         unit.size, unit.variant = len(event.spots), event.variant
+        unit.generation = unit.founded = unit.resized = unit.losses = unit.carried = 0
         self._hold_room(unit)
-        for index, (task, spot) in enumerate(
-            zip(unit.tasks, event.spots, strict=False)
-        ):  # an elastic unit may get fewer
-            self._on.setdefault(spot.node, {})[event.unit, index] = (unit, index)
-            task.status, task.node, task.devices, task.cpus = "queued", spot.node, spot.devices, ()
-            task.pid = task.started = task.ended = task.straggles = 0
-            task.ending = None
-            self._take(self._state.nodes[spot.node], unit, spot.devices, queued=event.queued)
+        for index, spot in enumerate(event.spots):  # an elastic unit may get fewer
+            self._seat(unit, index, spot, queued=event.queued)
+
+    def _seat(self, unit: UnitState, index: int, spot: Spot, *, queued: bool = False) -> None:
+        """A task's next attempt gets its place."""
+        task = unit.tasks[index]
+        self._on.setdefault(spot.node, {})[unit.id, index] = (unit, index)
+        task.status, task.node, task.devices, task.cpus = "queued", spot.node, spot.devices, ()
+        task.pid = task.started = task.ended = task.straggles = task.epoch = 0
+        task.ending = None
+        self._take(self._state.nodes[spot.node], unit, spot.devices, queued=queued)
 
     def _preempted(self, event: Preempted) -> None:
         unit = self._units[event.unit]
@@ -761,13 +823,80 @@ class Ledger:
             unit.preempted += 1
         else:
             unit.moved += 1
+        self._note_order(unit, event)
+        self._recovering.pop(unit.id, None)
+        self._mark(unit)
+
+    def _note_order(self, unit: UnitState, event: Preempted | Resized) -> None:
         unit.yielded = (*unit.yielded[1 - PAST_ORDERS :], event)
         gaining = self._units.get(event.to)
         if gaining is not None:
             self._state.yielded[unit.id] = event.to
             gaining.gained = (*gaining.gained[1 - PAST_ORDERS :], event)
-        self._recovering.pop(unit.id, None)
+
+    # --- gangs that resize -------------------------------------------------------------------------------------------
+
+    def _resized(self, event: Resized) -> None:
+        unit = self._units[event.unit]
+        if not self.is_whole(unit) or event.epoch != unit.epoch + bool(event.joins):
+            raise InvariantBroken(f"{event.unit} was resized in epoch {event.epoch}, but is {unit.status}")
+        self._settle_account(unit, event.at)
+        for index in event.leaves:
+            unit.tasks[index].leaving = True
+        if event.joins:
+            unit.founded = unit.placed_in
+            for task in unit.tasks:
+                if task.active and not task.epoch:
+                    task.epoch = unit.epoch
+            unit.epoch = event.epoch
+        unit.size += len(event.joins) - len(event.leaves)
+        for index, spot in event.joins:
+            self._seat(unit, index, spot)
+        unit.generation = event.generation
+        self._note_order(unit, event)
         self._mark(unit)
+
+    def is_whole(self, unit: UnitState) -> bool:
+        """Whether it runs, all of its members are there, and nothing ends it."""
+        return (
+            unit.status == "active"
+            and not unit.stopping
+            and all(unit.tasks[index].status in ("queued", "running") for index in unit.members)
+        )
+
+    def _goes_on_without(self, unit: UnitState, index: int) -> bool:
+        """Whether the others of its gang go on, now that a member has ended. What has lost all but members that have
+        come to their end is not resized any more.
+        """
+        ending, others = unit.tasks[index].ending, [of for of in unit.members if of != index]
+        return (
+            unit.resizes
+            and ending is not None
+            and is_loss(ending)
+            and not unit.stopping
+            and len(others) >= max(1, unit.spec.least)
+            and all(unit.tasks[of].active for of in others)
+        )
+
+    def _settle_account(self, unit: UnitState, at: int) -> None:
+        """What it has done in the size that it has had until now."""
+        began = [task.started for index in unit.members if (task := unit.tasks[index]).started]
+        if began:
+            run = max(0, at - max(min(began), unit.resized))
+            unit.carried += run * unit.size
+            unit.attained += run * unit.size * max(1, unit.shape.gpus)
+        if not unit.progress:
+            unit.outlived = max(unit.outlived, (unit.saved + unit.carried) // unit.spec.least)
+        unit.resized, unit.lags = at, None
+        self._stragglers.pop(unit.id, None)
+
+    def _forget_member(self, unit: UnitState, index: int) -> None:
+        """A task that has ended belongs to its gang no more."""
+        task = unit.tasks[index]
+        if task.ending is not None:
+            _keep(task, unit.epoch_of(index), task.ending, task.ended)
+        task.status, task.pid, task.started, task.ended, task.straggles = "idle", 0, 0, 0, 0
+        task.ending, task.epoch, task.leaving = None, 0, False
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -872,7 +1001,7 @@ class Ledger:
     def _finished(self, event: Finished) -> None:
         unit, index = self._tasks[event.task]
         task, ending = unit.tasks[index], event.ending
-        if not task.active or event.epoch != unit.epoch:
+        if not task.active or event.epoch != unit.epoch_of(index):
             raise InvariantBroken(f"{event.task}#{event.epoch} finished, but is {task.status} in epoch {unit.epoch}")
         self._give_back(unit, index)
         if event.until:
@@ -881,29 +1010,44 @@ class Ledger:
         self._count_failure(self._state.nodes[task.node], ending)
         if ending.outcome != "returned":
             task.started = task.started or max(unit.placed, event.at - ending.run)
-        if ending.outcome == "done":
+        if task.leaving:
+            pass  # how it ended says nothing of the gang
+        elif ending.outcome == "done":
             self._learn(unit, task, ending)
         elif ending.outcome in ("failed", "signal", "oom", "hung") and unit.spec.kind in self._state.profiles:
             profiles, kind = self._state.profiles, unit.spec.kind
             profiles[kind] = profiles[kind].failed(self._state.revision)
-        if ending.outcome == "stopped" and unit.stopping in CAUSES:
-            unit.attained += ending.run * max(1, unit.shape.gpus)
-        if ending.outcome != "done":
-            self._keep_progress(unit, index, ending.progress)
-        if ending.outcome != "done" and not unit.stopping and len(unit.tasks) > 1:
+        if ending.outcome == "stopped" and unit.stopping in CAUSES and not task.leaving:
+            unit.attained += unit.run_in_size(task) * max(1, unit.shape.gpus)
+        goes_on = task.leaving or self._goes_on_without(unit, index)
+        if ending.outcome != "done" and not goes_on:
+            self._keep_progress(unit, task, ending.progress)
+        if goes_on:
+            if not task.leaving:
+                since = max(unit.placed, unit.resized)
+                if event.at > since or not unit.losses:  # who is lost with another does not count twice
+                    unit.losses = 1 + unit.losses * (event.at - since < STEADY)
+                self._settle_account(unit, event.at)
+                unit.size, unit.generation = unit.size - 1, unit.generation + 1
+            self._forget_member(unit, index)
+            self._index_recovering(unit)
+            self._mark(unit)
+        elif ending.outcome != "done" and not unit.stopping and len(unit.tasks) > 1:
             unit.stopping = "gang"
+            self._mark(unit)
+        elif unit.resizes:
             self._mark(unit)
         if self._recovering:
             self._index_recovering(unit)
         if not any(other.active for other in unit.tasks):
             self._settle(unit, event.at)
 
-    def _keep_progress(self, unit: UnitState, index: int, said: int = -1) -> None:
+    def _keep_progress(self, unit: UnitState, task: TaskState, said: int = -1) -> None:
         """What of its work need not be done again, as the attempt of a task says itself when it ends, or has said of
         its training; and how long the rest takes at its pace.
         """
         whole = self._whole_by_pace(unit)
-        if said < 0 and index == 0 and unit.training is not None and unit.told >= unit.placed:
+        if said < 0 and task is unit.first and unit.training is not None and unit.told >= unit.placed:
             said = unit.training.safe
         if said >= 0:
             unit.progress = min(said, ALL)
@@ -916,17 +1060,17 @@ class Ledger:
         """Nanoseconds that all of its work takes with its least tasks, at the pace that its training shows in this
         attempt; 0 where it has said too little.
         """
-        if unit.training is None or unit.told < unit.placed or not (started := unit.tasks[0].started):
+        if unit.training is None or unit.told < unit.placed or not (started := unit.first.started):
             return 0
-        done = unit.training.progress - unit.progress
-        if done < HUNDREDTH or unit.told <= started:
+        done, since = unit.training.progress - unit.progress, max(started, unit.resized)
+        if done < HUNDREDTH or unit.told <= since:
             return 0
-        return (unit.told - started) * ALL // done * unit.size // (unit.spec.least or unit.size)
+        return ((unit.told - since) * unit.size + unit.carried) * ALL // done // (unit.spec.least or unit.size)
 
     def _straggling(self, event: Straggling) -> None:
         unit, index = self._tasks[event.task]
         task = unit.tasks[index]
-        if task.status != "running" or event.epoch != unit.epoch:
+        if task.status != "running" or event.epoch != unit.epoch_of(index):
             raise InvariantBroken(f"{event.task}#{event.epoch} straggles, but is {task.status} in epoch {unit.epoch}")
         task.straggles = event.expected
         unit.straggled = (*unit.straggled[1 - PAST_ORDERS :], event)
@@ -934,7 +1078,7 @@ class Ledger:
 
     def _lagging(self, event: Lagging) -> None:
         unit, index = self._tasks[event.task]
-        if unit.tasks[index].status != "running" or event.epoch != unit.epoch:
+        if unit.tasks[index].status != "running" or event.epoch != unit.epoch_of(index):
             status = unit.tasks[index].status
             raise InvariantBroken(f"{event.task}#{event.epoch} lags, but is {status} in epoch {unit.epoch}")
         unit.lags = event
@@ -996,6 +1140,8 @@ class Ledger:
                     task.status = "running" if task.started else "queued"
                     unit.leases.pop(event.node.name, None)
                     self._index_recovering(unit)
+                    if unit.resizes:
+                        self._mark(unit)
         self._stale.add(name)
         self._outdate_fleet()
 
@@ -1011,6 +1157,8 @@ class Ledger:
         node.status, node.lost, node.suspect = "lost", event.at, False
         for unit, index in self.attempts_on(event.name):
             unit.tasks[index].status = "recovering"
+            if unit.resizes:
+                self._mark(unit)  # it does not as long as it is not whole
             if event.until and unit.spec.lease == "exclusive":
                 unit.leases[event.name] = event.until
             self._index_recovering(unit)
@@ -1127,12 +1275,12 @@ class Ledger:
         elif outcome in ("returned", "stopped"):
             self._keep_what_was_done(unit)
             unit.recalled = unit.recalled or (unit.queued and outcome == "returned")
-            slow = unit.lags.node if unit.lags is not None else unit.tasks[0].node
+            slow = unit.lags.node if unit.lags is not None else unit.first.node
             unit.avoid = slow if unit.stopping == "move" else ""
             self._again(unit, at, delay=0)
         else:
             unit.tries += 1
-            unit.avoid = unit.tasks[0].node
+            unit.avoid = unit.first.node
             retry = unit.spec.retry
             if outcome == "oom" and retry.ooms:
                 self._make_smaller(unit)
@@ -1150,12 +1298,10 @@ class Ledger:
 
     def _clear(self, unit: UnitState) -> None:
         """Make it ready for another attempt, and keep what is known of the last one."""
-        for task in unit.tasks:
-            if task.ending is not None:
-                _keep(task, unit.epoch, task.ending, task.ended)
-            task.status, task.pid, task.started, task.ended, task.straggles = "idle", 0, 0, 0, 0
-            task.ending = None
+        for index in range(len(unit.tasks)):
+            self._forget_member(unit, index)
         unit.stopping = ""
+        unit.carried = 0
 
     def _again(self, unit: UnitState, at: int, *, delay: int) -> None:
         self._clear(unit)
@@ -1164,12 +1310,12 @@ class Ledger:
 
     def _keep_what_was_done(self, unit: UnitState) -> None:
         """Of an attempt that was stopped: how long the work takes at least, and what of it need not be done again."""
-        run = max(task.ending.run for task in unit.tasks if task.ending is not None)
+        run = max(unit.run_in_size(task) for task in unit.tasks if task.ending is not None)
         tasks = unit.spec.least or unit.size
         if not unit.progress:
-            unit.outlived = max(unit.outlived, (unit.saved + run * unit.size) // tasks)
+            unit.outlived = max(unit.outlived, (unit.saved + unit.carried + run * unit.size) // tasks)
         if unit.spec.checkpoint and unit.stopping in CAUSES:
-            unit.saved += (run - run % unit.spec.checkpoint) * unit.size
+            unit.saved += unit.carried + (run - run % unit.spec.checkpoint) * unit.size
         self._expect_anew(unit)
 
     def _expect_anew(self, unit: UnitState) -> None:
@@ -1329,13 +1475,13 @@ class Ledger:
         if self._state.jobs[unit.job].calls is not None:
             return  # how long a worker is kept says nothing of what it does
         profiles, kind, spec = self._state.profiles, unit.spec.kind, unit.spec
-        run = ending.run
+        run = unit.run_in_size(task)
         if unit.progress > ALL // 2:
             return  # what is left is too little to tell what all of it would have taken there
         if unit.progress:
-            run = run * unit.size * ALL // ((ALL - unit.progress) * (spec.least or unit.size))
+            run = (unit.carried + run * unit.size) * ALL // ((ALL - unit.progress) * (spec.least or unit.size))
         elif spec.least or unit.saved:
-            run = (unit.saved + run * unit.size) // (spec.least or unit.size)
+            run = (unit.saved + unit.carried + run * unit.size) // (spec.least or unit.size)
         model = model_under(self._state.nodes[task.node].node, task.devices)
         known, there = profiles.get(kind, _UNKNOWN), profiles.get(f"{kind}@{model}", _UNKNOWN)
         learned = profiles[kind] = known.observe(ending, self._state.revision, run, spec.expect)
@@ -1418,15 +1564,16 @@ class Ledger:
         """A recovering unit is placed again: what it still held on lost nodes is given up."""
         unit.tries += 1
         self._stragglers.pop(unit.id, None)
-        self._keep_progress(unit, 0)
+        self._keep_progress(unit, unit.first)
         for index, task in enumerate(unit.tasks):
             if task.active:
                 self._give_back(unit, index)
                 lost = Ending(outcome="lost", note=f"node {task.node} was lost")
-                _keep(task, unit.epoch, lost, self._state.now)
+                _keep(task, unit.epoch_of(index), lost, self._state.now)
             elif task.ending is not None:
-                _keep(task, unit.epoch, task.ending, task.ended)
+                _keep(task, unit.epoch_of(index), task.ending, task.ended)
             task.status, task.ending, task.straggles = "idle", None, 0  # an elastic unit may get fewer spots now
+            task.epoch, task.leaving = 0, False
         self._recovering.pop(unit.id, None)
 
     def _index_recovering(self, unit: UnitState) -> None:
@@ -1619,7 +1766,7 @@ class Ledger:
                     computes=unit.lags.computes if unit.lags is not None else 0,
                 )
                 for unit in sorted(self._stragglers.values(), key=_ordinal)
-                if (task := unit.tasks[0]).status == "running" and not unit.stopping
+                if (task := unit.first).status == "running" and not unit.stopping
             ),
             phased=tuple(
                 Phased(
@@ -1744,19 +1891,20 @@ class Ledger:
             if pool.slots > pool.long:
                 fleet.pools.setdefault(key, {})[row] = PoolView(pool.slots, pool.attempts, pool.long)
 
-    def _resident(self, unit: UnitState, index: int = 0) -> Resident:
+    def _resident(self, unit: UnitState, index: int = -1) -> Resident:
+        """One of its attempts, by the number of the task; or that of rank 0."""
+        index = next(iter(unit.members), 0) if index < 0 else index
         spec, task = unit.spec, unit.tasks[index]
         known = self._state.nodes.get(task.node)  # it may have ended on a node that was forgotten since
         model = model_under(known.node, task.devices) if known is not None else ""
         saved = unit.training.checkpoint if unit.training is not None and unit.told >= unit.placed else None
-        least = spec.least or unit.size
         return Resident(
             unit=unit.id,
             ordinal=unit.ordinal,
             priority=int(spec.priority),
             shape=unit.shape,
             kind=spec.kind,
-            since=task.started or unit.placed,
+            since=max(task.started or unit.placed, unit.resized),
             model=model,
             declared=spec.expect,
             devices=task.devices,
@@ -1766,22 +1914,35 @@ class Ledger:
             preempted=unit.preempted,
             moved=unit.moved,
             preemptible=spec.preemptible,
-            stopping=bool(unit.stopping),
+            stopping=bool(unit.stopping) or task.leaving,
             running=task.status == "running",
             size=unit.size,
             least=spec.least,
-            most=unit.most_tasks,
+            most=unit.size if self._has_failed_device(unit) else unit.most_tasks,
             attained=unit.attained,
             work=spec.work,
-            saved=unit.saved,
+            saved=unit.saved + unit.carried,
             progress=unit.progress,
-            foreseen=self._whole_by_pace(unit) * (ALL - unit.progress) // ALL * least // max(1, unit.size),
+            foreseen=self._foreseen(unit),
             outlived=unit.outlived,
             due=unit.due,
             weight=spec.weight,
             tenant=self.limited_tenant(self._state.jobs[unit.job]),
             serves=spec.serves,
+            task=index,
+            resizes=unit.resizes and self.is_whole(unit),
+            resized=unit.resized,
+            losses=unit.losses,
         )
+
+    def _foreseen(self, unit: UnitState) -> int:
+        """For how long it runs in all, since it was started or resized, in the size that it has."""
+        whole, size = self._whole_by_pace(unit) * (ALL - unit.progress) // ALL, max(1, unit.size)
+        return max(1, (whole * (unit.spec.least or size) - unit.carried) // size) if whole else 0
+
+    def _has_failed_device(self, unit: UnitState) -> bool:
+        """Whether a device has failed a gang that goes on: in the shape that it has, it could be given it again."""
+        return unit.resizes and any(epoch >= unit.placed_in for epoch in unit.barred.values())
 
     # --- derived indexes ---------------------------------------------------------------------------------------------
 
@@ -1793,6 +1954,7 @@ class Ledger:
             UnitsCancelled: self._units_cancelled,
             Placed: self._placed,
             Preempted: self._preempted,
+            Resized: self._resized,
             NodeLevelled: self._node_levelled,
             QuotaSet: self._quota_set,
             TokenAdded: self._token_added,
@@ -1991,18 +2153,26 @@ class Ledger:
         active = [task.active for task in unit.tasks]
         if unit.status == "active":
             _hold(any(active), f"{unit.id} is active with no attempt")
-            placed = active[: unit.size]
+            members = unit.members
+            _hold(len(members) == unit.size, f"{unit.id} counts {unit.size} members, has {members}")
+            if not unit.generation:
+                _hold(members == list(range(unit.size)), f"{unit.id} has the members {members}, and was never resized")
+            there = [unit.tasks[index] for index in members]
             whole = (
-                (all(placed) and not any(active[unit.size :]) and unit.size >= (unit.spec.least or len(unit.tasks)))
+                (all(task.active for task in there) and unit.size >= (unit.spec.least or len(unit.tasks)))
                 or bool(unit.stopping)
-                or all(
-                    task.active or (task.ending is not None and task.ending.outcome == "done")
-                    for task in unit.tasks[: unit.size]
-                )
+                or all(task.active or (task.ending is not None and task.ending.outcome == "done") for task in there)
             )
             _hold(whole, f"{unit.id} runs in part")
+            if unit.generation:
+                founded = unit.placed_in
+                joined = [unit.epoch_of(index) for index in members]
+                _hold(unit.spec.least > 0, f"{unit.id} was resized, and cannot be")
+                _hold(all(founded <= epoch <= unit.epoch for epoch in joined), f"{unit.id} has members of {joined}")
         else:
             _hold(not any(active), f"{unit.id} is {unit.status} with an attempt")
+        leaving = [index for index, task in enumerate(unit.tasks) if task.leaving and not task.active]
+        _hold(not leaving, f"{leaving} of {unit.id} are leaving, and are not there")
         if unit.most:
             _hold(unit.spec.least <= unit.most < len(unit.tasks), f"{unit.id} may have {unit.most} tasks")
             _hold(unit.status != "active" or unit.size <= unit.most, f"{unit.id} runs larger than it may")
@@ -2077,7 +2247,23 @@ def _queue_of(job: Job | JobState, unit: Unit) -> str:
 
 
 def attempt_of(unit: UnitState, index: int) -> Attempt:
-    return Attempt(f"{unit.job}.{unit.spec.tasks[index].name}", unit.epoch)
+    return Attempt(f"{unit.job}.{unit.spec.tasks[index].name}", unit.epoch_of(index))
+
+
+def is_loss(ending: Ending) -> bool:
+    """Whether a gang that resizes goes on after such an end of a member: also where a shell tells of a signal."""
+    return ending.outcome in GOES_ON or (ending.outcome == "failed" and ending.code > BY_SIGNAL)
+
+
+def orders_of(unit: UnitState) -> Iterator[tuple[int, Orders]]:
+    """What each active task of a gang is told, by its number."""
+    members = unit.members
+    for rank, index in enumerate(members):
+        if unit.tasks[index].active:
+            yield index, Orders(generation=unit.generation, world=len(members), rank=rank)
+    for index, task in enumerate(unit.tasks):
+        if task.leaving:
+            yield index, Orders(generation=unit.generation, world=len(members), rank=-1)
 
 
 def deciding_ending(unit: UnitState) -> Ending:
@@ -2136,6 +2322,8 @@ __all__ = [
     "attempt_of",
     "deciding_ending",
     "device_key",
+    "is_loss",
     "job_status",
+    "orders_of",
     "tenant_of_queue",
 ]

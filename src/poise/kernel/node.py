@@ -51,6 +51,7 @@ from poise.model.messages import (
 )
 from poise.model.resources import WHOLE, Node, Shape, identity_of
 from poise.model.times import Times
+from poise.model.training import Orders
 from poise.model.usage import MAX_WINDOWS, Window
 from poise.units import MILLISECOND, SECOND
 
@@ -99,6 +100,13 @@ class Renew(msgspec.Struct, frozen=True):
     until: int
 
 
+class Order(msgspec.Struct, frozen=True):
+    """The attempt is to be told who belongs to its gang from now on."""
+
+    attempt: Attempt
+    orders: Orders
+
+
 class Forget(msgspec.Struct, frozen=True):
     """The endings of these attempts are durable in the log; their evidence may go."""
 
@@ -140,7 +148,7 @@ class Disconnected(msgspec.Struct, frozen=True):
     pass
 
 
-Effect = Start | Stop | Renew | Forget | Say | Hang
+Effect = Start | Stop | Renew | Order | Forget | Say | Hang
 Message = Desired | Acked | Heard | Changed | Faulted | Telling | Load | Window | Connected | Disconnected
 
 
@@ -204,6 +212,7 @@ class NodeMachine:
         self._in_flight: dict[int, Sent] = {}
         self._unsaid_running: dict[Attempt, Running] = {}
         self._unsaid_ended: dict[Attempt, Ended] = {}
+        self._orders: dict[Attempt, Orders] = {}  # the latest of each
         self._told: dict[Attempt, Told] = {}  # the latest of each that runs
         self._unsaid_told: dict[Attempt, Told] = {}
         self._steps = Steps()
@@ -370,6 +379,8 @@ class NodeMachine:
 
     def _desired(self, desired: Desired, now: int) -> list[Effect]:
         effects: list[Effect] = []
+        for ordered in desired.orders:
+            effects.extend(self._order(ordered.attempt, ordered.orders))
         if desired.complete:
             wanted = {*desired.keep, *(launch.attempt for launch in desired.launches)}
             for attempt in [attempt for attempt in self._launches if attempt not in wanted]:
@@ -391,6 +402,14 @@ class NodeMachine:
         effects.extend(self._fill(now))
         effects.extend(self._report(now))
         return effects
+
+    def _order(self, attempt: Attempt, orders: Orders) -> list[Effect]:
+        """Tell an attempt; one that waits for its slot is told when it has it. Older orders say nothing new."""
+        launch = self._launches.get(attempt)
+        if launch is None or orders.generation <= self._orders.get(attempt, launch.orders).generation:
+            return []
+        self._orders[attempt] = orders
+        return [Order(attempt, orders)] if attempt in self._slot_of else []
 
     def _acked(self, serial: int, now: int) -> list[Effect]:
         report = self._in_flight.pop(serial, None)
@@ -455,6 +474,8 @@ class NodeMachine:
         self._leased.pop(attempt, None)
         self._told_until.pop(attempt, None)
         self._run_out.discard(attempt)
+        for said in (self._orders, self._told, self._unsaid_told):
+            said.pop(attempt, None)
         self._running.pop(attempt, None)
         self._unsaid_running.pop(attempt, None)
         self._told.pop(attempt, None)
@@ -495,6 +516,7 @@ class NodeMachine:
         self._in_flight[self._serial] = Sent(now, tuple(self._unsaid_ended))
         self._unsaid_running.clear()
         self._unsaid_ended.clear()
+        self._unsaid_told.clear()
         return [self._say(report, now)]
 
     # --- leases ------------------------------------------------------------------------------------------------------
@@ -582,6 +604,8 @@ class NodeMachine:
                 if launch.launch.lease:
                     effects.append(self._renew(launch.launch))
                 effects.append(Start(taken.index, launch.launch, taken.cpus))
+                if (orders := self._orders.get(launch.launch.attempt)) is not None:
+                    effects.append(Order(launch.launch.attempt, orders))
         return effects
 
     def _next(self, pool: Pool, now: int) -> tuple[Line, Waiting] | None:

@@ -19,11 +19,11 @@ import msgspec
 from poise.kernel.ledger import Ledger
 from poise.kernel.verify import verify
 from poise.model.decisions import Plan, Rejection
-from poise.model.events import Began, Event, Held, Placed, Preempted, Remembered, Round
+from poise.model.events import Began, Event, Held, Placed, Preempted, Remembered, Resized, Round
 from poise.policy.recipe import Recipe
 from poise.policy.suites import POLICIES, SAFE_POLICY, ClusterPolicy, Suite, decide_safely
 
-Made = Placed | Preempted | Held | Remembered
+Made = Placed | Preempted | Resized | Held | Remembered
 """What only a round commits."""
 
 Choose = Callable[[Began], ClusterPolicy | str]
@@ -253,4 +253,6 @@ def _acts(made: Iterable[Made]) -> set[tuple[object, ...]]:
             found.add((event.unit, event.spots, event.queued, event.variant))
         elif isinstance(event, Preempted):
             found.add((event.unit, event.cause, event.to))
+        elif isinstance(event, Resized):
+            found.add((event.unit, event.leaves, event.joins, event.to))
     return found

@@ -71,7 +71,7 @@ def stragglers(ledger: Ledger, now: int, connected: Collection[str]) -> Iterator
     for unit in ledger.compared_units():
         if unit.stopping or not _is_compared(ledger, unit):
             continue
-        for task, spec in zip(unit.tasks, unit.spec.tasks, strict=True):
+        for index, (task, spec) in enumerate(zip(unit.tasks, unit.spec.tasks, strict=True)):
             ran = now - task.started
             if task.status != "running" or task.straggles or ran < LEAST_RUN or task.node not in connected:
                 continue
@@ -84,7 +84,7 @@ def stragglers(ledger: Ledger, now: int, connected: Collection[str]) -> Iterator
                 yield Straggling(
                     at=now,
                     task=f"{unit.job}.{spec.name}",
-                    epoch=unit.epoch,
+                    epoch=unit.epoch_of(index),
                     node=task.node,
                     ran=ran,
                     expected=known.mean,
@@ -111,8 +111,8 @@ class Paces:
         """A member has said this."""
         paces = self._of.setdefault(unit.id, {})
         known = paces.get(index)
-        since = known.slow_since if known is not None and known.epoch == unit.epoch else 0
-        paces[index] = Pace(unit.epoch, computes, now, since)
+        since = known.slow_since if known is not None and known.epoch == unit.epoch_of(index) else 0
+        paces[index] = Pace(unit.epoch_of(index), computes, now, since)
 
     def lagging(self, ledger: Ledger, now: int) -> Iterator[Lagging]:
         """Members for which the others have waited for long enough, and of which this was not known yet."""
@@ -125,7 +125,9 @@ class Paces:
             fresh = {
                 index: pace
                 for index, pace in paces.items()
-                if pace.epoch == unit.epoch and now - pace.heard <= FRESH and unit.tasks[index].status == "running"
+                if pace.epoch == unit.epoch_of(index)
+                and now - pace.heard <= FRESH
+                and unit.tasks[index].status == "running"
             }
             for index, pace in fresh.items():
                 model = _model(ledger, unit.tasks[index])
@@ -143,7 +145,7 @@ class Paces:
                     yield Lagging(
                         at=now,
                         task=f"{unit.job}.{unit.spec.tasks[index].name}",
-                        epoch=unit.epoch,
+                        epoch=unit.epoch_of(index),
                         node=unit.tasks[index].node,
                         computes=pace.computes,
                         usual=usual,
@@ -155,7 +157,7 @@ class Paces:
 def _is_compared(ledger: Ledger, unit: UnitState) -> bool:
     first = unit.spec.tasks[0]
     alike = len(unit.tasks) > FEWEST or (not _is_gang(unit) and first.parts > 0 and not values_in(first.env))
-    return alike and not unit.saved and ledger.jobs[unit.job].calls is None
+    return alike and not unit.saved and not unit.generation and ledger.jobs[unit.job].calls is None
 
 
 def _is_gang(unit: UnitState) -> bool:

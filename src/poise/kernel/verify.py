@@ -5,22 +5,28 @@ What holds becomes an event; what does not is refused by name, and the next roun
 same ledger always gives the same events.
 """
 
-from poise.kernel.ledger import Ledger, NodeState, device_key, leased
-from poise.model.decisions import Decision, Hold, Place, Preempt, Reason, Rejection, Spot
-from poise.model.events import Held, Placed, Preempted
+from collections.abc import Iterator
+
+from poise.kernel.ledger import Ledger, NodeState, UnitState, device_key, leased
+from poise.model.decisions import Decision, Fixable, Hold, Place, Preempt, Reason, Rejection, Resize, Spot
+from poise.model.events import Held, Placed, Preempted, Resized
 from poise.model.fleet import model_of
-from poise.model.resources import PLENTY, WHOLE, Shape
+from poise.model.resources import PLENTY, WHOLE, Shape, identity_of
 from poise.policy.feasible import NAMED, can_do
 from poise.units import format_bytes, format_cpu, format_rate
 
 
-def verify(ledger: Ledger, decision: Decision, now: int) -> Placed | Preempted | Held | Rejection | None:
+def verify(ledger: Ledger, decision: Decision, now: int) -> Placed | Preempted | Resized | Held | Rejection | None:
     """The event for a decision, or why there is none; None for a hold that says nothing new."""
-    if isinstance(decision, Place):
-        return verify_place(ledger, decision, now)
-    return (
-        verify_preempt(ledger, decision, now) if isinstance(decision, Preempt) else verify_hold(ledger, decision, now)
-    )
+    match decision:
+        case Place():
+            return verify_place(ledger, decision, now)
+        case Preempt():
+            return verify_preempt(ledger, decision, now)
+        case Resize():
+            return verify_resize(ledger, decision, now)
+        case Hold():
+            return verify_hold(ledger, decision, now)
 
 
 def verify_place(ledger: Ledger, place: Place, now: int) -> Placed | Rejection:
@@ -74,15 +80,74 @@ def verify_preempt(ledger: Ledger, preempt: Preempt, now: int) -> Preempted | Re
         reasons.append(Reason(code="PROTECTED", subject=preempt.unit, have="it is being stopped already"))
     if not unit.spec.preemptible:
         reasons.append(Reason(code="PROTECTED", subject=preempt.unit, have="`preemptible: false`", fixable="never"))
-    beneficiary = ledger.unit(preempt.to) if preempt.to else None
-    moves = beneficiary is not None and beneficiary.stopping == "move"  # they change places
-    if preempt.to and (beneficiary is None or not (moves or ledger.may_be_placed(beneficiary))):
-        reasons.append(
-            Reason(code="NOT_PENDING", subject=preempt.to, have=beneficiary.status if beneficiary else "gone")
-        )
+    reasons += _against_beneficiary(ledger, preempt.to)
     if reasons:
         return Rejection(unit=preempt.unit, reasons=tuple(reasons))
     return Preempted(at=now, unit=preempt.unit, epoch=unit.epoch, cause=preempt.cause, why=preempt.why, to=preempt.to)
+
+
+def _against_beneficiary(ledger: Ledger, to: str) -> list[Reason]:
+    """For whom room is made waits for it."""
+    unit = ledger.unit(to) if to else None
+    moves = unit is not None and unit.stopping == "move"  # they change places
+    if not to or (unit is not None and (moves or ledger.may_be_placed(unit))):
+        return []
+    return [Reason(code="NOT_PENDING", subject=to, have=unit.status if unit else "gone")]
+
+
+def verify_resize(ledger: Ledger, resize: Resize, now: int) -> Resized | Rejection:
+    """The event for a change of a gang that runs, or every reason against it. Who joins gets the lowest free number."""
+    unit = ledger.unit(resize.unit)
+    if unit is None:
+        reason = Reason(code="UNKNOWN_UNIT", subject=resize.unit, fixable="never")
+        return Rejection(unit=resize.unit, reasons=(reason,))
+    shape, joins, leaves = unit.shape, resize.joins, set(resize.leaves)
+    idle = [index for index, task in enumerate(unit.tasks) if task.status == "idle"]
+    reasons = [
+        Reason(code="NOT_RESIZABLE", subject=resize.unit, have=have, fixable=fixable)
+        for holds, have, fixable in _against_resizing(ledger, unit, leaves, len(joins), len(idle))
+        if not holds
+    ]
+    reasons += _against_beneficiary(ledger, resize.to)
+    if joins:
+        reasons += leased(unit, now)
+        reasons += ledger.over_quota(unit, shape, sum(task.active for task in unit.tasks) + len(joins))
+        reasons += _against_room(ledger, shape, joins)
+        reasons += [
+            Reason(code="DEVICE_TAKEN", subject=spot.node, need="one that has not failed it", have=str(device.index))
+            for spot in joins
+            if unit.barred and spot.node in ledger.nodes
+            for device in ledger.nodes[spot.node].node.devices
+            if device.index in spot.devices and identity_of(spot.node, device) in unit.barred
+        ]
+    if reasons:
+        return Rejection(unit=resize.unit, reasons=tuple(reasons))
+    return Resized(
+        at=now,
+        unit=resize.unit,
+        epoch=unit.epoch + bool(joins),
+        generation=unit.generation + 1,
+        cause=resize.cause,
+        why=resize.why,
+        leaves=tuple(sorted(leaves)),
+        joins=tuple(zip(idle, joins, strict=False)),
+        to=resize.to,
+    )
+
+
+def _against_resizing(
+    ledger: Ledger, unit: UnitState, leaves: set[int], joining: int, idle: int
+) -> Iterator[tuple[bool, str, Fixable]]:
+    """What has to hold of the gang, and what is the matter where it does not."""
+    size = unit.size - len(leaves) + joining
+    yield unit.resizes, "it does not follow orders", "later"
+    yield ledger.is_whole(unit), "it is not running as a whole", "later"
+    yield bool(leaves or joining), "nothing is to change", "never"
+    yield unit.spec.preemptible or not leaves, "`preemptible: false`", "never"
+    yield leaves <= set(unit.members), "one that is to leave is no member", "never"
+    yield joining <= idle, f"{idle} of its tasks are idle", "later"
+    yield max(1, unit.spec.least) <= size <= unit.most_tasks, f"{size} tasks are too few or too many", "never"
+    yield size > joining, "nobody would stay", "never"
 
 
 def verify_hold(ledger: Ledger, hold: Hold, now: int) -> Held | None:

@@ -37,6 +37,7 @@ from poise.model.events import (
     Placed,
     Preempted,
     QuotaSet,
+    Resized,
     Returned,
     SpeedupsTold,
     Started,
@@ -129,7 +130,7 @@ class Sight:
                 return self._asked(event) if event.tenant == self.bearer.tenant else None
             case NodeDrained() | DeviceDrained():
                 return self._asked(event)
-            case Placed() | Preempted():
+            case Placed() | Preempted() | Resized():
                 return self._only(event, frozenset()) if self._is_own(event.unit) else None
             case FunctionTold() | Called() | CallTried() | Returned() | CallsClosed():
                 return event if self._is_own(event.job) else None

@@ -17,7 +17,7 @@ from poise.errors import Conflict
 from poise.kernel.explain import Active, After, Alike, Question, artifacts_of, turn_of
 from poise.kernel.find import find_node
 from poise.kernel.ledger import Ledger, State, job_status
-from poise.model.decisions import Hold, Place, Plan, Preempt, Reason
+from poise.model.decisions import Hold, Place, Plan, Preempt, Reason, Resize
 from poise.model.events import JobSubmitted
 from poise.model.fleet import CPU, DEVICES, DRAINED, MEMORY, NETWORK, Fleet, Ints, Resident
 from poise.model.jobs import GRACE, Job, Priority
@@ -632,7 +632,7 @@ def plan(
         yields=tuple(
             PlannedYield(unit=of.unit, to=of.to, why=of.why)
             for of in decided.decisions
-            if isinstance(of, Preempt) and of.to in own
+            if isinstance(of, Preempt | Resize) and of.to in own
         ),
         waits=tuple(
             _waiting(

@@ -82,6 +82,7 @@ REASONS = {
     "NOT_PENDING": "{subject} is {have}, not pending",
     "NOT_YET": "{subject} is being stopped, or its back-off has not ended",
     "NOT_WHOLE": "{have} spots for the {need} tasks of {subject}",
+    "NOT_RESIZABLE": "{subject} cannot change its size now: {have}",
     "NOT_BRIEF": "only brief work of one task and no devices may be queued behind its like",
     "POOL_GONE": "nothing brief runs there to wait behind",
     "DEVICE_TAKEN": "device {have} is held, unknown or too small; {need} needed",
@@ -152,6 +153,19 @@ class Preempt(msgspec.Struct, frozen=True, kw_only=True, tag="preempt"):
     to: str = ""
 
 
+class Resize(msgspec.Struct, frozen=True, kw_only=True, tag="resize"):
+    """Change a gang that runs in place: the tasks of these numbers leave it, and it gets one more for each spot in
+    `joins`; the others go on. `cause` and `to` are as of `Preempt`.
+    """
+
+    unit: str
+    cause: Cause
+    why: Why
+    leaves: tuple[int, ...] = ()
+    joins: tuple[Spot, ...] = ()
+    to: str = ""
+
+
 class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
     """Leave a queue (units alike in class, shape and priority) waiting, for these reasons."""
 
@@ -159,7 +173,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
     reasons: tuple[Reason, ...]
 
 
-Decision = Place | Preempt | Hold
+Decision = Place | Preempt | Resize | Hold
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

@@ -91,6 +91,23 @@ class Preempted(msgspec.Struct, frozen=True, tag="preempted", kw_only=True, omit
     to: str = ""
 
 
+class Resized(msgspec.Struct, frozen=True, tag="resized", kw_only=True, omit_defaults=True):
+    """A gang that runs changes in place: the tasks of the numbers `leaves` are asked to end, those of `joins` begin,
+    each on its spot, in the epoch `epoch`; the others go on as they are. `generation` counts such changes since the
+    gang was placed, with those that lost members brought about.
+    """
+
+    at: int
+    unit: str
+    epoch: int
+    generation: int
+    cause: Cause
+    why: Why
+    leaves: tuple[int, ...] = ()
+    joins: tuple[tuple[int, Spot], ...] = ()
+    to: str = ""
+
+
 class Started(msgspec.Struct, frozen=True, tag="started", kw_only=True, omit_defaults=True, gc=False):
     """A task runs. Short tasks skip this: their `Finished` says how long they ran."""
 
@@ -356,6 +373,7 @@ Event = (
     | UnitsCancelled
     | Placed
     | Preempted
+    | Resized
     | Started
     | Finished
     | Straggling

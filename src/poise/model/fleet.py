@@ -64,7 +64,8 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at the least (0: all), `most` how many it could use; `attained` is the service of its earlier attempts; `due` is
     when it must end (0: no deadline) and `weight` its business weight in thousandths. `stopping`:
     its room is about to be free. `tenant` is whose quota it counts against, where there is one. What `serves` goes on
-    until it is ended.
+    until it is ended. One that `resizes` changes its size in place: `task` is its number in the unit, `resized` the
+    instant of the latest change, and `losses` how often it has lost members of late.
     """
 
     unit: str
@@ -97,6 +98,10 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weight: int = WEIGHT
     tenant: str = ""
     serves: str = ""
+    task: int = 0
+    resizes: bool = False
+    resized: int = 0
+    losses: int = 0
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import msgspec
 from poise.model.jobs import Ending, Speedups
 from poise.model.load import Load
 from poise.model.resources import Node, Shape
-from poise.model.training import Training
+from poise.model.training import Orders, Training
 from poise.model.usage import MAX_WINDOWS, Window
 from poise.units import SECOND
 
@@ -34,6 +34,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     `expect` is the run time that the control plane foresees in nanoseconds; 0 is unknown. One with a `hang` has hung
     when it has been silent for that many nanoseconds. Exclusive work has a `lease`
     in nanoseconds (0: none), from when the node sent what was last answered: when that runs out, nothing of it runs.
+    A member of an elastic `gang` joins it in a `generation`, as `rank` of `world`; `founded` is the epoch in which the
+    gang was placed (0: it is not elastic).
     """
 
     attempt: Attempt
@@ -56,6 +58,13 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     serves: bool = False
     hang: int = 0
     lease: int = 0
+    generation: int = 0
+    founded: int = 0
+
+    @property
+    def orders(self) -> Orders:
+        """Who belongs to its gang as it is launched."""
+        return Orders(generation=self.generation, world=self.world, rank=self.rank)
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -79,6 +88,13 @@ class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempt: Attempt
     speedups: Speedups | None = None
     training: Training | None = None
+
+
+class Ordered(msgspec.Struct, frozen=True, array_like=True):
+    """What an attempt is to be told of its gang."""
+
+    attempt: Attempt
+    orders: Orders
 
 
 MOST_TOLD = 256
@@ -142,7 +158,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True, omit_defaults=
 class Desired(msgspec.Struct, frozen=True, tag="desired", kw_only=True, omit_defaults=True):
     """Launch these, stop those. When `complete`, whatever the node holds beyond `keep` must be stopped.
 
-    `recalls` are handed back if they still wait for a slot, and go on otherwise.
+    `recalls` are handed back if they still wait for a slot, and go on otherwise. `orders` are told before any of it.
     """
 
     launches: tuple[Launch, ...] = ()
@@ -150,6 +166,7 @@ class Desired(msgspec.Struct, frozen=True, tag="desired", kw_only=True, omit_def
     recalls: tuple[Attempt, ...] = ()
     keep: tuple[Attempt, ...] = ()
     complete: bool = False
+    orders: tuple[Ordered, ...] = ()
 
 
 class Acked(msgspec.Struct, frozen=True, tag="acked", kw_only=True):

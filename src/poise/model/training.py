@@ -112,7 +112,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """Who belongs to the gang from now on: this worker is `rank` of `world`; -1: it is to leave. `generation` counts
-    the gang's orders from 0, which is what it was started with.
+    the gang's orders from 0, which is what it was started with. Those who stay keep their order, and those who join
+    come after them.
     """
 
     generation: int

@@ -103,7 +103,8 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     latest checkpoint (one every `checkpoint` nanoseconds of running; 0: from the start), which is also what is left
     after a failure. Its first start takes `start` nanoseconds before it gets on, coming back `restore`. An attempt ends
     with `outcome` when it has done `until` of its work. With a `telling` it says how it scales when it begins to get
-    on, and looks again each `tells` nanoseconds; with `reports` it says how far it has come when it is stopped.
+    on, and looks again each `tells` nanoseconds; with `reports` it says how far it has come when it is stopped. An
+    elastic gang that `resizes` says so, and goes on in whatever size it is given.
     """
 
     pace: Pace
@@ -117,6 +118,7 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     until: float = 1.0
     telling: Telling | None = None
     tells: int = MINUTE
+    resizes: bool = False
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -41,8 +41,13 @@ class Allowance:
         return (self._left[candidate.tenant].refusal(candidate.tenant, asked(shape, needed)),)
 
     def take(self, candidate: Candidate, shape: Shape, tasks: int) -> None:
-        if candidate.tenant in self._left and not candidate.recovering:
-            self._left[candidate.tenant] = self._left[candidate.tenant].plus(asked(shape, tasks), -1)
+        if not candidate.recovering:
+            self.use(candidate.tenant, shape, tasks)
+
+    def use(self, tenant: str, shape: Shape, tasks: int) -> None:
+        """Of what is left of a tenant's quota, if it has one."""
+        if tenant in self._left:
+            self._left[tenant] = self._left[tenant].plus(asked(shape, tasks), -1)
 
     def share_out(self, ordered: Sequence[Candidate]) -> tuple[list[Candidate], dict[str, tuple[Reason, ...]]]:
         """Those that there is room for, the first in order before others, and why the queues of the rest wait. Nothing

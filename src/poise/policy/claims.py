@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from poise.model.decisions import Cause, Decision, Hold, Place, Plan, Preempt, Reason, Why
+from poise.model.decisions import Cause, Decision, Hold, Place, Plan, Preempt, Reason, Resize, Spot, Why
 from poise.model.fleet import DEVICES, Resident
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
@@ -59,7 +59,8 @@ def claims_of(view: Snapshot) -> list[Claim]:
     residents: dict[str, Resident] = {}
     for row, of in enumerate(view.fleet.residents):
         for resident in of:
-            if on_devices(resident.shape) and resident.unit not in waiting:
+            leaving = resident.stopping and resident.resizes  # its gang goes on without it
+            if on_devices(resident.shape) and resident.unit not in waiting and not leaving:
                 rows.setdefault(resident.unit, []).append(row)
                 residents[resident.unit] = resident
     found = [_running(resident, tuple(rows[unit]), view.now) for unit, resident in residents.items()]
@@ -130,15 +131,23 @@ def carry_out(
     """The plan by which the claims of `wanted` come to run there, and no others. `words` say of each why."""
     decisions: list[Decision] = []
     yielding: list[str] = []
+    placing = _Placing(view, name, yielding)
     for claim in claimed:
         rows = wanted.get(claim.unit, ())
         if claim.stopping:
             yielding.append(claim.unit)
         elif claim.rows and not claim.stays and not same(rows, claim.rows):
-            yielding.append(claim.unit)
             why = Why(policy=name, base=view.revision, rank=words.get(claim.unit, ""))
+            leaves = _leaving(view, claim, rows)
+            if leaves is not None:
+                joins = placing.more(claim, rows)
+                if leaves or joins:
+                    cause = _cause(claim, rows)
+                    decisions.append(Resize(unit=claim.unit, cause=cause, why=why, leaves=leaves, joins=joins))
+                yielding += [claim.unit] * bool(leaves)
+                continue
+            yielding.append(claim.unit)
             decisions.append(Preempt(unit=claim.unit, cause=_cause(claim, rows), why=why))
-    placing = _Placing(view, name, yielding)
     for claim in claimed:
         if claim.candidate is not None:
             placing.claim(claim, claim.candidate, wanted.get(claim.unit, ()), words.get(claim.unit, ""))
@@ -159,6 +168,16 @@ class _Placing:
         self.decisions: list[Decision] = []
         self.holds: dict[str, tuple[Reason, ...]] = {}
         self._first = ""  # for whom room is being made
+
+    def more(self, claim: Claim, rows: Rows) -> tuple[Spot, ...]:
+        """Spots for the tasks that a gang which resizes is to have there as well, as far as there is room already."""
+        tenant = claim.resident.tenant if claim.resident is not None else ""
+        spots: list[Spot] = []
+        for row, tasks in sorted((Counter(rows) - Counter(claim.rows)).items()):
+            most = min(int(self.draft.capacity(claim.shape)[row]), self.allowance.room_for(tenant, claim.shape, tasks))
+            spots += [self.draft.take(row, None, claim.shape) for _ in range(most)]
+            self.allowance.use(tenant, claim.shape, most)
+        return tuple(spots)
 
     def claim(self, claim: Claim, candidate: Candidate, rows: Rows, words: str) -> None:
         """Placed if there is room already."""
@@ -232,6 +251,18 @@ def emptiest(draft: Draft, shape: Shape, tasks: int, *, fewer: bool = False) -> 
         rows += [row] * min(int(room[row]), tasks - len(rows))
         room[row] = 0
     return tuple(rows)
+
+
+def _leaving(view: Snapshot, claim: Claim, rows: Rows) -> tuple[int, ...] | None:
+    """Numbers of the tasks that leave a gang so that it has none beyond those rows; None where it has to begin anew."""
+    resident, fewer = claim.resident, Counter(claim.rows) - Counter(rows)
+    if resident is None or not resident.resizes or len(claim.rows) - sum(fewer.values()) < max(1, claim.least):
+        return None
+    leaves: list[int] = []
+    for row, tasks in sorted(fewer.items()):
+        here = [one.task for one in view.fleet.residents[row] if one.unit == claim.unit and not one.stopping]
+        leaves += sorted(here)[-tasks:]
+    return tuple(leaves)
 
 
 def _cause(claim: Claim, rows: Rows) -> Cause:

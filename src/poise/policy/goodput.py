@@ -102,7 +102,7 @@ class Goodput:
             wanted = _go_on(view, bids, plan)
         for claim in claimed:
             rows = wanted.get(claim.unit, ())
-            if claim.rows and not claim.stays and not claim.stopping and not same(rows, claim.rows):
+            if claim.rows and not (claim.stays or claim.stopping or _resizes(claim) or same(rows, claim.rows)):
                 known[claim.unit] = known[claim.unit]._replace(restarts=known[claim.unit].restarts + 1)
         told = {"at": at, "units": {unit: list(of) for unit, of in known.items()}, "plan": plan} if claimed else {}
         return carry_out(
@@ -147,7 +147,7 @@ def _bids(view: Snapshot, claimed: Sequence[Claim], known: Mapping[str, Known]) 
         share = claim.shape.gpus * nodes / max(1, devices) / base
         restart = (claim.resident.restore if claim.resident is not None else 0) or RESTART
         age = max(0, view.now - mine.since)
-        left = max(age - mine.restarts * restart, 0) / (age + restart) if claim.rows else 1.0
+        left = max(age - mine.restarts * restart, 0) / (age + restart) if claim.rows and not _resizes(claim) else 1.0
         one, many = 1 / (together * share * left + NONE), 1 / (apart * share * left + NONE)
         one[width + 1 :] = many[:2] = np.inf
         one[1 : claim.least] = many[1 : claim.least] = np.inf
@@ -156,6 +156,11 @@ def _bids(view: Snapshot, claimed: Sequence[Claim], known: Mapping[str, Known]) 
         stays = 1 / (float(speeds[min(len(rows), most)]) * share + NONE)
         found.append(Bid(claim, one, many, stays))
     return found
+
+
+def _resizes(claim: Claim) -> bool:
+    """Whether it changes without being started anew."""
+    return claim.resident is not None and claim.resident.resizes
 
 
 @lru_cache(maxsize=16_384)

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from poise.model.decisions import Place, Plan, Preempt
+from poise.model.decisions import Place, Plan, Preempt, Resize
 from poise.model.fleet import CPU, DEVICES, DRAINED, MEMORY, NETWORK, Fleet, PoolView, Resident, model_under
 from poise.model.jobs import GRACE
-from poise.model.profiles import BRIEF, CERTAIN, Estimate, remaining
+from poise.model.profiles import BRIEF, CERTAIN, NO_END, Estimate, remaining
 from poise.model.quotas import asked
 from poise.model.resources import WHOLE, Node, Shape
 from poise.model.views import Candidate, Snapshot
@@ -39,6 +39,9 @@ WORTHWHILE = 10
 
 GUESSES = 4
 """Units named whose run time is only guessed."""
+
+LEAVING = "leaving "
+"""Stands before the name of a unit that goes on while some of it ends."""
 
 ClusterPolicy = Policy[Snapshot, Plan]
 
@@ -165,6 +168,44 @@ class Hypothesis:
             self.fleet.residents[row] = tuple(changed)
         self._elastic.pop(unit, None)
 
+    def resize(self, resize: Resize) -> None:
+        """A gang changes while it runs: who leaves still holds its room."""
+        rows = self._index()[resize.unit]
+        of = [one for row in dict.fromkeys(rows) for one in self.fleet.residents[row] if one.unit == resize.unit]
+        size = of[0].size + len(resize.joins) - len(resize.leaves)
+        changed = {one.task: msgspec.structs.replace(one, size=size, since=self.now) for one in of}
+        for task in resize.leaves:
+            changed[task] = msgspec.structs.replace(changed[task], stopping=True)
+        for row in dict.fromkeys(rows):
+            for one in self.fleet.residents[row]:
+                if one.unit == resize.unit and one.task in resize.leaves:
+                    self._count_yielding(row, one, -1)
+            self.fleet.residents[row] = tuple(
+                changed[one.task] if one.unit == resize.unit else one for one in self.fleet.residents[row]
+            )
+        first = next(one for one in changed.values() if not one.stopping)
+        for number, spot in enumerate(resize.joins, start=max(changed) + 1):
+            row = self.fleet.rows[spot.node]
+            one = msgspec.structs.replace(first, devices=spot.devices, task=number)
+            self._take(row, one.shape, one.devices, 1)
+            self._count(one, -1)
+            self._count_yielding(row, one, 1)
+            self.fleet.residents[row] = (*self.fleet.residents[row], one)
+            rows.append(row)
+        self._elastic[resize.unit] = first
+
+    def end_leaving(self, unit: str) -> None:
+        """Those of a gang that were to leave have ended."""
+        for row in dict.fromkeys(self._index().get(unit, ())):
+            for one in self.fleet.residents[row]:
+                if one.unit == unit and one.stopping:
+                    self._take(row, one.shape, one.devices, -1)
+                    self._count(one, 1)
+                    self._index()[unit].remove(row)
+            self.fleet.residents[row] = tuple(
+                one for one in self.fleet.residents[row] if one.unit != unit or not one.stopping
+            )
+
     def end_brief(self) -> None:
         """What is known to be brief, and so is no resident, has ended on every node."""
         fleet = self.fleet
@@ -183,6 +224,8 @@ class Hypothesis:
                 self.place(decision)
             elif isinstance(decision, Preempt):
                 self.stop(decision.unit)
+            elif isinstance(decision, Resize):
+                self.resize(decision)
         if plan.memory is not None:
             self.memory = plan.memory
 
@@ -309,13 +352,17 @@ def starts(policy: ClusterPolicy, view: Snapshot, unit: str) -> tuple[Place, tup
     found = placed(plan, unit)
     if found is not None:
         return found, ()
-    victims = tuple(of.unit for of in plan.decisions if isinstance(of, Preempt) and of.to == unit)
+    asked = [of for of in plan.decisions if isinstance(of, Preempt | Resize) and of.to == unit]
+    victims = tuple(of.unit for of in asked)
     if not victims:
         return None
     changed = Hypothesis(view)
     changed.carry_out(plan)
-    for victim in victims:
-        changed.end(victim)
+    for of in asked:
+        if isinstance(of, Resize):
+            changed.end_leaving(of.unit)
+        else:
+            changed.end(of.unit)
     changed.now += GRACE
     found = placed(policy.decide(changed.view()), unit)
     return None if found is None else (found, victims)
@@ -419,7 +466,9 @@ class _Ahead:
             heapq.heappush(self._ends, (view.now + BRIEF, -1, ""))
         for residents in view.fleet.residents:
             for resident in residents:
-                if resident.unit not in self._end_of and (resident.stopping or not resident.serves):
+                if resident.stopping and resident.resizes:  # it leaves its gang, which goes on
+                    self._will_end(LEAVING + resident.unit, self._end(resident, NO_END))
+                elif resident.unit not in self._end_of and (resident.stopping or not resident.serves):
                     self._will_end(resident.unit, self._end(resident, self._speeds.of_attempt(resident)))
 
     @property
@@ -463,9 +512,23 @@ class _Ahead:
                 self._returning[decision.unit] = self._first(decision.unit)
                 world.stop(decision.unit)
                 self._will_end(decision.unit, world.now + self._grace)
+            elif isinstance(decision, Resize):
+                world.resize(decision)
+                self._resized(decision)
         if plan.memory is not None:
             world.memory = plan.memory
         return any_placed
+
+    def _resized(self, resize: Resize) -> None:
+        """Who leaves ends soon, and what is left of the work takes as long as it does in the new size."""
+        now, unit = self._world.now, resize.unit
+        if resize.leaves:
+            self._will_end(LEAVING + unit, now + self._grace)
+        at = self._end_of.get(unit)
+        if at is not None:
+            size = self._first(unit).size
+            before = size + len(resize.leaves) - len(resize.joins)
+            self._will_end(unit, now + max(0, at - now) * before // max(1, size))
 
     def _end(self, resident: Resident, estimate: Estimate) -> int:
         """The instant at which what runs now ends. What has overrun may end at once or take much longer: how much it
@@ -499,6 +562,9 @@ class _Ahead:
                 world.end_brief()
                 continue
             del self._end_of[unit]
+            if unit.startswith(LEAVING):
+                world.end_leaving(unit.removeprefix(LEAVING))
+                continue
             world.end(unit)
             if unit in self._returning:
                 resident = self._returning.pop(unit)

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Spot, Why
-from poise.model.fleet import CPU, DEVICES, HOT, MEMORY, NETWORK, Phased, Resident
+from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Resize, Spot, Why
+from poise.model.fleet import CPU, DEVICES, HOT, MEMORY, NETWORK, Ints, Phased, Resident
 from poise.model.jobs import FIRST_PHASE, GRACE
 from poise.model.profiles import expected_run, is_brief
 from poise.model.resources import WHOLE, Shape
@@ -65,6 +65,7 @@ from poise.policy.reclaim import (
     stands_still,
     value,
 )
+from poise.policy.resizing import SETTLES, Members, find_smaller, grows_at, more_of
 from poise.policy.rounds import SHARING
 from poise.policy.score import TERMS, Term, turn_weight
 from poise.policy.static import Static
@@ -533,6 +534,8 @@ class _Round:
             if coming is not None:
                 self._keep_rows(candidate, shape, coming, now + GRACE)
                 return (Reason(code="PREEMPTING", have="work there", need=candidate.unit, wakes="finished"),)
+        if smaller := self._make_smaller(candidate, shapes, needed):
+            return smaller
         if candidate.serves:
             rules = msgspec.structs.replace(rules, by="class")
         elif rules.by == "value":
@@ -565,6 +568,32 @@ class _Round:
             cost = cost_of(victim, now) + stands_still([victim], candidate.expected)
             scores[victim.unit] = {"gain": round(gain / SECOND, 3), "cost": round(cost / SECOND, 3)}
         return self._ask_to_yield(candidate, shape, found, scores)
+
+    def _make_smaller(self, candidate: Candidate, shapes: Sequence[Shape], needed: int) -> Reasons:
+        """Ask members of gangs that resize to leave, and keep what they had."""
+        if not self._members.of:
+            return ()
+        for resident in (of[0][1] for of in self._members.of.values()):
+            self._ask_again(resident.since + SETTLES)
+        for shape in shapes:
+            found = find_smaller(candidate, shape, self.draft, needed, self._members, self._yielding)
+            if found is None:
+                continue
+            rank = candidate.serves or self.order.words(candidate, self.view.now)
+            why = Why(policy=self.recipe.name, base=self.view.revision, rank=rank)
+            for unit, leaves in found.leaves.items():
+                self._yielding.add(unit)
+                self.decisions.append(
+                    Resize(unit=unit, cause="shrink", why=why, leaves=tuple(leaves), to=candidate.unit)
+                )
+            self._keep_rows(candidate, shape, found.rows, self.view.now + GRACE)
+            names = ", ".join(found.leaves)
+            return (Reason(code="PREEMPTING", have=names, need=candidate.unit, wakes="finished"),)
+        return ()
+
+    @cached_property
+    def _members(self) -> Members:
+        return Members(self.draft)
 
     def _make_way(self, candidate: Candidate, rules: Preemption) -> Reasons:
         """Ask what is worth least to yield, on the model of device where that wins most."""
@@ -743,7 +772,10 @@ class _Round:
         now = self.view.now
         best: tuple[float, Resident] | None = None
         for resident in self.view.elastic:
-            if resident.size >= resident.most or resident.stopping:
+            if resident.size >= resident.most or resident.stopping or resident.unit in self._yielding:
+                continue
+            if resident.resizes:
+                self._grow_in_place(resident)
                 continue
             if now < (at := settled(resident, COOL_DOWN)):
                 self._ask_again(at)
@@ -762,10 +794,36 @@ class _Round:
             why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"room for more than {best[1].size} tasks")
             self.decisions.append(Preempt(unit=best[1].unit, cause="grow", why=why))
 
+    def _grow_in_place(self, resident: Resident) -> None:
+        """It goes on with as many more tasks as there is room for where they run no slower than those that it has."""
+        if self.view.now < (at := grows_at(resident)):
+            self._ask_again(at)
+            return
+        leaving = sum(one.stopping for _, one in self._members.of[resident.unit])
+        most = self.allowance.room_for(resident.tenant, resident.shape, resident.most - resident.size - leaving)
+        there, here = self._runs_by_row(resident)
+        spots = more_of(resident, self.draft, self._members, most, there <= here)
+        if spots:
+            self.allowance.use(resident.tenant, resident.shape, len(spots))
+            rank = f"room for {resident.size + len(spots)} of its tasks"
+            why = Why(policy=self.recipe.name, base=self.view.revision, rank=rank)
+            self.decisions.append(Resize(unit=resident.unit, cause="grow", why=why, joins=tuple(spots)))
+
     def _anew(self, resident: Resident) -> tuple[int, float]:
         """With how many tasks an elastic unit would be placed now, were it not there, and how long a run would take for
         one where it is: on the fastest devices that hold its least, and beside them where it runs no slower.
         """
+        shape, (there, here) = resident.shape, self._runs_by_row(resident)
+        room = self.draft.capacity(shape)
+        for run in np.unique([*there[room > 0].tolist(), here]).tolist():
+            size = int(room[there <= run].sum()) + resident.size * (here <= run)
+            if size >= resident.least:
+                more = self.allowance.room_for(resident.tenant, shape, resident.most)
+                return min(resident.most, size, resident.size + more), run / max(1, here)
+        return 0, 1.0
+
+    def _runs_by_row(self, resident: Resident) -> tuple[Ints, int]:
+        """How long a run of it takes on the fastest device of each node that can do it, and where it is."""
         draft, fleet, shape = self.draft, self.draft.fleet, resident.shape
         devices = shape.gpus > 0
         estimates = draft.speeds.of(
@@ -786,13 +844,7 @@ class _Round:
             ),
             int(runs.min()),
         )
-        room = draft.capacity(shape)
-        for run in np.unique([*there[room > 0].tolist(), here]).tolist():
-            size = int(room[there <= run].sum()) + resident.size * (here <= run)
-            if size >= resident.least:
-                more = self.allowance.room_for(resident.tenant, shape, resident.most)
-                return min(resident.most, size, resident.size + more), run / max(1, here)
-        return 0, 1.0
+        return there, here
 
     def _reallocate(self) -> None:
         """A node that has been hot for long hands its cheapest work to one with room; then it has time to cool."""

@@ -33,6 +33,7 @@ import numpy as np
 from poise.engine.twin import Waste
 from poise.kernel.history import spread
 from poise.kernel.ledger import JobState, Ledger
+from poise.model.decisions import Spot
 from poise.model.events import (
     Event,
     Finished,
@@ -42,6 +43,7 @@ from poise.model.events import (
     NodeLost,
     Placed,
     Preempted,
+    Resized,
     Started,
     UnitsCancelled,
 )
@@ -343,6 +345,7 @@ class Recorder:
             JobSubmitted: self._submitted,
             Placed: self._placed,
             Preempted: self._preempted,
+            Resized: self._resized,
             Started: self._started,
             Finished: self._finished,
             JobCancelled: self._cancelled,
@@ -435,12 +438,21 @@ class Recorder:
         unit.nodes = nodes
         unit.why = event.why.sentence() if self._spans else ""
         for task, spot in zip(unit.spec.tasks, event.spots, strict=False):  # an elastic unit may get fewer
-            name = f"{result.id}.{task.name}"
-            node = self._nodes[spot.node]
-            attempt = _Attempt(name, unit, event.epoch, node, spot.devices, event.variant)
-            unit.open[name] = self._attempts[name] = attempt
-            if not event.queued:
-                self._hold(attempt, event.at)
+            self._seat(unit, task.name, spot, event.epoch, event.variant, -1 if event.queued else event.at)
+
+    def _seat(self, unit: _Unit, task: str, spot: Spot, epoch: int, variant: int, at: int) -> None:
+        """A task gets its place, and holds it from the instant `at` (-1: it does not yet)."""
+        name = f"{unit.job.result.id}.{task}"
+        attempt = _Attempt(name, unit, epoch, self._nodes[spot.node], spot.devices, variant)
+        unit.open[name] = self._attempts[name] = attempt
+        if at >= 0:
+            self._hold(attempt, at)
+
+    def _resized(self, event: Resized) -> None:
+        unit, state = self._units[event.unit], self._ledger.unit(event.unit)
+        variant = state.variant if state is not None else 0
+        for index, spot in event.joins:
+            self._seat(unit, unit.spec.tasks[index].name, spot, event.epoch, variant, event.at)
 
     def _hold(self, attempt: _Attempt, at: int) -> None:
         attempt.since = at

@@ -1,0 +1,134 @@
+"""Gangs that change their size while they run: who of them leaves for what waits, and where more of their tasks go.
+
+What such a gang has beyond its least was room that nobody else had asked for. It goes to whatever waits and is no less
+urgent; when nothing waits any more, the gang grows back. Neither costs a restart, so that neither is weighed as
+yielding is; only the time between two changes is bounded, and it doubles each time that members are lost, so that one
+that always fails is not started for ever.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from poise.model.decisions import Spot
+from poise.model.fleet import Bools, Resident
+from poise.model.profiles import is_brief
+from poise.model.resources import Shape
+from poise.model.views import Candidate
+from poise.policy.place import Draft
+from poise.policy.room import Room, give_back
+from poise.units import SECOND
+
+SETTLES = 2 * SECOND
+"""A gang that has been placed or resized is left alone for so long: its members have to meet anew each time."""
+
+DOUBLINGS = 10
+"""The time to its next growth is doubled each time that it loses members, so often at most."""
+
+
+class Smaller(NamedTuple):
+    """Numbers of the tasks that would leave, by unit, and the rows where a unit would then start, tasks by row."""
+
+    leaves: Mapping[str, Sequence[int]]
+    rows: dict[int, int]
+
+
+class Members:
+    """Those of all gangs that resize, by unit with their rows, and by row; looked at once in a round."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.of: dict[str, list[tuple[int, Resident]]] = {}
+        self.on: dict[int, list[Resident]] = {}
+        if any(resident.resizes for resident in draft.view.elastic):
+            for row, residents in enumerate(draft.fleet.residents):
+                for resident in residents:
+                    if resident.resizes:
+                        self.of.setdefault(resident.unit, []).append((row, resident))
+                        self.on.setdefault(row, []).append(resident)
+
+
+def grows_at(resident: Resident) -> int:
+    """The instant from which on its gang may get more tasks."""
+    return resident.since + (SETTLES << min(resident.losses, DOUBLINGS))
+
+
+def more_of(resident: Resident, draft: Draft, members: Members, most: int, runs_well: Bools) -> list[Spot]:
+    """Spots for up to `most` more tasks of a gang, taken in the draft: on the nodes that have some of it, then on those
+    where it `runs_well`, with most room first.
+    """
+    shape, spots = resident.shape, list[Spot]()
+    rows = list(dict.fromkeys(row for row, _ in members.of[resident.unit]))
+    room = draft.capacity(shape)
+    rows += [row for row in (-room).argsort(kind="stable").tolist() if runs_well[row] and room[row] and row not in rows]
+    for row in rows:
+        while len(spots) < most and draft.capacity(shape)[row] > 0:
+            spots.append(draft.take(row, None, shape))
+    return spots
+
+
+def find_smaller(
+    candidate: Candidate, shape: Shape, draft: Draft, tasks: int, members: Members, asked: Collection[str]
+) -> Smaller | None:
+    """Members of gangs that can be spared for a unit, task by task on the node where fewest have to leave; None where
+    that does not make room for all of its tasks. Units that were `asked` in this round already are not asked again.
+    """
+    now, brief = draft.view.now, is_brief(draft.view.profiles.get(candidate.kind), shape, tasks)
+
+    def may(resident: Resident) -> bool:
+        if resident.priority < candidate.priority or (resident.priority == candidate.priority and brief):
+            return False
+        free = resident.preemptible and not resident.serves and resident.unit not in asked
+        return free and now >= resident.since + SETTLES
+
+    firsts = (of[0][1] for of in members.of.values())
+    spare = {one.unit: one.size - one.least for one in firsts if one.size > one.least and may(one)}
+    on = {
+        row: here
+        for row, of in members.on.items()
+        if not draft.fleet.closed[row] and row not in draft.kept
+        and (here := [one for one in reversed(of) if one.unit in spare and not one.stopping])
+    }  # fmt: skip
+    able, rooms = draft.able(shape).models, {row: draft.room(row).copy() for row in on}
+    free = draft.capacity(shape).copy()
+    leaves: dict[str, list[int]] = {}
+    rows: dict[int, int] = {}
+    for _ in range(tasks):
+        for row in rooms:
+            free[row] = rooms[row].pick(shape, able) is not None
+        row = int(free.argmax()) if free.max(initial=0) > 0 else -1
+        if row < 0:
+            could = [(going, row) for row in on if (going := _fewest(rooms[row], on[row], spare, shape, able))]
+            if not could:
+                return None
+            going, row = min(could, key=_how_many)
+            for one in going:
+                give_back(rooms[row], one)
+                on[row].remove(one)
+                spare[one.unit] -= 1
+                leaves.setdefault(one.unit, []).append(one.task)
+        if row in rooms:
+            rooms[row].take(shape, rooms[row].pick(shape, able) or ())
+        else:
+            free[row] -= 1
+        rows[row] = rows.get(row, 0) + 1
+    return Smaller(leaves, rows) if leaves else None
+
+
+def _fewest(
+    room: Room, could: Sequence[Resident], spare: Mapping[str, int], shape: Shape, able: list[bool]
+) -> list[Resident]:
+    """Of those on a node that could leave the first so many after which there is room for a task; none if there is not,
+    whoever leaves.
+    """
+    room, left, going = room.copy(), dict(spare), list[Resident]()
+    for one in could:
+        if left[one.unit]:
+            left[one.unit] -= 1
+            going.append(one)
+            give_back(room, one)
+            if room.pick(shape, able) is not None:
+                return going
+    return []
+
+
+def _how_many(found: tuple[list[Resident], int]) -> tuple[int, int]:
+    return len(found[0]), found[1]
