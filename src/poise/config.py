@@ -77,6 +77,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "values"
 
     @property
+    def checkpoints(self) -> Path:
+        """What training saves that names no folder of its own, in a folder for each job."""
+        return self.root / "checkpoints"
+
+    @property
     def fleet(self) -> Path:
         """The declared fleet, compiled, where this home has one: its nodes are started instead of this machine."""
         return self.root / "fleet.json"

@@ -311,6 +311,18 @@ def test_stop_is_gentle_first(connect: Open) -> None:
     assert (line.logs / "x.out").read_text() == "bye\n"
 
 
+def test_what_a_shell_runs_may_save_itself_though_the_shell_ends_at_once(connect: Open, tmp_path: Path) -> None:
+    line = connect()
+    saved = tmp_path / "saved"
+    trains = f"trap 'sleep 0.3; echo all of it > {saved}; exit' TERM; echo ready; while :; do sleep 0.02; done"
+    line.shell("x", f'sh -c "{trains}"; true', grace=10 * SECOND)
+    wait_until(lambda: (line.logs / "x.out").exists() and (line.logs / "x.out").read_text() == "ready\n")
+    line.say("stop", ["j1.x", 1])
+    ending = line.ending()
+    assert (ending["outcome"], ending["run"] < 9 * SECOND) == ("stopped", True)
+    assert saved.read_text() == "all of it\n"
+
+
 def line_child(line: Line) -> int:
     return min(keeper.family(line.pid))
 

@@ -165,6 +165,7 @@ def test_a_command_knows_who_it_is(tmp_path: Path) -> None:
             part = environment_in(tmp_path, Attempt("j12.cut[2]", 1))
             folder = Path(gang.pop("POISE_GANG_DIR"))
             assert os.path.isdir(folder)  # noqa: ASYNC240, PTH112 — a test may block
+            assert Path(gang.pop("POISE_CHECKPOINTS")).parts[-2:] == ("j12", "j12.train-mlp")
             assert gang.pop("POISE_REPORT") == gang.pop("POISE_RESULT").replace(".json", ".report")
             gang.pop("PWD", None)
             assert gang == {

@@ -85,7 +85,7 @@ def test_others_wait_for_a_worker_that_makes_its_part_again(out: Path) -> None:
     assert untouched["steps"] == [[128]] * 4
     assert pressed["steps"][:2] == [[128]] * 2
     assert pressed["out"], "it was short"
-    assert max(pressed["out"]) == 1, "of its two buckets"
+    assert max(pressed["out"]) < 2, "of its two buckets, as malloc will have it"
     assert max(pressed["steps"][-1]) < 128
     assert all(sum(sizes) == 128 for sizes in pressed["steps"])
     one, two = (load_file(out / f"{case}.safetensors") for case in GANG)

@@ -375,6 +375,7 @@ async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> N
         home.logs,
         node=name,
         gangs=home.gangs,
+        checkpoints=home.checkpoints,
         devices=found.devices,
         cgroups=cgroups,
         serving=serving,

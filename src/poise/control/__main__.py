@@ -52,6 +52,9 @@ WANTED_AGAIN = 4
 KEEP_VALUES = 1 * HOUR
 """Values of a job that is over are kept for so long: its caller may be about to read them."""
 
+KEEP_CHECKPOINTS = 24 * HOUR
+"""And so long its checkpoints, where its script names no folder for them."""
+
 TIDY_SECONDS = 600.0
 
 _log = logging.getLogger("poise.control")
@@ -158,7 +161,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     _write_endpoint(home, port)
     _log.info("ready: process %d, port %d, revision %d, term %d", os.getpid(), port, ledger.revision, ledger.term)
     leaving = asyncio.create_task(lifetime.leave_when_idle())
-    tidying = asyncio.create_task(_tidy_values(plane, home))
+    tidying = asyncio.create_task(_tidy_folders(plane, home))
     await serving
     leaving.cancel()
     tidying.cancel()
@@ -170,12 +173,13 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     return WANTED_AGAIN if lifetime.wanted_again else 0
 
 
-async def _tidy_values(plane: Plane, home: Home) -> None:
-    """Values that a caller would have removed and did not, since it was killed: those of jobs that are over."""
+async def _tidy_folders(plane: Plane, home: Home) -> None:
+    """What is left of jobs that are over: checkpoints, and values that a caller was killed before it removed."""
     while True:
         now, jobs = plane.clock.now(), plane.ledger.jobs
-        kept = {job.id for job in jobs.values() if not job.ended or now - job.ended < KEEP_VALUES}
-        await asyncio.to_thread(remove_abandoned, home.values, kept, KEEP_VALUES / SECOND)
+        for folder, keep in ((home.values, KEEP_VALUES), (home.checkpoints, KEEP_CHECKPOINTS)):
+            kept = {job.id for job in jobs.values() if not job.ended or now - job.ended < keep}
+            await asyncio.to_thread(remove_abandoned, folder, kept, keep / SECOND)
         await asyncio.sleep(TIDY_SECONDS)
 
 

@@ -88,6 +88,7 @@ LEFTOVERS_WITHIN = 2 * SECOND  # then a left-over process is given up, by name
 HOUSEKEEPING = 5 * SECOND
 UNATTENDED = 300 * SECOND  # an idle keeper that no agent calls leaves; its journal stays
 RETRY_WRITE = 500 * MILLISECOND
+LEFT_EVERY = 20 * MILLISECOND  # whether what a shell left behind has ended as it was asked to
 LOOK_EVERY = 1 * SECOND  # at most, whether a command gets on; a tenth of `hang` where that is less
 
 LOG_BOUND = 64 << 20
@@ -466,6 +467,7 @@ class Command:
     announce_at = 0
     watch_at = 0
     kill_at = 0
+    left_at = 0  # its first process has ended, and others that were asked to have not
     look_at = 0
     wake = 0
     looked = 0
@@ -489,6 +491,8 @@ class Command:
         self.wake = self.watch_at if self.announced else min(self.announce_at, self.watch_at)
         if self.kill_at and self.kill_at < self.wake:
             self.wake = self.kill_at
+        if self.left_at and self.left_at < self.wake:
+            self.wake = self.left_at
         if self.look_at and self.look_at < self.wake:
             self.wake = self.look_at
         if self.until and (over := now() + left(self.until)) < self.wake:
@@ -1002,6 +1006,9 @@ class Keeper:
         if command.kill_at and moment >= command.kill_at:
             command.kill_at = moment + KILL_AGAIN
             self._kill_all(command)
+        if command.left_at and moment >= command.left_at:
+            self._on_exit()
+            return
         if moment >= command.watch_at:
             self._watch(command, moment)
         if command.look_at and moment >= command.look_at:
@@ -1095,6 +1102,11 @@ class Keeper:
         command = self._command
         if command is None:
             return
+        if command.kill_at and not command.lapsed and self._asked_and_alive(command):
+            self._look_away()
+            command.left_at = now() + LEFT_EVERY
+            command.plan()
+            return
         pid, status, usage = os.wait4(command.pid, os.WNOHANG)
         if pid == 0:
             return
@@ -1108,9 +1120,24 @@ class Keeper:
         self._command = None
         self._start_next()
         self._report()
-        if self._pidfd < 0 and self._watched >= 0:
+        if self._pidfd < 0:
+            self._look_away()
+
+    def _look_away(self) -> None:
+        """There is no process whose end is waited for."""
+        if self._watched >= 0:
             self._poll.unregister(self._watched)
             self._watched = -1
+
+    def _asked_and_alive(self, command: Command) -> bool:
+        """Whether others of its process group, which were asked to end too, are still at it: a shell ends at once, and
+        what it runs may have something to save.
+        """
+        for pid in family(os.getpid()):
+            with contextlib.suppress(OSError):
+                if pid != command.pid and pid not in self._stuck and os.getpgid(pid) == command.pid:
+                    return True
+        return False
 
     def _sweep(self, command: Command) -> None:
         """Kills what a command has left behind, generation by generation."""

@@ -34,7 +34,7 @@ from poise.errors import Fault, SpecError
 from poise.model.jobs import Ending
 from poise.model.messages import Attempt, Ended, Launch, Running
 from poise.model.resources import WHOLE, Device
-from poise.model.training import ORDERS, REPORT, Orders
+from poise.model.training import CHECKPOINTS, ORDERS, REPORT, Orders
 from poise.ports import Held, Observation
 
 _log = logging.getLogger("poise.agent")
@@ -203,6 +203,7 @@ class Keepers:
         *,
         node: str = "",
         gangs: Path | None = None,
+        checkpoints: Path | None = None,
         devices: Sequence[Device] = (),
         cgroups: Cgroups | None = None,
         log_bound: int = 64 << 20,
@@ -210,7 +211,9 @@ class Keepers:
         idle_seconds: float = 60.0,
         serving: Callable[[Attempt], Mapping[str, str]] = lambda attempt: {},
     ) -> None:
-        """`serving` gives the variables by which an attempt that serves calls finds the control plane."""
+        """`serving` gives the variables by which an attempt that serves calls finds the control plane; training keeps
+        its checkpoints in `checkpoints`.
+        """
         self.on_change = lambda running, ended: None
         self.folder = folder.absolute()
         self.logs = logs.absolute()
@@ -233,6 +236,7 @@ class Keepers:
         self._slots: dict[int, _Slot] = {}
         self._where: dict[Attempt, _Slot] = {}
         self._gangs = Gangs(gangs or self.folder / "gangs", node, _safe)
+        self._checkpoints = checkpoints or self.folder / "checkpoints"
         self._adopted: list[Launch] = []
         self._members: set[Attempt] = set()  # of elastic gangs: there is a file of orders for each
         self._retiring: asyncio.Task[None] | None = None
@@ -343,6 +347,8 @@ class Keepers:
         result = result_path(self._results, attempt)
         gang_folder = self._gangs.join(launch) if launch.gang else ""
         env = environment(launch, result=result, gang_folder=gang_folder, devices=self.devices)
+        unit = launch.gang or attempt.task
+        env.setdefault(CHECKPOINTS, str(self._checkpoints / attempt.task.partition(".")[0] / _safe(unit)))
         if launch.serves:
             env.update(self._serving(launch.attempt))
         order = Order(

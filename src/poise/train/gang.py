@@ -57,6 +57,9 @@ class Gang:
         self._folder = "" if _under_torchrun() else os.environ.get("POISE_GANG_DIR", "")
         self._orders = os.environ.get(ORDERS, "") if self._folder else ""
         self._theirs = dist.is_initialized()  # the script has made the group itself, and keeps it
+        self._look = Orders(generation=0, world=1, rank=0), (0, 0)  # the latest orders, and which file they were in
+        self._member = False  # of any group yet
+        self._epoch = int(os.environ.get("POISE_EPOCH", 0))
         self._watch: threading.Thread | None = None
         self._over = threading.Event()
         self._waiting = False
@@ -117,6 +120,28 @@ class Gang:
         orders = self._read()
         return orders if orders is not None and orders.generation > self.generation else None
 
+    def agreed_epoch(self) -> int:
+        """The highest epoch of all that have been in this gang: who joins it while it runs has a later one."""
+        if self.together:
+            epoch = torch.tensor([self._epoch])
+            dist.all_reduce(epoch, dist.ReduceOp.MAX)
+            self._epoch = int(epoch)
+        return self._epoch
+
+    def leaves(self) -> bool:
+        """Whether this worker is told to leave, and the others to go on."""
+        orders = self.newer()
+        return orders is not None and orders.rank < 0
+
+    def is_to_change(self) -> bool:
+        """Whether there are orders that can be followed now. Those who join come after the others, and until they are
+        ready to the others go on as they are.
+        """
+        orders = self.newer()
+        if orders is None or orders.rank < 0:
+            return orders is not None
+        return all((Path(self._folder) / _joins(orders, rank)).exists() for rank in range(self.world, orders.world))
+
     def await_newer(self, seconds: float, beat: Callable[[], None]) -> bool:
         """Wait for orders that are newer than the gang; whether they came."""
         until = time.monotonic() + seconds
@@ -136,10 +161,14 @@ class Gang:
         return Orders(generation=0, world=world, rank=rank)
 
     def _read(self) -> Orders | None:
+        """The orders as they are now; each time they come in a file of its own."""
         if not self._orders:
             return None
         try:
-            return msgspec.json.decode(Path(self._orders).read_bytes(), type=Orders)
+            status = Path(self._orders).stat()
+            if (file := (status.st_ino, status.st_mtime_ns)) != self._look[1]:
+                self._look = msgspec.json.decode(Path(self._orders).read_bytes(), type=Orders), file
+            return self._look[0]
         except (OSError, msgspec.DecodeError):
             return None  # none have come yet
 
@@ -151,9 +180,12 @@ class Gang:
             raise Leaving
         self.rank, self.world = orders.rank, orders.world
         if orders.world == 1:
+            self._member = True
             return True
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         store = FileStore(str(Path(self._folder) / f"workers.{orders.generation}"), orders.world)
+        if not self._member:
+            (Path(self._folder) / _joins(orders, orders.rank)).touch()
         store.set(f"here.{orders.rank}", "")
         everybody = [f"here.{rank}" for rank in range(orders.world)]
         until = time.monotonic() + FORM_SECONDS
@@ -183,6 +215,7 @@ class Gang:
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=TALK_SECONDS), dist.group.WORLD)
         except RuntimeError as error:
             raise WorkerLost(str(error)) from None
+        self._member = True
         if self._orders:
             self._over.clear()
             self._watch = threading.Thread(target=self._watch_over, daemon=True)
@@ -200,6 +233,10 @@ class Gang:
             if time.monotonic() - since > ORDERED_SECONDS:
                 _abort()
                 return
+
+
+def _joins(orders: Orders, rank: int) -> str:
+    return f"joins.{orders.generation}.{rank}"
 
 
 def _abort() -> None:

@@ -6,6 +6,7 @@ at the same step. A gang that was formed anew saves after its first: what was be
 """
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter_ns
@@ -33,6 +34,7 @@ class Keeping:
     def __init__(self, folder: str | os.PathLike[str] | None, keep: Keep, every: int | str) -> None:
         given = folder or os.environ.get(CHECKPOINTS, "")
         self.folder = Path(given) if given else None
+        self._for_this_job = not folder
         self.restored = ""
         self.safe = -1
         self._keep = keep
@@ -46,15 +48,19 @@ class Keeping:
         self._last: Saved | None = None
         self._stall = 0
 
-    def open(self, rank: int, world: int) -> None:
-        """This worker's place in its gang, from now on; before the gang's first exchange."""
+    def open(self, rank: int, world: int, epoch: int) -> None:
+        """This worker's place in its gang and the gang's epoch, from now on; before it exchanges anything.
+
+        What lies in the job's own folder before its first attempt is of a job that had its name before.
+        """
         self._count_work()
         self._due = self._checkpoints is not None
         self.close(0)
         self._world = world
         if self.folder is None:
             return
-        epoch = int(os.environ.get("POISE_EPOCH", 0))
+        if self._for_this_job and rank == 0 and epoch == 1 and not self._due:  # the first time
+            shutil.rmtree(self.folder, ignore_errors=True)
         try:
             self._checkpoints = Checkpoints(self.folder, rank=rank, world=world, epoch=epoch, keep=self._keep)
         except OSError as error:

@@ -417,9 +417,9 @@ class Session:
             self._told = used
         self._wishes[_OVERFLOWS] = float(self._precision.overflows)
         self._wishes[_LOWERS] = float(self._precision.lowers)
-        self._wishes[_NEWER] = float(self._gang.newer() is not None)
+        self._wishes[_NEWER] = float(self._gang.is_to_change())
         self._wishes[_SAVE] = float(self.rank == 0 and self._keeping.due(self.steps + 1))
-        self._wishes[_STOP] = float(self._stopping and not self._wishes[_NEWER])
+        self._wishes[_STOP] = float(self._stopping and not self._gang.leaves())
         self._unseen = self._unseen + self._loss
         self._unseen_steps += 1
         self._wishes[_LOSS] = float(self._unseen) / self._unseen_steps if self.watch.due(self.steps) else 0.0
@@ -595,9 +595,9 @@ class Session:
         """Form the gang once; why that cannot be, if somebody is lost meanwhile."""
         try:
             self._gang.form(self._while_waiting)
-            self._keeping.open(self.rank, self.world)
-            self._restore()
             with self._gang.waiting():
+                self._keeping.open(self.rank, self.world, self._gang.agreed_epoch())
+                self._restore()
                 self._sync()
             self._keeping.go_on_from(self.steps)
         except Leaving as leaving:

@@ -1,0 +1,114 @@
+"""Real training under a real control plane: killed, shrunk, grown and put aside, it comes to what nobody disturbs."""
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from train.gangs import HERE, Workers
+
+from poise.model.reports import TaskReport
+from poise.model.training import Training
+from system.living import Living, kill, until
+
+POLICY = "kind: policy\nname: ours\nextends: poise\npreempt: {min_run: 1s}\n"
+FLEET = "kind: fleet\nname: one\nnodes: {n: {cpu: 4, memory: 8GiB}}\n"
+EPOCHS = 40
+STEPS = EPOCHS * 8
+"""Of 500 samples, 64 in each."""
+
+JOB = """
+kind: job
+name: train
+run: {python} {script}
+workers: {workers}
+resources: {{cpu: 1}}
+priority: low
+expect: 1h
+env: {{OUT: {out}, OMP_NUM_THREADS: "1", OPTIONS: '{options}'}}
+"""
+
+
+class Trained:
+    """A job that trains, as its user sees it."""
+
+    def __init__(self, living: Living, workers: str, **options: Any) -> None:
+        self.living, self.out = living, living.work / "out"
+        options = {"samples": 500, "batch": 64, "epochs": EPOCHS, **options}
+        text = JOB.format(
+            python=sys.executable, script=HERE / "digits.py", workers=workers, out=self.out, options=json.dumps(options)
+        )
+        policy = living.file("policy.yaml", POLICY)
+        living.up("--fleet", str(living.file("fleet.yaml", FLEET)), "--policy", str(policy))
+        self.id = living.poise("submit", str(living.file("train.yaml", text))).text.split()[0]
+        self.client = living.client()
+
+    def said(self) -> Training:
+        told = self.client.job(self.id).training
+        return told[0].said if told else Training(step=0)
+
+    def running(self) -> dict[str, TaskReport]:
+        return {task.name: task for task in self.client.job(self.id).tasks if task.status == "running"}
+
+    def until_step(self, step: int, world: int = 0) -> None:
+        def there() -> bool:
+            said = self.said()
+            return said.step >= step and world in (0, said.world)
+
+        until(there, f"step {step} with {world} workers", self.living.messages, 120.0)
+
+    def wait(self) -> list[dict[str, Any]]:
+        done = self.living.poise("wait", self.id)
+        assert done.code == 0, self.living.poise("logs", self.id).text
+        return [json.loads(path.read_text()) for path in sorted(self.out.parent.glob("out.*.json"))]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What one worker comes to, alone."""
+    gang = Workers(tmp_path_factory.mktemp("alone"), samples=500, batch=64, epochs=EPOCHS)
+    gang.start("a", env={"POISE_GANG_DIR": ""})
+    assert gang.wait("a") == [0], gang.said("a")
+    return gang.answers()[0]
+
+
+def comes_to(undisturbed: Any, answers: list[dict[str, Any]]) -> bool:
+    assert answers
+    return all(
+        answer["steps"] == STEPS and np.allclose(answer["weights"], undisturbed["weights"], atol=2e-3)
+        for answer in answers
+    )
+
+
+def test_a_gang_that_is_killed_and_resized_while_it_runs_comes_to_the_same(living: Living, undisturbed: Any) -> None:
+    training = Trained(living, "1..3", pause=0.05)
+    training.until_step(5, world=3)
+    first = training.running()
+    kill(first["main[0]"].pid)
+    step = training.said().step
+    until(lambda: "main[0]" in training.running(), "it is replaced", living.messages)
+    training.until_step(step + 10, world=3)
+    now = training.running()
+    assert {name: (task.pid, task.epoch) for name, task in now.items() if name != "main[0]"} == {
+        name: (task.pid, task.epoch) for name, task in first.items() if name != "main[0]"
+    }, "the others go on in their processes"
+    living.poise("submit", "--priority", "urgent", "--cpu", "3", "--", "sleep", "1")
+    until(lambda: training.said().world == 1, "it makes room", living.messages)
+    assert {task.pid for task in training.running().values()} < {task.pid for task in now.values()}, "one of them stays"
+    assert comes_to(undisturbed, training.wait())
+
+
+def test_put_aside_it_goes_on_from_its_checkpoint_without_losing_a_step(living: Living, undisturbed: Any) -> None:
+    training = Trained(living, "2", pause=0.02)
+    training.until_step(20)
+    living.poise("submit", "--priority", "urgent", "--cpu", "3", "--expect", "1s", "--", "sleep", "1")
+    until(lambda: any(task.epoch == 2 for task in training.running().values()), "it goes on", living.messages)
+    until(lambda: training.said().restored.startswith("the checkpoint of step"), "it says so", living.messages)
+    answers = training.wait()
+    steps = [json.loads(line)[0] for path in training.out.parent.glob("out.*.steps") for line in path.open()]
+    assert comes_to(undisturbed, answers)
+    assert not [step for step in set(steps) if steps.count(step) > 2], "no step was made twice"
