@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import poise
-from poise.train import session
+from poise.train import gang, session
 
 options = json.loads(os.environ.get("OPTIONS", "{}"))
 out = Path(os.environ["OUT"])
@@ -25,6 +25,7 @@ images, labels = load_digits(return_X_y=True)
 inputs, targets = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
 count = options.pop("samples", 1000)
 session.REGROUP_SECONDS = options.pop("regroup", 60.0)
+gang.LONG_SECONDS = options.pop("long", 5.0)
 pause, kind = options.pop("pause", 0.0), options.pop("optimizer", "sgd")
 data = TensorDataset(inputs[:count], targets[:count])
 

@@ -1,6 +1,7 @@
 """Three changed lines: what a script sees of its session, alone and in gangs that change."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, Weighte
 
 import poise
 from poise.model.training import Training
-from train.gangs import HERE, Workers
+from train.gangs import HERE, Workers, until
 
 STEPS = 4 * 16
 """Of four passes over 1,000 samples in steps of 64."""
@@ -126,6 +127,21 @@ def test_asked_to_end_all_workers_end_after_the_same_step(workers: Workers) -> N
     workers.ask_to_end("b")
     assert workers.wait("a", "b") == [143, 143]
     assert workers.steps("a")[-1][0] == workers.steps("b")[-1][0]
+
+
+def test_who_waits_for_a_worker_that_hangs_is_not_taken_for_it(workers: Workers) -> None:
+    def pace(name: str) -> int:
+        return msgspec.json.decode((workers.folder / f"{name}.report").read_bytes(), type=Training).step_time
+
+    workers.options |= {"long": 0.5, "epochs": 20}
+    workers.start("a", "b")
+    workers.after("a", 100)
+    os.kill(workers.processes["b"].pid or 0, signal.SIGSTOP)
+    until(lambda: pace("a") == 0)
+    assert pace("b") > 0
+    os.kill(workers.processes["b"].pid or 0, signal.SIGCONT)
+    until(lambda: pace("a") > 0)
+    assert workers.wait("a", "b") == [0, 0]
 
 
 def test_worker_0_tells_how_it_gets_on(workers: Workers) -> None:

@@ -32,7 +32,11 @@ ORDERED_SECONDS = 10.0
 """How long a worker that has newer orders still waits for the others in what all do together: a ring may wait for ever
 for somebody who has gone, if nobody who waits was beside them."""
 
+LONG_SECONDS = 5.0
+"""A worker that waits for the others for so long says so."""
+
 _LOOK_SECONDS = 0.02
+_WATCH_SECONDS = 0.5
 _OVER = "over"
 
 
@@ -63,6 +67,7 @@ class Gang:
         self._watch: threading.Thread | None = None
         self._over = threading.Event()
         self._waiting = False
+        self.waits_long: Callable[[], object] = bool
 
     @property
     def together(self) -> bool:
@@ -216,21 +221,22 @@ class Gang:
         except RuntimeError as error:
             raise WorkerLost(str(error)) from None
         self._member = True
-        if self._orders:
-            self._over.clear()
-            self._watch = threading.Thread(target=self._watch_over, daemon=True)
-            self._watch.start()
+        self._over.clear()
+        self._watch = threading.Thread(target=self._watch_over, daemon=True)
+        self._watch.start()
         return True
 
     def _watch_over(self) -> None:
-        """End what this worker does with the others, if it is still at it long after it was told of another gang."""
-        since = 0.0
-        while not self._over.wait(0.5):
-            if not self._waiting or self.newer() is None:
-                since = 0.0
-                continue
-            since = since or time.monotonic()
-            if time.monotonic() - since > ORDERED_SECONDS:
+        """Say so when this worker waits for others for long: it is not the one that hangs. And end what it does with
+        them, if it is still at it long after it was told of another gang.
+        """
+        waits = ordered = 0.0
+        while not self._over.wait(_WATCH_SECONDS):
+            waits = waits + _WATCH_SECONDS if self._waiting else 0.0
+            ordered = ordered + _WATCH_SECONDS if self._waiting and self.newer() is not None else 0.0
+            if LONG_SECONDS <= waits < LONG_SECONDS + _WATCH_SECONDS:
+                self.waits_long()
+            if ordered > ORDERED_SECONDS:
                 _abort()
                 return
 

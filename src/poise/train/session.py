@@ -28,7 +28,6 @@ from contextlib import ExitStack
 from types import FrameType, TracebackType
 from typing import Any, Literal, Protocol
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
@@ -182,6 +181,7 @@ class Session:
         self._stopping = False
         self._handler: Any = None
         self._teller = Teller()
+        self._gang.waits_long = self._teller.rests
         self._keeping = Keeping(checkpoint, keep, every)
         self._loss: torch.Tensor | float = 0.0
         self._loss_share = 0.0
@@ -239,8 +239,8 @@ class Session:
                 self._save(parting=True)
                 self._gang.conclude()
             self._keeping.close()
-            if kind is None:  # no step is missed any more
-                self._teller.tell(lambda: msgspec.structs.replace(self.training(), step_time=0), now=True)
+            if kind is None:
+                self._rest()
         finally:
             if self._handler is not None:
                 signal.signal(signal.SIGTERM, self._handler)
@@ -265,6 +265,7 @@ class Session:
         """The micro-batches that this worker takes, to the end of the last pass."""
         while self.epoch < self._until:
             yield from self._rest_of_the_pass()
+        self._rest()  # what a script does between two passes takes as long as it takes
 
     def step(self, loss: torch.Tensor | Callable[[], torch.Tensor]) -> None:
         """Work out the gradients of a mean loss over the micro-batch; the last one of a step changes the weights. A
@@ -325,6 +326,11 @@ class Session:
             advice=self.exchange.advice,
             speedups=self._speedups(),
         )
+
+    def _rest(self) -> None:
+        """Say how far it has come, and that no step is missed now."""
+        self._teller.tell(self.training, now=True)
+        self._teller.rests()
 
     def _progress(self) -> int:
         """How much of all the work is done, in millionths."""
@@ -582,6 +588,7 @@ class Session:
         while lost := self._formed():
             self._await_orders(lost)
         self._fitting.resize(self._share)
+        self._teller.silent = self.rank != 0 and not self._gang.watched  # they all have one file
         if self._gang.together:
             self.exchange.share(self.world)
             self._reducer = Reducer(

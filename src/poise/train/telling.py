@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,28 +17,38 @@ EVERY_SECONDS = 1.0
 
 class Teller:
     """Writes what it is given, whole or not at all, at most once a second or `every` so many; nothing where nobody
-    reads it.
+    reads it, or where another worker writes to the same file (`silent`).
     """
 
     def __init__(self) -> None:
         path = os.environ.get(REPORT, "")
         self._path = Path(path) if path else None
         self._told = -math.inf
+        self._writing = threading.Lock()
+        self.silent = False
         self.said: Training | None = None
 
     def tell(self, training: Callable[[], Training], *, now: bool = False, every: float = EVERY_SECONDS) -> None:
         """Say it if so many seconds have passed since the last time, or `now`."""
         moment = time.monotonic()
-        if self._path is None or (moment < self._told + every and not now):
+        if self._path is None or self.silent or (moment < self._told + every and not now):
             return
         self._told = moment
         said = training()
         finite = math.isfinite(said.loss)  # JSON has no other numbers
         self.said = said if finite else msgspec.structs.replace(said, loss=0.0)
-        draft = self._path.with_name(f"{self._path.name}.new")
-        with contextlib.suppress(OSError):  # it is no reason to fail
-            draft.write_bytes(msgspec.json.encode(self.said))
-            draft.replace(self._path)
+        self._write(self._path, self.said)
+
+    def rests(self) -> None:
+        """Say that it makes no steps now, and that none is missed; another thread may."""
+        if self._path is not None and not self.silent and self.said is not None:
+            self._write(self._path, msgspec.structs.replace(self.said, step_time=0))
+
+    def _write(self, path: Path, said: Training) -> None:
+        draft = path.with_name(f"{path.name}.new")
+        with self._writing, contextlib.suppress(OSError):  # it is no reason to fail
+            draft.write_bytes(msgspec.json.encode(said))
+            draft.replace(path)
 
 
 __all__ = ["Teller"]
