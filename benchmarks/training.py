@@ -1,22 +1,26 @@
 """What the training library costs, and what training under it survives: real small models, real processes.
 
-    python benchmarks/training.py [--only overhead,kill,resize,preempt] [--rounds 5] [--plot loss.svg] [--json]
+    python benchmarks/training.py [--only overhead,kill,resize,preempt] [--rounds 5] [--steps 150] [--json]
 
 * `overhead`: the median step of a small transformer (on the text of the licence) and of a CNN (on digits), in a plain
-  loop and in a session, which take turns step by step over the same batches, on one core.
-* `kill`: four workers of an elastic gang under a real control plane train on digits; one is killed with SIGKILL in the
-  middle. From that to the next step of the gang, and to the next with four workers again; steps that were lost; the
-  loss beside a run that nobody disturbs (`--plot`).
-* `resize`: accuracy on digits that were not learned, of runs that have 1, then 4, then 2 workers, beside runs with two
-  all the time, at the same samples per step, for several seeds.
-* `preempt`: a job that trains is put aside by an urgent one, again and again, and goes on. Work that was lost each time
-  beside the interval between checkpoints plus what restoring took.
+  loop and in a session, which take turns step by step, on one core.
+* `kill`: four workers of an elastic gang under a real control plane train a small network on digits; one is killed with
+  SIGKILL, worker 0 in turn with another. From that to the next step of the gang, and to the next with four workers;
+  steps that were made twice or left out; and accuracy on digits that were not learned beside an undisturbed run.
+* `resize`: that accuracy of runs which have 1, then 4, then 2 workers, beside runs with two all the time, at the same
+  samples per step, for several seeds.
+* `preempt`: a gang that trains is put aside by an urgent job and goes on. Steps that were lost, and how long it is from
+  the end of the urgent job to the next step.
 """
 
 import argparse
 import itertools
+import json
+import os
+import signal
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +30,7 @@ import harness
 from harness import Figure, say
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
 LICENCE = ROOT / "LICENSE"
 
 
@@ -124,6 +129,147 @@ def measure_overhead(rounds: int, steps: int) -> list[Figure]:
     return figures
 
 
+# --- survival --------------------------------------------------------------------------------------------------------
+
+
+class Job:
+    """A gang that trains on digits under a control plane of its own."""
+
+    def __init__(self, workers: str, cpus: int, **options: Any) -> None:
+        from system.living import Living
+
+        self.living = Living()
+        fleet = self.living.file("fleet.yaml", f"kind: fleet\nname: one\nnodes: {{n: {{cpu: {cpus}, memory: 8GiB}}}}\n")
+        policy = self.living.file("policy.yaml", "kind: policy\nname: ours\nextends: poise\npreempt: {min_run: 1s}\n")
+        self.living.up("--fleet", str(fleet), "--policy", str(policy))
+        env = {"OUT": str(self.living.work / "out"), "OMP_NUM_THREADS": "1", "OPTIONS": json.dumps(options)}
+        job = {"name": "train", "run": [sys.executable, str(ROOT / "tests" / "train" / "digits.py")], "env": env}
+        more = {"workers": workers, "priority": "low", "expect": "1h"}
+        self.id = self.living.client().submit(job | more)
+
+    def steps(self) -> list[tuple[int, int, int, float]]:
+        """What all workers have written: step, rank, world, time; in order of time."""
+        lines = (line for path in self.living.work.glob("out.*.steps") for line in path.read_text().splitlines())
+        return sorted((tuple(json.loads(line)) for line in lines), key=lambda step: step[3])
+
+    def until(self, holds: Callable[[], Any], seconds: float = 120.0) -> Any:
+        end = time.monotonic() + seconds
+        while not (found := holds()):
+            if time.monotonic() > end:
+                raise TimeoutError("waited in vain")
+            time.sleep(0.02)
+        return found
+
+    def pid(self, rank: int) -> int:
+        return self.living.client().job(self.id).tasks[rank].pid
+
+    def answer(self) -> dict[str, Any]:
+        """What a worker came to, once all are done."""
+        self.until(lambda: self.living.client().job(self.id).ended)
+        answers: list[dict[str, Any]] = [json.loads(path.read_text()) for path in self.living.work.glob("out.*.json")]
+        return answers[0]
+
+    def end(self) -> None:
+        self.living.close()
+        self.living.destroy()
+
+
+def alone(folder: Path, epochs: int, seed: int, plan: tuple[int, ...]) -> float:
+    """Accuracy of a gang that has so many workers, one number after another, each for its part of the run."""
+    from train.gangs import Workers
+
+    gang = Workers(folder, batch=64, epochs=epochs, seed=seed, pause=0.005)
+    names = "abcd"
+    gang.start(*names[: plan[0]])
+    every = epochs * 16 // len(plan)
+    for number, workers in enumerate(plan[1:], start=1):
+        gang.after("a", number * every)
+        gang.become(*names[:workers])
+    gang.wait("a")
+    accuracy = float(gang.answers()[0]["accuracy"])
+    gang.end()
+    return accuracy
+
+
+def measure_kill(rounds: int) -> list[Figure]:
+    """See the module."""
+    next_step, whole, twice, worse = [], [], [], []
+    epochs = 40
+    with tempfile.TemporaryDirectory() as folder:
+        undisturbed = alone(Path(folder), epochs, 0, (1,))
+    for number in range(rounds):
+        say(f"kill: round {number + 1}")
+        job = Job("1..4", 4, batch=64, epochs=epochs, pause=0.03, seed=0)
+        try:
+            job.until(lambda job=job: [step for step in job.steps() if step[2] == 4 and step[0] > 20])  # type: ignore[misc]
+            victim = job.pid(0 if number % 2 else 2)
+            killed = time.time()
+            os.kill(victim, signal.SIGKILL)
+            answer = job.answer()
+            steps = job.steps()
+            after = [step for step in steps if step[3] > killed + 0.001 and step[2] != 4]
+            again = [step for step in steps if after and step[3] > after[0][3] and step[2] == 4]
+            next_step.append(after[0][3] - killed)
+            whole.append(again[0][3] - killed if again else float("nan"))
+            made = [step[0] for step in steps if step[1] == 0]
+            twice.append(float(len(made) - len(set(made)) + answer["steps"] - len(set(made))))
+            worse.append(100 * (undisturbed - answer["accuracy"]))
+        finally:
+            job.end()
+    return [
+        Figure(name="kill -9 of one of four: to the next step", unit="s", values=next_step, limit=30.0),
+        Figure(name="kill -9 of one of four: to a step of four again", unit="s", values=whole, limit=30.0),
+        Figure(name="steps made twice or left out", unit="", values=twice, limit=0.0),
+        Figure(name="points of accuracy below an undisturbed run", unit="", values=worse, limit=0.5),
+    ]
+
+
+def measure_resize(rounds: int) -> list[Figure]:
+    """See the module."""
+    elastic: list[float] = []
+    fixed: list[float] = []
+    for seed in range(rounds):
+        say(f"resize: seed {seed}")
+        for plan, found in (((1, 4, 2), elastic), ((2,), fixed)):
+            with tempfile.TemporaryDirectory() as folder:
+                found.append(100 * alone(Path(folder), 20, seed, plan))
+    return [
+        Figure(name="accuracy with 1, 4, 2 workers", unit="%", values=elastic),
+        Figure(name="accuracy with 2 workers", unit="%", values=fixed),
+        Figure(
+            name="points that resizing costs, seed by seed",
+            unit="",
+            values=[two - one for one, two in zip(elastic, fixed, strict=True)],
+            limit=0.5,
+        ),
+    ]
+
+
+def measure_preempt(rounds: int) -> list[Figure]:
+    """See the module."""
+    lost, back = [], []
+    for number in range(rounds):
+        say(f"preempt: round {number + 1}")
+        job = Job("2", 2, batch=64, epochs=30, pause=0.03)
+        try:
+            job.until(lambda job=job: [step for step in job.steps() if step[0] > 30])  # type: ignore[misc]
+            urgent = {"name": "urgent", "run": ["sleep", "1"], "priority": "urgent", "expect": "1s"}
+            client = job.living.client()
+            id = client.submit(urgent | {"resources": {"cpu": 2}})
+            job.until(lambda client=client, id=id: client.job(id).ended)  # type: ignore[misc]
+            ended = time.time()
+            first = job.until(lambda job=job, ended=ended: [step for step in job.steps() if step[3] > ended])[0]  # type: ignore[misc]
+            before = max(step[0] for step in job.steps() if step[3] < ended)
+            lost.append(float(before + 1 - first[0]))
+            back.append(first[3] - ended)
+        finally:
+            job.end()
+    return [
+        Figure(name="put aside: steps lost", unit="", values=lost, limit=0.0),
+        Figure(name="put aside: from the end of the urgent job to the next step", unit="s", values=back, limit=30.0),
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="overhead", help="overhead, kill, resize, preempt; several with commas")
@@ -131,7 +277,12 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=150, help="of each loop and round")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    parts = {"overhead": lambda: measure_overhead(options.rounds, options.steps)}
+    parts: dict[str, Callable[[], list[Figure]]] = {
+        "overhead": lambda: measure_overhead(options.rounds, options.steps),
+        "kill": lambda: measure_kill(options.rounds),
+        "resize": lambda: measure_resize(options.rounds),
+        "preempt": lambda: measure_preempt(options.rounds),
+    }
     chosen = options.only.split(",")
     return harness.program(lambda: [figure for name in chosen for figure in parts[name]()], as_json=options.json)
 
