@@ -21,6 +21,7 @@ IN_FILES_ONLY = {
     "merge": "is a second command",
     "artifacts": "are several commands",
     "work": "is a mapping",
+    "phases": "is a mapping",
     "ops": "are told by the fleet file's author, not by who types",
     "calls": "come from Python",
     "serves": "comes from `poise serve`",
