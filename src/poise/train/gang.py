@@ -66,7 +66,7 @@ class Gang:
         self._epoch = int(os.environ.get("POISE_EPOCH", 0))
         self._watch: threading.Thread | None = None
         self._over = threading.Event()
-        self._waiting = False
+        self._waits_since = 0.0
         self.waits_long: Callable[[], object] = bool
 
     @property
@@ -114,11 +114,11 @@ class Gang:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """In it this worker waits for the others."""
-        self._waiting = True
+        self._waits_since = time.monotonic()
         try:
             yield
         finally:
-            self._waiting = False
+            self._waits_since = 0.0
 
     def newer(self) -> Orders | None:
         """Orders that have come since the gang was formed."""
@@ -230,13 +230,14 @@ class Gang:
         """Say so when this worker waits for others for long: it is not the one that hangs. And end what it does with
         them, if it is still at it long after it was told of another gang.
         """
-        waits = ordered = 0.0
+        told = ordered = 0.0  # the wait of which it was said; when newer orders were first seen
         while not self._over.wait(_WATCH_SECONDS):
-            waits = waits + _WATCH_SECONDS if self._waiting else 0.0
-            ordered = ordered + _WATCH_SECONDS if self._waiting and self.newer() is not None else 0.0
-            if LONG_SECONDS <= waits < LONG_SECONDS + _WATCH_SECONDS:
+            now, since = time.monotonic(), self._waits_since
+            ordered = 0.0 if self.newer() is None else ordered or now
+            if since and since != told and now - since > LONG_SECONDS:
+                told = since
                 self.waits_long()
-            if ordered > ORDERED_SECONDS:
+            if since and ordered and now - max(since, ordered) > ORDERED_SECONDS:
                 _abort()
                 return
 

@@ -240,7 +240,8 @@ class Session:
                 self._gang.conclude()
             self._keeping.close()
             if kind is None:
-                self._rest()
+                self._teller.tell(self.training, now=True)
+                self._teller.rests()
         finally:
             if self._handler is not None:
                 signal.signal(signal.SIGTERM, self._handler)
@@ -265,7 +266,7 @@ class Session:
         """The micro-batches that this worker takes, to the end of the last pass."""
         while self.epoch < self._until:
             yield from self._rest_of_the_pass()
-        self._rest()  # what a script does between two passes takes as long as it takes
+        self._teller.rests()  # what a script does between two passes takes as long as it takes
 
     def step(self, loss: torch.Tensor | Callable[[], torch.Tensor]) -> None:
         """Work out the gradients of a mean loss over the micro-batch; the last one of a step changes the weights. A
@@ -326,11 +327,6 @@ class Session:
             advice=self.exchange.advice,
             speedups=self._speedups(),
         )
-
-    def _rest(self) -> None:
-        """Say how far it has come, and that no step is missed now."""
-        self._teller.tell(self.training, now=True)
-        self._teller.rests()
 
     def _progress(self) -> int:
         """How much of all the work is done, in millionths."""

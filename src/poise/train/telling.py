@@ -40,8 +40,11 @@ class Teller:
         self._write(self._path, self.said)
 
     def rests(self) -> None:
-        """Say that it makes no steps now, and that none is missed; another thread may."""
+        """Say that it makes no steps now, and that none is missed, until the next is told of, at once. Another thread
+        may say so.
+        """
         if self._path is not None and not self.silent and self.said is not None:
+            self._told = -math.inf
             self._write(self._path, msgspec.structs.replace(self.said, step_time=0))
 
     def _write(self, path: Path, said: Training) -> None:
