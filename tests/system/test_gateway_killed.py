@@ -27,6 +27,12 @@ class Newer(Model):
     def load(self):
         pass
 
+class Never(Model):
+    def load(self):
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+        raise RuntimeError("no weights here")
+
 class Worse(Newer):
     def predict(self, batch):
         raise ValueError("no")
@@ -133,6 +139,35 @@ def test_a_trial_that_is_over_stays_over(home: Living, model: str, ends: str) ->
     assert asking.wrong == []
     assert serving.text.count("on trial") == 1
     assert [job.name for job in home.client().jobs() if job.status == "running"] == [left]
+    assert serving.end() == 0
+
+
+def test_a_canary_that_cannot_start_is_rolled_back_by_whoever_takes_over(home: Living) -> None:
+    home.file(
+        "service.yaml",
+        "kind: service\nname: tried\nmodel: app.py:Newer\nresources: {cpu: 100m}\n"
+        "canary: {model: 'app.py:Never', share: [50%]}\n",
+    )
+    serving = Serving(home, "service.yaml")
+    until(
+        lambda: [job for job in home.client().jobs() if job.name == "tried-canary-1" and job.status == "running"],
+        "the canary loads",
+        lambda: serving.text,
+    )
+    kill_gateway(serving)
+    home.file("go", "")
+    serving.until_said("the canary is rolled back: a replica of tried-canary cannot start: ")
+    assert "no weights here" in serving.text
+    assert serving.end() == 0
+
+
+def test_a_gateway_that_crashes_says_where(home: Living) -> None:
+    serving = Serving(home, "app.py:Newer", "--cpu", "0.1")
+    before = gateway(serving)
+    kill(before, signal.SIGSEGV)
+    serving.until_said("the gateway was ended by SIGSEGV; another takes over")
+    assert "Fatal Python error: Segmentation fault" in serving.text
+    assert "uvloop" in serving.text[serving.text.index("Fatal") :], "what it was at"
     assert serving.end() == 0
 
 

@@ -12,6 +12,7 @@ With `--retire` it ends what a node of an earlier fleet still runs, removes the 
 import argparse
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import os
 import shutil
@@ -434,6 +435,7 @@ def main() -> int:
     parser.add_argument("--declared", type=Path, help="compiled fleet that says what this node offers")
     parser.add_argument("--retire", type=Path, help="folder of a node that is no longer part of the fleet")
     options = parser.parse_args()
+    faulthandler.enable()  # what it was at, if native code ends it, is among the messages
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
     home = Home(options.home.resolve())
     try:

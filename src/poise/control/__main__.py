@@ -7,6 +7,7 @@ SIGTERM, leaving running work to the agent and its keepers.
 import argparse
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import os
 import signal
@@ -74,6 +75,7 @@ def main() -> int:
     parser.add_argument("--log-limit", type=int, default=0, help="bytes that the log may take; 0: the disk's room")
     parser.add_argument("--share", type=Path, help="another socket, for every user of this machine")
     options = parser.parse_args()
+    faulthandler.enable()  # what it was at, if native code ends it, is among the messages
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     home = Home(options.home.resolve())

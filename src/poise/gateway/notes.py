@@ -9,12 +9,13 @@ import msgspec
 
 class Noted(msgspec.Struct):
     """`asked`: how many replicas were ever asked for; `key`: that under which one more is being submitted, if one is;
-    `trial`: how that of its canary ended.
+    `ready`: whether any of them ever was; `trial`: how that of its canary ended.
     """
 
     asked: int = 0
     key: str = ""
     jobs: list[str] = []
+    ready: bool = False
     trial: Literal["", "promoted", "rolled back"] = ""
 
 

@@ -6,6 +6,7 @@ nor memory. Whoever connects while no gateway is there waits for the next, a mom
 """
 
 import ctypes
+import faulthandler
 import os
 import signal
 import time
@@ -42,6 +43,7 @@ def stand_by(say: Callable[[str], None]) -> int | None:
         if not child:
             for number, handler in before:
                 signal.signal(number, handler)
+            faulthandler.enable()  # what it was at, if native code ends it
             _belong_to(parent)
             return None
         early = list(told)

@@ -74,7 +74,8 @@ class Replicas:
         self._start_up = 0
         self._submitting: asyncio.Future[None] | None = None
         self._told: dict[str, str] = {}
-        service.ever_ready = bool(notes.noted.jobs)
+        service.ever_ready = notes.noted.ready
+        service.watchers.append(self._note_ready)
         self._scaler = self._made_scaler()
         self._pause = START_AGAIN[0]
         self._not_before = 0.0
@@ -198,6 +199,12 @@ class Replicas:
                 raise
         noted.key = ""
         self.notes.write()
+
+    def _note_ready(self) -> None:
+        """A gateway that takes over knows then that its replicas can start."""
+        if self._service.ever_ready and not self.notes.noted.ready:
+            self.notes.noted.ready = True
+            self.notes.write()
 
     def _learn_start_up(self) -> None:
         """From when a replica was asked for to when it was seen to be ready: of the latest."""
