@@ -109,7 +109,6 @@ def alive(pid: int) -> bool:
     return False
 
 
-@pytest.mark.timed  # what ends soon enough is never told to run
 def test_two_slots_run_at_once_and_each_in_order(tmp_path: Path) -> None:
     async def story() -> None:
         async with fleet(tmp_path) as one:
@@ -126,7 +125,6 @@ def test_two_slots_run_at_once_and_each_in_order(tmp_path: Path) -> None:
             assert one.ended["j1.b"].code == 3
             assert log_paths(tmp_path / "logs", Attempt("j1.a", 1))[0].read_text() == "a\n"
             assert log_paths(tmp_path / "logs", Attempt("j1.c", 1))[1].read_text() == "c\n"
-            assert list(one.running) == ["j1.a"]
 
     run(tmp_path, story)
 

@@ -1,5 +1,6 @@
 """Training where memory is short: real allocations fail, and what is learned is the same."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -132,12 +133,33 @@ def steps(fitting: Fitting, memory: Given, count: int, each: int = MIB) -> list[
 
 def test_micro_batches_follow_what_is_free() -> None:
     memory = Given(1000 * MIB)
-    fitting = Fitting(nn.Linear(4, 4), memory, 512, now=iter(range(100)).__next__)
-    assert steps(fitting, memory, 5) == [64, 128, 256, 512, 512]
-    memory.now = 800 * MIB  # somebody else has taken it
+    clock = itertools.count(0.0, 0.4)
+    fitting = Fitting(nn.Linear(4, 4), memory, 512, now=lambda: next(clock))
+    assert steps(fitting, memory, 6) == [64, 64, 128, 256, 512, 512]
+    memory.room -= 800 * MIB  # somebody else has taken it
     assert steps(fitting, memory, 2)[-1] <= 160
-    memory.now = 0
+    memory.room += 800 * MIB
     assert steps(fitting, memory, 6)[-1] == 512
+
+
+def test_looks_become_rarer_and_what_a_process_keeps_for_itself_is_not_missed() -> None:
+    """A look costs a part of a step, for all that was given back has to be asked for again."""
+    memory, looks, second = Given(1000 * MIB), list[int](), 0
+
+    def give_back() -> None:
+        memory.now = 0
+        looks.append(second)
+
+    memory.give_back = give_back  # type: ignore[method-assign]
+    fitting = Fitting(nn.Linear(4, 4), memory, 64, now=lambda: second)
+    for second in range(120):  # noqa: B007 - the clock
+        assert steps(fitting, memory, 1, each=10 * MIB) == [64]
+        memory.now = 640 * MIB  # what it has asked for once stays with the process
+    assert len(looks) <= 9
+    memory.room -= 500 * MIB  # somebody else has taken it
+    second = 121
+    steps(fitting, memory, 1, each=10 * MIB)
+    assert fitting.batch < 50
 
 
 def test_a_model_with_batch_normalisation_is_computed_as_it_was_asked_to() -> None:

@@ -12,15 +12,17 @@ back what the step has changed, so that it can be made again from the same sampl
 same random numbers: it becomes the step that it would have been with the smaller micro-batches from its start. What
 was changed besides buffers and random numbers (a list that the model keeps, say) is not brought back.
 
-What a sample takes is looked at when a micro-batch was larger than any before, and else once a second: before it, the
-process gives back what it does not use, so that its peak shows all that was taken. How large the next are is decided in
-`policy.tuning`.
+What a sample takes is looked at when a micro-batch was larger than any before, and else now and then: before it, the
+process gives back what it does not use, so that its peak shows all that was taken. That it has to ask for all of it
+again makes one step a tenth slower, so looks become rarer while nothing changes. Whether others have taken or left
+memory is seen once a second. How large the next micro-batches are is decided in `policy.tuning`.
 """
 
 import gc
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -35,10 +37,13 @@ they take. A GPU says so, and the first that does not fit is halved.
 """
 
 EVERY = 1.0
-"""Seconds from one look to the next, unless a micro-batch was larger than any before."""
+"""Seconds from one look to the next at first, and from one question to the next how much memory is free."""
+
+RARELY = 30.0
+"""Seconds from one look to the next at most: twice as long each time that micro-batches stay as large as they are."""
 
 FADES = 0.8
-"""What is left of the most that a sample took, from one second to the next."""
+"""What is left of the most that a sample took, from one look to the next."""
 
 LARGE = 1 << 16
 """Elements of a buffer, from which on it is not copied where PyTorch says that nothing was written to it: masks and
@@ -79,9 +84,11 @@ class Fitting:
         self._most = most
         self._now = now
         self._each = 0.0
-        self._looked = -EVERY
+        self._looked, self._asked = -RARELY, self._now()
+        self._first = True
+        self._pause = EVERY
         self._looking = self._news = False
-        self._held = 0
+        self._held = 0  # before the micro-batch that was looked at
         self._short: Short | None = None
         self.largest = 0
         """Of the micro-batches that were worked out to their end."""
@@ -97,7 +104,7 @@ class Fitting:
         self.batch, self.accumulation = evened(self.share, batch or self.batch)
 
     def begin(self, samples: int) -> None:
-        self._looking = samples > self.largest or self._now() >= self._looked + EVERY
+        self._looking = samples > self.largest or self._now() >= self._looked + self._pause
         if self._looking:
             self._memory.give_back()
             self._memory.forget()
@@ -106,19 +113,22 @@ class Fitting:
     def end(self, samples: int) -> None:
         if not self._looking:
             return
-        now = self._now()
         taken = max(0, self._memory.peak() - self._held) / samples
-        faded = self._each * FADES ** (now - self._looked)
-        self._each = taken if samples > self.largest else max(taken, faded)
+        self._each = taken if samples > self.largest else max(taken, FADES * self._each)
         self.largest = max(self.largest, samples)
-        self._looked, self._news, self._looking = now, True, False
+        self._looked, self._news, self._looking = self._now(), True, False
+        self._pause = min(2 * self._pause, RARELY)
 
     def adapt(self) -> bool:
         """Whether micro-batches have another size from now on. Asked between two steps; looks at what is free where
-        something was learned since the last time.
+        something was learned since the last time, or a second has gone.
         """
-        news, self._news = self._news, False
-        return news and not self._fixed and self._decide(0)
+        if self._first:  # with which optimizers make what they keep: the next is looked at before anything is decided
+            self._first, self._news, self._asked, self._looked = False, False, self._now(), -RARELY
+        if self._fixed or not (self._news or self._now() >= self._asked + EVERY):
+            return False
+        self._asked, self._news = self._now(), False
+        return self._decide(0)
 
     def short(self, samples: int) -> None:
         """A micro-batch of so many ran out of memory: they are smaller from now on.
@@ -136,13 +146,14 @@ class Fitting:
         self._decide(samples)
 
     def _decide(self, tried: int) -> bool:
+        """What the process has kept for later since it gave all back is free for it."""
         verdict = Tuning().decide(
             TrainView(
                 share=self.share,
                 batch=self.batch,
                 most=self._most,
                 each=int(self._each),
-                free=self._memory.free(),
+                free=self._memory.free() + max(0, self._memory.held() - self._held),
                 tried=tried,
                 short=self._short,
             )
@@ -151,7 +162,17 @@ class Fitting:
         if isinstance(verdict, Keep):
             return False
         self.batch, self.accumulation = verdict.batch, verdict.accumulation
+        self._pause = EVERY
         return True
+
+
+class _States(NamedTuple):
+    """Of the random generators: of PyTorch on the host, of Python, and of PyTorch on the GPU that is used."""
+
+    here: torch.Tensor
+    python: tuple[Any, ...]
+    device: int
+    there: torch.Tensor | None
 
 
 class Before:
@@ -164,9 +185,14 @@ class Before:
         self._buffers: list[torch.Tensor | None] = []
         self._copies: list[torch.Tensor] = []
         self._versions: list[int] = []
-        self._random: list[Callable[[], None]] = []
+        self._random: _States | None = None
 
     def keep(self) -> None:
+        if self._places:
+            self._keep_buffers()
+        self._random = _states()
+
+    def _keep_buffers(self) -> None:
         now = [module._buffers.get(name) for module, name in self._places]
         if len(now) != len(self._buffers) or any(a is not b for a, b in zip(now, self._buffers, strict=True)):
             self._buffers = now
@@ -174,15 +200,14 @@ class Before:
         else:
             self._copy(self._copies, self._there())
         self._versions = [one._version for one in self._there()]
-        self._random = list(_generators())
 
     def put_back(self) -> None:
         for (module, name), buffer in zip(self._places, self._buffers, strict=False):
             module._buffers[name] = buffer
         self._copy(self._there(), self._copies)
         self._versions = [one._version for one in self._there()]
-        for restore in self._random:
-            restore()
+        if self._random is not None:
+            _restore(self._random)
 
     def _there(self) -> list[torch.Tensor]:
         return [one for one in self._buffers if one is not None]
@@ -215,16 +240,17 @@ def release(memory: Counted) -> None:
     memory.give_back()
 
 
-def _generators() -> Iterator[Callable[[], None]]:
-    """What brings each generator back to where it is now."""
-    here = torch.get_rng_state()
-    yield lambda: torch.set_rng_state(here)
-    if torch.cuda.is_initialized():
-        device = torch.cuda.current_device()
-        there = torch.cuda.get_rng_state(device)
-        yield lambda: torch.cuda.set_rng_state(there, device)
-    python = random.getstate()
-    yield lambda: random.setstate(python)
+def _states() -> _States:
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else -1
+    there = torch.cuda.get_rng_state(device) if device >= 0 else None
+    return _States(torch.get_rng_state(), random.getstate(), device, there)
+
+
+def _restore(states: _States) -> None:
+    torch.set_rng_state(states.here)
+    random.setstate(states.python)
+    if states.there is not None:
+        torch.cuda.set_rng_state(states.there, states.device)
 
 
 __all__ = ["Before", "Fitting", "is_short", "release"]

@@ -135,6 +135,7 @@ class Session:
         self._check(loader, batch=batch, micro=micro, epochs=epochs, scaling=scaling)
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.device = next((one.device for one in model.parameters()), torch.device("cpu"))
+        self._moves = self.device.type != "cpu"
         self.seed, self.clip, self.scaling = seed, clip, scaling
         self.batch = batch or (loader.batch_size if loader is not None else 0) or BATCH
         self.micro = micro
@@ -177,7 +178,7 @@ class Session:
         self._answering = ExitStack()
 
         self._wishes = [0.0] * _VOTES
-        self._vote: tuple[torch.Tensor, Callable[[], object]] = torch.zeros(_VOTES), bool
+        self._vote: Callable[[], list[float]] | None = None
         self._stopping = False
         self._handler: Any = None
         self._teller = Teller()
@@ -188,6 +189,7 @@ class Session:
         self._last_loss: torch.Tensor | float = 0.0
         self._unseen: torch.Tensor | float = 0.0  # sum of this worker's losses since the watch looked last
         self._unseen_steps = 0
+        self._looks = False  # whether the watch looks at this step
         self._times: deque[float] = deque(maxlen=RECENT_STEPS)
         self._computes: deque[float] = deque(maxlen=RECENT_STEPS)
         self._waited = 0.0  # for the others, in this step
@@ -359,6 +361,8 @@ class Session:
         batches = iter(DataLoader(self.data, batch_sampler=_Given(indices), generator=drawn, **self._loading))
         self._moment = time.perf_counter()
         for step, share in plan():
+            if self._reducer is None:
+                self.optimizer.zero_grad(set_to_none=True)
             if self._again:
                 self._before.put_back()
             else:
@@ -368,7 +372,9 @@ class Session:
                 if self._at is not None:
                     raise _misused("a batch was taken and no step was made", hint="run.step(loss) for each batch")
                 self._fitting.begin(micro.samples)
-                batch = _moved(next(batches), self.device)
+                batch = next(batches)
+                if self._moves:
+                    batch = _moved(batch, self.device)
                 self._at = step, micro
                 yield batch
                 del batch
@@ -398,7 +404,8 @@ class Session:
                 hint="loss.mean()",
             )
         weight = micro.samples / step.samples
-        self._loss = self._loss + value.detach() * weight
+        part = value.detach() if weight == 1.0 else value.detach() * weight
+        self._loss = self._loss + part if self._loss_share else part
         self._loss_share += weight
         if micro.last:
             self._last_backward(early=micro.samples <= self._fitting.largest)
@@ -422,18 +429,13 @@ class Session:
         self._wishes[_NEWER] = float(self._gang.is_to_change())
         self._wishes[_SAVE] = float(self.rank == 0 and self._keeping.due(self.steps + 1))
         self._wishes[_STOP] = float(self._stopping and not self._gang.leaves())
-        self._unseen = self._unseen + self._loss
+        self._unseen = self._unseen + self._loss if self._unseen_steps else self._loss
         self._unseen_steps += 1
-        self._wishes[_LOSS] = float(self._unseen) / self._unseen_steps if self.watch.due(self.steps) else 0.0
-        votes = torch.tensor(self._wishes, dtype=torch.float64)
-        if self._reducer is None:
-            self._vote = votes, bool
-            return
-        try:
-            self._vote = votes, begun(dist.all_reduce(votes, async_op=True))
-        except RuntimeError as error:
-            self._vote = votes, _raising(str(error))
-        self._reducer.begin(early=early)
+        self._looks = self.watch.due(self.steps)
+        self._wishes[_LOSS] = float(self._unseen) / self._unseen_steps if self._looks else 0.0
+        if self._reducer is not None:
+            self._vote = _counted(self._wishes)
+            self._reducer.begin(early=early)
 
     def _finish(self, step: shards.Step) -> None:
         """All gradients of the step are worked out here: add them up, change the weights, and do what was agreed."""
@@ -446,11 +448,11 @@ class Session:
         before = self.watch.phase
         self._energy += int(votes[_ENERGY])
         self._wishes[_ENERGY] = 0.0
-        if self._reducer is None:
+        if self._reducer is None and votes[_OVERFLOWS]:
             for one in self._gradients():
                 self._precision.unscale(one)
         if not votes[_OVERFLOWS] or self._precision.accepts(finite(self._gradients())):
-            self._update(float(votes[_LOSS]))
+            self._update(votes[_LOSS])
         elif votes[_LOWERS]:  # somebody's losses were made too large
             self._begin_again()
             self._clear()
@@ -459,13 +461,14 @@ class Session:
         self._taken += step.samples
         self.samples += step.samples
         self.steps += 1
-        lost = self._exchange_hears(bool(votes[[_NEWER, _STOP, _SAVE]].any()))
+        lost = self._exchange_hears(bool(votes[_NEWER] or votes[_STOP] or votes[_SAVE]))
         moment = time.perf_counter()
         self._times.append(moment - self._moment)
         self._computes.append(moment - self._moment - self._waited)
         self._moment = moment
         if self._loss_share:
-            self._last_loss, self._loss, self._loss_share = self._loss / self._loss_share, 0.0, 0.0
+            self._last_loss = self._loss if self._loss_share == 1.0 else self._loss / self._loss_share
+            self._loss, self._loss_share = 0.0, 0.0
         beat()
         if (votes[_SAVE] or votes[_STOP]) and not lost:
             self._save(parting=bool(votes[_STOP]))
@@ -489,27 +492,28 @@ class Session:
                 return str(error) or "it has gone"
         return ""
 
-    def _added_up(self) -> tuple[torch.Tensor, str]:
+    def _added_up(self) -> tuple[list[float], str]:
         """What was agreed, once all gradients are added up; or why that cannot be. Nothing of the error is kept: its
         frames hold connections open on which the others wait.
         """
-        (votes, wait), self._vote = self._vote, (torch.zeros(_VOTES), bool)
-        if self._reducer is not None:
-            began = time.perf_counter()
-            try:
-                with self._gang.waiting():
-                    self._reducer.finish()
-                    wait()
-            except (WorkerLost, RuntimeError) as error:
-                return votes, str(error) or "it has gone"
-            self._waited = time.perf_counter() - began
+        if self._reducer is None:
+            return self._wishes.copy(), ""
+        counted, self._vote = self._vote, None
+        began = time.perf_counter()
+        try:
+            with self._gang.waiting():
+                self._reducer.finish()
+                votes = counted() if counted is not None else [0.0] * _VOTES
+        except (WorkerLost, RuntimeError) as error:
+            return [], str(error) or "it has gone"
+        self._waited = time.perf_counter() - began
         return votes, ""
 
     def _update(self, loss: float) -> None:
         """Change the weights; `loss` is the mean since the watch looked last, if it looks now."""
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.clip) if self.clip else None
         factor = self._rate_factor()
-        if self.watch.due(self.steps):
+        if self._looks:
             norm = self._norm() if norm is None else norm
             rate = float(self.optimizer.param_groups[0]["lr"]) * factor
             self.watch.see(self.steps, loss=loss, norm=float(norm), rate=rate, total=self._all_steps())
@@ -531,10 +535,11 @@ class Session:
         return [one.grad for one in self._parameters if one.grad is not None]
 
     def _clear(self) -> None:
+        """Of a worker that is alone, gradients go before the next step, as in a plain loop: given back at the end of
+        one, all of its memory would be, and asked for again.
+        """
         if self._reducer is not None:
             self._reducer.clear()
-        else:
-            self.optimizer.zero_grad(set_to_none=True)
 
     def _norm(self) -> torch.Tensor:
         """Of the gradient that the optimizer gets."""
@@ -561,8 +566,6 @@ class Session:
             return False
         if self._reducer is not None:
             self._reducer.again()
-        else:
-            self._clear()
         self._begin_again()
         return True
 
@@ -592,7 +595,6 @@ class Session:
             )
         else:
             self.exchange.load_state_dict({})  # who is alone owes nobody anything
-            self.optimizer.zero_grad(set_to_none=True)
 
     def _formed(self) -> str:
         """Form the gang once; why that cannot be, if somebody is lost meanwhile."""
@@ -747,8 +749,6 @@ def _loading(loader: DataLoader[Any] | None) -> dict[str, Any]:
 
 def _moved(batch: Any, device: torch.device) -> Any:
     """The batch where the model is."""
-    if device.type == "cpu":
-        return batch
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
@@ -758,11 +758,22 @@ def _moved(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-def _raising(error: str) -> Callable[[], object]:
-    def wait() -> object:
-        raise WorkerLost(error)
+def _counted(wishes: list[float]) -> Callable[[], list[float]]:
+    """Adds up what all workers wish, and gives it once that is done; raises WorkerLost if it cannot be."""
+    votes, lost = torch.tensor(wishes, dtype=torch.float64), ""
+    wait: Callable[[], object] = bool
+    try:
+        wait = begun(dist.all_reduce(votes, async_op=True))
+    except RuntimeError as error:
+        lost = str(error)
 
-    return wait
+    def count() -> list[float]:
+        if lost:
+            raise WorkerLost(lost)
+        wait()
+        return votes.tolist()
+
+    return count
 
 
 def _misused(what: str, *, field: str = "", need: str = "", have: str = "", hint: str = "") -> Misused:
