@@ -10,7 +10,7 @@ BESIDE := --dist loadfile --no-loadscope-reorder
 .PHONY: help setup servers demo demo-serve test faults fuzz schemathesis lint format bench quality gpu-check peers docs site clean
 
 help:            ## this list
-	@grep -E '^[a-z]+: .*##|^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(READY)  ## .venv with Poise and all that the demo, the tests and the checks need
 

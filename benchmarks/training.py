@@ -1,12 +1,14 @@
 """What the training library costs, and what training under it survives: real small models, real processes.
 
     python benchmarks/training.py [--only overhead,kill,resize,preempt] [--rounds 5] [--steps 150] [--json]
+                                  [--plot docs/images/killed.svg]
 
 * `overhead`: the median step of a small transformer (on the text of the licence) and of a CNN (on digits), in a plain
   loop and in a session, which take turns step by step, on one core.
 * `kill`: four workers of an elastic gang under a real control plane train a small network on digits; one is killed with
   SIGKILL, worker 0 in turn with another. From that to the next step of the gang, and to the next with four workers;
-  steps that were made twice or left out; and accuracy on digits that were not learned beside an undisturbed run.
+  steps that were made twice or left out; accuracy on digits that were not learned, and the loss step by step, beside
+  undisturbed runs, of which one has the same seed. `--plot` draws the losses.
 * `resize`: that accuracy of runs which have 1, then 4, then 2 workers, beside runs with two all the time, at the same
   samples per step, for several seeds.
 * `preempt`: a gang that trains is put aside by an urgent job and goes on. Steps that were lost, and how long it is from
@@ -24,14 +26,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import harness
+from drawing import drawn
 from harness import Figure, say
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 LICENCE = ROOT / "LICENSE"
+STEPS = 16
+"""Of a pass over the digits that are learned: 1,000 in batches of 64."""
 
 
 # --- overhead --------------------------------------------------------------------------------------------------------
@@ -132,6 +137,31 @@ def measure_overhead(rounds: int, steps: int) -> list[Figure]:
 # --- survival --------------------------------------------------------------------------------------------------------
 
 
+class Line(NamedTuple):
+    """Of what a worker writes of each of its steps; `loss` is that of its share."""
+
+    step: int
+    rank: int
+    world: int
+    time: float
+    loss: float
+
+
+def written(folder: Path) -> list[Line]:
+    """What all workers have written, in order of time."""
+    lines = (line for path in folder.glob("out.*.steps") for line in path.read_text().splitlines())
+    return sorted((Line(*json.loads(line)) for line in lines), key=lambda line: line.time)
+
+
+def losses(folder: Path) -> list[float]:
+    """Of step after step: the mean over the workers, and over the steps of a pass, in which all samples come once."""
+    seen: dict[int, dict[int, float]] = {}
+    for line in written(folder):
+        seen.setdefault(line.step, {})[line.rank] = line.loss
+    each = [statistics.fmean(seen[step].values()) for step in sorted(seen)]
+    return [statistics.fmean(each[max(0, end - STEPS) : end]) for end in range(1, len(each) + 1)]
+
+
 class Job:
     """A gang that trains on digits under a control plane of its own."""
 
@@ -147,10 +177,8 @@ class Job:
         more = {"workers": workers, "priority": "low", "expect": "1h"}
         self.id = self.living.client().submit(job | more)
 
-    def steps(self) -> list[tuple[int, int, int, float]]:
-        """What all workers have written: step, rank, world, time; in order of time."""
-        lines = (line for path in self.living.work.glob("out.*.steps") for line in path.read_text().splitlines())
-        return sorted((tuple(json.loads(line)) for line in lines), key=lambda step: step[3])
+    def steps(self) -> list[Line]:
+        return written(self.living.work)
 
     def until(self, holds: Callable[[], Any], seconds: float = 120.0) -> Any:
         end = time.monotonic() + seconds
@@ -161,7 +189,8 @@ class Job:
         return found
 
     def pid(self, rank: int) -> int:
-        return self.living.client().job(self.id).tasks[rank].pid
+        pid: int = self.living.client().job(self.id).tasks[rank].pid
+        return pid
 
     def answer(self) -> dict[str, Any]:
         """What a worker came to, once all are done."""
@@ -174,53 +203,68 @@ class Job:
         self.living.destroy()
 
 
-def alone(folder: Path, epochs: int, seed: int, plan: tuple[int, ...]) -> float:
-    """Accuracy of a gang that has so many workers, one number after another, each for its part of the run."""
+def alone(epochs: int, seed: int, plan: tuple[int, ...]) -> tuple[float, list[float]]:
+    """Accuracy and losses of a gang of so many workers, one number after another, each for its part of the run."""
     from train.gangs import Workers
 
-    gang = Workers(folder, batch=64, epochs=epochs, seed=seed, pause=0.005)
-    names = "abcd"
-    gang.start(*names[: plan[0]])
-    every = epochs * 16 // len(plan)
-    for number, workers in enumerate(plan[1:], start=1):
-        gang.after("a", number * every)
-        gang.become(*names[:workers])
-    gang.wait("a")
-    accuracy = float(gang.answers()[0]["accuracy"])
-    gang.end()
-    return accuracy
-
-
-def measure_kill(rounds: int) -> list[Figure]:
-    """See the module."""
-    next_step, whole, twice, worse = [], [], [], []
-    epochs = 40
     with tempfile.TemporaryDirectory() as folder:
-        undisturbed = alone(Path(folder), epochs, 0, (1,))
+        gang = Workers(Path(folder), batch=64, epochs=epochs, seed=seed, pause=0.005)
+        names = "abcd"
+        gang.start(*names[: plan[0]])
+        every = epochs * STEPS // len(plan)
+        for number, workers in enumerate(plan[1:], start=1):
+            gang.after("a", number * every)
+            gang.become(*names[:workers])
+        gang.wait("a")
+        accuracy = float(gang.answers()[0]["accuracy"])
+        gang.end()
+        return accuracy, losses(Path(folder))
+
+
+def measure_kill(rounds: int, plot: Path | None) -> list[Figure]:
+    """See the module."""
+    next_step, whole, twice, worse, apart = [], [], [], [], []
+    epochs, seeds = 40, 3
+    undisturbed = []
+    for seed in range(seeds):
+        say(f"kill: an undisturbed run, seed {seed}")
+        undisturbed.append(alone(epochs, seed, (1,)))
+    accuracy, same = undisturbed[0]
+    noise = max(max(at) - min(at) for at in zip(*(curve for _, curve in undisturbed), strict=True))
+    killed_curves, kills = [], []
     for number in range(rounds):
         say(f"kill: round {number + 1}")
         job = Job("1..4", 4, batch=64, epochs=epochs, pause=0.03, seed=0)
         try:
-            job.until(lambda job=job: [step for step in job.steps() if step[2] == 4 and step[0] > 20])  # type: ignore[misc]
+            job.until(lambda job=job: [line for line in job.steps() if line.world == 4 and line.step > 20])  # type: ignore[misc]
             victim = job.pid(0 if number % 2 else 2)
             killed = time.time()
             os.kill(victim, signal.SIGKILL)
             answer = job.answer()
-            steps = job.steps()
-            after = [step for step in steps if step[3] > killed + 0.001 and step[2] != 4]
-            again = [step for step in steps if after and step[3] > after[0][3] and step[2] == 4]
-            next_step.append(after[0][3] - killed)
-            whole.append(again[0][3] - killed if again else float("nan"))
-            made = [step[0] for step in steps if step[1] == 0]
+            lines = job.steps()
+            after = [line for line in lines if line.time > killed + 0.001 and line.world != 4]
+            again = [line for line in lines if after and line.time > after[0].time and line.world == 4]
+            next_step.append(after[0].time - killed)
+            whole.append(again[0].time - killed if again else float("nan"))
+            made = [line.step for line in lines if line.rank == 0]
             twice.append(float(len(made) - len(set(made)) + answer["steps"] - len(set(made))))
-            worse.append(100 * (undisturbed - answer["accuracy"]))
+            worse.append(100 * (accuracy - answer["accuracy"]))
+            curve = losses(job.living.work)
+            killed_curves.append(curve)
+            kills.append(after[0].step)
+            apart.append(max(abs(one - other) for one, other in zip(curve, same, strict=False)) / noise)
         finally:
             job.end()
+    if plot is not None:
+        curves = {"undisturbed, three seeds": [curve for _, curve in undisturbed], "killed with SIGKILL": killed_curves}
+        plot.write_text(drawn(curves, marks=kills, title="Mean loss of a pass, step by step"), encoding="utf-8")
+        say(str(plot))
     return [
         Figure(name="kill -9 of one of four: to the next step", unit="s", values=next_step, limit=30.0),
         Figure(name="kill -9 of one of four: to a step of four again", unit="s", values=whole, limit=30.0),
         Figure(name="steps made twice or left out", unit="", values=twice, limit=0.0),
         Figure(name="points of accuracy below an undisturbed run", unit="", values=worse, limit=0.5),
+        Figure(name="loss: largest difference to it, of what seeds differ by", unit="", values=apart, limit=1.0),
     ]
 
 
@@ -231,8 +275,7 @@ def measure_resize(rounds: int) -> list[Figure]:
     for seed in range(rounds):
         say(f"resize: seed {seed}")
         for plan, found in (((1, 4, 2), elastic), ((2,), fixed)):
-            with tempfile.TemporaryDirectory() as folder:
-                found.append(100 * alone(Path(folder), 20, seed, plan))
+            found.append(100 * alone(20, seed, plan)[0])
     return [
         Figure(name="accuracy with 1, 4, 2 workers", unit="%", values=elastic),
         Figure(name="accuracy with 2 workers", unit="%", values=fixed),
@@ -252,16 +295,16 @@ def measure_preempt(rounds: int) -> list[Figure]:
         say(f"preempt: round {number + 1}")
         job = Job("2", 2, batch=64, epochs=30, pause=0.03)
         try:
-            job.until(lambda job=job: [step for step in job.steps() if step[0] > 30])  # type: ignore[misc]
+            job.until(lambda job=job: [line for line in job.steps() if line.step > 30])  # type: ignore[misc]
             urgent = {"name": "urgent", "run": ["sleep", "1"], "priority": "urgent", "expect": "1s"}
             client = job.living.client()
             id = client.submit(urgent | {"resources": {"cpu": 2}})
             job.until(lambda client=client, id=id: client.job(id).ended)  # type: ignore[misc]
             ended = time.time()
-            first = job.until(lambda job=job, ended=ended: [step for step in job.steps() if step[3] > ended])[0]  # type: ignore[misc]
-            before = max(step[0] for step in job.steps() if step[3] < ended)
-            lost.append(float(before + 1 - first[0]))
-            back.append(first[3] - ended)
+            first = job.until(lambda job=job, ended=ended: [line for line in job.steps() if line.time > ended])[0]  # type: ignore[misc]
+            before = max(line.step for line in job.steps() if line.time < ended)
+            lost.append(float(max(0, before + 1 - first.step)))  # a step with which it ends is made and not written
+            back.append(first.time - ended)
         finally:
             job.end()
     return [
@@ -275,11 +318,12 @@ def main() -> int:
     parser.add_argument("--only", default="overhead", help="overhead, kill, resize, preempt; several with commas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=150, help="of each loop and round")
+    parser.add_argument("--plot", type=Path, help="draw the losses of killed runs into this file (SVG)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     parts: dict[str, Callable[[], list[Figure]]] = {
         "overhead": lambda: measure_overhead(options.rounds, options.steps),
-        "kill": lambda: measure_kill(options.rounds),
+        "kill": lambda: measure_kill(options.rounds, options.plot),
         "resize": lambda: measure_resize(options.rounds),
         "preempt": lambda: measure_preempt(options.rounds),
     }

@@ -14,9 +14,12 @@ from train.gangs import HERE, Workers
 from poise.model.reports import TaskReport
 from poise.model.training import Training
 from system.living import Living, kill, until
+from system.serving import Serving
+from system.test_mixed import EXAMPLES, load
 
 POLICY = "kind: policy\nname: ours\nextends: poise\npreempt: {min_run: 1s}\n"
 FLEET = "kind: fleet\nname: one\nnodes: {n: {cpu: 4, memory: 8GiB}}\n"
+DEVICES = "kind: fleet\nname: one\nnodes: {n: {cpu: 8, memory: 8GiB, devices: [{model: A100-80, count: 3}]}}\n"
 EPOCHS = 40
 STEPS = EPOCHS * 8
 """Of 500 samples, 64 in each."""
@@ -26,7 +29,7 @@ kind: job
 name: train
 run: {python} {script}
 workers: {workers}
-resources: {{cpu: 1}}
+resources: {resources}
 priority: low
 expect: 1h
 env: {{OUT: {out}, OMP_NUM_THREADS: "1", OPTIONS: '{options}'}}
@@ -36,14 +39,21 @@ env: {{OUT: {out}, OMP_NUM_THREADS: "1", OPTIONS: '{options}'}}
 class Trained:
     """A job that trains, as its user sees it."""
 
-    def __init__(self, living: Living, workers: str, **options: Any) -> None:
+    def __init__(
+        self, living: Living, workers: str, *, fleet: str = FLEET, resources: str = "{cpu: 1}", **options: Any
+    ) -> None:
         self.living, self.out = living, living.work / "out"
         options = {"samples": 500, "batch": 64, "epochs": EPOCHS, **options}
         text = JOB.format(
-            python=sys.executable, script=HERE / "digits.py", workers=workers, out=self.out, options=json.dumps(options)
+            python=sys.executable,
+            script=HERE / "digits.py",
+            workers=workers,
+            resources=resources,
+            out=self.out,
+            options=json.dumps(options),
         )
         policy = living.file("policy.yaml", POLICY)
-        living.up("--fleet", str(living.file("fleet.yaml", FLEET)), "--policy", str(policy))
+        living.up("--fleet", str(living.file("fleet.yaml", fleet)), "--policy", str(policy))
         self.id = living.poise("submit", str(living.file("train.yaml", text))).text.split()[0]
         self.client = living.client()
 
@@ -112,3 +122,24 @@ def test_put_aside_it_goes_on_from_its_checkpoint_without_losing_a_step(living: 
     steps = [json.loads(line)[0] for path in training.out.parent.glob("out.*.steps") for line in path.open()]
     assert comes_to(undisturbed, answers)
     assert not [step for step in set(steps) if steps.count(step) > 2], "no step was made twice"
+
+
+def test_it_makes_room_for_a_service_in_its_processes_and_grows_back(living: Living, undisturbed: Any) -> None:
+    """The service has one of three devices, and its training the others; eighty who ask at once are more than a replica
+    answers within the objective.
+    """
+    training = Trained(living, "1..2", fleet=DEVICES, resources="{gpu: 1, cpu: 100m}", pause=0.1)
+    served = Serving(living, str(EXAMPLES / "shared.yaml"))
+    served.until_said("1 of 1..2 ready")
+    training.until_step(5, world=2)
+    first = {task.pid for task in training.running().values()}
+    with load(served.url, 80):
+        served.until_said("2 of 1..2 ready")
+        assert training.said().world == 1, living.poise("explain", "train").text
+        assert {task.pid for task in training.running().values()} < first, "one of them goes on"
+    until(lambda: training.said().world == 2, "it grows back", lambda: served.text)
+    assert {task.epoch for name, task in training.running().items() if task.pid in first} == {1}
+    assert served.end() == 0
+    assert comes_to(undisturbed, training.wait())
+    told = living.poise("explain", "train").text
+    assert "digits-2 serves digits: P99 is " in told

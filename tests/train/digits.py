@@ -37,10 +37,11 @@ with poise.Session(model, optimizer, data, **options) as run:
     steps = out.with_name(f"{out.name}.{os.getpid()}.steps").open("w")
     seen = run.steps
     for x, y in run:
-        run.step(nn.functional.cross_entropy(model(x), y))
+        loss = nn.functional.cross_entropy(model(x), y)
+        run.step(loss)
         if run.steps != seen:
             seen = run.steps
-            steps.write(json.dumps([run.steps, run.rank, run.world, time.time()]) + "\n")
+            steps.write(json.dumps([run.steps, run.rank, run.world, time.time(), float(loss)]) + "\n")
             steps.flush()
             time.sleep(pause)
 

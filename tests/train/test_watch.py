@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 import poise
 from poise.model.phases import Pace, PhaseRules
 from poise.model.training import REPORT, Phase, Training
-from poise.train.state import put_together, take_apart
+from poise.train.trees import Taken, put_together
 from poise.train.watch import Watch, norm_of
 from train.gangs import HERE, Workers
 
@@ -79,13 +79,15 @@ def test_a_restart_goes_on_in_its_phase_as_if_there_had_been_none() -> None:
     whole = undisturbed()
     (_, _), (converges, _), (level, _) = whole.phases
     stop = (converges + level) // 2 // 4 * 4 + 1
-    text, tensors = take_apart(Digits().train(until=stop).run._state())
+    taken = Taken()
+    tree = taken.tree(Digits().train(until=stop).run._state())
     stored = io.BytesIO()
-    torch.save(tensors, stored)
+    torch.save(taken.tensors, stored)
     stored.seek(0)
 
     second = Digits()
-    second.run._load(put_together(text, torch.load(stored, weights_only=True)))
+    tree = msgspec.json.decode(msgspec.json.encode(tree))
+    second.run._load(put_together(tree, torch.load(stored, weights_only=True)))
     assert second.run.watch.phase == "convergence"
     second.train()
     assert second.phases == [(stop + 1, "convergence"), (level, "fine-tuning")]

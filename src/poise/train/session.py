@@ -23,7 +23,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from types import FrameType, TracebackType
 from typing import Any, Literal, Protocol
@@ -48,6 +48,7 @@ from poise.train.exchange import Exchange, begun
 from poise.train.forward import answering
 from poise.train.gang import Gang, Leaving, WorkerLost
 from poise.train.keeping import Keeping
+from poise.train.loading import loaded, loading_of, moved
 from poise.train.memory import Budget, Shares
 from poise.train.precision import chosen, finite
 from poise.train.reducer import Reducer
@@ -141,7 +142,7 @@ class Session:
         self.micro = micro
         self.exchange: Exchange = exchange_named(exchange) if isinstance(exchange, str) else exchange
         self._shuffle = shuffle if shuffle is not None else loader is None or isinstance(loader.sampler, RandomSampler)
-        self._loading = _loading(loader)
+        self._loading = loading_of(loader)
         self._samples = len(self.data)  # type: ignore[arg-type]
         self.watch = Watch(phases)
         self._kept: dict[str, Keeps] = {
@@ -358,7 +359,7 @@ class Session:
         indices = (places[micro.start : micro.stop].tolist() for _, share in plan() for micro in share)
         # what the seeds of loading processes are drawn with is no random number of the training
         drawn = torch.Generator().manual_seed(self.seed + self.steps)
-        batches = iter(DataLoader(self.data, batch_sampler=_Given(indices), generator=drawn, **self._loading))
+        batches = iter(loaded(self.data, indices, drawn, self._loading))
         self._moment = time.perf_counter()
         for step, share in plan():
             if self._reducer is None:
@@ -374,7 +375,7 @@ class Session:
                 self._fitting.begin(micro.samples)
                 batch = next(batches)
                 if self._moves:
-                    batch = _moved(batch, self.device)
+                    batch = moved(batch, self.device)
                 self._at = step, micro
                 yield batch
                 del batch
@@ -725,37 +726,6 @@ class Session:
                 raise _misused(f"`{name}` is out of range", need="a whole number from 0", have=repr(value), field=name)
         if scaling not in ("constant", "linear", "sqrt"):
             raise _misused("this scaling is not known", field="scaling", have=repr(scaling), hint='scaling="linear"')
-
-
-class _Given:
-    """Lists of indices as a DataLoader takes them."""
-
-    def __init__(self, indices: Iterator[list[int]]) -> None:
-        self._indices = indices
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return self._indices
-
-
-def _loading(loader: DataLoader[Any] | None) -> dict[str, Any]:
-    """How the user's DataLoader loads, for one that takes other batches."""
-    if loader is None:
-        return {}
-    found = {name: getattr(loader, name) for name in ("num_workers", "collate_fn", "pin_memory", "worker_init_fn")}
-    if loader.num_workers:
-        found |= {"prefetch_factor": loader.prefetch_factor, "multiprocessing_context": loader.multiprocessing_context}
-    return found
-
-
-def _moved(batch: Any, device: torch.device) -> Any:
-    """The batch where the model is."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {name: _moved(one, device) for name, one in batch.items()}
-    if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
-        return [_moved(one, device) for one in batch]
-    return batch
 
 
 def _counted(wishes: list[float]) -> Callable[[], list[float]]:

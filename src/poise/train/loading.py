@@ -1,0 +1,48 @@
+"""The batches that a session takes: loaded as the user's DataLoader loads, but of the samples that are its share."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class _Given:
+    """Lists of indices as a DataLoader takes them."""
+
+    def __init__(self, indices: Iterator[list[int]]) -> None:
+        self._indices = indices
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._indices
+
+
+def loading_of(loader: DataLoader[Any] | None) -> dict[str, Any]:
+    """How the user's DataLoader loads, for one that takes other batches."""
+    if loader is None:
+        return {}
+    found = {name: getattr(loader, name) for name in ("num_workers", "collate_fn", "pin_memory", "worker_init_fn")}
+    if loader.num_workers:
+        found |= {"prefetch_factor": loader.prefetch_factor, "multiprocessing_context": loader.multiprocessing_context}
+    return found
+
+
+def loaded(
+    data: Dataset[Any], indices: Iterator[list[int]], drawn: torch.Generator, loading: Mapping[str, Any]
+) -> DataLoader[Any]:
+    """Batches of these samples, one after another. The seeds of loading processes are `drawn`."""
+    return DataLoader(data, batch_sampler=_Given(indices), generator=drawn, **loading)
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """The batch where the model is."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {name: moved(one, device) for name, one in batch.items()}
+    if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
+        return [moved(one, device) for one in batch]
+    return batch
+
+
+__all__ = ["loaded", "loading_of", "moved"]
