@@ -137,7 +137,7 @@ def projection(costs: Costs) -> list[Figure]:
     node = Work(NODE_BATCH, compute, compute, messages)
     found = []
     for gigabits, (nodes, claim) in product(GIGABITS, CLAIMED.items()):
-        link = costs._replace(handling=HANDLING).on(gigabits * 1e9 / 8)
+        link = Costs(*(one._replace(handling=HANDLING) for one in costs)).on(gigabits * 1e9 / 8)
         rate = nodes * NODE_BATCH / step_seconds(node, 1.0, nodes, link)
         found.append(
             Figure(

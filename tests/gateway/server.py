@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
@@ -23,7 +23,9 @@ SOON = 5.0
 
 
 class Serving(uvicorn.Server):
-    """An application on a free port of the loopback, in a thread with a loop of its own."""
+    """An application on a free port of the loopback, in a thread with a loop of its own. `seconds`: between two looks
+    at its connections.
+    """
 
     def __init__(self, app: Any, seconds: float = 30.0) -> None:
         super().__init__(
@@ -31,20 +33,29 @@ class Serving(uvicorn.Server):
                 app,
                 host="127.0.0.1",
                 port=0,
-                http=type("Impatient", (Connection,), {"seconds": seconds}),
+                http=Connection,
                 ws="none",
                 lifespan="on",
                 log_level="error",
                 timeout_graceful_shutdown=1,
             )
         )
+        self._seconds = seconds
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self.run, daemon=True)
 
     async def main_loop(self) -> None:
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         self._ready.set()
+        looking = asyncio.create_task(self._look())
         await self._over.wait()
+        looking.cancel()
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(self._seconds)
+            for one in list(self.server_state.connections):
+                cast(Connection, one).look()
 
     def install_signal_handlers(self) -> None:
         """In a thread there are none."""

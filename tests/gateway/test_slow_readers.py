@@ -61,6 +61,26 @@ def test_who_takes_nothing_is_dropped(server: http.Server, more: bytes) -> None:
         until(lambda: not server.server_state.connections)
 
 
+ASKS = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", ASKS[:30], ASKS % 9 + b"1"], ids=["nothing", "half a header", "half a body"])
+def test_who_does_not_send_the_rest_is_dropped(server: http.Server, sent: bytes) -> None:
+    with socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=10) as client:
+        client.sendall(sent)
+        until(lambda: len(server.server_state.connections) == 1)
+        until(lambda: not server.server_state.connections)
+
+
+def test_who_sends_it_slowly_is_answered(server: http.Server) -> None:
+    with socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=10) as client:
+        client.sendall(ASKS % 102400)
+        for _ in range(10):
+            client.sendall(bytes(10240))
+            time.sleep(0.1)
+        assert client.recv(1 << 12).startswith(b"HTTP/1.1 200 ")
+
+
 @pytest.mark.parametrize("at_once", [False, True], ids=["later", "at once"])
 def test_who_takes_it_slowly_gets_all_of_it(
     server: http.Server, monkeypatch: pytest.MonkeyPatch, at_once: bool

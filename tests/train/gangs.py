@@ -75,7 +75,7 @@ class Workers:
         self.processes[name].join()
 
     def steps(self, name: str) -> list[list[float]]:
-        """What a worker has written down: step, rank, world, time."""
+        """What a worker has written down: step, rank, world, time, loss."""
         path = self.folder / f"out.{self.processes[name].pid}.steps"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

@@ -19,6 +19,7 @@ from torch.utils.data import TensorDataset  # noqa: E402
 
 import poise  # noqa: E402
 from poise.errors import InputError  # noqa: E402
+from poise.model.phases import Pace, PhaseRules  # noqa: E402
 from poise.policy.precision import worth_training_in  # noqa: E402
 from poise.train.precision import Precision, chosen, finite, largest_product, rates_of  # noqa: E402
 from train import memory_script  # noqa: E402
@@ -179,3 +180,26 @@ def test_what_is_no_number_is_found() -> None:
     for bad in (float("inf"), float("-inf"), float("nan")):
         assert not finite([fine, torch.tensor([1.0, bad])])
     assert not finite([torch.tensor([float("inf"), float("-inf")])])
+
+
+def test_a_precision_that_was_chosen_follows_the_phase_of_the_training(
+    digits: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = {"fp32": 1.0, "bf16": 2.0}
+    monkeypatch.setattr("poise.train.precision.rates_of", lambda device, model: (rates, "the test"))
+    rules = PhaseRules(convergence=Pace(precision="fp32"))
+    seen: dict[str, set[str]] = {}
+    for asked in ("auto", "bf16"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        data = TensorDataset(*digits)
+        with poise.Session(model, optimizer, data, batch=64, epochs=12, precision=asked, phases=rules) as run:
+            for x, y in run:
+                seen.setdefault(f"{asked} {run.watch.phase or 'initial'}", set()).add(run.precision)
+                run.step(nn.functional.cross_entropy(model(x), y))
+    assert seen["auto initial"] == {"bf16"}
+    assert seen["auto convergence"] == {"fp32"}
+    assert seen["bf16 convergence"] == {"bf16"}, "what was asked for by name stays"
+    with pytest.raises(InputError):
+        Precision("bf16", CPU, "", follows=True).follow("fp12")

@@ -70,7 +70,7 @@ def test_a_gang_grows_and_shrinks_between_steps_and_comes_to_the_same(workers: W
     assert workers.wait("b", "c") == [143, 143]
     assert workers.wait("a", "d") == [0, 0], workers.said("a")
     assert all(close_to_undisturbed(answer) for answer in workers.answers())
-    sizes = [world for _, _, world, _ in workers.steps("a")]
+    sizes = [line[2] for line in workers.steps("a")]
     assert [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before] == [1, 4, 2]
 
 

@@ -6,7 +6,6 @@ nothing else is being answered, else without a word. So neither half-open client
 hold more than a socket, or for long.
 """
 
-import asyncio
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -24,22 +23,15 @@ MOVED = 4096
 
 
 class Connection(HttpToolsProtocol):
-    """`seconds`: between two looks."""
-
-    seconds = 5.0
+    """Looked at now and then (`look`): a timer for each request would cost more than the request."""
 
     def connection_made(self, transport: Any) -> None:
         self._header_bytes = 0
         self._in_headers = False
         self._begun = False  # a request began in what came last: of that, some may be another's
         self._got = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._expect(True)
         super().connection_made(transport)
-        self._arm()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
-        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         self._got += len(data)
@@ -48,12 +40,12 @@ class Connection(HttpToolsProtocol):
         if self._in_headers and not self._begun and not self.transport.is_closing():
             self._has_room(len(data))  # the parser keeps what is not a whole header yet
         if self.transport.is_closing():
-            self._disarm()
+            self._expect(False)
 
     def on_message_begin(self) -> None:
         self._header_bytes = 0
         self._in_headers = self._begun = True
-        self._arm()
+        self._expect(True)
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -78,7 +70,7 @@ class Connection(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._disarm()
+        self._expect(False)
         if not self.transport.is_closing():
             super().on_message_complete()
 
@@ -102,17 +94,15 @@ class Connection(HttpToolsProtocol):
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _arm(self) -> None:
-        self._disarm()
-        self._timer = self.loop.call_later(self.seconds, self._look, self._got)
+    def _expect(self, more: bool) -> None:
+        """Whether more of a request is to come; from now on."""
+        self._expects = more
+        self._had = -1  # bytes, at the last look since then
 
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _look(self, got: int) -> None:
-        if self._got - got < MOVED:
+    def look(self) -> None:
+        """End it if a request that is on its way has hardly got on since the last look."""
+        if not self._expects or self.transport is None:
+            return
+        if self._had >= 0 and self._got - self._had < MOVED:
             self.transport.abort()
-        else:
-            self._arm()
+        self._had = self._got

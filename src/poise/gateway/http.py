@@ -140,7 +140,7 @@ class Protocol(Connection):
             if not self._deaf and self.cycle is not None:
                 super().on_message_complete()
             return
-        self._disarm()
+        self._expect(False)
         question.whole = True
         question.last = self._gateway.draining or not self.parser.should_keep_alive()
         service = cast(Asked, question.service)
@@ -191,7 +191,7 @@ class Protocol(Connection):
     def _refuse(self, question: Question, error: Refused, *, last: bool = False) -> None:
         """Tell an error in the one form of all errors; after the `last` nothing is read any more."""
         if last:
-            self._disarm()
+            self._expect(False)
             self._deaf = question.last = True
             self._coming = None
             question.body.clear()
@@ -235,9 +235,10 @@ class Protocol(Connection):
         return self._is_answering() or (self.transport is not None and self.transport.get_write_buffer_size() > 0)
 
     def look(self) -> None:
-        """Drop it if hardly anything of what waits to be sent was taken since the last look; close it if nothing was
-        asked for a while.
+        """Drop it as well if hardly anything of what waits to be sent was taken since the last look; close it if
+        nothing was asked for a while.
         """
+        super().look()
         if self.transport is None:
             return
         unsent = self.transport.get_write_buffer_size()

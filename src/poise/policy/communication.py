@@ -8,7 +8,8 @@ bytes (Hockney's model; Thakur et al., "Optimization of collective communication
     gathered   start +   (n - 1) latency +   (n - 1)   S (wire / rate + handling)
 
 `wire` is how many bytes the link carries for one of the gradient, `handling` the seconds that a host takes for a byte.
-That is linear in what is not known, which is found by least squares of the relative errors, none below zero.
+Adding up and gathering are done by different code, whose costs differ, so each has its own. That is linear in what is
+not known, which is found by least squares of the relative errors, none below zero.
 
 *A step.* Buckets become ready during backward and go out one after another: what is ready at `r_k` and takes `c_k` is
 there at f_k = max(f_(k-1), r_k) + c_k (Shi et al., "MG-WFBP", INFOCOM 2019, section 3.3). The step ends when backward
@@ -28,7 +29,7 @@ Pattern = Literal["reduce", "gather"]
 """What is done together: everyone's bytes are added up, or everyone gets them of all others."""
 
 
-class Link(NamedTuple):
+class Way(NamedTuple):
     """What a collective costs, in seconds: each one, each of its rounds, and each byte that a worker gives out."""
 
     start: float
@@ -36,16 +37,30 @@ class Link(NamedTuple):
     byte: float
 
 
-class Costs(NamedTuple):
-    """What was fitted over links of several rates; `on` a link of bytes a second."""
+class Link(NamedTuple):
+    """What collectives cost over a link, by their pattern."""
+
+    reduce: Way
+    gather: Way
+
+
+class Cost(NamedTuple):
+    """What was fitted over links of several rates."""
 
     start: float
     latency: float
     wire: float
     handling: float
 
+
+class Costs(NamedTuple):
+    """The same by pattern; `on` a link of bytes a second."""
+
+    reduce: Cost
+    gather: Cost
+
     def on(self, rate: float) -> Link:
-        return Link(self.start, self.latency, self.wire / rate + self.handling)
+        return Link(*(Way(one.start, one.latency, one.wire / rate + one.handling) for one in self))
 
 
 class Timing(NamedTuple):
@@ -79,22 +94,37 @@ def seconds(pattern: Pattern, size: float, workers: int, link: Link) -> float:
     """How long a collective takes."""
     if workers < 2:
         return 0.0
-    return link.start + rounds(pattern, workers) * link.latency + given_out(pattern, size, workers) * link.byte
+    way = link.reduce if pattern == "reduce" else link.gather
+    return way.start + rounds(pattern, workers) * way.latency + given_out(pattern, size, workers) * way.byte
 
 
 def fitted(timings: Sequence[Timing]) -> Costs:
-    """Costs with which `seconds` comes nearest to what was measured."""
-    rows = []
-    for one in timings:
-        out = given_out(one.pattern, one.size, one.workers)
-        rows.append((1.0, rounds(one.pattern, one.workers), out / one.rate, out))
-    return Costs(*_least(np.array(rows), np.array([one.seconds for one in timings])))
+    """Costs with which `seconds` comes nearest to what was measured. A pattern that was not has the other's."""
+
+    def cost(pattern: Pattern) -> Cost:
+        those = _of(pattern, timings)
+        rows = []
+        for one in those:
+            out = given_out(one.pattern, one.size, one.workers)
+            rows.append((1.0, rounds(one.pattern, one.workers), out / one.rate, out))
+        return Cost(*_least(np.array(rows), np.array([one.seconds for one in those])))
+
+    return Costs(cost("reduce"), cost("gather"))
 
 
 def fitted_link(timings: Sequence[Timing]) -> Link:
     """The same for one link, whatever its rate."""
-    rows = [(1.0, rounds(one.pattern, one.workers), given_out(one.pattern, one.size, one.workers)) for one in timings]
-    return Link(*_least(np.array(rows), np.array([one.seconds for one in timings])))
+
+    def way(pattern: Pattern) -> Way:
+        those = _of(pattern, timings)
+        rows = [(1.0, rounds(one.pattern, one.workers), given_out(one.pattern, one.size, one.workers)) for one in those]
+        return Way(*_least(np.array(rows), np.array([one.seconds for one in those])))
+
+    return Link(way("reduce"), way("gather"))
+
+
+def _of(pattern: Pattern, timings: Sequence[Timing]) -> Sequence[Timing]:
+    return [one for one in timings if one.pattern == pattern] or timings
 
 
 def _least(rows: Floats, measured: Floats) -> list[float]:
@@ -164,11 +194,13 @@ def speedups(work: Work, effective: int, most: int, together: Link, apart: Link)
 
 
 __all__ = [
+    "Cost",
     "Costs",
     "Link",
     "Message",
     "Pattern",
     "Timing",
+    "Way",
     "Work",
     "exposed",
     "fitted",

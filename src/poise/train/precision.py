@@ -19,7 +19,7 @@ product of the model is tried, forward and backward, in each.
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import nn
@@ -49,14 +49,29 @@ LONGEST = 0.5
 
 
 class Precision:
-    """How one worker computes. `name` is what it is, `why` says why."""
+    """How one worker computes. `name` is what it is, `why` says why. One that `follows` computes in what a phase of the
+    training asks for.
+    """
 
-    def __init__(self, name: Name, device: torch.device, why: str) -> None:
-        self.name: Name = name
+    def __init__(self, name: Name, device: torch.device, why: str, *, follows: bool = False) -> None:
+        self.name = self._own = name
         self.why = why
-        self.scale = SCALE if name == "fp16" else 1.0
-        self._fine = 0
+        self._follows = follows
+        self._begin()
         self._device = device
+
+    def _begin(self) -> None:
+        self.scale = SCALE if self.name == "fp16" else 1.0
+        self._fine = 0
+
+    def follow(self, phase: str) -> None:
+        """From the next micro-batch on: what the phase asks for; where that is empty, what was chosen. Raises
+        InputError for a precision that there is not.
+        """
+        name = _checked(phase) if phase else self._own
+        if self._follows and name != self.name:
+            self.name = name
+            self._begin()
 
     @property
     def overflows(self) -> bool:
@@ -102,16 +117,18 @@ class Precision:
 
 def chosen(asked: str, device: torch.device, model: nn.Module) -> Precision:
     """The precision `asked` for: one by name, or `auto`. Raises InputError for another."""
-    names = (AUTO, *get_args(Name))
-    if asked not in names:
-        raise InputError(
-            "no such precision to train in", field="precision", have=asked, need=", ".join(names), hint="`auto`"
-        )
     if asked != AUTO:
-        return Precision(asked, device, "as it was asked for")  # type: ignore[arg-type]
+        return Precision(_checked(asked), device, "as it was asked for")
     rates, by = rates_of(device, model)
     name, why = worth_training_in(rates)
-    return Precision(name, device, f"{why} ({by})")
+    return Precision(name, device, f"{why} ({by})", follows=True)
+
+
+def _checked(asked: str) -> Name:
+    if asked not in get_args(Name):
+        need = ", ".join((AUTO, *get_args(Name)))
+        raise InputError("no such precision to train in", field="precision", have=asked, need=need, hint="`auto`")
+    return cast(Name, asked)
 
 
 def rates_of(device: torch.device, model: nn.Module) -> tuple[dict[str, float], str]:

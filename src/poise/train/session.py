@@ -91,8 +91,8 @@ class Session:
     `epochs` passes are made over the data, each in an order drawn from `seed` (`shuffle`: of a DataLoader, as it has
     it). `scheduler` steps after each step, gradients are clipped to a norm of `clip` (0: they are not). `also` names
     what else has a state to keep. `precision` is `fp32`, `bf16`, `fp16`, or `auto`: 16 bits where they are faster on
-    this worker's device. `memory` says what its memory is for. `phases` is how its phases are told;
-    None: they are not.
+    this worker's device, unless the phase of the training asks for another. `memory` says what its memory is for.
+    `phases` is how its phases are told; None: they are not.
 
     `scaling` says what another number of workers changes. `constant`: nothing; a step is the same samples, split over
     more or fewer. `linear` and `sqrt`: each worker takes `batch` samples, and the learning rate is that of one worker
@@ -459,6 +459,8 @@ class Session:
             self._clear()
             return
         self._clear()
+        if self.watch.phase != before:
+            self._precision.follow(self.watch.precision)
         self._taken += step.samples
         self.samples += step.samples
         self.steps += 1
@@ -681,10 +683,11 @@ class Session:
         self.epoch, self._taken = place["epoch"], place["taken"]
         self.steps, self.samples, self._began = place["steps"], place["samples"], place["began"]
         self._energy = int(place.get("energy", 0))
-        self._precision.restore(place)
         for name, one in self._kept.items():
             if name in found:
                 one.load_state_dict(found[name])
+        self._precision.follow(self.watch.precision)
+        self._precision.restore(place)
 
     def _restore(self) -> None:
         """What was saved last, at the beginning, and by worker 0: from it all others have it."""

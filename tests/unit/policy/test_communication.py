@@ -6,11 +6,13 @@ import pytest
 
 from poise.policy.advise import Candidate, Seen, advise
 from poise.policy.communication import (
+    Cost,
     Costs,
     Link,
     Message,
     Pattern,
     Timing,
+    Way,
     Work,
     exposed,
     fitted,
@@ -22,7 +24,7 @@ from poise.policy.communication import (
 )
 
 MB = 1_000_000
-LINK = Link(start=0.0, latency=0.001, byte=1e-8)
+LINK = Link(*2 * [Way(start=0.0, latency=0.001, byte=1e-8)])
 """A hundred megabytes a second."""
 
 PATTERNS: tuple[Pattern, ...] = ("reduce", "gather")
@@ -36,13 +38,16 @@ def test_a_ring_of_four_gives_out_one_and_a_half_times_the_bytes_in_six_rounds()
 
 
 def test_costs_are_found_again_and_foresee_what_was_not_measured() -> None:
-    true = Costs(start=2e-4, latency=5e-5, wire=1.05, handling=2e-9)
+    true = Costs(
+        reduce=Cost(start=2e-4, latency=5e-5, wire=1.05, handling=2e-9),
+        gather=Cost(start=0.0, latency=9e-5, wire=1.2, handling=1e-9),
+    )
     timings = [
         Timing(pattern, size, workers, rate, seconds(pattern, size, workers, true.on(rate)))
         for pattern, size, workers, rate in product(PATTERNS, (10_000, MB), (2, 4), (1e7, 1e8))
     ]
     found = fitted(timings)
-    assert found == pytest.approx(true, rel=1e-6)
+    assert [*found.reduce, *found.gather] == pytest.approx([*true.reduce, *true.gather], rel=1e-6)
     assert fitted([*timings]) == found  # to the bit
     assert seconds("reduce", 300_000, 8, found.on(5e7)) == pytest.approx(
         seconds("reduce", 300_000, 8, true.on(5e7)), rel=1e-6
@@ -52,7 +57,8 @@ def test_costs_are_found_again_and_foresee_what_was_not_measured() -> None:
 def test_no_cost_is_below_zero_whatever_was_measured() -> None:
     timings = [Timing("reduce", size, 2, 1.0, took) for size, took in ((1000, 0.5), (10_000, 0.1), (100_000, 0.4))]
     link = fitted_link(timings)
-    assert min(link) >= 0.0 and max(link) > 0.0
+    assert min(link.reduce) >= 0.0 and max(link.reduce) > 0.0
+    assert link.gather == link.reduce, "nothing else is known of it"
 
 
 def test_what_is_sent_during_backward_costs_only_what_is_left_at_its_end() -> None:
@@ -66,7 +72,7 @@ def test_what_is_sent_during_backward_costs_only_what_is_left_at_its_end() -> No
 
 def test_more_workers_help_as_long_as_the_link_keeps_up() -> None:
     work = Work(samples=64, compute=1.0, ends=0.9, messages=(Message(0.5, 20 * MB), Message(0.9, 20 * MB)))
-    told = speedups(work, 64, 4, together=Link(0.0, 0.0, 1e-11), apart=LINK)
+    told = speedups(work, 64, 4, together=Link(*2 * [Way(0.0, 0.0, 1e-11)]), apart=LINK)
     assert told.together[0] == told.apart[0] == 1000
     assert told.together[3] == pytest.approx(1000 / (0.9 / 4 + 0.1), rel=0.01)  # the optimizer's step is not shared out
     assert all(near >= far for near, far in zip(told.together, told.apart, strict=True))
