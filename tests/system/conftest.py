@@ -17,6 +17,10 @@ def nothing_goes_on_serving() -> Iterator[None]:
     """What a test of a shared home has begun and not ended, since it failed, is not left for the next."""
     before = list(Serving.all)
     yield
+    end_serving(before)
+
+
+def end_serving(before: list[Serving]) -> None:
     for left in [one for one in Serving.all if one not in before]:
         left.end()
 
@@ -24,12 +28,13 @@ def nothing_goes_on_serving() -> Iterator[None]:
 @pytest.fixture
 def living() -> Iterator[Living]:
     """A home of its own in which nothing runs yet."""
-    living = Living()
+    living, before = Living(), list(Serving.all)
     try:
         yield living
     except BaseException:
         living.destroy()
         raise
+    end_serving(before)  # or a test that has failed is told to have leaked what it did not come to end
     living.close()
 
 

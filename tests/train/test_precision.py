@@ -202,4 +202,4 @@ def test_a_precision_that_was_chosen_follows_the_phase_of_the_training(
     assert seen["auto convergence"] == {"fp32"}
     assert seen["bf16 convergence"] == {"bf16"}, "what was asked for by name stays"
     with pytest.raises(InputError):
-        Precision("bf16", CPU, "", follows=True).follow("fp12")
+        poise.Session(model, optimizer, data, phases=PhaseRules(tuning=Pace(precision="fp12")))

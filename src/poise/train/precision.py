@@ -68,7 +68,7 @@ class Precision:
         """From the next micro-batch on: what the phase asks for; where that is empty, what was chosen. Raises
         InputError for a precision that there is not.
         """
-        name = _checked(phase) if phase else self._own
+        name = checked(phase) if phase else self._own
         if self._follows and name != self.name:
             self.name = name
             self._begin()
@@ -118,13 +118,14 @@ class Precision:
 def chosen(asked: str, device: torch.device, model: nn.Module) -> Precision:
     """The precision `asked` for: one by name, or `auto`. Raises InputError for another."""
     if asked != AUTO:
-        return Precision(_checked(asked), device, "as it was asked for")
+        return Precision(checked(asked), device, "as it was asked for")
     rates, by = rates_of(device, model)
     name, why = worth_training_in(rates)
     return Precision(name, device, f"{why} ({by})", follows=True)
 
 
-def _checked(asked: str) -> Name:
+def checked(asked: str) -> Name:
+    """Raises InputError for a precision that there is not."""
     if asked not in get_args(Name):
         need = ", ".join((AUTO, *get_args(Name)))
         raise InputError("no such precision to train in", field="precision", have=asked, need=need, hint="`auto`")
@@ -192,4 +193,4 @@ def _tried(name: Name, device: torch.device, rows: int, columns: int) -> float:
     return 3 * 2 * ROWS * rows * columns / max(best, 1e-9)
 
 
-__all__ = ["Name", "Precision", "chosen", "finite", "largest_product", "rates_of"]
+__all__ = ["Name", "Precision", "checked", "chosen", "finite", "largest_product", "rates_of"]

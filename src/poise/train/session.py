@@ -50,7 +50,7 @@ from poise.train.gang import Gang, Leaving, WorkerLost
 from poise.train.keeping import Keeping
 from poise.train.loading import loaded, loading_of, moved
 from poise.train.memory import Budget, Shares
-from poise.train.precision import chosen, finite
+from poise.train.precision import checked, chosen, finite
 from poise.train.reducer import Reducer
 from poise.train.telling import Teller
 from poise.train.watch import Watch, norm_of
@@ -173,6 +173,9 @@ class Session:
         self._short = False  # memory was short in this micro-batch
         self._voted = False  # what is to be agreed on in this step is on its way
         self._precision = chosen(precision or os.environ.get(PRECISION, "") or AS_IT_IS, self.device, model)
+        if phases is not None:  # told now, not when a phase begins
+            for pace in (phases.initial, phases.convergence, phases.tuning):
+                checked(pace.precision or AS_IT_IS)
         self._meter = Meter(self.device)
         self._meter_next = 0.0
         self._energy = self._told = 0  # millijoules: of all workers and attempts; of this worker, as it has told
