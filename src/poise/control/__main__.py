@@ -168,7 +168,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     leaving.cancel()
     tidying.cancel()
     decider.close()
-    store.close()
+    plane.end()
     for told in [home.endpoint, *([options.share] if options.share else [])]:  # nobody is to wait for an answer there
         with contextlib.suppress(OSError):
             told.unlink()

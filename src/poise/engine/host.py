@@ -101,6 +101,7 @@ class Host:
         self._accepted = 0
         self._callers: dict[str, Channel] = {}
         self._workers: dict[Attempt, Channel] = {}
+        self._over = False
         store.on_durable = self._on_durable
         store.on_failed = self._on_failed
 
@@ -114,6 +115,11 @@ class Host:
         self._schedule()
         if self._holds is not None:
             self._look_at_lock(self._holds)
+
+    def end(self) -> None:
+        """Commit what is queued and let go of the log. What is heard or falls due later is for the next host."""
+        self._over = True
+        self.store.close()
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -204,6 +210,8 @@ class Host:
 
     def _run(self) -> None:
         """One turn: all messages, then time, then rounds until nothing more is to be decided."""
+        if self._over:
+            return
         with self._guard():
             self._turn()
 
@@ -296,6 +304,8 @@ class Host:
         self._appended(events, expected)
 
     def _on_durable(self, revision: int) -> None:
+        if self._over:
+            return
         with self._guard():
             self._perform(self.controller.handle(machine.Durable(revision), self.clock.now()))
             self._published_up_to(revision)
@@ -313,12 +323,16 @@ class Host:
 
     def _look_at_lock(self, holds: Callable[[], bool]) -> None:
         """Who has nothing to write would not learn it from the log."""
+        if self._over:
+            return
         if not holds():
             self._leave(Conflict("the lock is no longer ours: its file has gone, or is another", code="E204"))
         self._timers.call_later(LOOK_AT_LOCK, self._look_at_lock, holds)
 
     def _on_failed(self, error: Exception) -> None:
         """The log cannot be written: back to what is durable."""
+        if self._over:
+            return
         if isinstance(error, Conflict) and error.record.code == "E204":
             self._leave(error)
         with self._guard():
