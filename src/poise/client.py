@@ -135,21 +135,21 @@ class Client:
 
     def job(self, name: str, *, wait: float = 0.0) -> JobReport:
         """One job by id or name, or some of its tasks; with `wait`, once they are over or the seconds have passed."""
-        return self._call("GET", f"/v1/jobs/{_quoted(name)}?wait={wait:g}", JobReport, timeout=wait + PATIENCE)
+        return self._call("GET", f"/v1/jobs/{_part(name)}?wait={wait:g}", JobReport, timeout=wait + PATIENCE)
 
     def explain(self, name: str, *, everything: bool = False) -> Explanation:
         """Why a job waits and what frees it, why it is where it is, or what happened to it."""
-        path = f"/v1/jobs/{_quoted(name)}/explanation?all={str(everything).lower()}"
+        path = f"/v1/jobs/{_part(name)}/explanation?all={str(everything).lower()}"
         return self._call("GET", path, Explanation, timeout=THOUGHT)
 
     def why_not(self, name: str, node: str) -> WhyNot:
         """Every reason against a node for a job; or how it scores there."""
-        path = f"/v1/jobs/{_quoted(name)}/why-not/{_quoted(node)}"
+        path = f"/v1/jobs/{_part(name)}/why-not/{_part(node)}"
         return self._call("GET", path, WhyNot, timeout=THOUGHT)
 
     def unblock(self, name: str) -> UnblockReport:
         """The smallest changes that let a waiting job start now."""
-        return self._call("GET", f"/v1/jobs/{_quoted(name)}/unblock", UnblockReport, timeout=THOUGHT)
+        return self._call("GET", f"/v1/jobs/{_part(name)}/unblock", UnblockReport, timeout=THOUGHT)
 
     def plan(self, spec: dict[str, Any], *, user: str = "", everything: bool = False) -> PlanReport:
         """What would happen if a job were submitted now. Nothing changes."""
@@ -167,7 +167,7 @@ class Client:
 
     def cancel(self, name: str) -> str:
         """Cancel a job, or some of its tasks; answers with the whole name of what was meant."""
-        return self._call("POST", f"/v1/jobs/{_quoted(name)}/cancel", _Job).job
+        return self._call("POST", f"/v1/jobs/{_part(name)}/cancel", _Job).job
 
     def nodes(self) -> list[NodeReport]:
         return self._call("GET", "/v1/nodes", list[NodeReport])
@@ -184,7 +184,7 @@ class Client:
         is to be known of it, such as that nobody knows the tenant; mostly nothing.
         """
         method = "DELETE" if bounds is None else "PUT"
-        return self._call(method, f"/v1/quotas/{_quoted(tenant)}", dict[str, str], bounds).get("note", "")
+        return self._call(method, f"/v1/quotas/{_part(tenant)}", dict[str, str], bounds).get("note", "")
 
     def whoami(self) -> WhoReport:
         """The tenant and the role of the token that this client has."""
@@ -206,7 +206,7 @@ class Client:
 
     def revoke_token(self, token: str) -> None:
         """Nobody gets in with it any more."""
-        self._call("DELETE", f"/v1/tokens/{_quoted(token)}", dict[str, str])
+        self._call("DELETE", f"/v1/tokens/{_part(token)}", dict[str, str])
 
     def refusals(self) -> RefusalsReport:
         """How many requests were refused since the control plane started, and the latest of them."""
@@ -214,7 +214,7 @@ class Client:
 
     def drain(self, node: str, *, on: bool = True) -> str:
         """Close a node to new work, or open it again; answers with its whole name."""
-        return self._call("POST", f"/v1/nodes/{_quoted(node)}/drain", dict[str, str], {"on": on})["node"]
+        return self._call("POST", f"/v1/nodes/{_part(node)}/drain", dict[str, str], {"on": on})["node"]
 
     def status(self) -> StatusReport:
         return self._call("GET", "/v1/status", StatusReport)
@@ -233,7 +233,7 @@ class Client:
     def logs(self, name: str, *, task: str = "", follow: bool = False) -> Iterator[LogLine]:
         """Pieces of output, and an end. A restart of the control plane repeats nothing of what was given."""
         given: dict[tuple[str, int, str], int] = {}
-        path = f"/v1/jobs/{_quoted(name)}/logs?follow={str(follow).lower()}&task={_quoted(task)}"
+        path = f"/v1/jobs/{_part(name)}/logs?follow={str(follow).lower()}&task={_quoted(task)}"
         decode = msgspec.json.Decoder(LogLine).decode
         while True:
             skip = dict(given)
@@ -422,6 +422,13 @@ def _unreachable(home: Home, error: Exception) -> Fault:
     return failure_of(home) or Unreachable(
         "no control plane answers", field=str(home.socket), have=str(error), hint="`poise up`, or set POISE_HOME"
     )
+
+
+def _part(name: str) -> str:
+    """A name as a part of a path. Without one the path would be another's."""
+    if not name:
+        raise SpecError("a name is empty", hint="`poise ls --all`, `poise nodes`")
+    return _quoted(name)
 
 
 def _quoted(text: str) -> str:

@@ -263,7 +263,7 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     if was_up:
         client = Client(home)
         cannot_start = failure_of(home) is not None  # then nobody can tell, and nothing is to be lost by stopping
-        unfinished = [] if leave or cannot_start else _unfinished(client)
+        unfinished = [] if leave or cannot_start else _unfinished(client, home)
         if unfinished and cancel_jobs:
             _cancel_all(client, [job.id for job in unfinished])
         elif unfinished:
@@ -281,10 +281,12 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     return 0
 
 
-def _unfinished(client: Client) -> list[JobReport]:
+def _unfinished(client: Client, home: Home) -> list[JobReport]:
     try:
         return [job for job in client.jobs() if job.exit_code is None]
     except Unreachable as error:
+        if home.left.exists():
+            return []  # it was about to leave for want of work, and has left
         raise Unreachable(
             "no control plane answers, so nobody knows what is unfinished",
             have=error.record.have,

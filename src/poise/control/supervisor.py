@@ -75,7 +75,7 @@ class Child:
 def held_by_other(path: str) -> bool:
     try:
         with open(path, "r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared with others who only look
             return False
     except FileNotFoundError:
         return False
@@ -84,7 +84,7 @@ def held_by_other(path: str) -> bool:
 
 
 def take(path: str) -> bool:
-    """Hold the lock from now on. Looking at a lock takes it for an instant, so try for a moment."""
+    """Hold the lock from now on. Looking at a lock shares it for an instant, so try for a moment."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     for _ in range(50):
         try:

@@ -11,7 +11,7 @@ from poise.errors import Conflict, Denied
 
 _ATTEMPTS = 50
 _PAUSE = 0.01
-"""Looking at a lock (`holder`, `is_held`) takes it for an instant: who wants it tries again before it is refused."""
+"""Looking at a lock (`holder`, `is_held`) shares it for an instant: who wants it tries again before it is refused."""
 
 
 @contextlib.contextmanager
@@ -23,7 +23,7 @@ def take_lock(path: Path, what: str) -> Iterator[Callable[[], bool]]:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         for _ in range(_ATTEMPTS):
-            if _lock(handle):
+            if _lock(handle, fcntl.LOCK_EX):
                 break
             time.sleep(_PAUSE)
         else:
@@ -77,14 +77,15 @@ def _look(path: Path) -> tuple[bool, int]:
             hint="set POISE_HOME to one of your own, or POISE_SOCKET to what they share",
         ) from None
     try:
-        return (False, 0) if _lock(handle) else (True, _written(handle))
+        # shared, or of two who look at once one takes the other for the holder, by the name of whoever held it last
+        return (False, 0) if _lock(handle, fcntl.LOCK_SH) else (True, _written(handle))
     finally:
         os.close(handle)
 
 
-def _lock(handle: int) -> bool:
+def _lock(handle: int, how: int) -> bool:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
