@@ -40,8 +40,10 @@ def packages(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
 
 
-def start(living: Living, packages: Path, policy: str | Path, *options: str, **more: str) -> None:
-    done = living.poise("up", "--port", "0", "--policy", policy, *options, PYTHONPATH=str(packages), **more)
+def start(living: Living, packages: Path, policy: str | Path, within: str = "30s", **more: str) -> None:
+    """With time enough to decide on the busiest machine, unless it is about time."""
+    options = ["--port", "0", "--policy", policy, "--decide-within", within]
+    done = living.poise("up", *options, PYTHONPATH=str(packages), **more)
     assert done.code == 0, done.err
 
 
@@ -77,7 +79,7 @@ def worker(living: Living) -> int:
 )
 def test_whatever_a_policy_does_the_fleet_goes_on(living: Living, packages: Path, policy: str, says: str) -> None:
     for_time = policy in ("waits", "spins", "eats")  # the others fail by themselves, however busy the machine is
-    start(living, packages, policy, "--decide-within", "300ms" if for_time else "30s")
+    start(living, packages, policy, "300ms" if for_time else "30s")
     control = living.pid("control")
     began = time.monotonic()
     for number in range(3):
@@ -160,7 +162,7 @@ def test_a_policy_that_prints_is_not_misread(living: Living, packages: Path) -> 
 
 @pytest.mark.timed
 def test_the_control_plane_answers_while_a_policy_thinks(living: Living, packages: Path) -> None:
-    start(living, packages, "spins", "--decide-within", "5s")
+    start(living, packages, "spins", "5s")
     client = living.client()
     client.status()
     job = living.poise("submit", "--json", "--", "true").value["job"]
@@ -195,7 +197,7 @@ def test_a_worker_that_is_killed_is_started_again(living: Living, packages: Path
 
 
 def test_a_worker_does_not_outlive_its_control_plane(living: Living, packages: Path) -> None:
-    start(living, packages, "spins", "--decide-within", "60s")
+    start(living, packages, "spins", "60s")
     first = worker(living)
     living.poise("submit", "--", "true")
     time.sleep(0.3)
