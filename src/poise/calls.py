@@ -22,6 +22,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from poise.config import Home
 from poise.control.start import ensure_up, user_name
+from poise.decoding import msgpack_decoder
 from poise.drivers import functions, sockets, values
 from poise.drivers.security import token_for
 from poise.errors import CallFailed, CallLost, Conflict, PoiseError, Unreachable
@@ -54,7 +55,7 @@ FLUSH_SECONDS = 0.001
 
 PATIENCE = 30.0
 
-_decode: msgspec.msgpack.Decoder[ToCaller] = msgspec.msgpack.Decoder(ToCaller)
+_decode: msgspec.msgpack.Decoder[ToCaller] = msgpack_decoder(ToCaller)
 _encode = msgspec.msgpack.Encoder().encode
 
 sys.modules.setdefault(values.SCRIPT, sys.modules["__main__"])  # what workers pickle of the script is found here

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from poise.config import Home
+from poise.decoding import json_decoder
 from poise.drivers import sockets
 from poise.drivers.lock import is_held
 from poise.drivers.security import digest, new_secret, token_for
@@ -234,7 +235,7 @@ class Client:
         """Pieces of output, and an end. A restart of the control plane repeats nothing of what was given."""
         given: dict[tuple[str, int, str], int] = {}
         path = f"/v1/jobs/{_part(name)}/logs?follow={str(follow).lower()}&task={_quoted(task)}"
-        decode = msgspec.json.Decoder(LogLine).decode
+        decode = json_decoder(LogLine).decode
         while True:
             skip = dict(given)
             with contextlib.suppress(OSError, http.client.HTTPException), self._stream(path) as response:
@@ -296,7 +297,7 @@ class Client:
             response.begin()
             if response.status != 200:
                 raise _error_of(response)
-            decode = msgspec.json.Decoder(Receipt).decode
+            decode = json_decoder(Receipt).decode
             try:
                 for line in response:
                     sent.pop()
@@ -327,7 +328,7 @@ class Client:
                 time.sleep(0.05)
         if response.status >= 400:
             raise _decode_error(content, response.status)
-        return msgspec.json.decode(content, type=kind)
+        return json_decoder(kind).decode(content)
 
     def _exchange(
         self, method: str, path: str, data: bytes | None, timeout: float
@@ -386,7 +387,7 @@ def _error_of(response: http.client.HTTPResponse) -> PoiseError:
 
 def _decode_error(content: bytes, status: int) -> PoiseError:
     try:
-        return from_record(msgspec.json.decode(content, type=_Error).error, status)
+        return from_record(json_decoder(_Error).decode(content).error, status)
     except msgspec.DecodeError:
         return Fault(f"the control plane answered {status}", have=content[:200].decode("utf-8", "replace"))
 
@@ -394,7 +395,7 @@ def _decode_error(content: bytes, status: int) -> PoiseError:
 def failure_of(home: Home) -> Fault | None:
     """Why the control plane of this home could not start, if only a person can mend it."""
     try:
-        record = msgspec.json.decode(home.failure.read_bytes(), type=ErrorRecord)
+        record = json_decoder(ErrorRecord).decode(home.failure.read_bytes())
     except (OSError, msgspec.DecodeError):
         return None
     fault = Fault(record.message)

@@ -38,6 +38,7 @@ from poise.calls import ATOMS, Calls, Future
 from poise.client import Client, current_home
 from poise.config import Home
 from poise.control.start import ensure_up, kept_environment, user_name
+from poise.decoding import msgpack_decoder
 from poise.drivers import functions, tidy, values
 from poise.errors import CallFailed, CallLost, Conflict
 from poise.model.calls import MAX_NEEDS, Result
@@ -494,7 +495,7 @@ def _submit_gang(
         try:
             report = client.wait(job)
             results = [
-                msgspec.msgpack.decode((folder / f"{member}.out").read_bytes(), type=Result)
+                msgpack_decoder(Result).decode((folder / f"{member}.out").read_bytes())
                 for member in range(len(report.tasks))
                 if (folder / f"{member}.out").exists()
             ]

@@ -30,6 +30,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from poise.config import Home
+from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers import sockets
 from poise.drivers.devices import Inventory, identity, incarnation_of
 from poise.drivers.lock import take_lock
@@ -65,7 +66,7 @@ KEEP_LOG_BYTES = 4 * 2**30
 KEEP_LOG_FILES = 50_000
 
 _log = logging.getLogger("poise.agent")
-_to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent]] = msgspec.msgpack.Decoder(tuple[int, ToAgent])
+_to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent]] = msgpack_decoder(tuple[int, ToAgent])
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -348,7 +349,7 @@ def probed(name: str, home: Home) -> Offer:
 
 def declared_in(path: Path, name: str, folder: Path) -> Offer:
     """What a compiled fleet says of a node, with the identity of the folder that its agent keeps."""
-    fleet = msgspec.json.decode(path.read_bytes(), type=DeclaredFleet)
+    fleet = json_decoder(DeclaredFleet).decode(path.read_bytes())
     nodes = fleet.nodes
     found = next((node for node in nodes if node.name == name), None)
     if found is None:

@@ -25,6 +25,7 @@ from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from poise.config import Home
+from poise.decoding import msgpack_decoder
 from poise.drivers import functions, sockets, values
 from poise.model.calls import (
     Back,
@@ -54,7 +55,7 @@ ALONE_SECONDS = 300.0
 LINGER_SECONDS = 5.0
 RECONNECT_SECONDS = (0.05, 1.0)
 
-_decode: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_decode: msgspec.msgpack.Decoder[ToWorker] = msgpack_decoder(ToWorker)
 _encode = msgspec.msgpack.Encoder().encode
 _END = -1
 
@@ -220,7 +221,7 @@ def _made(function: Callable[..., Any], arguments: Any) -> Any:
 
 def _gang(folder: Path) -> int:
     """One member of a gang: make the one call there is, and leave its result in the gang's folder."""
-    told, arguments = msgspec.msgpack.decode((folder / "call").read_bytes(), type=tuple[Function, Value])
+    told, arguments = msgpack_decoder(tuple[Function, Value]).decode((folder / "call").read_bytes())
     try:
         made = _made(functions.load(told), values.decode(arguments))
         result = Result(0, "done", values.encode(made, folder))

@@ -12,6 +12,7 @@ from poise.cli.output import Column, Shown
 from poise.client import current_home, failure_of
 from poise.config import Endpoint, Home
 from poise.control.start import connected, running, supervised
+from poise.decoding import json_decoder
 from poise.drivers.checkup import examine
 from poise.drivers.lock import is_held
 from poise.errors import PoiseError
@@ -94,7 +95,7 @@ def _bound(home: Home) -> Iterator[Check]:
     import psutil
 
     try:
-        endpoint = msgspec.json.decode(home.endpoint.read_bytes(), type=Endpoint)
+        endpoint = json_decoder(Endpoint).decode(home.endpoint.read_bytes())
         found = psutil.Process(endpoint.pid).net_connections(kind="inet")
     except (OSError, msgspec.MsgspecError, psutil.Error) as error:
         yield Check("bound to", "warn", f"it cannot be told: {error}", f"tail {home.messages}")

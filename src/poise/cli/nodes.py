@@ -13,6 +13,7 @@ from poise.cli.render import LOGGED, print_json, say, status_text
 from poise.client import current_home
 from poise.config import Home
 from poise.control.start import connected, running, supervised
+from poise.decoding import json_decoder
 from poise.model.load import Load
 from poise.model.reports import DeviceReport, NodeReport, report_of
 from poise.units import format_bytes, format_cpu, format_rate
@@ -63,7 +64,7 @@ def declared_fleet(home: Home) -> "DeclaredFleet | None":
     from poise.model.fleetfile import DeclaredFleet
 
     with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):  # what is damaged can be replaced
-        return msgspec.json.decode(home.fleet.read_bytes(), type=DeclaredFleet)
+        return json_decoder(DeclaredFleet).decode(home.fleet.read_bytes())
     return None
 
 

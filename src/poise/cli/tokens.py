@@ -11,6 +11,7 @@ from poise.cli.output import Column, Shown
 from poise.cli.render import ago, print_json, say
 from poise.client import current_home
 from poise.control.start import connected
+from poise.decoding import json_decoder
 from poise.model.reports import AuditReport, RefusalsReport, TokenReport
 from poise.units import SECOND, format_duration
 
@@ -113,7 +114,7 @@ def audit(after: int, refused: bool, form: str, watch: bool) -> int:
 
 
 def _audit_shown(records: Iterable[bytes]) -> Shown:
-    found = [msgspec.json.decode(record, type=AuditReport) for record in records]
+    found = [json_decoder(AuditReport).decode(record) for record in records]
     return Shown(
         found,
         [str(of.revision) for of in found],

@@ -27,6 +27,7 @@ from poise.control.api import make_app
 from poise.control.decider import decider_for
 from poise.control.lifetime import Lifetime
 from poise.control.plane import Plane
+from poise.decoding import json_decoder
 from poise.drivers.lock import take_lock
 from poise.drivers.plugins import choose, code_of
 from poise.drivers.security import ensure_token
@@ -188,7 +189,7 @@ async def _tidy_folders(plane: Plane, home: Home) -> None:
 def _declared(path: Path) -> DeclaredFleet | None:
     """The declared fleet, where there is one."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=DeclaredFleet)
+        return json_decoder(DeclaredFleet).decode(path.read_bytes())
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:

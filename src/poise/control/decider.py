@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 
 from poise.control.plane import or_die
+from poise.decoding import msgpack_decoder
 from poise.drivers.plugins import Choice, build
 from poise.drivers.views import Unsound, check_plan, decode_plan, decode_view, encode_plan, encode_view
 from poise.errors import ErrorRecord, PoiseError, SpecError
@@ -305,7 +306,7 @@ class _Worker:
             raise _Failed(await self._how_it_ended()) from None
         kind, content = frame[:1], frame[1:]
         if kind == REFUSED:
-            record = msgspec.msgpack.decode(content, type=ErrorRecord)
+            record = msgpack_decoder(ErrorRecord).decode(content)
             raise _Failed(record.message, record)
         if kind != expected:
             raise _Failed(content.decode("utf-8", "replace") if kind == BROKEN else f"it answered with {kind!r}")
@@ -355,7 +356,7 @@ def main() -> int:
         if first is None:
             return 0
         try:
-            policy = build(msgspec.msgpack.decode(first, type=Choice))
+            policy = build(msgpack_decoder(Choice).decode(first))
         except PoiseError as error:
             _write(stream, REFUSED, msgspec.msgpack.encode(error.record))
             return error.exit_code

@@ -17,6 +17,7 @@ from poise.config import MAX_BODY
 from poise.control.gatekeeper import Gatekeeper
 from poise.control.guard import Receive, Scope, Send, secret_of, text_headers
 from poise.control.plane import Plane
+from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers.security import same_token
 from poise.drivers.series import Series
 from poise.engine.host import Answer
@@ -35,9 +36,9 @@ MAX_UNSENT = 100_000
 """Frames that wait for one agent to read them."""
 
 _log = logging.getLogger("poise.control")
-_from_agent: msgspec.msgpack.Decoder[tuple[int, FromAgent]] = msgspec.msgpack.Decoder(tuple[int, FromAgent])
-_from_caller: msgspec.msgpack.Decoder[FromCaller] = msgspec.msgpack.Decoder(FromCaller)
-_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+_from_agent: msgspec.msgpack.Decoder[tuple[int, FromAgent]] = msgpack_decoder(tuple[int, FromAgent])
+_from_caller: msgspec.msgpack.Decoder[FromCaller] = msgpack_decoder(FromCaller)
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgpack_decoder(FromWorker)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -64,7 +65,7 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What a body that is no JSON makes the decoder raise."""
 
 Done = Callable[[Accepted], None]
-_submission = msgspec.json.Decoder(Submission)
+_submission = json_decoder(Submission)
 _accepted = msgspec.json.Encoder()
 
 

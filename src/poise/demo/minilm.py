@@ -24,6 +24,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from poise.decoding import json_decoder
+
 LAYERS, HEADS, WIDTH = 6, 12, 384
 EPSILON = 1e-12
 MOST_TOKENS = 256
@@ -43,7 +45,7 @@ class Embedded(msgspec.Struct):
     tokens: int
 
 
-_read: Callable[[bytes], str | list[int]] = msgspec.json.Decoder(str | list[int]).decode
+_read: Callable[[bytes], str | list[int]] = json_decoder(str | list[int]).decode
 
 
 class MiniLM:

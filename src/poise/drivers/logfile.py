@@ -18,6 +18,7 @@ from typing import BinaryIO, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from poise.decoding import msgpack_decoder
 from poise.drivers.sqlite import LogReader, StoreNewer
 from poise.drivers.sqlite.faults import newer
 from poise.errors import InputError, NotFound, StoreDamaged
@@ -149,7 +150,7 @@ class LogFile(Generic[Event]):
         record = _read(file)
         try:
             content = unseal(record or b"")
-            head = msgspec.msgpack.decode(content, type=_Head)
+            head = msgpack_decoder(_Head).decode(content)
         except msgspec.MsgspecError:
             raise self._damaged("its head cannot be read") from None
         self.written_by = head.written_by

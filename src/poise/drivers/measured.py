@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from poise.decoding import json_decoder
 from poise.drivers.bench import Report
 from poise.errors import Fault
 from poise.model.measured import Measured
@@ -40,7 +41,7 @@ def measure(
     if done.returncode:
         why = done.stderr.decode(errors="replace").strip().splitlines()
         raise Fault("measuring failed", have=why[-1][:200] if why else f"exit code {done.returncode}")
-    return [msgspec.json.decode(line, type=Report) for line in done.stdout.splitlines()]
+    return [json_decoder(Report).decode(line) for line in done.stdout.splitlines()]
 
 
 def save_measured(folder: Path, measured: Measured) -> Path:
@@ -57,7 +58,7 @@ def load_measured(folder: Path, device: str, driver: str) -> Measured | None:
     """What was measured of a device under a driver; none where nothing was, and of a file that is damaged."""
     path = profile_path(folder, device, driver)
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Measured)
+        found = json_decoder(Measured).decode(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 
+from poise.decoding import json_decoder
 from poise.drivers.yamlfile import load_yaml, located, place_in_file
 from poise.engine.scenario import Nemesis, Scenario, check_scenario, compile_nemesis
 from poise.errors import NotFound, SpecError
@@ -45,7 +46,7 @@ def read_nemesis(path: Path) -> Nemesis:
 def read_scenario(path: Path) -> Scenario:
     """A scenario that was kept. Raises NotFound and SpecError."""
     try:
-        scenario = msgspec.json.decode(path.read_bytes(), type=Scenario)
+        scenario = json_decoder(Scenario).decode(path.read_bytes())
     except FileNotFoundError:
         raise NotFound("there is no such scenario", field="--scenario", have=str(path)) from None
     except OSError as error:

@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 
 from poise import __version__
+from poise.decoding import convert
 from poise.drivers.views import Unsound, check_plan, decode_plan, encode_plan
 from poise.drivers.yamlfile import load_yaml
 from poise.errors import Fault, PoiseError, SpecError
@@ -212,7 +213,7 @@ def _choice_of(began: Began) -> Choice:
     if not began.recipe:
         return choose(began.policy.partition("@")[0])
     try:
-        recipe = msgspec.convert(began.recipe, Recipe)
+        recipe = convert(began.recipe, Recipe)
     except msgspec.ValidationError as error:
         raise SpecError(
             f"its recipe is not known here: {error}", field="recipe", hint="`poise replay --policy NAME`"

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from poise.decoding import json_decoder
 from poise.drivers.gangs import Gangs
 from poise.drivers.system import Cgroups, boot_id
 from poise.drivers.tellings import Tellings, report_path, result_path
@@ -113,8 +114,8 @@ class _Header(msgspec.Struct, frozen=True, array_like=True, tag="keeper"):
 
 
 _encode = msgspec.json.Encoder().encode
-_messages = msgspec.json.Decoder(_Greeting | _Holds | _Started | _Ended | _Whole)
-_entries = msgspec.json.Decoder(_Header | _Starting | _Started | _Ended | _Forgotten)
+_messages = json_decoder(_Greeting | _Holds | _Started | _Ended | _Whole)
+_entries = json_decoder(_Header | _Starting | _Started | _Ended | _Forgotten)
 
 
 def log_paths(logs: Path, attempt: Attempt) -> tuple[Path, Path]:

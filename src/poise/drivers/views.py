@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from poise.decoding import msgpack_decoder
 from poise.model.decisions import Hold, Place, Plan, Preempt, Resize, Spot
 from poise.model.fleet import CPU, MEMORY, NETWORK, Fleet, PoolView, Resident
 from poise.model.profiles import Profile
@@ -64,8 +65,8 @@ class _View(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_views = msgspec.msgpack.Decoder(_View)
-_plans = msgspec.msgpack.Decoder(Plan)
+_views = msgpack_decoder(_View)
+_plans = msgpack_decoder(Plan)
 
 
 def encode_view(view: Snapshot, known: tuple[Node, ...] | None = None) -> bytes:

@@ -16,6 +16,7 @@ from functools import partial
 
 import msgspec
 
+from poise.decoding import json_decoder
 from poise.gateway.openai import Refused, read_inputs
 from poise.gateway.refusals import refusal
 from poise.gateway.service import ANYBODY, Asked, Asker, Service
@@ -39,9 +40,9 @@ class Failed(msgspec.Struct):
     error: dict[str, str | int]
 
 
-_embedded = msgspec.json.Decoder(Embedded).decode
-_numbers = msgspec.json.Decoder(list[float]).decode
-_failed = msgspec.json.Decoder(Failed).decode
+_embedded = json_decoder(Embedded).decode
+_numbers = json_decoder(list[float]).decode
+_failed = json_decoder(Failed).decode
 
 
 class Embeddings:

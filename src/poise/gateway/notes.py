@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from poise.decoding import json_decoder
+
 
 class Noted(msgspec.Struct):
     """`asked`: how many replicas were ever asked for; `key`: that under which one more is being submitted, if one is;
@@ -26,7 +28,7 @@ class Notes:
         self._path = path
         self.noted = Noted()
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
-            self.noted = msgspec.json.decode(path.read_bytes(), type=Noted)
+            self.noted = json_decoder(Noted).decode(path.read_bytes())
 
     def write(self) -> None:
         """As it is now, in one piece. Where it cannot be written, only the next gateway has anything of it."""

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from poise.decoding import json_decoder
 from poise.units import MILLISECOND, SECOND
 
 CHAT, COMPLETIONS, EMBEDDINGS, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"
@@ -121,8 +122,8 @@ class Refused(Exception):
 
 
 _TYPES = {429: "rate_limit_error", 404: "invalid_request_error"}
-_decode = msgspec.json.Decoder(Body).decode
-_decode_inputs = msgspec.json.Decoder(EmbeddingBody).decode
+_decode = json_decoder(Body).decode
+_decode_inputs = json_decoder(EmbeddingBody).decode
 
 
 def read_question(path: str, body: bytes) -> Question:

@@ -13,6 +13,7 @@ from queue import SimpleQueue
 
 import msgspec
 
+from poise.decoding import json_decoder
 from poise.errors import InputError
 from poise.gateway.service import ANYBODY, Asked, Asker, Tell
 
@@ -113,7 +114,7 @@ def _recorded(line: bytes, number: int, path: str) -> bytes:
     try:
         if len(line) == MOST_LINE:
             raise ValueError(f"it has more than {MOST_LINE >> 20} MiB")
-        one = msgspec.json.decode(line, type=Recorded)
+        one = json_decoder(Recorded).decode(line)
     except (ValueError, RecursionError) as error:
         why = f"line {number} is no recorded request: {error}"
         raise InputError(why, field=path, need='{"body": "21"}') from None

@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from poise.decoding import json_decoder
 from poise.drivers import sockets
 from poise.errors import InputError, PoiseError
 from poise.gateway.room import Room
@@ -98,9 +99,7 @@ class Model:
         self._predict: Callable[[list[Any]], Sequence[Any]] = predict
         decode: Callable[..., Any] | None = getattr(made, "decode", None)
         self._takes = _inner(_first(predict)) if decode is None else None
-        self._decode: Callable[[Body], Any] = (
-            msgspec.json.Decoder(self._takes).decode if decode is None else _reading(decode)
-        )
+        self._decode: Callable[[Body], Any] = json_decoder(self._takes).decode if decode is None else _reading(decode)
         self._encode: Callable[[Any], Any] | None = getattr(made, "encode", None)
         self.room = Room()
 

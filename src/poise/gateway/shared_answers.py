@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from poise.decoding import msgpack_decoder
 from poise.drivers.redis import Away, Kept
 from poise.errors import SpecError
 from poise.gateway.service_metrics import CacheMetrics
@@ -265,6 +266,6 @@ def _now() -> int:
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Answer).decode
+_decode = msgpack_decoder(Answer).decode
 
 __all__ = ["PATIENCE", "Found", "SharedAnswers", "Store", "opened", "sealed", "version_of"]

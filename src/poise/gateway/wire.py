@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from poise.decoding import msgpack_decoder
+
 Schema = dict[str, Any]
 """A JSON Schema."""
 
@@ -105,8 +107,8 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_work: msgspec.msgpack.Decoder[Work] = msgspec.msgpack.Decoder(Work)
-decode_from_replica: msgspec.msgpack.Decoder[FromReplica] = msgspec.msgpack.Decoder(FromReplica)
+decode_work: msgspec.msgpack.Decoder[Work] = msgpack_decoder(Work)
+decode_from_replica: msgspec.msgpack.Decoder[FromReplica] = msgpack_decoder(FromReplica)
 
 
 def error_body(status: int, message: str) -> bytes:

@@ -30,6 +30,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from poise.decoding import msgpack_decoder
 from poise.kernel.book import CallBook
 from poise.model import graph
 from poise.model.decisions import Cause, Reason, Spot, Why
@@ -477,7 +478,7 @@ CAUSES: tuple[str, ...] = get_args(Cause)
 NO_WORK = Work()
 _UNKNOWN = Profile()
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
-_decoder = msgspec.msgpack.Decoder(State)
+_decoder = msgpack_decoder(State)
 
 
 class Ledger:

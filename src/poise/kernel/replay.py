@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
+from poise.decoding import convert
 from poise.kernel.ledger import Ledger
 from poise.kernel.verify import verify
 from poise.model.decisions import Plan, Rejection
@@ -74,7 +75,7 @@ def shipped(began: Began) -> ClusterPolicy | str:
     if began.policy in POLICIES:
         return POLICIES[began.policy]
     try:
-        return Suite(msgspec.convert(began.recipe, Recipe))
+        return Suite(convert(began.recipe, Recipe))
     except (msgspec.ValidationError, KeyError):
         return f"decided by `{began.policy}`, which does not ship with Poise"
 

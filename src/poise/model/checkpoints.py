@@ -17,6 +17,8 @@ from zlib import crc32
 
 import msgspec
 
+from poise.decoding import json_decoder
+
 FORMAT = 1
 """It goes up when an older Poise could not read what is written."""
 
@@ -95,7 +97,7 @@ def unseal(content: bytes) -> Manifest:
     if head + b"\n" != _head(body) or body + b"}\n" != rest:
         raise ValueError("the manifest is not as it was written")
     try:
-        manifest = msgspec.json.decode(body, type=Manifest)
+        manifest = json_decoder(Manifest).decode(body)
     except msgspec.MsgspecError as error:  # the checksum holds: it was written so on purpose
         raise ValueError(f"the manifest was written by another version: {error}") from None
     if manifest.format > FORMAT:

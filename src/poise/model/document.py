@@ -21,6 +21,7 @@ from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import inspect
 
+from poise.decoding import convert
 from poise.errors import ErrorRecord, SpecError, together
 
 T = TypeVar("T")
@@ -100,7 +101,7 @@ class Findings:
     def convert(self, document: Any, kind: type[T], at: str = "") -> T | None:
         """The document as a record, without the fields that are wrong; none where nothing is left to look at."""
         try:
-            return msgspec.convert(document, kind, strict=True, str_keys=True)
+            return convert(document, kind, strict=True, str_keys=True)
         except msgspec.ValidationError as error:
             told = str(error)
         before = len(self._errors) + self._more
@@ -108,7 +109,7 @@ class Findings:
         if len(self._errors) + self._more == before:  # we and msgspec differ: its word counts
             self.add(SpecError(told[:1].lower() + told[1:], field=at))
             return None
-        return None if kept is _WRONG else msgspec.convert(kept, kind, strict=True, str_keys=True)
+        return None if kept is _WRONG else convert(kept, kind, strict=True, str_keys=True)
 
     def check(self, example: Callable[[str], str] = lambda field: "") -> None:
         """Raise one SpecError with everything that was found; what has no hint is given the `example` of its field."""

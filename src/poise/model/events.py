@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from poise.decoding import msgpack_decoder
 from poise.model.calls import Call, Function, Result
 from poise.model.decisions import Cause, Reason, Spot, Why
 from poise.model.jobs import Ending, Job, Speedups
@@ -419,7 +420,7 @@ AUDITED = (
 """What was done because somebody asked for it."""
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+_decoder: msgspec.msgpack.Decoder[Event] = msgpack_decoder(Event)
 
 
 def encode_event(event: Event) -> bytes:

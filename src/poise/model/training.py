@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from poise.decoding import json_decoder
 from poise.model.jobs import ALL, Speedups
 from poise.units import SECOND
 
@@ -137,7 +138,7 @@ NOTICEABLE = 0.2
 HUNDREDTH = ALL // 100
 """... a hundredth of the whole further, or a tenth of what was done where the whole is not known."""
 
-_decoder = msgspec.json.Decoder(Training)
+_decoder = json_decoder(Training)
 
 
 def decode(text: bytes) -> Training:

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from poise.decoding import convert
 from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Spot, Why
 from poise.model.fleet import CORDONED, CPU, DEVICES, MEMORY, NETWORK, OPEN, Fleet, Floats, Resident, model_of
 from poise.model.jobs import ALL, WEIGHT, Work
@@ -123,7 +124,7 @@ class Rounds:
         time, and give room that is free to who is owed most.
         """
         stage = Stage(view)
-        kept = msgspec.convert(dict(view.memory), Remembered) if view.memory else Remembered()
+        kept = convert(dict(view.memory), Remembered) if view.memory else Remembered()
         known = kept.units
         units = {claim.unit: known.get(claim.unit) or first_entry(claim) for claim in stage.claims}
         if kept.models == stage.models:

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from poise.decoding import msgpack_decoder
 from poise.drivers.heartbeat import step as beat
 from poise.errors import GangBroken, Misused
 from poise.train import shards, state
@@ -174,7 +175,7 @@ class Asynchronous:
     def _next(self) -> Given:
         words, payload = _receive(self._line())
         _into(self._parameters, payload)
-        return msgspec.msgpack.decode(words, type=Given)
+        return msgpack_decoder(Given).decode(words)
 
     # --- the server --------------------------------------------------------------------------------------------------
 
@@ -200,7 +201,7 @@ class Asynchronous:
         with connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
-                hello = msgspec.msgpack.decode(_receive(connection, most=1024)[0], type=Hello)
+                hello = msgpack_decoder(Hello).decode(_receive(connection, most=1024)[0])
             except (OSError, EOFError, msgspec.DecodeError):
                 return
             if not secrets.compare_digest(hello.secret, secret):

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore
 
+from poise.decoding import json_decoder
 from poise.errors import GangBroken
 from poise.model.training import ORDERS, Orders
 
@@ -172,7 +173,7 @@ class Gang:
         try:
             status = Path(self._orders).stat()
             if (file := (status.st_ino, status.st_mtime_ns)) != self._look[1]:
-                self._look = msgspec.json.decode(Path(self._orders).read_bytes(), type=Orders), file
+                self._look = json_decoder(Orders).decode(Path(self._orders).read_bytes()), file
             return self._look[0]
         except (OSError, msgspec.DecodeError):
             return None  # none have come yet

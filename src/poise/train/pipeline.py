@@ -33,6 +33,7 @@ from safetensors.torch import save
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+from poise.decoding import json_decoder
 from poise.drivers.heartbeat import step as beat
 from poise.errors import Misused, NotFound
 from poise.policy.pipeline import (
@@ -366,7 +367,7 @@ class Pipeline:
         """
         if not (folder / _INDEX).exists():
             return -1
-        saved = msgspec.json.decode((folder / _INDEX).read_bytes(), type=Saved)
+        saved = json_decoder(Saved).decode((folder / _INDEX).read_bytes())
         found: dict[str, torch.Tensor] = {}
         own = self.module.state_dict()
         for file in saved.files:

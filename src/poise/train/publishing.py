@@ -12,6 +12,7 @@ from time import monotonic_ns, perf_counter_ns
 
 import msgspec
 
+from poise.decoding import json_decoder
 from poise.errors import Conflict
 from poise.model.checkpoints import FORMAT, MANIFEST, Manifest, Piece, Shard, seal
 from poise.model.training import Saved
@@ -142,7 +143,7 @@ class Publisher:
             for rank in range(1, self.world):
                 record = partial / shard_record(rank)
                 if rank not in found and record.exists():
-                    shard = msgspec.json.decode(record.read_bytes(), type=Shard)
+                    shard = json_decoder(Shard).decode(record.read_bytes())
                     found[rank] = self._fitting(draft, partial, rank, shard)
             missing = [str(rank) for rank in range(1, self.world) if rank not in found]
             if not missing:

@@ -8,6 +8,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from poise.decoding import msgpack_decoder
 from poise.model.checkpoints import Kind
 from poise.train.trees import DTYPES, Taken, put_together
 
@@ -33,7 +34,7 @@ def broadcast(state: Any, source: int, rank: int, device: torch.device) -> Any:
         for tensor in taken.tensors:
             dist.broadcast(tensor.detach().to(device).contiguous(), source)
         return state
-    sent = msgspec.msgpack.decode(raw.numpy().tobytes(), type=_Sent)
+    sent = msgpack_decoder(_Sent).decode(raw.numpy().tobytes())
     tensors = [torch.empty(kind.shape, dtype=DTYPES[kind.dtype], device=device) for kind in sent.kinds]
     for tensor in tensors:
         dist.broadcast(tensor, source)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
+from poise.decoding import convert
 from poise.model.phases import Pace, PhaseMemory, PhaseRules, PhaseView, Step
 from poise.model.training import Phase
 from poise.policy.phases import Phases, is_due, pace_of
@@ -63,7 +64,7 @@ class Watch:
     def load_state_dict(self, found: Mapping[str, Any]) -> None:
         """One that cannot be read, for another version wrote it, is as if there were none: the phase is told anew."""
         try:
-            self._memory = msgspec.convert(dict(found), PhaseMemory)
+            self._memory = convert(dict(found), PhaseMemory)
         except msgspec.ValidationError:
             self._memory = PhaseMemory()
 

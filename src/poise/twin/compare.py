@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from poise.decoding import msgpack_decoder
 from poise.drivers.nemeses import known_nemeses
 from poise.drivers.plugins import choose, tried
 from poise.drivers.yamlfile import load_kind, located, place_in_file
@@ -278,7 +279,7 @@ def _side_by_side(asked: Asked, policies: Sequence[str], watch: Watch) -> tuple[
                 done, waiting = wait(waiting, timeout=TELL_EVERY, return_when=FIRST_COMPLETED)
                 for future in done:
                     try:
-                        trials[of[future]] = msgspec.msgpack.decode(future.result(), type=Result)
+                        trials[of[future]] = msgpack_decoder(Result).decode(future.result())
                     except PoiseError as error:
                         errors[of[future]] = error
                 for number in range(len(policies)):

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from poise.decoding import convert
 from poise.engine.serving import Clients, Load, Open, Request
 from poise.errors import SpecError
 from poise.twin.traces import requests
@@ -105,7 +106,7 @@ def parse(text: str) -> Drawn:
             raise _unfit(short(name), need, short(part))
         fields[name] = value
     try:
-        drawn = msgspec.convert(fields, Drawn, strict=False)
+        drawn = convert(fields, Drawn, strict=False)
     except msgspec.ValidationError as error:
         field = str(error).partition(" - at `$.")[2].rstrip("`.") or "loop"
         raise _unfit(field, "a number", short(str(fields.get(field, text)))) from None

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from poise.decoding import json_decoder
 from poise.twin.traces.rows import fault, opened, short
 
 SPREAD = "_unconsolidated"
@@ -62,7 +63,7 @@ def read_table(path: Path) -> Rates:
     with opened(path) as file:
         content = file.read()
     try:
-        tables = msgspec.json.decode(content, type=dict[str, dict[str, dict[str, Any]]])
+        tables = json_decoder(dict[str, dict[str, dict[str, Any]]]).decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise fault("the file is no table of throughputs", path, have=short(str(error))) from None
     made: Rates = {}

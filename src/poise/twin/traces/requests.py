@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from poise.decoding import json_decoder
 from poise.model.resources import SHARED_CAP, WHOLE
 from poise.model.workload import Workload
 from poise.twin.traces.making import Maker, Said
@@ -105,7 +106,7 @@ def calls(name: str, path: Path, tally: Tally) -> Iterator[Call]:
 
 
 def _records(path: Path, tally: Tally) -> Iterator[Call]:
-    decode = msgspec.json.Decoder(_Request).decode
+    decode = json_decoder(_Request).decode
     for number, line in lines_of(path):
         try:
             record = decode(line)

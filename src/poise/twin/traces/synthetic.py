@@ -24,6 +24,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from poise.decoding import convert
 from poise.errors import SpecError
 from poise.model.workload import Workload
 from poise.twin.traces.making import Maker, Said
@@ -127,7 +128,7 @@ def parse(text: str) -> Synthetic:
             raise _unfit(short(name) or "arriving", f"FIELD=VALUE of {known}", short(part))
         fields[name] = _speeds(value) if name == "speeds" else value
     try:
-        made = msgspec.convert(fields, Synthetic, strict=False)
+        made = convert(fields, Synthetic, strict=False)
     except msgspec.ValidationError as error:
         field = str(error).partition(" - at `$.")[2].partition("[")[0].rstrip("`.") or "arriving"
         like = NEEDED.get(field, f"a number such as {getattr(Synthetic(), field, 1)}")
