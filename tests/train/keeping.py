@@ -6,8 +6,10 @@ step 17; three, of whom one is asked to end in its step 33; one, to the end. Eac
 
 import json
 import os
+import random
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +59,28 @@ def train(**options: Any) -> dict[str, Any]:
     }
 
 
-def gang(folder: Path, epoch: int, world: int, **environ: str) -> list[int]:
-    """How its workers ended."""
+def draws_on(folder: Path, seed: int, until: int = 0) -> list[float]:
+    """The weights of a training that drops out at random and adds noise, given up `until` so many steps."""
+    images, labels = torch.randn(96, 8, generator=torch.Generator().manual_seed(1)), torch.arange(96) % 3
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    data = TensorDataset(images, labels)
+    with Session(model, optimizer, data, batch=8, epochs=2, checkpoint=folder, every=1) as run:
+        for samples, targets in run:
+            loss = torch.nn.functional.cross_entropy(model(samples), targets) * random.uniform(0.5, 1.5)  # noqa: S311
+            run.step(loss)
+            if run.steps == until:
+                break
+    return [number for one in model.parameters() for number in one.flatten().tolist()]
+
+
+def gang(
+    folder: Path, epoch: int, world: int, work: Callable[[], Any], name: str = "done", **environ: str
+) -> list[int]:
+    """How its workers ended, each with its work."""
     meeting = folder / f"gang{epoch}"
     meeting.mkdir()
     pids = []
@@ -68,8 +90,7 @@ def gang(folder: Path, epoch: int, world: int, **environ: str) -> list[int]:
             os.environ.update(environ | {name: str(value) for name, value in own.items()})
             code = 1
             try:
-                done = train(checkpoint=folder / "checkpoints", every=5, keep=Keep(last=2, best=0))
-                (folder / f"done{epoch}.{rank}").write_text(json.dumps(done))
+                (folder / f"{name}{epoch}.{rank}").write_text(json.dumps(work()))
                 code = 0
             except SystemExit as error:
                 code = int(error.code or 0)
@@ -82,13 +103,27 @@ def gang(folder: Path, epoch: int, world: int, **environ: str) -> list[int]:
 
 def main(folder: Path) -> None:
     parts()  # what that imports takes longer than all that is trained here, and is imported once
+
+    def work() -> dict[str, Any]:
+        return train(checkpoint=folder / "checkpoints", every=5, keep=Keep(last=2, best=0))
+
     ended = [
-        gang(folder, 1, 2, KILLED=str(KILLED_IN)),
-        gang(folder, 2, 3, ENDED=f"1 {ENDED_IN}"),
-        gang(folder, 3, 1),
+        gang(folder, 1, 2, work, KILLED=str(KILLED_IN)),
+        gang(folder, 2, 3, work, ENDED=f"1 {ENDED_IN}"),
+        gang(folder, 3, 1, work),
     ]
     (folder / "ended").write_text(json.dumps(ended))
 
 
+def drawn(folder: Path) -> None:
+    """Two workers to the end; two that stop in between, and two that go on from there, each with a seed of its own."""
+    for epoch, (name, seed, until) in enumerate((("one", 10, 0), ("two", 10, 9), ("two", 20, 0)), start=1):
+
+        def work(name: str = name, seed: int = seed, until: int = until) -> list[float]:
+            return draws_on(folder / name, seed + int(os.environ["POISE_RANK"]), until)
+
+        assert gang(folder, epoch, 2, work, "drawn") == [0, 0]
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    (drawn if "drawn" in sys.argv else main)(Path(sys.argv[1]))

@@ -19,7 +19,7 @@ from poise.policy.checkpoints import LEAST, Keep
 from poise.train import Session
 from poise.train.checkpoints import Checkpoints, load
 from poise.train.keeping import Keeping
-from poise.train.restoring import listed
+from poise.train.restoring import folder_of, listed, read_manifest
 from poise.units import MINUTE
 
 from . import keeping
@@ -121,3 +121,29 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     ):
         pass
     assert "Missing key" in refused.value.record.have or "Unexpected key" in refused.value.record.have
+
+
+def test_what_is_drawn_at_random_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Alone and in a gang of two, dropout and all: the weights are those of who was not disturbed."""
+    whole = keeping.draws_on(tmp_path / "whole", seed=1)
+    assert keeping.draws_on(tmp_path / "parts", seed=1, until=9) != whole
+    assert keeping.draws_on(tmp_path / "parts", seed=2) == whole
+    assert keeping.draws_on(tmp_path / "others", seed=2) != whole
+    subprocess.run([sys.executable, keeping.__file__, str(tmp_path), "drawn"], check=True, timeout=120)
+    whole, again = (json.loads((tmp_path / f"drawn{epoch}.0").read_text()) for epoch in (1, 3))
+    assert again == whole
+
+
+def test_the_best_by_its_score_stays(tmp_path: Path) -> None:
+    model, optimizer, data = keeping.parts()
+    scores = iter([0.3, 0.9, 0.5, 0.1])
+    keep = Keep(last=1, best=1)
+    with Session(model, optimizer, data, batch=600, epochs=4, checkpoint=tmp_path, every=1000, keep=keep) as run:
+        for _ in run.epochs():
+            for images, labels in run:
+                run.step(torch.nn.functional.cross_entropy(model(images), labels))
+            run.score(next(scores))
+        with pytest.raises(Misused, match="score"):
+            run.score(float("nan"))
+    assert listed(tmp_path) == [7, 12]  # scored after step 6, and the last
+    assert [read_manifest(folder_of(tmp_path, step)).score for step in (7, 12)] == [0.9, 0.1]

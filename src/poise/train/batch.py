@@ -19,10 +19,8 @@ memory is seen once a second. How large the next micro-batches are is decided in
 """
 
 import gc
-import random
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -30,6 +28,7 @@ from torch import nn
 from poise.drivers.memory import Counted
 from poise.errors import MemoryShort
 from poise.policy.tuning import Keep, Short, TrainView, Tuning, evened
+from poise.train.randomness import Randomness
 
 START = 64
 """Samples of the first micro-batch at most where memory that is short ends the process, and nothing is known of what
@@ -166,31 +165,20 @@ class Fitting:
         return True
 
 
-class _States(NamedTuple):
-    """Of the random generators: of PyTorch on the host, of Python, and of PyTorch on the GPU that is used."""
-
-    here: torch.Tensor
-    python: tuple[Any, ...]
-    device: int
-    there: torch.Tensor | None
-
-
 class Before:
-    """What a step begins with, besides the weights: the model's buffers and the states of the random generators of
-    PyTorch and Python. That of NumPy takes as long to keep as a small step, and is not brought back.
-    """
+    """What a step begins with, besides the weights: the model's buffers and what has been drawn at random."""
 
     def __init__(self, model: nn.Module) -> None:
         self._places = [(module, name) for module in model.modules() for name in module._buffers]
         self._buffers: list[torch.Tensor | None] = []
         self._copies: list[torch.Tensor] = []
         self._versions: list[int] = []
-        self._random: _States | None = None
+        self._random: Randomness | None = None
 
     def keep(self) -> None:
         if self._places:
             self._keep_buffers()
-        self._random = _states()
+        self._random = Randomness.now()
 
     def _keep_buffers(self) -> None:
         now = [module._buffers.get(name) for module, name in self._places]
@@ -207,7 +195,7 @@ class Before:
         self._copy(self._there(), self._copies)
         self._versions = [one._version for one in self._there()]
         if self._random is not None:
-            _restore(self._random)
+            self._random.put_back()
 
     def _there(self) -> list[torch.Tensor]:
         return [one for one in self._buffers if one is not None]
@@ -238,19 +226,6 @@ def release(memory: Counted) -> None:
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     memory.give_back()
-
-
-def _states() -> _States:
-    device = torch.cuda.current_device() if torch.cuda.is_initialized() else -1
-    there = torch.cuda.get_rng_state(device) if device >= 0 else None
-    return _States(torch.get_rng_state(), random.getstate(), device, there)
-
-
-def _restore(states: _States) -> None:
-    torch.set_rng_state(states.here)
-    random.setstate(states.python)
-    if states.there is not None:
-        torch.cuda.set_rng_state(states.there, states.device)
 
 
 __all__ = ["Before", "Fitting", "is_short", "release"]

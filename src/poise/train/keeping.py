@@ -71,8 +71,10 @@ class Keeping:
                 hint=f"mkdir -p {self.folder}",
             ) from None
 
-    def restore(self) -> Mapping[str, Any] | None:
-        """The state that was saved last, if there is one; worker 0 gives it to the others."""
+    def restore(self) -> tuple[Mapping[str, Any], tuple[Any, ...]] | None:
+        """The state that was saved last and what each worker had for itself, if there is one; worker 0 gives it to the
+        others.
+        """
         found = self._checkpoints.restore() if self._checkpoints is not None else None
         if found is None:
             return None
@@ -87,7 +89,7 @@ class Keeping:
         self.restored = found.note
         self._worked, self._failures = past["worked"], past["failures"] + (not past["parted"])
         self.safe = past["progress"]
-        return {name: one for name, one in found.state.items() if name != "past"}
+        return {name: one for name, one in found.state.items() if name != "past"}, found.own
 
     def go_on_from(self, step: int) -> None:
         """The gang is at this step: what was restored, or what others have."""

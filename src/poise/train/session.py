@@ -51,6 +51,7 @@ from poise.train.keeping import Keeping
 from poise.train.loading import loaded, loading_of, moved
 from poise.train.memory import Budget, Shares
 from poise.train.precision import checked, chosen, finite
+from poise.train.randomness import Randomness
 from poise.train.reducer import Reducer
 from poise.train.telling import Teller
 from poise.train.watch import Watch, norm_of
@@ -169,6 +170,7 @@ class Session:
         self._budget = Budget(self.device, memory)
         self._fitting = Fitting(model, self._budget, self._share, most=micro, careful=self.device.type == "cpu")
         self._before = Before(model)
+        self._drawn: list[Any] = []  # at random, by each worker, when what was restored was saved
         self._again = False  # the step that comes has been begun before
         self._short = False  # memory was short in this micro-batch
         self._voted = False  # what is to be agreed on in this step is on its way
@@ -188,6 +190,7 @@ class Session:
         self._teller = Teller()
         self._gang.waits_long = self._teller.rests
         self._keeping = Keeping(checkpoint, keep, every)
+        self._score: float | None = None
         self._loss: torch.Tensor | float = 0.0
         self._loss_share = 0.0
         self._last_loss: torch.Tensor | float = 0.0
@@ -299,6 +302,14 @@ class Session:
         if micro.last:
             self._finish(step)
 
+    def score(self, value: float) -> None:
+        """How good it is now, larger is better: `Keep(best=…)` goes by it. A checkpoint that has this score is made at
+        the end of the next step, or at the end of all. What worker 0 says counts.
+        """
+        if math.isnan(value):
+            raise _misused("this is no score", field="score", need="a number", have="nan")
+        self._score = float(value)
+
     def training(self) -> Training:
         """What is told of it."""
         elapsed = time.time() - self._began
@@ -370,6 +381,7 @@ class Session:
             if self._again:
                 self._before.put_back()
             else:
+                self._draw_on()
                 self._before.keep()
             self._again = False
             for micro in share:
@@ -431,7 +443,8 @@ class Session:
         self._wishes[_OVERFLOWS] = float(self._precision.overflows)
         self._wishes[_LOWERS] = float(self._precision.lowers)
         self._wishes[_NEWER] = float(self._gang.is_to_change())
-        self._wishes[_SAVE] = float(self.rank == 0 and self._keeping.due(self.steps + 1))
+        is_due = self._score is not None or self._keeping.due(self.steps + 1)
+        self._wishes[_SAVE] = float(self.rank == 0 and is_due)
         self._wishes[_STOP] = float(self._stopping and not self._gang.leaves())
         self._unseen = self._unseen + self._loss if self._unseen_steps else self._loss
         self._unseen_steps += 1
@@ -627,9 +640,11 @@ class Session:
             dist.all_gather(steps, torch.tensor([mine]))
             ahead = max(range(self.world), key=lambda rank: int(steps[rank]))
             if any(int(one) != int(steps[ahead]) for one in steps):
-                found = state.broadcast(self._state() if self.rank == ahead else None, ahead, self.rank, self.device)
+                whole = {**self._state(), "drawn": self._drawn} if self.rank == ahead else None
+                found = state.broadcast(whole, ahead, self.rank, self.device)
                 if self.rank != ahead:
                     self._load(found)
+                    self._drawn = found["drawn"]
         self._synced = True
 
     def _regroup(self, lost: str) -> None:
@@ -696,8 +711,9 @@ class Session:
         """What was saved last, at the beginning, and by worker 0: from it all others have it."""
         if self._synced or self.rank != 0 or (found := self._keeping.restore()) is None:
             return
+        whole, self._drawn = found[0], list(found[1])
         try:
-            self._load(found)
+            self._load(whole)
         except (RuntimeError, ValueError, LookupError) as error:  # as PyTorch says that it does not fit
             raise _misused(
                 "what was saved is of another model or optimizer",
@@ -706,9 +722,24 @@ class Session:
                 hint='poise.Session(..., checkpoint="another folder")',
             ) from None
 
+    def _draw_on(self) -> None:
+        """Go on drawing at random where this worker was when what was restored was saved, if the gang is as large."""
+        if self._drawn:
+            mine = self._drawn[self.rank] if len(self._drawn) == self.world else None
+            if mine is not None:
+                Randomness.of(mine).put_back()
+            self._drawn = []
+
     def _save(self, *, parting: bool = False) -> None:
+        score, self._score = self._score, None
         self._keeping.save(
-            self._state, step=self.steps, progress=self._progress(), parting=parting, optimizer=self.optimizer
+            self._state,
+            step=self.steps,
+            progress=self._progress(),
+            parting=parting,
+            score=score,
+            own=Randomness.now().state(),
+            optimizer=self.optimizer,
         )
 
     def _check(self, loader: DataLoader[Any] | None, *, batch: int, micro: int, epochs: int, scaling: str) -> None:

@@ -1,0 +1,47 @@
+"""The states of the random generators that training draws from: of PyTorch on the host and on its GPU, and of Python.
+
+That of NumPy takes as long to keep as a small step, and is not kept.
+"""
+
+import random
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Randomness(NamedTuple):
+    """What has been drawn so far, in this process."""
+
+    here: torch.Tensor
+    python: tuple[Any, ...]
+    device: int
+    there: torch.Tensor | None
+
+    @staticmethod
+    def now() -> "Randomness":
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else -1
+        there = torch.cuda.get_rng_state(device) if device >= 0 else None
+        return Randomness(torch.get_rng_state(), random.getstate(), device, there)
+
+    def put_back(self) -> None:
+        torch.set_rng_state(self.here)
+        random.setstate(self.python)
+        if self.there is not None:
+            torch.cuda.set_rng_state(self.there, self.device)
+
+    def state(self) -> dict[str, Any]:
+        """As it is kept in a checkpoint."""
+        version, numbers, gauss = self.python
+        return {"torch": self.here, "cuda": self.there, "python": (version, torch.tensor(numbers), gauss)}
+
+    @staticmethod
+    def of(state: Mapping[str, Any]) -> "Randomness":
+        """Of what was kept. What was drawn on a GPU is put back where there is one."""
+        version, numbers, gauss = state["python"]
+        there = state["cuda"].cpu() if state["cuda"] is not None and torch.cuda.is_available() else None
+        device = torch.cuda.current_device() if there is not None else -1
+        return Randomness(state["torch"].cpu(), (version, tuple(numbers.tolist()), gauss), device, there)
+
+
+__all__ = ["Randomness"]
