@@ -22,6 +22,8 @@ from poise.kernel.cache import Cache
 from poise.units import MINUTE, SECOND
 
 TTL = MINUTE
+PATIENT = 5 * SECOND
+"""So that a busy machine is not taken for a slow Redis, where that is not what it is about."""
 KEPT = "poise:twice:*:" + "[0-9a-f]" * 64
 ERRANDS = "poise:*:errand"
 
@@ -42,10 +44,10 @@ def redis(server: RedisServer) -> RedisServer:
 class Gateway:
     """The cached service `twice` of one gateway, whose model is this class."""
 
-    def __init__(self, url: str, version: str, ttl: int, takes: float, password: str | None) -> None:
+    def __init__(self, url: str, version: str, ttl: int, takes: float, password: str | None, patience: int) -> None:
         self.registry = CollectorRegistry()
         registry = Registry(self.registry)
-        store = Redis(url, password, PATIENCE)
+        store = Redis(url, password, patience)
         shared = SharedAnswers(store, "twice", version, ttl, CacheMetrics(registry, "twice"))
         metrics = ServiceMetrics(registry, "twice")
         self.cached = Cached(cast(Service, self), Cache(1 << 24, ttl), metrics, shared)
@@ -88,9 +90,15 @@ class Gateway:
 
 @asynccontextmanager
 async def gateways(
-    url: str, count: int = 2, version: str = "1", ttl: int = TTL, takes: float = 0.01, password: str | None = None
+    url: str,
+    count: int = 2,
+    version: str = "1",
+    ttl: int = TTL,
+    takes: float = 0.01,
+    password: str | None = None,
+    patience: int = PATIENT,
 ) -> AsyncIterator[list[Gateway]]:
-    made = [Gateway(url, version, ttl, takes, password) for _ in range(count)]
+    made = [Gateway(url, version, ttl, takes, password, patience) for _ in range(count)]
     for one in made:
         await one.cached.start()
     try:
@@ -156,12 +164,12 @@ async def test_what_one_gateway_was_told_the_other_knows(redis: RedisServer) -> 
 
 @live
 async def test_an_answer_is_no_younger_for_having_been_shared(redis: RedisServer) -> None:
-    async with gateways(redis.url, ttl=SECOND) as (one, other):
+    async with gateways(redis.url, ttl=4 * SECOND) as (one, other):
         await one.hits(b"21")
         await _written(redis)
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(1)
         assert await other.hits(b"21")
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(3.1)
         assert not await other.hits(b"21")
 
 
@@ -187,6 +195,7 @@ async def test_many_gateways_that_are_asked_the_same_at_once_ask_once(redis: Red
         assert sum(one.count("cache_collapsed_total", tier="process") for one in all_of_them) == 16
 
 
+@pytest.mark.timed
 @live
 async def test_what_is_not_kept_holds_up_nobody(redis: RedisServer) -> None:
     async with gateways(redis.url, 3, takes=0.1) as all_of_them:
@@ -198,6 +207,7 @@ async def test_what_is_not_kept_holds_up_nobody(redis: RedisServer) -> None:
         assert not redis.keys(KEPT)
 
 
+@pytest.mark.timed
 @live
 async def test_an_errand_whose_gateway_died_holds_up_nobody_for_long(redis: RedisServer) -> None:
     async with gateways(redis.url) as (dying, other):
@@ -216,6 +226,7 @@ async def test_an_errand_whose_gateway_died_holds_up_nobody_for_long(redis: Redi
         asked.cancel()
 
 
+@pytest.mark.timed
 @live
 async def test_a_question_with_a_time_of_its_own_waits_for_no_errand(redis: RedisServer) -> None:
     async with gateways(redis.url) as (one, other):
@@ -236,14 +247,18 @@ async def test_what_is_forgotten_is_forgotten_everywhere(redis: RedisServer) -> 
         assert await other.hits(b"21")
         assert await one.cached.forget()
         assert not await one.hits(b"21")
-        await asyncio.sleep(1.2)
-        redis.client.delete(*redis.keys(KEPT))
-        assert not await other.hits(b"21"), "within a second"
+        for _ in range(100):  # about a second; more on a busy machine
+            redis.client.delete("none", *redis.keys(KEPT))  # what is told anew is shared anew
+            if not await other.hits(b"21"):
+                break
+            await asyncio.sleep(0.1)
+        else:
+            raise AssertionError("it is forgotten there too")
 
 
 @live
 async def test_what_is_forgotten_while_it_is_away_is_told_when_it_is_back(redis: RedisServer) -> None:
-    async with gateways(redis.url) as (one, other):
+    async with gateways(redis.url, patience=SECOND) as (one, other):
         for body in (b"21", b"22"):
             await one.hits(body)
         await _written(redis, 2)
@@ -262,9 +277,10 @@ async def test_what_is_forgotten_while_it_is_away_is_told_when_it_is_back(redis:
         assert set(redis.keys(KEPT)) >= set(old), "what is old is read by nobody, and ends by itself"
 
 
+@pytest.mark.timed
 @live
 async def test_a_redis_that_says_nothing_costs_little_and_is_used_again(redis: RedisServer) -> None:
-    async with gateways(redis.url) as (one, other):
+    async with gateways(redis.url, patience=PATIENCE) as (one, other):
         await until_hit(one, other, "before")
         redis.stand_still()
         took = []

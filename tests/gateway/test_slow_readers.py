@@ -22,13 +22,15 @@ class Answers:
     """A service that answers with more than any buffer of the system holds: a little later, or at once, as a cache."""
 
     at_once = False
+    after = 0.0
+    large = LARGE
 
     def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
-        answer = Answer(200, "text/plain", bytes(LARGE))
+        answer = Answer(200, "text/plain", bytes(self.large))
         if self.at_once:
             tell(answer)
         else:
-            asyncio.get_running_loop().call_soon(tell, answer)
+            asyncio.get_running_loop().call_later(self.after, tell, answer)
         return 1
 
     def cancel(self, number: int) -> None:
@@ -79,6 +81,21 @@ def test_who_sends_it_slowly_is_answered(server: http.Server) -> None:
             client.sendall(bytes(10240))
             time.sleep(0.1)
         assert client.recv(1 << 12).startswith(b"HTTP/1.1 200 ")
+
+
+def test_who_asks_more_than_is_taken_ahead_is_answered(server: http.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of a question came, and no more is read until the answers to those before are there."""
+    monkeypatch.setattr(Answers, "large", 1)
+    monkeypatch.setattr(Answers, "after", 1.5)
+    count, came = 8_000, b""
+    with socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=20) as client:
+        sending = threading.Thread(target=client.sendall, args=(ASKS % 0 * count,))
+        sending.start()
+        while came.count(b"HTTP/1.1 200 ") < count or not came.endswith(b"\0"):
+            part = client.recv(1 << 20)
+            assert part, came[-200:]
+            came += part
+        sending.join()
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["later", "at once"])

@@ -271,7 +271,7 @@ def test_what_is_too_much_is_refused_at_once() -> None:
 
 def test_bodies_are_bounded_together() -> None:
     with models("a") as ((a,), urls), front(urls, bodies="1MiB") as (_, url):
-        a.wait = 0.3
+        a.wait = 3.0
         with asking(url, 2, padding="x" * 400_000) as answers:
             until(lambda: a.running == 2)
             refused = ask(url, padding="x" * 400_000)

@@ -127,9 +127,11 @@ def _until_acknowledged(client: Client, spec: dict[str, Any], key: str) -> str:
 def _pid_of(living: Living, job: str) -> int:
     """The process of a command, as the machine shows it."""
     wanted = f"POISE_JOB={job}\0".encode()
-    shells = [pid for pid, text in living.processes(wanted).items() if text.startswith("/bin/sh")]
-    assert len(shells) == 1, living.processes(wanted)
-    return shells[0]
+
+    def shells() -> list[int]:
+        return [pid for pid, text in living.processes(wanted).items() if text.startswith("/bin/sh")]
+
+    return int(until(lambda: len(found := shells()) == 1 and found[0], "it is no copy of itself about to be `sleep`"))
 
 
 def _started_pid(living: Living, job: str) -> int:

@@ -506,7 +506,7 @@ def killed() -> Iterator[Path]:
     memory = Path("/dev/shm")  # noqa: S108  nothing there survives a crash of the machine, and none is tried here
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
         command = [sys.executable, str(Path(__file__).with_name("killed.py")), name]
-        subprocess.run(command, check=True, timeout=120)
+        subprocess.run(command, check=True, timeout=600)
         yield Path(name)
 
 

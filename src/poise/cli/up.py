@@ -313,11 +313,11 @@ def _stop(*locks: Path) -> None:
             if not asked:
                 try:
                     os.kill(pid, signal.SIGTERM)
+                    asked = True
                 except ProcessLookupError:
-                    continue
+                    pass  # it has just ended, and its lock is about to be free
                 except PermissionError:
                     raise Conflict(f"process {pid} belongs to somebody else", field=str(lock)) from None
-                asked = True
             if time.monotonic() > deadline:
                 raise Fault(f"process {pid} does not end", field=str(lock), hint=f"kill -9 {pid}")
             time.sleep(0.02)

@@ -103,6 +103,9 @@ class Connection(HttpToolsProtocol):
         """End it if a request that is on its way has hardly got on since the last look."""
         if not self._expects or self.transport is None:
             return
+        if self.flow.read_paused:  # it is we who take no more of it
+            self._had = -1
+            return
         if self._had >= 0 and self._got - self._had < MOVED:
             self.transport.abort()
         self._had = self._got
