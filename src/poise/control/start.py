@@ -14,7 +14,7 @@ from poise.drivers.lock import is_held
 from poise.drivers.security import ensure_token
 from poise.errors import Fault, Unreachable
 
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 
 
 KEPT = ("PATH", "HOME", "VIRTUAL_ENV", "LANG")
