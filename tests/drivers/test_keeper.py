@@ -270,18 +270,19 @@ def boottime(ahead: int) -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) + ahead
 
 
-@pytest.mark.timed
 def test_a_command_is_killed_at_its_deadline_although_nobody_is_there(connect: Open, tmp_path: Path) -> None:
     line = connect()
     began = time.monotonic()
-    line.shell("x", "trap '' TERM; echo $$; sleep 30 & wait", until=boottime(300 * MILLISECOND))
-    line.shell("y", "true", until=boottime(200 * MILLISECOND))
+    line.shell("x", "trap '' TERM; echo $$; sleep 30 & wait", until=boottime(3 * SECOND))
+    line.shell("y", "true", until=boottime(2 * SECOND))
     line.until("started", "x")
     line.close()
-    pid = int((tmp_path / "logs" / "x.out").read_text())
+    out = tmp_path / "logs" / "x.out"
+    wait_until(lambda: out.read_text().endswith("\n"))
+    pid = int(out.read_text())
     os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: not alive(pid), 2)
-    assert 0.25 < time.monotonic() - began < 1
+    wait_until(lambda: not alive(pid), 20)
+    assert 2.5 < time.monotonic() - began < 15
     again = connect()
     lost, returned = again.ended
     assert (lost[2]["outcome"], lost[2]["signal"], lost[2]["note"]) == ("lost", 9, "its lease ran out")
