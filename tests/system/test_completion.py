@@ -22,7 +22,7 @@ SHELLS = {
 }
 SHOWN_WITHIN = 15.0
 
-QUICK = 8
+QUICK = 10
 """Times what a Python that does nothing takes: in so long a shell is to have its answer, some 150 ms."""
 
 
