@@ -48,7 +48,7 @@ class Fleet:
     def start(self, slot: int, task: str, script: str, cpus: tuple[int, ...] = (), **fields: Any) -> None:
         self.keepers.start(slot, launch(task, script, **fields), cpus)
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 8.0) -> None:
+    async def until(self, condition: Callable[[], bool], seconds: float = 30.0) -> None:
         until = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < until, "it did not happen in time"
@@ -85,7 +85,7 @@ async def fleet(folder: Path, **options: Any) -> AsyncIterator[Fleet]:
 def run(folder: Path, story: Callable[[], Awaitable[None]]) -> None:
     """Runs a story, and ends whatever it has left."""
     try:
-        asyncio.run(asyncio.wait_for(story(), 20))
+        asyncio.run(asyncio.wait_for(story(), 60))
     finally:
         for pid in keepers_of(folder):
             for one in [pid, *family(pid)]:
@@ -311,7 +311,7 @@ def test_what_is_not_renewed_is_lost_at_its_deadline(tmp_path: Path) -> None:
         kept, left = Attempt("j1.kept", 1), Attempt("j1.left", 1)
         async with fleet(tmp_path) as first:
             for attempt, slot in ((kept, 0), (left, 1)):
-                first.keepers.renew(attempt, ahead(SECOND // 2))
+                first.keepers.renew(attempt, ahead(3 * SECOND))
                 first.start(slot, attempt.task, "sleep 30")
             await first.until_running("j1.kept", "j1.left")
             first.keepers.renew(kept, ahead(30 * SECOND))

@@ -31,7 +31,7 @@ from poise.model.messages import Attempt, Desired, Ended, FromAgent, Hello, Repo
 from poise.model.resources import Node
 from poise.model.spec import compile_spec
 
-SLOW = 5.0
+SLOW = 30.0
 """Seconds in which every file must be compiled and every whole request answered."""
 
 PATIENCE = 0.3
