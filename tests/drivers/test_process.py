@@ -311,10 +311,10 @@ def test_what_is_not_renewed_is_lost_at_its_deadline(tmp_path: Path) -> None:
         kept, left = Attempt("j1.kept", 1), Attempt("j1.left", 1)
         async with fleet(tmp_path) as first:
             for attempt, slot in ((kept, 0), (left, 1)):
-                first.keepers.renew(attempt, ahead(3 * SECOND))
-                first.start(slot, attempt.task, "sleep 30")
+                first.keepers.renew(attempt, ahead(60 * SECOND))
+                first.start(slot, attempt.task, "sleep 60")
             await first.until_running("j1.kept", "j1.left")
-            first.keepers.renew(kept, ahead(30 * SECOND))
+            first.keepers.renew(left, ahead(SECOND // 2))
             assert await first.until_ended("j1.left") == ["lost"]
             assert first.ended["j1.left"].note == "its lease ran out"
         async with fleet(tmp_path) as second:
