@@ -147,3 +147,11 @@ def test_the_best_by_its_score_stays(tmp_path: Path) -> None:
             run.score(float("nan"))
     assert listed(tmp_path) == [7, 12]  # scored after step 6, and the last
     assert [read_manifest(folder_of(tmp_path, step)).score for step in (7, 12)] == [0.9, 0.1]
+
+
+@pytest.mark.parametrize("wrong", [{"keep": 3}, {"memory": "2GiB"}])
+def test_what_is_of_another_type_is_refused_at_once(wrong: dict[str, Any]) -> None:
+    model, optimizer, data = keeping.parts()
+    with pytest.raises(Misused) as refused:
+        Session(model, optimizer, data, **wrong)
+    assert refused.value.record.field in wrong

@@ -135,6 +135,10 @@ class Session:
         loader = data if isinstance(data, DataLoader) else None
         self.data: Dataset[Any] = loader.dataset if loader is not None else data  # type: ignore[assignment]
         self._check(loader, batch=batch, micro=micro, epochs=epochs, scaling=scaling)
+        for name, given, kind in (("keep", keep, Keep), ("memory", memory or Shares(), Shares)):
+            if not isinstance(given, kind):
+                hint = f"from {kind.__module__} import {kind.__name__}"
+                raise _misused(f"`{name}` is no {kind.__name__}", field=name, have=repr(given), hint=hint)
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.device = next((one.device for one in model.parameters()), torch.device("cpu"))
         self._moves = self.device.type != "cpu"
