@@ -52,11 +52,17 @@ def _batch(said: Training) -> str:
     return f"{' x '.join(factors)}{f' = {said.effective:,} samples a step' if said.effective else ''}"
 
 
+_ROUTES = {"levels": "levels: inside each node, then between nodes", "tree": "a tree"}
+
+
 def _exchanged(said: Training) -> str:
     if not said.sent:
         return ""
     saved = f", {100 - 100 * said.sent / said.plain:.0f} % less than the {format_bytes(said.plain)} of plain"
-    return f"{format_bytes(said.sent)} sent a step{saved if said.sent < said.plain else ''}"
+    return _joined(
+        f"{format_bytes(said.sent)} sent a step{saved if said.sent < said.plain else ''}",
+        f"added up in {_ROUTES.get(said.route, said.route)}" if said.route else "",
+    )
 
 
 def _saved(saved: Saved, step: int) -> str:

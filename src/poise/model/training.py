@@ -72,7 +72,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `goodput` milli-samples a second since the first attempt, with all that was lost, and `throughput` the same of
     recent steps. A `loss` of 0 is not known, or no number.
 
-    `sent` bytes went out per step and worker, where `plain` would have without compression. `energy` was used since
+    `sent` bytes went out per step and worker, where `plain` would have without compression; `route` is the way by which
+    the largest part of a gradient is added up, where that is not simply a ring. `energy` was used since
     the first attempt, as `energy_source` tells (nvml, rapl, model). `memory` is the most that a worker held on its
     device, `budget` what it may. `restored` says from which checkpoint it went on, and which were passed over and why.
     `resizes`: it follows orders without being started anew. `advice` is what the adviser of communication recommends.
@@ -100,6 +101,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     throughput: Count = 0
     sent: Count = 0
     plain: Count = 0
+    route: Word = ""
     energy: Count = 0
     energy_source: Word = ""
     memory: Count = 0
@@ -127,7 +129,7 @@ TELL_EVERY = 5 * SECOND
 
 _SAID = (
     *("phase", "batch", "accumulation", "effective", "precision", "world", "resizes", "budget"),
-    *("energy_source", "restored", "advice"),
+    *("energy_source", "restored", "advice", "route"),
 )
 """What is news whenever it has changed."""
 

@@ -1,9 +1,10 @@
 """Which exchange a gang should use: the time of a step with each, foreseen from what the job was seen to do.
 
 What was seen: how long a step takes without its exchange and when the parts of the gradient become ready, what each
-exchange sends and what it costs to make and to read it, what collectives cost on the link, and how much of the
-communication was in fact hidden behind backward. With all of it hidden that can be (`poise.policy.communication`) a
-step takes `T_full`, with none `T_none`; of plain gradients both are foreseen and the step was measured, so
+exchange sends and what it costs to make and to read it, how long it took when it was tried between two steps, what
+collectives cost on the link, and how much of the communication was in fact hidden behind backward. With none of it
+hidden a step takes `T_none`, which is what it takes without exchange and what the trial took; with all of it hidden
+that can be (`poise.policy.communication`) `T_full`. Of plain gradients the step was measured as well, so
 
     overlap = (T_none - T_measured) / (T_none - T_full),      T = T_none - overlap (T_none - T_full)
 
@@ -33,7 +34,8 @@ AVERAGED = 2
 
 class Candidate(NamedTuple):
     """An exchange: the messages that go out during backward, as large as they are, those after it, and the seconds that
-    it takes to make them (for each of the former) and to read them.
+    it takes to make them (for each of the former) and to read them. `tried`: all of it, when nothing else was done; 0
+    if it was not tried.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Candidate(NamedTuple):
     making: tuple[float, ...]
     after: tuple[Message, ...] = ()
     reading: float = 0.0
+    tried: float = 0.0
 
 
 class Seen(NamedTuple):
@@ -111,9 +114,10 @@ def _bounds(seen: Seen, one: Candidate) -> tuple[float, float]:
         extra += making  # it is backward that makes them, and so all that comes after is later
         shifted.append(message._replace(ready=message.ready + extra))
     last = sum(seconds(message.pattern, message.size, seen.workers, seen.link) for message in one.after)
-    rest = seen.compute + extra + one.reading + last
     whole = sum(seconds(message.pattern, message.size, seen.workers, seen.link) for message in one.during)
-    return rest + exposed(shifted, seen.ends + extra, seen.workers, seen.link), rest + whole
+    alone = one.tried or extra + whole + last + one.reading
+    hidden = whole - exposed(shifted, seen.ends + extra, seen.workers, seen.link)
+    return seen.compute + max(0.0, alone - hidden), seen.compute + alone
 
 
 def _sent(one: Candidate, workers: int) -> int:

@@ -3,8 +3,8 @@
 Training goes on meanwhile, with plain gradients. For some steps buckets go out only once backward has ended: that shows
 what the job takes without its exchange, and when its buckets are ready. Then for some steps they go out at once, as
 ever: that shows how much of the sending is hidden. Then, between two steps, collectives are timed on the job's own
-link, and each exchange is tried without sending on the gradients that there were. What the slowest worker took counts,
-so that all workers come to one answer; what is made of it is in `poise.policy.advise`.
+link, and each exchange is tried on copies of the gradients that there were, without sending and with it. What the
+slowest worker took counts, so that all workers come to one answer; what is made of it is in `poise.policy.advise`.
 
 It measures anew whenever the number of workers has changed. Gradients that the exchange before had not sent go out with
 the first step of the next.
@@ -26,6 +26,7 @@ from poise.policy.advise import Advice, Candidate, Seen, advise
 from poise.policy.communication import Link, Message, Pattern, Timing, Work, fitted_link, speedups
 from poise.train.compression import Half, PowerSGD, TopK
 from poise.train.exchange import Bucket, Counted, Exchange, Plain
+from poise.train.topology import add_up
 
 WARM, APART, BESIDE = 2, 5, 5
 """Steps that are not looked at, those in which buckets go out after backward, those in which they go out beside it."""
@@ -193,10 +194,11 @@ class Adviser(Counted):
         tried = [_tried(name, buckets, group) for name in names]
         taken = iter(_slowest([one for _, making, _, reading in tried for one in (*making, reading)], group))
         candidates = []
-        for name, (during, making, after, _) in zip(names, tried, strict=True):
+        sent = _slowest([_sending(name, buckets, group) for name in names], group)
+        for name, (during, making, after, _), whole in zip(names, tried, sent, strict=True):
             timed = tuple(Message(at, size, kind) for at, (kind, size) in zip(ready, during, strict=True))
             late = tuple(Message(ends, size, kind) for kind, size in after)
-            candidates.append(Candidate(name, timed, tuple(next(taken) for _ in making), late, next(taken)))
+            candidates.append(Candidate(name, timed, tuple(next(taken) for _ in making), late, next(taken), whole))
         self.advised = advise(Seen(world, compute, ends, plain, link), candidates)
         mine = next(one for one in candidates if one.name == (self.advised.choice if self._switch else "plain"))
         made = sum(mine.making)
@@ -228,7 +230,7 @@ class Adviser(Counted):
                 dist.barrier(group)
                 begun = _now(device)
                 if pattern == "reduce":
-                    dist.all_reduce(mine, group=group)
+                    add_up(mine, group)[0]()
                 else:
                     dist.all_gather(others, mine, group=group)
                 times.append(_now(device) - begun)
@@ -265,6 +267,21 @@ def _tried(
             reading = min(reading, _now(copies[0].flat.device) - begun)
             making = [min(pair) for pair in zip(making, taken, strict=True)]
     return during, making, exchange.said, reading
+
+
+def _sending(name: Named, buckets: list[Bucket], group: dist.ProcessGroup | None) -> float:
+    """Seconds that an exchange takes with what it sends, when workers do nothing else: the median of some, after one to
+    warm up.
+    """
+    exchange, times = KINDS[name](), []
+    for _ in range(1 + REPEATS):
+        copies = [one._replace(flat=one.flat.clone()) for one in buckets]
+        dist.barrier(group)
+        begun = _now(copies[0].flat.device)
+        for wait in [exchange.begin(one, group) for one in copies]:
+            wait()
+        times.append(_now(copies[0].flat.device) - begun)
+    return median(times[1:])
 
 
 class _Silent(Counted):

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from poise.train.exchange import Bucket, Counted, ring_bytes
+from poise.train.exchange import Bucket, Counted
+from poise.train.topology import ring_bytes
 
 SAMPLE = 8192
 """Entries from which `TopK` estimates its threshold: with one in a hundred sent, the number of those above it is then

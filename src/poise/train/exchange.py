@@ -1,8 +1,8 @@
 """How the gradients of the workers are added up.
 
 While backward still runs, gradients are handed over in buckets, in one order at all workers; a bucket on its way costs
-the worker nothing but the sending. What counts as sent is what a ring makes each of `n` workers give out: 2(n-1)/n
-times the bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
+the worker nothing but the sending. A ring makes each of `n` workers give out 2(n-1)/n times the bytes (Patarasuk and
+Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009); other ways are in `topology`.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
+
+from poise.train.topology import add_up, begun, ring_bytes
 
 
 class Bucket(NamedTuple):
@@ -90,8 +92,9 @@ class Counted:
         self.plain += ring_bytes(bucket.flat.numel() * 4, dist.get_world_size(group))
 
     def _add_up(self, tensor: torch.Tensor, group: dist.ProcessGroup | None) -> Callable[[], object]:
-        self.sent += ring_bytes(tensor.numel() * tensor.element_size(), dist.get_world_size(group))
-        return begun(dist.all_reduce(tensor, group=group, async_op=True))
+        wait, sent = add_up(tensor, group)
+        self.sent += sent
+        return wait
 
     def _gather(
         self, tensor: torch.Tensor, group: dist.ProcessGroup | None
@@ -113,14 +116,4 @@ class Plain(Counted):
         return self._add_up(bucket.flat, group)
 
 
-def begun(work: dist.Work | None) -> Callable[[], object]:
-    """How to wait for what was begun; nothing is where this process is not in the group."""
-    return bool if work is None else work.wait
-
-
-def ring_bytes(size: int, world: int) -> int:
-    """What each of the workers gives out when a ring adds up so many bytes."""
-    return 2 * (world - 1) * size // world
-
-
-__all__ = ["Bucket", "Counted", "Exchange", "Plain", "begun", "ring_bytes"]
+__all__ = ["Bucket", "Counted", "Exchange", "Plain"]

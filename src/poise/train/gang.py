@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore
 from poise.decoding import json_decoder
 from poise.errors import GangBroken
 from poise.model.training import ORDERS, Orders
+from poise.train import topology
 
 FORM_SECONDS = 60.0
 """How long workers wait for each other when they meet; the control plane starts all of a gang at once."""
@@ -94,6 +95,9 @@ class Gang:
         elif _under_torchrun():
             dist.init_process_group(_backend(self.device), timeout=timedelta(seconds=TALK_SECONDS))
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        if self.together:
+            with self.waiting():
+                topology.learn(self.rank, self.world, form=FORM_SECONDS, talk=TALK_SECONDS)
 
     def disband(self, *, broken: bool = False) -> None:
         """Leave the group. One that is `broken` is not waited for: something of it may be under way for ever."""
@@ -101,11 +105,11 @@ class Gang:
             self._over.set()
             self._watch.join()
             self._watch = None
-        if self._theirs or not dist.is_initialized():
-            return
-        if broken:
-            _abort()
-        dist.destroy_process_group()
+        if broken and not self._theirs:
+            topology.abort()
+        topology.forget()
+        if not self._theirs and dist.is_initialized():
+            dist.destroy_process_group()
 
     def conclude(self) -> None:
         """Training is over: who comes now, to make the gang larger, comes for nothing."""
@@ -239,18 +243,12 @@ class Gang:
                 told = since
                 self.waits_long()
             if since and ordered and now - max(since, ordered) > ORDERED_SECONDS:
-                _abort()
+                topology.abort()
                 return
 
 
 def _joins(orders: Orders, rank: int) -> str:
     return f"joins.{orders.generation}.{rank}"
-
-
-def _abort() -> None:
-    """End whatever is under way in the group, here and so at the others."""
-    if dist.group.WORLD is not None:
-        dist.group.WORLD.abort()
 
 
 def _backend(device: torch.device) -> str:

@@ -20,6 +20,7 @@ import torch
 from poise.train.batch import is_short
 from poise.train.exchange import Bucket, Exchange
 from poise.train.gang import WorkerLost
+from poise.train.topology import known
 
 FIRST_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
@@ -63,6 +64,13 @@ class Reducer:
     @property
     def all_out(self) -> bool:
         return len(self._waits) == len(self.buckets)
+
+    @property
+    def route(self) -> str:
+        """By which way the largest bucket is added up, if it goes out whole; empty: in a ring."""
+        routes = known()
+        best = "ring" if routes is None else routes.best(max(bucket.flat.nbytes for bucket in self.buckets))
+        return "" if best == "ring" else best
 
     def begin(self, *, early: bool = True) -> None:
         """The next backward is the last of this step: a bucket goes out as soon as it is full, or with the others if

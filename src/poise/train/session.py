@@ -44,7 +44,7 @@ from poise.train import shards, state
 from poise.train.advise import Adviser, Named, exchange_named
 from poise.train.batch import Before, Fitting, is_short
 from poise.train.energy import Meter
-from poise.train.exchange import Exchange, begun
+from poise.train.exchange import Exchange
 from poise.train.forward import answering
 from poise.train.gang import Gang, Leaving, WorkerLost
 from poise.train.keeping import Keeping
@@ -54,6 +54,7 @@ from poise.train.precision import checked, chosen, finite
 from poise.train.randomness import Randomness
 from poise.train.reducer import Reducer
 from poise.train.telling import Teller
+from poise.train.topology import add_up
 from poise.train.watch import Watch, norm_of
 
 BATCH = 32
@@ -338,6 +339,7 @@ class Session:
             throughput=int(1000 * self.effective / median) if median else 0,
             sent=self.exchange.sent // max(1, self.steps),
             plain=self.exchange.plain // max(1, self.steps),
+            route=self._reducer.route if self._reducer is not None else "",
             checkpoint=saved,
             restored=self._keeping.restored,
             energy=self._energy,
@@ -774,7 +776,7 @@ def _counted(wishes: list[float]) -> Callable[[], list[float]]:
     votes, lost = torch.tensor(wishes, dtype=torch.float64), ""
     wait: Callable[[], object] = bool
     try:
-        wait = begun(dist.all_reduce(votes, async_op=True))
+        wait, _ = add_up(votes)
     except RuntimeError as error:
         lost = str(error)
 
