@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import poise
-from poise.train import gang, session
+from poise.train import gang, session, topology
 
 options = json.loads(os.environ.get("OPTIONS", "{}"))
 out = Path(os.environ["OUT"])
@@ -26,6 +26,9 @@ inputs, targets = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(l
 count = options.pop("samples", 1000)
 session.REGROUP_SECONDS = options.pop("regroup", 60.0)
 gang.LONG_SECONDS = options.pop("long", 5.0)
+if nodes := options.pop("nodes", 0):  # as if every so many workers were on a node, over slow links
+    topology._node = lambda: int(os.environ["SEED"]) % nodes
+    topology.Routes.best = lambda self, size: "levels"  # type: ignore[method-assign]
 pause, kind = options.pop("pause", 0.0), options.pop("optimizer", "sgd")
 data = TensorDataset(inputs[:count], targets[:count])
 
@@ -33,6 +36,7 @@ model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 parameters = model.parameters()
 optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9) if kind == "sgd" else torch.optim.Adam(parameters)
 
+routes: list[str] = []
 with poise.Session(model, optimizer, data, **options) as run:
     steps = out.with_name(f"{out.name}.{os.getpid()}.steps").open("w")
     seen = run.steps
@@ -43,12 +47,14 @@ with poise.Session(model, optimizer, data, **options) as run:
             seen = run.steps
             steps.write(json.dumps([run.steps, run.rank, run.world, time.time(), float(loss)]) + "\n")
             steps.flush()
+            if (route := run.training().route) not in routes:
+                routes.append(route)
             if pause and not out.with_name("hurry").exists():
                 time.sleep(pause)
 
 flat = torch.cat([one.detach().flatten() for one in model.parameters()])
 right = (model(inputs[1500:]).argmax(1) == targets[1500:]).float().mean()
 answer = {"rank": run.rank, "world": run.world, "steps": run.steps, "samples": run.samples, "epoch": run.epoch}
-answer |= {"weights": flat.tolist(), "accuracy": float(right), "pid": os.getpid()}
+answer |= {"routes": routes, "weights": flat.tolist(), "accuracy": float(right), "pid": os.getpid()}
 out.with_name(f"{out.name}.{run.rank}.json").write_text(json.dumps(answer))
 sys.exit(0)

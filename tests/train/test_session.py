@@ -51,6 +51,7 @@ def test_a_plain_script_learns() -> None:
     assert undisturbed()["accuracy"] > 0.8
     assert undisturbed() | {"weights": 0, "pid": 0, "accuracy": 0} == {
         "rank": 0, "world": 1, "steps": STEPS, "samples": 4000, "epoch": 4, "weights": 0, "pid": 0, "accuracy": 0,
+        "routes": [""],
     }  # fmt: skip
 
 
@@ -92,6 +93,23 @@ def test_what_is_left_of_a_gang_goes_on_from_memory(workers: Workers) -> None:
     workers.become("b", "d")
     assert workers.wait("b", "d") == [0, 0], workers.said("b")
     assert all(close_to_undisturbed(answer) for answer in workers.answers())
+
+
+def test_a_gang_on_two_nodes_adds_up_inside_them_first_and_comes_to_the_same(tmp_path: Path) -> None:
+    gang = Workers(tmp_path, batch=64, epochs=4, pause=0.01, nodes=2)
+    try:
+        gang.start("a", "b", "c", "d")  # a and c are on a node, and b and d
+        gang.after("a", 8)
+        gang.kill("b")  # which leads the other node
+        gang.become("a", "c", "d")
+        gang.after("a", 20)
+        gang.kill("a")
+        gang.become("c", "d")
+        assert gang.wait("c", "d") == [0, 0], gang.said("c") + gang.said("d")
+        assert all(close_to_undisturbed(answer) for answer in gang.answers())
+        assert [answer["routes"] for answer in gang.answers()] == [["levels", ""], ["levels", ""]]
+    finally:
+        gang.end()
 
 
 def test_orders_that_come_while_a_gang_is_being_formed_are_followed(workers: Workers) -> None:

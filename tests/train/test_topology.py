@@ -40,7 +40,7 @@ def add_up_each_way(rank: int, world: int) -> dict[str, Any]:
             wait()
         told[route] = torch.stack(mine)
         told["sent"][route] = routes.sent(route, 4000)
-    routes.abort()
+    routes.close()
     return told
 
 
@@ -64,9 +64,9 @@ def lose_one(rank: int, world: int) -> dict[str, Any]:
     try:
         wait()
     except RuntimeError as error:
-        routes.abort()
+        routes.close()
         return {"lost": str(error)}
-    routes.abort()
+    routes.close()
     return {"lost": ""}
 
 

@@ -23,7 +23,6 @@ import time
 from bisect import bisect
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -81,6 +80,7 @@ class Routes:
         self._rank, self._world, self._plans = rank, world, found
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self.seconds: dict[Route, dict[int, float]] = {}
+        self._lost = ""
         self._work: queue.SimpleQueue[tuple[Route, torch.Tensor, Future[None]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._carry, daemon=True).start()
         try:
@@ -95,7 +95,7 @@ class Routes:
             for group in self._groups.values():
                 dist.distributed_c10d._set_pg_timeout(timedelta(seconds=talk), group)
         except BaseException:
-            self.abort()
+            self.close()
             raise
 
     def best(self, size: int) -> Route:
@@ -117,6 +117,8 @@ class Routes:
             return begun(dist.all_reduce(tensor, async_op=True))
         done: Future[None] = Future()
         self._work.put((route, tensor, done))
+        if self._lost:
+            raise RuntimeError(self._lost)
         return done.result
 
     def sent(self, route: Route, size: int) -> int:
@@ -127,24 +129,29 @@ class Routes:
         inside = sum(_level_bytes(size, len(group), group.index(self._rank)) for group in self._mine(plan))
         return inside + (ring_bytes(size, len(plan.top)) if self._rank in plan.top else 0)
 
-    def abort(self) -> None:
-        """End whatever is under way, here and so at the others."""
-        for group in self._groups.values():
-            with suppress(RuntimeError):
-                group.abort()
+    def close(self) -> None:
+        """Nothing more is added up. gloo ends what is under way, here and at the others, when its groups are freed."""
+        self._lost = self._lost or "the gang is no more"
+        self._groups.clear()
         self._work.put(None)
 
     def _carry(self) -> None:
-        """Adding up goes level by level, and training goes on meanwhile: so it has a thread of its own."""
+        """Adding up goes level by level, and training goes on meanwhile: so it has a thread of its own. Once a worker
+        is lost nothing else is begun, which somebody might wait for; and of the error only its words are kept, as its
+        frames hold the group.
+        """
         while (given := self._work.get()) is not None:
             route, tensor, done = given
-            try:
-                self._add_up(self._plans[route], tensor)
-            except Exception as error:
-                done.set_exception(error)
+            if not self._lost:
+                try:
+                    self._add_up(self._plans[route], tensor)
+                except Exception as error:
+                    self._lost = self._lost or str(error) or "it has gone"
+            if self._lost:
+                done.set_exception(RuntimeError(self._lost))
             else:
                 done.set_result(None)
-            del given, tensor
+            del given, tensor, done
 
     def _add_up(self, plan: Plan, tensor: torch.Tensor) -> None:
         mine = self._mine(plan)
@@ -191,17 +198,17 @@ def learn(rank: int, world: int, *, form: float, talk: float) -> None:
 
 
 def forget() -> None:
-    """The gang is no more. What is under way on its ways ends, here and so at the others."""
+    """The gang is no more."""
     global _routes
     if _routes is not None:
-        _routes.abort()
+        _routes.close()
         _routes = None
 
 
 def abort() -> None:
     """End whatever is under way between the workers."""
     if _routes is not None:
-        _routes.abort()
+        _routes.close()
     if dist.group.WORLD is not None:
         dist.group.WORLD.abort()
 
