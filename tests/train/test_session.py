@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, Weighte
 
 import poise
 from poise.model.training import Training
+from poise.train.restoring import listed
 from train.gangs import HERE, Workers, until
 
 STEPS = 4 * 16
@@ -110,6 +111,51 @@ def test_a_gang_on_two_nodes_adds_up_inside_them_first_and_comes_to_the_same(tmp
         assert [answer["routes"] for answer in gang.answers()] == [["levels", ""], ["levels", ""]]
     finally:
         gang.end()
+
+
+def test_who_leads_after_another_tells_what_that_one_knew(workers: Workers, tmp_path: Path) -> None:
+    """What was restored, and the newest checkpoint: before it has made one itself, whether it was there then or not."""
+    workers.options |= {"checkpoint": str(tmp_path / "checkpoints"), "every": 1000}
+    (tmp_path / "before").mkdir()
+    before = Workers(tmp_path / "before", **workers.options)
+    before.start("a")
+    before.after("a", 5)
+    before.ask_to_end("a")
+    assert before.wait("a") == [143], before.said("a")
+    [step] = listed(tmp_path / "checkpoints")
+
+    workers.options["pause"] = 3.0  # for so long its first word can be read
+    workers.start("b", "c")
+    workers.after("c", step + 1)
+    known = _told(workers, "b")
+    assert known.checkpoint is not None
+    assert (known.checkpoint.step, known.checkpoint.kept) == (step, 1)
+    assert known.safe == 1_000_000 * 64 * step // 4000
+    assert known.restored.startswith(f"the checkpoint of step {step}, of ")
+    workers.kill("b")
+    workers.become("c")
+    until(lambda: _told(workers, "c").world == 1)
+    now = _told(workers, "c")
+    assert (now.restored, now.checkpoint, now.safe) == (known.restored, known.checkpoint, known.safe)
+
+    workers.become("c", "d")
+    until(lambda: _told(workers, "d").world == 2)
+    until(lambda: _told(workers, "c").safe > now.safe)
+    workers.kill("c")
+    there = max(listed(tmp_path / "checkpoints"))
+    workers.become("d")
+    until(lambda: _told(workers, "d").world == 1)
+    joined = _told(workers, "d")
+    assert joined.checkpoint is not None
+    assert (joined.checkpoint.step, joined.restored) == (there, known.restored)
+    assert joined.safe == 1_000_000 * 64 * there // 4000
+    (workers.folder / "hurry").touch()
+    assert workers.wait("d") == [0], workers.said("d")
+
+
+def _told(workers: Workers, name: str) -> Training:
+    path = workers.folder / f"{name}.report"
+    return msgspec.json.decode(path.read_bytes(), type=Training) if path.exists() else Training(step=0)
 
 
 def test_orders_that_come_while_a_gang_is_being_formed_are_followed(workers: Workers) -> None:

@@ -18,7 +18,7 @@ from poise.errors import Misused
 from poise.model.training import CHECKPOINTS, Saved
 from poise.policy.checkpoints import Keep, between_failures, interval
 from poise.train.checkpoints import Checkpoints
-from poise.train.restoring import reason
+from poise.train.restoring import listed, newest, part_of, reason
 from poise.units import SECOND, parse_duration
 
 LAST_PATIENCE = 8 * SECOND
@@ -41,6 +41,7 @@ class Keeping:
         self._steps, self._time = _every(every)
         self._checkpoints: Checkpoints | None = None
         self._world = 1
+        self._leads = True
         self._since = perf_counter_ns()
         self._worked = self._failures = 0
         self._progress: dict[int, int] = {}
@@ -56,7 +57,7 @@ class Keeping:
         self._count_work()
         self._due = self._checkpoints is not None
         self.close(0)
-        self._world = world
+        self._world, self._leads = world, rank == 0
         if self.folder is None:
             return
         if self._for_this_job and rank == 0 and epoch == 1 and not self._due:  # the first time
@@ -88,13 +89,33 @@ class Keeping:
             )
         self.restored = found.note
         self._worked, self._failures = past["worked"], past["failures"] + (not past["parted"])
-        self.safe = past["progress"]
         return {name: one for name, one in found.state.items() if name != "past"}, found.own
 
+    def known(self) -> dict[str, Any]:
+        """What a worker that joins is told, as it may be the first one day."""
+        self._count_work()
+        return {"restored": self.restored, "worked": self._worked, "failures": self._failures}
+
+    def learn(self, known: Mapping[str, Any]) -> None:
+        """It joins."""
+        self.restored, self._worked, self._failures = known["restored"], known["worked"], known["failures"]
+
     def go_on_from(self, step: int) -> None:
-        """The gang is at this step: what was restored, or what others have."""
-        if self._checkpoints is not None and not self._due:
+        """The gang is at this step: what was restored, or what others have. Who is worker 0 now looks what was made
+        before: another may have been it, and has not told it all.
+        """
+        if self._checkpoints is None:
+            return
+        if not self._due:
             self._checkpoints.go_on_from(step)
+        found = newest(self._checkpoints.folder, step) if self._leads else None
+        past = part_of(found, "past") if found is not None else None
+        if found is not None and past is not None:
+            kept = len(listed(self._checkpoints.folder))
+            self._last = Saved(
+                step=found.step, at=found.at, took=found.took, stall=found.stall, bytes=found.size, kept=kept
+            )
+            self.safe = past["progress"]
 
     def lost(self) -> None:
         """The gang has lost a worker."""

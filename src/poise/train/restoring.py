@@ -7,6 +7,7 @@ Across any number of workers: each reads all parts, straight into the tensors. N
 tensors, numbers, texts, bytes, lists, tuples and mappings can come of it.
 """
 
+import contextlib
 import re
 import time
 from collections import Counter
@@ -91,6 +92,23 @@ def _read(path: Path, manifest: Manifest) -> tuple[Any, tuple[Any, ...]]:
     if any(covered[number] != tensor.nbytes for number, tensor in enumerate(tensors)):
         raise Damaged("some of its tensors are not all there")
     return put_together(msgspec.json.decode(manifest.tree), tensors), tuple(owns)
+
+
+def newest(folder: Path, step: int) -> Manifest | None:
+    """What the newest checkpoint up to that step says of itself; whether its tensors are whole is not looked at."""
+    for one in reversed(listed(folder)):
+        if one <= step:
+            with contextlib.suppress(Damaged, OSError):
+                return read_manifest(folder_of(folder, one))
+    return None
+
+
+def part_of(manifest: Manifest, name: str) -> Any:
+    """What of the state goes by that name, if it holds no tensors; None if there is none."""
+    match msgspec.json.decode(manifest.tree):
+        case {"map": list(pairs)}:
+            return next((put_together(tree, []) for key, tree in pairs if key == name), None)
+    return None
 
 
 def read_manifest(path: Path) -> Manifest:

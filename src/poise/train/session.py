@@ -646,11 +646,13 @@ class Session:
             dist.all_gather(steps, torch.tensor([mine]))
             ahead = max(range(self.world), key=lambda rank: int(steps[rank]))
             if any(int(one) != int(steps[ahead]) for one in steps):
-                whole = {**self._state(), "drawn": self._drawn} if self.rank == ahead else None
+                more = {"drawn": self._drawn, "kept": self._keeping.known()}
+                whole = {**self._state(), **more} if self.rank == ahead else None
                 found = state.broadcast(whole, ahead, self.rank, self.device)
                 if self.rank != ahead:
                     self._load(found)
                     self._drawn = found["drawn"]
+                    self._keeping.learn(found["kept"])
         self._synced = True
 
     def _regroup(self, lost: str) -> None:
