@@ -83,8 +83,8 @@ class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
     and `judged` the last that was looked at and judged; `looks` counts. `curve` are means over the whole run since its
     birth, of `width` steps each. `start` are its first losses, `recent` the last, `norms` those of the last gradients.
     `jitter` is what the loss changes by from one look to the next, in the mean, `loudest` the highest variance of
-    norms, `rate` the learning rate and `spent` its sum over all steps. `slope` began at the birth, or when the rate
-    dropped last. `evidence` for the next phase is from 0 to 1.
+    norms, `rate` the learning rate, `peak` the highest, and `spent` its sum over all steps. `slope` began at the birth,
+    or when the rate dropped last. `evidence` for the next phase is from 0 to 1.
     """
 
     phase: Phase = "initial"
@@ -101,6 +101,7 @@ class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
     jitter: float = 0.0
     loudest: float = 0.0
     rate: float = -1.0
+    peak: float = -1.0
     spent: float = 0.0
     slope: Slope = Slope()
     evidence: float = 0.0

@@ -102,7 +102,7 @@ def _seen(memory: PhaseMemory, step: Step, rules: PhaseRules) -> PhaseMemory:
     if 0 <= step.norm < HUGE:
         norms = (*norms, step.norm)[-rules.window :]
         loudest = max(loudest, _variance(norms)) if len(norms) == rules.window else loudest
-    dropped = step.rate < rules.dropped * memory.rate
+    dropped, warms_up = step.rate < rules.dropped * memory.rate, _warms_up(memory, step)
     spent = memory.spent + _rate(step.rate) * (step.step - memory.seen if memory.start else 1)
     recent = (*memory.recent, step.loss)[-LOOK:]
     width, curve = _drawn(memory, step, spent, _clipped(step.loss, recent, memory))
@@ -118,9 +118,17 @@ def _seen(memory: PhaseMemory, step: Step, rules: PhaseRules) -> PhaseMemory:
         loudest=loudest,
         jitter=_jitter(memory, step.loss),
         rate=step.rate,
+        peak=max(memory.peak, step.rate),
         spent=spent,
+        judged=step.step if warms_up else memory.judged,
+        evidence=0.0 if warms_up else memory.evidence,
         slope=Slope(step.step, memory.spent) if dropped else memory.slope,
     )
+
+
+def _warms_up(memory: PhaseMemory, step: Step) -> bool:
+    """The learning rate is higher than it has ever been: however level the loss is now, the run has not got going."""
+    return memory.phase == "initial" and step.rate > memory.peak >= 0
 
 
 def _jitter(memory: PhaseMemory, loss: float) -> float:
@@ -198,6 +206,7 @@ def _begun_again(memory: PhaseMemory) -> PhaseMemory:
         start=memory.recent[:FIRST],
         recent=memory.recent,
         rate=memory.rate,
+        peak=memory.rate,
         slope=Slope(since),
         spent=len(memory.recent) * _rate(memory.rate),
     )

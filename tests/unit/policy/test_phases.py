@@ -101,6 +101,21 @@ def test_a_level_that_a_lower_learning_rate_makes_is_told() -> None:
     assert 500 < level < 680
 
 
+def test_while_the_rate_has_never_been_so_high_a_run_has_only_begun() -> None:
+    """As under OneCycleLR: it rises for a third of the run, and the loss has been level for long by then."""
+    warm = TOTAL // 3
+
+    def rate(step: int) -> float:
+        return 0.1 * (0.04 + 0.96 * (step / warm if step < warm else (TOTAL - step) / (TOTAL - warm)))
+
+    (begun, first), (level, second) = told([msgspec.structs.replace(one, rate=rate(one.step)) for one in fall()])
+    assert (first, second) == ORDER
+    assert warm < begun < warm + TOTAL // 10
+    assert level > TOTAL // 2
+    stairs = [msgspec.structs.replace(one, rate=0.004 * min(26, 1 + one.step // 10)) for one in fall()]
+    assert [250 < told(stairs)[0][0] < 290, told(stairs)[0][1]] == [True, "convergence"]
+
+
 def test_loud_gradients_put_fine_tuning_off_and_quiet_ones_bring_it_nearer() -> None:
     rules = PhaseRules(lean=2.0)
 
