@@ -510,7 +510,7 @@ def running(living: Living, spec: Spec) -> tuple[str, int]:
     client = living.client()
     job = client.submit(spec)
     until(lambda: client.job(job).status == "running", "it runs", living.messages)
-    return job, client.job(job).tasks[0].pid
+    return job, client.job(job).tasks[0].pid or 0
 
 
 def untouched(living: Living, job: str, pid: int) -> None:

@@ -189,8 +189,8 @@ class Job:
         return found
 
     def pid(self, rank: int) -> int:
-        pid: int = self.living.client().job(self.id).tasks[rank].pid
-        return pid
+        pid: int | None = self.living.client().job(self.id).tasks[rank].pid
+        return pid or 0
 
     def answer(self) -> dict[str, Any]:
         """What a worker came to, once all are done."""

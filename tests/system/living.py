@@ -163,9 +163,9 @@ def until(holds: Callable[[], Any], what: str, story: Callable[[], Any] = str, s
     return found
 
 
-def kill(pid: int, number: int = signal.SIGKILL) -> None:
+def kill(pid: int | None, number: int = signal.SIGKILL) -> None:
     """kill -9, if it is still there; 0 is nobody (to the system it would be everybody of this group)."""
-    if pid > 1:
+    if pid is not None and pid > 1:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 

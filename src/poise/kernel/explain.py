@@ -161,7 +161,7 @@ def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now:
         node=task.node if placed else "",
         devices=task.devices if placed else (),
         cpus=task.cpus if placed else (),
-        pid=task.pid,
+        pid=None if has_ended else task.pid or None,
         epoch=unit.epoch_of(index),
         wait=max(0, (started or unit.ended or now) - unit.ready) if unit.ready else 0,
         run=ending.run if has_ended else (now - started if started else 0),

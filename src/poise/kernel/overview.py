@@ -180,7 +180,7 @@ def _task(ledger: Ledger, unit: UnitState, index: int, now: int) -> TaskUse:
         node=task.node,
         devices=task.devices,
         cpus=task.cpus,
-        pid=task.pid,
+        pid=task.pid or None,
         run=now - task.started if task.started else 0,
         expected=unit.expected,
         command=" ".join(spec.argv)[:200],

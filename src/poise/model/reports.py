@@ -28,7 +28,7 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     """One task: what ran where and when, and why it was placed there or still waits. `artifact` is the one of several
-    that was started, `sweep` what it tries of a sweep.
+    that was started, `sweep` what it tries of a sweep, `pid` its process, if it has one now.
     """
 
     task: str
@@ -40,7 +40,7 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     devices: tuple[int, ...]
     cpus: tuple[int, ...]
-    pid: int
+    pid: int | None
     epoch: int
     wait: int
     run: int
@@ -333,7 +333,9 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskUse(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that holds room: where, which devices, since when, and for how long it is foreseen, in nanoseconds."""
+    """A task that holds room: where, which devices, since when, and for how long it is foreseen, in nanoseconds.
+    `pid` is its process, once it has one.
+    """
 
     task: str
     user: str
@@ -342,7 +344,7 @@ class TaskUse(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     devices: tuple[int, ...]
     cpus: tuple[int, ...]
-    pid: int
+    pid: int | None
     run: int
     expected: int
     command: str

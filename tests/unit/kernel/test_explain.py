@@ -35,14 +35,15 @@ def test_back_off_is_told_with_what_is_left_of_it() -> None:
 
 def test_a_task_from_its_submission_to_its_end() -> None:
     world = World().nodes(1).job("a").after("2s")
-    assert (only(world, "a").status, only(world, "a").exit_code) == ("placed", None)
+    assert (only(world, "a").status, only(world, "a").exit_code, only(world, "a").pid) == ("placed", None, None)
     world.start("a").after("3s")
     running = only(world, "a")
+    assert running.pid
     assert (running.status, running.run, running.node) == ("running", 3 * SECOND, "n1")
     world.finish("a", run="3s", result='{"accuracy": 0.9}', peak=5)
     done = report(world, "a")
     assert (done.status, done.exit_code, done.counts) == ("done", 0, {"done": 1})
-    assert (done.tasks[0].result, done.tasks[0].peak) == ({"accuracy": 0.9}, 5)
+    assert (done.tasks[0].result, done.tasks[0].peak, done.tasks[0].pid) == ({"accuracy": 0.9}, 5, None)
     assert done.submitted == WALL
     assert done.ended > done.submitted
 
