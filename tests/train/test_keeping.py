@@ -149,6 +149,25 @@ def test_the_best_by_its_score_stays(tmp_path: Path) -> None:
     assert [read_manifest(folder_of(tmp_path, step)).score for step in (7, 12)] == [0.9, 0.1]
 
 
+def test_a_learning_rate_that_follows_the_loss_goes_on_within_a_pass(tmp_path: Path) -> None:
+    """Given up in the middle of the second pass and gone on with, it has the mean loss of that whole pass."""
+
+    def best(folder: Path, until: int) -> float:
+        model, optimizer, data = keeping.parts()
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        options: dict[str, Any] = {"batch": 600, "epochs": 2, "checkpoint": folder, "every": 1}
+        with Session(model, optimizer, data, scheduler=scheduler, **options) as run:
+            for images, labels in run:
+                run.step(torch.nn.functional.cross_entropy(model(images), labels))
+                if run.steps == until:
+                    break
+        return float(scheduler.best)
+
+    whole = best(tmp_path / "whole", -1)
+    assert best(tmp_path / "parts", 4) != whole
+    assert best(tmp_path / "parts", -1) == pytest.approx(whole, rel=1e-5)
+
+
 @pytest.mark.parametrize("wrong", [{"keep": 3}, {"memory": "2GiB"}])
 def test_what_is_of_another_type_is_refused_at_once(wrong: dict[str, Any]) -> None:
     model, optimizer, data = keeping.parts()

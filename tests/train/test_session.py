@@ -305,6 +305,44 @@ def test_a_scheduler_steps_once_per_step_and_gradients_are_clipped() -> None:
     assert all(torch.allclose(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+def test_a_scheduler_that_goes_by_the_loss_is_given_that_of_each_pass() -> None:
+    model, optimizer, data = _line()
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.999)
+    seen: list[float] = []
+    with poise.Session(model, optimizer, data, batch=5, epochs=2, scheduler=scheduler) as run:
+        for epoch in run.epochs():
+            for x, y in run:
+                loss = nn.functional.mse_loss(model(x), y)
+                seen.append(float(loss.detach()) * len(x))
+                run.step(loss)
+            assert run.samples == 12 * (epoch + 1)
+            assert scheduler.best == pytest.approx(sum(seen[:3]) / 12)
+            assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 / 2**epoch)
+
+
+def test_workers_come_to_one_learning_rate_by_the_loss(workers: Workers, tmp_path: Path) -> None:
+    (tmp_path / "alone").mkdir()
+    workers.options["plateau"] = True
+    alone = Workers(tmp_path / "alone", **workers.options | {"pause": 0.0})
+    alone.start("a", env={"POISE_GANG_DIR": ""})
+    workers.start("a", "b")
+    workers.after("a", 21)  # in the second pass
+    workers.become("a", "b", "c")
+    assert workers.wait("a", "b", "c") == [0, 0, 0], workers.said("a")
+    assert alone.wait("a") == [0], alone.said("a")
+    [whole] = alone.answers()
+    assert [answer["best"] for answer in workers.answers()] == [pytest.approx(whole["best"], rel=1e-4)] * 3
+
+
+@pytest.mark.parametrize("mode", ["max", ""])
+def test_a_scheduler_that_cannot_be_stepped_is_refused_at_once(mode: Any) -> None:
+    model, optimizer, data = _line()
+    scheduler: Any = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode) if mode else model
+    with pytest.raises(poise.Misused) as refused:
+        poise.Session(model, optimizer, data, scheduler=scheduler)
+    assert refused.value.record.field == "scheduler"
+
+
 class _Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         yield torch.zeros(1)

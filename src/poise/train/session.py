@@ -30,6 +30,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from poise.drivers.heartbeat import step as beat
@@ -72,7 +73,7 @@ STOPPED = 128 + signal.SIGTERM
 METER_SECONDS = 1.0
 """How often it is asked what was used."""
 
-_NEWER, _STOP, _SAVE, _LOSS, _OVERFLOWS, _LOWERS, _ENERGY, _VOTES = range(8)
+_NEWER, _STOP, _SAVE, _LOSS, _OVERFLOWS, _LOWERS, _ENERGY, _STEP_LOSS, _VOTES = range(9)
 
 Scaling = Literal["constant", "linear", "sqrt"]
 
@@ -91,9 +92,10 @@ class Session:
     A step takes `batch` samples (without one, those of the DataLoader), in micro-batches of at most `micro` on each
     worker (0: of as many as there is memory for), which become smaller where memory is short, and larger again.
     `epochs` passes are made over the data, each in an order drawn from `seed` (`shuffle`: of a DataLoader, as it has
-    it). `scheduler` steps after each step, gradients are clipped to a norm of `clip` (0: they are not). `also` names
-    what else has a state to keep. `precision` is `fp32`, `bf16`, `fp16`, or `auto`: 16 bits where they are faster on
-    this worker's device, unless the phase of the training asks for another. `memory` says what its memory is for.
+    it). `scheduler` steps after each step, a ReduceLROnPlateau after each pass, by the mean loss of that. Gradients are
+    clipped to a norm of `clip` (0: they are not). `also` names what else has a state to keep. `precision` is `fp32`,
+    `bf16`, `fp16`, or `auto`: 16 bits where they are faster on this worker's device, unless the phase of the training
+    asks for another. `memory` says what its memory is for.
     `phases` is how its phases are told; None: they are not.
 
     `scaling` says what another number of workers changes. `constant`: nothing; a step is the same samples, split over
@@ -160,6 +162,8 @@ class Session:
         }
         if scheduler is not None:
             self._kept["scheduler"] = scheduler
+        self._plateau = _plateau(scheduler)
+        self._pass_loss = 0.0  # the sum over the samples of this pass, where the scheduler asks for it
         self._epochs = self._until = epochs
         self._parameters = [one for one in model.parameters() if one.requires_grad]
 
@@ -452,6 +456,7 @@ class Session:
         is_due = self._score is not None or self._keeping.due(self.steps + 1)
         self._wishes[_SAVE] = float(self.rank == 0 and is_due)
         self._wishes[_STOP] = float(self._stopping and not self._gang.leaves())
+        self._wishes[_STEP_LOSS] = float(self._loss) if self._plateau is not None else 0.0
         self._unseen = self._unseen + self._loss if self._unseen_steps else self._loss
         self._unseen_steps += 1
         self._looks = self.watch.due(self.steps)
@@ -484,6 +489,11 @@ class Session:
         if self.watch.phase != before:
             self._precision.follow(self.watch.precision)
         self._taken += step.samples
+        if self._plateau is not None:
+            self._pass_loss += votes[_STEP_LOSS] * step.samples
+            if self._taken == self._samples:
+                self._plateau.step(self._pass_loss / self._samples)
+                self._pass_loss = 0.0
         self.samples += step.samples
         self.steps += 1
         lost = self._exchange_hears(bool(votes[_NEWER] or votes[_STOP] or votes[_SAVE]))
@@ -551,7 +561,7 @@ class Session:
         if factor != 1.0:
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
-        if self.scheduler is not None:
+        if self.scheduler is not None and self._plateau is None:
             self.scheduler.step()  # type: ignore[attr-defined]
 
     def _gradients(self) -> list[torch.Tensor]:
@@ -700,6 +710,7 @@ class Session:
             "samples": self.samples,
             "began": self._began,
             "energy": self._energy,
+            "pass_loss": self._pass_loss,
             **self._precision.state(),
         }
         return {"place": place, **{name: one.state_dict() for name, one in self._kept.items()}}
@@ -709,6 +720,7 @@ class Session:
         self.epoch, self._taken = place["epoch"], place["taken"]
         self.steps, self.samples, self._began = place["steps"], place["samples"], place["began"]
         self._energy = int(place.get("energy", 0))
+        self._pass_loss = float(place.get("pass_loss", 0.0))
         for name, one in self._kept.items():
             if name in found:
                 one.load_state_dict(found[name])
@@ -771,6 +783,25 @@ class Session:
                 raise _misused(f"`{name}` is out of range", need="a whole number from 0", have=repr(value), field=name)
         if scaling not in ("constant", "linear", "sqrt"):
             raise _misused("this scaling is not known", field="scaling", have=repr(scaling), hint='scaling="linear"')
+
+
+def _plateau(scheduler: Keeps | None) -> ReduceLROnPlateau | None:
+    """It, if it is one that goes by the loss. Raises Misused for what the session cannot step."""
+    if scheduler is None or (hasattr(scheduler, "step") and not isinstance(scheduler, ReduceLROnPlateau)):
+        return None
+    if not isinstance(scheduler, ReduceLROnPlateau):
+        hint = "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)"
+        have = type(scheduler).__name__
+        raise _misused("a scheduler has a `step`, and this has none", field="scheduler", have=have, hint=hint)
+    if scheduler.mode != "min":
+        raise _misused(
+            "the session gives it the mean loss of each pass, and it waits for what grows",
+            field="scheduler",
+            need='mode="min"',
+            have=f'mode="{scheduler.mode}"',
+            hint='poise.Session(..., also={"scheduler": scheduler}), and step it yourself',
+        )
+    return scheduler
 
 
 def _counted(wishes: list[float]) -> Callable[[], list[float]]:
