@@ -55,10 +55,18 @@ def test_killed_resized_and_asked_to_end_it_comes_to_the_same(tmp_path: Path) ->
     assert past["worked"] > 0
 
 
-def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_done_is_not_done_again_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("POISE_CHECKPOINTS", str(tmp_path))
     first = keeping.train()
+    assert capsys.readouterr().err == ""
     again = keeping.train()
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "poise: this training is done: 2 passes were made, in 58 steps (the checkpoint of step 58, of "
+    )
+    assert "hint: `epochs=`" in said
     assert again["losses"] == {}
     assert again["weights"] == first["weights"]
     assert again["ended"] == [*first["ended"][:3], 1_000_000]
@@ -147,6 +155,25 @@ def test_the_best_by_its_score_stays(tmp_path: Path) -> None:
             run.score(float("nan"))
     assert listed(tmp_path) == [7, 12]  # scored after step 6, and the last
     assert [read_manifest(folder_of(tmp_path, step)).score for step in (7, 12)] == [0.9, 0.1]
+
+
+def test_a_plan_for_the_learning_rate_that_is_too_short_is_told(tmp_path: Path) -> None:
+    """Restored with more epochs, before a step is made; and else where it ends."""
+
+    def run(epochs: int, steps: int, folder: Path) -> None:
+        model, optimizer, data = keeping.parts()
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+        with Session(model, optimizer, data, scheduler=scheduler, batch=600, epochs=epochs, checkpoint=folder) as run:
+            for images, labels in run:
+                run.step(torch.nn.functional.cross_entropy(model(images), labels))
+
+    run(1, 3, tmp_path / "one")
+    with pytest.raises(Misused, match="a plan for fewer steps") as refused:
+        run(2, 6, tmp_path / "one")
+    assert (refused.value.record.need, refused.value.record.have) == ("6 steps", "3 steps")
+    with pytest.raises(Misused, match="was made for fewer steps") as refused:
+        run(2, 3, tmp_path / "other")
+    assert refused.value.record.need == "6 steps"
 
 
 def test_a_learning_rate_that_follows_the_loss_goes_on_within_a_pass(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import math
 import os
 import signal
 import statistics
+import sys
 import threading
 import time
 from collections import deque
@@ -169,6 +170,7 @@ class Session:
 
         self.epoch = self.steps = self.samples = 0
         self._taken = 0  # samples of this pass
+        self._goes_on = False  # from a checkpoint, and nothing has been done yet
         self._began = time.time()
         self._synced = False
         self._changed = False  # what is to be taken next is no longer what it was
@@ -273,6 +275,7 @@ class Session:
         inside makes the rest of that pass.
         """
         self._epochs = count or self._epochs
+        self._say_if_done()
         while self.epoch < self._epochs:
             now = self.epoch
             self._until = now + 1
@@ -282,6 +285,7 @@ class Session:
 
     def __iter__(self) -> Iterator[Any]:
         """The micro-batches that this worker takes, to the end of the last pass."""
+        self._say_if_done()
         while self.epoch < self._until:
             yield from self._rest_of_the_pass()
         self._teller.rests()  # what a script does between two passes takes as long as it takes
@@ -366,6 +370,16 @@ class Session:
         if isinstance(self.exchange, Adviser) and self.scaling == "constant":
             return self.exchange.speedups(self.effective)
         return None
+
+    def _say_if_done(self) -> None:
+        """A script that was started again after all was done ends at once, and its user should know why."""
+        if self._goes_on and self.rank == 0 and self.epoch >= self._epochs:
+            passes = "1 pass was" if self._epochs == 1 else f"{self._epochs:,} passes were"
+            sys.stderr.write(
+                f"poise: this training is done: {passes} made, in {self.steps:,} steps ({self._keeping.restored})\n"
+                "hint: `epochs=` for more of them, or `checkpoint=` another folder to begin anew\n"
+            )
+        self._goes_on = False
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
@@ -562,7 +576,19 @@ class Session:
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
         if self.scheduler is not None and self._plateau is None:
-            self.scheduler.step()  # type: ignore[attr-defined]
+            self._step_scheduler()
+
+    def _step_scheduler(self) -> None:
+        try:
+            self.scheduler.step()  # type: ignore[union-attr]
+        except ValueError as error:  # as PyTorch says that its plan has come to an end
+            raise _misused(
+                "the scheduler was made for fewer steps than are made",
+                field="scheduler",
+                need=f"{self._all_steps():,} steps",
+                have=str(error),
+                hint=f"OneCycleLR(optimizer, ..., total_steps={self._all_steps()})",
+            ) from None
 
     def _gradients(self) -> list[torch.Tensor]:
         if self._reducer is not None:
@@ -732,6 +758,7 @@ class Session:
         if self._synced or self.rank != 0 or (found := self._keeping.restore()) is None:
             return
         whole, self._drawn = found[0], list(found[1])
+        self._goes_on, made_for = True, _length_of(self.scheduler)
         try:
             self._load(whole)
         except (RuntimeError, ValueError, LookupError) as error:  # as PyTorch says that it does not fit
@@ -741,6 +768,14 @@ class Session:
                 have=str(error).strip().splitlines()[-1].strip(),
                 hint='poise.Session(..., checkpoint="another folder")',
             ) from None
+        if (lasts := _length_of(self.scheduler)) < made_for:
+            raise _misused(
+                "the learning rate that was saved follows a plan for fewer steps",
+                field="scheduler",
+                need=f"{made_for:,} steps",
+                have=f"{lasts:,} steps",
+                hint='as many epochs as before, or poise.Session(..., checkpoint="another folder")',
+            )
 
     def _draw_on(self) -> None:
         """Go on drawing at random where this worker was when what was restored was saved, if the gang is as large."""
@@ -802,6 +837,12 @@ def _plateau(scheduler: Keeps | None) -> ReduceLROnPlateau | None:
             hint='poise.Session(..., also={"scheduler": scheduler}), and step it yourself',
         )
     return scheduler
+
+
+def _length_of(scheduler: Any) -> int:
+    """For how many steps it was made, as far as it says so."""
+    length = getattr(scheduler, "total_steps", 0)
+    return length if isinstance(length, int) else 0
 
 
 def _counted(wishes: list[float]) -> Callable[[], list[float]]:
