@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from poise.errors import Conflict, InputError, NotFound, PoiseError, StoreDamaged
 from poise.model.checkpoints import Manifest, seal, unseal
 from poise.policy.checkpoints import Keep
-from poise.train import durable, pieces, publishing, restoring
-from poise.train.checkpoints import Checkpoints, load
+from poise.train import durable, load, pieces, publishing, restoring
+from poise.train.checkpoints import Checkpoints
 from poise.train.trees import DTYPES
 from poise.units import MILLISECOND, SECOND
 

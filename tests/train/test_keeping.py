@@ -14,12 +14,13 @@ pytest.importorskip("sklearn", reason="needs poise[demo]")
 
 import torch
 
-from poise.errors import Misused
+from poise.errors import Misused, NotFound
 from poise.policy.checkpoints import LEAST, Keep
-from poise.train import Session
-from poise.train.checkpoints import Checkpoints, load
+from poise.train import Session, load
+from poise.train.checkpoints import Checkpoints
 from poise.train.keeping import Keeping
-from poise.train.restoring import folder_of, listed, read_manifest
+from poise.train.pieces import shard_file
+from poise.train.restoring import folder_of, listed
 from poise.units import MINUTE
 
 from . import keeping
@@ -154,7 +155,24 @@ def test_the_best_by_its_score_stays(tmp_path: Path) -> None:
         with pytest.raises(Misused, match="score"):
             run.score(float("nan"))
     assert listed(tmp_path) == [7, 12]  # scored after step 6, and the last
-    assert [read_manifest(folder_of(tmp_path, step)).score for step in (7, 12)] == [0.9, 0.1]
+    assert [load(tmp_path, step).score for step in (7, 12)] == [0.9, 0.1]
+    model.load_state_dict(load(str(tmp_path), "best").state["model"])
+    assert load(str(tmp_path), "best").step == 7
+    shard = folder_of(tmp_path, 7) / shard_file(0)
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert load(tmp_path, "best").step == 12, "the best that is whole"
+    assert "that of step 7 was passed over" in load(tmp_path, "best").note
+
+
+@pytest.mark.parametrize("which", ["best", "worst", 5])
+def test_a_checkpoint_that_is_not_there_is_told(tmp_path: Path, which: Any) -> None:
+    with pytest.raises(NotFound):
+        load(tmp_path, which)
+    keeping.train(checkpoint=tmp_path)
+    with pytest.raises(NotFound) as refused:
+        load(tmp_path, which)
+    assert refused.value.record.hint
+    assert ("run.score" in refused.value.record.hint) == (which == "best")
 
 
 def test_a_plan_for_the_learning_rate_that_is_too_short_is_told(tmp_path: Path) -> None:

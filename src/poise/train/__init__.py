@@ -3,6 +3,8 @@
 Importing `poise.train` imports PyTorch (`pip install 'poise[torch]'`).
 """
 
+from poise.policy.checkpoints import Keep
+from poise.train.restoring import Restored, load
 from poise.train.session import Session
 
-__all__ = ["Session"]
+__all__ = ["Keep", "Restored", "Session", "load"]

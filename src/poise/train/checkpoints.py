@@ -274,4 +274,4 @@ def _on_stderr(text: str) -> None:
     sys.stderr.write(f"poise: {text}\n")
 
 
-__all__ = ["Checkpoints", "Keep", "Restored", "load"]
+__all__ = ["Checkpoints"]

@@ -1,6 +1,6 @@
 """A checkpoint read back: checked to the last bit while it is read, whole or not at all.
 
-    restored = load(Path("checkpoints"))
+    restored = load("checkpoints")
     model.load_state_dict(restored.state["model"])
 
 Across any number of workers: each reads all parts, straight into the tensors. Nothing of it is run, and nothing but
@@ -8,12 +8,13 @@ tensors, numbers, texts, bytes, lists, tuples and mappings can come of it.
 """
 
 import contextlib
+import os
 import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import torch
@@ -27,14 +28,15 @@ _NAME = re.compile(r"step-(\d+)")
 
 
 class Restored(NamedTuple):
-    """A state as it was saved at `step`; `own` is what each worker of the gang that saved it had for itself. `note` is
-    one sentence: of which checkpoint it is, and which newer ones were passed over and why.
+    """A state as it was saved at `step`, with the `score` it had then, if any; `own` is what each worker of the gang
+    that saved it had for itself. `note` is one sentence: of which checkpoint it is, and which were passed over and why.
     """
 
     state: Any
     step: int
     note: str
     own: tuple[Any, ...] = ()
+    score: float | None = None
 
 
 def listed(folder: Path) -> list[int]:
@@ -47,23 +49,48 @@ def folder_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step}"
 
 
-def load(folder: Path, step: int | None = None) -> Restored:
-    """The checkpoint of that step, or the newest that is whole. Who writes in the folder is not disturbed.
+def load(folder: str | os.PathLike[str], which: int | Literal["newest", "best"] = "newest") -> Restored:
+    """The newest checkpoint of the folder that is whole, or the one with the largest score, or that of a step. Nothing
+    is needed for it but the folder, and who writes there is not disturbed.
 
-    Raises `NotFound`, and `StoreDamaged` if it, or none, is whole.
+        model.load_state_dict(load("checkpoints", "best").state["model"])
+
+    `state` holds what a session keeps under its names: `model`, `optimizer`, `scheduler`, and those of `also`. Raises
+    `NotFound`, and `StoreDamaged` if it, or none, is whole.
     """
-    there = listed(folder)
-    wrong: dict[int, str] = {}
-    for one in [step] if step is not None else reversed(there):
-        if one in there:
-            try:
-                return restored(folder, one, wrong)
-            except (Damaged, OSError) as error:
-                wrong[one] = reason(error)
-    if not wrong:
-        have = ", ".join(map(str, there)) or "none"
-        raise NotFound("there is no such checkpoint", field=str(folder), have=have, hint=f"ls {folder}")
-    raise StoreDamaged("; ".join(passed(wrong)), code="E210", field=str(folder), hint=f"ls {folder}")
+    there, wrong = listed(Path(folder)), dict[int, str]()
+    for one in _in_order(Path(folder), there, which, wrong):
+        try:
+            return restored(Path(folder), one, wrong)
+        except (Damaged, OSError) as error:
+            wrong[one] = reason(error)
+    if wrong:
+        raise StoreDamaged("; ".join(passed(wrong)), code="E210", field=str(folder), hint=f"ls {folder}")
+    have = ", ".join(map(str, there)) or "none"
+    if which == "best" and there:
+        raise NotFound("no checkpoint here has a score", field=str(folder), have=have, hint="run.score(ACCURACY)")
+    raise NotFound("there is no such checkpoint", field=str(folder), have=have, hint=f"ls {folder}")
+
+
+def _in_order(folder: Path, there: list[int], which: int | str, wrong: dict[int, str]) -> list[int]:
+    """The steps that will do, the best choice first; `wrong` is told of those whose score cannot be read."""
+    if which == "newest":
+        return there[::-1]
+    if isinstance(which, int):
+        return [which] if which in there else []
+    if which != "best":
+        need = '"newest", "best" or a step'
+        raise NotFound("there is no such checkpoint", field="which", need=need, have=repr(which), hint='which="best"')
+    scores: dict[int, float] = {}
+    for step in there:
+        try:
+            score = read_manifest(folder_of(folder, step)).score
+        except (Damaged, OSError) as error:
+            wrong[step] = reason(error)
+        else:
+            if score is not None:
+                scores[step] = score
+    return sorted(scores, key=lambda step: (scores[step], step), reverse=True)
 
 
 def restored(folder: Path, step: int, wrong: Mapping[int, str]) -> Restored:
@@ -76,7 +103,7 @@ def restored(folder: Path, step: int, wrong: Mapping[int, str]) -> Restored:
         raise Damaged(f"it was written by another version: {error}") from None
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.at))
     note = "; ".join([f"the checkpoint of step {step}, of {at}", *passed(wrong)])
-    return Restored(state, step, note, owns)
+    return Restored(state, step, note, owns, manifest.score)
 
 
 def _read(path: Path, manifest: Manifest) -> tuple[Any, tuple[Any, ...]]:
