@@ -36,6 +36,7 @@ from poise.drivers.schemas import FILES, schema_of
 from poise.model import jobs, spec
 from poise.model.catalogue import CATALOGUE, TERA, device_of, per_watt
 from poise.model.fleetfile import PRECISIONS
+from poise.model.reports import STATUSES
 from poise.policy.feasible import FALLBACKS
 from poise.policy.suites import POLICIES
 
@@ -298,6 +299,12 @@ def exit_codes() -> str:
                 ),
             ],
         ),
+        "",
+        "## What a task is",
+        "",
+        "`poise show` and `--json` name the status of each task:",
+        "",
+        *_table(("status", "meaning"), [(f"`{name}`", text) for name, text in STATUSES.items()]),
         "",
         "## How an attempt ends",
         "",

@@ -17,6 +17,7 @@ STATUS_STYLE = {
     "recovering": "yellow",
     "suspect": "yellow",
     "stopping": "yellow",
+    "stopped": "yellow",
     "cancelled": "magenta",
     "skipped": "magenta",
 }

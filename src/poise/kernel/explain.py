@@ -195,18 +195,26 @@ def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now:
 
 
 def task_status(job: JobState, unit: UnitState, task: TaskState) -> str:
-    """waiting, resting, pending, placed, running, recovering, stopping, spare, done, failed, cancelled, skipped."""
+    """One of `STATUSES`."""
     if unit.status == "waiting" and job.calls is not None and not job.awaited:
         return "resting"  # a worker for which there is nothing to do
+    if unit.status == "failed" and _stopped_for_another(unit, task):
+        return "stopped"
     if unit.status != "active":
         return unit.status
-    if task.status == "ended":
-        return "done" if task.ending is not None and task.ending.outcome == "done" else "failed"
+    if task.status == "ended" and task.ending is not None:
+        return {"done": "done", "stopped": "stopped", "returned": "stopped"}.get(task.ending.outcome, "failed")
     if task.status == "idle":
-        return "spare"  # an elastic unit runs with fewer tasks than it could use
+        return "spare"
     if unit.stopping or task.leaving:
         return "stopping"
     return "placed" if task.status == "queued" else task.status
+
+
+def _stopped_for_another(unit: UnitState, task: TaskState) -> bool:
+    """Whether it was Poise that stopped it, since another of its gang had failed."""
+    by_poise = ("stopped", "returned")
+    return task.ending is not None and task.ending.outcome in by_poise and deciding_ending(unit).outcome not in by_poise
 
 
 def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Reason]:
@@ -609,7 +617,11 @@ def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int,
     elif unit.over:
         ending = deciding_ending(unit)
         peak = f", at most {format_bytes(ending.peak)} of memory" if ending.peak else ""
-        yield unit.ended, f"{unit.spec.name} {_how_it_ended(ending)}, {format_duration(ending.run)} in{peak}"
+        others = sum(_stopped_for_another(unit, task) for task in unit.tasks) if unit.status == "failed" else 0
+        who = next(spec.name for task, spec in zip(unit.tasks, unit.spec.tasks, strict=True) if task.ending is ending)
+        stopped = f"; {others} other{'s were' if others > 1 else ' was'} stopped for it" if others else ""
+        what = who if unit.status == "failed" else unit.spec.name
+        yield unit.ended, f"{what} {_how_it_ended(ending)}, {format_duration(ending.run)} in{peak}{stopped}"
 
 
 def _task_name(seen: Straggling) -> str:

@@ -18,8 +18,9 @@ Outcome = Literal["done", "failed", "killed", "signal", "oom", "hung", "lost", "
 
 `done` exit code 0 · `failed` another exit code · `killed` SIGKILL that Poise did not send · `signal` another signal ·
 `oom` over its memory limit · `hung` silent for longer than it promised ·
-`lost` its node or keeper went away · `stopped` Poise stopped it · `returned` handed back
-before it started · `unstartable` the command could not be executed.
+`lost` its node or keeper went away · `stopped` Poise stopped it: for another, since another of its gang had failed,
+or when it was cancelled · `returned` stopped before its process was started, which costs no try · `unstartable` the
+command could not be executed.
 """
 
 Lease = Literal["fenced", "exclusive"]

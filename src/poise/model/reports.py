@@ -15,6 +15,23 @@ from poise.model.load import Load
 from poise.model.resources import Link, Node
 from poise.model.training import Training
 
+STATUSES = {
+    "waiting": "for another task or job that it needs",
+    "resting": "a worker of functions for which there is nothing to do",
+    "pending": "it waits for room, or for its turn",
+    "placed": "a place was chosen, and its process is being started",
+    "running": "it runs",
+    "recovering": "its node is silent; it goes on when that is back, or is placed elsewhere",
+    "stopping": "it was asked to end, and has its grace to do so",
+    "spare": "its gang (`workers: 1..3`) runs with fewer than it could use; it joins once there is room",
+    "done": "its command has ended with 0",
+    "failed": "it has ended otherwise, and is not tried again; its outcome says how",
+    "stopped": "Poise has stopped it, since another of its gang had failed",
+    "cancelled": "somebody has cancelled it",
+    "skipped": "something that it needs has failed or was cancelled",
+}
+"""What a task is, and what that means. All of a job is one of them too."""
+
 
 class AttemptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An earlier attempt and how it ended."""

@@ -1,6 +1,6 @@
 from typing import Any
 
-from poise.kernel.explain import exit_code, job_report, node_report
+from poise.kernel.explain import exit_code, job_report, node_report, story
 from poise.model.reports import JobReport, TaskReport
 from poise.testing import WALL, World, node
 from poise.units import SECOND
@@ -72,6 +72,17 @@ def test_a_gang_ends_with_the_code_of_who_failed_first() -> None:
     world = World().nodes(1).job("g", workers=2, retry={"limit": 0}).round()
     world.start("g.main[0]", "g.main[1]").finish("g.main[1]", outcome="failed", code=7)
     assert report(world, "g").exit_code == 7
+
+
+def test_who_was_stopped_for_another_of_its_gang_has_not_failed() -> None:
+    world = World().nodes(2).job("g", workers=3, retry={"limit": 0}).round()
+    world.start("g.main[0]", "g.main[1]", "g.main[2]").finish("g.main[1]", outcome="killed", signal=9)
+    world.finish("g.main[0]", outcome="stopped").finish("g.main[2]", outcome="stopped")
+    told = report(world, "g")
+    assert [task.status for task in told.tasks] == ["stopped", "failed", "stopped"]
+    assert (told.status, told.counts, told.exit_code) == ("failed", {"stopped": 2, "failed": 1}, 137)
+    happened = [one.text for one in story(world.ledger, world.state("g"), world.state("g").units, 10)]
+    assert any("main[1] was killed" in text and "2 others were stopped for it" in text for text in happened)
 
 
 def test_earlier_attempts_are_told() -> None:
