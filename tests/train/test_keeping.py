@@ -126,7 +126,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     other = torch.nn.Linear(64, 10)
     with (
         pytest.raises(Misused) as refused,
-        Session(other, torch.optim.SGD(other.parameters(), 0.1), data, checkpoint=tmp_path),
+        Session(other, torch.optim.Adam(other.parameters()), data, checkpoint=tmp_path),
     ):
         pass
     assert "Missing key" in refused.value.record.have or "Unexpected key" in refused.value.record.have

@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import poise
 from poise.model.training import Training
@@ -343,6 +351,9 @@ def test_a_scheduler_that_cannot_be_stepped_is_refused_at_once(mode: Any) -> Non
     assert refused.value.record.field == "scheduler"
 
 
+FOUR = TensorDataset(torch.zeros(4, 1))
+
+
 class _Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         yield torch.zeros(1)
@@ -353,20 +364,138 @@ class _Stream(IterableDataset[Any]):
     [
         (_Stream(), {}, "stream"),
         (TensorDataset(torch.zeros(0, 1)), {}, "no data"),
-        (TensorDataset(torch.zeros(4, 1)), {"batch": -1}, "`batch` is out of range"),
-        (TensorDataset(torch.zeros(4, 1)), {"epochs": 1.5}, "`epochs` is out of range"),
-        (TensorDataset(torch.zeros(4, 1)), {"scaling": "cubic"}, "scaling"),
-        (
-            DataLoader(TensorDataset(torch.zeros(4, 1)), sampler=WeightedRandomSampler([1.0] * 4, 4)),
-            {},
-            "sampler of its own",
-        ),
+        (FOUR, {"batch": -1}, "`batch` is out of range"),
+        (FOUR, {"epochs": 1.5}, "`epochs` is out of range"),
+        (FOUR, {"scaling": "cubic"}, "scaling"),
+        (DataLoader(FOUR, sampler=WeightedRandomSampler([1.0] * 4, 4)), {}, "an order and in batches of its own"),
+        (DataLoader(FOUR, batch_size=None), {}, "batch_size=None"),
+        (DataLoader(FOUR, batch_sampler=BatchSampler(SequentialSampler(range(2)), 2, True)), {}, "batch_sampler="),
+        (DataLoader(FOUR, sampler=RandomSampler(FOUR, replacement=True)), {}, "replacement=True"),
+        (DataLoader(FOUR, sampler=RandomSampler(FOUR, num_samples=2)), {}, "num_samples=2"),
+        (FOUR, {"seed": -1}, "`seed` is out of range"),
+        (FOUR, {"seed": None}, "`seed` is out of range"),
+        (FOUR, {"clip": -1.0}, "`clip` is out of range"),
+        (FOUR, {"clip": float("nan")}, "`clip` is out of range"),
+        (FOUR, {"clip": "1"}, "`clip` is out of range"),
+        (FOUR, {"shuffle": "no"}, "`shuffle` is of another kind"),
+        (FOUR, {"every": None}, "`every` is of another kind"),
+        (FOUR, {"every": 2.5}, "`every` is of another kind"),
+        (FOUR, {"checkpoint": 5}, "`checkpoint` is of another kind"),
+        (FOUR, {"phases": "auto"}, "`phases` is of another kind"),
+        (FOUR, {"exchange": None}, "`exchange` is of another kind"),
+        (FOUR, {"also": [nn.Linear(1, 1)]}, "`also` is of another kind"),
+        (FOUR, {"also": {"x": 3}}, "no state to keep"),
+        (FOUR, {"also": {"model": nn.Linear(1, 1)}}, "this name is taken"),
+        (FOUR, {"also": {"place": nn.Linear(1, 1)}}, "this name is taken"),
     ],
 )
 def test_what_it_cannot_follow_is_told_at_once(data: Any, options: dict[str, Any], what: str) -> None:
     model, optimizer, _ = _line()
     with pytest.raises(poise.Misused, match=what):
         poise.Session(model, optimizer, data, **options)
+
+
+def test_a_model_and_an_optimizer_are_what_they_are_called() -> None:
+    model, optimizer, data = _line()
+    others = nn.Linear(1, 1)
+    for one, other, what in (
+        (None, optimizer, "`model` is of another kind"),
+        (model, None, "`optimizer` is of another kind"),
+        (optimizer, model, "`model` is of another kind"),
+        (model, torch.optim.LBFGS(model.parameters()), "works out gradients itself"),
+        (model, torch.optim.SGD([*model.parameters(), *others.parameters()], lr=0.1), "2 of 4 are of neither"),
+        (nn.ReLU(), torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), "1 of 1 are of neither"),
+    ):
+        with pytest.raises(poise.Misused, match=what):
+            poise.Session(one, other, data)
+
+
+@pytest.mark.parametrize(
+    ("loss", "what"),
+    [
+        (1.0, "`loss` is of another kind"),
+        (None, "`loss` is of another kind"),
+        (torch.zeros(2, requires_grad=True), "no single number"),
+        (torch.zeros(()), "nothing can be learned"),
+    ],
+)
+def test_a_loss_that_nothing_can_be_learned_from_is_told(loss: Any, what: str) -> None:
+    model, optimizer, data = _line()
+    with poise.Session(model, optimizer, data) as run, pytest.raises(poise.Misused, match=what):
+        next(iter(run))
+        run.step(loss)
+
+
+def test_what_is_left_over_from_a_plain_loop_is_told() -> None:
+    model, optimizer, data = _line()
+    run = poise.Session(model, optimizer, data, batch=6, micro=2)
+    with pytest.raises(poise.Misused, match="training has not begun"):
+        next(iter(run))
+    with run, pytest.raises(poise.Misused, match="gradients were cleared"):
+        for x, y in run:
+            optimizer.zero_grad()
+            run.step((model(x) - y).square().mean())
+    model, optimizer, data = _line()
+    with (
+        poise.Session(model, optimizer, data) as run,
+        pytest.raises(poise.Misused, match="the session steps the optimizer"),
+    ):
+        for x, y in run:
+            run.step((model(x) - y).square().mean())
+            optimizer.step()
+    optimizer.step()  # the session is over
+    with poise.Session(model, optimizer, data, batch=6) as run:  # one micro-batch a step: nothing is lost
+        for x, y in run:
+            optimizer.zero_grad()
+            run.step((model(x) - y).square().mean())
+
+
+def test_a_last_batch_that_is_not_full_is_dropped_where_the_loader_drops_it() -> None:
+    model, optimizer, data = _line(10)
+    with poise.Session(model, optimizer, DataLoader(data, batch_size=4, drop_last=True), epochs=2) as run:
+        assert _train(run, model) == [4, 4, 4, 4]
+    assert run.training().progress == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"), [({"seed": 1}, "seed 0"), ({"shuffle": False}, "shuffle 1"), ({"samples": 9}, "samples 12")]
+)
+def test_a_pass_is_not_gone_on_with_in_another_order(tmp_path: Path, changed: dict[str, Any], what: str) -> None:
+    model, optimizer, data = _line()
+    options: dict[str, Any] = {"batch": 4, "epochs": 2, "checkpoint": tmp_path, "every": 1}
+    with pytest.raises(ZeroDivisionError), poise.Session(model, optimizer, data, **options) as run:
+        for x, y in run:
+            run.step((model(x) - y).square().mean())
+            if run.steps == 2:
+                raise ZeroDivisionError
+    options["every"] = 100
+    model, optimizer, data = _line(changed.pop("samples", 12))
+    with (
+        pytest.raises(poise.Misused, match=f"begun in another order(.|\n)*need: {what}"),
+        poise.Session(model, optimizer, data, **options, **changed),
+    ):
+        pass
+
+
+def test_another_optimizer_is_told_before_it_steps(tmp_path: Path) -> None:
+    model, optimizer, data = _line()
+    with poise.Session(model, optimizer, data, checkpoint=tmp_path) as run:
+        _train(run, model)
+    other = torch.optim.Adam(model.parameters())
+    with (
+        pytest.raises(poise.Misused, match=r"another model or optimizer(.|\n)*need: SGD\nhave: Adam"),
+        poise.Session(model, other, data, checkpoint=tmp_path, epochs=2),
+    ):
+        pass
+
+
+def test_sparse_gradients_are_looked_at_as_well() -> None:
+    model = nn.Embedding(10, 1, sparse=True)
+    data = TensorDataset(torch.arange(10))
+    with poise.Session(model, torch.optim.SGD(model.parameters(), lr=1.0), data, batch=5) as run:
+        for (x,) in run:
+            run.step(model(x).mean())
+    assert run.steps == 2
 
 
 def test_a_loop_that_forgets_to_step_or_steps_twice_is_told() -> None:

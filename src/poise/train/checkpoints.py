@@ -23,7 +23,7 @@ they would say to each other would get between the exchanges of training.
 
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from time import monotonic_ns, perf_counter_ns
 from typing import Any
@@ -35,7 +35,7 @@ from poise.errors import Conflict
 from poise.model.checkpoints import Kind
 from poise.model.training import Saved
 from poise.policy.checkpoints import Keep
-from poise.train.drafts import Draft
+from poise.train.drafts import Draft, storage
 from poise.train.pieces import Damaged, Laid, Staging, cut, lay_out, uncut
 from poise.train.publishing import PATIENCE, Publisher
 from poise.train.restoring import Restored, listed, load, passed, reason, restored
@@ -81,7 +81,7 @@ class Checkpoints:
         self._step = -1
         self._at_once = False
         self._laid: list[Laid] = []
-        self._laid_for: tuple[int, list[Kind]] = (0, [])
+        self._laid_for: tuple[int, frozenset[int], list[Kind]] = (0, frozenset(), [])
         self._hooks: dict[int, tuple[torch.optim.Optimizer, Any]] = {}
         self._unfinished = dict.fromkeys(self._publisher.begin(), NEVER_FINISHED) if rank == 0 else {}
 
@@ -95,12 +95,14 @@ class Checkpoints:
         score: float | None = None,
         own: Any = None,
         optimizer: torch.optim.Optimizer | None = None,
+        single: Iterable[torch.Tensor] = (),
     ) -> int:
         """Begin a checkpoint of `step`, unless it has been begun or is what was restored. Returns for how many
         nanoseconds it held training up; what the optimizer's next step has to wait for is in `Saved.stall` too.
 
         `score`: how good it is, larger is better. `own`: what this worker has for itself alone. `optimizer`: its
-        parameters and its state are changed by nothing but its next step; without it, all is copied at once. Raises
+        parameters and its state are changed by nothing but its next step; without it, all is copied at once. `single`:
+        what of the state differs between workers, as the buffers of a model do; that of worker 0 is kept. Raises
         `SpecError` for a state that cannot be saved, `Conflict` once a newer epoch has begun, and what the thread met
         with that was not to be expected.
         """
@@ -112,7 +114,7 @@ class Checkpoints:
         if step == self._step:
             return perf_counter_ns() - began
         self._publisher.join()
-        draft = self._draft(state, own, step, score)
+        draft = self._draft(state, own, step, score, {storage(one) for one in single})
         is_busy = self._take_staging(draft)
         try:
             draft.copy(None if is_busy or self._at_once else optimizer)
@@ -203,15 +205,19 @@ class Checkpoints:
 
     # --- in the thread of training
 
-    def _draft(self, state: Mapping[str, Any], own: Any, step: int, score: float | None) -> Draft:
+    def _draft(
+        self, state: Mapping[str, Any], own: Any, step: int, score: float | None, single: Collection[int]
+    ) -> Draft:
         taken = Taken()
         tree = msgspec.json.encode(taken.tree(state))
         shared = len(taken.kinds)
         own_tree = msgspec.json.encode(taken.tree(own, "own"))
-        if (shared, taken.kinds) != self._laid_for:  # as a rule they are what they were
-            pieces = [*cut(taken.kinds[:shared], self._rank, self._world), *uncut(taken.kinds, shared)]
-            self._laid, self._laid_for = lay_out(pieces, taken.kinds), (shared, taken.kinds)
-        return Draft(step, score, tree, own_tree, taken, shared, self._laid)
+        first = frozenset(number for number, one in enumerate(taken.tensors[:shared]) if storage(one) in single)
+        if (shared, first, taken.kinds) != self._laid_for:  # as a rule they are what they were
+            alike = cut(taken.kinds[:shared], self._rank, self._world, first)
+            self._laid = lay_out([*alike, *uncut(taken.kinds, shared)], taken.kinds)
+            self._laid_for = shared, first, taken.kinds
+        return Draft(step, score, tree, own_tree, taken, shared, first, self._laid)
 
     def _take_staging(self, draft: Draft) -> bool:
         """Whether the thread is busy, so that it cannot copy now."""

@@ -21,12 +21,21 @@ class Draft:
     """A checkpoint on its way: what is no tensor, where its pieces lie, and what is still to be copied."""
 
     def __init__(
-        self, step: int, score: float | None, tree: bytes, own: bytes, taken: Taken, shared: int, laid: list[Laid]
+        self,
+        step: int,
+        score: float | None,
+        tree: bytes,
+        own: bytes,
+        taken: Taken,
+        shared: int,
+        first: frozenset[int],
+        laid: list[Laid],
     ) -> None:
         self.step = step
         self.score = score
         self.tree, self.own = tree, own
         self.kinds: list[Kind] = taken.kinds[:shared]
+        self.first = first  # of the kinds those that worker 0 writes, whole
         self.own_kinds: list[Kind] = taken.kinds[shared:]
         self.laid = laid
         self.staging = Staging()
@@ -49,7 +58,7 @@ class Draft:
         begun = {device: _clock(device) for device in devices}
         with torch.no_grad():
             for one, tensor in ones:
-                if not tensor.is_cuda and not tensor.is_inference() and _storage(tensor) in steady:
+                if not tensor.is_cuda and not tensor.is_inference() and storage(tensor) in steady:
                     self.later.append((one, tensor, tensor._version))
                 else:
                     self._copy(one, tensor)
@@ -80,10 +89,11 @@ def _storages(optimizer: torch.optim.Optimizer) -> Collection[int]:
     """Where the optimizer's parameters and its state lie."""
     ones = [one for group in optimizer.param_groups for one in group["params"]]
     ones += [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
-    return {_storage(one) for one in ones}
+    return {storage(one) for one in ones}
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def storage(tensor: torch.Tensor) -> int:
+    """Where its elements lie: the same for views of one tensor."""
     return tensor.untyped_storage().data_ptr()
 
 

@@ -6,7 +6,7 @@ Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 20
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ class Bucket(NamedTuple):
     parameters: tuple[torch.nn.Parameter, ...]
 
 
+@runtime_checkable
 class Exchange(Protocol):
     """A way to add buckets up. `sent` counts the bytes that this process gave out, `plain` what it would have given out
     had each gradient gone out whole, in fp32. `advice` is what it recommends, if it does.

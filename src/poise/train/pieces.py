@@ -12,7 +12,7 @@ instructions for that, and less elsewhere (`benchmarks/checkpoint_stall.py`): ti
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from io import FileIO
 from math import prod
 from pathlib import Path
@@ -33,14 +33,19 @@ _LENGTH = 8
 """Bytes of the length of the head of a file of safetensors, least significant first."""
 
 
-def cut(kinds: Sequence[Kind], rank: int, world: int) -> list[Piece]:
-    """What worker `rank` of `world` writes; of tensors without elements there is nothing to write."""
-    total = sum(_size(kind) for kind in kinds)
+def cut(kinds: Sequence[Kind], rank: int, world: int, first: Collection[int] = ()) -> list[Piece]:
+    """What worker `rank` of `world` writes; of tensors without elements there is nothing to write. Those whose numbers
+    are in `first` are worker 0's, whole.
+    """
+    total = sum(_size(kind) for number, kind in enumerate(kinds) if number not in first)
     begin, end = total * rank // world, total * (rank + 1) // world
     found: list[Piece] = []
     at = 0
     for number, kind in enumerate(kinds):
         size = _size(kind)
+        if number in first:
+            found += [Piece(number, kind.name, 0, _rows(kind), size)] if size and rank == 0 else []
+            continue
         if size:
             row, rows = _row_size(kind), _rows(kind)
             start, stop = (min(rows, max(0, -((at - edge) // row))) for edge in (begin, end))

@@ -157,7 +157,7 @@ class Publisher:
         """What worker `rank` wrote, if it is its part of this state."""
         if shard.failed:
             raise Damaged(f"worker {rank}: {shard.failed}")
-        expected = {_place(piece) for piece in cut(draft.kinds, rank, self.world)}
+        expected = {_place(piece) for piece in cut(draft.kinds, rank, self.world, draft.first)}
         have = {_place(piece) for piece in shard.pieces if piece.tensor < len(draft.kinds)}
         if (shard.step, shard.rank, shard.world) != (draft.step, rank, self.world) or have != expected:
             raise Damaged(f"the state of worker {rank} is not like that of worker 0")

@@ -20,7 +20,7 @@ import torch
 from poise.train.batch import is_short
 from poise.train.exchange import Bucket, Exchange
 from poise.train.gang import WorkerLost
-from poise.train.topology import known
+from poise.train.topology import add_up, known
 
 FIRST_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
@@ -51,6 +51,9 @@ class Reducer:
         self._waits: list[Callable[[], object]] = []
         self._sending = False
         self._lost = ""
+        self._used: set[torch.nn.Parameter] = set()  # that backward has come by in this step
+        self.skips = True  # whether backward has passed some by; at first nobody knows
+        self._steps = 0
         for group in _grouped([one for one in parameters if one.requires_grad]):
             self._add(group)
         self._kept = kept(sum(bucket.flat.nbytes for bucket in self.buckets))
@@ -79,17 +82,30 @@ class Reducer:
         self._sending = early
         self._open = [set(bucket.parameters) for bucket in self.buckets]
 
-    def finish(self) -> None:
-        """Wait until all buckets are added up; those that backward did not fill go out now. Raises WorkerLost."""
+    def finish(self, *, careful: bool = False) -> None:
+        """Wait until all buckets are added up; those that backward did not fill go out now. Raises WorkerLost.
+
+        Where all workers are `careful`, a parameter that backward came by at none of them has no gradient, as where one
+        trains alone; else it has one of zeros, by which an optimizer may still change it.
+        """
+        used = [1] * len(self._views)
         if not self._lost:
             try:
                 self._send(all_of_them=True)
+                count = torch.tensor([one in self._used for one in self._views], dtype=torch.int32) if careful else None
+                wait_for_count = add_up(count)[0] if count is not None else bool
                 for wait in self._waits:
                     wait()
+                wait_for_count()
+                used = count.tolist() if count is not None else used
             except RuntimeError as error:
                 self._lost = str(error) or "it has gone"
-        for parameter, view in self._views.items():
-            parameter.grad = view
+        self._steps += 1
+        passed_by = bool(self._used) and len(self._used) < len(self._views)
+        self.skips = passed_by or (self.skips and self._steps > 1)
+        self._used.clear()
+        for (parameter, view), many in zip(self._views.items(), used, strict=True):
+            parameter.grad = view if many else None
         lost, self._lost, self._sending = self._lost, "", False
         self._waits.clear()
         self._thaw()
@@ -142,6 +158,7 @@ class Reducer:
     def _ready(self, parameter: torch.nn.Parameter) -> None:
         """Its gradient of this backward is complete."""
         view = self._views[parameter]
+        self._used.add(parameter)
         self._ask_for(self.buckets[self._where[parameter]])
         if parameter.grad is not None and parameter.grad.data_ptr() != view.data_ptr():
             view.copy_(parameter.grad)  # somebody has set it to None meanwhile

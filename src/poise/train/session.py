@@ -16,6 +16,7 @@ overflowed. Then the loop sees its samples once more, perhaps in smaller micro-b
 happened: buffers and random numbers are as they were. A worker that makes its part again is waited for by the others.
 """
 
+import hashlib
 import math
 import os
 import signal
@@ -27,28 +28,28 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from types import FrameType, TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 import torch.distributed as dist
-from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from poise.drivers.heartbeat import step as beat
-from poise.errors import GangBroken, Misused
+from poise.errors import GangBroken
 from poise.model.jobs import Speedups
 from poise.model.phases import PhaseRules
 from poise.model.precision import AS_IT_IS
 from poise.model.precision import VARIABLE as PRECISION
 from poise.model.training import Training
 from poise.policy.checkpoints import Keep
-from poise.train import shards, state
+from poise.train import given, shards, state
 from poise.train.advise import Adviser, Named, exchange_named
 from poise.train.batch import Before, Fitting, is_short
 from poise.train.energy import Meter
 from poise.train.exchange import Exchange
 from poise.train.forward import answering
 from poise.train.gang import Gang, Leaving, WorkerLost
+from poise.train.given import misused
 from poise.train.keeping import Keeping
 from poise.train.loading import loaded, loading_of, moved
 from poise.train.memory import Budget, Shares
@@ -74,9 +75,10 @@ STOPPED = 128 + signal.SIGTERM
 METER_SECONDS = 1.0
 """How often it is asked what was used."""
 
-_NEWER, _STOP, _SAVE, _LOSS, _OVERFLOWS, _LOWERS, _ENERGY, _STEP_LOSS, _VOTES = range(9)
+_NEWER, _STOP, _SAVE, _LOSS, _OVERFLOWS, _LOWERS, _ENERGY, _STEP_LOSS, _UNUSED, _VOTES = range(10)
 
 Scaling = Literal["constant", "linear", "sqrt"]
+SCALINGS = get_args(Scaling)
 
 
 class Keeps(Protocol):
@@ -138,11 +140,25 @@ class Session:
     ) -> None:
         loader = data if isinstance(data, DataLoader) else None
         self.data: Dataset[Any] = loader.dataset if loader is not None else data  # type: ignore[assignment]
-        self._check(loader, batch=batch, micro=micro, epochs=epochs, scaling=scaling)
-        for name, given, kind in (("keep", keep, Keep), ("memory", memory or Shares(), Shares)):
-            if not isinstance(given, kind):
-                hint = f"from {kind.__module__} import {kind.__name__}"
-                raise _misused(f"`{name}` is no {kind.__name__}", field=name, have=repr(given), hint=hint)
+        given.check_model(model, optimizer)
+        given.check_data(self.data, loader)
+        given.check_numbers(batch=batch, micro=micro, epochs=epochs, seed=seed)
+        given.check_clip(clip)
+        given.check_also(also or {})
+        if scaling not in SCALINGS:
+            raise misused("this scaling is not known", field="scaling", have=repr(scaling), hint='scaling="linear"')
+        for name, value, kind in (
+            ("keep", keep, Keep),
+            ("memory", memory or Shares(), Shares),
+            ("phases", phases or PhaseRules(), PhaseRules),
+        ):
+            given.wants(name, value, kind, kind.__name__, f"from {kind.__module__} import {kind.__name__}")
+        given.wants("shuffle", shuffle or False, bool, "True or False", "shuffle=False")
+        given.wants("every", every, (int, str), "steps, or a time", 'every="5m"')
+        given.wants("checkpoint", checkpoint or "", (str, os.PathLike), "a folder", 'checkpoint="checkpoints"')
+        given.wants("precision", precision, str, "fp32, bf16, fp16 or auto", 'precision="auto"')
+        if not isinstance(exchange, str):
+            given.wants("exchange", exchange, Exchange, "a name or an Exchange", 'exchange="fp16"')
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.device = next((one.device for one in model.parameters()), torch.device("cpu"))
         self._moves = self.device.type != "cpu"
@@ -153,6 +169,7 @@ class Session:
         self._shuffle = shuffle if shuffle is not None else loader is None or isinstance(loader.sampler, RandomSampler)
         self._loading = loading_of(loader)
         self._samples = len(self.data)  # type: ignore[arg-type]
+        self._drops = loader is not None and loader.drop_last
         self.watch = Watch(phases)
         self._kept: dict[str, Keeps] = {
             "model": model,
@@ -163,10 +180,12 @@ class Session:
         }
         if scheduler is not None:
             self._kept["scheduler"] = scheduler
-        self._plateau = _plateau(scheduler)
+        self._plateau = given.plateau_of(scheduler)
         self._pass_loss = 0.0  # the sum over the samples of this pass, where the scheduler asks for it
         self._epochs = self._until = epochs
-        self._parameters = [one for one in model.parameters() if one.requires_grad]
+        given.check_parameters(optimizer, self._kept)
+        self._trained: list[bool] = []
+        self._parameters = self._to_train()
 
         self.epoch = self.steps = self.samples = 0
         self._taken = 0  # samples of this pass
@@ -204,6 +223,7 @@ class Session:
         self._score: float | None = None
         self._loss: torch.Tensor | float = 0.0
         self._loss_share = 0.0
+        self._witness: torch.nn.Parameter | None = None  # has a gradient, since the micro-batch before
         self._last_loss: torch.Tensor | float = 0.0
         self._unseen: torch.Tensor | float = 0.0  # sum of this worker's losses since the watch looked last
         self._unseen_steps = 0
@@ -212,6 +232,7 @@ class Session:
         self._computes: deque[float] = deque(maxlen=RECENT_STEPS)
         self._waited = 0.0  # for the others, in this step
         self._moment = 0.0
+        self._entered = self._stepping = self._fresh = False
 
     # --- what a script uses ------------------------------------------------------------------------------------------
 
@@ -236,6 +257,11 @@ class Session:
         return -(-self.effective // self.world)
 
     @property
+    def _whole(self) -> int:
+        """Samples of a pass: where the DataLoader drops a last batch that is not full, without those."""
+        return self._samples - self._samples % self.effective if self._drops else self._samples
+
+    @property
     def precision(self) -> str:
         """What this worker computes in."""
         return self._precision.name
@@ -244,6 +270,8 @@ class Session:
         if threading.current_thread() is threading.main_thread():
             self._handler = signal.signal(signal.SIGTERM, self._asked_to_end)
         self._join()
+        self._entered = True
+        self._answering.callback(self.optimizer.register_step_pre_hook(self._steps_here).remove)
         self._answering.enter_context(answering(self.model, self._precision, self._budget, self._short_in_forward))
         return self
 
@@ -266,6 +294,7 @@ class Session:
             if self._handler is not None:
                 signal.signal(signal.SIGTERM, self._handler)
                 self._handler = None
+            self._entered = False
             self._answering.close()
             self._drop_reducer()
             self._gang.disband()
@@ -274,6 +303,7 @@ class Session:
         """The passes that are left of `count` (else of those the session was given), by number; a loop over the session
         inside makes the rest of that pass.
         """
+        given.check_numbers(epochs=count)
         self._epochs = count or self._epochs
         self._say_if_done()
         while self.epoch < self._epochs:
@@ -281,10 +311,12 @@ class Session:
             self._until = now + 1
             yield now
             if self.epoch == now:
-                raise _misused("a pass was not made to its end", hint="for batch in run: run.step(...)")
+                raise misused("a pass was not made to its end", hint="for batch in run: run.step(...)")
 
     def __iter__(self) -> Iterator[Any]:
         """The micro-batches that this worker takes, to the end of the last pass."""
+        if not self._entered:
+            raise misused("training has not begun", hint="with poise.Session(model, optimizer, data) as run:")
         self._say_if_done()
         while self.epoch < self._until:
             yield from self._rest_of_the_pass()
@@ -295,7 +327,7 @@ class Session:
         function that gives the loss will do as well.
         """
         if self._at is None:
-            raise _misused("`step` is called once for each batch", hint="for batch in run: run.step(loss)")
+            raise misused("`step` is called once for each batch", hint="for batch in run: run.step(loss)")
         (step, micro), self._at = self._at, None
         try:
             if not self._short:
@@ -319,8 +351,8 @@ class Session:
         """How good it is now, larger is better: `Keep(best=…)` goes by it. A checkpoint that has this score is made at
         the end of the next step, or at the end of all. What worker 0 says counts.
         """
-        if math.isnan(value):
-            raise _misused("this is no score", field="score", need="a number", have="nan")
+        if isinstance(value, bool | str) or not math.isfinite(value):
+            raise misused("this is no score", field="score", need="a finite number", have=repr(value), hint="0.9")
         self._score = float(value)
 
     def training(self) -> Training:
@@ -361,8 +393,8 @@ class Session:
 
     def _progress(self) -> int:
         """How much of all the work is done, in millionths."""
-        passes = self._epochs * self._samples
-        done = self.epoch * self._samples + self._taken
+        passes = self._epochs * self._whole
+        done = self.epoch * self._whole + self._taken
         return min(1_000_000, 1_000_000 * done // passes) if passes else -1
 
     def _speedups(self) -> Speedups | None:
@@ -391,7 +423,7 @@ class Session:
         most = self._fitting.batch
 
         def plan() -> Iterator[tuple[shards.Step, list[shards.Micro]]]:
-            for step in shards.steps(self._samples, effective, begin=taken):
+            for step in shards.steps(self._whole, effective, begin=taken):
                 yield step, step.share(rank, world, most)
 
         indices = (places[micro.start : micro.stop].tolist() for _, share in plan() for micro in share)
@@ -407,10 +439,11 @@ class Session:
             else:
                 self._draw_on()
                 self._before.keep()
+                self._fresh = True
             self._again = False
             for micro in share:
                 if self._at is not None:
-                    raise _misused("a batch was taken and no step was made", hint="run.step(loss) for each batch")
+                    raise misused("a batch was taken and no step was made", hint="run.step(loss) for each batch")
                 self._fitting.begin(micro.samples)
                 batch = next(batches)
                 if self._moves:
@@ -426,7 +459,7 @@ class Session:
                 if self._changed:
                     return
         if self._at is not None:
-            raise _misused("a batch was taken and no step was made", hint="run.step(loss) for each batch")
+            raise misused("a batch was taken and no step was made", hint="run.step(loss) for each batch")
         self.epoch, self._taken = self.epoch + 1, 0
 
     def _backward(
@@ -436,13 +469,17 @@ class Session:
         value = loss() if callable(loss) else loss
         if self._short:  # it was worked out without what backward needs
             return
-        if value.dim():
-            raise _misused(
-                "the loss is no single number",
-                need="a mean over the batch",
-                have=f"shape {tuple(value.shape)}",
-                hint="loss.mean()",
+        given.check_loss(value)
+        if self._witness is not None and self._witness.grad is None:
+            raise misused(
+                "the gradients were cleared in the middle of a step",
+                need="those of all micro-batches",
+                have="`zero_grad` between two of them",
+                hint="leave out `optimizer.zero_grad()`: the session clears gradients",
             )
+        if self._fresh:
+            self._fresh = False
+            self._look_at_parameters()
         weight = micro.samples / step.samples
         part = value.detach() if weight == 1.0 else value.detach() * weight
         self._loss = self._loss + part if self._loss_share else part
@@ -450,6 +487,7 @@ class Session:
         if micro.last:
             self._last_backward(early=micro.samples <= self._fitting.largest)
         self._precision.scaled(value * weight if weight != 1.0 else value).backward()
+        self._witness = None if micro.last else next((one for one in self._parameters if one.grad is not None), None)
 
     def _last_backward(self, *, early: bool = True) -> None:
         """What is agreed on in this step goes out first, then the gradients, as backward gets to them."""
@@ -467,6 +505,7 @@ class Session:
         self._wishes[_OVERFLOWS] = float(self._precision.overflows)
         self._wishes[_LOWERS] = float(self._precision.lowers)
         self._wishes[_NEWER] = float(self._gang.is_to_change())
+        self._wishes[_UNUSED] = float(self._reducer is not None and self._reducer.skips)
         is_due = self._score is not None or self._keeping.due(self.steps + 1)
         self._wishes[_SAVE] = float(self.rank == 0 and is_due)
         self._wishes[_STOP] = float(self._stopping and not self._gang.leaves())
@@ -505,8 +544,8 @@ class Session:
         self._taken += step.samples
         if self._plateau is not None:
             self._pass_loss += votes[_STEP_LOSS] * step.samples
-            if self._taken == self._samples:
-                self._plateau.step(self._pass_loss / self._samples)
+            if self._taken == self._whole:
+                self._plateau.step(self._pass_loss / self._whole)
                 self._pass_loss = 0.0
         self.samples += step.samples
         self.steps += 1
@@ -551,8 +590,8 @@ class Session:
         began = time.perf_counter()
         try:
             with self._gang.waiting():
-                self._reducer.finish()
                 votes = counted() if counted is not None else [0.0] * _VOTES
+                self._reducer.finish(careful=bool(votes[_UNUSED]))
         except (WorkerLost, RuntimeError) as error:
             return [], str(error) or "it has gone"
         self._waited = time.perf_counter() - began
@@ -571,7 +610,11 @@ class Session:
         if factor != 1.0:
             for group in self.optimizer.param_groups:
                 group["lr"] = group["lr"] * factor
-        self.optimizer.step()
+        self._stepping = True
+        try:
+            self.optimizer.step()
+        finally:
+            self._stepping = False
         if factor != 1.0:
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
@@ -582,7 +625,7 @@ class Session:
         try:
             self.scheduler.step()  # type: ignore[union-attr]
         except ValueError as error:  # as PyTorch says that its plan has come to an end
-            raise _misused(
+            raise misused(
                 "the scheduler was made for fewer steps than are made",
                 field="scheduler",
                 need=f"{self._all_steps():,} steps",
@@ -610,8 +653,8 @@ class Session:
 
     def _all_steps(self) -> int:
         """How many steps there are to the end of the last pass, if the number of workers stays."""
-        this, others = self._samples - self._taken, max(0, self._epochs - self.epoch - 1)
-        return self.steps - (-this // self.effective) - (-self._samples // self.effective) * others
+        this, others = self._whole - self._taken, max(0, self._epochs - self.epoch - 1)
+        return self.steps - (-this // self.effective) - (-self._whole // self.effective) * others
 
     def _short_in_forward(self) -> bool:
         """The model could not be computed as usual. Whether it is a micro-batch, which can be made again."""
@@ -631,7 +674,7 @@ class Session:
         return True
 
     def _begin_again(self) -> None:
-        self._again, self._short = True, False
+        self._again, self._short, self._witness = True, False, None
         self._changed, self._at = True, None
         self._loss, self._loss_share = 0.0, 0.0
 
@@ -651,9 +694,7 @@ class Session:
         self._teller.silent = self.rank != 0 and not self._gang.watched  # they all have one file
         if self._gang.together:
             self.exchange.share(self.world)
-            self._reducer = Reducer(
-                self._parameters, self.exchange, ready=self._precision.unscale, kept=self._budget.kept
-            )
+            self._renew_reducer()
         else:
             self.exchange.load_state_dict({})  # who is alone owes nobody anything
 
@@ -662,6 +703,7 @@ class Session:
         try:
             self._gang.form(self._while_waiting)
             with self._gang.waiting():
+                self._agree()
                 self._keeping.open(self.rank, self.world, self._gang.agreed_epoch())
                 self._restore()
                 self._sync()
@@ -671,6 +713,34 @@ class Session:
         except (WorkerLost, RuntimeError) as error:
             return str(error) or "it has gone"
         return ""
+
+    def _agree(self) -> None:
+        """All workers run one script with one set of settings. Raises Misused at all of them if they do not."""
+        if not self._gang.together:
+            return
+        ours = {
+            **self._order(),
+            "batch": self.batch,
+            "scaling": SCALINGS.index(self.scaling),
+            "drop_last": int(self._drops),
+            "exchange": _number_of(self.exchange.name),
+            "optimizer": _number_of(type(self.optimizer).__name__),
+            "model": _number_of([(name, tuple(one.shape)) for name, one in self.model.named_parameters()]),
+        }
+        mine = torch.tensor(list(ours.values()))
+        theirs = [torch.zeros_like(mine) for _ in range(self.world)]
+        dist.all_gather(theirs, mine)
+        for place, name in enumerate(ours):
+            values = [int(one[place]) for one in theirs]
+            if other := next((rank for rank, value in enumerate(values) if value != values[0]), 0):
+                told = name in ("samples", "batch", "seed")
+                raise misused(
+                    "the workers of a gang run one script with the same settings, and these differ",
+                    field=name,
+                    need=f"{values[0]}, as worker 0 has" if told else "as worker 0 has it",
+                    have=f"{values[other]} at worker {other}" if told else f"worker {other} has another",
+                    hint="print it at all workers: it may come from the environment, the host or chance",
+                )
 
     def _sync(self) -> None:
         """The state of whoever is ahead comes to all. Who comes new has none; a worker that was lost in the middle of a
@@ -695,7 +765,7 @@ class Session:
         if lost:
             self._keeping.lost()
             self.exchange.abandon()
-        self._changed, self._at = True, None
+        self._changed, self._at, self._witness = True, None, None
         self._loss, self._loss_share = 0.0, 0.0
         self._unseen, self._unseen_steps = 0.0, 0
         self._await_orders(lost)
@@ -718,6 +788,32 @@ class Session:
         if self._stopping and self._gang.newer() is None:
             raise SystemExit(STOPPED)
 
+    def _steps_here(self, *_: object) -> None:
+        if not self._stepping:
+            raise misused("the session steps the optimizer", hint="leave out `optimizer.step()`: run.step(loss)")
+
+    def _to_train(self) -> list[torch.nn.Parameter]:
+        """Of the model and of what else is kept, those that get gradients: each once, in one order everywhere."""
+        modules = [one for one in self._kept.values() if isinstance(one, torch.nn.Module)]
+        return list(dict.fromkeys(one for module in modules for one in module.parameters() if one.requires_grad))
+
+    def _look_at_parameters(self) -> None:
+        """A script may freeze some and train others as it goes on, at all workers in the same step."""
+        trained = [one.requires_grad for group in self.optimizer.param_groups for one in group["params"]]
+        if trained != self._trained:
+            given.check_parameters(self.optimizer, self._kept)
+            changed, self._trained = bool(self._trained), trained
+            if changed:
+                self._parameters = self._to_train()
+                self._renew_reducer()
+
+    def _renew_reducer(self) -> None:
+        self._drop_reducer()
+        if self._gang.together:
+            self._reducer = Reducer(
+                self._parameters, self.exchange, ready=self._precision.unscale, kept=self._budget.kept
+            )
+
     def _drop_reducer(self) -> None:
         if self._reducer is not None:
             self._reducer.close()
@@ -737,9 +833,37 @@ class Session:
             "began": self._began,
             "energy": self._energy,
             "pass_loss": self._pass_loss,
+            "order": self._order(),
+            "optimizer": type(self.optimizer).__name__,
             **self._precision.state(),
         }
         return {"place": place, **{name: one.state_dict() for name, one in self._kept.items()}}
+
+    def _order(self) -> dict[str, int]:
+        """What the order of the samples in a pass comes from."""
+        return {"samples": self._samples, "seed": self.seed, "shuffle": int(self._shuffle)}
+
+    def _check_place(self, place: Mapping[str, Any]) -> None:
+        """In the middle of a pass, what was taken of it is known only as long as its order is the same."""
+        kind = type(self.optimizer).__name__
+        if place.get("optimizer", kind) != kind:
+            raise misused(
+                "what was saved is of another model or optimizer",
+                field="checkpoint",
+                need=place["optimizer"],
+                have=kind,
+                hint='poise.Session(..., checkpoint="another folder")',
+            )
+        before, now = place.get("order", {}), self._order()
+        for name, value in before.items() if place["taken"] else ():
+            if value != now[name]:
+                raise misused(
+                    "a pass was begun in another order, and would take some samples twice and others never",
+                    field="data" if name == "samples" else name,
+                    need=f"{name} {value}, to the end of pass {place['epoch']}",
+                    have=str(now[name]),
+                    hint='poise.Session(..., checkpoint="another folder")',
+                )
 
     def _load(self, found: Mapping[str, Any]) -> None:
         place = found["place"]
@@ -758,18 +882,19 @@ class Session:
         if self._synced or self.rank != 0 or (found := self._keeping.restore()) is None:
             return
         whole, self._drawn = found[0], list(found[1])
+        self._check_place(whole["place"])
         self._goes_on, made_for = True, _length_of(self.scheduler)
         try:
             self._load(whole)
         except (RuntimeError, ValueError, LookupError) as error:  # as PyTorch says that it does not fit
-            raise _misused(
+            raise misused(
                 "what was saved is of another model or optimizer",
                 field="checkpoint",
                 have=str(error).strip().splitlines()[-1].strip(),
                 hint='poise.Session(..., checkpoint="another folder")',
             ) from None
         if (lasts := _length_of(self.scheduler)) < made_for:
-            raise _misused(
+            raise misused(
                 "the learning rate that was saved follows a plan for fewer steps",
                 field="scheduler",
                 need=f"{made_for:,} steps",
@@ -795,48 +920,15 @@ class Session:
             score=score,
             own=Randomness.now().state(),
             optimizer=self.optimizer,
+            single=[
+                one for module in self._kept.values() if isinstance(module, torch.nn.Module) for one in module.buffers()
+            ],
         )
 
-    def _check(self, loader: DataLoader[Any] | None, *, batch: int, micro: int, epochs: int, scaling: str) -> None:
-        if isinstance(self.data, IterableDataset) or not hasattr(self.data, "__len__"):
-            raise _misused(
-                "data that comes as a stream cannot be shared out by place",
-                need="a Dataset with `__len__` and `__getitem__`",
-                have=type(self.data).__name__,
-                hint="torch.utils.data.TensorDataset(inputs, targets)",
-            )
-        if loader is not None and not isinstance(loader.sampler, RandomSampler | SequentialSampler):
-            raise _misused(
-                "the session draws the order itself, and the DataLoader has a sampler of its own",
-                have=type(loader.sampler).__name__,
-                hint="poise.Session(model, optimizer, dataset)",
-            )
-        if not len(self.data):
-            raise _misused("there is no data", need="1 sample or more", have="0", hint="len(data)")
-        for name, value in (("batch", batch), ("micro", micro), ("epochs", epochs)):
-            if type(value) is not int or value < 0:
-                raise _misused(f"`{name}` is out of range", need="a whole number from 0", have=repr(value), field=name)
-        if scaling not in ("constant", "linear", "sqrt"):
-            raise _misused("this scaling is not known", field="scaling", have=repr(scaling), hint='scaling="linear"')
 
-
-def _plateau(scheduler: Keeps | None) -> ReduceLROnPlateau | None:
-    """It, if it is one that goes by the loss. Raises Misused for what the session cannot step."""
-    if scheduler is None or (hasattr(scheduler, "step") and not isinstance(scheduler, ReduceLROnPlateau)):
-        return None
-    if not isinstance(scheduler, ReduceLROnPlateau):
-        hint = "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)"
-        have = type(scheduler).__name__
-        raise _misused("a scheduler has a `step`, and this has none", field="scheduler", have=have, hint=hint)
-    if scheduler.mode != "min":
-        raise _misused(
-            "the session gives it the mean loss of each pass, and it waits for what grows",
-            field="scheduler",
-            need='mode="min"',
-            have=f'mode="{scheduler.mode}"',
-            hint='poise.Session(..., also={"scheduler": scheduler}), and step it yourself',
-        )
-    return scheduler
+def _number_of(what: object) -> int:
+    """The same number for what reads the same."""
+    return int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:7], "big")
 
 
 def _length_of(scheduler: Any) -> int:
@@ -861,10 +953,6 @@ def _counted(wishes: list[float]) -> Callable[[], list[float]]:
         return votes.tolist()
 
     return count
-
-
-def _misused(what: str, *, field: str = "", need: str = "", have: str = "", hint: str = "") -> Misused:
-    return Misused(what, field=field, need=need, have=have, hint=hint)
 
 
 __all__ = ["Session"]

@@ -71,7 +71,7 @@ class Watch:
 
 def norm_of(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """The Euclidean norm of all of them, in one go for those of a kind; it stays on the device."""
-    there = list(tensors)
+    there = [one.coalesce().values() if one.is_sparse else one for one in tensors]
     if not there:
         return torch.zeros(())
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([one.float() for one in torch._foreach_norm(there)]))

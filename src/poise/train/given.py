@@ -1,0 +1,182 @@
+"""What a script gives its session, looked at before anything is done: what it cannot follow is told at once."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from poise.errors import Misused
+
+TAKEN = ("model", "optimizer", "exchange", "watch", "scheduler", "place", "past", "drawn", "kept")
+"""What a state has by itself: no name for what else is to be kept."""
+
+SESSION = "poise.Session(model, optimizer, data)"
+
+
+def misused(what: str, *, field: str = "", need: str = "", have: str = "", hint: str = "") -> Misused:
+    return Misused(what, field=field, need=need, have=have, hint=hint)
+
+
+def wants(name: str, value: object, kind: type | tuple[type, ...], need: str, hint: str) -> None:
+    """Raises Misused if the value is of another kind; True and False are no numbers."""
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise misused(f"`{name}` is of another kind", field=name, need=need, have=_told(value), hint=hint)
+
+
+def check_model(model: object, optimizer: object) -> None:
+    wants("model", model, torch.nn.Module, "a torch.nn.Module", SESSION)
+    wants("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer", SESSION)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise misused(
+            "this optimizer works out gradients itself, as often as it likes, and a step here is one gradient",
+            field="optimizer",
+            have="LBFGS",
+            hint="torch.optim.AdamW(model.parameters())",
+        )
+
+
+def check_parameters(optimizer: torch.optim.Optimizer, modules: Mapping[str, object]) -> None:
+    """All that the optimizer changes is of a module whose state is kept and handed on."""
+    known = {
+        id(one) for module in modules.values() if isinstance(module, torch.nn.Module) for one in module.parameters()
+    }
+    ones = [one for group in optimizer.param_groups for one in group["params"]]
+    others = sum(id(one) not in known for one in ones)
+    if others:
+        raise misused(
+            "the optimizer changes parameters that are not the model's, which nobody would keep or add up",
+            field="optimizer",
+            need="parameters of the model, or of a module in `also`",
+            have=f"{others} of {len(ones)} are of neither",
+            hint='poise.Session(model, optimizer, data, also={"head": head})',
+        )
+    if not any(one.requires_grad for one in ones):
+        raise misused(
+            "the optimizer has no parameter that is to be trained",
+            field="optimizer",
+            have=f"{len(ones)} parameters, none with `requires_grad`",
+            hint="torch.optim.AdamW(model.parameters())",
+        )
+
+
+def check_data(data: Any, loader: DataLoader[Any] | None) -> None:
+    if isinstance(data, IterableDataset) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        raise misused(
+            "data that comes as a stream cannot be shared out by place",
+            field="data",
+            need="a Dataset with `__len__` and `__getitem__`",
+            have=type(data).__name__,
+            hint="torch.utils.data.TensorDataset(inputs, targets)",
+        )
+    if not len(data):
+        raise misused("there is no data", field="data", need="1 sample or more", have="0", hint="len(data)")
+    if loader is not None:
+        _check_loader(loader)
+
+
+def _check_loader(loader: DataLoader[Any]) -> None:
+    sampler, all_of_them = loader.sampler, len(loader.dataset)  # type: ignore[arg-type]
+    wrong = ""
+    if loader.batch_sampler is None:
+        wrong = "batch_size=None"
+    elif type(loader.batch_sampler) is not BatchSampler or loader.batch_sampler.sampler is not sampler:
+        wrong = f"batch_sampler={type(loader.batch_sampler).__name__}"
+    elif not isinstance(sampler, RandomSampler | SequentialSampler):
+        wrong = type(sampler).__name__
+    elif isinstance(sampler, RandomSampler) and (sampler.replacement or len(sampler) != all_of_them):
+        wrong = f"RandomSampler(replacement={sampler.replacement}, num_samples={len(sampler)})"
+    if wrong:
+        raise misused(
+            "the session takes each sample once in a pass, in an order and in batches of its own",
+            field="data",
+            need="a DataLoader with `batch_size` and perhaps `shuffle`",
+            have=wrong,
+            hint="torch.utils.data.DataLoader(dataset, batch_size=64, shuffle=True)",
+        )
+
+
+def check_numbers(**numbers: object) -> None:
+    for name, value in numbers.items():
+        if type(value) is not int or value < 0:
+            raise misused(
+                f"`{name}` is out of range", field=name, need="a whole number from 0", have=_told(value), hint="0"
+            )
+
+
+def check_also(also: Mapping[str, Any]) -> None:
+    wants("also", also, Mapping, "names, and what has a state", 'also={"average": average}')
+    for name, one in also.items():
+        if name in TAKEN or not isinstance(name, str):
+            raise misused(
+                "this name is taken",
+                field="also",
+                need=f"none of {', '.join(TAKEN)}",
+                have=_told(name),
+                hint='also={"average": average}',
+            )
+        if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+            raise misused(
+                "it has no state to keep",
+                field=f"also.{name}",
+                need="`state_dict` and `load_state_dict`",
+                have=_told(one),
+                hint='also={"average": torch.optim.swa_utils.AveragedModel(model)}',
+            )
+
+
+def check_clip(clip: object) -> None:
+    if isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 <= clip < math.inf:
+        raise misused("`clip` is out of range", field="clip", need="a number from 0", have=_told(clip), hint="1.0")
+
+
+def plateau_of(scheduler: Any) -> ReduceLROnPlateau | None:
+    """It, if it is one that goes by the loss. Raises Misused for what the session cannot step."""
+    if scheduler is None or (hasattr(scheduler, "step") and not isinstance(scheduler, ReduceLROnPlateau)):
+        return None
+    if not isinstance(scheduler, ReduceLROnPlateau):
+        hint = "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)"
+        have = type(scheduler).__name__
+        raise misused("a scheduler has a `step`, and this has none", field="scheduler", have=have, hint=hint)
+    if scheduler.mode != "min":
+        raise misused(
+            "the session gives it the mean loss of each pass, and it waits for what grows",
+            field="scheduler",
+            need='mode="min"',
+            have=f'mode="{scheduler.mode}"',
+            hint='poise.Session(..., also={"plateau": scheduler}), and step it yourself',
+        )
+    return scheduler
+
+
+def check_loss(loss: torch.Tensor) -> None:
+    """A single number that gradients can be worked out of. Raises Misused."""
+    hint = "run.step(loss_fn(model(batch)))"
+    wants("loss", loss, torch.Tensor, "a tensor", hint)
+    if loss.dim():
+        have = f"shape {tuple(loss.shape)}"
+        raise misused("the loss is no single number", need="a mean over the batch", have=have, hint="loss.mean()")
+    if not loss.requires_grad:
+        have = "no gradient: it was detached, or made without one"
+        raise misused("nothing can be learned from this loss", need="what the model gave", have=have, hint=hint)
+
+
+def _told(value: object) -> str:
+    return value.__name__ if isinstance(value, type) else repr(value)[:60]
+
+
+__all__ = [
+    "check_also",
+    "check_clip",
+    "check_data",
+    "check_loss",
+    "check_model",
+    "check_numbers",
+    "check_parameters",
+    "misused",
+    "plateau_of",
+    "wants",
+]
