@@ -526,7 +526,7 @@ def job_file() -> str:
                 ("`POISE_GANG_DIR`", "In a gang: a folder that its tasks share for this epoch."),
                 (
                     "`POISE_CHECKPOINTS`",
-                    "A folder of the job's own for checkpoints, if `env` names none; removed a day after the job is over.",
+                    "A folder of the job's own for checkpoints, if `env` names none; removed a day after the job.",
                 ),
                 ("`POISE_REPORT`", "A file in which [training](../how-to/follow-training.md) may tell how it gets on."),
                 ("`POISE_PART`, `POISE_PARTS`", "In a task that is cut by data."),

@@ -58,11 +58,11 @@ def test_show_tells_what_training_says(shared: Living) -> None:
     text = shared.poise("show", "train").text
     for part in (
         "training: convergence phase, step 1,200, 42 % done, 40 % safe",
-        "goodput 1,234 samples/s, throughput 1,301 samples/s, 48 ms a step",
+        "throughput 1,301 samples/s of late, goodput 1,234 samples/s since it first began, 48 ms a step",
         "batch 32 x 2 accumulated x 1 worker = 64 samples a step, bf16",
         "1 MiB sent a step, 75 % less than the 4 MiB of plain",
         "energy 1.25 kWh (rapl)",
-        "memory 3 GiB of the 4 GiB it may use on a device",
+        "memory of a worker 3 GiB at most of the 4 GiB it may use",
         "checkpoint of step 1,150",
         "50 steps since, 45 MiB, stall 3 ms, 3 kept, one each 1m0s",
         "restored: step 800; 900 was torn",

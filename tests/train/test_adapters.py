@@ -78,7 +78,9 @@ def test_a_trainer_that_is_asked_to_end_saves_itself_and_goes_on(package: str, s
     assert ended.returncode == 128 + signal.SIGTERM, ended.stderr
     report = tmp_path / "report"
     told = msgspec.json.decode(report.read_bytes(), type=Training)
-    assert told.step >= 1
+    assert told.step == 4  # the one after which it was asked to end
+    assert told.checkpoint is not None
+    assert (told.checkpoint.step, told.safe, told.step_time) == (4, 1_000_000 * 4 // 6, 0)
     report.unlink()
 
     done = train("whole")
@@ -88,3 +90,4 @@ def test_a_trainer_that_is_asked_to_end_saves_itself_and_goes_on(package: str, s
     told = msgspec.json.decode(report.read_bytes(), type=Training)
     assert (told.step, told.progress, told.batch, told.effective) == (6, 1_000_000, 4, 4)
     assert told.loss > 0
+    assert told.restored == "what the trainer saved at step 4"

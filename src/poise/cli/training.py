@@ -28,8 +28,8 @@ def _told(said: Training) -> Iterator[str]:
         f"learning rate {said.rate:.3g}" if said.rate else "",
     )
     yield _joined(
-        f"goodput {said.goodput / 1000:,.4g} samples/s" if said.goodput else "",
-        f"throughput {said.throughput / 1000:,.4g} samples/s" if said.throughput else "",
+        f"throughput {said.throughput / 1000:,.4g} samples/s of late" if said.throughput else "",
+        f"goodput {said.goodput / 1000:,.4g} samples/s since it first began" if said.goodput else "",
         f"{format_duration(said.step_time)} a step" if said.step_time else "",
         f"{format_duration(said.compute)} of it computing" if said.compute else "",
     )
@@ -37,7 +37,7 @@ def _told(said: Training) -> Iterator[str]:
     yield _exchanged(said)
     yield f"energy {format_energy(said.energy)} ({said.energy_source or 'unknown source'})" if said.energy else ""
     budget = f" of the {format_bytes(said.budget)} it may use" if said.budget else ""
-    yield f"memory {format_bytes(said.memory)}{budget} on a device" if said.memory else ""
+    yield f"memory of a worker {format_bytes(said.memory)} at most{budget}" if said.memory else ""
     yield _saved(said.checkpoint, said.step) if said.checkpoint is not None else "no checkpoint yet"
     yield f"restored: {said.restored}" if said.restored else ""
     yield "follows orders to grow and shrink between steps" if said.resizes else ""

@@ -75,8 +75,9 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `sent` bytes went out per step and worker, where `plain` would have without compression; `route` is the way by which
     the largest part of a gradient is added up, where that is not simply a ring. `energy` was used since
     the first attempt, as `energy_source` tells (nvml, rapl, model). `memory` is the most that a worker held on its
-    device, `budget` what it may. `restored` says from which checkpoint it went on, and which were passed over and why.
-    `resizes`: it follows orders without being started anew. `advice` is what the adviser of communication recommends.
+    device (without a GPU: that its process held), `budget` what it may. `restored` says from which checkpoint it went
+    on, and which were passed over and why. `resizes`: it follows orders without being started anew. `advice` is what
+    the adviser of communication recommends.
 
     Worker 0 tells all of it. Every other worker may write a report of its own with its `step`, its `step_time` and its
     `compute`: for how long it computes in a step itself, without what it waits for others (the median of recent steps),

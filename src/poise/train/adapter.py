@@ -7,6 +7,7 @@ import statistics
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -29,6 +30,8 @@ class Follower:
         self.checkpoint: Saved | None = None
         self.loss = 0.0
         self._teller = Teller()
+        self._training: Callable[[], Training] | None = None
+        self._restored = ""
         self._times: deque[float] = deque(maxlen=RECENT_STEPS)
         self._moment = self._began = 0.0
         self._first = 0
@@ -36,6 +39,8 @@ class Follower:
 
     def begin(self, step: int) -> None:
         """Training begins, or goes on after so many steps."""
+        if step:
+            self.checkpoint, self._restored = Saved(step=step), f"what the trainer saved at step {step}"
         self._first, self._began, self._moment = step, time.time(), time.perf_counter()
         if threading.current_thread() is threading.main_thread():
             self._handler = signal.signal(signal.SIGTERM, self._asked_to_end)
@@ -69,8 +74,10 @@ class Follower:
                 throughput=int(1000 * effective / median) if median else 0,
                 goodput=int(1000 * (step - self._first) * effective / elapsed) if elapsed > 0 else 0,
                 checkpoint=self.checkpoint,
+                restored=self._restored,
             )
 
+        self._training = training
         self._teller.tell(training, now=step == steps)
         return self._agreed()
 
@@ -83,6 +90,9 @@ class Follower:
         if self._handler is not None:
             signal.signal(signal.SIGTERM, self._handler)
             self._handler = None
+        if self._training is not None:  # the last word is of the last step, and of what was saved after it
+            self._teller.tell(self._training, now=True)
+            self._teller.rests()
         if self.stopping:
             raise SystemExit(STOPPED)
 
