@@ -23,7 +23,7 @@ a hint that can be typed. What is wrong with one document is told at once: the f
 `docs/reference/errors.md` is generated from `CODES`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import ClassVar
 
 import msgspec
@@ -84,11 +84,14 @@ class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class PoiseError(Exception):
-    """Base of the tree. `exit_code` is what the command line ends with, `status` the HTTP answer."""
+    """Base of the tree. `exit_code` is what the command line ends with, `status` the HTTP answer, `noted` what a
+    traceback adds to the sentence.
+    """
 
     exit_code: ClassVar[int] = 2
     status: ClassVar[int] = 500
     default_code: ClassVar[str] = "E299"
+    noted: ClassVar[Collection[str]] = ("where", "need", "have", "hint")
 
     def __init__(
         self, message: str, *, code: str = "", field: str = "", need: str = "", have: str = "", hint: str = ""
@@ -106,15 +109,15 @@ class PoiseError(Exception):
     def record(self, record: ErrorRecord) -> None:
         """Tracebacks of programs show notes; the command line and the API draw the record."""
         self._record = record
-        self.__notes__ = [note for one in record.all() for note in _notes(one, first=one is record)]
+        self.__notes__ = [note for one in record.all() for note in _notes(one, self.noted, first=one is record)]
 
 
-def _notes(record: ErrorRecord, *, first: bool) -> Iterator[str]:
+def _notes(record: ErrorRecord, noted: Collection[str], *, first: bool) -> Iterator[str]:
     if not first:
         yield f"also: {record.message}"
     where = f"{record.field} ({record.at})" if record.field and record.at else record.field or record.at
     for name, text in (("where", where), ("need", record.need), ("have", record.have), ("hint", record.hint)):
-        if text:
+        if text and name in noted:
             yield f"{name}: {text}"
 
 
@@ -158,6 +161,13 @@ class Misused(InputError):
     """Training was asked for something that it cannot do."""
 
     default_code = "E160"
+    noted = ("need", "hint")
+
+    def __str__(self) -> str:
+        """With the name and the value: programs that train log the sentence alone."""
+        said, field, have = self.record.message, self.record.field, self.record.have
+        named = said if not field or field in said else f"{said} (`{field}`)"
+        return f"{named}: {have}" if have else named
 
 
 class Fault(PoiseError):

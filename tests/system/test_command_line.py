@@ -160,6 +160,18 @@ def test_submit_keeps_only_what_is_declared(shared: Living) -> None:
     assert "env.TAKEN" in missing.err
 
 
+def test_what_only_the_submitter_s_path_finds_is_hinted_at(shared: Living) -> None:
+    tool = shared.file("a-tool", "#!/bin/sh\n")
+    tool.chmod(0o755)
+    path = f"{shared.work}:{os.environ['PATH']}"
+    shared.poise("submit", "--name", "pathless", "--", "a-tool", PATH=path)
+    assert shared.poise("wait", "pathless").code == 127
+    assert "`poise submit --env PATH`" in (told := shared.poise("show", "pathless", PATH=path)).text + told.err
+    assert "--env PATH" not in shared.poise("show", "pathless").err
+    shared.poise("submit", "--name", "pathful", "--env", "PATH", "--", "a-tool", PATH=path)
+    assert shared.poise("wait", "pathful").code == 0
+
+
 def test_ctrl_c_cancels_once_and_the_command_is_gone(shared: Living) -> None:
     running = shared.start("run", "--", "sh", "-c", "trap 'echo cleaned up; exit 3' TERM; echo ready; sleep 60 & wait")
     assert running.stdout is not None

@@ -218,4 +218,8 @@ def test_what_is_of_another_type_is_refused_at_once(wrong: dict[str, Any]) -> No
     model, optimizer, data = keeping.parts()
     with pytest.raises(Misused) as refused:
         Session(model, optimizer, data, **wrong)
-    assert refused.value.record.field in wrong
+    [(name, value)] = wrong.items()
+    assert refused.value.record.field == name
+    assert f"`{name}`" in str(refused.value)
+    assert repr(value) in str(refused.value)
+    assert [note.split(":")[0] for note in refused.value.__notes__] == ["hint"]

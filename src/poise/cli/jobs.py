@@ -1,6 +1,7 @@
 """`poise ls`, `show`, `wait` and `cancel`."""
 
 import json
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 
@@ -8,7 +9,7 @@ import click
 
 from poise.cli import output, training
 from poise.cli.output import Column, Shown
-from poise.cli.render import LOGGED, ago, counts_text, print_json, say, shorten, status_text
+from poise.cli.render import LOGGED, NOT_FOUND, ago, counts_text, print_json, say, shorten, status_text
 from poise.client import current_home
 from poise.control.start import connected, running, supervised
 from poise.errors import SpecError
@@ -146,6 +147,8 @@ def _notes(task: TaskReport) -> Iterator[str]:
         yield f"  {task.name} epoch {attempt.epoch} on {attempt.node} ended {attempt.outcome}{note}"
     if task.note:
         yield f"  {task.name}: {task.note}"
+    if task.outcome == "unstartable" and task.exit_code == NOT_FOUND and shutil.which(task.command[0]):
+        yield f"  hint: your PATH finds `{task.command[0]}`; what is submitted has it with `poise submit --env PATH`"
 
 
 def _status(task: TaskReport) -> str:

@@ -23,6 +23,9 @@ STATUS_STYLE = {
 }
 
 
+NOT_FOUND = 127
+"""What a command that does not exist ends with, as in a shell."""
+
 LOGGED = "poise: no control plane is running; this is what the log says"
 
 

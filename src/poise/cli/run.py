@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from poise.cli.asking import asked, asking, is_script, merged, note_unused, told_as_flags
-from poise.cli.render import print_json, say, tell
+from poise.cli.render import NOT_FOUND, print_json, say, tell
 from poise.client import Client, current_home
 from poise.config import Home
 from poise.control.start import ensure_up, kept_environment, user_name
@@ -24,8 +24,6 @@ from poise.model.reports import LogEnd, LogPiece
 
 SAY_WHY_AFTER = 1.5
 SUBMIT_ATTEMPTS = 3
-NOT_FOUND = 127
-"""What a command that does not exist ends with, as in a shell."""
 
 _SHELL = re.compile(r"[\s|&;<>$`*?]")
 
