@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast, get_args
 from unittest.mock import Mock
@@ -50,6 +51,24 @@ WORDS = {
     "--policy": [*POLICIES, ":files"],
 }
 """Words that a flag takes though it is open to others, or checks them elsewhere."""
+
+TRAINING = {
+    "poise.train": ("Keep", "Restored", "load"),
+    "poise.train.memory": ("Shares",),
+    "poise.model.phases": ("PhaseRules", "Pace"),
+    "poise.train.compression": ("Half", "PowerSGD", "TopK"),
+    "poise.train.local": ("LocalSGD",),
+    "poise.train.advise": ("Adviser",),
+    "poise.train.asynchronous": ("Asynchronous",),
+    "poise.train.pipeline": ("Pipeline",),
+    "poise.train.split": ("split", "whole"),
+    "poise.train.hugging_face": ("PoiseCallback", "last_checkpoint"),
+    "poise.train.lightning": ("PoiseCallback",),
+}
+"""What a script that trains may use beside a session, by the module that it is imported from."""
+
+MEANT = {"Asynchronous": ("step",), "Pipeline": ("parameters", "step", "answer", "told", "save", "restore")}
+"""Those of their methods that a script calls."""
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -232,22 +251,43 @@ def python() -> str:
     lines = ["# Python", "", "`import poise` has these names; everything else may change. All of it is typed.", ""]
     for name in poise_package.__all__:
         thing = getattr(poise_package, name)
-        lines += [f"## `poise.{name}`", "", *_described(thing, name)]
+        made = _made(thing, name) if name == "Session" else []
+        lines += [f"## `poise.{name}`", "", *made, *_described(thing, name)]
         own = vars(thing) if inspect.isclass(thing) and not issubclass(thing, Exception) else {}
         for method, function in own.items():
             if method.startswith("_") or not (inspect.isfunction(function) or isinstance(function, property)):
                 continue
             lines += [f"### `{name}.{method}`", "", *_described(function, method)]
+    beside = "Names beside [`poise.Session`](#poisesession); each is imported from the module that it is shown with."
+    lines += ["## Training", "", beside, ""]
+    for module, names in TRAINING.items():
+        for name in names:
+            thing = getattr(import_module(module), name)
+            lines += [f"### `{module}.{name}`", "", "```python", f"from {module} import {name}", "```", ""]
+            lines += [*_made(thing, name), *_described(thing, name)]
+            for method in MEANT.get(name, ()):
+                lines += [f"#### `{name}.{method}`", "", *_described(getattr(thing, method), method)]
     return HEADER + "\n".join(lines).rstrip() + "\n"
+
+
+def _made(thing: Any, name: str) -> list[str]:
+    """With what a class is called, where that is its own."""
+    if not inspect.isclass(thing) or issubclass(thing, tuple) or not inspect.signature(thing).parameters:
+        return []
+    shown = _shown(inspect.signature(thing)).removesuffix(" -> None")
+    return ["```python", f"{name}{shown}", "```", ""]
+
+
+def _shown(signature: inspect.Signature) -> str:
+    shown = str(signature).replace("self, ", "").replace("(self)", "()").replace("~", "")
+    return re.sub(r"(collections\.abc|typing|pathlib|torch(\.[a-z_0-9]+)*|numpy|poise\.[a-z_.]+)\.(?=[A-Z])", "", shown)
 
 
 def _described(thing: Any, name: str) -> list[str]:
     """A signature, where it says something, and a docstring."""
     lines = []
     if inspect.isfunction(thing):
-        shown = str(inspect.signature(thing)).replace("self, ", "").replace("(self)", "()").replace("~", "")
-        shown = re.sub(r"(collections\.abc|typing|poise\.[a-z.]+)\.(?=[A-Z])", "", shown)
-        lines += ["```python", f"{name}{shown}", "```", ""]
+        lines += ["```python", f"{name}{_shown(inspect.signature(thing))}", "```", ""]
     text = inspect.getdoc(thing if not isinstance(thing, property) else thing.fget) or ""
     return [*lines, *text.splitlines(), ""] if text else lines
 

@@ -27,7 +27,10 @@ its compute. The node sets them (`drivers/process.py`).
 
 
 class Shares(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts of the budget. Raises Misused if gradients and activations together are more than all of it."""
+    """What a worker's memory is for, as parts of it: `gradients` that are kept from one step to the next; `syncing`,
+    with those that are there only while they are added up; and `activations`, which of a GPU that is shared are taken
+    at the start, so that nobody else has them. Raises Misused if they do not add up.
+    """
 
     gradients: float = 0.4
     syncing: float = 0.6
