@@ -474,11 +474,10 @@ class NodeMachine:
         self._leased.pop(attempt, None)
         self._told_until.pop(attempt, None)
         self._run_out.discard(attempt)
-        for said in (self._orders, self._told, self._unsaid_told):
+        for said in (self._orders, self._told):  # its last word still goes out, with its ending or before
             said.pop(attempt, None)
         self._running.pop(attempt, None)
         self._unsaid_running.pop(attempt, None)
-        self._told.pop(attempt, None)
         self._steps.forget(attempt)
         self._ended[attempt] = self._unsaid_ended[attempt] = done
         slot = self._slot_of.pop(attempt, None)
@@ -516,7 +515,6 @@ class NodeMachine:
         self._in_flight[self._serial] = Sent(now, tuple(self._unsaid_ended))
         self._unsaid_running.clear()
         self._unsaid_ended.clear()
-        self._unsaid_told.clear()
         return [self._say(report, now)]
 
     # --- leases ------------------------------------------------------------------------------------------------------

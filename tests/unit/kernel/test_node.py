@@ -602,6 +602,16 @@ def test_what_commands_tell_is_passed_on_the_latest_only() -> None:
     assert steps_said(bench) == [1, 3]
 
 
+def test_the_last_word_of_what_ends_is_not_lost_behind_a_report_that_is_on_its_way() -> None:
+    bench = Bench()
+    bench.launch(launch("a"))
+    for step in (1, 2):
+        bench.feed(telling("a", step))
+    bench.end("a")
+    bench.feed(Acked(serial=1))
+    assert steps_said(bench) == [1, 2]
+
+
 def test_the_latest_is_said_anew_on_another_connection() -> None:
     bench = Bench()
     bench.launch(launch("a"), launch("b"))
