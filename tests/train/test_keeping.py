@@ -222,4 +222,4 @@ def test_what_is_of_another_type_is_refused_at_once(wrong: dict[str, Any]) -> No
     assert refused.value.record.field == name
     assert f"`{name}`" in str(refused.value)
     assert repr(value) in str(refused.value)
-    assert [note.split(":")[0] for note in refused.value.__notes__] == ["hint"]
+    assert [note.split(":")[0] for note in refused.value.__notes__] == ["need", "hint"]

@@ -77,10 +77,15 @@ def whole() -> Whole:
     return Whole(losses, slopes, weights, answers)
 
 
-def alike(found: Tensors, wanted: Tensors) -> None:
+def alike(found: Tensors, wanted: Tensors, within: float = 1e-6) -> None:
     assert found.keys() == wanted.keys()
     for name, one in found.items():
-        torch.testing.assert_close(one, wanted[name], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(one, wanted[name], rtol=1e-4, atol=within)
+
+
+LEARNED = 1e-4
+"""By how much weights may differ: Adam changes each by a hundredth a step, and divides by gradients so small that it
+matters how a processor rounds."""
 
 
 def joined(folder: Path, what: str) -> Tensors:
@@ -93,7 +98,7 @@ def joined(folder: Path, what: str) -> Tensors:
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_two_workers_train_as_one_does_with_the_whole_model(folder: Path, whole: Whole, schedule: str) -> None:
     alike(joined(folder, f"slopes.{schedule}"), whole.slopes)
-    alike(joined(folder, f"weights.{schedule}"), whole.weights[STEPS - 1])
+    alike(joined(folder, f"weights.{schedule}"), whole.weights[STEPS - 1], LEARNED)
     for rank in range(2):
         said = json.loads((folder / f"said.{schedule}.{rank}").read_text())
         assert said["losses"] == pytest.approx(whole.losses[:STEPS], rel=1e-4)
@@ -123,7 +128,7 @@ def test_one_worker_goes_on_with_what_two_have_saved(folder: Path, whole: Whole)
         optimizer.step()
         optimizer.zero_grad()
     assert losses == pytest.approx(whole.losses[STEPS:], rel=1e-4)
-    alike(dict(pipe.module.state_dict()), whole.weights[-1])
+    alike(dict(pipe.module.state_dict()), whole.weights[-1], LEARNED)
     told = pipe.told()
     assert told.ends == (7,)
     assert told.foreseen_bubble == 0

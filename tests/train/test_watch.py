@@ -122,7 +122,8 @@ def test_the_norm_is_of_what_the_optimizer_gets() -> None:
     digits.train(until=1)
     seen = digits.run.watch.state_dict()["norms"]
     alone = Digits()
-    first = next(iter(alone.run))
+    with alone.run:
+        first = next(iter(alone.run))
     functional.cross_entropy(alone.model(first[0]), first[1]).backward()
     gradients = [one.grad for one in alone.model.parameters() if one.grad is not None]
     assert list(seen) == [pytest.approx(float(torch.cat([one.flatten() for one in gradients]).norm()), rel=1e-5)]
