@@ -17,6 +17,5 @@ with poise.Session(model, optimizer, data, batch=512, micro=128, clip=1.0, preci
     for x, y in run:
         run.step(nn.functional.cross_entropy(model(x), y))
     told = run.training()
-    print(
-        f"{told.step} steps of {told.effective} samples, {told.batch} x {told.accumulation} at once, in {run.precision}"
-    )
+    parts = f"{told.batch} x {told.accumulation} at once"
+    print(f"{told.step} steps of {told.effective} samples, {parts}, in {run.precision}")
