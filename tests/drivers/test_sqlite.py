@@ -18,10 +18,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from poise.drivers.sqlite import LogReader, SqliteStore, StoreNewer
+from poise.drivers.sqlite import LogReader, SqliteStore
 from poise.drivers.sqlite.mark import Mark, mark_path
 from poise.drivers.sqlite.tables import PAGE_BYTES, WAL_PAGES
-from poise.drivers.sqlite.verified import READ_ROWS
+from poise.drivers.verified import READ_ROWS, StoreNewer
 from poise.errors import Busy, Conflict, PoiseError, StoreDamaged, StoreFull
 from poise.model.events import NodeLost, decode_event, encode_event
 from poise.model.record import checksum, is_whole

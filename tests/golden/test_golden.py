@@ -9,7 +9,7 @@ import pytest
 
 from golden.make import state_of
 from poise.drivers.logfile import LogFile, open_log, write_log
-from poise.drivers.sqlite import StoreNewer
+from poise.drivers.verified import StoreNewer
 from poise.errors import InputError, StoreDamaged
 from poise.kernel.ledger import Ledger
 from poise.kernel.replay import replay

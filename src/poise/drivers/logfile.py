@@ -19,8 +19,8 @@ from typing import BinaryIO, Generic, NamedTuple, TypeVar
 import msgspec
 
 from poise.decoding import msgpack_decoder
-from poise.drivers.sqlite import LogReader, StoreNewer
-from poise.drivers.sqlite.faults import newer
+from poise.drivers.sqlite import LogReader
+from poise.drivers.verified import StoreNewer, newer
 from poise.errors import InputError, NotFound, StoreDamaged
 from poise.model.record import FORMAT, is_whole, seal, unseal
 from poise.ports import StoredCheckpoint

@@ -25,11 +25,11 @@ What is done about it, when the log is opened (`inspection`, `repair`)
 * A record, a log format or an event type that this version does not know is refused with E206, never skipped.
 
 Where to begin: `store` (the `Store` port), then `writer` (its SQL). `reader` opens a log without touching it. Both
-are a `verified` log. `tables` is what lies in the file, and `faults` has the words of every refusal.
+are a `log`, a verified one. `tables` is what lies in the file, and `faults` has the words of every refusal. How events
+are queued and committed in groups is in `drivers/grouped`, how records are verified in `drivers/verified`.
 """
 
-from poise.drivers.sqlite.faults import StoreNewer
 from poise.drivers.sqlite.reader import LogReader
 from poise.drivers.sqlite.store import SqliteStore
 
-__all__ = ["LogReader", "SqliteStore", "StoreNewer"]
+__all__ = ["LogReader", "SqliteStore"]

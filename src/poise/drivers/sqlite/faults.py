@@ -17,12 +17,6 @@ _DISK = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 _CAN_HEAL = (*_DISK, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)  # while the store is open
 
 
-class StoreNewer(Fault):
-    """The log was written by a newer Poise; nothing is wrong with it."""
-
-    default_code = "E206"
-
-
 @contextlib.contextmanager
 def translating(path: Path) -> Iterator[None]:
     try:
@@ -82,11 +76,6 @@ def short(path: Path, mark: Path, *, last: int, promised: int, detail: str = "")
         have=f"revision {last}",
         hint=f"restore a backup, or `rm {mark}` to go on from revision {last} without what is lost",
     )
-
-
-def newer(message: str, writer: str) -> StoreNewer:
-    hint = f"use Poise {writer} or newer, which wrote this log" if writer else "use the Poise that wrote this log"
-    return StoreNewer(message, need=writer, hint=hint)
 
 
 def _code(error: BaseException) -> int:

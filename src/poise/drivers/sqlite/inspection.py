@@ -8,6 +8,7 @@ from typing import NamedTuple
 from poise.drivers.sqlite import faults, tables
 from poise.drivers.sqlite.faults import READ_ERRORS
 from poise.drivers.sqlite.mark import mark_path
+from poise.drivers.verified import newer
 from poise.errors import StoreDamaged
 from poise.model.record import FORMAT, is_whole
 
@@ -58,7 +59,7 @@ def _refuse_newer_format(connection: sqlite3.Connection) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > FORMAT:
         message = f"the log has format {version}; this version reads {FORMAT}"
-        raise faults.newer(message, tables.read_writer(connection))
+        raise newer(message, tables.read_writer(connection))
 
 
 def _pruned(connection: sqlite3.Connection) -> int:

@@ -9,15 +9,16 @@ from pathlib import Path
 
 from poise.drivers.sqlite import faults, tables
 from poise.drivers.sqlite.inspection import damaged, inspect, refuse_loss
+from poise.drivers.sqlite.log import Answer, SqliteLog
 from poise.drivers.sqlite.mark import read_mark
-from poise.drivers.sqlite.verified import Answer, Event, VerifiedLog, log
 from poise.drivers.sqlite.wal import has_index, wal_path
+from poise.drivers.verified import Event, log
 from poise.errors import Busy, PoiseError
 
 _ATTEMPTS = 10
 
 
-class LogReader(VerifiedLog[Event]):
+class LogReader(SqliteLog[Event]):
     """Reads a log that a control plane may be writing, or none.
 
     SQLite's own ways of reading differ with what lies there:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from poise.drivers.sqlite import faults, tables
+from poise.drivers.sqlite.mark import SYNC_SECONDS, Mark, mark_path
 from poise.errors import PoiseError
 from poise.ports import StoredCheckpoint
 
@@ -11,14 +12,14 @@ PRUNE_ROWS = 5_000  # rows per transaction: commits wait a few milliseconds at m
 PROBE_BYTES = 64 * 2**10  # several commits of an ordinary size
 
 
-class Writer:
-    def __init__(self, path: Path, *, max_bytes: int, written_by: str) -> None:
+class SqliteWriter:
+    def __init__(self, path: Path, last: int, *, max_bytes: int, written_by: str) -> None:
         self._path = path
         self._max_bytes = max_bytes
+        self._mark = Mark(mark_path(path), last)
         self._connection = tables.open_for_writing(path, max_bytes=max_bytes, written_by=written_by)
 
     def append(self, rows: list[tuple[int, bytes]]) -> None:
-        """Commits the rows in one transaction, or none of them; raises a `PoiseError` whatever goes wrong."""
         last = rows[0][0] - 1
         try:
             with tables.transaction(self._connection):
@@ -30,29 +31,36 @@ class Writer:
             raise
         except Exception as error:  # whatever it is: a thread that died would leave the owner waiting for ever
             raise faults.unwritable(error, self._path, last=last, max_bytes=self._max_bytes) from error
+        self._mark.write(rows[-1][0])
 
     def add_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
         older = "SELECT revision FROM checkpoint ORDER BY revision DESC LIMIT -1 OFFSET ?"
-        with tables.transaction(self._connection):
+        with faults.translating(self._path), tables.transaction(self._connection):
             tables.insert_checkpoint(self._connection, checkpoint)
             self._connection.execute(f"DELETE FROM checkpoint WHERE revision IN ({older})", (CHECKPOINTS_KEPT,))  # noqa: S608
 
     def prune(self, before: int) -> bool:
-        """Removes one slice of the records before `before` that the older checkpoint covers. True if more are left."""
-        kept = self._connection.execute("SELECT revision FROM checkpoint ORDER BY revision DESC").fetchall()
-        if len(kept) < CHECKPOINTS_KEPT:
-            return False
-        covered: int = kept[-1][0]
-        end = min(before, covered + 1)
-        slice_end = min(end, tables.first_revision(self._connection) + PRUNE_ROWS)
-        self._connection.execute("DELETE FROM log WHERE revision < ?", (slice_end,))
-        return slice_end < end
+        with faults.translating(self._path):
+            kept = self._connection.execute("SELECT revision FROM checkpoint ORDER BY revision DESC").fetchall()
+            if len(kept) < CHECKPOINTS_KEPT:
+                return False
+            covered: int = kept[-1][0]
+            end = min(before, covered + 1)
+            slice_end = min(end, tables.first_revision(self._connection) + PRUNE_ROWS)
+            self._connection.execute("DELETE FROM log WHERE revision < ?", (slice_end,))
+            return slice_end < end
 
     def probe(self) -> None:
         """Writes and removes a few pages, to see whether the disk has room again."""
-        self._connection.execute("INSERT INTO probe VALUES (zeroblob(?))", (PROBE_BYTES,))
-        self._connection.execute("DELETE FROM probe")
-        tables.start_generation(self._connection)
+        with faults.translating(self._path):
+            self._connection.execute("INSERT INTO probe VALUES (zeroblob(?))", (PROBE_BYTES,))
+            self._connection.execute("DELETE FROM probe")
+            tables.start_generation(self._connection)
+
+    def rest(self) -> float | None:
+        self._mark.sync_if_due()
+        return SYNC_SECONDS if self._mark.unsynced else None
 
     def close(self) -> None:
+        self._mark.close()
         self._connection.close()
