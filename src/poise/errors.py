@@ -12,6 +12,8 @@
     └── Fault                 exit 2: Poise or its machine failed
         ├── Unreachable       no control plane answers
         ├── StoreFull         the disk is full: nothing new is accepted, reads go on
+        ├── StoreAway         the database of the log does not answer; it is tried again
+        ├── NotLeading        another control plane leads, and is the one to ask
         ├── StoreDamaged      the log, or a checkpoint, does not read back as it was written
         ├── CallLost          a call was lost with its workers
         ├── GangBroken        the workers of a gang did not find each other, or one has gone
@@ -60,6 +62,9 @@ CODES = {
     "E208": "the workers of a gang did not find each other, or one has gone",
     "E209": "training runs out of memory with a single sample",
     "E210": "a checkpoint is not as it was written",
+    "E211": "the database of the log does not answer",
+    "E212": "another control plane leads, or none does yet",
+    "E213": "the database of the log cannot be used",
     "E299": "an internal error",
 }
 
@@ -200,6 +205,20 @@ class StoreDamaged(Fault):
     default_code = "E203"
 
 
+class StoreAway(Fault):
+    """The database of the log does not answer; nothing is wrong with what it holds."""
+
+    status = 503
+    default_code = "E211"
+
+
+class NotLeading(Fault):
+    """This control plane does not lead, or no longer."""
+
+    status = 421
+    default_code = "E212"
+
+
 class Busy(Fault):
     status = 503
     default_code = "E205"
@@ -225,7 +244,8 @@ def placed(record: ErrorRecord, place: Callable[[str], str]) -> ErrorRecord:
 
 
 _BY_STATUS: dict[int, type[PoiseError]] = {
-    kind.status: kind for kind in (InputError, SpecError, NotFound, Conflict, Denied, Forbidden, Fault, StoreFull, Busy)
+    kind.status: kind
+    for kind in (InputError, SpecError, NotFound, Conflict, Denied, Forbidden, Fault, StoreFull, NotLeading, Busy)
 }
 
 

@@ -8,63 +8,20 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from drivers.notes import Note, Owner, decode, encode, note, notes
 from poise.drivers.sqlite import LogReader, SqliteStore
 from poise.drivers.sqlite.mark import Mark, mark_path
 from poise.drivers.sqlite.tables import PAGE_BYTES, WAL_PAGES
-from poise.drivers.verified import READ_ROWS, StoreNewer
-from poise.errors import Busy, Conflict, PoiseError, StoreDamaged, StoreFull
-from poise.model.events import NodeLost, decode_event, encode_event
-from poise.model.record import checksum, is_whole
-from poise.ports import Store
-
-
-class Note(msgspec.Struct, frozen=True, tag="note"):
-    text: str
-
-
-encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder(Note).decode
-
-
-def note(number: int) -> Note:
-    return Note(f"note {number}")
-
-
-def notes(first: int, last: int) -> list[Note]:
-    return [note(number) for number in range(first, last + 1)]
-
-
-class Owner:
-    """An owner's thread without a loop: calls wait here until `run` makes them."""
-
-    def __init__(self) -> None:
-        self.calls: list[Callable[[], None]] = []
-        self.arrived = threading.Condition()
-
-    def call_soon(self, call: Callable[[], None]) -> None:
-        with self.arrived:
-            self.calls.append(call)
-            self.arrived.notify()
-
-    def run(self, until: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 10
-        while not until():
-            with self.arrived:
-                if not self.calls:
-                    assert self.arrived.wait(max(0.0, deadline - time.monotonic())), "nothing happened for 10 s"
-                calls, self.calls = self.calls, []
-            for call in calls:
-                call()
+from poise.drivers.verified import StoreNewer
+from poise.errors import Conflict, PoiseError, StoreDamaged, StoreFull
 
 
 def open_store(path: Path, **options: object) -> SqliteStore[Note]:
@@ -130,132 +87,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "log.db"
 
 
-# --- append and read --------------------------------------------------------------------------------------------------
-
-
-def test_what_was_appended_is_read_back_in_order(path: Path) -> None:
-    with contextlib.closing(open_store(path)) as store:
-        assert store.append([note(1), note(2)], expected=0) == 2
-        assert store.append([note(3)], expected=2) == 3
-        assert list(store.read()) == [(1, note(1)), (2, note(2)), (3, note(3))]
-        assert list(store.read(after=1, limit=1)) == [(2, note(2))]
-        assert store.durable() == 3
-    with contextlib.closing(open_store(path)) as store:
-        assert [revision for revision, _ in store.read()] == [1, 2, 3]
-        assert store.append([note(4)], expected=3) == 4
-
-
-def test_reading_goes_past_one_query(path: Path) -> None:
-    count = READ_ROWS * 2 + 7
-    write(path, count, batch=count)
-    assert everything(path) == list(enumerate(notes(1, count), start=1))
-    with contextlib.closing(LogReader(path, decode)) as reader:
-        assert len(list(reader.read(after=3, limit=READ_ROWS + 1))) == READ_ROWS + 1
-
-
-def test_append_refuses_another_revision_than_the_last(path: Path) -> None:
-    with contextlib.closing(open_store(path)) as store:
-        store.append([note(1)], expected=0)
-        for wrong in (0, 2):
-            with pytest.raises(Conflict):
-                store.append([note(2)], expected=wrong)
-        assert store.append([], expected=1) == 1
-        assert store.append([note(2)], expected=1) == 2
-
-
-def test_append_after_close_is_refused(path: Path) -> None:
-    store = open_store(path)
-    store.close()
-    store.close()
-    with pytest.raises(Conflict):
-        store.append([note(1)], expected=0)
-
-
-def test_an_event_that_cannot_be_encoded_changes_nothing(path: Path) -> None:
-    with contextlib.closing(SqliteStore[object](path, encode, decode)) as store:
-        with pytest.raises(TypeError):
-            store.append([note(1), object()], expected=0)
-        assert store.append([note(1)], expected=0) == 1
-
-
-def test_without_a_thread_the_owner_may_append_when_told(path: Path) -> None:
-    with contextlib.closing(open_store(path)) as store:
-        told: list[int] = []
-
-        def on_durable(revision: int) -> None:
-            told.append(revision)
-            if revision < 3:
-                store.append([note(revision + 1)], expected=revision)
-
-        store.on_durable = on_durable
-        store.append([note(1)], expected=0)
-        assert told == [1, 2, 3]
-        assert store.durable() == 3
-
-
-def test_the_store_of_the_control_plane_is_this_one(path: Path) -> None:
-    store: Store = SqliteStore(path, encode_event, decode_event)
-    with contextlib.closing(store):
-        gone = NodeLost(at=1, name="n1")
-        store.append([gone], expected=0)
-        assert list(store.read()) == [(1, gone)]
-
-
-# --- the writer thread ------------------------------------------------------------------------------------------------
-
-
-def test_durable_is_told_in_order_and_after_the_commit(path: Path) -> None:
-    owner = Owner()
-    told: list[int] = []
-    with (
-        contextlib.closing(open_store(path, call_soon=owner.call_soon)) as store,
-        contextlib.closing(sqlite3.connect(path)) as elsewhere,
-    ):
-
-        def on_durable(revision: int) -> None:
-            (committed,) = elsewhere.execute("SELECT max(revision) FROM log").fetchone()
-            assert committed >= revision
-            assert threading.current_thread() is threading.main_thread()
-            told.append(revision)
-
-        store.on_durable = on_durable
-        for number in range(1, 201):
-            store.append([note(number)], expected=number - 1)
-        owner.run(until=lambda: told[-1:] == [200])
-        assert told == sorted(set(told))
-
-
-def test_events_that_queue_up_share_a_commit(path: Path) -> None:
-    owner = Owner()
-    told: list[int] = []
-    with contextlib.closing(open_store(path, call_soon=owner.call_soon)) as store:
-        store.on_durable = told.append
-        with store._writing:  # the disk is busy
-            for number in range(1, 101):
-                store.append([note(number)], expected=number - 1)
-        owner.run(until=lambda: told[-1:] == [100])
-        assert len(told) <= 2  # the thread may have taken the first event before the disk became busy
-
-
-def test_a_full_queue_is_refused_and_drains(path: Path) -> None:
-    owner = Owner()
-    with contextlib.closing(open_store(path, call_soon=owner.call_soon, queue_limit=10)) as store:
-        with store._writing:
-            store.append(notes(1, 8), expected=0)
-            with pytest.raises(Busy):
-                store.append(notes(9, 11), expected=8)
-        owner.run(until=lambda: store.durable() == 8)
-        assert store.append(notes(9, 11), expected=8) == 11
-
-
-def test_close_writes_what_is_queued(path: Path) -> None:
-    store = open_store(path, call_soon=Owner().call_soon)
-    for number in range(1, 1001):
-        store.append([note(number)], expected=number - 1)
-    store.close()
-    assert len(everything(path)) == 1000
-
-
 def test_the_write_ahead_file_stays_bounded(path: Path) -> None:
     with contextlib.closing(open_store(path)) as store:
         last = 0
@@ -265,18 +96,6 @@ def test_the_write_ahead_file_stays_bounded(path: Path) -> None:
 
 
 # --- damaged records --------------------------------------------------------------------------------------------------
-
-
-def test_every_flipped_bit_of_a_record_is_found(path: Path) -> None:
-    write(path, 3)
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        rows = connection.execute("SELECT revision, record FROM log").fetchall()
-    for revision, record in rows:
-        for bit in range(len(record) * 8):
-            damaged = bytearray(record)
-            damaged[bit // 8] ^= 1 << bit % 8
-            assert is_whole(revision, record)
-            assert not is_whole(revision, bytes(damaged))
 
 
 def test_every_flipped_bit_of_a_record_is_found_through_sql(path: Path) -> None:
@@ -324,13 +143,6 @@ def test_a_flipped_bit_anywhere_in_the_file_is_never_silent(tmp_path: Path, data
             assert found == list(enumerate(notes(1, 300), start=1))
     finally:
         shutil.rmtree(home)
-
-
-def test_a_record_that_moved_is_found(path: Path) -> None:
-    write(path, 3)
-    change(path, "UPDATE log SET record = (SELECT record FROM log WHERE revision = 1) WHERE revision = 2")
-    with pytest.raises(StoreDamaged, match="revision 2 "):
-        open_store(path)
 
 
 def test_damage_in_the_middle_is_refused_and_nothing_is_touched(path: Path) -> None:
@@ -541,110 +353,7 @@ def test_one_damaged_slot_of_the_mark_does_no_harm(path: Path, offset: int) -> N
         assert store.durable() == 3
 
 
-# --- other versions ---------------------------------------------------------------------------------------------------
-
-
-def test_an_unknown_record_format_is_refused_naming_the_version(path: Path) -> None:
-    with contextlib.closing(open_store(path, written_by="9.1.0")) as store:
-        store.append([note(1)], expected=0)
-    body = b"\x02" + encode(note(2))
-    record = body + checksum(2, body).to_bytes(4, "little")
-    change(path, "INSERT INTO log VALUES (2, ?)", record)
-    with contextlib.closing(open_store(path)) as store:
-        reading = store.read()
-        assert next(reading) == (1, note(1))
-        with pytest.raises(StoreNewer, match="format 2") as raised:
-            next(reading)
-    assert raised.value.record.code == "E206"
-    assert raised.value.record.need == "9.1.0"
-    assert "9.1.0" in raised.value.record.hint
-
-
-def test_an_unknown_event_is_refused(path: Path) -> None:
-    with contextlib.closing(SqliteStore[object](path, encode, decode)) as store:
-        store.append([{"type": "from the future"}], expected=0)
-        with pytest.raises(StoreNewer) as raised:
-            list(store.read())
-    assert raised.value.record.code == "E206"
-
-
-def test_an_unknown_log_format_is_refused(path: Path) -> None:
-    write(path, 3)
-    change(path, "PRAGMA user_version = 2")
-    with pytest.raises(StoreNewer):
-        open_store(path)
-
-
 # --- checkpoints and pruning ------------------------------------------------------------------------------------------
-
-
-def test_two_checkpoints_are_kept(path: Path) -> None:
-    with contextlib.closing(open_store(path)) as store:
-        assert store.latest_checkpoint() is None
-        for revision in (1, 2, 3):
-            store.append([note(revision)], expected=revision - 1)
-            store.checkpoint(revision, b"state %d" % revision)
-        assert store.latest_checkpoint() == (3, b"state 3")
-        with pytest.raises(Conflict):
-            store.checkpoint(4, b"ahead of the log")
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT revision FROM checkpoint").fetchall() == [(2,), (3,)]
-
-
-def test_a_damaged_checkpoint_falls_back_loudly(path: Path) -> None:
-    warnings: list[str] = []
-    with contextlib.closing(open_store(path, warn=warnings.append)) as store:
-        for revision in (1, 2):
-            store.append([note(revision)], expected=revision - 1)
-            store.checkpoint(revision, b"state %d" % revision)
-        change(path, "UPDATE checkpoint SET state = x'00' WHERE revision = 2")
-        assert store.latest_checkpoint() == (1, b"state 1")
-        assert "revision 2" in warnings[0]
-        change(path, "UPDATE checkpoint SET state = x'00' WHERE revision = 1")
-        assert store.latest_checkpoint() is None
-
-
-def test_a_checkpoint_is_written_once_its_revision_is_durable(path: Path) -> None:
-    owner = Owner()
-    with contextlib.closing(open_store(path, call_soon=owner.call_soon)) as store, store._writing:
-        store.append([note(1)], expected=0)
-        store.checkpoint(1, b"one")
-        assert store.latest_checkpoint() is None
-    with contextlib.closing(LogReader(path, decode)) as reader:
-        assert reader.latest_checkpoint() == (1, b"one")
-
-
-@pytest.mark.parametrize("threaded", [False, True])
-def test_pruning_keeps_what_the_older_checkpoint_does_not_cover(path: Path, threaded: bool) -> None:
-    call_soon = Owner().call_soon if threaded else None
-    with contextlib.closing(open_store(path, keep=5, call_soon=call_soon)) as store:
-        store.append(notes(1, 20), expected=0)
-        store.prune(15)
-    with contextlib.closing(open_store(path, keep=5, call_soon=call_soon)) as store:
-        assert store.first_revision() == 1  # no checkpoint yet
-        store.checkpoint(10, b"ten")
-    with contextlib.closing(open_store(path, keep=5, call_soon=call_soon)) as store:
-        store.checkpoint(18, b"eighteen")
-    with contextlib.closing(open_store(path, keep=5, call_soon=call_soon)) as store:
-        store.prune(15)
-    with contextlib.closing(open_store(path, warn=pytest.fail)) as store:
-        assert store.first_revision() == 11
-        assert [revision for revision, _ in store.read()] == list(range(11, 21))
-        assert [revision for revision, _ in store.read(after=15)] == list(range(16, 21))
-        assert store.latest_checkpoint() == (18, b"eighteen")
-        assert store.oldest_checkpoint() == (10, b"ten")
-        change(path, "UPDATE checkpoint SET state = x'00' WHERE revision = 10")
-    with contextlib.closing(LogReader(path, decode, warn=lambda _: None)) as reader:
-        assert reader.oldest_checkpoint() == (18, b"eighteen")
-
-
-def test_pruning_keeps_a_number_of_events(path: Path) -> None:
-    with contextlib.closing(open_store(path, keep=12)) as store:
-        store.append(notes(1, 20), expected=0)
-        store.checkpoint(19, b"nineteen")
-        store.checkpoint(20, b"twenty")
-        store.prune(20)
-        assert store.first_revision() == 9
 
 
 def test_a_pruned_log_without_a_checkpoint_is_refused(path: Path) -> None:

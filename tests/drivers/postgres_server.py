@@ -1,0 +1,130 @@
+"""Debian's own PostgreSQL, started for a test and killed, stopped and restarted by it."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DEBIAN = Path(sys.prefix) / "debian"
+PROGRAMS = "usr/lib/postgresql/15/bin"
+NOBODY = 65534
+"""PostgreSQL refuses to run as root."""
+
+
+class PostgresServer:
+    """One at a socket in a folder of its own, that syncs as it does in earnest."""
+
+    def __init__(self, programs: Path) -> None:
+        self._programs = programs
+        self._folder = Path(tempfile.mkdtemp(prefix="poise-postgres-"))
+        self._data = self._folder / "data"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._databases = 0
+        libraries = ":".join(str(place) for place in DEBIAN.glob("usr/lib/*-linux-gnu"))
+        self._as: dict[str, Any] = {
+            "env": {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": libraries, "TZ": "UTC", "LANG": "C.UTF-8"},
+            "cwd": self._folder,
+            **({"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}),
+        }
+        if os.geteuid() == 0:
+            os.chown(self._folder, NOBODY, NOBODY)
+        made = subprocess.run(
+            [programs / "initdb", "-D", self._data, "-U", "poise", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8"],
+            capture_output=True,
+            **self._as,
+        )
+        if made.returncode:
+            shutil.rmtree(self._folder)
+            pytest.skip(f"PostgreSQL makes no database here: {made.stderr.decode()[-300:]}")
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        settings = ["listen_addresses=", f"unix_socket_directories={self._folder}", "jit=off", "shared_buffers=16MB"]
+        command = [str(self._programs / "postgres"), "-D", str(self._data)]
+        process: subprocess.Popen[bytes] = subprocess.Popen(
+            [*command, *(word for setting in settings for word in ("-c", setting))],
+            stdout=subprocess.DEVNULL,
+            stderr=(self._folder / "messages").open("ab"),
+            **self._as,
+        )
+        self._process = process
+        until = time.monotonic() + 60
+        while True:
+            try:
+                self.run("SELECT 1", "postgres")
+                return
+            except Exception as error:  # it comes up
+                if time.monotonic() > until or process.poll() is not None:
+                    raise AssertionError((self._folder / "messages").read_text()[-2000:]) from error
+                time.sleep(0.05)
+
+    def url(self, database: str) -> str:
+        return f"postgresql://poise@/{database}?host={self._folder}"
+
+    def database(self) -> str:
+        """The URL of an empty one."""
+        self._databases += 1
+        name = f"d{self._databases}"
+        self.run(f"CREATE DATABASE {name}", "postgres")
+        return self.url(name)
+
+    def run(self, statement: str, database: str, *parameters: Any) -> Any:
+        """Rows that a statement gives."""
+        import asyncpg
+
+        async def ask() -> Any:
+            connection = await asyncpg.connect(self.url(database) if "/" not in database else database)
+            try:
+                return await connection.fetch(statement, *parameters)
+            finally:
+                await connection.close()
+
+        return asyncio.run(ask())
+
+    def kill(self) -> None:
+        """As by a power cut, but for what the kernel still holds."""
+        if self._process is not None:
+            for pid in (self._process.pid, *_children(self._process.pid)):
+                os.kill(pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+            (self._data / "postmaster.pid").unlink(missing_ok=True)
+
+    def stand_still(self, on: bool = True) -> None:
+        """It takes connections and says nothing, until it goes on."""
+        assert self._process is not None
+        for pid in (self._process.pid, *_children(self._process.pid)):
+            os.kill(pid, signal.SIGSTOP if on else signal.SIGCONT)
+
+    def remove(self) -> None:
+        self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@contextmanager
+def running() -> Iterator[PostgresServer]:
+    pytest.importorskip("asyncpg", reason="asyncpg is not there: `make setup` installs it")
+    places = [DEBIAN / PROGRAMS, Path("/") / PROGRAMS]
+    programs = next((place for place in places if (place / "postgres").exists()), None)
+    if programs is None:
+        pytest.skip("postgres is not there: `make servers` fetches it from Debian's packages")
+    server = PostgresServer(programs)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
