@@ -328,9 +328,10 @@ class Calls:
     def _listen(self) -> None:
         """Connect, and connect again: a control plane that restarts is waited for."""
         lost_at = time.monotonic()
+        turns = itertools.cycle(self._home.sockets)
         while not self._closed:
             try:
-                sock = sockets.connect(self._home.socket)
+                sock = sockets.connect(next(turns))
                 with connect(
                     "ws://poise/v1/calls",
                     sock=sock,

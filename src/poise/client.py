@@ -2,7 +2,7 @@
 
 It rides out a control plane that restarts: every call is safe to repeat (a submission carries a key), so a lost
 connection is tried again for `patience` seconds before `Unreachable` is raised, or until nobody is left who would start
-one.
+one. Where there are several control planes it goes on to the next, until it finds the one that leads.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from poise.decoding import json_decoder
 from poise.drivers import sockets
 from poise.drivers.lock import is_held
 from poise.drivers.security import digest, new_secret, token_for
-from poise.errors import ErrorRecord, Fault, PoiseError, SpecError, Unreachable, from_record
+from poise.errors import ErrorRecord, Fault, NotLeading, PoiseError, SpecError, Unreachable, from_record
 from poise.model.reports import (
     Explanation,
     JobReport,
@@ -51,11 +51,14 @@ THOUGHT = 60.0
 
 def current_home(path: Path | str | None = None) -> Home:
     """The home at this path, or at `POISE_HOME`, or `~/.poise`; where no path is given and `POISE_SOCKET` is set, the
-    control plane of somebody else behind it.
+    control plane of somebody else behind it. `POISE_CONTROL` are the sockets of all of which one leads.
     """
     root = Path(path or os.environ.get("POISE_HOME") or "~/.poise").expanduser().resolve()
     shared = os.environ.get("POISE_SOCKET") if path is None else None
-    return Home(root, Path(shared).expanduser().absolute() if shared else None)
+    if shared:
+        return Home(root, Path(shared).expanduser().absolute())
+    others = filter(None, os.environ.get("POISE_CONTROL", "").split(","))
+    return Home(root, others=tuple(Path(other).expanduser().absolute() for other in others))
 
 
 class _Error(msgspec.Struct):
@@ -98,6 +101,7 @@ class Client:
         self.home = home if isinstance(home, Home) else current_home(home)
         self._patience = patience
         self._connection: _Connection | None = None
+        self._turn = 0
 
     def __enter__(self) -> "Client":
         return self
@@ -283,7 +287,7 @@ class Client:
 
         A stream is not repeated when the connection is lost: it raises `Unreachable`, and what was acknowledged stands.
         """
-        sock = sockets.connect(self.home.socket)
+        sock = sockets.connect(self._socket)
         head = (
             "POST /v1/jobs HTTP/1.1\r\nHost: poise\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n"
             f"Content-Type: application/x-ndjson\r\nAuthorization: Bearer {token_for(self.home)}\r\n\r\n"
@@ -320,21 +324,33 @@ class Client:
         while True:
             try:
                 response, content = self._exchange(method, path, data, timeout)
-                break
+                if response.status != NotLeading.status or time.monotonic() > deadline or self._is_only(content):
+                    break
+                self.close()
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 if time.monotonic() > deadline or not _is_kept_alive(self.home):
                     raise _unreachable(self.home, error) from None
-                time.sleep(0.05)
+            self._turn += 1
+            time.sleep(0.05)
         if response.status >= 400:
             raise _decode_error(content, response.status)
         return json_decoder(kind).decode(content)
+
+    @property
+    def _socket(self) -> Path:
+        """Of the control plane whose turn it is."""
+        return self.home.sockets[self._turn % len(self.home.sockets)]
+
+    def _is_only(self, content: bytes) -> bool:
+        """Whether one leads, and this home does not know where."""
+        return len(self.home.sockets) == 1 and bool(_decode_error(content, NotLeading.status).record.need)
 
     def _exchange(
         self, method: str, path: str, data: bytes | None, timeout: float
     ) -> tuple[http.client.HTTPResponse, bytes]:
         if self._connection is None:
-            self._connection = _Connection(self.home.socket, timeout)
+            self._connection = _Connection(self._socket, timeout)
         self._connection.timeout = timeout
         if self._connection.sock is not None:
             self._connection.sock.settimeout(timeout)
@@ -347,7 +363,7 @@ class Client:
 
     @contextlib.contextmanager
     def _stream(self, path: str) -> Iterator[http.client.HTTPResponse]:
-        connection = _Connection(self.home.socket, 60.0)
+        connection = _Connection(self._socket, 60.0)
         try:
             connection.request("GET", path, headers={"Authorization": f"Bearer {token_for(self.home)}"})
             response = connection.getresponse()
@@ -407,7 +423,7 @@ def _is_kept_alive(home: Home) -> bool:
     """Whether it is worth waiting for an answer: somebody starts the control plane again, or its socket is left."""
     if home.elsewhere is not None:
         return home.elsewhere.exists()
-    return is_held(home.lock) or is_held(home.supervisor)
+    return bool(home.others) or is_held(home.lock) or is_held(home.supervisor)
 
 
 def _unreachable(home: Home, error: Exception) -> Fault:

@@ -8,11 +8,13 @@ import msgspec
 class Home(msgspec.Struct, frozen=True):
     """`POISE_HOME`: everything Poise keeps on one machine. Nothing outside it is written.
 
-    With `elsewhere`, the socket of a control plane that somebody else shares, nothing of this home is used.
+    With `elsewhere`, the socket of a control plane that somebody else shares, nothing of this home is used. `others`
+    are sockets of control planes of which one leads when that of this home does not.
     """
 
     root: Path
     elsewhere: Path | None = None
+    others: tuple[Path, ...] = ()
 
     @property
     def lock(self) -> Path:
@@ -30,6 +32,16 @@ class Home(msgspec.Struct, frozen=True):
     @property
     def socket(self) -> Path:
         return self.elsewhere or self.root / "poise.sock"
+
+    @property
+    def sockets(self) -> tuple[Path, ...]:
+        """Of all control planes of which one leads."""
+        return (self.socket, *(other for other in self.others if other != self.socket))
+
+    @property
+    def store(self) -> Path:
+        """The URL of the database that holds the log, where `log` does not."""
+        return self.root / "store"
 
     @property
     def endpoint(self) -> Path:

@@ -50,6 +50,7 @@ class Living:
     def __init__(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="poise-"))
         self.home = Home(self.root / "home")
+        self.variables: dict[str, str] = {}
         self.work = self.root / "work"
         self.work.mkdir()
 
@@ -57,7 +58,7 @@ class Living:
 
     def environment(self, **more: str) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "PYTHONPATH") if name in os.environ}
-        return kept | {"POISE_HOME": str(self.home.root), "LANG": "C.UTF-8"} | more
+        return kept | {"POISE_HOME": str(self.home.root), "LANG": "C.UTF-8"} | self.variables | more
 
     def start(self, *arguments: str | bytes | Path, **more: str) -> subprocess.Popen[bytes]:
         """`poise ARGUMENTS…` in a terminal of its own, still running."""

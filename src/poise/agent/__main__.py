@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import faulthandler
+import itertools
 import logging
 import os
 import shutil
@@ -29,6 +30,7 @@ import uvloop
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
+from poise.client import current_home
 from poise.config import Home
 from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers import sockets
@@ -61,6 +63,9 @@ from poise.ports import Held
 from poise.units import SECOND
 
 RECONNECT_SECONDS = (0.05, 1.0)
+DIAL_SECONDS = 2.0
+"""Where one control plane takes a connection and says nothing, another may lead and wait for its nodes."""
+
 PRUNE_SECONDS = 60.0
 KEEP_LOG_BYTES = 4 * 2**30
 KEEP_LOG_FILES = 50_000
@@ -137,14 +142,21 @@ class Agent:
     async def run(self) -> None:
         """Connect, and connect again, for ever."""
         pause = RECONNECT_SECONDS[0]
+        turns = itertools.cycle(self._home.sockets)
         while True:
             try:
-                with contextlib.closing(sockets.connect(self._home.socket)) as sock:
+                with contextlib.closing(sockets.connect(next(turns))) as sock:
                     sock.setblocking(False)
                     headers = {"Authorization": f"Bearer {read_token(self._home)}"}
                     uri = "ws://poise/v1/channel"
                     async with connect(
-                        uri, sock=sock, additional_headers=headers, compression=None, max_size=None, ping_interval=None
+                        uri,
+                        sock=sock,
+                        additional_headers=headers,
+                        open_timeout=DIAL_SECONDS,
+                        compression=None,
+                        max_size=None,
+                        ping_interval=None,
                     ) as channel:
                         pause, self._sock = RECONNECT_SECONDS[0], sock
                         await self._session(channel)
@@ -369,8 +381,10 @@ async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> N
         _log.info("memory is watched, not limited by cgroups: %s", cgroups.why_not)
     token = ensure_token(home)
 
+    others = {"POISE_CONTROL": os.environ["POISE_CONTROL"]} if home.others else {}
+
     def serving(attempt: Attempt) -> dict[str, str]:
-        return {"POISE_HOME": str(home.root), "POISE_WORKER_KEY": worker_key(token, attempt)}
+        return {"POISE_HOME": str(home.root), "POISE_WORKER_KEY": worker_key(token, attempt)} | others
 
     keepers = Keepers(
         folder / "keepers",
@@ -438,7 +452,7 @@ def main() -> int:
     options = parser.parse_args()
     faulthandler.enable()  # what it was at, if native code ends it, is among the messages
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
-    home = Home(options.home.resolve())
+    home = current_home(options.home)
     try:
         ensure_home(home)
         if options.retire is not None:

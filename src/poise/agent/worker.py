@@ -9,6 +9,7 @@ It ends when it is told to (`Retire`; or SIGTERM, once the call that it makes ha
 """
 
 import contextlib
+import itertools
 import os
 import queue
 import reprlib
@@ -24,6 +25,7 @@ import msgspec
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
+from poise.client import current_home
 from poise.config import Home
 from poise.decoding import msgpack_decoder
 from poise.drivers import functions, sockets, values
@@ -146,9 +148,10 @@ class Worker:
     def listen(self) -> None:
         """Connect, and connect again, for ever."""
         pause, alone_since = RECONNECT_SECONDS[0], time.monotonic()
+        turns = itertools.cycle(self._home.sockets)
         while not self._ending:
             with contextlib.suppress(OSError, WebSocketException, EOFError):
-                sock = sockets.connect(self._home.socket)
+                sock = sockets.connect(next(turns))
                 with connect(
                     "ws://poise/v1/workers",
                     sock=sock,
@@ -248,7 +251,7 @@ def main() -> int:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if sys.argv[1:2] == ["--gang"]:
         return _gang(Path(sys.argv[2]))
-    home = Home(Path(os.environ["POISE_HOME"]))
+    home = current_home(os.environ["POISE_HOME"])
     attempt = Attempt(os.environ["POISE_TASK"], int(os.environ["POISE_EPOCH"]))
     worker = Worker(home, attempt, os.environ.pop("POISE_WORKER_KEY"))
     signal.signal(signal.SIGTERM, lambda *_: worker.end())

@@ -120,7 +120,7 @@ def _left(home: Home) -> Iterator[Check]:
         yield Check(
             "left over", "ok", f"{', '.join(left)} of a control plane that was killed; the next one replaces them"
         )
-    if home.log.exists():
+    if home.log.exists() or home.store.exists():
         from poise.cli import offline
 
         try:

@@ -75,10 +75,11 @@ def seconds_of(budget: str) -> float:
 def known_now(home: Home) -> "tuple[Ledger, int]":
     """The ledger as the log has it, and the instant that it is now by its clock."""
     from poise.cli.offline import load, refuse_guest
+    from poise.drivers.logfile import has_log
     from poise.drivers.system import boot_id
 
     refuse_guest(home, "a forecast", "ask its owner")
-    if not home.log.exists():
+    if not has_log(home):
         raise NotFound(
             "there is nothing to foresee: no log", field=str(home.root), hint="`poise run -- echo hello`, or POISE_HOME"
         )
@@ -200,7 +201,7 @@ def _notes(told: "Etas") -> list[str]:
 
 def _check(home: Home, log: Path | None, futures: int | None, seconds: float | None, seed: int, form: str) -> int:
     from poise.cli.offline import refuse_guest
-    from poise.drivers.logfile import open_log
+    from poise.drivers.logfile import has_log, open_log
     from poise.drivers.plugins import policy_of
     from poise.kernel.ledger import Ledger
     from poise.model.events import decode_event
@@ -208,11 +209,11 @@ def _check(home: Home, log: Path | None, futures: int | None, seconds: float | N
 
     if log is None:
         refuse_guest(home, "a look back", "name a log: `--from LOG`")
-        if not home.log.exists():
+        if not has_log(home):
             hint = "`poise run -- echo hello`, or POISE_HOME"
             raise NotFound("there is nothing to look back at: no log", field=str(home.root), hint=hint)
-        log = home.log
-    with open_log(log / "log.db" if log.is_dir() else log, decode_event) as recording:
+        log = home.root
+    with open_log(log, decode_event) as recording:
         start = Ledger.decode(recording.start.state) if recording.start is not None else Ledger()
         told = check(
             recording.events,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,15 @@ from poise.cli.render import say
 from poise.config import Home
 from poise.control.start import running
 from poise.drivers.devices import probe_node
+from poise.drivers.logfile import has_log, read_home
 from poise.drivers.security import ensure_home
 from poise.drivers.series import Series
-from poise.drivers.sqlite import LogReader
+from poise.engine.host import load_ledger
 from poise.errors import Conflict, NotFound
 from poise.kernel.explain import job_report, node_report, question, status_report
 from poise.kernel.find import find, find_node, found_report
 from poise.kernel.ledger import Ledger, NodeState
-from poise.model.events import Event, NodeJoined, decode_event
+from poise.model.events import NodeJoined, decode_event
 from poise.model.history import RunReport
 from poise.model.reports import (
     Explanation,
@@ -41,17 +43,10 @@ if TYPE_CHECKING:
 
 def load(home: Home) -> Ledger:
     """The ledger as the log has it; an empty one where there is no log."""
-    if not home.log.exists():
+    if not has_log(home):
         return Ledger()
-    reader: LogReader[Event] = LogReader(home.log, decode_event)
-    try:
-        checkpoint = reader.latest_checkpoint()
-        ledger = Ledger.decode(checkpoint.state) if checkpoint else Ledger()
-        for _, event in reader.read(ledger.revision):
-            ledger.apply(event)
-        return ledger
-    finally:
-        reader.close()
+    with closing(read_home(home, decode_event)) as log:
+        return load_ledger(log)
 
 
 def refuse_guest(home: Home, what: str, instead: str) -> None:
@@ -141,19 +136,16 @@ def report(home: Home, names: Sequence[str]) -> RunReport:
     from poise.drivers.system import boot_id
     from poise.kernel.history import History
 
-    if not home.log.exists():
+    if not has_log(home):
         raise NotFound(
             "there is nothing to report: no log", field=str(home.root), hint="`poise run -- echo hello`, or POISE_HOME"
         )
-    reader: LogReader[Event] = LogReader(home.log, decode_event)
-    try:
+    with closing(read_home(home, decode_event)) as reader:
         pruned = reader.first_revision() > 1
         checkpoint = reader.latest_checkpoint() if pruned else None
         history = History(Ledger.decode(checkpoint.state) if checkpoint else Ledger())
         for _, event in reader.read(history.ledger.revision):
             history.add(event)
-    finally:
-        reader.close()
     if pruned:
         say(f"poise: earlier records are no longer kept; this begins at revision {checkpoint and checkpoint.revision}")
     ledger = history.ledger

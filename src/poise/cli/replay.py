@@ -14,7 +14,7 @@ from poise.cli import output
 from poise.cli.output import Column, Shown
 from poise.cli.render import print_json, say, shorten
 from poise.client import current_home
-from poise.drivers.logfile import Recording, open_log, write_log
+from poise.drivers.logfile import Recording, has_log, open_log, write_log
 from poise.errors import NotFound, StoreDamaged
 from poise.model.decisions import Spot
 from poise.model.events import Event, Held, Placed, Preempted, Resized, decode_event, encode_event
@@ -81,11 +81,11 @@ def _opened(log: Path | None, until: int | None) -> Iterator[Recording[Event]]:
 
         home = current_home()
         refuse_guest(home, "a replay", "name a LOG")
-        log = home.log
-        if not log.exists():
+        log = home.root
+        if not has_log(home):
             hint = "`poise run -- echo hello`, or POISE_HOME"
             raise NotFound("there is nothing to replay: no log", field=str(home.root), hint=hint)
-    with open_log(log / "log.db" if log.is_dir() else log, decode_event, until or 0) as recording:
+    with open_log(log, decode_event, until or 0) as recording:
         yield recording
 
 

@@ -18,7 +18,7 @@ from poise.control.start import START_SECONDS, ensure_up, running, supervised
 from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
-from poise.errors import Conflict, Fault, Unreachable
+from poise.errors import Conflict, Fault, InputError, Unreachable
 from poise.model.reports import JobReport
 from poise.model.spec import parse_or_raise
 from poise.model.times import Times
@@ -78,6 +78,13 @@ def own_home() -> Home:
     help="Also listen on a socket here, to which other users of this machine may connect with tokens of theirs.",
 )
 @click.option("--no-fleet", is_flag=True, help="Start this machine again instead of declared nodes.")
+@click.option(
+    "--store",
+    metavar="URL|home",
+    help="Keep the log in a PostgreSQL database that other control planes share: one leads, the others stand by. "
+    "Kept for this home; `home` goes back to its own log.",
+)
+@click.option("--no-agent", is_flag=True, help="Run nothing on this machine: it only decides, or stands by to.")
 @click.option("--foreground", is_flag=True, help="Stay in this terminal, as a service manager wants it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def up(
@@ -87,6 +94,8 @@ def up(
     fleet_file: Path | None,
     share: Path | None,
     no_fleet: bool,
+    store: str | None,
+    no_agent: bool,
     foreground: bool,
     as_json: bool,
 ) -> int:
@@ -104,7 +113,10 @@ def up(
     declared_devices(home)  # the agent would leave a bad file out; here its mistakes are seen
     name, label = _settle_policy(home, policy)
     fleet = _settle_fleet(home, fleet_file, no_fleet)
+    _settle_store(home, store)
     options = ["--policy", name]
+    if no_agent:
+        options.append("--no-agent")
     if decide_within is not None:
         options += ["--decide-within", str(parse_or_raise(parse_duration, decide_within, "--decide-within", LONGEST))]
     if port is not None:
@@ -122,17 +134,18 @@ def up(
         _check_policy(Client(home).status().policy, label, policy)
     client = ensure_up(home, *options)
     client.stay()
-    if fleet:
+    if fleet and not no_agent:
         _wait_for_nodes(client, fleet)
     status = client.status()
-    if already and (late := [of for of in ("port", "decide_within", "share") if _was_given(of)]):
+    if already and (late := [of for of in ("port", "decide_within", "share", "no_agent") if _was_given(of)]):
         names = " and ".join(f"`--{of.replace('_', '-')}`" for of in late)
         say(f"poise: it was up already; {names} {'counts' if len(late) == 1 else 'count'} when it starts")
     if as_json:
         print_json(status)
     else:
         nodes = f", fleet {fleet.name} of {len(fleet.nodes)} declared nodes" if fleet else ""
-        say(f"poise is {'up already' if already else 'up'}: {home.root}, policy {status.policy}{nodes}")
+        stands_by = f", stands by for {status.leader}" if status.leader else ""
+        say(f"poise is {'up already' if already else 'up'}: {home.root}, policy {status.policy}{nodes}{stands_by}")
     return 0
 
 
@@ -180,9 +193,11 @@ def status(form: str) -> int:
         print_json(report)
         return 0
     lost = f", {report.lost} of them lost" if report.lost else ""
-    refused = "" if report.accepting or not report.up else ", which cannot be written: nothing new is accepted"
+    writes = report.accepting or report.stands_by or not report.up
+    refused = "" if writes else ", which cannot be written: nothing new is accepted"
+    up = f"stands by for {report.leader or 'nobody yet'}" if report.stands_by else "up" if report.up else "not up"
     for name, text in (
-        ("home", f"{home.elsewhere or home.root}, {'up' if report.up else 'not up'}"),
+        ("home", f"{home.elsewhere or home.root}, {up}"),
         ("policy", report.policy or "-"),
         ("fleet", f"{report.fleet}, declared" if report.fleet else "this machine"),
         ("nodes", f"{report.nodes}{lost}"),
@@ -249,6 +264,34 @@ def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFle
     draft.write_bytes(msgspec.json.encode(wanted))
     draft.replace(home.fleet)
     return wanted
+
+
+def _settle_store(home: Home, store: str | None) -> None:
+    """Where the log of this home is from now on: as given, or as it was. It changes only while nothing runs."""
+    kept = home.store.read_text().strip() if home.store.exists() else "home"
+    if store is None or store == kept:
+        return
+    if running(home) or supervised(home):
+        raise Conflict(
+            "it is up with another log",
+            field="--store",
+            have="its own" if kept == "home" else "that in a database",
+            hint="`poise down --leave`, then `poise up --store …`; running work goes on",
+        )
+    if store == "home":
+        home.store.unlink()
+        return
+    if not store.startswith(("postgresql://", "postgres://")):
+        raise InputError("there is no such store", field="--store", need="postgresql://…, or `home`", have=store)
+    from poise.drivers.postgres import PostgresLog
+    from poise.model.events import decode_event
+
+    PostgresLog(store, decode_event).close()  # what is wrong with it is seen here
+    ensure_home(home)
+    draft = home.store.with_suffix(".new")
+    draft.touch(mode=0o600)  # it may hold a password
+    draft.write_text(store + "\n")
+    draft.replace(home.store)
 
 
 @click.command()

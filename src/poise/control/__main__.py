@@ -1,7 +1,8 @@
 """`python -m poise.control`: one control plane for one home.
 
 It holds the home's lock, reads the log, serves the API on the home's socket and on a loopback port, and ends on
-SIGTERM, leaving running work to the agent and its keepers.
+SIGTERM, leaving running work to the agent and its keepers. Where the log is in a database it serves at once, and stands
+by until it is the one that leads.
 """
 
 import argparse
@@ -13,9 +14,9 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvicorn
@@ -26,7 +27,7 @@ from poise.config import DEFAULT_PORT, Endpoint, Home
 from poise.control.api import make_app
 from poise.control.decider import decider_for
 from poise.control.lifetime import Lifetime
-from poise.control.plane import Plane
+from poise.control.plane import Plane, clock_of
 from poise.decoding import json_decoder
 from poise.drivers.lock import take_lock
 from poise.drivers.plugins import choose, code_of
@@ -34,16 +35,20 @@ from poise.drivers.security import ensure_token
 from poise.drivers.series import Series
 from poise.drivers.sockets import listen, share
 from poise.drivers.sqlite import SqliteStore
-from poise.drivers.system import SystemClock, boot_id, settle_memory
+from poise.drivers.system import boot_id, boottime, settle_memory
 from poise.drivers.tidy import remove_abandoned
 from poise.engine.host import load_ledger
-from poise.errors import Conflict, PoiseError, SpecError
+from poise.errors import Conflict, PoiseError, SpecError, StoreAway
 from poise.kernel.controller import Controller, Settings
-from poise.model.events import Event, decode_event, encode_event
+from poise.model.events import decode_event, encode_event
 from poise.model.fleetfile import DeclaredFleet
 from poise.model.times import Times
 from poise.model.triggers import Triggers
-from poise.units import HOUR, SECOND, Instant
+from poise.ports import Store
+from poise.units import HOUR, SECOND
+
+if TYPE_CHECKING:
+    from poise.control.shared import Shared
 
 CANNOT_START = 3
 """Exit code when a person has to act: the log is damaged, or newer."""
@@ -96,6 +101,9 @@ def _hold(home: Home, token: str, options: argparse.Namespace, holds: Callable[[
     home.left.unlink(missing_ok=True)
     try:
         return uvloop.run(_serve(home, token, options, holds))
+    except StoreAway as error:
+        _log.error("%s", error)
+        return error.exit_code
     except PoiseError as error:
         _log.error("%s: %s %s", error.record.code, error, error.record.have)
         home.failure.write_bytes(msgspec.json.encode(error.record))
@@ -106,20 +114,23 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     """The exit code."""
     choice = choose(options.policy)
     loop = asyncio.get_running_loop()
-    store: SqliteStore[Event] = SqliteStore(
-        home.log,
-        encode_event,
-        decode_event,
-        call_soon=loop.call_soon_threadsafe,
-        warn=_log.warning,
-        max_bytes=options.log_limit,
-        written_by=__version__,
+    shared = await _shared(home, token)
+    store: Store = (
+        shared.store
+        if shared is not None
+        else SqliteStore(
+            home.log,
+            encode_event,
+            decode_event,
+            call_soon=loop.call_soon_threadsafe,
+            warn=_log.warning,
+            max_bytes=options.log_limit,
+            written_by=__version__,
+        )
     )
-    ledger = load_ledger(store)
+    ledger = shared.ledger if shared is not None else load_ledger(store)
     Series(home.series).forget(ledger.nodes)
     settle_memory()
-    boot, boottime = boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    clock = SystemClock(Instant(ledger.resume_at(boot, boottime, time.time())))
     fleet = _declared(options.fleet or home.fleet)
     settings = Settings(
         policy=choice.label,
@@ -134,9 +145,12 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     )
     decider = decider_for(choice, Times(decide=options.decide_within))
     await decider.ready()
-    plane = Plane(Controller(ledger, settings), store, clock, decider, holds=holds)
-    plane.begin(boot=boot, boottime=boottime)
-    await plane.settled()  # who does not get the log takes nobody's place at the socket
+    plane = Plane(Controller(ledger, settings), store, clock_of(ledger), decider, holds=holds)
+    if shared is None:
+        plane.begin(boot=boot_id(), boottime=boottime())
+        await plane.settled()  # who does not get the log takes nobody's place at the socket
+    else:
+        plane.behind = ""
     lifetime = Lifetime(plane, home, until_idle=options.until_idle)
     server = _Server(
         uvicorn.Config(
@@ -163,6 +177,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
         await asyncio.sleep(0.005)
     _write_endpoint(home, port)
     _log.info("ready: process %d, port %d, revision %d, term %d", os.getpid(), port, ledger.revision, ledger.term)
+    standing_by = None if shared is None else asyncio.create_task(_stand_by(shared, plane, lifetime))
     leaving = asyncio.create_task(lifetime.leave_when_idle())
     tidying = asyncio.create_task(_tidy_folders(plane, home))
     await serving
@@ -173,7 +188,32 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     for told in [home.endpoint, *([options.share] if options.share else [])]:  # nobody is to wait for an answer there
         with contextlib.suppress(OSError):
             told.unlink()
+    if shared is not None and standing_by is not None:
+        standing_by.cancel()
+        shared.lease.release()
+        with contextlib.suppress(asyncio.CancelledError):
+            await standing_by  # raises what keeps it from leading, if anything does
     return WANTED_AGAIN if lifetime.wanted_again else 0
+
+
+async def _shared(home: Home, token: str) -> "Shared | None":
+    """The log that this home shares with others, if it does."""
+    try:
+        url = home.store.read_text().strip()
+    except FileNotFoundError:
+        return None
+    from poise.control.shared import open_shared  # its library is an extra
+
+    return await open_shared(url, home, token)
+
+
+async def _stand_by(shared: "Shared", plane: Plane, lifetime: Lifetime) -> None:
+    """Until it leads; where that cannot be, it ends."""
+    try:
+        await shared.until_it_leads(plane)
+    except Exception:
+        lifetime.end()
+        raise
 
 
 async def _tidy_folders(plane: Plane, home: Home) -> None:

@@ -41,7 +41,7 @@ from poise.control.plane import Plane
 from poise.drivers.joblogs import follow_job
 from poise.drivers.security import worker_key
 from poise.drivers.series import Series
-from poise.errors import ErrorRecord, PoiseError, SpecError, StoreFull
+from poise.errors import ErrorRecord, NotLeading, PoiseError, SpecError, StoreFull
 from poise.kernel import controller as machine
 from poise.kernel import whatif
 from poise.kernel.audit import audit_report
@@ -162,13 +162,15 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
 
     @get("/healthz", summary="Whether the control plane is ready", security=[])
     async def health() -> dict[str, bool]:
-        return {"ready": True, "accepting": plane.controller.accepting}
+        return {"ready": True, "accepting": plane.accepting}
 
     @get("/v1/status", summary="The control plane at a glance", opt=VIEWER)
     async def status(bearer: Bearer) -> StatusReport:
         ledger = await plane.settled()
         controller = plane.controller
-        told = status_report(ledger, __version__, fleet=controller.settings.fleet, accepting=controller.accepting)
+        told = status_report(
+            ledger, __version__, fleet=controller.settings.fleet, accepting=plane.accepting, behind=plane.behind
+        )
         return Sight(ledger, bearer).status(told)
 
     @get(
@@ -178,9 +180,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
     )
     async def everything_at_a_glance(bearer: Bearer) -> Overview:
         ledger, controller = await plane.settled(), plane.controller
-        told = overview(
-            ledger, plane.clock.now(), controller.load_of, plane.rates(), bearer, accepting=controller.accepting
-        )
+        told = overview(ledger, plane.clock.now(), controller.load_of, plane.rates(), bearer, accepting=plane.accepting)
         return Sight(ledger, bearer).only(told)
 
     @get("/v1/whoami", summary="Who asks: the tenant and the role of the token", opt=VIEWER)
@@ -408,7 +408,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
 
     @post("/v1/shutdown", summary="Stop the control plane; running work goes on", status_code=202, opt=ADMIN)
     async def shutdown(bearer: Bearer) -> dict[str, bool]:
-        with contextlib.suppress(StoreFull):  # it cannot be recorded then, and is done all the same
+        with contextlib.suppress(StoreFull, NotLeading):  # it cannot be recorded then, and is done all the same
             await plane.request(lambda request: machine.AskToStop(request, bearer))
         asyncio.get_running_loop().call_later(0.05, lifetime.end)
         return {"stopping": True}

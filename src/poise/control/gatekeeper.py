@@ -28,6 +28,14 @@ class Gatekeeper:
         self._counts: Counter[str] = Counter()
         self._latest: deque[Refusal] = deque(maxlen=LATEST)
 
+    @property
+    def behind(self) -> str | None:
+        """Whom this control plane stands by for, if it does not lead."""
+        return self._plane.behind
+
+    def check_leading(self) -> None:
+        self._plane.check_leading()
+
     def bearer(self, secret: str) -> Bearer:
         """Whose secret it is. Raises `Denied`."""
         found = digest(secret)

@@ -15,7 +15,7 @@ import msgspec
 
 from poise.config import MAX_BODY
 from poise.control.gatekeeper import Gatekeeper
-from poise.errors import ErrorRecord, Forbidden, InputError, PoiseError
+from poise.errors import ErrorRecord, Forbidden, InputError, NotLeading, PoiseError
 from poise.model.tenants import Bearer, Role
 
 Scope = MutableMapping[str, Any]
@@ -75,15 +75,18 @@ class Guard:
         if hot is not None:
             needed, app = hot
             body = receive
-            if bearer is not None:
-                try:
+            try:
+                if bearer is not None:
                     self._gate.allow(bearer, needed, scope["path"])
-                except Forbidden as error:
-                    await refuse(scope, send, error)
-                    return
+                self._gate.check_leading()
+            except (Forbidden, NotLeading) as error:
+                await refuse(scope, send, error)
+                return
         if scope["type"] == "websocket":
             await app(scope, receive, send)
             return
+        if (behind := self._gate.behind) is not None:
+            send = marked(send, behind)
         with self._during():
             await app(scope, body, send)
 
@@ -131,6 +134,17 @@ def bounded(receive: Receive) -> Receive:
         return message
 
     return checked
+
+
+def marked(send: Send, behind: str) -> Send:
+    """Answers that say that they come from a control plane that stands by: they may be a moment old."""
+
+    async def send_marked(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), (b"poise-standby-for", behind.encode())]
+        await send(message)
+
+    return send_marked
 
 
 async def refuse(scope: Scope, send: Send, error: PoiseError) -> None:

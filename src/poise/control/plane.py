@@ -4,18 +4,21 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from poise.engine.host import Host
-from poise.errors import PoiseError
+from poise.drivers.system import SystemClock, boot_id, boottime
+from poise.engine.host import Answer, Host
+from poise.errors import NotLeading, PoiseError
 from poise.kernel import controller as machine
 from poise.kernel.controller import Controller
 from poise.kernel.ledger import Ledger
 from poise.kernel.overview import Rates, rates
 from poise.model.events import Event
 from poise.ports import Clock, Decider, Store
+from poise.units import Instant
 
 RECENT_EVENTS = 10_000
 """Events kept in memory for those who follow the stream; older ones are read from the log."""
@@ -26,8 +29,20 @@ BROKEN = 70
 _log = logging.getLogger("poise.control")
 
 
+def clock_of(ledger: Ledger) -> SystemClock:
+    """One that goes on from where the log is."""
+    return SystemClock(Instant(ledger.resume_at(boot_id(), boottime(), time.time())))
+
+
 class Plane(Host):
-    """The host on asyncio's loop, for callers that wait and for those who follow what happens."""
+    """The host on asyncio's loop, for callers that wait and for those who follow what happens.
+
+    `behind` is None where this control plane leads. Else it stands by: it takes in what the one that leads has written,
+    answers what can be read, and refuses what would be written; `behind` is the address of that one, empty while nobody
+    is known to lead. `leads` tells a leader whether that holds still: for as long, nobody else can lead.
+    """
+
+    behind: str | None = None
 
     def __init__(
         self,
@@ -40,14 +55,72 @@ class Plane(Host):
     ) -> None:
         self._loop = asyncio.get_running_loop()
         super().__init__(
-            controller, store, clock, decider, self._loop, tell=_log.warning, holds=holds, leave=_leave, guard=or_die
+            controller,
+            store,
+            clock,
+            decider,
+            self._loop,
+            tell=_log.warning,
+            holds=holds,
+            leave=leave,
+            guard=self._turns,
         )
+        self._leads: Callable[[], bool] = lambda: True
         self._recent: deque[tuple[int, Event]] = deque(maxlen=RECENT_EVENTS)
-        self._published = store.durable()
+        self._published = controller.durable
         self._followers: set[asyncio.Event] = set()
         self._watched: dict[tuple[str, tuple[str, ...]], set[asyncio.Future[None]]] = {}
 
+    # --- leading and standing by -------------------------------------------------------------------------------------
+
+    @property
+    def accepting(self) -> bool:
+        """Whether anything new can be written here."""
+        return self.behind is None and self.controller.accepting
+
+    def check_leading(self) -> None:
+        """Raises `NotLeading` where another control plane is the one to ask."""
+        if self.behind is not None:
+            hint = "set POISE_CONTROL to the sockets of all" if self.behind else "try again: one of them will"
+            raise NotLeading("this control plane stands by", need=self.behind or "one that leads", hint=hint)
+
+    def start_from(self, ledger: Ledger) -> None:
+        """Stand by with this ledger: what lies between it and what was known is no longer in the log."""
+        self.controller = Controller(ledger, self.controller.settings)
+        self._recent.clear()
+        self._published_up_to(ledger.revision)
+
+    def take_in(self, events: Sequence[tuple[int, Event]]) -> None:
+        """What the control plane that leads has written after all that is known here."""
+        with or_die():
+            for _, event in events:
+                self.ledger.apply(event)
+        self.clock = clock_of(self.ledger)
+        self._recent.extend(events)
+        self._published_up_to(self.ledger.revision)
+
+    def lead(self, term: int, leads: Callable[[], bool]) -> None:
+        """From now on, under a term that was won, on what was taken in."""
+        self.controller = Controller(self.ledger, self.controller.settings)
+        self.clock, self._leads, self.behind = clock_of(self.ledger), leads, None
+        self.begin(boot=boot_id(), boottime=boottime(), term=term)
+
+    @contextlib.contextmanager
+    def _turns(self) -> Iterator[None]:
+        self._check_lease()
+        with or_die():
+            yield
+
+    def _check_lease(self) -> None:
+        """One that stood still while another took the lead says nothing any more."""
+        if not self._leads():
+            leave(NotLeading("the lease has run out"))
+
     # --- messages ----------------------------------------------------------------------------------------------------
+
+    def ask(self, make: Callable[[int], machine.Message], answer: Answer) -> None:
+        self.check_leading()
+        super().ask(make, answer)
 
     async def request(self, make: Callable[[int], machine.Message]) -> Any:
         """Post a request and wait for its answer. Raises what it was refused with."""
@@ -66,7 +139,8 @@ class Plane(Host):
 
     async def settled(self) -> Ledger:
         """The ledger, once all that it holds now is durable: readers see nothing that a crash could take back."""
-        while self.controller.durable < self.ledger.revision:
+        self._check_lease()
+        while self.behind is None and self.controller.durable < self.ledger.revision:
             with contextlib.suppress(PoiseError):  # not written after all: the ledger is what is durable again
                 await self.request(machine.Barrier)
         return self.ledger
@@ -138,7 +212,7 @@ class Plane(Host):
         return bool(found) and all(unit is None or unit.over for unit in found)
 
 
-def _leave(error: PoiseError) -> NoReturn:
+def leave(error: PoiseError) -> NoReturn:
     """As by kill -9: nothing that is still to be said or written is this one's to say."""
     _log.critical("%s; this control plane leaves it to them", error)
     os._exit(BROKEN)

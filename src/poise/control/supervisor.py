@@ -1,8 +1,9 @@
 """Keeps a control plane and its agents alive on one machine. Standard library only; run as a file:
 
-    python -S supervisor.py HOME [--until-idle] [options of the control plane …]
+    python -S supervisor.py HOME [--no-agent] [--until-idle] [options of the control plane …]
 
-There is one agent, of this machine; or, where the home has a declared fleet (`fleet.json`), one for each of its nodes.
+There is one agent, of this machine; or, where the home has a declared fleet (`fleet.json`), one for each of its nodes;
+or none: then this machine only decides, or stands by to.
 What nodes of an earlier fleet left running is ended once, by an agent that retires them: their work has been given up.
 
 A child that ends is started again, at once the first time and after a pause that doubles to five seconds when it keeps
@@ -29,6 +30,7 @@ LOOK_EVERY = 0.5
 STOP_SECONDS = 5.0
 TOLD_TO_END = 0
 CANNOT_START = 3
+NO_AGENT = "--no-agent"
 
 
 class Child:
@@ -125,8 +127,11 @@ def agents(home: str) -> tuple[list[Child], list[Child]]:
 
 def run(home: str, options: list[str]) -> int:
     """Supervise until told to stop. Returns the exit code."""
-    control = Child([sys.executable, "-m", "poise.control", home, *options], os.path.join(home, "lock"))
-    nodes, retiring = agents(home)
+    control = Child(
+        [sys.executable, "-m", "poise.control", home, *(of for of in options if of != NO_AGENT)],
+        os.path.join(home, "lock"),
+    )
+    nodes, retiring = ([], []) if NO_AGENT in options else agents(home)
     stopping = False
 
     def stop(*_: object) -> None:

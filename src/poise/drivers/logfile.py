@@ -18,9 +18,10 @@ from typing import BinaryIO, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from poise.config import Home
 from poise.decoding import msgpack_decoder
 from poise.drivers.sqlite import LogReader
-from poise.drivers.verified import StoreNewer, newer
+from poise.drivers.verified import StoreNewer, VerifiedLog, newer
 from poise.errors import InputError, NotFound, StoreDamaged
 from poise.model.record import FORMAT, is_whole, seal, unseal
 from poise.ports import StoredCheckpoint
@@ -77,19 +78,33 @@ class Recording(NamedTuple, Generic[Event]):
     written_by: str
 
 
+def has_log(home: Home) -> bool:
+    return home.log.exists() or home.store.exists()
+
+
+def read_home(home: Home, decode: Callable[[bytes], Event]) -> VerifiedLog[Event]:
+    """The log of a home, beside a control plane or without one: in its folder, or in a database."""
+    if not home.store.exists():
+        return LogReader(home.log, decode)
+    from poise.drivers.postgres import PostgresLog  # its library is an extra
+
+    return PostgresLog(home.store.read_text().strip(), decode)
+
+
 @contextlib.contextmanager
 def open_log(path: Path, decode: Callable[[bytes], Event], until: int = 0) -> Iterator[Recording[Event]]:
-    """A home's log, which may be written meanwhile, or an exported one; up to revision `until`, or the last one now.
+    """The log of a home (a folder), which may be written meanwhile, a copy of one, or an exported one; up to revision
+    `until`, or the last one now.
 
     Raises `InputError` for what is neither, `StoreDamaged` and `StoreNewer`, also while events are read.
     """
-    if not path.is_file():
-        raise NotFound("there is no log", field=str(path), hint="a log.db of a home, or an exported log")
-    if path.suffix != DATABASE and not _is_database(path):
+    if not (has_log(Home(path)) if path.is_dir() else path.is_file()):
+        raise NotFound("there is no log", field=str(path), hint="a home, a log.db of one, or an exported log")
+    if path.is_file() and path.suffix != DATABASE and not _is_database(path):
         file = LogFile(path, decode)
         yield Recording(file.start, _Again(file.read, until or FOR_EVER), file.written_by)
         return
-    with contextlib.closing(LogReader(path, decode)) as reader:
+    with contextlib.closing(read_home(Home(path), decode) if path.is_dir() else LogReader(path, decode)) as reader:
         last = reader.last_revision()
         start = reader.oldest_checkpoint()
         after = start.revision if start is not None else 0

@@ -42,6 +42,11 @@ class SystemClock:
         return time.time()
 
 
+def boottime() -> int:
+    """Nanoseconds since this boot."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
 def boot_id() -> str:
     """What tells this boot of the machine from every other."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -73,6 +73,9 @@ class VerifiedLog(ABC, Generic[Event]):
         return found
 
     @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
     def first_revision(self) -> int:
         """The oldest revision that is kept: 1 until the log is pruned."""
 

@@ -6,11 +6,11 @@ durable. The control plane runs it on asyncio's loop with the real doors, the fa
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
-from poise.errors import Conflict, PoiseError, StoreFull
+from poise.errors import Conflict, NotLeading, PoiseError, StoreFull
 from poise.kernel import controller as machine
 from poise.kernel.controller import Controller
 from poise.kernel.ledger import Ledger
@@ -19,7 +19,7 @@ from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.messages import Attempt, FromAgent
 from poise.model.views import Snapshot
-from poise.ports import Clock, Decider, Store
+from poise.ports import Clock, Decider, Store, StoredCheckpoint
 from poise.units import SECOND
 
 STOOD_STILL = 1 * SECOND
@@ -109,9 +109,10 @@ class Host:
     def ledger(self) -> Ledger:
         return self.controller.ledger
 
-    def begin(self, *, boot: str, boottime: int) -> None:
+    def begin(self, *, boot: str, boottime: int, term: int = 0) -> None:
         """Take the log."""
-        self._perform(self.controller.begin(self.clock.now(), boot=boot, boottime=boottime, wall=self.clock.wall()))
+        now, wall = self.clock.now(), self.clock.wall()
+        self._perform(self.controller.begin(now, boot=boot, boottime=boottime, wall=wall, term=term))
         self._schedule()
         if self._holds is not None:
             self._look_at_lock(self._holds)
@@ -333,7 +334,7 @@ class Host:
         """The log cannot be written: back to what is durable."""
         if self._over:
             return
-        if isinstance(error, Conflict) and error.record.code == "E204":
+        if isinstance(error, NotLeading) or (isinstance(error, Conflict) and error.record.code == "E204"):
             self._leave(error)
         with self._guard():
             self._go_back(error)
@@ -349,7 +350,14 @@ class Host:
         self._schedule()
 
 
-def load_ledger(store: Store) -> Ledger:
+class Log(Protocol):
+    """What a ledger is loaded from: a store, or what reads one."""
+
+    def latest_checkpoint(self) -> StoredCheckpoint | None: ...
+    def read(self, after: int = 0, limit: int = 0) -> Iterator[tuple[int, Event]]: ...
+
+
+def load_ledger(store: Log) -> Ledger:
     """The ledger as the log has it: the latest checkpoint and every event after it."""
     checkpoint = store.latest_checkpoint()
     ledger = Ledger.decode(checkpoint.state) if checkpoint else Ledger()

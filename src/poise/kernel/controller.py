@@ -448,13 +448,13 @@ class Controller:
     def durable(self) -> int:
         return self._durable
 
-    def begin(self, now: int, *, boot: str, boottime: int, wall: float) -> Sequence[Effect]:
-        """Take the log: a new term. Nodes that were up have the usual time to connect before they are lost; those of
-        another fleet than the one declared now are forgotten.
+    def begin(self, now: int, *, boot: str, boottime: int, wall: float, term: int = 0) -> Sequence[Effect]:
+        """Take the log: a new term, the next one unless it was won in an election. Nodes that were up have the usual
+        time to connect before they are lost; those of another fleet than the one declared now are forgotten.
         """
         began = Began(
             at=now,
-            term=self.ledger.term + 1,
+            term=term or self.ledger.term + 1,
             policy=self.settings.policy,
             history=self.settings.history,
             version=self.settings.version,

@@ -448,7 +448,13 @@ def node_report(
 
 
 def status_report(
-    ledger: Ledger, version: str, *, fleet: str = "", accepting: bool = False, up: bool = True
+    ledger: Ledger,
+    version: str,
+    *,
+    fleet: str = "",
+    accepting: bool = False,
+    up: bool = True,
+    behind: str | None = None,
 ) -> StatusReport:
     """What there is at a glance."""
     return StatusReport(
@@ -464,6 +470,8 @@ def status_report(
         lost=sum(node.status == "lost" for node in ledger.nodes.values()),
         fleet=fleet,
         up=up,
+        stands_by=behind is not None,
+        leader=behind or "",
     )
 
 

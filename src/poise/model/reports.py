@@ -313,7 +313,8 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """The control plane at a glance. `unfinished` counts jobs, `pending` units that could be placed, `active` units
     that hold room. `policy` decides; `fleet` is the declared one, empty for this machine. Without `up` no control plane
-    runs, and it is what the log says.
+    runs, and it is what the log says. One that `stands_by` tells what the one that leads has written; `leader` is the
+    address of that one, where it is known.
     """
 
     version: str
@@ -328,6 +329,8 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     lost: int = 0
     fleet: str = ""
     up: bool = True
+    stands_by: bool = False
+    leader: str = ""
 
 
 class NodeUse(msgspec.Struct, frozen=True, kw_only=True):

@@ -74,7 +74,8 @@ class Lease:
         """Let another take it now; while the database is away, once it has run out."""
         term, self._term, self._until = self._term, 0, 0
         with contextlib.suppress(StoreAway):
-            self._link.ask(lambda connection: connection.execute(_RELEASE, term))
+            if term:
+                self._link.ask(lambda connection: connection.execute(_RELEASE, term))
 
     def close(self) -> None:
         self._link.close()

@@ -11,9 +11,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import asyncpg
-
 from poise.errors import Fault, PoiseError, StoreAway, StoreFull
+
+try:
+    import asyncpg
+except ModuleNotFoundError:
+    raise Fault("a log in PostgreSQL needs a library", code="E213", hint="pip install 'poise[postgres]'") from None
 
 WITHIN = 5.0
 """Seconds that a question may take, connecting included; then the connection is taken for lost."""

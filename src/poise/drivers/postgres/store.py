@@ -74,7 +74,7 @@ class PostgresLog(VerifiedLog[Event]):
         return StoreDamaged(message, hint="restore a backup of the database")
 
 
-class PostgresStore(PostgresLog[Event], GroupedStore):
+class PostgresStore(GroupedStore, PostgresLog[Event]):
     """Refuses appends (`NotLeading`) until this control plane is to `lead`. The rest is as for every `GroupedStore`."""
 
     def __init__(
@@ -92,18 +92,18 @@ class PostgresStore(PostgresLog[Event], GroupedStore):
         PostgresLog.__init__(self, url, decode, warn=warn)
         GroupedStore.__init__(self, encode, call_soon=call_soon, warn=warn, keep=keep, queue_limit=queue_limit)
         self._failure = NotLeading("nobody leads here")
-        self._url = url
         self._written_by = written_by
         self._closing = threading.Event()
+        self._writer = self._leader = PostgresWriter(Link(url), self._closing, warn)
 
     def lead(self, term: int) -> int:
         """Write under this term, which was won, from now on; returns the last revision, and nobody else adds to it."""
-        writer = PostgresWriter(Link(self._url), term, self._closing, self._warn)
+        self._leader.term = term
         if self._written_by:
-            writer.sign(self._written_by)
-        self._failure = None
+            self._leader.sign(self._written_by)
         last = self.last_revision()
-        self._begin(writer, last)
+        self._failure = None
+        self._begin(self._leader, last)
         return last
 
     def close(self) -> None:
@@ -112,15 +112,16 @@ class PostgresStore(PostgresLog[Event], GroupedStore):
         GroupedStore.close(self)
 
     def _let_go(self) -> None:
-        if self._thread is not None or self._failure is None:
-            self._writer.close()
+        self._writer.close()
         PostgresLog.close(self)
 
 
 class PostgresWriter:
-    def __init__(self, link: Link, term: int, closing: threading.Event, warn: Callable[[str], None]) -> None:
+    """Commits under its `term`."""
+
+    def __init__(self, link: Link, closing: threading.Event, warn: Callable[[str], None]) -> None:
+        self.term = 0
         self._link = link
-        self._term = term
         self._closing = closing
         self._warn = warn
 
@@ -145,11 +146,11 @@ class PostgresWriter:
     async def _append(self, connection: Any, rows: Sequence[tuple[int, bytes]]) -> None:
         before = rows[0][0] - 1
         revisions, records = zip(*rows, strict=True)
-        if await connection.execute(_APPEND, self._term, revisions, records, before) != "INSERT 0 0":
+        if await connection.execute(_APPEND, self.term, revisions, records, before) != "INSERT 0 0":
             return
         term, holder = await connection.fetchrow("SELECT term, holder FROM poise.leadership")
-        if term != self._term:
-            raise NotLeading("another control plane leads", need=f"term {self._term}", have=f"term {term} of {holder}")
+        if term != self.term:
+            raise NotLeading("another control plane leads", need=f"term {self.term}", have=f"term {term} of {holder}")
         found = await connection.fetch("SELECT * FROM poise.log WHERE revision > $1 ORDER BY revision", before)
         if [tuple(row) for row in found] != list(rows):  # else they are ours: only the answer was lost
             raise Conflict(

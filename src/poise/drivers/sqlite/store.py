@@ -12,7 +12,7 @@ from poise.drivers.sqlite.writer import SqliteWriter
 from poise.drivers.verified import Event, log
 
 
-class SqliteStore(SqliteLog[Event], GroupedStore):
+class SqliteStore(GroupedStore, SqliteLog[Event]):
     """`max_bytes` bounds the log file; the write-ahead file beside it adds a few MB. `written_by` is the version that
     an older Poise names when it cannot read the log. The rest is as for every `GroupedStore`.
     """

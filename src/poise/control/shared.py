@@ -1,0 +1,127 @@
+"""A log that this control plane shares with others: one of them leads, the rest stand by. Following the log, and taking
+over.
+
+Whoever stands by asks the database each quarter of a second for what is new, and for the lease. Being told of it
+instead (LISTEN) would need a connection that no pooler shares, and would save that quarter alone.
+"""
+
+import asyncio
+import logging
+import os
+from typing import NamedTuple
+
+import msgspec
+
+from poise import __version__
+from poise.config import Home
+from poise.control.plane import Plane, leave
+from poise.drivers.devices import identity
+from poise.drivers.postgres import Lease, PostgresStore
+from poise.drivers.security import digest
+from poise.engine.host import load_ledger
+from poise.errors import Conflict, StoreAway
+from poise.kernel.ledger import Ledger
+from poise.model.events import Event, decode_event, encode_event
+from poise.model.times import Times
+
+LOOK_SECONDS = 0.25
+PAGE = 5_000
+"""Events that are taken in at once: reads wait meanwhile."""
+
+_log = logging.getLogger("poise.control")
+
+
+async def open_shared(url: str, home: Home, token: str) -> "Shared":
+    """Once the database answers; while it does not, that is on file for the command line to tell."""
+    call_soon = asyncio.get_running_loop().call_soon_threadsafe
+    lease = Lease(
+        url,
+        holder=f"{os.uname().nodename}:{home.root} ({identity(home.root)[:8]})",
+        address=str(home.socket),
+        token=digest(token),
+        lasts=Times().leadership,
+        on_lost=leave,
+    )
+
+    def opened() -> Shared:
+        store: PostgresStore[Event] = PostgresStore(
+            url, encode_event, decode_event, call_soon=call_soon, warn=_log.warning, written_by=__version__
+        )
+        shared = Shared(store, load_ledger(store), lease, digest(token))
+        shared.leader()
+        return shared
+
+    while True:
+        try:
+            shared = await asyncio.to_thread(opened)
+            home.failure.unlink(missing_ok=True)
+            return shared
+        except StoreAway as error:
+            if not home.failure.exists():
+                _log.warning("%s", error)
+                home.failure.write_bytes(msgspec.json.encode(error.record))
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+class Shared(NamedTuple):
+    """`ledger` is what the log said when it was opened; `token` the digest of the home's: who has another one could not
+    be spoken to after a change of leader.
+    """
+
+    store: PostgresStore[Event]
+    ledger: Ledger
+    lease: Lease
+    token: str
+
+    def leader(self) -> str:
+        """The address of the one that leads, if one does. Raises `Conflict` where it could not be followed."""
+        led = self.lease.look()
+        if led.held and led.token != self.token:
+            raise Conflict(
+                "the control plane that leads has another token",
+                field="token",
+                have=led.address,
+                hint="copy the file `token` of its home into this one, readable by its owner only",
+            )
+        return led.address if led.held else ""
+
+    async def until_it_leads(self, plane: Plane) -> None:
+        """Raises what a person has to see to."""
+        away = False
+        while True:
+            try:
+                while await self._catch_up(plane):
+                    pass
+                if term := await asyncio.to_thread(self.lease.take):
+                    await self._lead(plane, term)
+                    return
+                plane.behind = await asyncio.to_thread(self.leader)
+                away = False
+            except StoreAway as error:
+                if not away:
+                    _log.warning("%s", error)
+                away = True
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _catch_up(self, plane: Plane) -> bool:
+        """False: nothing was new."""
+        known = plane.ledger.revision
+        events = await asyncio.to_thread(lambda: list(self.store.read(known, PAGE)))
+        if events and events[0][0] != known + 1:  # the log was pruned meanwhile
+            plane.start_from(await asyncio.to_thread(load_ledger, self.store))
+        elif events:
+            plane.take_in(events)
+        return bool(events)
+
+    async def _lead(self, plane: Plane, term: int) -> None:
+        """What is in the log now is all that there will be of others."""
+        while await self._catch_up(plane):
+            pass
+        last, known = await asyncio.to_thread(self.store.lead, term), plane.ledger.revision
+        if last != known:
+            raise Conflict(
+                "the log ends before what was read of it", code="E204", need=f"revision {known}", have=f"{last}"
+            )
+        plane.lead(term, self.lease.holds)
+        await plane.settled()
+        _log.info("leads: revision %d, term %d", plane.ledger.revision, term)

@@ -1,0 +1,252 @@
+"""Two control planes on one database: one leads, the other stands by, and whatever becomes of the first, nothing that
+was acknowledged is lost and nothing runs twice.
+"""
+
+import contextlib
+import http.client
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from drivers.postgres_server import PostgresServer, running
+
+from poise.client import Client
+from poise.config import Home
+from poise.drivers import sockets
+from poise.drivers.security import read_token
+from poise.errors import PoiseError
+from system.living import PATIENCE, Diary, Living, alive, kill, until
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with running() as server:
+        yield server
+
+
+class Pair:
+    """`first` leads and has this machine's agent, `second` stands by and has none."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self.server = server
+        self.url = server.database()
+        self.first, self.second = Living(), Living()
+        places = (self.first.home.socket, self.second.home.socket)
+        for living in (self.first, self.second):
+            living.variables["POISE_CONTROL"] = ",".join(map(str, places))
+            living.home = Home(living.home.root, others=places)
+        self.first.up("--store", self.url)
+        until(lambda: self.leads(self.first), "the first one leads", self.first.messages)
+        self.second.home.root.mkdir(mode=0o700)
+        shutil.copy(self.first.home.token, self.second.home.token)
+        self.second.up("--store", self.url, "--no-agent")
+        until(lambda: len(self.client().nodes()) == 1, "the agent is there", self.story)
+
+    def leads(self, living: Living) -> bool:
+        """Asked of this one alone."""
+        with contextlib.suppress(PoiseError):
+            return Client(Home(living.home.root), patience=0).status().accepting
+        return False
+
+    def client(self) -> Client:
+        return Client(self.first.home, patience=PATIENCE)
+
+    def story(self) -> str:
+        return f"first:\n{self.first.messages()[-3000:]}\nsecond:\n{self.second.messages()[-3000:]}"
+
+    def pull_the_plug(self) -> None:
+        """The first one's machine is gone, but for its agent, which stands for another machine's here."""
+        kill(self.first.pid("supervisor"))
+        kill(self.first.pid("control"))
+
+    def close(self) -> None:
+        for living in (self.first, self.second):  # the processes of each name the other
+            done = living.poise("down", "--leave" if living is self.first else "--cancel")
+            assert done.code == 0, (done.err, self.story())
+        self.first.close()
+        self.second.close()
+
+
+@pytest.fixture
+def pair(server: PostgresServer) -> Iterator[Pair]:
+    pair = Pair(server)
+    try:
+        yield pair
+        pair.close()
+    finally:
+        pair.first.destroy()
+        pair.second.destroy()
+
+
+class Load:
+    """Submits one short job after another; whoever asks with a key may ask again."""
+
+    def __init__(self, pair: Pair, diary: Diary) -> None:
+        self.acknowledged: dict[str, str] = {}
+        self._pair = pair
+        self._diary = diary
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._submit)
+
+    def __enter__(self) -> "Load":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _submit(self) -> None:
+        client, number = self._pair.client(), 0
+        while not self._over.is_set():
+            number += 1
+            command = self._diary.command(0.05, f"n{number}")
+            job = client.submit({"run": ["sh", "-c", command], "resources": {"cpu": 0.1}}, key=f"key {number}")
+            self.acknowledged[job] = f"n{number}"
+
+    def wait_for(self, more: int) -> None:
+        wanted = len(self.acknowledged) + more
+        until(lambda: len(self.acknowledged) >= wanted, f"{more} more are acknowledged", self._pair.story)
+
+    def check(self) -> None:
+        """All that was acknowledged has run, once."""
+        client = self._pair.client()
+        assert len(set(self.acknowledged.values())) == len(self.acknowledged)
+        for job in self.acknowledged:
+            assert client.wait(job, PATIENCE).exit_code == 0, (job, self._pair.story())
+        assert sorted(self._diary.endings()) == sorted(set(self._diary.endings()))
+        assert set(self.acknowledged.values()) <= set(self._diary.endings())
+        self._diary.check()
+
+
+def test_who_stands_by_answers_what_can_be_read_and_refuses_the_rest(pair: Pair) -> None:
+    done = pair.first.poise("submit", "--json", "--", "true")
+    job = done.value["job"]
+    assert pair.client().wait(job).exit_code == 0
+    alone = Client(Home(pair.second.home.root))
+    until(lambda: [one.exit_code for one in alone.jobs() if one.id == job] == [0], "it is seen there", pair.story)
+    told = alone.status()
+    assert (told.stands_by, told.accepting) == (True, False)
+    assert told.leader == str(pair.first.home.socket)
+    assert [node.name for node in alone.nodes()] == [os.uname().nodename]
+    with pytest.raises(PoiseError) as refused:
+        alone.submit({"run": ["true"]})
+    assert refused.value.record.code == "E212"
+    assert refused.value.record.need == str(pair.first.home.socket)
+    assert "POISE_CONTROL" in refused.value.record.hint
+    asked = http.client.HTTPConnection("poise")
+    asked.sock = sockets.connect(pair.second.home.socket)
+    asked.request("GET", "/v1/jobs", headers={"Authorization": f"Bearer {read_token(pair.second.home)}"})
+    assert asked.getresponse().getheader("poise-standby-for") == str(pair.first.home.socket)
+    asked.close()
+    text = pair.second.poise("status", POISE_CONTROL="").text
+    assert f"stands by for {pair.first.home.socket}" in text
+    done = pair.second.poise("submit", "--json", "--", "true")  # which goes on to the one that leads
+    assert done.code == 0, done.err
+
+
+def test_the_leader_is_killed_under_load_and_the_other_one_goes_on(pair: Pair) -> None:
+    diary = Diary(pair.first.work / "diary")
+    with Load(pair, diary) as load:
+        load.wait_for(20)
+        pair.pull_the_plug()
+        load.wait_for(20)
+    assert pair.leads(pair.second), pair.story()
+    load.check()
+    pair.first.up("--store", pair.url)
+    assert not pair.leads(pair.first)
+
+
+def test_a_leader_that_stood_still_says_nothing_any_more(pair: Pair) -> None:
+    diary = Diary(pair.first.work / "diary")
+    running = pair.client().submit({"name": "held", "run": ["sh", "-c", diary.held()], "resources": {"cpu": 0.1}})
+    until(lambda: list(diary.entries()), "it runs", pair.story)
+    stale = pair.first.pid("control")
+    with Load(pair, diary) as load:
+        load.wait_for(5)
+        os.kill(stale, signal.SIGSTOP)
+        until(lambda: pair.leads(pair.second), "the other one leads", pair.story)
+        load.wait_for(5)
+        os.kill(stale, signal.SIGCONT)
+        until(lambda: not alive(stale), "it leaves", pair.story)
+        load.wait_for(5)
+    until(lambda: pair.first.pid("control") not in (0, stale), "another is started in its place", pair.story)
+    until(lambda: Client(Home(pair.first.home.root)).status().stands_by, "it stands by", pair.story)
+    diary.release()
+    assert pair.client().wait(running, PATIENCE).exit_code == 0
+    load.check()
+    assert [event.split(b'"term":')[1].split(b",")[0] for event in terms(pair)] == [b"1", b"2"]
+
+
+def terms(pair: Pair) -> list[bytes]:
+    return [event for event in pair.client().events(after=0, follow=False) if b'"term":' in event]
+
+
+def test_a_leader_that_leaves_in_order_is_followed_at_once(pair: Pair) -> None:
+    asked = time.monotonic()
+    kill(pair.first.pid("supervisor"), signal.SIGTERM)
+    until(lambda: pair.leads(pair.second), "the other one leads", pair.story)
+    assert time.monotonic() - asked < PATIENCE
+
+
+@pytest.mark.parametrize("seconds", [0, 6])
+def test_while_the_database_is_away_what_runs_goes_on_and_what_needs_it_waits(pair: Pair, seconds: float) -> None:
+    diary = Diary(pair.first.work / "diary")
+    held = pair.client().submit({"name": "held", "run": ["sh", "-c", diary.held()], "resources": {"cpu": 0.1}})
+    until(lambda: list(diary.entries()), "it runs", pair.story)
+    with Load(pair, diary) as load:
+        load.wait_for(5)
+        pair.server.kill()
+        time.sleep(seconds)
+        assert not diary.endings().count("$POISE_TASK")
+        pair.server.start()
+        load.wait_for(5)
+    diary.release()
+    assert pair.client().wait(held, PATIENCE).exit_code == 0
+    load.check()
+
+
+def test_who_has_another_token_is_told_before_it_is_needed(pair: Pair) -> None:
+    third = Living()
+    try:
+        done = third.poise("up", "--port", "0", "--store", pair.url, "--no-agent", "--json")
+        assert "another token" in done.error["message"]
+        assert done.error["have"] == str(pair.first.home.socket)
+    finally:
+        third.destroy()
+
+
+def test_a_log_of_a_newer_version_is_refused_naming_it(server: PostgresServer) -> None:
+    living = Living()
+    try:
+        url = server.database()
+        living.up("--store", url)
+        until(lambda: Client(living.home).status().accepting, "it leads", living.messages)
+        assert living.poise("down").code == 0
+        server.run("UPDATE poise.about SET value = '9' WHERE name = 'format'", url)
+        server.run("UPDATE poise.about SET value = '9.1.0' WHERE name = 'written_by'", url)
+        done = living.poise("up", "--json")
+        assert (done.error["code"], done.error["need"]) == ("E206", "9.1.0")
+    finally:
+        living.destroy()
+
+
+def test_the_log_in_a_database_is_read_without_a_control_plane(server: PostgresServer) -> None:
+    living = Living()
+    try:
+        living.up("--store", server.database())
+        assert living.poise("run", "--name", "once", "--", "true").code == 0
+        assert living.poise("up", "--store", "home").code == 1  # not while it is up
+        assert living.poise("down").code == 0
+        assert [job["name"] for job in living.poise("ls", "--all", "--json").value] == ["once"]
+        assert living.poise("replay").code == 0
+        living.up()
+        until(lambda: Client(living.home).status().accepting, "it leads again", living.messages)
+        assert [job["name"] for job in living.poise("ls", "--all", "--json").value] == ["once"]
+        living.close()
+    finally:
+        living.destroy()
