@@ -324,7 +324,7 @@ class Client:
         while True:
             try:
                 response, content = self._exchange(method, path, data, timeout)
-                if response.status != NotLeading.status or time.monotonic() > deadline or self._is_only(content):
+                if time.monotonic() > deadline or not self._may_ask_another(response.status, content):
                     break
                 self.close()
             except (OSError, http.client.HTTPException) as error:
@@ -342,9 +342,12 @@ class Client:
         """Of the control plane whose turn it is."""
         return self.home.sockets[self._turn % len(self.home.sockets)]
 
-    def _is_only(self, content: bytes) -> bool:
-        """Whether one leads, and this home does not know where."""
-        return len(self.home.sockets) == 1 and bool(_decode_error(content, NotLeading.status).record.need)
+    def _may_ask_another(self, status: int, content: bytes) -> bool:
+        """Whether this one stands by, and there is another to ask, or will be: `need` is the one that leads."""
+        if status != NotLeading.status:
+            return False
+        record = _decode_error(content, status).record
+        return record.code == NotLeading.default_code and (len(self.home.sockets) > 1 or not record.need)
 
     def _exchange(
         self, method: str, path: str, data: bytes | None, timeout: float

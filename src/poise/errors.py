@@ -215,7 +215,7 @@ class StoreAway(Fault):
 class NotLeading(Fault):
     """This control plane does not lead, or no longer."""
 
-    status = 421
+    status = 503
     default_code = "E212"
 
 
@@ -244,8 +244,7 @@ def placed(record: ErrorRecord, place: Callable[[str], str]) -> ErrorRecord:
 
 
 _BY_STATUS: dict[int, type[PoiseError]] = {
-    kind.status: kind
-    for kind in (InputError, SpecError, NotFound, Conflict, Denied, Forbidden, Fault, StoreFull, NotLeading, Busy)
+    kind.status: kind for kind in (InputError, SpecError, NotFound, Conflict, Denied, Forbidden, Fault, StoreFull, Busy)
 }
 
 

@@ -81,8 +81,8 @@ class Plane(Host):
     def check_leading(self) -> None:
         """Raises `NotLeading` where another control plane is the one to ask."""
         if self.behind is not None:
-            hint = "set POISE_CONTROL to the sockets of all" if self.behind else "try again: one of them will"
-            raise NotLeading("this control plane stands by", need=self.behind or "one that leads", hint=hint)
+            hint = "set POISE_CONTROL to the sockets of all" if self.behind else "try again: one will lead soon"
+            raise NotLeading("this control plane stands by", need=self.behind, hint=hint)
 
     def start_from(self, ledger: Ledger) -> None:
         """Stand by with this ledger: what lies between it and what was known is no longer in the log."""

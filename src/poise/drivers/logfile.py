@@ -99,7 +99,7 @@ def open_log(path: Path, decode: Callable[[bytes], Event], until: int = 0) -> It
     Raises `InputError` for what is neither, `StoreDamaged` and `StoreNewer`, also while events are read.
     """
     if not (has_log(Home(path)) if path.is_dir() else path.is_file()):
-        raise NotFound("there is no log", field=str(path), hint="a home, a log.db of one, or an exported log")
+        raise NotFound("there is no log", field=str(path), hint="a log.db of a home, or an exported log")
     if path.is_file() and path.suffix != DATABASE and not _is_database(path):
         file = LogFile(path, decode)
         yield Recording(file.start, _Again(file.read, until or FOR_EVER), file.written_by)

@@ -51,9 +51,15 @@ class _Clock:
 class _Plane:
     """What the routes ask of a plane, answered at once."""
 
+    accepting = True
+    behind = None
+
     def __init__(self, desk: "Desk") -> None:
         self._desk = desk
         self.clock = _Clock(desk)
+
+    def check_leading(self) -> None:
+        pass
 
     @property
     def controller(self) -> Controller:
