@@ -45,6 +45,9 @@ from poise.model.usage import NodeProfile
 T = TypeVar("T")
 PATIENCE = 15.0
 
+SILENCE = 5.0
+"""Seconds after which one that says nothing is left for another, where there are several."""
+
 THOUGHT = 60.0
 """Seconds that an answer may take for which the policy decides again and again."""
 
@@ -320,6 +323,8 @@ class Client:
 
     def _call(self, method: str, path: str, kind: type[T], body: Any = None, timeout: float = PATIENCE) -> T:
         data = _encoded(body) if body is not None else None
+        if len(self.home.sockets) > 1:
+            timeout -= PATIENCE - SILENCE
         deadline = time.monotonic() + self._patience
         while True:
             try:

@@ -26,35 +26,35 @@ class PostgresServer:
 
     def __init__(self, programs: Path) -> None:
         self._programs = programs
-        self._folder = Path(tempfile.mkdtemp(prefix="poise-postgres-"))
-        self._data = self._folder / "data"
+        self.folder = Path(tempfile.mkdtemp(prefix="poise-postgres-"))
+        self._data = self.folder / "data"
         self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
         libraries = ":".join(str(place) for place in DEBIAN.glob("usr/lib/*-linux-gnu"))
         self._as: dict[str, Any] = {
             "env": {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": libraries, "TZ": "UTC", "LANG": "C.UTF-8"},
-            "cwd": self._folder,
+            "cwd": self.folder,
             **({"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}),
         }
         if os.geteuid() == 0:
-            os.chown(self._folder, NOBODY, NOBODY)
+            os.chown(self.folder, NOBODY, NOBODY)
         made = subprocess.run(
             [programs / "initdb", "-D", self._data, "-U", "poise", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8"],
             capture_output=True,
             **self._as,
         )
         if made.returncode:
-            shutil.rmtree(self._folder)
+            shutil.rmtree(self.folder)
             pytest.skip(f"PostgreSQL makes no database here: {made.stderr.decode()[-300:]}")
 
     def start(self) -> None:
         """Returns when it answers."""
-        settings = ["listen_addresses=", f"unix_socket_directories={self._folder}", "jit=off", "shared_buffers=16MB"]
+        settings = ["listen_addresses=", f"unix_socket_directories={self.folder}", "jit=off", "shared_buffers=16MB"]
         command = [str(self._programs / "postgres"), "-D", str(self._data)]
         process: subprocess.Popen[bytes] = subprocess.Popen(
             [*command, *(word for setting in settings for word in ("-c", setting))],
             stdout=subprocess.DEVNULL,
-            stderr=(self._folder / "messages").open("ab"),
+            stderr=(self.folder / "messages").open("ab"),
             **self._as,
         )
         self._process = process
@@ -65,11 +65,11 @@ class PostgresServer:
                 return
             except Exception as error:  # it comes up
                 if time.monotonic() > until or process.poll() is not None:
-                    raise AssertionError((self._folder / "messages").read_text()[-2000:]) from error
+                    raise AssertionError((self.folder / "messages").read_text()[-2000:]) from error
                 time.sleep(0.05)
 
     def url(self, database: str) -> str:
-        return f"postgresql://poise@/{database}?host={self._folder}"
+        return f"postgresql://poise@/{database}?host={self.folder}"
 
     def database(self) -> str:
         """The URL of an empty one."""
@@ -108,7 +108,7 @@ class PostgresServer:
 
     def remove(self) -> None:
         self.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _children(pid: int) -> list[int]:

@@ -7,9 +7,12 @@ import http.client
 import os
 import shutil
 import signal
+import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from drivers.postgres_server import PostgresServer, running
@@ -21,11 +24,55 @@ from poise.drivers.security import read_token
 from poise.errors import PoiseError
 from system.living import PATIENCE, Diary, Living, alive, kill, until
 
+SOCKET = ".s.PGSQL.5432"
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
     with running() as server:
         yield server
+
+
+class Wire:
+    """Between one control plane and the database; it can be cut, and nobody is told."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._to = server.folder / SOCKET
+        self._whole = threading.Event()
+        self._whole.set()
+        self._listening = socket.socket(socket.AF_UNIX)
+        self.folder = Path(tempfile.mkdtemp(prefix="poise-wire-"))
+        self._listening.bind(str(self.folder / SOCKET))
+        self._listening.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        self._whole.clear()
+
+    def mend(self) -> None:
+        self._whole.set()
+
+    def close(self) -> None:
+        self.mend()
+        self._listening.close()
+        shutil.rmtree(self.folder)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                here, there = self._listening.accept()[0], socket.socket(socket.AF_UNIX)
+                there.connect(str(self._to))
+                for ends in ((here, there), (there, here)):
+                    threading.Thread(target=self._carry, args=ends, daemon=True).start()
+
+    def _carry(self, one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(65536):
+                self._whole.wait()
+                other.sendall(data)
+        for end in (one, other):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
 
 class Pair:
@@ -34,12 +81,13 @@ class Pair:
     def __init__(self, server: PostgresServer) -> None:
         self.server = server
         self.url = server.database()
+        self.wire = Wire(server)
         self.first, self.second = Living(), Living()
         places = (self.first.home.socket, self.second.home.socket)
         for living in (self.first, self.second):
             living.variables["POISE_CONTROL"] = ",".join(map(str, places))
             living.home = Home(living.home.root, others=places)
-        self.first.up("--store", self.url)
+        self.first.up("--store", self.url.replace(str(server.folder), str(self.wire.folder)))
         until(lambda: self.leads(self.first), "the first one leads", self.first.messages)
         self.second.home.root.mkdir(mode=0o700)
         shutil.copy(self.first.home.token, self.second.home.token)
@@ -80,6 +128,7 @@ def pair(server: PostgresServer) -> Iterator[Pair]:
     finally:
         pair.first.destroy()
         pair.second.destroy()
+        pair.wire.close()
 
 
 class Load:
@@ -157,7 +206,7 @@ def test_the_leader_is_killed_under_load_and_the_other_one_goes_on(pair: Pair) -
         load.wait_for(20)
     assert pair.leads(pair.second), pair.story()
     load.check()
-    pair.first.up("--store", pair.url)
+    pair.first.up()
     assert not pair.leads(pair.first)
 
 
@@ -184,6 +233,21 @@ def test_a_leader_that_stood_still_says_nothing_any_more(pair: Pair) -> None:
 
 def terms(pair: Pair) -> list[bytes]:
     return [event for event in pair.client().events(after=0, follow=False) if b'"term":' in event]
+
+
+def test_a_leader_that_is_cut_off_from_the_database_leaves_before_another_leads(pair: Pair) -> None:
+    diary = Diary(pair.first.work / "diary")
+    stale = pair.first.pid("control")
+    with Load(pair, diary) as load:
+        load.wait_for(5)
+        pair.wire.cut()
+        until(lambda: pair.leads(pair.second), "the other one leads", pair.story)
+        assert not alive(stale), pair.story()
+        load.wait_for(5)
+        pair.wire.mend()
+        until(lambda: Client(Home(pair.first.home.root)).status().stands_by, "it stands by", pair.story)
+        load.wait_for(5)
+    load.check()
 
 
 def test_a_leader_that_leaves_in_order_is_followed_at_once(pair: Pair) -> None:

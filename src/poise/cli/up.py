@@ -306,7 +306,7 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     if was_up:
         client = Client(home)
         cannot_start = failure_of(home) is not None  # then nobody can tell, and nothing is to be lost by stopping
-        unfinished = [] if leave or cannot_start else _unfinished(client, home)
+        unfinished = [] if leave or cannot_start else _unfinished(client, home, cancel_jobs)
         if unfinished and cancel_jobs:
             _cancel_all(client, [job.id for job in unfinished])
         elif unfinished:
@@ -324,8 +324,10 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     return 0
 
 
-def _unfinished(client: Client, home: Home) -> list[JobReport]:
+def _unfinished(client: Client, home: Home, cancel_jobs: bool) -> list[JobReport]:
     try:
+        if not cancel_jobs and client.status().stands_by:
+            return []  # another one sees to them
         return [job for job in client.jobs() if job.exit_code is None]
     except Unreachable as error:
         if home.left.exists():

@@ -18,6 +18,9 @@ from poise.ports import StoredCheckpoint
 QUEUE_LIMIT = 100_000
 """Events appended and not yet durable; more are refused with `Busy`."""
 
+GROUP_LIMIT = 20_000
+"""Events of one commit."""
+
 KEEP = 1_000_000
 """Events that pruning leaves in the log in any case, for history and replay."""
 
@@ -207,9 +210,9 @@ class GroupedStore:
             return self._writer.rest()
 
     def _write_queue(self) -> PoiseError | None:
-        """Commits all that waits in one transaction. If that fails, all of it is dropped and the reason returned."""
+        """Commits what waits in one transaction. If that fails, all of it is dropped and the reason returned."""
         with self._changed:
-            rows, self._queue = self._queue, []
+            rows, self._queue = self._queue[:GROUP_LIMIT], self._queue[GROUP_LIMIT:]
         if not rows:
             return None
         try:
