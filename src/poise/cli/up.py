@@ -14,12 +14,12 @@ from poise.cli.output import TEXT, forms
 from poise.cli.render import LOGGED, print_json, say
 from poise.client import Client, current_home, failure_of
 from poise.config import Home
-from poise.control.start import START_SECONDS, ensure_up, running, supervised
+from poise.control.start import START_SECONDS, ensure_up, running, running_here, supervised
 from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
 from poise.errors import Conflict, Fault, InputError, Unreachable
-from poise.model.reports import JobReport
+from poise.model.reports import JobReport, StatusReport
 from poise.model.spec import parse_or_raise
 from poise.model.times import Times
 from poise.units import MINUTE, parse_duration
@@ -125,18 +125,18 @@ def up(
         check_shareable(share.absolute())
         options += ["--share", str(share.absolute())]
     if foreground:
-        if supervised(home) or running(home):
+        if supervised(home) or running_here(home):
             raise Conflict("Poise is up already", code="E204", field=str(home.root), hint="`poise down`")
         program = str(Path(__file__).parent.parent / "control" / "supervisor.py")
         os.execv(sys.executable, [sys.executable, "-S", program, str(home.root), *options])  # noqa: S606 — our own program
-    already = running(home) or supervised(home)
+    already = running_here(home) or supervised(home)
     if already and _was_given("policy"):
         _check_policy(Client(home).status().policy, label, policy)
     client = ensure_up(home, *options)
     client.stay()
     if fleet and not no_agent:
         _wait_for_nodes(client, fleet)
-    status = client.status()
+    status = _when_led(client)
     if already and (late := [of for of in ("port", "decide_within", "share", "no_agent") if _was_given(of)]):
         names = " and ".join(f"`--{of.replace('_', '-')}`" for of in late)
         say(f"poise: it was up already; {names} {'counts' if len(late) == 1 else 'count'} when it starts")
@@ -147,6 +147,14 @@ def up(
         stands_by = f", stands by for {status.leader}" if status.leader else ""
         say(f"poise is {'up already' if already else 'up'}: {home.root}, policy {status.policy}{nodes}{stands_by}")
     return 0
+
+
+def _when_led(client: Client) -> StatusReport:
+    """Once it leads, or somebody else is known to."""
+    deadline = time.monotonic() + START_SECONDS
+    while (status := client.status()).stands_by and not status.leader and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return status
 
 
 def _wait_for_nodes(client: Client, fleet: "DeclaredFleet") -> None:
@@ -226,7 +234,7 @@ def _settle_policy(home: Home, policy: str) -> tuple[str, str]:
         try_out(choice, Times())
     if not is_file(policy):
         return policy, choice.label
-    if not (running(home) or supervised(home)):
+    if not (running_here(home) or supervised(home)):
         ensure_home(home)
         draft = home.policy.with_suffix(".new")
         draft.write_bytes(msgspec.json.encode(document))
@@ -246,7 +254,7 @@ def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFle
     wanted = read_fleet(file) if file else None
     if wanted == kept and (wanted is not None or not home.fleet.exists()):
         return wanted
-    if running(home) or supervised(home):
+    if running_here(home) or supervised(home):
         raise Conflict(
             "it is up with other nodes",
             field="--fleet" if file else "--no-fleet",
@@ -271,7 +279,7 @@ def _settle_store(home: Home, store: str | None) -> None:
     kept = home.store.read_text().strip() if home.store.exists() else "home"
     if store is None or store == kept:
         return
-    if running(home) or supervised(home):
+    if running_here(home) or supervised(home):
         raise Conflict(
             "it is up with another log",
             field="--store",
@@ -302,7 +310,7 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     """Stop the control plane and the agents. Refuses while jobs are unfinished, unless told what to do with them."""
     home = own_home()
     nodes = [home.node / "lock", *sorted(home.nodes.glob("*/lock"))]
-    was_up = running(home) or supervised(home) or any(map(is_held, nodes))
+    was_up = running_here(home) or supervised(home) or any(map(is_held, nodes))
     if was_up:
         client = Client(home)
         cannot_start = failure_of(home) is not None  # then nobody can tell, and nothing is to be lost by stopping

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from poise.client import Client, failure_of
 from poise.config import Home
 from poise.drivers.lock import is_held
@@ -34,8 +36,12 @@ def user_name() -> str:
 
 
 def running(home: Home) -> bool:
-    """Whether a control plane holds this home; of one elsewhere only asking it tells."""
-    return home.elsewhere is not None or is_held(home.lock)
+    """Whether a control plane holds this home; of one elsewhere, or of several, only asking tells."""
+    return home.elsewhere is not None or bool(home.others) or running_here(home)
+
+
+def running_here(home: Home) -> bool:
+    return is_held(home.lock)
 
 
 def supervised(home: Home) -> bool:
@@ -55,7 +61,7 @@ def ensure_up(home: Home, *options: str) -> Client:
 
     A control plane that nobody keeps alive (its supervisor was killed) gets a supervisor, which leaves it as it is.
     """
-    if home.elsewhere is not None:
+    if home.elsewhere is not None or (home.others and not home.store.exists()):
         return Client(home)
     ensure_token(home)
     for _ in range(3):
@@ -103,7 +109,7 @@ def _start(home: Home, options: tuple[str, ...]) -> None:
 
 def _when_ready(home: Home) -> Client:
     deadline = time.monotonic() + START_SECONDS
-    client = Client(home, patience=0.0)
+    client = Client(msgspec.structs.replace(home, others=()), patience=0.0)
     while time.monotonic() < deadline:
         failure = failure_of(home)
         if failure is not None:
@@ -113,7 +119,7 @@ def _when_ready(home: Home) -> Client:
         except (Unreachable, Fault) as error:
             if error.record.code not in ("E201", "E299"):
                 raise
-            if not running(home) and not supervised(home) and time.monotonic() > deadline - START_SECONDS + 2:
+            if not running_here(home) and not supervised(home) and time.monotonic() > deadline - START_SECONDS + 2:
                 raise Unreachable("the control plane has gone", field=str(home.root), hint="`poise up`") from None
             time.sleep(0.02)
         else:
