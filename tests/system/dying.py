@@ -18,7 +18,7 @@ from poise.control.plane import Plane
 from poise.drivers.sqlite import tables
 from poise.drivers.sqlite.mark import Mark
 from poise.drivers.sqlite.store import SqliteStore
-from poise.drivers.sqlite.writer import Writer
+from poise.drivers.sqlite.writer import SqliteWriter
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import Ledger
 
@@ -86,16 +86,16 @@ STEPS: dict[str, Callable[[Death], None]] = {
     "after-apply": _at(Ledger, "apply", "after"),
     "before-append": _at(SqliteStore, "append", "before"),
     "after-append": _at(SqliteStore, "append", "after"),
-    "before-transaction": _at(Writer, "append", "before"),
+    "before-transaction": _at(SqliteWriter, "append", "before"),
     "before-commit": _between,
-    "after-commit": _at(Writer, "append", "after"),
+    "after-commit": _at(Mark, "write", "before"),
     "after-mark": _at(Mark, "write", "after"),
     "before-outbox": _at(Plane, "_on_durable", "before"),
     "after-outbox": _at(Plane, "_on_durable", "after"),
     "in-effects": _at(Plane, "_published_up_to", "before"),
-    "before-checkpoint": _at(Writer, "add_checkpoint", "before"),
+    "before-checkpoint": _at(SqliteWriter, "add_checkpoint", "before"),
     "in-checkpoint": _at(tables, "insert_checkpoint", "after"),
-    "after-checkpoint": _at(Writer, "add_checkpoint", "after"),
+    "after-checkpoint": _at(SqliteWriter, "add_checkpoint", "after"),
 }
 
 

@@ -49,6 +49,7 @@ EXTRAS = (
     ("sklearn", "demo", "runs `poise demo`"),
     ("highspy", "lp", "solves what the policies `max-min`, `finish-time-fair` and `min-makespan` ask"),
     ("redis", "redis", "shares kept answers between gateways"),
+    ("asyncpg", "postgres", "keeps the log in a database that several control planes share"),
 )
 """Module, extra, and what it gives."""
 
