@@ -54,14 +54,16 @@ THOUGHT = 60.0
 
 def current_home(path: Path | str | None = None) -> Home:
     """The home at this path, or at `POISE_HOME`, or `~/.poise`; where no path is given and `POISE_SOCKET` is set, the
-    control plane of somebody else behind it. `POISE_CONTROL` are the sockets of all of which one leads.
+    control plane of somebody else behind it. `POISE_CONTROL` are the sockets of several, of which one leads; it counts
+    where that of the home is among them.
     """
     root = Path(path or os.environ.get("POISE_HOME") or "~/.poise").expanduser().resolve()
     shared = os.environ.get("POISE_SOCKET") if path is None else None
     if shared:
         return Home(root, Path(shared).expanduser().absolute())
-    others = filter(None, os.environ.get("POISE_CONTROL", "").split(","))
-    return Home(root, others=tuple(Path(other).expanduser().absolute() for other in others))
+    home, named = Home(root), filter(None, os.environ.get("POISE_CONTROL", "").split(","))
+    others = tuple(Path(name).expanduser().resolve() for name in named)
+    return Home(root, others=others) if home.socket in others else home
 
 
 class _Error(msgspec.Struct):

@@ -17,7 +17,8 @@ from drivers.notes import Note, Owner, decode, encode, note, notes
 from drivers.postgres_server import PostgresServer, running
 from poise.drivers.postgres import Lease, PostgresStore
 from poise.drivers.postgres.link import name_of
-from poise.errors import Fault, NotLeading, PoiseError, StoreAway
+from poise.errors import Conflict, Fault, NotLeading, PoiseError, StoreAway
+from poise.model.record import seal
 from poise.units import HOUR, MINUTE, SECOND
 
 
@@ -40,6 +41,9 @@ def lease_of(
     url: str, holder: str, *, lasts: int = MINUTE, on_lost: Callable[[NotLeading], object] = lambda _: None
 ) -> Lease:
     return Lease(url, holder=holder, address=f"at {holder}", token="", lasts=lasts, on_lost=on_lost)
+
+
+SLEEPERS = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
 
 
 def shift(server: PostgresServer, url: str, by: int) -> None:
@@ -140,6 +144,25 @@ def test_while_the_database_is_away_commits_wait_and_none_is_lost_or_doubled(url
             assert list(store.read()) == list(enumerate(notes(1, last), start=1)), turn
         assert "commits wait" in warnings[0]
         lease.release()
+
+
+def test_a_commit_whose_answer_was_lost_is_found_there(server: PostgresServer, url: str) -> None:
+    """Also while it is still on its way: the second try waits for the first."""
+    with contextlib.closing(store_at(url)) as store:
+        store.lead(lease_of(url, "a").take())
+        insert = "INSERT INTO poise.log VALUES ($1, $2)"
+        server.run(insert, url, 1, seal(1, encode(note(1))))
+        store.append([note(1)], expected=0)
+        slowly = f"WITH first AS ({insert} RETURNING 1) SELECT pg_sleep(1) FROM first"  # noqa: S608 - ours
+        first = threading.Thread(target=server.run, args=(slowly, url, 2, seal(2, encode(note(2)))))
+        first.start()
+        until(lambda: server.run(SLEEPERS, url), "the first try is under way")
+        store.append([note(2)], expected=1)
+        assert not server.run(SLEEPERS, url)
+        first.join()
+        server.run("INSERT INTO poise.log VALUES (3, 'something else')", url)
+        with pytest.raises(Conflict):
+            store.append([note(3)], expected=2)
 
 
 def test_a_store_that_is_closed_does_not_wait_for_a_database(url: str, server: PostgresServer) -> None:

@@ -182,11 +182,18 @@ def test_who_stands_by_answers_what_can_be_read_and_refuses_the_rest(pair: Pair)
     assert (told.stands_by, told.accepting) == (True, False)
     assert told.leader == str(pair.first.home.socket)
     assert [node.name for node in alone.nodes()] == [os.uname().nodename]
-    with pytest.raises(PoiseError) as refused:
-        alone.submit({"run": ["true"]})
-    assert refused.value.record.code == "E212"
-    assert refused.value.record.need == str(pair.first.home.socket)
-    assert "POISE_CONTROL" in refused.value.record.hint
+    for what in (
+        lambda: alone.submit({"run": ["true"]}),
+        lambda: alone.cancel(job),
+        lambda: alone.drain(os.uname().nodename),
+        lambda: alone.set_quota("research", {"cpu": 1}),
+        lambda: alone.add_token("research", "viewer"),
+    ):
+        with pytest.raises(PoiseError) as refused:
+            what()
+        assert refused.value.record.code == "E212"
+        assert refused.value.record.need == str(pair.first.home.socket)
+        assert "POISE_CONTROL" in refused.value.record.hint
     asked = http.client.HTTPConnection("poise")
     asked.sock = sockets.connect(pair.second.home.socket)
     asked.request("GET", "/v1/jobs", headers={"Authorization": f"Bearer {read_token(pair.second.home)}"})

@@ -63,8 +63,8 @@ from poise.ports import Held
 from poise.units import SECOND
 
 RECONNECT_SECONDS = (0.05, 1.0)
-DIAL_SECONDS = 2.0
-"""Where one control plane takes a connection and says nothing, another may lead and wait for its nodes."""
+DIAL_SECONDS, SILENCE_SECONDS = 10.0, 2.0
+"""Where one of several control planes takes a connection and says nothing, another may lead and wait for its nodes."""
 
 PRUNE_SECONDS = 60.0
 KEEP_LOG_BYTES = 4 * 2**30
@@ -143,6 +143,7 @@ class Agent:
         """Connect, and connect again, for ever."""
         pause = RECONNECT_SECONDS[0]
         turns = itertools.cycle(self._home.sockets)
+        patience = SILENCE_SECONDS if self._home.others else DIAL_SECONDS
         while True:
             try:
                 with contextlib.closing(sockets.connect(next(turns))) as sock:
@@ -153,7 +154,7 @@ class Agent:
                         uri,
                         sock=sock,
                         additional_headers=headers,
-                        open_timeout=DIAL_SECONDS,
+                        open_timeout=patience,
                         compression=None,
                         max_size=None,
                         ping_interval=None,

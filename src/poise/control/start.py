@@ -61,7 +61,7 @@ def ensure_up(home: Home, *options: str) -> Client:
 
     A control plane that nobody keeps alive (its supervisor was killed) gets a supervisor, which leaves it as it is.
     """
-    if home.elsewhere is not None or (home.others and not home.store.exists()):
+    if home.elsewhere is not None:
         return Client(home)
     ensure_token(home)
     for _ in range(3):

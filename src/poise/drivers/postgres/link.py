@@ -35,7 +35,11 @@ _AWAY = (
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
 )
-_SETTLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+_SETTLE = """
+SELECT set_config('default_transaction_isolation', 'read committed', false),
+CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', false) END
+"""
+"""Whatever the database does for others."""
 
 
 class Link:

@@ -8,7 +8,7 @@ from poise.drivers.grouped import KEEP, QUEUE_LIMIT, GroupedStore
 from poise.drivers.postgres import tables
 from poise.drivers.postgres.link import Link
 from poise.drivers.verified import Event, VerifiedLog, log
-from poise.errors import Conflict, NotLeading, PoiseError, StoreAway, StoreDamaged
+from poise.errors import Conflict, NotLeading, PoiseError, StoreDamaged, StoreFull
 from poise.model.record import checksum
 from poise.ports import StoredCheckpoint
 
@@ -24,9 +24,10 @@ _APPEND = """
 WITH led AS MATERIALIZED (SELECT FROM poise.leadership WHERE term = $1 FOR SHARE)
 INSERT INTO poise.log SELECT * FROM unnest($2::bigint[], $3::bytea[])
 WHERE EXISTS (SELECT FROM led) AND (SELECT coalesce(max(revision), 0) FROM poise.log) = $4
+ON CONFLICT DO NOTHING
 """
 """One statement, so that it is whole or not there whatever becomes of whoever sent it. The row is locked until the
-commit: a new leader waits for it."""
+commit: a new leader waits for it. In conflict with it can only be its own first try, which was taken for lost."""
 
 
 class PostgresLog(VerifiedLog[Event]):
@@ -57,7 +58,7 @@ class PostgresLog(VerifiedLog[Event]):
 
     def _rows(self, after: int, count: int) -> list[tuple[int, Any]]:
         select = "SELECT revision, record FROM poise.log WHERE revision > $1 ORDER BY revision LIMIT $2"
-        return self._link.ask(lambda connection: connection.fetch(select, after, count), LARGE)
+        return self._link.ask(lambda connection: connection.fetch(select, after, count))
 
     def _checkpoints(self) -> list[int]:
         select = "SELECT revision FROM poise.checkpoint ORDER BY revision"
@@ -130,12 +131,14 @@ class PostgresWriter:
         self._link.ask(lambda connection: connection.execute(sign, written_by))
 
     def append(self, rows: list[tuple[int, bytes]]) -> None:
-        """Until they are there, or somebody else leads: while the database is away, they wait."""
+        """Until they are there, or somebody else leads: while the database is away, or not to be used, they wait."""
         told = False
         while True:
             try:
                 return self._link.ask(lambda connection: self._append(connection, rows))
-            except StoreAway as error:
+            except (Conflict, NotLeading, StoreFull):
+                raise
+            except PoiseError as error:
                 if self._closing.is_set():
                     raise
                 if not told:
@@ -146,7 +149,8 @@ class PostgresWriter:
     async def _append(self, connection: Any, rows: Sequence[tuple[int, bytes]]) -> None:
         before = rows[0][0] - 1
         revisions, records = zip(*rows, strict=True)
-        if await connection.execute(_APPEND, self.term, revisions, records, before) != "INSERT 0 0":
+        done = await connection.execute(_APPEND, self.term, revisions, records, before)
+        if done == f"INSERT 0 {len(rows)}":
             return
         term, holder = await connection.fetchrow("SELECT term, holder FROM poise.leadership")
         if term != self.term:
