@@ -201,8 +201,11 @@ def test_who_stands_by_answers_what_can_be_read_and_refuses_the_rest(pair: Pair)
     asked.close()
     text = pair.second.poise("status", POISE_CONTROL="").text
     assert f"stands by for {pair.first.home.socket}" in text
-    done = pair.second.poise("submit", "--json", "--", "true")  # which goes on to the one that leads
+    done = pair.second.poise("submit", "--json", "--", "sleep", "60")  # which goes on to the one that leads
     assert done.code == 0, done.err
+    assert pair.second.poise("down").code == 0  # what is unfinished is not its to finish
+    pair.client().cancel(done.value["job"])
+    assert pair.client().wait(done.value["job"]).exit_code
 
 
 def test_the_leader_is_killed_under_load_and_the_other_one_goes_on(pair: Pair) -> None:
@@ -215,6 +218,19 @@ def test_the_leader_is_killed_under_load_and_the_other_one_goes_on(pair: Pair) -
     load.check()
     pair.first.up()
     assert not pair.leads(pair.first)
+
+
+def test_leaders_that_are_killed_again_and_again_and_come_back_lose_nothing(pair: Pair) -> None:
+    """Started again where it was a leader may take its own lease at once, or the other one has been quicker."""
+    diary = Diary(pair.first.work / "diary")
+    with Load(pair, diary) as load:
+        for _ in range(5):
+            leader = until(lambda: next(filter(pair.leads, (pair.first, pair.second)), None), "one leads", pair.story)
+            load.wait_for(10)
+            kill(leader.pid("control"))
+    load.check()
+    found = [int(event.split(b'"term":')[1].split(b",")[0]) for event in terms(pair)]
+    assert found == sorted(set(found)) and len(found) >= 6
 
 
 def test_a_leader_that_stood_still_says_nothing_any_more(pair: Pair) -> None:
