@@ -1,5 +1,6 @@
 """The `Store` port on a database: a log that everybody reads, and that whoever leads writes."""
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from poise.ports import StoredCheckpoint
 
 CHECKPOINTS_KEPT = 2
 PRUNE_ROWS = 5_000
+PROBE_BYTES = 64 * 2**10  # several commits of an ordinary size, and nothing that a database makes smaller
 AGAIN_SECONDS = 0.1
 """Between two tries of a commit, while the database is away."""
 
@@ -190,8 +192,17 @@ class PostgresWriter:
         return self._link.ask(prune)
 
     def probe(self) -> None:
-        """Commits something, which needs room."""
-        self._link.ask(lambda connection: connection.execute("UPDATE poise.about SET value = value"))
+        """Writes where the log is, and takes it back."""
+
+        async def probe(connection: Any) -> None:
+            attempt = connection.transaction()
+            await attempt.start()
+            try:
+                await connection.execute("INSERT INTO poise.log VALUES (0, $1)", os.urandom(PROBE_BYTES))
+            finally:
+                await attempt.rollback()
+
+        self._link.ask(probe)
 
     def rest(self) -> None:
         return None
