@@ -1,6 +1,7 @@
 """Debian's own PostgreSQL, started for a test and killed, stopped and restarted by it."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -96,17 +97,21 @@ class PostgresServer:
     def kill(self) -> None:
         """As by a power cut, but for what the kernel still holds."""
         if self._process is not None:
-            for pid in (self._process.pid, *_children(self._process.pid)):
-                os.kill(pid, signal.SIGKILL)
+            self._signal(signal.SIGKILL)
             self._process.wait()
             self._process = None
             (self._data / "postmaster.pid").unlink(missing_ok=True)
 
     def stand_still(self, on: bool = True) -> None:
         """It takes connections and says nothing, until it goes on."""
+        self._signal(signal.SIGSTOP if on else signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        """To all of its processes; some come and go with their connections."""
         assert self._process is not None
         for pid in (self._process.pid, *_children(self._process.pid)):
-            os.kill(pid, signal.SIGSTOP if on else signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def remove(self) -> None:
         self.kill()
