@@ -337,3 +337,17 @@ def test_the_log_in_a_database_is_read_without_a_control_plane(server: PostgresS
         living.close()
     finally:
         living.destroy()
+
+
+@pytest.mark.parametrize(
+    ("store", "code"), [("mysql://somewhere/x", "E102"), ("postgresql://127.0.0.1:9/x", "E211"), ("elsewhere", "E102")]
+)
+def test_a_store_that_is_none_is_told_and_nothing_is_started(store: str, code: str) -> None:
+    living = Living()
+    try:
+        done = living.poise("up", "--store", store, "--json")
+        assert done.error["code"] == code
+        assert not living.home.store.exists()
+        assert not living.processes()
+    finally:
+        living.destroy()
