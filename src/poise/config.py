@@ -4,15 +4,66 @@ from pathlib import Path
 
 import msgspec
 
+from poise.errors import InputError
+
+
+class Address(msgspec.Struct, frozen=True):
+    """A control plane on another machine: where it listens, and the fingerprint of the authority that speaks for it.
+
+    >>> of = Address.parse("head:7718#" + 64 * "a")
+    >>> str(of), of.port, of.text == "head:7718#" + 64 * "a"
+    ('head:7718', 7718, True)
+    """
+
+    host: str
+    port: int
+    authority: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """`HOST:PORT#FINGERPRINT`, as `poise up --listen` prints it. Raises InputError."""
+        place, _, authority = text.partition("#")
+        host, port = parse_place(place, "POISE_ADDRESS")
+        if len(authority) != 64 or not set(authority) <= set("0123456789abcdef"):
+            raise InputError(
+                "an address ends with the fingerprint of the authority that speaks for it",
+                field="POISE_ADDRESS",
+                need="HOST:PORT#FINGERPRINT",
+                have=text[:200],
+                hint="`poise status`, where the control plane runs, prints it",
+            )
+        return cls(host, port, authority)
+
+    @property
+    def text(self) -> str:
+        return f"{self}#{self.authority}"
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_place(text: str, field: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`, where the host may be an IPv6 address in brackets. Raises InputError.
+
+    >>> parse_place("[::1]:7718", "--listen")
+    ('::1', 7718)
+    """
+    host, _, port = text.rpartition(":")
+    inner = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not inner or (":" in inner and inner == host) or not port.isdecimal() or int(port) >= 2**16:
+        raise InputError("this is no address", field=field, need="HOST:PORT", have=text[:200], hint="0.0.0.0:7718")
+    return inner, int(port)
+
 
 class Home(msgspec.Struct, frozen=True):
     """`POISE_HOME`: everything Poise keeps on one machine. Nothing outside it is written.
 
-    With `elsewhere`, the socket of a control plane that somebody else shares, nothing of this home is used.
+    With `elsewhere`, the socket of a control plane that somebody else shares or the address of one on another machine,
+    nothing of this home is used.
     """
 
     root: Path
-    elsewhere: Path | None = None
+    elsewhere: Path | Address | None = None
 
     @property
     def lock(self) -> Path:
@@ -29,7 +80,17 @@ class Home(msgspec.Struct, frozen=True):
 
     @property
     def socket(self) -> Path:
-        return self.elsewhere or self.root / "poise.sock"
+        return self.elsewhere if isinstance(self.elsewhere, Path) else self.root / "poise.sock"
+
+    @property
+    def elsewhere_by(self) -> str:
+        """The variable that says that the control plane is elsewhere."""
+        return "POISE_ADDRESS" if isinstance(self.elsewhere, Address) else "POISE_SOCKET"
+
+    @property
+    def authority(self) -> Path:
+        """The authority that speaks for this home's control plane on other machines, and what it signed."""
+        return self.root / "authority"
 
     @property
     def endpoint(self) -> Path:
@@ -123,12 +184,13 @@ class Home(msgspec.Struct, frozen=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach a running control plane."""
+    """How to reach a running control plane; `address` is for other machines, where it listens to them."""
 
     pid: int
     port: int
     version: str
     agent: int = 0
+    address: str = ""
 
 
 MAX_BODY = 4 * 2**20

@@ -6,6 +6,9 @@ control plane is away it goes on with what it was given and tries again; when it
 With `--declared` it offers what a fleet file says of its node instead of what is found here. Its commands run on what
 there is: declared cores are not bound, and nothing is measured of declared devices.
 
+With `--connect` it dials the control plane of another home, on this machine or another one, with the token of a node,
+and sends there what its commands write.
+
 With `--retire` it ends what a node of an earlier fleet still runs, removes the node's folder, and is done.
 """
 
@@ -20,16 +23,16 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import uvloop
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
-from poise.config import Home
+from poise.config import Address, Home
 from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers import sockets
 from poise.drivers.devices import Inventory, identity, incarnation_of
@@ -37,7 +40,9 @@ from poise.drivers.lock import take_lock
 from poise.drivers.logs import prune
 from poise.drivers.probes import Use
 from poise.drivers.process import Keepers
-from poise.drivers.security import ensure_home, ensure_token, read_token, worker_key
+from poise.drivers.reach import trusting
+from poise.drivers.security import ensure_home, ensure_token, read_token, token_for, worker_key
+from poise.drivers.shipping import Shipping
 from poise.drivers.system import (
     HostMeter,
     PowerMeter,
@@ -53,7 +58,7 @@ from poise.kernel.frames import Broken, Frames
 from poise.kernel.node import NodeMachine
 from poise.model.fleetfile import DeclaredFleet
 from poise.model.load import Load
-from poise.model.messages import Attempt, Ended, FromAgent, Launch, Running, ToAgent
+from poise.model.messages import Attempt, Ended, FromAgent, Kept, Launch, Output, Running, ToAgent
 from poise.model.resources import WHOLE, Node
 from poise.model.times import Times
 from poise.model.usage import UNKNOWN, Collecting
@@ -64,9 +69,14 @@ RECONNECT_SECONDS = (0.05, 1.0)
 PRUNE_SECONDS = 60.0
 KEEP_LOG_BYTES = 4 * 2**30
 KEEP_LOG_FILES = 50_000
+DIAL_SECONDS = 10.0
+
+SHIP_SECONDS = 0.05
+MAX_SHIPPED = 16
+"""Parts of output that wait to be sent: beats come after them."""
 
 _log = logging.getLogger("poise.agent")
-_to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent]] = msgpack_decoder(tuple[int, ToAgent])
+_to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent | Kept]] = msgpack_decoder(tuple[int, ToAgent | Kept])
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -114,7 +124,7 @@ class Agent:
         self._node = node
         self._clock = SystemClock.of_the_boot()
         self._times = Times()
-        self._unsent: deque[FromAgent] = deque()
+        self._unsent: deque[FromAgent | Output] = deque()
         self._news = asyncio.Event()
         self._sock: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -125,29 +135,31 @@ class Agent:
         self._inventory = offer.inventory
         self._sample = self._meter(offer)
         self._collecting = Collecting()
+        self._shipping = Shipping(home.logs) if isinstance(home.elsewhere, Address) else None
+        self._shipped_first: list[Ended] = []
+        self._written = asyncio.Event()
         keepers.on_change = self._on_change
 
-    def adopt(self, held: Iterable[Held]) -> None:
+    def adopt(self, held: Iterable[Held], ended: Iterable[Ended]) -> None:
         """Measure what an earlier agent's keepers hold."""
         for one in held:
             self._measure_devices_of(one.launch)
             if one.running is not None:
                 self._running[one.running.attempt] = one.running.pid
+                if self._shipping is not None:
+                    self._shipping.began(one.running.attempt)
+        if self._shipping is not None:
+            for done in ended:
+                self._shipping.ended(done.attempt)
 
     async def run(self) -> None:
         """Connect, and connect again, for ever."""
         pause = RECONNECT_SECONDS[0]
         while True:
             try:
-                with contextlib.closing(sockets.connect(self._home.socket)) as sock:
-                    sock.setblocking(False)
-                    headers = {"Authorization": f"Bearer {read_token(self._home)}"}
-                    uri = "ws://poise/v1/channel"
-                    async with connect(
-                        uri, sock=sock, additional_headers=headers, compression=None, max_size=None, ping_interval=None
-                    ) as channel:
-                        pause, self._sock = RECONNECT_SECONDS[0], sock
-                        await self._session(channel)
+                async with self._dial() as channel:
+                    pause = RECONNECT_SECONDS[0]
+                    await self._session(channel)
             except (OSError, WebSocketException, PoiseError, EOFError, Broken) as error:
                 _log.debug("no channel: %s", error)
             finally:
@@ -157,16 +169,49 @@ class Agent:
             await asyncio.sleep(pause)
             pause = min(RECONNECT_SECONDS[1], pause * 2)
 
+    @contextlib.asynccontextmanager
+    async def _dial(self) -> AsyncIterator[ClientConnection]:
+        """A channel to the control plane."""
+        address = self._home.elsewhere
+        if isinstance(address, Address):
+            token, scheme = token_for(self._home), "wss"
+            context = await asyncio.to_thread(trusting, address)
+            place = (address.host, address.port)
+            sock = await asyncio.to_thread(socket.create_connection, place, DIAL_SECONDS)
+            secured: dict[str, Any] = {"ssl": context, "server_hostname": address.host}
+        else:
+            token, scheme, secured = read_token(self._home), "ws", {}
+            sock = sockets.connect(self._home.socket)
+        with contextlib.closing(sock):
+            sock.setblocking(False)
+            async with connect(
+                f"{scheme}://poise/v1/channel",
+                sock=sock,
+                additional_headers={"Authorization": f"Bearer {token}"},
+                compression=None,
+                max_size=None,
+                ping_interval=None,
+                **secured,
+            ) as channel:
+                self._sock = sock
+                yield channel
+
     async def _session(self, channel: ClientConnection) -> None:
         self._unsent.clear()
+        if self._shipping is not None:
+            self._shipping.connected()
         self._feed(machine.Connected())
         frames = Frames()
         sender = asyncio.create_task(self._send(channel, frames))
         try:
             async for frame in channel:
                 serial, message = _to_agent.decode(frame if isinstance(frame, bytes) else frame.encode())
-                if frames.hears(serial):
+                if not frames.hears(serial):
+                    continue
+                if not isinstance(message, Kept):
                     self._feed(message)
+                elif self._shipping is not None:
+                    self._shipping.kept(message)
         finally:
             sender.cancel()
 
@@ -255,6 +300,23 @@ class Agent:
             if told or self._node.listens():
                 self._feed(machine.Telling(tuple(told)))
 
+    async def ship(self) -> None:
+        """What commands write, as they write it. An end is told after all that was written before it."""
+        assert self._shipping is not None  # noqa: S101 — else nobody calls it
+        while True:
+            ended, self._shipped_first = self._shipped_first, []
+            for output in self._shipping.parts() if self._sock is not None else ():
+                self._unsent.append(output)
+                self._news.set()
+                while len(self._unsent) > MAX_SHIPPED:  # noqa: ASYNC110 — it is emptied elsewhere, or cleared
+                    await asyncio.sleep(SHIP_SECONDS)
+            if ended:
+                self._feed(machine.Changed((), tuple(ended)))
+            self._written.clear()
+            if not self._shipped_first:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._written.wait(), SHIP_SECONDS if self._shipping.follows else None)
+
     async def prune_logs(self) -> None:
         while True:
             await asyncio.to_thread(prune, self._home.logs, KEEP_LOG_BYTES, KEEP_LOG_FILES)
@@ -322,7 +384,16 @@ class Agent:
                 self._feed(machine.Telling(tuple(told)))
             self._cpu_of_ended += done.ending.cpu
         last = self._keepers.tellings.last_word
-        self._feed(machine.Changed(tuple(running), tuple(last(self._with_device_use(done)) for done in ended)))
+        finished = [last(self._with_device_use(done)) for done in ended]
+        if self._shipping is not None:
+            for one in running:
+                self._shipping.began(one.attempt)
+            for done in finished:
+                self._shipping.ended(done.attempt)
+            self._shipped_first += finished
+            finished = []
+            self._written.set()
+        self._feed(machine.Changed(tuple(running), tuple(finished)))
 
     def _with_device_use(self, done: Ended) -> Ended:
         use = self._uses.pop(done.attempt, None) if self._uses else None
@@ -367,10 +438,10 @@ async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> N
     cgroups = await asyncio.to_thread(probe_cgroups, found.incarnation[-12:])
     if not cgroups.writable:
         _log.info("memory is watched, not limited by cgroups: %s", cgroups.why_not)
-    token = ensure_token(home)
+    token = ensure_token(home) if home.elsewhere is None else ""
 
     def serving(attempt: Attempt) -> dict[str, str]:
-        return {"POISE_HOME": str(home.root), "POISE_WORKER_KEY": worker_key(token, attempt)}
+        return {"POISE_HOME": str(home.root), "POISE_WORKER_KEY": worker_key(token, attempt)} if token else {}
 
     keepers = Keepers(
         folder / "keepers",
@@ -386,10 +457,12 @@ async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> N
     node = NodeMachine(found, sorted(os.sched_getaffinity(0)) if declared is None else [])
     node.adopt(observed.held, [keepers.tellings.last_word(done) for done in observed.ended])
     agent = Agent(home, keepers, node, offer)
-    agent.adopt(observed.held)
+    agent.adopt(observed.held, observed.ended)
     settle_memory()
     loop = asyncio.get_running_loop()
     works = [agent.run(), agent.measure(), agent.watch_training()]
+    if home.elsewhere is not None:
+        works.append(agent.ship())
     if offer.prunes:
         works.append(agent.prune_logs())
     if inventory is not None:
@@ -434,12 +507,13 @@ def main() -> int:
     parser.add_argument("home", type=Path)
     parser.add_argument("--name", default=os.uname().nodename)
     parser.add_argument("--declared", type=Path, help="compiled fleet that says what this node offers")
+    parser.add_argument("--connect", help="address of the control plane, as `poise status` prints it where that runs")
     parser.add_argument("--retire", type=Path, help="folder of a node that is no longer part of the fleet")
     options = parser.parse_args()
     faulthandler.enable()  # what it was at, if native code ends it, is among the messages
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
-    home = Home(options.home.resolve())
     try:
+        home = Home(options.home.resolve(), Address.parse(options.connect) if options.connect else None)
         ensure_home(home)
         if options.retire is not None:
             with take_lock(options.retire / "lock", "agent"):

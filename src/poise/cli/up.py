@@ -13,8 +13,9 @@ from poise.cli.nodes import declared_fleet, read_fleet
 from poise.cli.output import TEXT, forms
 from poise.cli.render import LOGGED, print_json, say
 from poise.client import Client, current_home, failure_of
-from poise.config import Home
+from poise.config import Endpoint, Home, parse_place
 from poise.control.start import START_SECONDS, ensure_up, running, supervised
+from poise.decoding import json_decoder
 from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
@@ -36,14 +37,14 @@ LONGEST = 1 * MINUTE
 
 
 def own_home() -> Home:
-    """For what is done to one's own control plane only; raises `Conflict` where `POISE_SOCKET` names another."""
+    """For what is done to one's own control plane only; raises `Conflict` where the environment names another."""
     home = current_home()
     if home.elsewhere is not None:
         raise Conflict(
             "the control plane of somebody else is theirs to start and stop",
-            field="POISE_SOCKET",
+            field=home.elsewhere_by,
             have=str(home.elsewhere),
-            hint="`unset POISE_SOCKET` for one of your own",
+            hint=f"`unset {home.elsewhere_by}` for one of your own",
         )
     return home
 
@@ -77,6 +78,11 @@ def own_home() -> Home:
     metavar="SOCKET",
     help="Also listen on a socket here, to which other users of this machine may connect with tokens of theirs.",
 )
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="Also listen to other machines here, by TLS: to commands with a token, and to nodes. [e.g. 0.0.0.0:7718]",
+)
 @click.option("--no-fleet", is_flag=True, help="Start this machine again instead of declared nodes.")
 @click.option("--foreground", is_flag=True, help="Stay in this terminal, as a service manager wants it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
@@ -86,6 +92,7 @@ def up(
     port: int | None,
     fleet_file: Path | None,
     share: Path | None,
+    listen: str | None,
     no_fleet: bool,
     foreground: bool,
     as_json: bool,
@@ -112,6 +119,9 @@ def up(
     if share is not None:
         check_shareable(share.absolute())
         options += ["--share", str(share.absolute())]
+    if listen is not None:
+        parse_place(listen, "--listen")
+        options += ["--listen", listen]
     if foreground:
         if supervised(home) or running(home):
             raise Conflict("Poise is up already", code="E204", field=str(home.root), hint="`poise down`")
@@ -125,7 +135,7 @@ def up(
     if fleet:
         _wait_for_nodes(client, fleet)
     status = client.status()
-    if already and (late := [of for of in ("port", "decide_within", "share") if _was_given(of)]):
+    if already and (late := [of for of in ("port", "decide_within", "share", "listen") if _was_given(of)]):
         names = " and ".join(f"`--{of.replace('_', '-')}`" for of in late)
         say(f"poise: it was up already; {names} {'counts' if len(late) == 1 else 'count'} when it starts")
     if as_json:
@@ -133,7 +143,19 @@ def up(
     else:
         nodes = f", fleet {fleet.name} of {len(fleet.nodes)} declared nodes" if fleet else ""
         say(f"poise is {'up already' if already else 'up'}: {home.root}, policy {status.policy}{nodes}")
+        if address := address_of(home):
+            say(f"other machines: export POISE_ADDRESS={address}, and a token in POISE_TOKEN_FILE (`poise token add`)")
     return 0
+
+
+def address_of(home: Home) -> str:
+    """What POISE_ADDRESS is to be on other machines; empty where they are not listened to."""
+    import msgspec
+
+    try:
+        return json_decoder(Endpoint).decode(home.endpoint.read_bytes()).address
+    except (OSError, msgspec.MsgspecError):
+        return ""
 
 
 def _wait_for_nodes(client: Client, fleet: "DeclaredFleet") -> None:
@@ -188,8 +210,10 @@ def status(form: str) -> int:
         ("nodes", f"{report.nodes}{lost}"),
         ("jobs", f"{report.unfinished} unfinished; {report.active} units placed, {report.pending} pending"),
         ("log", f"revision {report.revision}, term {report.term}{refused}"),
+        ("address", address_of(home) if report.up and home.elsewhere is None else ""),
     ):
-        click.echo(f"{name:<8}{text}")
+        if text:
+            click.echo(f"{name:<8}{text}")
     return 0
 
 

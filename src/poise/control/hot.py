@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -20,12 +21,13 @@ from poise.control.plane import Plane
 from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers.security import same_token
 from poise.drivers.series import Series
+from poise.drivers.shipping import keep
 from poise.engine.host import Answer
 from poise.errors import ErrorRecord, InputError, PoiseError, SpecError
 from poise.kernel import controller as machine
 from poise.kernel.frames import Broken, Frames
 from poise.model.calls import FromCaller, FromWorker, Ready, Resume, ToCaller, ToWorker
-from poise.model.messages import Attempt, Beat, FromAgent, Hello, ToAgent
+from poise.model.messages import Attempt, Beat, FromAgent, Hello, Kept, Output, ToAgent
 from poise.model.tenants import Bearer
 from poise.model.usage import Window
 
@@ -36,7 +38,7 @@ MAX_UNSENT = 100_000
 """Frames that wait for one agent to read them."""
 
 _log = logging.getLogger("poise.control")
-_from_agent: msgspec.msgpack.Decoder[tuple[int, FromAgent]] = msgpack_decoder(tuple[int, FromAgent])
+_from_agent: msgspec.msgpack.Decoder[tuple[int, FromAgent | Output]] = msgpack_decoder(tuple[int, FromAgent | Output])
 _from_caller: msgspec.msgpack.Decoder[FromCaller] = msgpack_decoder(FromCaller)
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgpack_decoder(FromWorker)
 _encode = msgspec.msgpack.Encoder().encode
@@ -173,10 +175,11 @@ class NodeChannel:
     stands.
     """
 
-    def __init__(self, plane: Plane, gate: Gatekeeper, series: Series) -> None:
+    def __init__(self, plane: Plane, gate: Gatekeeper, series: Series, logs: Path) -> None:
         self._plane = plane
         self._gate = gate
         self._series = series
+        self._logs = logs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
@@ -193,6 +196,10 @@ class NodeChannel:
                 serial, message = _from_agent.decode(event.get("bytes") or b"")
                 if not frames.hears(serial):
                     continue
+                if isinstance(message, Output):
+                    if node:
+                        await self._take_output(channel, message)
+                    continue
                 if isinstance(message, Hello):
                     if not self._plane.connect(message.node.name, number, channel):
                         return
@@ -207,6 +214,15 @@ class NodeChannel:
             channel.close()
             if node:
                 self._plane.disconnect(node, channel)
+
+    async def _take_output(self, channel: "Channel", output: Output) -> None:
+        """Of jobs that are known. A disk that is full costs the output, and nothing else."""
+        if output.attempt.task.partition(".")[0] not in self._plane.ledger.jobs:
+            return
+        try:
+            channel.send(await asyncio.to_thread(keep, self._logs, output))
+        except OSError as error:
+            _log.debug("what %s wrote is not kept: %s", output.attempt, error)
 
     def _keep(self, node: str, windows: Sequence[Window]) -> None:
         """With what the ledger knows of its failures. A disk that is full costs the windows, and nothing else."""
@@ -304,7 +320,7 @@ class Channel:
         self._closed = False
         self._task = asyncio.create_task(self._write())
 
-    def send(self, message: ToAgent | ToCaller | ToWorker) -> None:
+    def send(self, message: ToAgent | Kept | ToCaller | ToWorker) -> None:
         """Who does not read is hung up on; when it comes back it is told everything anew."""
         if len(self._queue) >= MAX_UNSENT:
             self._closed = True

@@ -152,6 +152,17 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True, omit_defaults=
     windows: Annotated[tuple[Window, ...], msgspec.Meta(max_length=MAX_WINDOWS)] = ()
 
 
+class Output(msgspec.Struct, frozen=True, tag="output", kw_only=True):
+    """What an attempt wrote on a machine whose files the control plane does not see: the bytes of its standard output
+    or error from `start` on.
+    """
+
+    attempt: Attempt
+    err: bool
+    start: Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+    data: Annotated[bytes, msgspec.Meta(max_length=2**20)]
+
+
 # control plane -> agent
 
 
@@ -179,6 +190,14 @@ class Heard(msgspec.Struct, frozen=True, tag="heard", kw_only=True):
     """The beat of this number has come: the way is open in both directions. It waits for no disk."""
 
     beat: int
+
+
+class Kept(msgspec.Struct, frozen=True, tag="kept", kw_only=True):
+    """What an attempt wrote is kept here up to this place. It may still be lost with the machine."""
+
+    attempt: Attempt
+    err: bool
+    until: int
 
 
 FromAgent = Hello | Report | Beat
