@@ -148,6 +148,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "fleet.json"
 
     @property
+    def ray(self) -> Path:
+        """What is kept of the Ray cluster whose machines are this home's nodes, where it has one."""
+        return self.root / "ray"
+
+    @property
     def policy(self) -> Path:
         """What the policy file said that this home was brought up with: the file itself may change or go."""
         return self.root / "policy.json"
@@ -193,7 +198,17 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
 
 
+class OnRay(msgspec.Struct, frozen=True, kw_only=True):
+    """The Ray cluster whose machines are a home's nodes: its `address`, or none for one that is started here; and where
+    the control plane is to `listen` to its nodes.
+    """
+
+    address: str = ""
+    listen: str
+
+
 MAX_BODY = 4 * 2**20
 """Bytes of one request or file; anything larger is refused before it is buffered."""
 
 DEFAULT_PORT = 7717
+LISTEN_PORT = 7718

@@ -35,7 +35,7 @@ from websockets.exceptions import WebSocketException
 from poise.config import Address, Home
 from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers import sockets
-from poise.drivers.devices import Inventory, identity, incarnation_of
+from poise.drivers.devices import Inventory, Part, identity, incarnation_of
 from poise.drivers.lock import take_lock
 from poise.drivers.logs import prune
 from poise.drivers.probes import Use
@@ -70,6 +70,9 @@ PRUNE_SECONDS = 60.0
 KEEP_LOG_BYTES = 4 * 2**30
 KEEP_LOG_FILES = 50_000
 DIAL_SECONDS = 10.0
+
+STILL_RUNS = 5
+"""Exit code of an agent that was told to end while commands of its node go on."""
 
 SHIP_SECONDS = 0.05
 MAX_SHIPPED = 16
@@ -412,9 +415,9 @@ class Offer(NamedTuple):
     exporters: tuple[str, ...] = ()
 
 
-def probed(name: str, home: Home) -> Offer:
-    """What was found on this machine."""
-    inventory = Inventory(name, home)
+def probed(name: str, home: Home, part: Part | None) -> Offer:
+    """What was found on this machine, or the part of it that is to be offered."""
+    inventory = Inventory(name, home, part=part)
     return Offer(inventory.look(), prunes=True, inventory=inventory)
 
 
@@ -429,9 +432,13 @@ def declared_in(path: Path, name: str, folder: Path) -> Offer:
     return Offer(node, prunes=name == nodes[0].name, exporters=fleet.exporters.get(name, ()))
 
 
-async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> None:
+async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
+    """The exit code."""
+    name: str = options.name
+    declared: Path | None = options.declared
+    part = json_decoder(Part).decode(options.part) if options.part else None
     if declared is None:
-        offer = await asyncio.to_thread(probed, name, home)
+        offer = await asyncio.to_thread(probed, name, home, part)
     else:
         offer = await asyncio.to_thread(declared_in, declared, name, folder)
     found, inventory = offer.node, offer.inventory
@@ -454,7 +461,7 @@ async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> N
         serving=serving,
     )
     observed = await keepers.open()
-    node = NodeMachine(found, sorted(os.sched_getaffinity(0)) if declared is None else [])
+    node = NodeMachine(found, sorted(os.sched_getaffinity(0)) if declared is None and part is None else [])
     node.adopt(observed.held, [keepers.tellings.last_word(done) for done in observed.ended])
     agent = Agent(home, keepers, node, offer)
     agent.adopt(observed.held, observed.ended)
@@ -470,10 +477,13 @@ async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> N
     everything = asyncio.gather(*map(loop.create_task, works))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, everything.cancel)
+    if options.attended:
+        loop.add_reader(sys.stdin.fileno(), everything.cancel)  # nothing is ever written there: it can only end
     _log.info("node %s: %d attempts adopted", name, len(observed.held))
     with contextlib.suppress(asyncio.CancelledError):
         await everything
     await keepers.close(quit=True)
+    return STILL_RUNS if keepers.holding else 0
 
 
 async def _retire(home: Home, folder: Path) -> None:
@@ -508,6 +518,8 @@ def main() -> int:
     parser.add_argument("--name", default=os.uname().nodename)
     parser.add_argument("--declared", type=Path, help="compiled fleet that says what this node offers")
     parser.add_argument("--connect", help="address of the control plane, as `poise status` prints it where that runs")
+    parser.add_argument("--part", help="what of this machine is offered, as JSON: cpu, memory, devices")
+    parser.add_argument("--attended", action="store_true", help="end when standard input ends: who started it has gone")
     parser.add_argument("--retire", type=Path, help="folder of a node that is no longer part of the fleet")
     options = parser.parse_args()
     faulthandler.enable()  # what it was at, if native code ends it, is among the messages
@@ -521,7 +533,7 @@ def main() -> int:
             return 0
         folder = home.node if options.declared is None else home.nodes / options.name
         with take_lock(folder / "lock", "agent"):
-            uvloop.run(_main(home, folder, options.name, options.declared))
+            return uvloop.run(_main(home, folder, options))
     except PoiseError as error:
         _log.error("%s: %s %s", error.record.code, error, error.record.have)
         return error.exit_code

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,13 @@ from poise.cli.nodes import declared_fleet, read_fleet
 from poise.cli.output import TEXT, forms
 from poise.cli.render import LOGGED, print_json, say
 from poise.client import Client, current_home, failure_of
-from poise.config import Endpoint, Home, parse_place
+from poise.config import LISTEN_PORT, Endpoint, Home, OnRay, parse_place
 from poise.control.start import START_SECONDS, ensure_up, running, supervised
 from poise.decoding import json_decoder
 from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
-from poise.errors import Conflict, Fault, Unreachable
+from poise.errors import Conflict, Fault, InputError, Unreachable
 from poise.model.reports import JobReport
 from poise.model.spec import parse_or_raise
 from poise.model.times import Times
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from poise.model.fleetfile import DeclaredFleet
 
 STOP_SECONDS = 15.0
+RAY_STOP_SECONDS = 75.0
 
 DEFAULT_POLICY = "poise"
 
@@ -83,7 +85,13 @@ def own_home() -> Home:
     metavar="HOST:PORT",
     help="Also listen to other machines here, by TLS: to commands with a token, and to nodes. [e.g. 0.0.0.0:7718]",
 )
-@click.option("--no-fleet", is_flag=True, help="Start this machine again instead of declared nodes.")
+@click.option(
+    "--on",
+    metavar="ray[:ADDRESS]",
+    help="Take the machines of a Ray cluster as nodes instead of this machine, with what is free there; without an "
+    "address one of this machine alone is started. Kept for this home.",
+)
+@click.option("--no-fleet", is_flag=True, help="Start this machine again instead of declared nodes or a Ray cluster.")
 @click.option("--foreground", is_flag=True, help="Stay in this terminal, as a service manager wants it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def up(
@@ -93,6 +101,7 @@ def up(
     fleet_file: Path | None,
     share: Path | None,
     listen: str | None,
+    on: str | None,
     no_fleet: bool,
     foreground: bool,
     as_json: bool,
@@ -103,14 +112,17 @@ def up(
     Poise is up, another fleet or policy is refused with exit code 1: `poise down --leave` first, and running work goes
     on.
     """
-    if fleet_file and no_fleet:
-        raise click.UsageError("`--fleet` and `--no-fleet` exclude each other")
+    if sum(map(bool, (fleet_file, on, no_fleet))) > 1:
+        raise click.UsageError("`--fleet`, `--on` and `--no-fleet` exclude each other")
     from poise.drivers.devices import declared_devices
 
     home = own_home()
     declared_devices(home)  # the agent would leave a bad file out; here its mistakes are seen
     name, label = _settle_policy(home, policy)
-    fleet = _settle_fleet(home, fleet_file, no_fleet)
+    cluster = _settle_ray(home, on, listen, gone=no_fleet or fleet_file is not None)
+    fleet = _settle_fleet(home, fleet_file, no_fleet or on is not None)
+    if cluster is not None:
+        listen = cluster.listen
     options = ["--policy", name]
     if decide_within is not None:
         options += ["--decide-within", str(parse_or_raise(parse_duration, decide_within, "--decide-within", LONGEST))]
@@ -142,6 +154,7 @@ def up(
         print_json(status)
     else:
         nodes = f", fleet {fleet.name} of {len(fleet.nodes)} declared nodes" if fleet else ""
+        nodes = f", on Ray{f' at {cluster.address}' if cluster.address else ''}" if cluster else nodes
         say(f"poise is {'up already' if already else 'up'}: {home.root}, policy {status.policy}{nodes}")
         if address := address_of(home):
             say(f"other machines: export POISE_ADDRESS={address}, and a token in POISE_TOKEN_FILE (`poise token add`)")
@@ -206,7 +219,7 @@ def status(form: str) -> int:
     for name, text in (
         ("home", f"{home.elsewhere or home.root}, {'up' if report.up else 'not up'}"),
         ("policy", report.policy or "-"),
-        ("fleet", f"{report.fleet}, declared" if report.fleet else "this machine"),
+        ("fleet", f"{report.fleet}, declared" if report.fleet else _undeclared(home)),
         ("nodes", f"{report.nodes}{lost}"),
         ("jobs", f"{report.unfinished} unfinished; {report.active} units placed, {report.pending} pending"),
         ("log", f"revision {report.revision}, term {report.term}{refused}"),
@@ -215,6 +228,11 @@ def status(form: str) -> int:
         if text:
             click.echo(f"{name:<8}{text}")
     return 0
+
+
+def _undeclared(home: Home) -> str:
+    on_ray = home.elsewhere is None and (home.ray / "cluster.json").exists()
+    return "the machines of a Ray cluster" if on_ray else "this machine"
 
 
 def _settle_policy(home: Home, policy: str) -> tuple[str, str]:
@@ -241,6 +259,41 @@ def _settle_policy(home: Home, policy: str) -> tuple[str, str]:
         draft.write_bytes(msgspec.json.encode(document))
         draft.replace(home.policy)
     return str(home.policy), choice.label
+
+
+def _settle_ray(home: Home, on: str | None, listen: str | None, *, gone: bool) -> OnRay | None:
+    """The Ray cluster that this home has from now on: as given, or as it was left. It changes while nothing runs."""
+    import msgspec
+
+    file = home.ray / "cluster.json"
+    kept = json_decoder(OnRay).decode(file.read_bytes()) if file.exists() else None
+    wanted = None if gone else kept
+    if on is not None:
+        engine, _, address = on.partition(":")
+        if engine != "ray":
+            raise InputError("this is no cluster that Poise knows", field="--on", need="ray[:ADDRESS]", have=on)
+        if find_spec("ray") is None:
+            raise InputError("Ray is not installed here", field="--on", have=on, hint="pip install 'poise[ray]'")
+        there = f"{'0.0.0.0' if address else '127.0.0.1'}:{LISTEN_PORT}"  # noqa: S104 — with TLS, and tokens
+        wanted = OnRay(address=address, listen=listen or (kept.listen if kept and kept.address == address else there))
+    if wanted == kept:
+        return wanted
+    if running(home) or supervised(home):
+        raise Conflict(
+            "it is up with other nodes",
+            field="--on",
+            have=f"ray:{kept.address}" if kept else "no Ray cluster",
+            hint="`poise down --leave`, then again; work of nodes that are gone starts anew on others",
+        )
+    if wanted is None:
+        file.unlink()
+        return None
+    ensure_home(home)
+    home.ray.mkdir(mode=0o700, exist_ok=True)
+    draft = file.with_suffix(".new")
+    draft.write_bytes(msgspec.json.encode(wanted))
+    draft.replace(file)
+    return wanted
 
 
 def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFleet | None":
@@ -283,7 +336,7 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     """Stop the control plane and the agents. Refuses while jobs are unfinished, unless told what to do with them."""
     home = own_home()
     nodes = [home.node / "lock", *sorted(home.nodes.glob("*/lock"))]
-    was_up = running(home) or supervised(home) or any(map(is_held, nodes))
+    was_up = running(home) or supervised(home) or any(map(is_held, (*nodes, home.ray / "lock")))
     if was_up:
         client = Client(home)
         cannot_start = failure_of(home) is not None  # then nobody can tell, and nothing is to be lost by stopping
@@ -297,7 +350,8 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
                 hint="`poise down --cancel` ends them, `poise down --leave` lets running commands go on",
             )
         client.close()
-        _stop(home.supervisor, home.lock, *nodes)
+        seconds = RAY_STOP_SECONDS if (home.ray / "lock").exists() else STOP_SECONDS
+        _stop(home.supervisor, home.lock, home.ray / "lock", *nodes, seconds=seconds)
     if as_json:
         print_json({"stopped": was_up})
     else:
@@ -328,9 +382,9 @@ def _cancel_all(client: Client, jobs: list[str]) -> None:
         client.wait(job)
 
 
-def _stop(*locks: Path) -> None:
+def _stop(*locks: Path, seconds: float = STOP_SECONDS) -> None:
     """End whoever holds these locks, the supervisor first so that nothing is started again."""
-    deadline = time.monotonic() + STOP_SECONDS
+    deadline = time.monotonic() + seconds
     for lock in locks:
         asked = False
         while (pid := holder(lock)) != 0:

@@ -328,6 +328,11 @@ class Keepers:
         self._gangs.leave(attempts)
         self.tellings.forget(attempts)
 
+    @property
+    def holding(self) -> bool:
+        """Whether anything runs here, or waits to."""
+        return any(slot.held for slot in self._slots.values())
+
     async def close(self, quit: bool = False) -> None:
         """Lets go of the keepers, which go on; with `quit` those without work leave."""
         self.closing = True
