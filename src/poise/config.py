@@ -133,6 +133,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "gangs"
 
     @property
+    def meetings(self) -> Path:
+        """What members of gangs on several machines have left for each other, in a folder for each job."""
+        return self.root / "meetings"
+
+    @property
     def values(self) -> Path:
         """Arguments and results of calls that are too large for a record, in a folder for each job."""
         return self.root / "values"

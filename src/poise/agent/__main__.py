@@ -32,12 +32,13 @@ import uvloop
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
-from poise.config import Address, Home
+from poise.config import Address, Endpoint, Home
 from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers import sockets
 from poise.drivers.devices import Inventory, Part, identity, incarnation_of
 from poise.drivers.lock import take_lock
 from poise.drivers.logs import prune
+from poise.drivers.meetings import Meetings
 from poise.drivers.probes import Use
 from poise.drivers.process import Keepers
 from poise.drivers.reach import trusting
@@ -58,7 +59,7 @@ from poise.kernel.frames import Broken, Frames
 from poise.kernel.node import NodeMachine
 from poise.model.fleetfile import DeclaredFleet
 from poise.model.load import Load
-from poise.model.messages import Attempt, Ended, FromAgent, Kept, Launch, Output, Running, ToAgent
+from poise.model.messages import Attempt, Ended, FromAgent, Kept, Launch, Met, Output, Running, ToAgent
 from poise.model.resources import WHOLE, Node
 from poise.model.times import Times
 from poise.model.usage import UNKNOWN, Collecting
@@ -79,7 +80,7 @@ MAX_SHIPPED = 16
 """Parts of output that wait to be sent: beats come after them."""
 
 _log = logging.getLogger("poise.agent")
-_to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent | Kept]] = msgpack_decoder(tuple[int, ToAgent | Kept])
+_to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent | Kept | Met]] = msgpack_decoder(tuple[int, ToAgent | Kept | Met])
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -127,7 +128,7 @@ class Agent:
         self._node = node
         self._clock = SystemClock.of_the_boot()
         self._times = Times()
-        self._unsent: deque[FromAgent | Output] = deque()
+        self._unsent: deque[FromAgent | Output | Met] = deque()
         self._news = asyncio.Event()
         self._sock: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -139,14 +140,17 @@ class Agent:
         self._sample = self._meter(offer)
         self._collecting = Collecting()
         self._shipping = Shipping(home.logs) if isinstance(home.elsewhere, Address) else None
+        self._meetings = Meetings(home.gangs)
         self._shipped_first: list[Ended] = []
         self._written = asyncio.Event()
+        self._met = asyncio.Event()
         keepers.on_change = self._on_change
 
     def adopt(self, held: Iterable[Held], ended: Iterable[Ended]) -> None:
         """Measure what an earlier agent's keepers hold."""
         for one in held:
             self._measure_devices_of(one.launch)
+            self._meet(one.launch)
             if one.running is not None:
                 self._running[one.running.attempt] = one.running.pid
                 if self._shipping is not None:
@@ -197,13 +201,25 @@ class Agent:
                 **secured,
             ) as channel:
                 self._sock = sock
+                self._keepers.address = self._address()
                 yield channel
+
+    def _address(self) -> str:
+        """This machine's, for members of gangs on others; none where the control plane listens to no others."""
+        if isinstance(self._home.elsewhere, Address) and self._sock is not None:
+            name: str = self._sock.getsockname()[0]
+            return name
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            if text := json_decoder(Endpoint).decode(self._home.endpoint.read_bytes()).address:
+                return Address.parse(text).host
+        return ""
 
     async def _session(self, channel: ClientConnection) -> None:
         self._unsent.clear()
         if self._shipping is not None:
             self._shipping.connected()
         self._feed(machine.Connected())
+        self._unsent.extend(self._meetings.connected())
         frames = Frames()
         sender = asyncio.create_task(self._send(channel, frames))
         try:
@@ -211,7 +227,9 @@ class Agent:
                 serial, message = _to_agent.decode(frame if isinstance(frame, bytes) else frame.encode())
                 if not frames.hears(serial):
                     continue
-                if not isinstance(message, Kept):
+                if isinstance(message, Met):
+                    self._meetings.take(message)
+                elif not isinstance(message, Kept):
                     self._feed(message)
                 elif self._shipping is not None:
                     self._shipping.kept(message)
@@ -241,6 +259,7 @@ class Agent:
             match effect:
                 case machine.Start():
                     self._measure_devices_of(effect.launch)
+                    self._meet(effect.launch)
                     self._keepers.start(effect.slot, effect.launch, effect.cpus)
                 case machine.Stop():
                     self._keepers.stop(effect.attempt, effect.hung)
@@ -320,6 +339,25 @@ class Agent:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._written.wait(), SHIP_SECONDS if self._shipping.follows else None)
 
+    def _meet(self, launch: Launch) -> None:
+        """A member of a gang starts, whose others may be on other machines."""
+        if launch.gang:
+            self._unsent.append(self._meetings.joined(launch))
+            self._news.set()
+            self._met.set()
+
+    async def watch_meetings(self) -> None:
+        """What members of gangs leave for those on other machines."""
+        while True:
+            await self._met.wait()
+            if self._keepers.address and self._sock is not None:
+                for met in self._meetings.news():
+                    self._unsent.append(met)
+                    self._news.set()
+            if not self._meetings.any:
+                self._met.clear()
+            await asyncio.sleep(SHIP_SECONDS)
+
     async def prune_logs(self) -> None:
         while True:
             await asyncio.to_thread(prune, self._home.logs, KEEP_LOG_BYTES, KEEP_LOG_FILES)
@@ -381,6 +419,7 @@ class Agent:
         for one in running:
             self._running[one.attempt] = one.pid
         for done in ended:
+            self._meetings.left(done.attempt)
             if self._running.pop(done.attempt, None) is not None and (
                 told := self._keepers.tellings.look([done.attempt])
             ):
@@ -467,7 +506,7 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
     agent.adopt(observed.held, observed.ended)
     settle_memory()
     loop = asyncio.get_running_loop()
-    works = [agent.run(), agent.measure(), agent.watch_training()]
+    works = [agent.run(), agent.measure(), agent.watch_training(), agent.watch_meetings()]
     if home.elsewhere is not None:
         works.append(agent.ship())
     if offer.prunes:

@@ -49,25 +49,24 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
     home = Home(options.home.resolve())
     os.umask(0o077)
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
     try:
         with take_lock(home.ray / "lock", "keeper of a Ray cluster's agents"):
-            _keep(home, json_decoder(OnRay).decode((home.ray / "cluster.json").read_bytes()), stopping)
+            _keep(home, json_decoder(OnRay).decode((home.ray / "cluster.json").read_bytes()))
     except PoiseError as error:
         _log.error("%s: %s %s", error.record.code, error, error.record.have)
         return error.exit_code
     return 0
 
 
-def _keep(home: Home, on: OnRay, stopping: threading.Event) -> None:
+def _keep(home: Home, on: OnRay) -> None:
     token = _node_token(home)
     address = _listening(home)
     where = on.address or _own_cluster(home)
     from poise.drivers.ray import Cluster, Told, own_address  # dear: after what may fail without it
 
-    cluster = Cluster(where)
+    cluster, stopping = Cluster(where), threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # after Ray, which takes them for itself
+        signal.signal(number, lambda *_: stopping.set())
     host = address.host if address.host in LOOPBACK else own_address()
     told = Told(Address(host, address.port, address.authority).text, token, address.authority[:12])
     _log.info("on Ray at %s", where)

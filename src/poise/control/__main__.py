@@ -173,7 +173,11 @@ async def _tidy_folders(plane: Plane, home: Home) -> None:
     """What is left of jobs that are over: checkpoints, and values that a caller was killed before it removed."""
     while True:
         now, jobs = plane.clock.now(), plane.ledger.jobs
-        for folder, keep in ((home.values, KEEP_VALUES), (home.checkpoints, KEEP_CHECKPOINTS)):
+        for folder, keep in (
+            (home.values, KEEP_VALUES),
+            (home.meetings, KEEP_VALUES),
+            (home.checkpoints, KEEP_CHECKPOINTS),
+        ):
             kept = {job.id for job in jobs.values() if not job.ended or now - job.ended < keep}
             await asyncio.to_thread(remove_abandoned, folder, kept, keep / SECOND)
         await asyncio.sleep(TIDY_SECONDS)

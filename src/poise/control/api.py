@@ -498,7 +498,7 @@ def make_app(
     )
     hot: dict[str, tuple[Role | None, App]] = {
         "submissions": (Role.SUBMITTER, Submissions(plane, gate)),
-        "channel": (Role.NODE, NodeChannel(plane, gate, series, home.logs)),
+        "channel": (Role.NODE, NodeChannel(plane, gate, series, home)),
         "calls": (Role.SUBMITTER, CallerChannel(plane, gate)),
         "workers": (None, WorkerChannel(plane, lambda attempt: worker_key(token, attempt))),
     }

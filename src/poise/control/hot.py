@@ -9,16 +9,16 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
-from poise.config import MAX_BODY
+from poise.config import MAX_BODY, Home
 from poise.control.gatekeeper import Gatekeeper
 from poise.control.guard import Receive, Scope, Send, secret_of, text_headers
 from poise.control.plane import Plane
 from poise.decoding import json_decoder, msgpack_decoder
+from poise.drivers import meetings
 from poise.drivers.security import same_token
 from poise.drivers.series import Series
 from poise.drivers.shipping import keep
@@ -27,7 +27,7 @@ from poise.errors import ErrorRecord, InputError, PoiseError, SpecError
 from poise.kernel import controller as machine
 from poise.kernel.frames import Broken, Frames
 from poise.model.calls import FromCaller, FromWorker, Ready, Resume, ToCaller, ToWorker
-from poise.model.messages import Attempt, Beat, FromAgent, Hello, Kept, Output, ToAgent
+from poise.model.messages import Attempt, Beat, FromAgent, Hello, Kept, Met, Output, ToAgent
 from poise.model.tenants import Bearer
 from poise.model.usage import Window
 
@@ -38,7 +38,9 @@ MAX_UNSENT = 100_000
 """Frames that wait for one agent to read them."""
 
 _log = logging.getLogger("poise.control")
-_from_agent: msgspec.msgpack.Decoder[tuple[int, FromAgent | Output]] = msgpack_decoder(tuple[int, FromAgent | Output])
+_from_agent: msgspec.msgpack.Decoder[tuple[int, FromAgent | Output | Met]] = msgpack_decoder(
+    tuple[int, FromAgent | Output | Met]
+)
 _from_caller: msgspec.msgpack.Decoder[FromCaller] = msgpack_decoder(FromCaller)
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgpack_decoder(FromWorker)
 _encode = msgspec.msgpack.Encoder().encode
@@ -175,11 +177,11 @@ class NodeChannel:
     stands.
     """
 
-    def __init__(self, plane: Plane, gate: Gatekeeper, series: Series, logs: Path) -> None:
+    def __init__(self, plane: Plane, gate: Gatekeeper, series: Series, home: Home) -> None:
         self._plane = plane
         self._gate = gate
         self._series = series
-        self._logs = logs
+        self._home = home
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
@@ -199,6 +201,10 @@ class NodeChannel:
                 if isinstance(message, Output):
                     if node:
                         await self._take_output(channel, message)
+                    continue
+                if isinstance(message, Met):
+                    if node:
+                        self._pass_on(node, channel, message)
                     continue
                 if isinstance(message, Hello):
                     if not self._plane.connect(message.node.name, number, channel):
@@ -220,9 +226,26 @@ class NodeChannel:
         if output.attempt.task.partition(".")[0] not in self._plane.ledger.jobs:
             return
         try:
-            channel.send(await asyncio.to_thread(keep, self._logs, output))
+            channel.send(await asyncio.to_thread(keep, self._home.logs, output))
         except OSError as error:
             _log.debug("what %s wrote is not kept: %s", output.attempt, error)
+
+    def _pass_on(self, node: str, channel: "Channel", met: Met) -> None:
+        """To the other nodes of the gang; and to one that asks, all that there is."""
+        unit = self._plane.ledger.unit(met.gang)
+        if unit is None:
+            return
+        folder = self._home.meetings / unit.job
+        if not met.name:
+            for known in meetings.kept(folder, met):
+                channel.send(known)
+            return
+        try:
+            meetings.keep(folder, met)
+        except OSError as error:
+            _log.debug("what %s left for others is not kept: %s", met.gang, error)
+        for other in sorted({task.node for task in unit.tasks} - {node, ""}):
+            self._plane.tell(other, met)
 
     def _keep(self, node: str, windows: Sequence[Window]) -> None:
         """With what the ledger knows of its failures. A disk that is full costs the windows, and nothing else."""
@@ -320,7 +343,7 @@ class Channel:
         self._closed = False
         self._task = asyncio.create_task(self._write())
 
-    def send(self, message: ToAgent | Kept | ToCaller | ToWorker) -> None:
+    def send(self, message: ToAgent | Kept | Met | ToCaller | ToWorker) -> None:
         """Who does not read is hung up on; when it comes back it is told everything anew."""
         if len(self._queue) >= MAX_UNSENT:
             self._closed = True

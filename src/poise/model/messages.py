@@ -163,6 +163,17 @@ class Output(msgspec.Struct, frozen=True, tag="output", kw_only=True):
     data: Annotated[bytes, msgspec.Meta(max_length=2**20)]
 
 
+class Met(msgspec.Struct, frozen=True, tag="met", kw_only=True):
+    """What a member of a gang has left for the others, as a file in their folder: said by its node, and to theirs.
+    Without a name a node asks for all that is there of the gang.
+    """
+
+    gang: str
+    founded: Annotated[int, msgspec.Meta(ge=0)]
+    name: str = ""
+    data: Annotated[bytes, msgspec.Meta(max_length=2**16)] = b""
+
+
 # control plane -> agent
 
 
