@@ -11,11 +11,11 @@ import contextlib
 import logging
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from poise.errors import Fault, InputError, PoiseError
 LOOK_SECONDS = 1.0
 START_SECONDS = 60.0
 END_SECONDS = 20.0
+STOPS = (signal.SIGTERM, signal.SIGINT)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _log = logging.getLogger("poise.ray")
@@ -64,15 +65,16 @@ def _keep(home: Home, on: OnRay) -> None:
     where = on.address or _own_cluster(home)
     from poise.drivers.ray import Cluster, Told, own_address  # dear: after what may fail without it
 
-    cluster, stopping = Cluster(where), threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):  # after Ray, which takes them for itself
-        signal.signal(number, lambda *_: stopping.set())
+    signal.pthread_sigmask(
+        signal.SIG_BLOCK, STOPS
+    )  # Ray has handlers of its own, and threads: here they are waited for
+    cluster = Cluster(where)
     host = address.host if address.host in LOOPBACK else own_address()
     told = Told(Address(host, address.port, address.authority).text, token, address.authority[:12])
     _log.info("on Ray at %s", where)
-    while not stopping.is_set():
-        cluster.keep(told)
-        stopping.wait(LOOK_SECONDS)
+    client = Client(home)
+    while signal.sigtimedwait(STOPS, LOOK_SECONDS) is None:
+        cluster.keep(told, lambda: {node.name for node in client.nodes() if not node.running and not node.queued})
     if cluster.end(told.home) and not on.address:
         _end_own_cluster(home)
 
@@ -145,6 +147,7 @@ def _end_own_cluster(home: Home) -> None:
         deadline = time.monotonic() + END_SECONDS
         while _is_ray(started.pid) and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS / 10)
+    shutil.rmtree(started.folder, ignore_errors=True)
     kept.unlink()
 
 
