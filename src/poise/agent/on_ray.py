@@ -63,6 +63,8 @@ def _keep(home: Home, on: OnRay) -> None:
     token = _node_token(home)
     address = _listening(home)
     where = on.address or _own_cluster(home)
+    if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys() or Path("~/.ray/auth_token").expanduser().exists():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # as the head of a cluster does, and nobody who joins it
     from poise.drivers.ray import Cluster, Told, own_address  # dear: after what may fail without it
 
     signal.pthread_sigmask(

@@ -49,6 +49,7 @@ EXTRAS = (
     ("sklearn", "demo", "runs `poise demo`"),
     ("highspy", "lp", "solves what the policies `max-min`, `finish-time-fair` and `min-makespan` ask"),
     ("redis", "redis", "shares kept answers between gateways"),
+    ("ray", "ray", "takes the machines of a Ray cluster as nodes"),
 )
 """Module, extra, and what it gives."""
 
