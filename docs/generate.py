@@ -517,7 +517,10 @@ def job_file() -> str:
                 ("`POISE_PROGRESS`", "In a task with a `hang`: a path. Touching it says that the task gets on."),
                 ("`POISE_RANK`, `POISE_WORLD_SIZE`", "In a gang. Also as `RANK`, `WORLD_SIZE`, with `LOCAL_RANK=0`."),
                 ("`POISE_GANG_DIR`", "In a gang: a folder that its tasks share for this epoch."),
-                ("`POISE_GANG_ADDRESS`", "In a gang that may be on several machines: this one's address to the others."),
+                (
+                    "`POISE_GANG_ADDRESS`",
+                    "In a gang that may be on several machines: this one's address.",
+                ),
                 ("`POISE_PART`, `POISE_PARTS`", "In a task that is cut by data."),
                 ("`POISE_SWEEP_LR` and its like", "In a task with a `sweep`: the value that it tries of each name."),
                 ("`POISE_ITEMS_FROM`, `POISE_ITEMS_TO`", "In a task with a `split`: its items, the last one excluded."),

@@ -16,6 +16,7 @@ import pytest
 from poise.drivers.lock import holder
 from poise.model.reports import NodeReport
 from system.living import PATIENCE, Diary, Living, kill, until
+from system.test_functions import run as run_program
 
 pytest.importorskip("ray")
 
@@ -203,6 +204,12 @@ def test_a_gang_meets_on_two_machines(on_ray: OnRay) -> None:
     logs = on_ray.living.poise("logs", job)
     assert logs.text.split() == ["0", "1"] * 2
     assert len({*logs.err.split()}) == 2, "folders of their own"
+
+
+def test_functions_are_called_on_the_machines_of_the_cluster(on_ray: OnRay) -> None:
+    """Their larger values are files, on a disk that all of these machines share."""
+    found = run_program(on_ray.living, "values")
+    assert (found["square"], found["files"], found["array"]) == (49, 300_000, [30, 50])
 
 
 def test_training_grows_onto_another_machine_and_back(on_ray: OnRay) -> None:

@@ -486,8 +486,10 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
         _log.info("memory is watched, not limited by cgroups: %s", cgroups.why_not)
     token = ensure_token(home) if home.elsewhere is None else ""
 
-    def serving(attempt: Attempt) -> dict[str, str]:
-        return {"POISE_HOME": str(home.root), "POISE_WORKER_KEY": worker_key(token, attempt)} if token else {}
+    def serving(launch: Launch) -> dict[str, str]:
+        key = launch.key or worker_key(token, launch.attempt)
+        there = {"POISE_ADDRESS": home.elsewhere.text} if isinstance(home.elsewhere, Address) else {}
+        return {"POISE_HOME": str(home.root), "POISE_WORKER_KEY": key} | there
 
     keepers = Keepers(
         folder / "keepers",

@@ -26,7 +26,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from poise.config import Home
 from poise.decoding import msgpack_decoder
-from poise.drivers import functions, sockets, values
+from poise.drivers import functions, values
+from poise.drivers.reach import environment_home, reach
 from poise.model.calls import (
     Back,
     FromWorker,
@@ -148,7 +149,7 @@ class Worker:
         pause, alone_since = RECONNECT_SECONDS[0], time.monotonic()
         while not self._ending:
             with contextlib.suppress(OSError, WebSocketException, EOFError):
-                sock = sockets.connect(self._home.socket)
+                sock = reach(self._home)
                 with connect(
                     "ws://poise/v1/workers",
                     sock=sock,
@@ -248,7 +249,7 @@ def main() -> int:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if sys.argv[1:2] == ["--gang"]:
         return _gang(Path(sys.argv[2]))
-    home = Home(Path(os.environ["POISE_HOME"]))
+    home = environment_home()
     attempt = Attempt(os.environ["POISE_TASK"], int(os.environ["POISE_EPOCH"]))
     worker = Worker(home, attempt, os.environ.pop("POISE_WORKER_KEY"))
     signal.signal(signal.SIGTERM, lambda *_: worker.end())

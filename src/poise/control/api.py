@@ -61,6 +61,7 @@ from poise.kernel.ledger import Ledger
 from poise.kernel.overview import overview
 from poise.kernel.visible import Sight
 from poise.model.events import AUDITED, Event, Held, NodeLevelled, Placed, PolicyFailed, Preempted, Resized, Triggered
+from poise.model.messages import Attempt
 from poise.model.reports import (
     AuditReport,
     Explanation,
@@ -496,11 +497,15 @@ def make_app(
         ),
         logging_config=None,
     )
+
+    def key_of(attempt: Attempt) -> str:
+        return worker_key(token, attempt)
+
     hot: dict[str, tuple[Role | None, App]] = {
         "submissions": (Role.SUBMITTER, Submissions(plane, gate)),
-        "channel": (Role.NODE, NodeChannel(plane, gate, series, home)),
+        "channel": (Role.NODE, NodeChannel(plane, gate, series, home, key_of)),
         "calls": (Role.SUBMITTER, CallerChannel(plane, gate)),
-        "workers": (None, WorkerChannel(plane, lambda attempt: worker_key(token, attempt))),
+        "workers": (None, WorkerChannel(plane, key_of)),
     }
     return Guard(gate, rest, hot, lifetime.request, known_as)  # type: ignore[arg-type]
 

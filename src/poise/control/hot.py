@@ -27,8 +27,8 @@ from poise.errors import ErrorRecord, InputError, PoiseError, SpecError
 from poise.kernel import controller as machine
 from poise.kernel.frames import Broken, Frames
 from poise.model.calls import FromCaller, FromWorker, Ready, Resume, ToCaller, ToWorker
-from poise.model.messages import Attempt, Beat, FromAgent, Hello, Kept, Met, Output, ToAgent
-from poise.model.tenants import Bearer
+from poise.model.messages import Attempt, Beat, Desired, FromAgent, Hello, Kept, Met, Output, ToAgent
+from poise.model.tenants import Bearer, Role
 from poise.model.usage import Window
 
 MAX_UNANSWERED = 4096
@@ -177,18 +177,22 @@ class NodeChannel:
     stands.
     """
 
-    def __init__(self, plane: Plane, gate: Gatekeeper, series: Series, home: Home) -> None:
+    def __init__(
+        self, plane: Plane, gate: Gatekeeper, series: Series, home: Home, key_of: Callable[[Attempt], str]
+    ) -> None:
+        """`key_of` tells the key of an attempt that serves calls, which nodes of other homes cannot make."""
         self._plane = plane
         self._gate = gate
         self._series = series
         self._home = home
+        self._key_of = key_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
         number = self._plane.accepted()
         frames = Frames()
-        channel = Channel(send, frames)
+        channel = Channel(send, frames, self._key_of if scope["bearer"].role is Role.NODE else None)
         node = ""
         try:
             while True:
@@ -332,12 +336,15 @@ class WorkerChannel:
 
 class Channel:
     """Sends in order from a task of its own, so that the plane never waits for a slow agent. What it sends is numbered
-    where there are `frames`.
+    where there are `frames`, and launches get a key where there is `key_of`.
     """
 
-    def __init__(self, send: Send, frames: Frames | None = None) -> None:
+    def __init__(
+        self, send: Send, frames: Frames | None = None, key_of: Callable[[Attempt], str] | None = None
+    ) -> None:
         self._send = send
         self._frames = frames
+        self._key_of = key_of
         self._queue: deque[bytes] = deque()
         self._news = asyncio.Event()
         self._closed = False
@@ -347,6 +354,8 @@ class Channel:
         """Who does not read is hung up on; when it comes back it is told everything anew."""
         if len(self._queue) >= MAX_UNSENT:
             self._closed = True
+        if self._key_of is not None and isinstance(message, Desired):
+            message = _with_keys(message, self._key_of)
         if not self._closed:
             self._queue.append(_encode(message if self._frames is None else (self._frames.number(), message)))
         self._news.set()
@@ -366,6 +375,14 @@ class Channel:
             await self._send({"type": "websocket.close", "code": 1012})
         except Exception as error:  # the connection is gone; the reading side ends it
             _log.debug("channel closed: %s", error)
+
+
+def _with_keys(desired: Desired, key_of: Callable[[Attempt], str]) -> Desired:
+    if not any(launch.serves for launch in desired.launches):
+        return desired
+    replace = msgspec.structs.replace
+    launches = (replace(of, key=key_of(of.attempt)) if of.serves else of for of in desired.launches)
+    return replace(desired, launches=tuple(launches))
 
 
 def _answering(done: Done, note: str) -> Answer:

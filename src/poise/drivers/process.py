@@ -214,7 +214,7 @@ class Keepers:
         log_bound: int = 64 << 20,
         spare: int = 2,
         idle_seconds: float = 60.0,
-        serving: Callable[[Attempt], Mapping[str, str]] = lambda attempt: {},
+        serving: Callable[[Launch], Mapping[str, str]] = lambda launch: {},
     ) -> None:
         """`serving` gives the variables by which an attempt that serves calls finds the control plane; training keeps
         its checkpoints in `checkpoints`.
@@ -364,7 +364,7 @@ class Keepers:
         unit = launch.gang or attempt.task
         env.setdefault(CHECKPOINTS, str(self._checkpoints / attempt.task.partition(".")[0] / plain_name(unit)))
         if launch.serves:
-            env.update(self._serving(launch.attempt))
+            env.update(self._serving(launch))
         order = Order(
             argv=launch.argv,
             env=env,
