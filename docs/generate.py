@@ -569,6 +569,7 @@ def job_file() -> str:
                     "A folder of the job's own for checkpoints, if `env` names none; removed a day after the job.",
                 ),
                 ("`POISE_REPORT`", "A file in which [training](../how-to/follow-training.md) may tell how it gets on."),
+                ("`POISE_GANG_ADDRESS`", "In a gang that may be on several machines: this one's address."),
                 ("`POISE_PART`, `POISE_PARTS`", "In a task that is cut by data."),
                 ("`POISE_SWEEP_LR` and its like", "In a task with a `sweep`: the value that it tries of each name."),
                 ("`POISE_ITEMS_FROM`, `POISE_ITEMS_TO`", "In a task with a `split`: its items, the last one excluded."),

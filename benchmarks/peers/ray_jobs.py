@@ -19,8 +19,8 @@ os.environ.update(
     RAY_AUTH_TOKEN=secrets.token_hex(32),
     RAY_JOB_START_TIMEOUT_SECONDS="120",
 )
-import ray  # type: ignore[import-not-found]
-from ray.job_submission import JobStatus, JobSubmissionClient  # type: ignore[import-not-found]
+import ray
+from ray.job_submission import JobStatus, JobSubmissionClient
 
 LOOPBACK = "127.0.0.1"
 POLL_SECONDS = 0.05

@@ -22,9 +22,9 @@ os.environ.update(
     RAY_AUTH_TOKEN=secrets.token_hex(32),
     RAY_JOB_START_TIMEOUT_SECONDS="120",
 )
-import ray  # type: ignore[import-not-found]
+import ray
 from killing import COUNT, again_after_kill, command, done_in_the_end, until
-from ray.job_submission import JobSubmissionClient  # type: ignore[import-not-found]
+from ray.job_submission import JobSubmissionClient
 
 RUN = Path(os.environ["TMPDIR"]).resolve()
 LOOPBACK = "127.0.0.1"
@@ -96,7 +96,7 @@ def worker() -> float | None:
         _node_ip_address=LOOPBACK,
     )
 
-    @ray.remote  # type: ignore[untyped-decorator,unused-ignore]
+    @ray.remote  # type: ignore[untyped-decorator]
     def note_and_stay() -> None:
         with path.open("a") as file:
             file.write(f"{os.getpid()}\n")

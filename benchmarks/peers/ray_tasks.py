@@ -11,8 +11,8 @@ import sys
 from time import perf_counter
 
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_DISABLE_IMPORT_WARNING="1", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")
-import ray  # type: ignore[import-not-found]
-from ray.util.multiprocessing import Pool  # type: ignore[import-not-found]
+import ray
+from ray.util.multiprocessing import Pool
 
 
 def same(value: int) -> int:

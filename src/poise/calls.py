@@ -23,7 +23,8 @@ from websockets.sync.client import ClientConnection, connect
 from poise.config import Home
 from poise.control.start import ensure_up, user_name
 from poise.decoding import msgpack_decoder
-from poise.drivers import functions, sockets, values
+from poise.drivers import functions, values
+from poise.drivers.reach import reach
 from poise.drivers.security import token_for
 from poise.errors import CallFailed, CallLost, Conflict, PoiseError, Unreachable
 from poise.model.calls import (
@@ -328,10 +329,10 @@ class Calls:
     def _listen(self) -> None:
         """Connect, and connect again: a control plane that restarts is waited for."""
         lost_at = time.monotonic()
-        turns = itertools.cycle(self._home.sockets)
+        turns = itertools.count()
         while not self._closed:
             try:
-                sock = sockets.connect(next(turns))
+                sock = reach(self._home, turn=next(turns))
                 with connect(
                     "ws://poise/v1/calls",
                     sock=sock,

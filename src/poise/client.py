@@ -7,7 +7,6 @@ one. Where there are several control planes it goes on to the next, until it fin
 
 import contextlib
 import http.client
-import os
 import secrets
 import socket
 import threading
@@ -18,10 +17,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from poise.config import Home
+from poise.config import Address, Home
 from poise.decoding import json_decoder
-from poise.drivers import sockets
 from poise.drivers.lock import is_held
+from poise.drivers.reach import environment_home, home_at, reach
 from poise.drivers.security import digest, new_secret, token_for
 from poise.errors import ErrorRecord, Fault, NotLeading, PoiseError, SpecError, Unreachable, from_record
 from poise.model.reports import (
@@ -53,17 +52,11 @@ THOUGHT = 60.0
 
 
 def current_home(path: Path | str | None = None) -> Home:
-    """The home at this path, or at `POISE_HOME`, or `~/.poise`; where no path is given and `POISE_SOCKET` is set, the
-    control plane of somebody else behind it. `POISE_CONTROL` are the sockets of several, of which one leads; it counts
-    where that of the home is among them.
+    """The home at this path, or at `POISE_HOME`, or `~/.poise`; where no path is given and `POISE_SOCKET` or
+    `POISE_ADDRESS` is set, the control plane of somebody else behind it. `POISE_CONTROL` are the sockets of several, of
+    which one leads; it counts where that of the home is among them.
     """
-    root = Path(path or os.environ.get("POISE_HOME") or "~/.poise").expanduser().resolve()
-    shared = os.environ.get("POISE_SOCKET") if path is None else None
-    if shared:
-        return Home(root, Path(shared).expanduser().absolute())
-    home, named = Home(root), filter(None, os.environ.get("POISE_CONTROL", "").split(","))
-    others = tuple(Path(name).expanduser().resolve() for name in named)
-    return Home(root, others=others) if home.socket in others else home
+    return environment_home() if path is None else home_at(path)
 
 
 class _Error(msgspec.Struct):
@@ -83,14 +76,14 @@ class Receipt(msgspec.Struct):
 
 
 class _Connection(http.client.HTTPConnection):
-    """HTTP over the home's Unix socket."""
+    """HTTP to the control plane of a home, or to the one of several whose turn it is."""
 
-    def __init__(self, path: Path, timeout: float) -> None:
+    def __init__(self, home: Home, timeout: float, turn: int) -> None:
         super().__init__("poise", timeout=timeout)
-        self._path = path
+        self._home, self._turn = home, turn
 
     def connect(self) -> None:
-        self.sock = sockets.connect(self._path, self.timeout)
+        self.sock = reach(self._home, self.timeout, self._turn)
 
 
 class Client:
@@ -292,7 +285,7 @@ class Client:
 
         A stream is not repeated when the connection is lost: it raises `Unreachable`, and what was acknowledged stands.
         """
-        sock = sockets.connect(self._socket)
+        sock = reach(self.home, turn=self._turn)
         head = (
             "POST /v1/jobs HTTP/1.1\r\nHost: poise\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n"
             f"Content-Type: application/x-ndjson\r\nAuthorization: Bearer {token_for(self.home)}\r\n\r\n"
@@ -344,11 +337,6 @@ class Client:
             raise _decode_error(content, response.status)
         return json_decoder(kind).decode(content)
 
-    @property
-    def _socket(self) -> Path:
-        """Of the control plane whose turn it is."""
-        return self.home.sockets[self._turn % len(self.home.sockets)]
-
     def _may_ask_another(self, status: int, content: bytes) -> bool:
         """Whether this one stands by, and there is another to ask, or will be: `need` is the one that leads."""
         if status != NotLeading.status:
@@ -360,20 +348,27 @@ class Client:
         self, method: str, path: str, data: bytes | None, timeout: float
     ) -> tuple[http.client.HTTPResponse, bytes]:
         if self._connection is None:
-            self._connection = _Connection(self._socket, timeout)
+            self._connection = _Connection(self.home, timeout, self._turn)
         self._connection.timeout = timeout
         if self._connection.sock is not None:
             self._connection.sock.settimeout(timeout)
         headers = {"Authorization": f"Bearer {token_for(self.home)}"}
+        if isinstance(self.home.elsewhere, Address):
+            headers["Accept-Encoding"] = "gzip"
         if data is not None:
             headers["Content-Type"] = "application/json"
         self._connection.request(method, path, data, headers)
         response = self._connection.getresponse()
-        return response, response.read()
+        content = response.read()
+        if response.getheader("Content-Encoding") == "gzip":
+            import gzip
+
+            content = gzip.decompress(content)
+        return response, content
 
     @contextlib.contextmanager
     def _stream(self, path: str) -> Iterator[http.client.HTTPResponse]:
-        connection = _Connection(self._socket, 60.0)
+        connection = _Connection(self.home, 60.0, self._turn)
         try:
             connection.request("GET", path, headers={"Authorization": f"Bearer {token_for(self.home)}"})
             response = connection.getresponse()
@@ -432,11 +427,14 @@ def failure_of(home: Home) -> Fault | None:
 def _is_kept_alive(home: Home) -> bool:
     """Whether it is worth waiting for an answer: somebody starts the control plane again, or its socket is left."""
     if home.elsewhere is not None:
-        return home.elsewhere.exists()
+        return isinstance(home.elsewhere, Address) or home.elsewhere.exists()
     return bool(home.others) or is_held(home.lock) or is_held(home.supervisor)
 
 
 def _unreachable(home: Home, error: Exception) -> Fault:
+    if isinstance(home.elsewhere, Address):
+        hint = "`poise status` where it runs; a firewall may be between"
+        return Unreachable("no control plane answers", field=str(home.elsewhere), have=str(error), hint=hint)
     if home.elsewhere is not None:
         if not home.elsewhere.exists():
             return Unreachable(

@@ -4,16 +4,67 @@ from pathlib import Path
 
 import msgspec
 
+from poise.errors import InputError
+
+
+class Address(msgspec.Struct, frozen=True):
+    """A control plane on another machine: where it listens, and the fingerprint of the authority that speaks for it.
+
+    >>> of = Address.parse("head:7718#" + 64 * "a")
+    >>> str(of), of.port, of.text == "head:7718#" + 64 * "a"
+    ('head:7718', 7718, True)
+    """
+
+    host: str
+    port: int
+    authority: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """`HOST:PORT#FINGERPRINT`, as `poise up --listen` prints it. Raises InputError."""
+        place, _, authority = text.partition("#")
+        host, port = parse_place(place, "POISE_ADDRESS")
+        if len(authority) != 64 or not set(authority) <= set("0123456789abcdef"):
+            raise InputError(
+                "an address ends with the fingerprint of the authority that speaks for it",
+                field="POISE_ADDRESS",
+                need="HOST:PORT#FINGERPRINT",
+                have=text[:200],
+                hint="`poise status`, where the control plane runs, prints it",
+            )
+        return cls(host, port, authority)
+
+    @property
+    def text(self) -> str:
+        return f"{self}#{self.authority}"
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_place(text: str, field: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`, where the host may be an IPv6 address in brackets. Raises InputError.
+
+    >>> parse_place("[::1]:7718", "--listen")
+    ('::1', 7718)
+    """
+    host, _, port = text.rpartition(":")
+    inner = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not inner or (":" in inner and inner == host) or not port.isdecimal() or int(port) >= 2**16:
+        raise InputError("this is no address", field=field, need="HOST:PORT", have=text[:200], hint="0.0.0.0:7718")
+    return inner, int(port)
+
 
 class Home(msgspec.Struct, frozen=True):
     """`POISE_HOME`: everything Poise keeps on one machine. Nothing outside it is written.
 
-    With `elsewhere`, the socket of a control plane that somebody else shares, nothing of this home is used. `others`
-    are sockets of control planes of which one leads when that of this home does not.
+    With `elsewhere`, the socket of a control plane that somebody else shares or the address of one on another machine,
+    nothing of this home is used. `others` are sockets of control planes of which one leads when that of this home does
+    not.
     """
 
     root: Path
-    elsewhere: Path | None = None
+    elsewhere: Path | Address | None = None
     others: tuple[Path, ...] = ()
 
     @property
@@ -31,7 +82,17 @@ class Home(msgspec.Struct, frozen=True):
 
     @property
     def socket(self) -> Path:
-        return self.elsewhere or self.root / "poise.sock"
+        return self.elsewhere if isinstance(self.elsewhere, Path) else self.root / "poise.sock"
+
+    @property
+    def elsewhere_by(self) -> str:
+        """The variable that says that the control plane is elsewhere."""
+        return "POISE_ADDRESS" if isinstance(self.elsewhere, Address) else "POISE_SOCKET"
+
+    @property
+    def authority(self) -> Path:
+        """The authority that speaks for this home's control plane on other machines, and what it signed."""
+        return self.root / "authority"
 
     @property
     def sockets(self) -> tuple[Path, ...]:
@@ -84,6 +145,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "gangs"
 
     @property
+    def meetings(self) -> Path:
+        """What members of gangs on several machines have left for each other, in a folder for each job."""
+        return self.root / "meetings"
+
+    @property
     def values(self) -> Path:
         """Arguments and results of calls that are too large for a record, in a folder for each job."""
         return self.root / "values"
@@ -97,6 +163,11 @@ class Home(msgspec.Struct, frozen=True):
     def fleet(self) -> Path:
         """The declared fleet, compiled, where this home has one: its nodes are started instead of this machine."""
         return self.root / "fleet.json"
+
+    @property
+    def ray(self) -> Path:
+        """What is kept of the Ray cluster whose machines are this home's nodes, where it has one."""
+        return self.root / "ray"
 
     @property
     def policy(self) -> Path:
@@ -135,15 +206,26 @@ class Home(msgspec.Struct, frozen=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach a running control plane."""
+    """How to reach a running control plane; `address` is for other machines, where it listens to them."""
 
     pid: int
     port: int
     version: str
     agent: int = 0
+    address: str = ""
+
+
+class OnRay(msgspec.Struct, frozen=True, kw_only=True):
+    """The Ray cluster whose machines are a home's nodes: its `address`, or none for one that is started here; and where
+    the control plane is to `listen` to its nodes.
+    """
+
+    address: str = ""
+    listen: str
 
 
 MAX_BODY = 4 * 2**20
 """Bytes of one request or file; anything larger is refused before it is buffered."""
 
 DEFAULT_PORT = 7717
+LISTEN_PORT = 7718

@@ -49,6 +49,7 @@ CODES = {
     "E131": "the request comes from a place that is not allowed (Host or Origin)",
     "E132": "the token has expired",
     "E133": "the role of the token does not allow this",
+    "E134": "another authority speaks for the address than the one that was named",
     "E140": "the request is too large",
     "E150": "a function cannot be called, or its exception cannot be brought here",
     "E160": "training is used in a way that it cannot follow",

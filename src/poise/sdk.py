@@ -113,9 +113,9 @@ class Task(Generic[P, R]):
         if home.elsewhere is not None:
             raise Conflict(
                 "functions are called on a control plane of one's own: their values are files in its home",
-                field="POISE_SOCKET",
+                field=home.elsewhere_by,
                 have=str(home.elsewhere),
-                hint="`unset POISE_SOCKET`, or `poise submit`",
+                hint=f"`unset {home.elsewhere_by}`, or `poise submit`",
             )
         future: Future[Any] = Future(function.__qualname__)
         if options.get("workers", 1) != 1:
@@ -259,7 +259,7 @@ def _when_done(others: Iterable[Future[Any]], future: Future[Any], submit: Calla
 
 
 def _home_now() -> Home:
-    return _home_at(os.environ.get("POISE_HOME"), os.environ.get("POISE_SOCKET"))
+    return _home_at(*map(os.environ.get, ("POISE_HOME", "POISE_SOCKET", "POISE_ADDRESS")))
 
 
 @functools.cache

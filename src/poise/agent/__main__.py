@@ -6,6 +6,9 @@ control plane is away it goes on with what it was given and tries again; when it
 With `--declared` it offers what a fleet file says of its node instead of what is found here. Its commands run on what
 there is: declared cores are not bound, and nothing is measured of declared devices.
 
+With `--connect` it dials the control plane of another home, on this machine or another one, with the token of a node,
+and sends there what its commands write.
+
 With `--retire` it ends what a node of an earlier fleet still runs, removes the node's folder, and is done.
 """
 
@@ -21,25 +24,26 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import uvloop
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
-from poise.client import current_home
-from poise.config import Home
+from poise.config import Address, Endpoint, Home
 from poise.decoding import json_decoder, msgpack_decoder
-from poise.drivers import sockets
-from poise.drivers.devices import Inventory, identity, incarnation_of
+from poise.drivers.devices import Inventory, Part, identity, incarnation_of
 from poise.drivers.lock import take_lock
 from poise.drivers.logs import prune
+from poise.drivers.meetings import Meetings
 from poise.drivers.probes import Use
 from poise.drivers.process import Keepers
-from poise.drivers.security import ensure_home, ensure_token, read_token, worker_key
+from poise.drivers.reach import home_at, reach, trusting
+from poise.drivers.security import ensure_home, ensure_token, read_token, token_for, worker_key
+from poise.drivers.shipping import Shipping
 from poise.drivers.system import (
     HostMeter,
     PowerMeter,
@@ -55,7 +59,7 @@ from poise.kernel.frames import Broken, Frames
 from poise.kernel.node import NodeMachine
 from poise.model.fleetfile import DeclaredFleet
 from poise.model.load import Load
-from poise.model.messages import Attempt, Ended, FromAgent, Launch, Running, ToAgent
+from poise.model.messages import Attempt, Ended, FromAgent, Kept, Launch, Met, Output, Running, ToAgent
 from poise.model.resources import WHOLE, Node
 from poise.model.times import Times
 from poise.model.usage import UNKNOWN, Collecting
@@ -69,9 +73,17 @@ DIAL_SECONDS, SILENCE_SECONDS = 10.0, 2.0
 PRUNE_SECONDS = 60.0
 KEEP_LOG_BYTES = 4 * 2**30
 KEEP_LOG_FILES = 50_000
+DIAL_SECONDS = 10.0
+
+STILL_RUNS = 5
+"""Exit code of an agent that was told to end while commands of its node go on."""
+
+SHIP_SECONDS = 0.05
+MAX_SHIPPED = 16
+"""Parts of output that wait to be sent: beats come after them."""
 
 _log = logging.getLogger("poise.agent")
-_to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent]] = msgpack_decoder(tuple[int, ToAgent])
+_to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent | Kept | Met]] = msgpack_decoder(tuple[int, ToAgent | Kept | Met])
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -119,7 +131,7 @@ class Agent:
         self._node = node
         self._clock = SystemClock.of_the_boot()
         self._times = Times()
-        self._unsent: deque[FromAgent] = deque()
+        self._unsent: deque[FromAgent | Output | Met] = deque()
         self._news = asyncio.Event()
         self._sock: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -130,37 +142,36 @@ class Agent:
         self._inventory = offer.inventory
         self._sample = self._meter(offer)
         self._collecting = Collecting()
+        self._shipping = Shipping(home.logs) if isinstance(home.elsewhere, Address) else None
+        self._meetings = Meetings(home.gangs)
+        self._shipped_first: list[Ended] = []
+        self._written = asyncio.Event()
+        self._met = asyncio.Event()
         keepers.on_change = self._on_change
 
-    def adopt(self, held: Iterable[Held]) -> None:
+    def adopt(self, held: Iterable[Held], ended: Iterable[Ended]) -> None:
         """Measure what an earlier agent's keepers hold."""
         for one in held:
             self._measure_devices_of(one.launch)
+            self._meet(one.launch)
             if one.running is not None:
                 self._running[one.running.attempt] = one.running.pid
+                if self._shipping is not None:
+                    self._shipping.began(one.running.attempt)
+        if self._shipping is not None:
+            for done in ended:
+                self._shipping.ended(done.attempt)
 
     async def run(self) -> None:
         """Connect, and connect again, for ever."""
         pause = RECONNECT_SECONDS[0]
-        turns = itertools.cycle(self._home.sockets)
+        turns = itertools.count()
         patience = SILENCE_SECONDS if self._home.others else DIAL_SECONDS
         while True:
             try:
-                with contextlib.closing(sockets.connect(next(turns))) as sock:
-                    sock.setblocking(False)
-                    headers = {"Authorization": f"Bearer {read_token(self._home)}"}
-                    uri = "ws://poise/v1/channel"
-                    async with connect(
-                        uri,
-                        sock=sock,
-                        additional_headers=headers,
-                        open_timeout=patience,
-                        compression=None,
-                        max_size=None,
-                        ping_interval=None,
-                    ) as channel:
-                        pause, self._sock = RECONNECT_SECONDS[0], sock
-                        await self._session(channel)
+                async with self._dial(next(turns), patience) as channel:
+                    pause = RECONNECT_SECONDS[0]
+                    await self._session(channel)
             except (OSError, WebSocketException, PoiseError, EOFError, Broken) as error:
                 _log.debug("no channel: %s", error)
             finally:
@@ -170,16 +181,64 @@ class Agent:
             await asyncio.sleep(pause)
             pause = min(RECONNECT_SECONDS[1], pause * 2)
 
+    @contextlib.asynccontextmanager
+    async def _dial(self, turn: int, patience: float) -> AsyncIterator[ClientConnection]:
+        """A channel to the control plane, or to the one of several whose turn it is."""
+        address = self._home.elsewhere
+        if isinstance(address, Address):
+            token, scheme = token_for(self._home), "wss"
+            context = await asyncio.to_thread(trusting, address)
+            place = (address.host, address.port)
+            sock = await asyncio.to_thread(socket.create_connection, place, DIAL_SECONDS)
+            secured: dict[str, Any] = {"ssl": context, "server_hostname": address.host}
+        else:
+            token, scheme, secured = read_token(self._home), "ws", {}
+            sock = reach(self._home, turn=turn)
+        with contextlib.closing(sock):
+            sock.setblocking(False)
+            async with connect(
+                f"{scheme}://poise/v1/channel",
+                sock=sock,
+                additional_headers={"Authorization": f"Bearer {token}"},
+                open_timeout=patience,
+                compression=None,
+                max_size=None,
+                ping_interval=None,
+                **secured,
+            ) as channel:
+                self._sock = sock
+                self._keepers.address = self._address()
+                yield channel
+
+    def _address(self) -> str:
+        """This machine's, for members of gangs on others; none where the control plane listens to no others."""
+        if isinstance(self._home.elsewhere, Address) and self._sock is not None:
+            name: str = self._sock.getsockname()[0]
+            return name
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            if text := json_decoder(Endpoint).decode(self._home.endpoint.read_bytes()).address:
+                return Address.parse(text).host
+        return ""
+
     async def _session(self, channel: ClientConnection) -> None:
         self._unsent.clear()
+        if self._shipping is not None:
+            self._shipping.connected()
         self._feed(machine.Connected())
+        self._unsent.extend(self._meetings.connected())
         frames = Frames()
         sender = asyncio.create_task(self._send(channel, frames))
         try:
             async for frame in channel:
                 serial, message = _to_agent.decode(frame if isinstance(frame, bytes) else frame.encode())
-                if frames.hears(serial):
+                if not frames.hears(serial):
+                    continue
+                if isinstance(message, Met):
+                    self._meetings.take(message)
+                elif not isinstance(message, Kept):
                     self._feed(message)
+                elif self._shipping is not None:
+                    self._shipping.kept(message)
         finally:
             sender.cancel()
 
@@ -206,6 +265,7 @@ class Agent:
             match effect:
                 case machine.Start():
                     self._measure_devices_of(effect.launch)
+                    self._meet(effect.launch)
                     self._keepers.start(effect.slot, effect.launch, effect.cpus)
                 case machine.Stop():
                     self._keepers.stop(effect.attempt, effect.hung)
@@ -268,6 +328,42 @@ class Agent:
             if told or self._node.listens():
                 self._feed(machine.Telling(tuple(told)))
 
+    async def ship(self) -> None:
+        """What commands write, as they write it. An end is told after all that was written before it."""
+        assert self._shipping is not None  # noqa: S101 — else nobody calls it
+        while True:
+            ended, self._shipped_first = self._shipped_first, []
+            for output in self._shipping.parts() if self._sock is not None else ():
+                self._unsent.append(output)
+                self._news.set()
+                while len(self._unsent) > MAX_SHIPPED:  # noqa: ASYNC110 — it is emptied elsewhere, or cleared
+                    await asyncio.sleep(SHIP_SECONDS)
+            if ended:
+                self._feed(machine.Changed((), tuple(ended)))
+            self._written.clear()
+            if not self._shipped_first:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._written.wait(), SHIP_SECONDS if self._shipping.follows else None)
+
+    def _meet(self, launch: Launch) -> None:
+        """A member of a gang starts, whose others may be on other machines."""
+        if launch.gang:
+            self._unsent.append(self._meetings.joined(launch))
+            self._news.set()
+            self._met.set()
+
+    async def watch_meetings(self) -> None:
+        """What members of gangs leave for those on other machines."""
+        while True:
+            await self._met.wait()
+            if self._keepers.address and self._sock is not None:
+                for met in self._meetings.news():
+                    self._unsent.append(met)
+                    self._news.set()
+            if not self._meetings.any:
+                self._met.clear()
+            await asyncio.sleep(SHIP_SECONDS)
+
     async def prune_logs(self) -> None:
         while True:
             await asyncio.to_thread(prune, self._home.logs, KEEP_LOG_BYTES, KEEP_LOG_FILES)
@@ -329,13 +425,23 @@ class Agent:
         for one in running:
             self._running[one.attempt] = one.pid
         for done in ended:
+            self._meetings.left(done.attempt)
             if self._running.pop(done.attempt, None) is not None and (
                 told := self._keepers.tellings.look([done.attempt])
             ):
                 self._feed(machine.Telling(tuple(told)))
             self._cpu_of_ended += done.ending.cpu
         last = self._keepers.tellings.last_word
-        self._feed(machine.Changed(tuple(running), tuple(last(self._with_device_use(done)) for done in ended)))
+        finished = [last(self._with_device_use(done)) for done in ended]
+        if self._shipping is not None:
+            for one in running:
+                self._shipping.began(one.attempt)
+            for done in finished:
+                self._shipping.ended(done.attempt)
+            self._shipped_first += finished
+            finished = []
+            self._written.set()
+        self._feed(machine.Changed(tuple(running), tuple(finished)))
 
     def _with_device_use(self, done: Ended) -> Ended:
         use = self._uses.pop(done.attempt, None) if self._uses else None
@@ -354,9 +460,9 @@ class Offer(NamedTuple):
     exporters: tuple[str, ...] = ()
 
 
-def probed(name: str, home: Home) -> Offer:
-    """What was found on this machine."""
-    inventory = Inventory(name, home)
+def probed(name: str, home: Home, part: Part | None) -> Offer:
+    """What was found on this machine, or the part of it that is to be offered."""
+    inventory = Inventory(name, home, part=part)
     return Offer(inventory.look(), prunes=True, inventory=inventory)
 
 
@@ -371,21 +477,29 @@ def declared_in(path: Path, name: str, folder: Path) -> Offer:
     return Offer(node, prunes=name == nodes[0].name, exporters=fleet.exporters.get(name, ()))
 
 
-async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> None:
+async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
+    """The exit code."""
+    name: str = options.name
+    declared: Path | None = options.declared
+    part = json_decoder(Part).decode(options.part) if options.part else None
     if declared is None:
-        offer = await asyncio.to_thread(probed, name, home)
+        offer = await asyncio.to_thread(probed, name, home, part)
     else:
         offer = await asyncio.to_thread(declared_in, declared, name, folder)
     found, inventory = offer.node, offer.inventory
     cgroups = await asyncio.to_thread(probe_cgroups, found.incarnation[-12:])
     if not cgroups.writable:
         _log.info("memory is watched, not limited by cgroups: %s", cgroups.why_not)
-    token = ensure_token(home)
+    token = ensure_token(home) if home.elsewhere is None else ""
 
-    others = {"POISE_CONTROL": os.environ["POISE_CONTROL"]} if home.others else {}
-
-    def serving(attempt: Attempt) -> dict[str, str]:
-        return {"POISE_HOME": str(home.root), "POISE_WORKER_KEY": worker_key(token, attempt)} | others
+    def serving(launch: Launch) -> dict[str, str]:
+        key = launch.key or worker_key(token, launch.attempt)
+        found = {"POISE_HOME": str(home.root), "POISE_WORKER_KEY": key}
+        if isinstance(home.elsewhere, Address):
+            found["POISE_ADDRESS"] = home.elsewhere.text
+        if home.others:
+            found["POISE_CONTROL"] = os.environ["POISE_CONTROL"]
+        return found
 
     keepers = Keepers(
         folder / "keepers",
@@ -398,13 +512,15 @@ async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> N
         serving=serving,
     )
     observed = await keepers.open()
-    node = NodeMachine(found, sorted(os.sched_getaffinity(0)) if declared is None else [])
+    node = NodeMachine(found, sorted(os.sched_getaffinity(0)) if declared is None and part is None else [])
     node.adopt(observed.held, [keepers.tellings.last_word(done) for done in observed.ended])
     agent = Agent(home, keepers, node, offer)
-    agent.adopt(observed.held)
+    agent.adopt(observed.held, observed.ended)
     settle_memory()
     loop = asyncio.get_running_loop()
-    works = [agent.run(), agent.measure(), agent.watch_training()]
+    works = [agent.run(), agent.measure(), agent.watch_training(), agent.watch_meetings()]
+    if home.elsewhere is not None:
+        works.append(agent.ship())
     if offer.prunes:
         works.append(agent.prune_logs())
     if inventory is not None:
@@ -412,10 +528,13 @@ async def _main(home: Home, folder: Path, name: str, declared: Path | None) -> N
     everything = asyncio.gather(*map(loop.create_task, works))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, everything.cancel)
+    if options.attended:
+        loop.add_reader(sys.stdin.fileno(), everything.cancel)  # nothing is ever written there: it can only end
     _log.info("node %s: %d attempts adopted", name, len(observed.held))
     with contextlib.suppress(asyncio.CancelledError):
         await everything
     await keepers.close(quit=True)
+    return STILL_RUNS if keepers.holding else 0
 
 
 async def _retire(home: Home, folder: Path) -> None:
@@ -449,12 +568,17 @@ def main() -> int:
     parser.add_argument("home", type=Path)
     parser.add_argument("--name", default=os.uname().nodename)
     parser.add_argument("--declared", type=Path, help="compiled fleet that says what this node offers")
+    parser.add_argument("--connect", help="address of the control plane, as `poise status` prints it where that runs")
+    parser.add_argument("--part", help="what of this machine is offered, as JSON: cpu, memory, devices")
+    parser.add_argument("--attended", action="store_true", help="end when standard input ends: who started it has gone")
     parser.add_argument("--retire", type=Path, help="folder of a node that is no longer part of the fleet")
     options = parser.parse_args()
     faulthandler.enable()  # what it was at, if native code ends it, is among the messages
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
-    home = current_home(options.home)
     try:
+        home = home_at(options.home)
+        if options.connect is not None:
+            home = Home(home.root, Address.parse(options.connect))
         ensure_home(home)
         if options.retire is not None:
             with take_lock(options.retire / "lock", "agent"):
@@ -462,7 +586,7 @@ def main() -> int:
             return 0
         folder = home.node if options.declared is None else home.nodes / options.name
         with take_lock(folder / "lock", "agent"):
-            uvloop.run(_main(home, folder, options.name, options.declared))
+            return uvloop.run(_main(home, folder, options))
     except PoiseError as error:
         _log.error("%s: %s %s", error.record.code, error, error.record.have)
         return error.exit_code

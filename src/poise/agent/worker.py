@@ -25,10 +25,10 @@ import msgspec
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from poise.client import current_home
 from poise.config import Home
 from poise.decoding import msgpack_decoder
-from poise.drivers import functions, sockets, values
+from poise.drivers import functions, values
+from poise.drivers.reach import environment_home, reach
 from poise.model.calls import (
     Back,
     FromWorker,
@@ -148,10 +148,10 @@ class Worker:
     def listen(self) -> None:
         """Connect, and connect again, for ever."""
         pause, alone_since = RECONNECT_SECONDS[0], time.monotonic()
-        turns = itertools.cycle(self._home.sockets)
+        turns = itertools.count()
         while not self._ending:
             with contextlib.suppress(OSError, WebSocketException, EOFError):
-                sock = sockets.connect(next(turns))
+                sock = reach(self._home, turn=next(turns))
                 with connect(
                     "ws://poise/v1/workers",
                     sock=sock,
@@ -251,7 +251,7 @@ def main() -> int:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if sys.argv[1:2] == ["--gang"]:
         return _gang(Path(sys.argv[2]))
-    home = current_home(os.environ["POISE_HOME"])
+    home = environment_home()
     attempt = Attempt(os.environ["POISE_TASK"], int(os.environ["POISE_EPOCH"]))
     worker = Worker(home, attempt, os.environ.pop("POISE_WORKER_KEY"))
     signal.signal(signal.SIGTERM, lambda *_: worker.end())

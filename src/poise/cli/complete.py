@@ -6,7 +6,6 @@ said. Every line is an offer, with what it means behind a tab; `:files` and `:co
 """
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -104,20 +103,17 @@ def live_names(kind: str, typed: str) -> list[str]:
     """Names of jobs and tasks, nodes or tenants, if a control plane runs and answers at once."""
     from urllib.parse import quote
 
-    from poise.config import Home
-    from poise.drivers import sockets
+    from poise.drivers.reach import environment_home, reach
     from poise.drivers.security import token_for
     from poise.errors import PoiseError
 
-    shared = os.environ.get("POISE_SOCKET")
-    root = Path(os.environ.get("POISE_HOME") or "~/.poise").expanduser().resolve()
-    home = Home(root, Path(shared).expanduser().absolute() if shared else None)
     try:
+        home = environment_home()
         head = (
             f"GET /v1/names/{kind}?typed={quote(typed, safe='')} HTTP/1.1\r\nHost: poise\r\nConnection: close\r\n"
             f"Authorization: Bearer {token_for(home)}\r\n\r\n"
         )
-        with sockets.connect(home.socket, SECONDS) as sock:
+        with reach(home, SECONDS) as sock:
             sock.sendall(head.encode("ascii"))
             answer = b"".join(iter(lambda: sock.recv(65536), b""))
         status, _, rest = answer.partition(b" ")[2].partition(b" ")

@@ -10,7 +10,7 @@ import msgspec
 from poise.cli import output
 from poise.cli.output import Column, Shown
 from poise.client import current_home, failure_of
-from poise.config import Endpoint, Home
+from poise.config import Address, Endpoint, Home
 from poise.control.start import connected, running, supervised
 from poise.decoding import json_decoder
 from poise.drivers.checkup import examine
@@ -50,7 +50,9 @@ def _control(home: Home) -> Iterator[Check]:
     somebody else: whether it answers, and nothing that belongs to its owner.
     """
     if home.elsewhere is not None:
-        if home.elsewhere.exists():
+        if isinstance(home.elsewhere, Address):
+            yield Check("address", "ok", f"{home.elsewhere}, by the authority {home.elsewhere.authority[:12]}…")
+        elif home.elsewhere.exists():
             yield Check("socket", "ok", f"{home.elsewhere}, shared by its owner")
         else:
             yield Check("socket", "fail", f"{home.elsewhere} is not there", "set POISE_SOCKET to the whole path")
@@ -101,9 +103,11 @@ def _bound(home: Home) -> Iterator[Check]:
         yield Check("bound to", "warn", f"it cannot be told: {error}", f"tail {home.messages}")
         return
     bound = sorted({(one.laddr.ip, one.laddr.port) for one in found if one.status == psutil.CONN_LISTEN})
-    open_to_all = [f"{host}:{port}" for host, port in bound if not ipaddress.ip_address(host).is_loopback]
+    open_to_all = any(not ipaddress.ip_address(host).is_loopback for host, _ in bound)
     text = ", ".join(f"{host}:{port}" for host, port in bound) or "its socket only"
-    if open_to_all:
+    if open_to_all and endpoint.address:
+        yield Check("bound to", "ok", f"{text}: other machines by TLS, with a token, at {endpoint.address}")
+    elif open_to_all:
         yield Check("bound to", "warn", f"{text}: other machines can reach it", "poise down; poise up")
     else:
         yield Check("bound to", "ok", f"{text}: this machine only, with the token")

@@ -54,9 +54,9 @@ def refuse_guest(home: Home, what: str, instead: str) -> None:
     if home.elsewhere is not None:
         raise Conflict(
             f"{what} is read from the log, which belongs to the owner of the control plane",
-            field="POISE_SOCKET",
+            field=home.elsewhere_by,
             have=str(home.elsewhere),
-            hint=f"`unset POISE_SOCKET` for one of your own home, or {instead}",
+            hint=f"`unset {home.elsewhere_by}` for one of your own home, or {instead}",
         )
 
 

@@ -15,7 +15,7 @@ from poise.decoding import json_decoder
 from poise.model.reports import AuditReport, RefusalsReport, TokenReport
 from poise.units import SECOND, format_duration
 
-ROLES = ("viewer", "submitter", "operator", "admin")
+ROLES = ("viewer", "submitter", "operator", "admin", "node")
 
 
 @click.group()
@@ -23,8 +23,8 @@ def token() -> None:
     """Let others in: each token is bound to a tenant and a role.
 
     A viewer sees the work of its tenant, a submitter submits and cancels it. An operator sees and cancels that of all
-    tenants and drains nodes; an admin gives tokens and quotas. Commands of every tenant run as the user who started
-    Poise.
+    tenants and drains nodes; an admin gives tokens and quotas. A node is a machine that offers itself, and may do
+    nothing else. Commands of every tenant run as the user who started Poise.
     """
 
 

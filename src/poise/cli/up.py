@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,9 @@ from poise.cli.nodes import declared_fleet, read_fleet
 from poise.cli.output import TEXT, forms
 from poise.cli.render import LOGGED, print_json, say
 from poise.client import Client, current_home, failure_of
-from poise.config import Home
+from poise.config import LISTEN_PORT, Endpoint, Home, OnRay, parse_place
 from poise.control.start import START_SECONDS, ensure_up, running, running_here, supervised
+from poise.decoding import json_decoder
 from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from poise.model.fleetfile import DeclaredFleet
 
 STOP_SECONDS = 15.0
+RAY_STOP_SECONDS = 75.0
 
 DEFAULT_POLICY = "poise"
 
@@ -35,15 +38,19 @@ LONGEST = 1 * MINUTE
 """Time that a policy may be given for a round: while it thinks, nothing is placed."""
 
 
+LATE = ("port", "decide_within", "share", "listen", "no_agent")
+"""Options that count when it starts."""
+
+
 def own_home() -> Home:
-    """For what is done to one's own control plane only; raises `Conflict` where `POISE_SOCKET` names another."""
+    """For what is done to one's own control plane only; raises `Conflict` where the environment names another."""
     home = current_home()
     if home.elsewhere is not None:
         raise Conflict(
             "the control plane of somebody else is theirs to start and stop",
-            field="POISE_SOCKET",
+            field=home.elsewhere_by,
             have=str(home.elsewhere),
-            hint="`unset POISE_SOCKET` for one of your own",
+            hint=f"`unset {home.elsewhere_by}` for one of your own",
         )
     return home
 
@@ -77,7 +84,18 @@ def own_home() -> Home:
     metavar="SOCKET",
     help="Also listen on a socket here, to which other users of this machine may connect with tokens of theirs.",
 )
-@click.option("--no-fleet", is_flag=True, help="Start this machine again instead of declared nodes.")
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="Also listen to other machines here, by TLS: to commands with a token, and to nodes. [e.g. 0.0.0.0:7718]",
+)
+@click.option(
+    "--on",
+    metavar="ray[:ADDRESS]",
+    help="Take the machines of a Ray cluster as nodes instead of this machine, with what is free there; without an "
+    "address one of this machine alone is started. Kept for this home.",
+)
+@click.option("--no-fleet", is_flag=True, help="Start this machine again instead of declared nodes or a Ray cluster.")
 @click.option(
     "--store",
     metavar="URL|home",
@@ -93,6 +111,8 @@ def up(
     port: int | None,
     fleet_file: Path | None,
     share: Path | None,
+    listen: str | None,
+    on: str | None,
     no_fleet: bool,
     store: str | None,
     no_agent: bool,
@@ -105,15 +125,18 @@ def up(
     Poise is up, another fleet or policy is refused with exit code 1: `poise down --leave` first, and running work goes
     on.
     """
-    if fleet_file and no_fleet:
-        raise click.UsageError("`--fleet` and `--no-fleet` exclude each other")
+    if sum(map(bool, (fleet_file, on, no_fleet))) > 1:
+        raise click.UsageError("`--fleet`, `--on` and `--no-fleet` exclude each other")
     from poise.drivers.devices import declared_devices
 
     home = own_home()
     declared_devices(home)  # the agent would leave a bad file out; here its mistakes are seen
     name, label = _settle_policy(home, policy)
-    fleet = _settle_fleet(home, fleet_file, no_fleet)
+    cluster = _settle_ray(home, on, listen, gone=no_fleet or fleet_file is not None)
+    fleet = _settle_fleet(home, fleet_file, no_fleet or on is not None)
     _settle_store(home, store)
+    if cluster is not None:
+        listen = cluster.listen
     options = ["--policy", name]
     if no_agent:
         options.append("--no-agent")
@@ -124,6 +147,9 @@ def up(
     if share is not None:
         check_shareable(share.absolute())
         options += ["--share", str(share.absolute())]
+    if listen is not None:
+        parse_place(listen, "--listen")
+        options += ["--listen", listen]
     if foreground:
         if supervised(home) or running_here(home):
             raise Conflict("Poise is up already", code="E204", field=str(home.root), hint="`poise down`")
@@ -137,15 +163,18 @@ def up(
     if fleet and not no_agent:
         _wait_for_nodes(client, fleet)
     status = _when_led(client)
-    if already and (late := [of for of in ("port", "decide_within", "share", "no_agent") if _was_given(of)]):
+    if already and (late := [of for of in LATE if _was_given(of)]):
         names = " and ".join(f"`--{of.replace('_', '-')}`" for of in late)
         say(f"poise: it was up already; {names} {'counts' if len(late) == 1 else 'count'} when it starts")
     if as_json:
         print_json(status)
     else:
         nodes = f", fleet {fleet.name} of {len(fleet.nodes)} declared nodes" if fleet else ""
+        nodes = f", on Ray{f' at {cluster.address}' if cluster.address else ''}" if cluster else nodes
         stands_by = f", stands by for {status.leader}" if status.leader else ""
         say(f"poise is {'up already' if already else 'up'}: {home.root}, policy {status.policy}{nodes}{stands_by}")
+        if address := address_of(home):
+            say(f"other machines: export POISE_ADDRESS={address}, and a token in POISE_TOKEN_FILE (`poise token add`)")
     return 0
 
 
@@ -155,6 +184,16 @@ def _when_led(client: Client) -> StatusReport:
     while (status := client.status()).stands_by and not status.leader and time.monotonic() < deadline:
         time.sleep(0.05)
     return status
+
+
+def address_of(home: Home) -> str:
+    """What POISE_ADDRESS is to be on other machines; empty where they are not listened to."""
+    import msgspec
+
+    try:
+        return json_decoder(Endpoint).decode(home.endpoint.read_bytes()).address
+    except (OSError, msgspec.MsgspecError):
+        return ""
 
 
 def _wait_for_nodes(client: Client, fleet: "DeclaredFleet") -> None:
@@ -207,13 +246,20 @@ def status(form: str) -> int:
     for name, text in (
         ("home", f"{home.elsewhere or home.root}, {up}"),
         ("policy", report.policy or "-"),
-        ("fleet", f"{report.fleet}, declared" if report.fleet else "this machine"),
+        ("fleet", f"{report.fleet}, declared" if report.fleet else _undeclared(home)),
         ("nodes", f"{report.nodes}{lost}"),
         ("jobs", f"{report.unfinished} unfinished; {report.active} units placed, {report.pending} pending"),
         ("log", f"revision {report.revision}, term {report.term}{refused}"),
+        ("address", address_of(home) if report.up and home.elsewhere is None else ""),
     ):
-        click.echo(f"{name:<8}{text}")
+        if text:
+            click.echo(f"{name:<8}{text}")
     return 0
+
+
+def _undeclared(home: Home) -> str:
+    on_ray = home.elsewhere is None and (home.ray / "cluster.json").exists()
+    return "the machines of a Ray cluster" if on_ray else "this machine"
 
 
 def _settle_policy(home: Home, policy: str) -> tuple[str, str]:
@@ -240,6 +286,41 @@ def _settle_policy(home: Home, policy: str) -> tuple[str, str]:
         draft.write_bytes(msgspec.json.encode(document))
         draft.replace(home.policy)
     return str(home.policy), choice.label
+
+
+def _settle_ray(home: Home, on: str | None, listen: str | None, *, gone: bool) -> OnRay | None:
+    """The Ray cluster that this home has from now on: as given, or as it was left. It changes while nothing runs."""
+    import msgspec
+
+    file = home.ray / "cluster.json"
+    kept = json_decoder(OnRay).decode(file.read_bytes()) if file.exists() else None
+    wanted = None if gone else kept
+    if on is not None:
+        engine, _, address = on.partition(":")
+        if engine != "ray":
+            raise InputError("this is no cluster that Poise knows", field="--on", need="ray[:ADDRESS]", have=on)
+        if find_spec("ray") is None:
+            raise InputError("Ray is not installed here", field="--on", have=on, hint="pip install 'poise[ray]'")
+        there = f"{'0.0.0.0' if address else '127.0.0.1'}:{LISTEN_PORT}"  # noqa: S104 — with TLS, and tokens
+        wanted = OnRay(address=address, listen=listen or (kept.listen if kept and kept.address == address else there))
+    if wanted == kept:
+        return wanted
+    if running(home) or supervised(home):
+        raise Conflict(
+            "it is up with other nodes",
+            field="--on",
+            have=f"ray:{kept.address}" if kept else "no Ray cluster",
+            hint="`poise down --leave`, then again; work of nodes that are gone starts anew on others",
+        )
+    if wanted is None:
+        file.unlink()
+        return None
+    ensure_home(home)
+    home.ray.mkdir(mode=0o700, exist_ok=True)
+    draft = file.with_suffix(".new")
+    draft.write_bytes(msgspec.json.encode(wanted))
+    draft.replace(file)
+    return wanted
 
 
 def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFleet | None":
@@ -310,7 +391,7 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     """Stop the control plane and the agents. Refuses while jobs are unfinished, unless told what to do with them."""
     home = own_home()
     nodes = [home.node / "lock", *sorted(home.nodes.glob("*/lock"))]
-    was_up = running_here(home) or supervised(home) or any(map(is_held, nodes))
+    was_up = running_here(home) or supervised(home) or any(map(is_held, (*nodes, home.ray / "lock")))
     if was_up:
         client = Client(home)
         cannot_start = failure_of(home) is not None  # then nobody can tell, and nothing is to be lost by stopping
@@ -324,7 +405,8 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
                 hint="`poise down --cancel` ends them, `poise down --leave` lets running commands go on",
             )
         client.close()
-        _stop(home.supervisor, home.lock, *nodes)
+        seconds = RAY_STOP_SECONDS if (home.ray / "lock").exists() else STOP_SECONDS
+        _stop(home.supervisor, home.lock, home.ray / "lock", *nodes, seconds=seconds)
     if as_json:
         print_json({"stopped": was_up})
     else:
@@ -357,9 +439,9 @@ def _cancel_all(client: Client, jobs: list[str]) -> None:
         client.wait(job)
 
 
-def _stop(*locks: Path) -> None:
+def _stop(*locks: Path, seconds: float = STOP_SECONDS) -> None:
     """End whoever holds these locks, the supervisor first so that nothing is started again."""
-    deadline = time.monotonic() + STOP_SECONDS
+    deadline = time.monotonic() + seconds
     for lock in locks:
         asked = False
         while (pid := holder(lock)) != 0:

@@ -13,24 +13,27 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import uvicorn
 import uvloop
 
 from poise import __version__
-from poise.config import DEFAULT_PORT, Endpoint, Home
+from poise.config import DEFAULT_PORT, Address, Endpoint, Home, parse_place
 from poise.control.api import make_app
 from poise.control.decider import decider_for
+from poise.control.guard import App
 from poise.control.lifetime import Lifetime
 from poise.control.plane import Plane, clock_of
 from poise.decoding import json_decoder
 from poise.drivers.lock import take_lock
 from poise.drivers.plugins import choose, code_of
+from poise.drivers.reach import fingerprint
 from poise.drivers.security import ensure_token
 from poise.drivers.series import Series
 from poise.drivers.sockets import listen, share
@@ -38,7 +41,7 @@ from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import boot_id, boottime, settle_memory
 from poise.drivers.tidy import remove_abandoned
 from poise.engine.host import load_ledger
-from poise.errors import Conflict, PoiseError, SpecError, StoreAway
+from poise.errors import Conflict, InputError, PoiseError, SpecError, StoreAway
 from poise.kernel.controller import Controller, Settings
 from poise.model.events import decode_event, encode_event
 from poise.model.fleetfile import DeclaredFleet
@@ -79,6 +82,7 @@ def main() -> int:
     parser.add_argument("--until-idle", action="store_true", help="end once no job is left")
     parser.add_argument("--fleet", type=Path, help="compiled fleet that is declared here [HOME/fleet.json]")
     parser.add_argument("--log-limit", type=int, default=0, help="bytes that the log may take; 0: the disk's room")
+    parser.add_argument("--listen", help="HOST:PORT at which other machines are listened to, by TLS")
     parser.add_argument("--share", type=Path, help="another socket, for every user of this machine")
     options = parser.parse_args()
     faulthandler.enable()  # what it was at, if native code ends it, is among the messages
@@ -142,6 +146,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
         triggers=choice.recipe.triggers if choice.recipe else Triggers(),
         recipe=msgspec.to_builtins(choice.recipe) if choice.recipe else {},
         code=code_of(choice),
+        dead_after=Times().dead_remote if options.listen else Times().dead_local,
     )
     decider = decider_for(choice, Times(decide=options.decide_within))
     await decider.ready()
@@ -152,30 +157,17 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     else:
         plane.behind = ""
     lifetime = Lifetime(plane, home, until_idle=options.until_idle)
-    server = _Server(
-        uvicorn.Config(
-            make_app(plane, home, token, lifetime, decider.imagined),
-            loop="uvloop",
-            http="httptools",
-            ws="websockets-sansio",
-            ws_max_size=64 * 2**20,
-            ws_ping_interval=None,
-            ws_per_message_deflate=False,
-            lifespan="on",
-            access_log=False,
-            log_config=None,
-            timeout_graceful_shutdown=1,
-            server_header=False,
-            proxy_headers=False,
-            date_header=False,
-        )
-    )
+    beyond = await asyncio.to_thread(_beyond, home, options.listen) if options.listen else None
+    names, authority = (beyond.names, beyond.authority) if beyond else ((), b"")
+    app = make_app(plane, home, token, lifetime, decider.imagined, known_as=names, authority=authority)
     tcp, port = _loopback(options.port)
-    listening = [listen(home.socket), tcp, *([share(options.share)] if options.share else [])]
-    serving = asyncio.create_task(server.serve(sockets=listening))
-    while not server.started and not serving.done():  # noqa: ASYNC110 — the server says it no other way
+    doors = [_Door(app, [listen(home.socket), tcp, *([share(options.share)] if options.share else [])])]
+    if beyond is not None:
+        doors.append(_Door(app, [beyond.listening], beyond.context))
+    serving = asyncio.gather(*(door.open(doors) for door in doors))
+    while not all(door.started for door in doors) and not serving.done():  # noqa: ASYNC110 — they say it no other way
         await asyncio.sleep(0.005)
-    _write_endpoint(home, port)
+    _write_endpoint(home, port, beyond.address.text if beyond else "")
     _log.info("ready: process %d, port %d, revision %d, term %d", os.getpid(), port, ledger.revision, ledger.term)
     standing_by = None if shared is None else asyncio.create_task(_stand_by(shared, plane, lifetime))
     leaving = asyncio.create_task(lifetime.leave_when_idle())
@@ -220,7 +212,11 @@ async def _tidy_folders(plane: Plane, home: Home) -> None:
     """What is left of jobs that are over: checkpoints, and values that a caller was killed before it removed."""
     while True:
         now, jobs = plane.clock.now(), plane.ledger.jobs
-        for folder, keep in ((home.values, KEEP_VALUES), (home.checkpoints, KEEP_CHECKPOINTS)):
+        for folder, keep in (
+            (home.values, KEEP_VALUES),
+            (home.meetings, KEEP_VALUES),
+            (home.checkpoints, KEEP_CHECKPOINTS),
+        ):
             kept = {job.id for job in jobs.values() if not job.ended or now - job.ended < keep}
             await asyncio.to_thread(remove_abandoned, folder, kept, keep / SECOND)
         await asyncio.sleep(TIDY_SECONDS)
@@ -238,15 +234,76 @@ def _declared(path: Path) -> DeclaredFleet | None:
         ) from None
 
 
-class _Server(uvicorn.Server):
-    """Stops on SIGTERM and SIGINT, and then goes on to its end."""
+class _Door(uvicorn.Server):
+    """Serves the app on some sockets, with TLS or without. All doors stop on SIGTERM and SIGINT, and then the process
+    goes on to its end.
+    """
+
+    def __init__(self, app: App, listening: list[socket.socket], context: ssl.SSLContext | None = None) -> None:
+        config = uvicorn.Config(
+            app,
+            loop="uvloop",
+            http="httptools",
+            ws="websockets-sansio",
+            ws_max_size=64 * 2**20,
+            ws_ping_interval=None,
+            ws_per_message_deflate=False,
+            lifespan="off" if context else "on",  # the app has one life, whatever the number of its doors
+            access_log=False,
+            log_config=None,
+            timeout_graceful_shutdown=1,
+            server_header=False,
+            proxy_headers=False,
+            date_header=False,
+        )
+        config.load()
+        config.ssl = context
+        super().__init__(config)
+        self._listening = listening
+
+    async def open(self, doors: "list[_Door]") -> None:
+        """Serve until a signal closes all doors."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, _close, doors)
+        await self.serve(sockets=self._listening)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """By the loop. The inherited way raises the signal again after serving, and nothing after it would be done."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self.handle_exit, number, None)
+        """The inherited way raises the signal again after serving, and nothing after it would be done."""
         yield
+
+
+def _close(doors: list[_Door]) -> None:
+    for door in doors:
+        door.handle_exit(signal.SIGTERM, None)
+
+
+class _Beyond(NamedTuple):
+    """What listens to other machines."""
+
+    listening: socket.socket
+    address: Address
+    names: list[str]
+    authority: bytes
+    context: ssl.SSLContext
+
+
+def _beyond(home: Home, place: str) -> _Beyond:
+    """Listen to other machines. Raises InputError."""
+    from poise.drivers.authority import ensure_authority, names_here, server_context  # dear, and seldom needed
+
+    host, port = parse_place(place, "--listen")
+    try:
+        listening = socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
+        )
+    except OSError as error:
+        hint = "another port, or `ip address`"
+        raise InputError(f"it cannot listen there: {error.strerror}", field="--listen", have=place, hint=hint) from None
+    names, authority = names_here(host), ensure_authority(home)
+    address = Address(names[0], listening.getsockname()[1], fingerprint(authority))
+    return _Beyond(listening, address, names, authority, server_context(home, names))
 
 
 def _loopback(port: int) -> tuple[socket.socket, int]:
@@ -264,11 +321,13 @@ def _loopback(port: int) -> tuple[socket.socket, int]:
     raise Conflict("no loopback port is free", code="E204", field="--port")
 
 
-def _write_endpoint(home: Home, port: int) -> None:
+def _write_endpoint(home: Home, port: int, address: str) -> None:
     """Atomically: a reader finds the whole file or none. A full disk does not keep the control plane from serving."""
     draft = home.endpoint.with_suffix(".new")
     try:
-        draft.write_bytes(msgspec.json.encode(Endpoint(pid=os.getpid(), port=port, version=__version__)))
+        draft.write_bytes(
+            msgspec.json.encode(Endpoint(pid=os.getpid(), port=port, version=__version__, address=address))
+        )
         draft.replace(home.endpoint)
     except OSError as error:
         _log.warning("%s cannot be written: %s", home.endpoint, error.strerror)

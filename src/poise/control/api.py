@@ -7,12 +7,13 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from litestar import Litestar, Request, Response, delete, get, post, put
+from litestar.config.compression import CompressionConfig
 from litestar.connection import ASGIConnection
 from litestar.di import Provide
 from litestar.exceptions import HTTPException, ValidationException
@@ -41,7 +42,7 @@ from poise.control.plane import Plane
 from poise.drivers.joblogs import follow_job
 from poise.drivers.security import worker_key
 from poise.drivers.series import Series
-from poise.errors import ErrorRecord, NotLeading, PoiseError, SpecError, StoreFull
+from poise.errors import ErrorRecord, NotFound, NotLeading, PoiseError, SpecError, StoreFull
 from poise.kernel import controller as machine
 from poise.kernel import whatif
 from poise.kernel.audit import audit_report
@@ -60,6 +61,7 @@ from poise.kernel.ledger import Ledger
 from poise.kernel.overview import overview
 from poise.kernel.visible import Sight
 from poise.model.events import AUDITED, Event, Held, NodeLevelled, Placed, PolicyFailed, Preempted, Resized, Triggered
+from poise.model.messages import Attempt
 from poise.model.reports import (
     AuditReport,
     Explanation,
@@ -103,6 +105,12 @@ VIEWER, SUBMITTER = {"role": Role.VIEWER}, {"role": Role.SUBMITTER}
 OPERATOR, ADMIN = {"role": Role.OPERATOR}, {"role": Role.ADMIN}
 """The role that a route needs."""
 
+COMPRESSION = 1
+"""The quickest: the thread that compresses is the one that decides."""
+
+STREAMS = ("/v1/events", "/v1/audit", "/v1/jobs/[^/]+/logs")
+"""Answers that never end are sent as they come."""
+
 EVENT_PAGE = 1000
 KEEP_ALIVE = 15.0
 Answered = TypeVar("Answered")
@@ -128,14 +136,25 @@ class TokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     tenant: str
-    role: Literal["viewer", "submitter", "operator", "admin"]
+    role: Literal["node", "viewer", "submitter", "operator", "admin"]
     hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     name: str = ""
     expires: Quantity | None = None
 
 
-def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined: Callable[[], ClusterPolicy]) -> App:
-    """The whole API behind its guard. `imagined` gives the policy in charge, to be asked what if."""
+def make_app(
+    plane: Plane,
+    home: Home,
+    token: str,
+    lifetime: Lifetime,
+    imagined: Callable[[], ClusterPolicy],
+    *,
+    known_as: Collection[str] = (),
+    authority: bytes = b"",
+) -> App:
+    """The whole API behind its guard. `imagined` gives the policy in charge, to be asked what if. `known_as` are the
+    names of this machine to others, and `authority` the certificate by which they know it, where it listens to them.
+    """
 
     gate = Gatekeeper(plane, token)
     series = Series(home.series)
@@ -163,6 +182,12 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
     @get("/healthz", summary="Whether the control plane is ready", security=[])
     async def health() -> dict[str, bool]:
         return {"ready": True, "accepting": plane.accepting}
+
+    @get("/v1/authority", summary="The certificate by which other machines know this one", security=[])
+    async def authority_certificate() -> Response[bytes]:
+        if not authority:
+            raise NotFound("no other machine is listened to", hint="`poise up --listen HOST:PORT`")
+        return Response(authority, media_type="application/x-pem-file")
 
     @get("/v1/status", summary="The control plane at a glance", opt=VIEWER)
     async def status(bearer: Bearer) -> StatusReport:
@@ -428,6 +453,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
     rest = Litestar(
         route_handlers=[
             health,
+            authority_certificate,
             status,
             everything_at_a_glance,
             whoami,
@@ -460,6 +486,7 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
         guards=[allowed],
         dependencies={"bearer": Provide(_bearer_of, sync_to_thread=False)},
         before_request=_tell_methods,
+        compression_config=CompressionConfig(backend="gzip", gzip_compress_level=COMPRESSION, exclude=list(STREAMS)),
         openapi_config=OpenAPIConfig(
             title="Poise",
             version=__version__,
@@ -470,13 +497,17 @@ def make_app(plane: Plane, home: Home, token: str, lifetime: Lifetime, imagined:
         ),
         logging_config=None,
     )
+
+    def key_of(attempt: Attempt) -> str:
+        return worker_key(token, attempt)
+
     hot: dict[str, tuple[Role | None, App]] = {
         "submissions": (Role.SUBMITTER, Submissions(plane, gate)),
-        "channel": (Role.ADMIN, NodeChannel(plane, gate, series)),
+        "channel": (Role.NODE, NodeChannel(plane, gate, series, home, key_of)),
         "calls": (Role.SUBMITTER, CallerChannel(plane, gate)),
-        "workers": (None, WorkerChannel(plane, lambda attempt: worker_key(token, attempt))),
+        "workers": (None, WorkerChannel(plane, key_of)),
     }
-    return Guard(gate, rest, hot, lifetime.request)  # type: ignore[arg-type]
+    return Guard(gate, rest, hot, lifetime.request, known_as)  # type: ignore[arg-type]
 
 
 def _bearer_of(request: ASGIConnection[Any, Any, Any, Any]) -> Bearer:

@@ -68,7 +68,7 @@ class Gatekeeper:
 
     def allow(self, bearer: Bearer, needed: Role | None, path: str) -> None:
         """Raises `Forbidden` unless the role does. A route that says nothing of roles is for nobody."""
-        if needed is not None and bearer.role >= needed:
+        if needed is not None and bearer.may(needed):
             return
         need = "no role" if needed is None else needed.name.lower()
         error = Forbidden(

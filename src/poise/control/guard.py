@@ -8,13 +8,14 @@ bounded before they are buffered.
 
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from typing import Any
 
 import msgspec
 
 from poise.config import MAX_BODY
 from poise.control.gatekeeper import Gatekeeper
+from poise.drivers.reach import AUTHORITY
 from poise.errors import ErrorRecord, Forbidden, InputError, NotLeading, PoiseError
 from poise.model.tenants import Bearer, Role
 
@@ -23,12 +24,12 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-PUBLIC = frozenset({"/healthz"})
+PUBLIC = frozenset({"/healthz", AUTHORITY})
 KEYED = frozenset({"/v1/workers"})
 """Routes that take the key of an attempt in place of a token, and check it themselves."""
 
 HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]", "poise"})
-_HOST = re.compile(r"([a-z0-9.]+|\[::1\])(?::([0-9]{1,5}))?")
+_HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
 
 WEBSOCKETS = {"/v1/channel": "channel", "/v1/calls": "calls", "/v1/workers": "workers"}
 
@@ -48,10 +49,13 @@ class Guard:
         rest: App,
         hot: dict[str, tuple[Role | None, App]],
         during: Callable[[], contextlib.AbstractContextManager[None]],
+        names: Collection[str] = (),
     ) -> None:
         """`hot` are the bare handlers, each with the role that it needs, or none where it takes a key and checks it;
-        `rest` looks at roles itself. `during` surrounds every request that passes, other than those of agents.
+        `rest` looks at roles itself. `during` surrounds every request that passes, other than those of agents. `names`
+        are those that this machine has for others.
         """
+        self._hosts = HOSTS | {f"[{name}]" if ":" in name else name.lower() for name in names}
         self._gate = gate
         self._rest = rest
         self._hot = hot
@@ -93,7 +97,7 @@ class Guard:
     def _checked(self, path: str, headers: dict[str, str]) -> Bearer | None:
         """Who asks; nobody where no token is needed. Raises what the request is refused with."""
         host = headers.get("host", "")
-        if _host_name(host) not in HOSTS:
+        if _host_name(host.lower()) not in self._hosts:
             raise Forbidden("the Host is not this machine", code="E131", field="Host", have=host[:80])
         origin = headers.get("origin")
         if origin is not None and origin.split("//", 1)[-1] != host:

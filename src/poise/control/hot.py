@@ -13,20 +13,22 @@ from typing import Annotated, Any
 
 import msgspec
 
-from poise.config import MAX_BODY
+from poise.config import MAX_BODY, Home
 from poise.control.gatekeeper import Gatekeeper
 from poise.control.guard import Receive, Scope, Send, secret_of, text_headers
 from poise.control.plane import Plane
 from poise.decoding import json_decoder, msgpack_decoder
+from poise.drivers import meetings
 from poise.drivers.security import same_token
 from poise.drivers.series import Series
+from poise.drivers.shipping import keep
 from poise.engine.host import Answer
 from poise.errors import ErrorRecord, InputError, PoiseError, SpecError
 from poise.kernel import controller as machine
 from poise.kernel.frames import Broken, Frames
 from poise.model.calls import FromCaller, FromWorker, Ready, Resume, ToCaller, ToWorker
-from poise.model.messages import Attempt, Beat, FromAgent, Hello, ToAgent
-from poise.model.tenants import Bearer
+from poise.model.messages import Attempt, Beat, Desired, FromAgent, Hello, Kept, Met, Output, ToAgent
+from poise.model.tenants import Bearer, Role
 from poise.model.usage import Window
 
 MAX_UNANSWERED = 4096
@@ -36,7 +38,9 @@ MAX_UNSENT = 100_000
 """Frames that wait for one agent to read them."""
 
 _log = logging.getLogger("poise.control")
-_from_agent: msgspec.msgpack.Decoder[tuple[int, FromAgent]] = msgpack_decoder(tuple[int, FromAgent])
+_from_agent: msgspec.msgpack.Decoder[tuple[int, FromAgent | Output | Met]] = msgpack_decoder(
+    tuple[int, FromAgent | Output | Met]
+)
 _from_caller: msgspec.msgpack.Decoder[FromCaller] = msgpack_decoder(FromCaller)
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgpack_decoder(FromWorker)
 _encode = msgspec.msgpack.Encoder().encode
@@ -173,17 +177,22 @@ class NodeChannel:
     stands.
     """
 
-    def __init__(self, plane: Plane, gate: Gatekeeper, series: Series) -> None:
+    def __init__(
+        self, plane: Plane, gate: Gatekeeper, series: Series, home: Home, key_of: Callable[[Attempt], str]
+    ) -> None:
+        """`key_of` tells the key of an attempt that serves calls, which nodes of other homes cannot make."""
         self._plane = plane
         self._gate = gate
         self._series = series
+        self._home = home
+        self._key_of = key_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
         number = self._plane.accepted()
         frames = Frames()
-        channel = Channel(send, frames)
+        channel = Channel(send, frames, self._key_of if scope["bearer"].role is Role.NODE else None)
         node = ""
         try:
             while True:
@@ -192,6 +201,14 @@ class NodeChannel:
                     return
                 serial, message = _from_agent.decode(event.get("bytes") or b"")
                 if not frames.hears(serial):
+                    continue
+                if isinstance(message, Output):
+                    if node:
+                        await self._take_output(channel, message)
+                    continue
+                if isinstance(message, Met):
+                    if node:
+                        self._pass_on(node, channel, message)
                     continue
                 if isinstance(message, Hello):
                     if not self._plane.connect(message.node.name, number, channel):
@@ -207,6 +224,32 @@ class NodeChannel:
             channel.close()
             if node:
                 self._plane.disconnect(node, channel)
+
+    async def _take_output(self, channel: "Channel", output: Output) -> None:
+        """Of jobs that are known. A disk that is full costs the output, and nothing else."""
+        if output.attempt.task.partition(".")[0] not in self._plane.ledger.jobs:
+            return
+        try:
+            channel.send(await asyncio.to_thread(keep, self._home.logs, output))
+        except OSError as error:
+            _log.debug("what %s wrote is not kept: %s", output.attempt, error)
+
+    def _pass_on(self, node: str, channel: "Channel", met: Met) -> None:
+        """To the other nodes of the gang; and to one that asks, all that there is."""
+        unit = self._plane.ledger.unit(met.gang)
+        if unit is None:
+            return
+        folder = self._home.meetings / unit.job
+        if not met.name:
+            for known in meetings.kept(folder, met):
+                channel.send(known)
+            return
+        try:
+            meetings.keep(folder, met)
+        except OSError as error:
+            _log.debug("what %s left for others is not kept: %s", met.gang, error)
+        for other in sorted({task.node for task in unit.tasks} - {node, ""}):
+            self._plane.tell(other, met)
 
     def _keep(self, node: str, windows: Sequence[Window]) -> None:
         """With what the ledger knows of its failures. A disk that is full costs the windows, and nothing else."""
@@ -293,21 +336,26 @@ class WorkerChannel:
 
 class Channel:
     """Sends in order from a task of its own, so that the plane never waits for a slow agent. What it sends is numbered
-    where there are `frames`.
+    where there are `frames`, and launches get a key where there is `key_of`.
     """
 
-    def __init__(self, send: Send, frames: Frames | None = None) -> None:
+    def __init__(
+        self, send: Send, frames: Frames | None = None, key_of: Callable[[Attempt], str] | None = None
+    ) -> None:
         self._send = send
         self._frames = frames
+        self._key_of = key_of
         self._queue: deque[bytes] = deque()
         self._news = asyncio.Event()
         self._closed = False
         self._task = asyncio.create_task(self._write())
 
-    def send(self, message: ToAgent | ToCaller | ToWorker) -> None:
+    def send(self, message: ToAgent | Kept | Met | ToCaller | ToWorker) -> None:
         """Who does not read is hung up on; when it comes back it is told everything anew."""
         if len(self._queue) >= MAX_UNSENT:
             self._closed = True
+        if self._key_of is not None and isinstance(message, Desired):
+            message = _with_keys(message, self._key_of)
         if not self._closed:
             self._queue.append(_encode(message if self._frames is None else (self._frames.number(), message)))
         self._news.set()
@@ -327,6 +375,14 @@ class Channel:
             await self._send({"type": "websocket.close", "code": 1012})
         except Exception as error:  # the connection is gone; the reading side ends it
             _log.debug("channel closed: %s", error)
+
+
+def _with_keys(desired: Desired, key_of: Callable[[Attempt], str]) -> Desired:
+    if not any(launch.serves for launch in desired.launches):
+        return desired
+    replace = msgspec.structs.replace
+    launches = (replace(of, key=key_of(of.attempt)) if of.serves else of for of in desired.launches)
+    return replace(desired, launches=tuple(launches))
 
 
 def _answering(done: Done, note: str) -> Answer:

@@ -35,8 +35,8 @@ REFUSALS = {
 """Every status that an error may have; which of them a route may answer, `_refusals` tells."""
 
 
-NAMING = frozenset({"/v1/profiles"})
-"""Routes that are told the name of something in a parameter, which may not be there."""
+MISSING = frozenset({"/v1/profiles", "/v1/authority"})
+"""Routes without a name in their path that may be asked for what is not there."""
 
 
 class LoggedEvent(msgspec.Struct, frozen=True):
@@ -108,7 +108,7 @@ def _refusals(method: str, path: str, operation: dict[str, Any]) -> list[str]:
     found = ["403", "500", "503"]
     if path not in PUBLIC:
         found.append("401")
-    if "{" in path or path in NAMING:
+    if "{" in path or path in MISSING:
         found.append("404")
     if operation.get("parameters") or "requestBody" in operation:
         found += ["400", "422"]

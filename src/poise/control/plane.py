@@ -17,6 +17,7 @@ from poise.kernel.controller import Controller
 from poise.kernel.ledger import Ledger
 from poise.kernel.overview import Rates, rates
 from poise.model.events import Event
+from poise.model.messages import Met
 from poise.ports import Clock, Decider, Store
 from poise.units import Instant
 
@@ -136,6 +137,12 @@ class Plane(Host):
 
         self.ask(make, answer)
         return await future
+
+    def tell(self, node: str, met: Met) -> None:
+        """What members of a gang have left for each other, if the node is connected; else it asks when it is."""
+        channel = self._channels.get(node)
+        if channel is not None:
+            channel.send(met)
 
     async def settled(self) -> Ledger:
         """The ledger, once all that it holds now is durable: readers see nothing that a crash could take back."""

@@ -3,7 +3,8 @@
     python -S supervisor.py HOME [--no-agent] [--until-idle] [options of the control plane …]
 
 There is one agent, of this machine; or, where the home has a declared fleet (`fleet.json`), one for each of its nodes;
-or none: then this machine only decides, or stands by to.
+or, where it has a Ray cluster (`ray/cluster.json`), one process that keeps the agents of the cluster's machines; or
+none: then this machine only decides, or stands by to.
 What nodes of an earlier fleet left running is ended once, by an agent that retires them: their work has been given up.
 
 A child that ends is started again, at once the first time and after a pause that doubles to five seconds when it keeps
@@ -13,7 +14,7 @@ left alone, and replaced only when it is gone.
 """
 
 # pathlib would be the dearest import here:
-# ruff: noqa: PTH103, PTH108, PTH112, PTH118, PTH123, PTH208
+# ruff: noqa: PTH103, PTH108, PTH110, PTH112, PTH118, PTH123, PTH208
 
 import contextlib
 import fcntl
@@ -28,6 +29,7 @@ LONGEST_PAUSE = 5.0
 STEADY = 10.0
 LOOK_EVERY = 0.5
 STOP_SECONDS = 5.0
+RAY_STOP_SECONDS = 60.0
 TOLD_TO_END = 0
 CANNOT_START = 3
 NO_AGENT = "--no-agent"
@@ -36,9 +38,10 @@ NO_AGENT = "--no-agent"
 class Child:
     """One process to keep alive. `lock` is the file that it holds while it lives."""
 
-    def __init__(self, arguments: list[str], lock: str) -> None:
+    def __init__(self, arguments: list[str], lock: str, stop_seconds: float = STOP_SECONDS) -> None:
         self.arguments = arguments
         self.lock = lock
+        self.stop_seconds = stop_seconds
         self.process: subprocess.Popen[bytes] | None = None
         self.started = 0.0
         self.pause = 0.0
@@ -64,11 +67,11 @@ class Child:
         if self.process is not None:
             self.process.terminate()
 
-    def stop(self, deadline: float) -> None:
-        """Wait until it has ended, and end it by force when the deadline (monotonic seconds) has passed."""
+    def stop(self, asked: float) -> None:
+        """Wait until it has ended, and end it by force when it has had its time since then (monotonic seconds)."""
         if self.process is not None:
             try:
-                self.process.wait(max(0.0, deadline - time.monotonic()))
+                self.process.wait(max(0.0, asked + self.stop_seconds - time.monotonic()))
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -105,7 +108,10 @@ def agents(home: str) -> tuple[list[Child], list[Child]]:
     """The agents to keep, of the declared fleet's nodes or of this machine; and those that retire other nodes."""
     program = [sys.executable, "-m", "poise.agent", home]
     declared = os.path.join(home, "fleet.json")
-    node, nodes = os.path.join(home, "node"), os.path.join(home, "nodes")
+    node, nodes, ray = (os.path.join(home, name) for name in ("node", "nodes", "ray"))
+    if os.path.exists(os.path.join(ray, "cluster.json")):
+        on_ray = Child([sys.executable, "-m", "poise.agent.on_ray", home], os.path.join(ray, "lock"), RAY_STOP_SECONDS)
+        return [on_ray], [retiring(program, folder) for folder in every_folder(node, nodes)]
     try:
         with open(declared) as file:
             names = [node["name"] for node in json.load(file)["nodes"]]
@@ -119,10 +125,18 @@ def agents(home: str) -> tuple[list[Child], list[Child]]:
             folder: Child([*program, "--declared", declared, "--name", name], os.path.join(folder, "lock"))
             for folder, name in folders.items()
         }
-    there = [node] if os.path.isdir(node) else []
-    there += [os.path.join(nodes, name) for name in sorted(os.listdir(nodes))] if os.path.isdir(nodes) else []
-    left = [folder for folder in there if folder not in kept]
-    return list(kept.values()), [Child([*program, "--retire", folder], os.path.join(folder, "lock")) for folder in left]
+    left = [folder for folder in every_folder(node, nodes) if folder not in kept]
+    return list(kept.values()), [retiring(program, folder) for folder in left]
+
+
+def retiring(program: list[str], folder: str) -> Child:
+    return Child([*program, "--retire", folder], os.path.join(folder, "lock"))
+
+
+def every_folder(node: str, nodes: str) -> list[str]:
+    """Of every node that this machine has ever been."""
+    there = [os.path.join(nodes, name) for name in sorted(os.listdir(nodes))] if os.path.isdir(nodes) else []
+    return [node, *there] if os.path.isdir(node) else there
 
 
 def run(home: str, options: list[str]) -> int:
@@ -165,9 +179,9 @@ def stop_all(children: list[Child]) -> None:
     """All at once: a fleet takes no longer than one of its nodes."""
     for child in children:
         child.ask_to_stop()
-    deadline = time.monotonic() + STOP_SECONDS
+    asked = time.monotonic()
     for child in children:
-        child.stop(deadline)
+        child.stop(asked)
 
 
 def _sleep(wakeup: int) -> None:

@@ -50,6 +50,7 @@ EXTRAS = (
     ("highspy", "lp", "solves what the policies `max-min`, `finish-time-fair` and `min-makespan` ask"),
     ("redis", "redis", "shares kept answers between gateways"),
     ("asyncpg", "postgres", "keeps the log in a database that several control planes share"),
+    ("ray", "ray", "takes the machines of a Ray cluster as nodes"),
 )
 """Module, extra, and what it gives."""
 

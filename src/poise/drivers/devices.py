@@ -27,12 +27,32 @@ from poise.model.resources import Device, Node
 _log = logging.getLogger("poise.devices")
 
 
-class Inventory:
-    """This machine as a node, looked at again and again. The folder of the home's node keeps a random identity."""
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a machine may be offered, where others have the rest of it: milli-CPU, bytes of memory, and devices, each
+    by its index or by what its driver calls it.
+    """
 
-    def __init__(self, name: str, home: Home, probes: Sequence[Probe] | None = None) -> None:
+    cpu: int
+    memory: int
+    devices: tuple[str, ...] = ()
+
+    def of(self, node: Node) -> Node:
+        """That part of the machine. How many CPUs may be used is for whoever gave the part to say."""
+        devices = tuple(of for of in node.devices if {str(of.index), of.uuid} & {*self.devices})
+        return msgspec.structs.replace(node, cpu=self.cpu, memory=min(self.memory, node.memory), devices=devices)
+
+
+class Inventory:
+    """This machine as a node, or a part of it, looked at again and again. The folder of the home's node keeps a random
+    identity.
+    """
+
+    def __init__(
+        self, name: str, home: Home, probes: Sequence[Probe] | None = None, *, part: Part | None = None
+    ) -> None:
         self._name = name
         self._home = home
+        self._part = part
         self._accelerators = Accelerators(probes)
         self._told = ""
         self.answers: list[Answer] = []
@@ -61,7 +81,8 @@ class Inventory:
                 self._told = told
                 _log.warning("left out: %s", told)
         node = with_processor(node, declared.processor, "declared") if declared.processor else node
-        return msgspec.structs.replace(node, devices=with_declared(devices, declared))
+        node = msgspec.structs.replace(node, devices=with_declared(devices, declared))
+        return self._part.of(node) if self._part is not None else node
 
     def use(self, indices: Iterable[int]) -> dict[int, Use]:
         """How busy devices are, by index; one that does not answer is left out."""

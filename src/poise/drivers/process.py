@@ -124,7 +124,9 @@ def log_paths(logs: Path, attempt: Attempt) -> tuple[Path, Path]:
     return Path(stem + ".out"), Path(stem + ".err")
 
 
-def environment(launch: Launch, *, result: str, gang_folder: str = "", devices: Mapping[int, Device]) -> dict[str, str]:
+def environment(
+    launch: Launch, *, result: str, gang_folder: str = "", gang_address: str = "", devices: Mapping[int, Device]
+) -> dict[str, str]:
     """The complete environment of a command: what the job declares, who it is, and only its own devices."""
     task = launch.attempt.task
     env = {"PATH": _PATH, **launch.env, **visible(launch.devices, devices)}
@@ -146,6 +148,8 @@ def environment(launch: Launch, *, result: str, gang_folder: str = "", devices: 
         env["POISE_WORLD_SIZE"] = env["WORLD_SIZE"] = str(launch.world)
         env["LOCAL_RANK"] = "0"  # a member sees its own devices only, and they are counted from 0
         env["POISE_GANG_DIR"] = gang_folder
+        if gang_address:
+            env["POISE_GANG_ADDRESS"] = gang_address
     if launch.founded:
         env["POISE_GENERATION"] = str(launch.generation)
         env[ORDERS] = orders_path(result)
@@ -210,7 +214,7 @@ class Keepers:
         log_bound: int = 64 << 20,
         spare: int = 2,
         idle_seconds: float = 60.0,
-        serving: Callable[[Attempt], Mapping[str, str]] = lambda attempt: {},
+        serving: Callable[[Launch], Mapping[str, str]] = lambda launch: {},
     ) -> None:
         """`serving` gives the variables by which an attempt that serves calls finds the control plane; training keeps
         its checkpoints in `checkpoints`.
@@ -220,13 +224,15 @@ class Keepers:
         self.logs = logs.absolute()
         self.devices = {device.index: device for device in devices}
         self.log_bound = log_bound
+        self.address = ""
+        """Of this machine to the others that a gang may be on; none where there are no others."""
         self.until: dict[Attempt, int] = {}
         self.closing = False
         self._serving = serving
         cgroup = None
         if cgroups is not None and cgroups.writable:
             cgroup = {"version": cgroups.version, "parent": cgroups.parent, "home": cgroups.home}
-        self.spares = f"{self.logs}/.{_safe(node)}." if node else f"{self.logs}/."
+        self.spares = f"{self.logs}/.{plain_name(node)}." if node else f"{self.logs}/."
         self.hello = _encode(["hello", {"spare": self.spares, "cgroup": cgroup}]) + b"\n"
         self._results = f"{self.folder}/results/"
         self.tellings = Tellings(self._results)
@@ -236,7 +242,7 @@ class Keepers:
         self._idle_seconds = idle_seconds
         self._slots: dict[int, _Slot] = {}
         self._where: dict[Attempt, _Slot] = {}
-        self._gangs = Gangs(gangs or self.folder / "gangs", node, _safe)
+        self._gangs = Gangs(gangs or self.folder / "gangs", node, plain_name)
         self._checkpoints = checkpoints or self.folder / "checkpoints"
         self._adopted: list[Launch] = []
         self._members: set[Attempt] = set()  # of elastic gangs: there is a file of orders for each
@@ -328,6 +334,11 @@ class Keepers:
         self._gangs.leave(attempts)
         self.tellings.forget(attempts)
 
+    @property
+    def holding(self) -> bool:
+        """Whether anything runs here, or waits to."""
+        return any(slot.held for slot in self._slots.values())
+
     async def close(self, quit: bool = False) -> None:
         """Lets go of the keepers, which go on; with `quit` those without work leave."""
         self.closing = True
@@ -347,11 +358,13 @@ class Keepers:
         stem = _log_stem(self._logs_text, attempt)
         result = result_path(self._results, attempt)
         gang_folder = self._gangs.join(launch) if launch.gang else ""
-        env = environment(launch, result=result, gang_folder=gang_folder, devices=self.devices)
+        env = environment(
+            launch, result=result, gang_folder=gang_folder, gang_address=self.address, devices=self.devices
+        )
         unit = launch.gang or attempt.task
-        env.setdefault(CHECKPOINTS, str(self._checkpoints / attempt.task.partition(".")[0] / _safe(unit)))
+        env.setdefault(CHECKPOINTS, str(self._checkpoints / attempt.task.partition(".")[0] / plain_name(unit)))
         if launch.serves:
-            env.update(self._serving(launch.attempt))
+            env.update(self._serving(launch))
         order = Order(
             argv=launch.argv,
             env=env,
@@ -923,10 +936,10 @@ def _progress(result: str) -> str:
 
 def _log_stem(logs: str, attempt: Attempt) -> str:
     job, _, task = attempt.task.partition(".")
-    return f"{logs}/{_safe(job)}/{_safe(task)}.{attempt.epoch}"
+    return f"{logs}/{plain_name(job)}/{plain_name(task)}.{attempt.epoch}"
 
 
-def _safe(name: str) -> str:
+def plain_name(name: str) -> str:
     """A name as one component of a path; an odd one becomes what it resembles, and a hash that tells it apart."""
     if name and len(name) <= 200 and name[0] != "." and not _ODD.search(name):
         return name

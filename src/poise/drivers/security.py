@@ -56,7 +56,7 @@ def token_for(home: Home) -> str:
     """The token with which to ask: POISE_TOKEN, what the file POISE_TOKEN_FILE holds, or else the home's own. Raises
     `Denied`, and InputError where it would be sent to somebody else.
     """
-    if home.elsewhere is not None:
+    if isinstance(home.elsewhere, Path):
         check_shared(home.elsewhere)
     if token := os.environ.get("POISE_TOKEN", "").strip():
         return _whole(token, "POISE_TOKEN", ASK)

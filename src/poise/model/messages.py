@@ -30,12 +30,12 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     """All a node needs to run one attempt. `env` is complete but for the POISE_ names and devices, which the node adds.
 
     `slots` is how many attempts of `shape` may run at once on this node, as of this launch; one that is `queued` waits
-    for another of them to end, any other has room of its own. One that `serves` calls gets a key to the control plane.
-    `expect` is the run time that the control plane foresees in nanoseconds; 0 is unknown. One with a `hang` has hung
-    when it has been silent for that many nanoseconds. Exclusive work has a `lease`
-    in nanoseconds (0: none), from when the node sent what was last answered: when that runs out, nothing of it runs.
-    A member of an elastic `gang` joins it in a `generation`, as `rank` of `world`; `founded` is the epoch in which the
-    gang was placed (0: it is not elastic).
+    for another of them to end, any other has room of its own. One that `serves` calls gets a `key` to the control
+    plane, which its node makes if there is none. `expect` is the run time that the control plane foresees in
+    nanoseconds; 0 is unknown. One with a `hang` has hung when it has been silent for that many nanoseconds. Exclusive
+    work has a `lease` in nanoseconds (0: none), from when the node sent what was last answered: when that runs out,
+    nothing of it runs. A member of an elastic `gang` joins it in a `generation`, as `rank` of `world`; `founded` is the
+    epoch in which the gang was placed (0: it is not elastic).
     """
 
     attempt: Attempt
@@ -60,6 +60,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     lease: int = 0
     generation: int = 0
     founded: int = 0
+    key: str = ""
 
     @property
     def orders(self) -> Orders:
@@ -152,6 +153,28 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True, omit_defaults=
     windows: Annotated[tuple[Window, ...], msgspec.Meta(max_length=MAX_WINDOWS)] = ()
 
 
+class Output(msgspec.Struct, frozen=True, tag="output", kw_only=True):
+    """What an attempt wrote on a machine whose files the control plane does not see: the bytes of its standard output
+    or error from `start` on.
+    """
+
+    attempt: Attempt
+    err: bool
+    start: Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+    data: Annotated[bytes, msgspec.Meta(max_length=2**20)]
+
+
+class Met(msgspec.Struct, frozen=True, tag="met", kw_only=True):
+    """What a member of a gang has left for the others, as a file in their folder: said by its node, and to theirs.
+    Without a name a node asks for all that is there of the gang.
+    """
+
+    gang: str
+    founded: Annotated[int, msgspec.Meta(ge=0)]
+    name: str = ""
+    data: Annotated[bytes, msgspec.Meta(max_length=2**16)] = b""
+
+
 # control plane -> agent
 
 
@@ -179,6 +202,14 @@ class Heard(msgspec.Struct, frozen=True, tag="heard", kw_only=True):
     """The beat of this number has come: the way is open in both directions. It waits for no disk."""
 
     beat: int
+
+
+class Kept(msgspec.Struct, frozen=True, tag="kept", kw_only=True):
+    """What an attempt wrote is kept here up to this place. It may still be lost with the machine."""
+
+    attempt: Attempt
+    err: bool
+    until: int
 
 
 FromAgent = Hello | Report | Beat

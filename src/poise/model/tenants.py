@@ -17,9 +17,11 @@ class Role(IntEnum):
     """What a bearer may do; each role may do what those below it may.
 
     A viewer reads what is of its tenant, a submitter submits and cancels it. An operator reads and cancels the work of
-    all tenants and drains nodes; an admin gives tokens and quotas, reads the audit, and stops the control plane.
+    all tenants and drains nodes; an admin gives tokens and quotas, reads the audit, and stops the control plane. A node
+    is none of them: it speaks for a machine that offers itself, and may do nothing else.
     """
 
+    NODE = -1
     VIEWER = 0
     SUBMITTER = 1
     OPERATOR = 2
@@ -51,6 +53,10 @@ class Bearer(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def sees_all(self) -> bool:
         return self.role >= Role.OPERATOR
+
+    def may(self, needed: Role) -> bool:
+        """Whether the role is enough; of what is for nodes, that an admin is too."""
+        return self.role in (needed, Role.ADMIN) if needed is Role.NODE else self.role >= needed
 
     def sees(self, tenant: str) -> bool:
         return self.role >= Role.OPERATOR or tenant == self.tenant

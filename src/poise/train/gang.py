@@ -1,12 +1,14 @@
 """Who trains together: this process alone, the workers of a gang under Poise, or those that torchrun started.
 
 Under Poise the workers of one machine meet in the folder that POISE_GANG_DIR names, by a file for each generation of
-the gang, and talk over the loopback interface. What they are told, `Orders`, may come again at any time: some are lost,
-some come, some are to leave. Then those who remain leave the group that they were in and meet anew, under the next
-generation, in the processes that they are.
+the gang, and talk over the loopback interface. Where a gang may be on several machines (POISE_GANG_ADDRESS is that of
+this one to the others) the folder holds where the first of them listens for that generation. What they are told,
+`Orders`, may come again at any time: some are lost, some come, some are to leave. Then those who remain leave the group
+that they were in and meet anew, under the next generation, in the processes that they are.
 """
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,9 +17,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import msgspec
+import psutil
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, PrefixStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from poise.decoding import json_decoder
 from poise.errors import GangBroken
@@ -61,6 +64,7 @@ class Gang:
         self.device = device
         self.rank, self.world, self.generation = 0, 1, 0
         self._folder = "" if _under_torchrun() else os.environ.get("POISE_GANG_DIR", "")
+        self._address = os.environ.get("POISE_GANG_ADDRESS", "")
         self._orders = os.environ.get(ORDERS, "") if self._folder else ""
         self._theirs = dist.is_initialized()  # the script has made the group itself, and keeps it
         self._look = Orders(generation=0, world=1, rank=0), (0, 0)  # the latest orders, and which file they were in
@@ -192,28 +196,18 @@ class Gang:
         if orders.world == 1:
             self._member = True
             return True
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        store = FileStore(str(Path(self._folder) / f"workers.{orders.generation}"), orders.world)
         if not self._member:
             (Path(self._folder) / _joins(orders, orders.rank)).touch()
-        store.set(f"here.{orders.rank}", "")
-        everybody = [f"here.{rank}" for rank in range(orders.world)]
         until = time.monotonic() + FORM_SECONDS
-        while not store.check(everybody):
-            if self.newer() is not None:
+        store = self._store(orders)
+        while store is None:
+            if not self._wait_on(orders, [0], until, beat):
                 return False
-            if (Path(self._folder) / _OVER).exists():
-                raise Leaving(over=True)
-            if time.monotonic() > until:
-                missing = [rank for rank in range(orders.world) if not store.check([f"here.{rank}"])]
-                raise GangBroken(
-                    f"worker {orders.rank} has waited {FORM_SECONDS:.0f} s for the others of its gang",
-                    need=f"{orders.world} workers",
-                    have=f"no word of {', '.join(map(str, missing))}",
-                    hint="poise logs JOB",
-                )
-            beat()
-            time.sleep(_LOOK_SECONDS)
+            store = self._store(orders)
+        store.set(f"here.{orders.rank}", "")
+        while missing := [rank for rank in range(orders.world) if not store.check([f"here.{rank}"])]:
+            if not self._wait_on(orders, missing, until, beat):
+                return False
         try:
             dist.init_process_group(
                 _backend(self.device),
@@ -231,6 +225,46 @@ class Gang:
         self._watch.start()
         return True
 
+    def _store(self, orders: Orders) -> Store | None:
+        """Where the workers of this generation find each other; none while the first of them has not said where."""
+        if not self._address:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            return FileStore(str(Path(self._folder) / f"workers.{orders.generation}"), orders.world)
+        for backend in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{backend}_SOCKET_IFNAME", _interface(self._address))
+        place, patience = Path(self._folder) / f"listens.{orders.generation}", timedelta(seconds=FORM_SECONDS)
+        if orders.rank == 0:
+            store = TCPStore(self._address, 0, is_master=True, timeout=patience, wait_for_workers=False)
+            draft = place.with_name(f".{place.name}")
+            draft.write_text(f"{self._address} {store.port}")
+            draft.replace(place)
+            return store
+        try:
+            host, port = place.read_text().split()
+        except FileNotFoundError:
+            return None
+        try:
+            return TCPStore(host, int(port), timeout=patience, wait_for_workers=False)
+        except RuntimeError as error:
+            raise WorkerLost(str(error)) from None
+
+    def _wait_on(self, orders: Orders, missing: list[int], until: float, beat: Callable[[], None]) -> bool:
+        """For a moment, while others have not come; false if there are newer orders."""
+        if self.newer() is not None:
+            return False
+        if (Path(self._folder) / _OVER).exists():
+            raise Leaving(over=True)
+        if time.monotonic() > until:
+            raise GangBroken(
+                f"worker {orders.rank} has waited {FORM_SECONDS:.0f} s for the others of its gang",
+                need=f"{orders.world} workers",
+                have=f"no word of {', '.join(map(str, missing))}",
+                hint="poise logs JOB",
+            )
+        beat()
+        time.sleep(_LOOK_SECONDS)
+        return True
+
     def _watch_over(self) -> None:
         """Say so when this worker waits for others for long: it is not the one that hangs. And end what it does with
         them, if it is still at it long after it was told of another gang.
@@ -245,6 +279,13 @@ class Gang:
             if since and ordered and now - max(since, ordered) > ORDERED_SECONDS:
                 topology.abort()
                 return
+
+
+def _interface(address: str) -> str:
+    """The name of the network interface that has the address; of one that has a name, its first address."""
+    known = {of[4][0] for of in socket.getaddrinfo(address, None)}
+    names = [name for name, found in psutil.net_if_addrs().items() if known & {of.address for of in found}]
+    return names[0] if names else ""
 
 
 def _joins(orders: Orders, rank: int) -> str:

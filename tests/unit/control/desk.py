@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -118,7 +119,7 @@ class _Lifetime:
 class Desk:
     """Ask the API about a world. `tokens` are secrets: each is known by the name that it was given."""
 
-    def __init__(self, world: World | None = None, logs: Path = Path("/nowhere")) -> None:
+    def __init__(self, world: World | None = None, logs: Path = Path("/nowhere"), known_as: Sequence[str] = ()) -> None:
         self.world = world or World()
         self.lifetime = _Lifetime()
         self.app: App = make_app(
@@ -127,6 +128,7 @@ class Desk:
             OWNER,
             cast(Lifetime, self.lifetime),
             lambda: policy_named(self.world.ledger.policy),
+            known_as=known_as,
         )
 
     def token(self, secret: str, tenant: str, role: Role, *, lasts: int = 0) -> str:

@@ -1,0 +1,167 @@
+"""`python -m poise.agent.on_ray`: keeps an agent on every machine of a Ray cluster that this machine belongs to.
+
+It stands where the agents of a local fleet stand: the supervisor keeps it alive, and it ends on SIGTERM, with the
+agents whose nodes run nothing. When it is killed, the agents go on, as actors of Ray's; the next one finds them.
+
+Where the home says no address, it starts a cluster of this machine alone, which outlives it in the same way.
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from poise.client import Client
+from poise.config import Address, Endpoint, Home, OnRay
+from poise.decoding import json_decoder
+from poise.drivers.lock import take_lock
+from poise.errors import Fault, InputError, PoiseError
+
+LOOK_SECONDS = 1.0
+START_SECONDS = 60.0
+END_SECONDS = 20.0
+STOPS = (signal.SIGTERM, signal.SIGINT)
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+_log = logging.getLogger("poise.ray")
+
+
+class Started(msgspec.Struct, frozen=True):
+    """A cluster that was started here: its process, and the folder in which it lives."""
+
+    pid: int
+    folder: str
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m poise.agent.on_ray", description="the agents of a Ray cluster")
+    parser.add_argument("home", type=Path)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
+    home = Home(options.home.resolve())
+    os.umask(0o077)
+    try:
+        with take_lock(home.ray / "lock", "keeper of a Ray cluster's agents"):
+            _keep(home, json_decoder(OnRay).decode((home.ray / "cluster.json").read_bytes()))
+    except PoiseError as error:
+        _log.error("%s: %s %s", error.record.code, error, error.record.have)
+        return error.exit_code
+    return 0
+
+
+def _keep(home: Home, on: OnRay) -> None:
+    token = _node_token(home)
+    address = _listening(home)
+    where = on.address or _own_cluster(home)
+    if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys() or Path("~/.ray/auth_token").expanduser().exists():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # as the head of a cluster does, and nobody who joins it
+    from poise.drivers.ray import Cluster, Told, own_address  # dear: after what may fail without it
+
+    signal.pthread_sigmask(
+        signal.SIG_BLOCK, STOPS
+    )  # Ray has handlers of its own, and threads: here they are waited for
+    cluster = Cluster(where)
+    host = address.host if address.host in LOOPBACK else own_address()
+    told = Told(Address(host, address.port, address.authority).text, token, address.authority[:12])
+    _log.info("on Ray at %s", where)
+    client = Client(home)
+    while signal.sigtimedwait(STOPS, LOOK_SECONDS) is None:
+        cluster.keep(told, lambda: {node.name for node in client.nodes() if not node.running and not node.queued})
+    if cluster.end(told.home) and not on.address:
+        _end_own_cluster(home)
+
+
+def _node_token(home: Home) -> str:
+    """A token for nodes, made at the first start."""
+    file = home.ray / "token"
+    with contextlib.suppress(FileNotFoundError):
+        return file.read_text()
+    secret = Client(home).add_token("default", "node", name="ray")[1]
+    file.write_text(secret)
+    return secret
+
+
+def _listening(home: Home) -> Address:
+    """Where the control plane listens to its nodes, once it does."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            if text := json_decoder(Endpoint).decode(home.endpoint.read_bytes()).address:
+                return Address.parse(text)
+        time.sleep(LOOK_SECONDS / 10)
+    raise Fault("the control plane listens to no other machine", hint="`poise down`, then `poise up --on ray`")
+
+
+def _own_cluster(home: Home) -> str:
+    """The address of the cluster of this machine alone, started now if it does not run."""
+    kept = home.ray / "started.json"
+    os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN_PATH"] = "token", str(home.ray / "auth")
+    if not (home.ray / "auth").exists():
+        (home.ray / "auth").write_text(secrets.token_hex(32))
+    with contextlib.suppress(FileNotFoundError):
+        started = json_decoder(Started).decode(kept.read_bytes())
+        if _is_ray(started.pid):
+            return _address_in(Path(started.folder))
+    folder = tempfile.mkdtemp(prefix="poise-ray-")  # its sockets have long names, and a home may too
+    program = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port", "0"]
+    quiet = ["--include-dashboard=false", "--disable-usage-stats", "--node-name", os.uname().nodename]
+    try:
+        with (home.ray / "ray.log").open("ab") as messages:
+            head = subprocess.Popen(  # noqa: S603 — the program beside our Python
+                [*program, *quiet, "--temp-dir", folder],
+                stdin=subprocess.DEVNULL,
+                stdout=messages,
+                stderr=messages,
+                start_new_session=True,
+                env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
+            )
+    except OSError as error:
+        raise InputError(f"Ray cannot be started: {error}", hint="pip install 'poise[ray]'") from None
+    kept.write_bytes(msgspec.json.encode(Started(head.pid, folder)))
+    return _address_in(Path(folder))
+
+
+def _address_in(folder: Path) -> str:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(FileNotFoundError):
+            if address := (folder / "ray_current_cluster").read_text().strip():
+                return address
+        time.sleep(LOOK_SECONDS / 10)
+    raise Fault("Ray does not start", field=str(folder), hint="`tail ray/ray.log` in the home")
+
+
+def _end_own_cluster(home: Home) -> None:
+    kept = home.ray / "started.json"
+    started = json_decoder(Started).decode(kept.read_bytes())
+    if _is_ray(started.pid):
+        os.kill(started.pid, signal.SIGTERM)
+        deadline = time.monotonic() + END_SECONDS
+        while _is_ray(started.pid) and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS / 10)
+    shutil.rmtree(started.folder, ignore_errors=True)
+    kept.unlink()
+
+
+def _is_ray(pid: int) -> bool:
+    """Whether this process is the one that was started: numbers are given out again."""
+    with contextlib.suppress(ChildProcessError):  # another one of this kind has started it
+        os.waitpid(pid, os.WNOHANG)
+    try:
+        return b"--head" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""The authority of a home: what other machines trust its control plane by.
+
+A control plane that listens beyond its machine speaks TLS. Its certificate is signed by an authority of the home's own,
+made at the first such start and kept for its owner only. Whoever connects knows the authority by its fingerprint, the
+SHA-256 of its certificate, which is handed over with the address; so nobody has to be asked to sign anything, and a
+certificate of any other authority is refused.
+"""
+
+import datetime
+import ipaddress
+import os
+import socket
+import ssl
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from poise.config import Home
+from poise.errors import InputError
+
+LASTS = datetime.timedelta(days=3650)
+"""The fingerprint is known on other machines: the authority lasts, and a control plane may run for as long."""
+
+BEFORE = datetime.timedelta(days=1)
+"""Clocks of other machines may be behind."""
+
+
+def names_here(listen: str) -> list[str]:
+    """Every name and address by which other machines may know this one; the one to be told to them comes first."""
+    own = [socket.gethostname(), socket.getfqdn()]
+    first = own[:1] if _is_any(listen) else [listen]
+    found = [
+        address.address.partition("%")[0]
+        for addresses in psutil.net_if_addrs().values()
+        for address in addresses
+        if address.family in (socket.AF_INET, socket.AF_INET6)
+    ]
+    return list(dict.fromkeys([*first, *own, "localhost", *found]))
+
+
+def ensure_authority(home: Home) -> bytes:
+    """The certificate of the home's authority (PEM), made now if there is none."""
+    certificate, key = home.authority / "authority.pem", home.authority / "authority.key"
+    try:
+        home.authority.mkdir(mode=0o700, exist_ok=True)
+        if not certificate.exists():  # written last: the key of one that is there is whole
+            secret = ec.generate_private_key(ec.SECP256R1())
+            name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Poise of {socket.gethostname()}"[:64])])
+            built = _builder(name, name, secret.public_key(), secret.public_key())
+            built = built.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            built = built.add_extension(_usage(signs=True), critical=True)
+            _write(key, _private(secret))
+            _write(certificate, built.sign(secret, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        return certificate.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"no authority can be made: {error.strerror}", field=str(home.authority), hint="`df -h`, `ls -ld`"
+        ) from None
+
+
+def server_context(home: Home, names: Iterable[str]) -> ssl.SSLContext:
+    """To listen with: a certificate for these names, made anew, since the machine's addresses may have changed."""
+    authority = x509.load_pem_x509_certificate(ensure_authority(home))
+    signer = serialization.load_pem_private_key((home.authority / "authority.key").read_bytes(), None)
+    if not isinstance(signer, ec.EllipticCurvePrivateKey):
+        raise InputError("this is not the key of an authority", field=str(home.authority), hint="`rm -r` makes another")
+    secret = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Poise")])
+    built = _builder(name, authority.subject, secret.public_key(), signer.public_key())
+    built = built.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    built = built.add_extension(_usage(signs=False), critical=True)
+    built = built.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    built = built.add_extension(x509.SubjectAlternativeName(map(_named, names)), critical=False)
+    signed = built.sign(signer, hashes.SHA256())
+    file = home.authority / "server.pem"
+    _write(file, _private(secret) + signed.public_bytes(serialization.Encoding.PEM))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(file)
+    return context
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, signer: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BEFORE)
+        .not_valid_after(now + LASTS)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer), critical=False)
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    """An authority signs certificates, and nothing else; what it signed proves who is met, and nothing else."""
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _named(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _is_any(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Whole or not at all, and for its owner only from the first byte."""
+    draft = path.with_suffix(".new")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+    draft.replace(path)

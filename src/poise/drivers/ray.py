@@ -1,0 +1,271 @@
+"""The machines of a Ray cluster as nodes: on each of them an actor keeps an agent, and holds for it what Ray gives out.
+
+The actors are detached and named, so that they outlive whoever made them, and Ray starts one anew that dies while its
+machine lives. Each is bound to its machine and takes of it what is free there when it begins: CPUs, memory, devices.
+That is what its agent offers. So what others have of the cluster is never touched, what Poise has is not given to
+others, and a gang needs nothing to be reserved for it: all of it is reserved already. When others wait for what a
+machine has and nothing of Poise's runs there, it is lent to them; and taken again, with what is free then, once they
+have what they asked for. A machine that has more free than its actor holds is taken anew in the same way.
+
+An agent lives no longer than its actor. What it has started does: the next agent on that machine goes on with it.
+"""
+
+import contextlib
+import logging
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Container, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from poise.drivers.devices import Part
+
+NAMESPACE = "poise"
+ANSWER_SECONDS = 30.0
+"""What an actor may take to answer: its process may only just be starting."""
+
+STOP_SECONDS = 10.0
+PAUSES = (0.1, 5.0)
+"""Seconds before an agent that ended is started again: at first, and at most."""
+
+STEADY_SECONDS = 10.0
+PLACE_SECONDS = 20.0
+"""What an actor may take to begin, where there is room for it."""
+
+LEND_SECONDS = 30.0
+"""A machine that was given back is left for so long to those who wait for it, and is not given back again before."""
+
+STILL_RUNS = 5
+"""What an agent ends with whose commands go on."""
+
+OTHERS = ("RAY_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+"""Variables that are Ray's, and not the machine's."""
+
+_log = logging.getLogger("poise.ray")
+
+
+class Place(NamedTuple):
+    """A machine of the cluster: Ray's name for it, what Poise calls it, and what is free there."""
+
+    id: str
+    name: str
+    free: Mapping[str, float]
+
+
+class Told(NamedTuple):
+    """What an agent is to know: where its control plane is, with which token, and whose node it is."""
+
+    address: str
+    token: str
+    home: str
+
+
+class AgentKeeper:
+    """The actor: one agent, kept alive for as long as the actor is."""
+
+    def __init__(self, name: str, cpu: float, memory: float, told: Told) -> None:
+        self._name = name
+        devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+        self._part = Part(cpu=round(cpu * 1000), memory=int(memory), devices=tuple(map(str, devices)))
+        self._told = told
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._code = 0
+        self._over = threading.Event()
+        self._ended = threading.Event()
+        threading.Thread(target=self._keep, name="poise-agent", daemon=True).start()
+
+    def tell(self, told: Told) -> None:
+        """Where the control plane is now, if it has moved."""
+        if told != self._told:
+            self._told = told
+            if self._agent is not None:
+                self._agent.terminate()
+
+    def end(self) -> bool:
+        """End the agent, unless commands of its node go on; whether it has ended."""
+        self._ended.clear()
+        self._over.set()
+        if self._agent is not None:
+            self._agent.terminate()
+        return self._ended.wait(STOP_SECONDS) and self._code != STILL_RUNS
+
+    def _keep(self) -> None:
+        pause = PAUSES[0]
+        while not self._over.wait(pause):
+            begun = time.monotonic()
+            self._agent = self._start()
+            self._code = self._agent.wait()
+            self._ended.set()
+            if self._over.is_set() and self._code != STILL_RUNS:
+                return
+            self._over.clear()
+            pause = PAUSES[0] if time.monotonic() - begun > STEADY_SECONDS else min(PAUSES[1], pause * 2)
+        self._ended.set()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        root = Path(os.environ.get("POISE_HOME") or "~/.poise").expanduser() / "on-ray" / self._told.home / self._name
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(OTHERS)}
+        part = msgspec.json.encode(self._part).decode()
+        program = [sys.executable, "-m", "poise.agent", str(root), "--name", self._name, "--part", part]
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (root / "poise.log").open("ab") as messages:
+            return subprocess.Popen(  # noqa: S603 — our own program
+                [*program, "--connect", self._told.address, "--attended"],
+                stdin=subprocess.PIPE,  # it ends with this process, and so the agent does
+                stdout=messages,
+                stderr=messages,
+                env=environment | {"POISE_TOKEN": self._told.token},
+                cwd="/",
+            )
+
+
+class Cluster:
+    """A Ray cluster that this machine belongs to. The name of an actor is that of its home, of its node, and Ray's for
+    that.
+    """
+
+    def __init__(self, address: str) -> None:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
+        self._known: set[str] = set()
+        self._placing: dict[str, tuple[Any, float]] = {}
+        self._given_back: dict[str, float] = {}
+
+    def keep(self, told: Told, idle: Callable[[], Container[str]]) -> None:
+        """An agent on every machine that is there, and none for those that have gone. `idle` gives the names of nodes
+        on which nothing runs.
+        """
+        there = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        names = self._named(told.home)
+        for actor in [actor for actor, node in names.items() if node not in there]:
+            _log.info("%s has left the cluster", actor)
+            self._kill(actor)
+            del names[actor]
+        for actor in names.keys() - self._known:
+            ray.get_actor(actor).tell.remote(told)
+            self._known.add(actor)
+        free = _free()
+        asked = [] if self._are_placing() else _asked_for()
+        self._share(names, there, free, asked, idle)
+        taken = {actor.split()[1] for actor in names}
+        for identity in sorted(there.keys() - set(names.values())):
+            node, room = there[identity], free.get(identity, {})
+            theirs = any(_fits(of, room) for of in asked) and not self._has_had_time(identity)
+            name = node["NodeName"] if node["NodeName"] not in taken else f"{node['NodeName']}-{identity[:6]}"
+            taken.add(name)
+            if not theirs:
+                self._place(Place(identity, name, room), told)
+
+    def end(self, home: str) -> bool:
+        """End all agents of a home, and give back what they held, but for those whose commands go on; whether there are
+        none of those.
+        """
+        asked = {name: ray.get_actor(name).end.remote() for name in self._named(home)}
+        ended = [self._ended(name, answer) for name, answer in asked.items()]
+        return all(ended)
+
+    def _share(
+        self,
+        names: Mapping[str, str],
+        there: Mapping[str, Mapping[str, Any]],
+        free: Mapping[str, Mapping[str, float]],
+        asked: Sequence[Mapping[str, float]],
+        idle: Callable[[], Container[str]],
+    ) -> None:
+        """Give back one machine on which nothing runs, if others wait for it, or more of it could be had."""
+        for actor, identity in sorted(names.items()):
+            room = free.get(identity, {})
+            wanted = [of for of in asked if _fits(of, there[identity]["Resources"]) and not _fits(of, room)]
+            more = not asked and max(room.get("CPU", 0.0), room.get("GPU", 0.0)) >= 1
+            if (wanted or more) and not self._placing and self._has_had_time(identity) and actor.split()[1] in idle():
+                _log.info("%s is given back: %s", actor, wanted or "more of it is free")
+                self._given_back[identity] = time.monotonic()
+                self._ended(actor, ray.get_actor(actor).end.remote())
+                return
+
+    def _has_had_time(self, identity: str) -> bool:
+        """Whether it is so long since a machine was given back that it may be taken, or given back again."""
+        return time.monotonic() - self._given_back.get(identity, -math.inf) > LEND_SECONDS
+
+    def _ended(self, actor: str, answer: Any) -> bool:
+        try:
+            idle = bool(ray.get(answer, timeout=ANSWER_SECONDS))
+        except ray.exceptions.RayError as error:
+            _log.warning("%s does not answer: %s", actor, error)
+            return False
+        if idle:
+            self._kill(actor)
+        return idle
+
+    def _place(self, place: Place, told: Told) -> None:
+        actor = f"{told.home} {place.name} {place.id}"
+        cpu, memory, gpus = (place.free.get(of, 0.0) for of in ("CPU", "memory", "GPU"))
+        _log.info("%s joins with %g CPU, %g GPU, %g bytes", actor, cpu, gpus, memory)
+        made = (
+            ray.remote(AgentKeeper)
+            .options(
+                name=actor,
+                lifetime="detached",
+                max_restarts=-1,
+                num_cpus=cpu,
+                num_gpus=int(gpus),
+                memory=int(memory),
+                scheduling_strategy=NodeAffinitySchedulingStrategy(place.id, soft=False),
+            )
+            .remote(place.name, cpu, memory, told)
+        )
+        self._known.add(actor)
+        self._placing[actor] = made.__ray_ready__.remote(), time.monotonic() + PLACE_SECONDS
+
+    def _are_placing(self) -> bool:
+        """Whether an actor is still to begin. One that does not had others come before it, and is made anew."""
+        for actor, (ready, until) in list(self._placing.items()):
+            if ray.wait([ready], timeout=0)[0]:
+                del self._placing[actor]
+            elif time.monotonic() > until:
+                _log.info("%s has not begun: there is less free than there was", actor)
+                self._kill(actor)
+        return bool(self._placing)
+
+    def _named(self, home: str) -> dict[str, str]:
+        """The names of a home's actors, with the machine that each is bound to."""
+        return {name: name.split()[2] for name in ray.util.list_named_actors() if name.startswith(f"{home} ")}
+
+    def _kill(self, name: str) -> None:
+        self._known.discard(name)
+        self._placing.pop(name, None)
+        with contextlib.suppress(ValueError):  # it has just gone
+            ray.kill(ray.get_actor(name))
+
+
+def own_address() -> str:
+    """This machine's address, as the others of the cluster know it."""
+    return str(ray.util.get_node_ip_address())
+
+
+def _asked_for() -> list[dict[str, float]]:
+    """What tasks, actors and placement groups of others wait for, each a part of one machine."""
+    from ray.autoscaler.v2.sdk import get_cluster_status
+
+    status = get_cluster_status(ray.get_runtime_context().gcs_address)
+    demands = [*status.resource_demands.ray_task_actor_demand, *status.resource_demands.placement_group_demand]
+    return [bundle.bundle for demand in demands for bundle in demand.bundles_by_count]
+
+
+def _fits(bundle: Mapping[str, float], room: Mapping[str, float]) -> bool:
+    return all(amount <= room.get(of, 0.0) for of, amount in bundle.items())
+
+
+def _free() -> dict[str, dict[str, float]]:
+    """What is free of each machine, by Ray's name for it."""
+    from ray._private.state import available_resources_per_node
+
+    found: dict[str, dict[str, float]] = available_resources_per_node()
+    return found

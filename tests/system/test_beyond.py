@@ -1,0 +1,203 @@
+"""Beyond one machine: commands and nodes of other homes reach a control plane by TLS, and nobody else does."""
+
+import gzip
+import http.client
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from poise.config import Address, Home
+from poise.drivers.authority import ensure_authority, server_context
+from poise.drivers.lock import holder
+from poise.drivers.reach import trusting
+from poise.drivers.security import ensure_home
+from system.living import PATIENCE, Diary, Done, Living, kill, until
+
+
+class Beyond:
+    """A home that listens to other machines, a node of another home, and somebody's home in which nothing runs."""
+
+    def __init__(self, living: Living) -> None:
+        self.living = living
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        living.up("--listen", f"127.0.0.1:{port}")
+        self.address = Address.parse(living.poise("status").text.partition("address ")[2].strip())
+        self.node = Home(living.home.root.with_name("home-far"))
+        self._agent: subprocess.Popen[bytes] | None = None
+        self.submitter, self.offers = self.token("submitter"), self.token("node")
+        living.poise("drain", os.uname().nodename)
+        self.offer(self.offers)
+        until(lambda: self.status("far") == "up", "the node has joined", living.messages)
+
+    def token(self, role: str) -> Path:
+        """A token of `ann`."""
+        file = self.living.work / f"token.{role}"
+        file.touch(mode=0o600)
+        file.write_bytes(self.living.poise("token", "add", "--tenant", "ann", "--role", role).out)
+        return file
+
+    def offer(self, token: Path, name: str = "far", home: Home | None = None) -> None:
+        """Start an agent in a home of its own."""
+        agent = [sys.executable, "-m", "poise.agent", str((home or self.node).root), "--name", name]
+        with self.living.home.messages.open("ab") as messages:
+            self._agent = subprocess.Popen(
+                [*agent, "--connect", self.address.text],
+                stderr=messages,
+                env=self.living.environment(POISE_TOKEN_FILE=str(token)),
+            )
+
+    def ann(self, *arguments: str, address: str = "", token: Path | None = None) -> Done:
+        """A command on her machine."""
+        there = {"POISE_ADDRESS": address or self.address.text, "POISE_TOKEN_FILE": str(token or self.submitter)}
+        return self.living.poise(*arguments, POISE_HOME=str(self.living.work / "ann"), **there)
+
+    def status(self, node: str) -> str:
+        return next((of.status for of in self.living.client().nodes() if of.name == node), "unknown")
+
+    def end_agent(self) -> None:
+        assert self._agent is not None
+        self._agent.terminate()
+        self._agent.wait(PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def beyond() -> Iterator[Beyond]:
+    living = Living()
+    try:
+        beyond = Beyond(living)
+        yield beyond
+        beyond.end_agent()
+    except BaseException:
+        living.destroy()
+        raise
+    living.close()
+
+
+def test_somebody_elsewhere_works_on_a_machine_elsewhere(beyond: Beyond) -> None:
+    done = beyond.ann("run", "--name", "far", "--", "sh", "-c", "echo begun; echo oops >&2; seq 1 300000; exit 3")
+    assert done.code == 3
+    assert done.text == "begun\n" + "".join(f"{number}\n" for number in range(1, 300001))
+    assert "oops" in done.err
+    report = beyond.ann("show", "far", "--json").value
+    assert (report["tenant"], report["tasks"][0]["node"]) == ("ann", "far")
+    assert not (beyond.living.work / "ann").exists(), "nothing is written on her machine"
+    assert beyond.ann("up").code == 1
+
+
+def test_a_role_is_for_what_it_is_for(beyond: Beyond) -> None:
+    refused = beyond.ann("submit", "--json", "--", "true", token=beyond.offers)
+    assert refused.error["code"] == "E133"
+    before = beyond.living.client().refusals().counts["E133"]
+    other = Home(beyond.living.home.root.with_name("home-other"))
+    agent = beyond._agent
+    beyond.offer(beyond.submitter, "other", other)
+    until(lambda: beyond.living.client().refusals().counts["E133"] > before, "a submitter offers no node")
+    beyond.end_agent()
+    beyond._agent = agent
+    assert beyond.status("other") == "unknown"
+
+
+def test_who_speaks_for_the_address_is_checked_before_anything_is_said(beyond: Beyond, tmp_path: Path) -> None:
+    impostor = Home(tmp_path / "impostor")
+    ensure_home(impostor)
+    heard: list[bytes] = []
+
+    def answer(listening: socket.socket, context: ssl.SSLContext, body: bytes) -> None:
+        with context.wrap_socket(listening.accept()[0], server_side=True) as channel:
+            heard.append(channel.recv(65536))
+            channel.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        context = server_context(impostor, ["127.0.0.1"])
+        arguments = (listening, context, ensure_authority(impostor))
+        thread = threading.Thread(target=answer, args=arguments, daemon=True)
+        thread.start()
+        place = f"127.0.0.1:{listening.getsockname()[1]}"
+        refused = beyond.ann("ls", "--json", address=f"{place}#{beyond.address.authority}")
+        thread.join(PATIENCE)
+    assert refused.error["code"] == "E134"
+    assert len(heard) == 1
+    assert b"Authorization" not in heard[0]
+    assert beyond.ann("ls", "--json", address="127.0.0.1").error["field"] == "POISE_ADDRESS"
+
+
+def ask(beyond: Beyond, path: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
+    given = {"Authorization": f"Bearer {beyond.living.home.token.read_text()}"} | headers
+    connection = http.client.HTTPSConnection(
+        beyond.address.host, beyond.address.port, timeout=PATIENCE, context=trusting(beyond.address)
+    )
+    connection.request("GET", path, headers=given)
+    response = connection.getresponse()
+    content = response.read()
+    connection.close()
+    return response, content
+
+
+def test_host_and_origin_are_checked_and_answers_compressed(beyond: Beyond) -> None:
+    assert ask(beyond, "/v1/jobs")[0].status == 200, "by the address that the certificate names"
+    assert ask(beyond, "/v1/jobs", Host=os.uname().nodename)[0].status == 200
+    for wrong in (
+        {"Host": "evil.example"},
+        {"Origin": "https://evil.example"},
+        {"Origin": f"http://{beyond.address}1"},
+    ):
+        assert ask(beyond, "/v1/jobs", **wrong)[0].status == 403
+    assert ask(beyond, "/v1/jobs", Authorization="Bearer wrong")[0].status == 401
+    schema = "/v1/schema/openapi.json"
+    plain, small = ask(beyond, schema), ask(beyond, schema, **{"Accept-Encoding": "gzip"})
+    assert plain[0].headers["Content-Encoding"] is None
+    assert small[0].headers["Content-Encoding"] == "gzip"
+    assert json.loads(gzip.decompress(small[1])) == json.loads(plain[1])
+    assert len(small[1]) < len(plain[1]) / 4
+
+
+def test_it_speaks_no_plain_http(beyond: Beyond) -> None:
+    with socket.create_connection((beyond.address.host, beyond.address.port), PATIENCE) as sock:
+        sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: poise\r\nConnection: close\r\n\r\n")
+        with pytest.raises(ConnectionError):
+            assert b"HTTP" not in sock.recv(4096)
+            raise ConnectionAbortedError("hung up")
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.check_hostname, old.verify_mode, old.maximum_version = False, ssl.CERT_NONE, ssl.TLSVersion.TLSv1_2
+    plain = socket.create_connection((beyond.address.host, beyond.address.port), PATIENCE)
+    with plain, pytest.raises(ssl.SSLError):
+        old.wrap_socket(plain)
+
+
+def test_the_authority_outlives_the_control_plane_and_is_for_its_owner_only(beyond: Beyond) -> None:
+    folder = beyond.living.home.authority
+    assert folder.stat().st_mode & 0o077 == 0
+    assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600] * 3
+    before = ensure_authority(beyond.living.home)
+    kill(beyond.living.pid("control"))
+    until(lambda: beyond.ann("whoami").code == 0, "it is back")
+    assert ensure_authority(beyond.living.home) == before
+
+
+@pytest.mark.parametrize("killed", ["agent", "control"])
+def test_what_runs_goes_on_when_either_side_is_killed(beyond: Beyond, killed: str) -> None:
+    diary = Diary(beyond.living.work / f"diary-{killed}")
+    job = beyond.ann("submit", "--", "sh", "-c", f"echo before; {diary.held()}; echo after").text.strip()
+    until(lambda: beyond.ann("logs", job).text == "before\n", "what it wrote so far is here")
+    if killed == "agent":
+        kill(holder(beyond.node.node / "lock"))
+        beyond._agent.wait(PATIENCE)  # type: ignore[union-attr]
+        diary.release()  # it ends while nobody watches
+        until(lambda: "end" in diary.path.read_text(), "it has gone on to its end")
+        beyond.offer(beyond.offers)
+    else:
+        kill(beyond.living.pid("control"))
+        until(lambda: beyond.ann("whoami").code == 0, "it is back")
+        diary.release()
+    assert beyond.ann("wait", job).code == 0
+    assert beyond.ann("logs", job).text == "before\nafter\n"
+    diary.check()

@@ -1,0 +1,324 @@
+"""Nodes that are the machines of a Ray cluster: two real raylets here, killed, lent and taken again."""
+
+import json
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poise.drivers.lock import holder
+from poise.model.reports import NodeReport
+from system.living import PATIENCE, Diary, Living, kill, until
+from system.test_functions import run as run_program
+
+pytest.importorskip("ray")
+
+RAY = str(Path(sys.executable).with_name("ray"))
+NODES = ("a", "b")
+OTHERS = """
+import ray, sys, time
+ray.init(address=sys.argv[1], namespace="others", log_to_driver=False)
+@ray.remote(num_cpus=2)
+def work(file):
+    open(file, "w").write("begun")
+    while open(file).read() != "end":
+        time.sleep(0.1)
+ray.get(work.remote(sys.argv[2]))
+"""
+FREE = """
+import json, ray, sys
+from ray._private.state import available_resources_per_node
+ray.init(address=sys.argv[1], namespace="others", log_to_driver=False)
+free = available_resources_per_node()
+there = [node for node in ray.nodes() if node["Alive"]]
+there = [node for node in ray.nodes() if node["Alive"]]
+print(json.dumps({node["NodeName"]: free.get(node["NodeID"], {}).get("CPU", 0.0) for node in there}))
+"""
+
+
+class OnRay:
+    """A cluster of two raylets with two CPUs each, whatever this machine has, and a home whose nodes they are."""
+
+    def __init__(self, living: Living) -> None:
+        self.living = living
+        self.folder = Path(tempfile.mkdtemp(prefix="poise-ray-"))
+        (self.folder / "token").write_text(secrets.token_hex(32))
+        (self.folder / "token").chmod(0o600)
+        self.raylets: dict[str, subprocess.Popen[bytes]] = {}
+        self.address, self.listen = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        for node in NODES:
+            self.start(node)
+        self.up(f"ray:{self.address}")
+
+    @property
+    def token(self) -> dict[str, str]:
+        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.folder / "token")}
+
+    def up(self, on: str) -> None:
+        done = self.living.poise("up", "--port", "0", "--on", on, "--listen", self.listen, **self.token)
+        assert done.code == 0, done.err
+        until(lambda: [self.node(name).status for name in NODES] == ["up", "up"], "both have joined", self.messages)
+
+    def start(self, node: str) -> None:
+        """`ray start` is the whole set-up of a machine."""
+        head = [
+            "--head",
+            "--port",
+            self.address.split(":")[1],
+            "--temp-dir",
+            str(self.folder),
+            "--include-dashboard=false",
+        ]
+        joins = head if node == NODES[0] else ["--address", self.address]
+        size = ["--num-cpus", "2", "--num-gpus", "0", "--object-store-memory", str(80 * 10**6)]
+        said = self.folder / f"{node}.log"
+        with said.open("wb") as messages:
+            self.raylets[node] = subprocess.Popen(
+                [RAY, "start", "--block", "--disable-usage-stats", "--node-name", node, *joins, *size],
+                stdin=subprocess.DEVNULL,
+                stdout=messages,
+                stderr=messages,
+                env=self.living.environment(**self.token),
+                start_new_session=True,
+            )
+        until(lambda: "Ray runtime started" in said.read_text(), "Ray has started", self.messages)
+
+    def asks(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """A program of others on the same cluster."""
+        return subprocess.Popen(
+            [sys.executable, "-c", program, self.address, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=self.living.environment(**self.token),
+        )
+
+    def free(self) -> dict[str, float]:
+        """CPUs that Ray would give to others."""
+        out, _ = self.asks(FREE).communicate(timeout=PATIENCE)
+        found: dict[str, float] = json.loads(out.splitlines()[-1])
+        return found
+
+    def node(self, name: str) -> NodeReport:
+        return next((node for node in self.living.client().nodes() if node.name == name), unknown(name))
+
+    def raylet(self, node: str) -> int:
+        """Its process: a child of what started it."""
+        children = Path(f"/proc/{self.raylets[node].pid}/task/{self.raylets[node].pid}/children").read_text().split()
+        return next(int(pid) for pid in children if b"raylet/raylet" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+    def agent(self, node: str) -> int:
+        folders = list((self.living.home.root / "on-ray").glob(f"*/{node}/node/lock"))
+        return holder(folders[0]) if folders else 0
+
+    def messages(self) -> str:
+        said = [path.read_text()[-2000:] for path in self.living.home.root.glob("on-ray/*/*/poise.log")]
+        return "\n".join([self.living.messages()[-4000:], *said])
+
+    def submit(self, run: str, **fields: Any) -> str:
+        spec = {"run": ["sh", "-c", run], "resources": {"cpu": 2}} | fields
+        return self.living.client().submit(spec)
+
+    def where(self, job: str) -> list[str]:
+        return [task.node for task in self.living.client().job(job).tasks]
+
+    def close(self) -> None:
+        for process in reversed(self.raylets.values()):
+            process.terminate()
+        for process in self.raylets.values():
+            process.wait(PATIENCE)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def unknown(name: str) -> NodeReport:
+    return NodeReport(
+        name=name,
+        status="unknown",
+        cpu=0,
+        cpu_used=0,
+        memory=0,
+        memory_used=0,
+        running=0,
+        queued=0,
+        devices=(),
+        labels={},
+    )
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def on_ray() -> Iterator[OnRay]:
+    living = Living()
+    on_ray = None
+    try:
+        on_ray = OnRay(living)
+        yield on_ray
+        assert living.poise("down", "--cancel").code == 0
+        assert set(on_ray.free().values()) == {2.0}, "all is given back"
+        on_ray.close()
+    except BaseException:
+        living.destroy()
+        if on_ray is not None:
+            shutil.rmtree(on_ray.folder, ignore_errors=True)
+        raise
+    living.close()
+
+
+def test_jobs_run_on_the_machines_of_the_cluster(on_ray: OnRay) -> None:
+    living = on_ray.living
+    assert [on_ray.node(name).cpu for name in NODES] == [2000, 2000]
+    assert set(on_ray.free().values()) == {0.0}, "what is offered is held"
+    jobs = [
+        on_ray.submit(f"echo begun {name}; sleep 1; echo ended >&2; exit {code}") for name, code in (("x", 0), ("y", 3))
+    ]
+    assert [living.poise("wait", job).code for job in jobs] == [0, 3]
+    assert sorted(node for job in jobs for node in on_ray.where(job)) == [*NODES]
+    assert [living.poise("logs", job).text for job in jobs] == ["begun x\n", "begun y\n"]
+    assert living.poise("drain", "a").code == 0
+    job = on_ray.submit("exec sleep 1000")
+    until(lambda: living.client().job(job).status == "running", "it runs", on_ray.messages)
+    assert on_ray.where(job) == ["b"]
+    assert living.poise("cancel", job).code == 0
+    assert living.poise("wait", job).code != 0
+    assert living.poise("drain", "a", "--undo").code == 0
+
+
+def test_a_gang_meets_on_two_machines(on_ray: OnRay) -> None:
+    """In the folder of each there is in the end what all have left."""
+    meet = "echo $POISE_RANK > here.$POISE_RANK; until [ -e here.$((1-POISE_RANK)) ]; do sleep 0.1; done"
+    job = on_ray.submit(f"cd $POISE_GANG_DIR; {meet}; cat here.*; pwd >&2", workers=2)
+    done = on_ray.living.poise("wait", job)
+    assert done.code == 0, on_ray.messages()
+    assert sorted(on_ray.where(job)) == [*NODES]
+    logs = on_ray.living.poise("logs", job)
+    assert logs.text.split() == ["0", "1"] * 2
+    assert len({*logs.err.split()}) == 2, "folders of their own"
+
+
+def test_functions_are_called_on_the_machines_of_the_cluster(on_ray: OnRay) -> None:
+    """Their larger values are files, on a disk that all of these machines share."""
+    found = run_program(on_ray.living, "values")
+    assert (found["square"], found["files"], found["array"]) == (49, 300_000, [30, 50])
+
+
+def test_training_grows_onto_another_machine_and_back(on_ray: OnRay) -> None:
+    pytest.importorskip("torch")
+    from train.gangs import HERE
+
+    living, out = on_ray.living, on_ray.living.work / "out"
+    options = {"samples": 500, "batch": 64, "epochs": 40, "pause": 0.1}
+    env = {"OUT": str(out), "OMP_NUM_THREADS": "1", "OPTIONS": json.dumps(options)}
+    env |= {"POISE_CHECKPOINTS": str(living.work / "checkpoints")}
+    spec = {"run": [sys.executable, str(HERE / "digits.py")], "workers": "1..2", "resources": {"cpu": 2}}
+    job = living.client().submit({**spec, "priority": "low", "expect": "1h", "env": env})
+
+    def world() -> int:
+        told = living.client().job(job).training
+        return told[0].said.world if told and told[0].said.step else 0
+
+    until(lambda: world() == 2, "both train", on_ray.messages)
+    assert sorted(on_ray.where(job)) == [*NODES]
+    other = on_ray.submit("sleep 3", priority="urgent")
+    until(lambda: world() == 1, "one has made room", on_ray.messages)
+    until(lambda: world() == 2, "and is back", on_ray.messages)
+    assert living.poise("wait", other).code == 0
+    out.with_name("hurry").touch()
+    assert living.poise("wait", job).code == 0, living.poise("logs", job).text
+    found = json.loads(out.with_name("out.0.json").read_text())
+    assert (found["steps"], found["samples"], found["world"]) == (320, 20000, 2)
+
+
+@pytest.mark.parametrize("killed", ["actor", "keeper of agents", "control plane"])
+def test_what_runs_goes_on_when_something_is_killed(on_ray: OnRay, killed: str) -> None:
+    living = on_ray.living
+    diary = Diary(living.work / f"diary-{killed[:4]}")
+    job = on_ray.submit(f"echo before; {diary.held()}; echo after")
+    until(lambda: living.poise("logs", job).text == "before\n", "it runs", on_ray.messages)
+    (node,) = on_ray.where(job)
+    agent = on_ray.agent(node)
+    if killed == "actor":
+        kill(int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1]))
+        until(lambda: on_ray.agent(node) not in (0, agent), "Ray has started it again", on_ray.messages)
+    elif killed == "keeper of agents":
+        before = holder(living.home.ray / "lock")
+        kill(before)
+        until(lambda: holder(living.home.ray / "lock") not in (0, before), "it is there again", on_ray.messages)
+        assert on_ray.agent(node) == agent
+    else:
+        kill(living.pid("control"))
+        until(lambda: living.poise("whoami").code == 0, "it is back")
+    diary.release()
+    assert living.poise("wait", job).code == 0
+    assert living.poise("logs", job).text == "before\nafter\n"
+    diary.check()
+
+
+def test_what_others_have_is_theirs_and_what_they_wait_for_is_lent(on_ray: OnRay) -> None:
+    living, file = on_ray.living, on_ray.living.work / "others"
+    until(lambda: all(on_ray.node(name).cpu == 2000 for name in NODES), "all is Poise's", on_ray.messages)
+    busy = on_ray.submit("exec sleep 1000")
+    until(lambda: living.client().job(busy).status == "running", "it runs", on_ray.messages)
+    (mine,) = on_ray.where(busy)
+    (idle,) = {*NODES} - {mine}
+    others = on_ray.asks(OTHERS, str(file))
+    try:
+        until(file.exists, "others have got what they asked for", on_ray.messages)
+        until(lambda: on_ray.node(idle).cpu == 0, "and Poise offers it no more", on_ray.messages)
+        assert on_ray.where(busy) == [mine]
+        waits = on_ray.submit("true")
+        file.write_text("end")
+        assert others.wait(PATIENCE) == 0
+        assert living.poise("wait", waits).code == 0, "it has come back, and work that waited for it has run"
+        assert on_ray.where(waits) == [idle]
+    finally:
+        others.kill()
+        others.communicate()
+    assert living.poise("cancel", busy).code == 0
+
+
+def test_a_machine_is_lost_and_comes_back(on_ray: OnRay) -> None:
+    """Its work runs on another machine under the next epoch; what the lost one still runs is of no account."""
+    living = on_ray.living
+    until(lambda: all(on_ray.node(name).cpu == 2000 for name in NODES), "all is Poise's", on_ray.messages)
+    assert living.poise("drain", "a").code == 0
+    file = living.work / "epochs"
+    job = on_ray.submit(f"echo $POISE_EPOCH >> {file}; [ $POISE_EPOCH = 2 ] || exec sleep 1000; echo second")
+    until(lambda: file.exists() and living.client().job(job).status == "running", "it runs", on_ray.messages)
+    assert on_ray.where(job) == ["b"]
+    assert living.poise("drain", "a", "--undo").code == 0
+    orphan = [pid for pid, arguments in living.processes(b"POISE_EPOCH=1").items() if "sleep 1000" in arguments]
+    kill(on_ray.raylet("b"))
+    until(lambda: on_ray.node("b").status == "lost", "it is lost", on_ray.messages)
+    assert living.poise("wait", job).code == 0
+    assert on_ray.where(job) == ["a"]
+    assert file.read_text().split() == ["1", "2"]
+    assert living.poise("logs", job).text == "second\n"
+    assert len(orphan) == 1
+    assert Path(f"/proc/{orphan[0]}").exists(), "nobody could tell it to stop"
+    on_ray.raylets["b"].wait(PATIENCE)
+    on_ray.start("b")
+    until(lambda: on_ray.node("b").status == "up", "it is back", on_ray.messages)
+    until(lambda: not Path(f"/proc/{orphan[0]}").exists(), "and what it should not run is ended", on_ray.messages)
+
+
+def test_a_cluster_of_this_machine_alone(living: Living) -> None:
+    done = living.poise("up", "--port", "0", "--on", "ray", "--listen", f"127.0.0.1:{free_port()}")
+    assert done.code == 0, done.err
+    until(lambda: [node.status for node in living.client().nodes()] == ["up"], "it has joined", living.messages)
+    assert living.poise("run", "--", "echo", "hello").text == "hello\n"
+    started = json.loads((living.home.ray / "started.json").read_text())
+    assert living.poise("up", "--fleet", "none.yaml").code == 1
+    assert living.poise("down").code == 0
+    assert not Path(f"/proc/{started['pid']}").exists()
+    assert not Path(started["folder"]).exists(), "nothing is left behind"
