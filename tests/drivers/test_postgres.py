@@ -182,7 +182,7 @@ def small_disk() -> Iterator[tuple[PostgresServer, Path]]:
             pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.decode().strip()}")
         yield server, small
         server.kill()
-        subprocess.run(["umount", small], check=True)
+        subprocess.run(["umount", "--lazy", small], check=True)
 
 
 @pytest.mark.root

@@ -423,7 +423,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if mounted.returncode != 0:
         pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.decode().strip()}")
     yield home
-    subprocess.run(["umount", home], check=True)
+    subprocess.run(["umount", "--lazy", home], check=True)
 
 
 @pytest.mark.root
