@@ -555,6 +555,7 @@ def job_file() -> str:
             ("variable", "meaning"),
             [
                 ("`POISE_JOB`, `POISE_TASK`, `POISE_EPOCH`", "`j7`, `j7.train`, and the number of this attempt."),
+                ("`POISE_UNIT`", "The task or gang: alike in all its attempts and members, and in no other job of any home."),
                 ("`POISE_RESULT`", "A path: what is written there (JSON, 64 KiB at most) is the task's result."),
                 ("`POISE_MEMORY`", "Where memory was asked for: the bytes that the task may hold."),
                 (

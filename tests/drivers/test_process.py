@@ -151,6 +151,7 @@ def test_a_command_knows_who_it_is(tmp_path: Path) -> None:
                 "j12.train-mlp[1]",
                 script,
                 epoch=3,
+                submitted=31,
                 gang="j12.train-mlp",
                 rank=1,
                 world=2,
@@ -163,7 +164,7 @@ def test_a_command_knows_who_it_is(tmp_path: Path) -> None:
             part = environment_in(tmp_path, Attempt("j12.cut[2]", 1))
             folder = Path(gang.pop("POISE_GANG_DIR"))
             assert os.path.isdir(folder)  # noqa: ASYNC240, PTH112 — a test may block
-            assert Path(gang.pop("POISE_CHECKPOINTS")).parts[-2:] == ("j12", "j12.train-mlp")
+            assert Path(gang.pop("POISE_CHECKPOINTS")).parts[-2:] == ("j12", "j12.train-mlp-1f")
             assert gang.pop("POISE_REPORT") == gang.pop("POISE_RESULT").replace(".json", ".report")
             gang.pop("PWD", None)
             assert gang == {
@@ -171,6 +172,7 @@ def test_a_command_knows_who_it_is(tmp_path: Path) -> None:
                 "A": "b",
                 "POISE_TASK": "j12.train-mlp[1]",
                 "POISE_JOB": "j12",
+                "POISE_UNIT": "j12.train-mlp-1f",
                 "POISE_EPOCH": "3",
                 "POISE_RANK": "1",
                 "POISE_WORLD_SIZE": "2",

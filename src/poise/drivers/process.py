@@ -35,7 +35,7 @@ from poise.errors import Fault, SpecError
 from poise.model.jobs import Ending
 from poise.model.messages import Attempt, Ended, Launch, Running
 from poise.model.resources import WHOLE, Device
-from poise.model.training import CHECKPOINTS, ORDERS, REPORT, Orders
+from poise.model.training import CHECKPOINTS, ORDERS, REPORT, UNIT, Orders
 from poise.ports import Held, Observation
 
 _log = logging.getLogger("poise.agent")
@@ -133,6 +133,7 @@ def environment(
     env["POISE_TASK"] = task
     env["POISE_JOB"] = task.partition(".")[0]
     env["POISE_EPOCH"] = str(launch.attempt.epoch)
+    env[UNIT] = f"{launch.gang or task}-{launch.submitted:x}"
     env["POISE_RESULT"] = result
     env[REPORT] = report_path(result)
     if launch.shape.memory:
@@ -361,8 +362,7 @@ class Keepers:
         env = environment(
             launch, result=result, gang_folder=gang_folder, gang_address=self.address, devices=self.devices
         )
-        unit = launch.gang or attempt.task
-        env.setdefault(CHECKPOINTS, str(self._checkpoints / attempt.task.partition(".")[0] / plain_name(unit)))
+        env.setdefault(CHECKPOINTS, str(self._checkpoints / env["POISE_JOB"] / plain_name(env[UNIT])))
         if launch.serves:
             env.update(self._serving(launch))
         order = Order(

@@ -1212,6 +1212,7 @@ class Controller:
             lease=self.settings.lease if spec.lease == "exclusive" else 0,
             generation=unit.generation,
             founded=unit.placed_in if spec.least else 0,
+            submitted=job.submitted,
         )
 
     # --- log and outbox ----------------------------------------------------------------------------------------------

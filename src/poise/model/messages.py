@@ -35,7 +35,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     nanoseconds; 0 is unknown. One with a `hang` has hung when it has been silent for that many nanoseconds. Exclusive
     work has a `lease` in nanoseconds (0: none), from when the node sent what was last answered: when that runs out,
     nothing of it runs. A member of an elastic `gang` joins it in a `generation`, as `rank` of `world`; `founded` is the
-    epoch in which the gang was placed (0: it is not elastic).
+    epoch in which the gang was placed (0: it is not elastic). Its job was `submitted` then, which tells it from others
+    of that name.
     """
 
     attempt: Attempt
@@ -61,6 +62,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     generation: int = 0
     founded: int = 0
     key: str = ""
+    submitted: int = 0
 
     @property
     def orders(self) -> Orders:

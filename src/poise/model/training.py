@@ -23,6 +23,9 @@ ORDERS = "POISE_ORDERS"
 CHECKPOINTS = "POISE_CHECKPOINTS"
 """The variable that names the folder in which a gang keeps its checkpoints, if its script names none."""
 
+UNIT = "POISE_UNIT"
+"""The variable that names what is run, a task or a gang: alike in all its attempts, and in no other job of any home."""
+
 PHASE, THREADS, DEVICE_MEMORY = "POISE_PHASE", "POISE_THREADS", "POISE_DEVICE_MEMORY"
 """By these a task of a job with `phases` is told in which it was placed, how many threads it should use, and which part
 of the memory of its devices it may (0.6)."""

@@ -6,7 +6,6 @@ at the same step. A gang that was formed anew saves after its first: what was be
 """
 
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter_ns
@@ -34,7 +33,6 @@ class Keeping:
     def __init__(self, folder: str | os.PathLike[str] | None, keep: Keep, every: int | str) -> None:
         given = folder or os.environ.get(CHECKPOINTS, "")
         self.folder = Path(given) if given else None
-        self._for_this_job = not folder
         self.restored = ""
         self.safe = -1
         self._keep = keep
@@ -50,18 +48,13 @@ class Keeping:
         self._stall = 0
 
     def open(self, rank: int, world: int, epoch: int) -> None:
-        """This worker's place in its gang and the gang's epoch, from now on; before it exchanges anything.
-
-        What lies in the job's own folder before its first attempt is of a job that had its name before.
-        """
+        """This worker's place in its gang and the gang's epoch, from now on; before it exchanges anything."""
         self._count_work()
         self._due = self._checkpoints is not None
         self.close(0)
         self._world, self._leads = world, rank == 0
         if self.folder is None:
             return
-        if self._for_this_job and rank == 0 and epoch == 1 and not self._due:  # the first time
-            shutil.rmtree(self.folder, ignore_errors=True)
         try:
             self._checkpoints = Checkpoints(self.folder, rank=rank, world=world, epoch=epoch, keep=self._keep)
         except OSError as error:
