@@ -555,7 +555,10 @@ def job_file() -> str:
             ("variable", "meaning"),
             [
                 ("`POISE_JOB`, `POISE_TASK`, `POISE_EPOCH`", "`j7`, `j7.train`, and the number of this attempt."),
-                ("`POISE_UNIT`", "The task or gang: alike in all its attempts and members, and in no other job of any home."),
+                (
+                    "`POISE_UNIT`",
+                    "The task or gang: alike in all its attempts and members, and in no other job of any home.",
+                ),
                 ("`POISE_RESULT`", "A path: what is written there (JSON, 64 KiB at most) is the task's result."),
                 ("`POISE_MEMORY`", "Where memory was asked for: the bytes that the task may hold."),
                 (
@@ -567,7 +570,7 @@ def job_file() -> str:
                 ("`POISE_GANG_DIR`", "In a gang: a folder that its tasks share for this epoch."),
                 (
                     "`POISE_CHECKPOINTS`",
-                    "A folder of the job's own for checkpoints, if `env` names none; removed a day after the job.",
+                    "A folder for checkpoints: if `env` names none, the job's own, until a day after it is over.",
                 ),
                 ("`POISE_REPORT`", "A file in which [training](../how-to/follow-training.md) may tell how it gets on."),
                 ("`POISE_GANG_ADDRESS`", "In a gang that may be on several machines: this one's address."),

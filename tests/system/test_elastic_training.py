@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from train.gangs import HERE, Workers
+from train.test_folds import come_to_the_same, folds
 
 from poise.model.reports import TaskReport
 from poise.model.training import Training
@@ -145,3 +146,34 @@ def test_it_makes_room_for_a_service_in_its_processes_and_grows_back(living: Liv
     assert comes_to(undisturbed, training.wait())
     told = living.poise("explain", "train").text
     assert "digits-2 serves digits: P99 is " in told
+
+
+@pytest.mark.parametrize("workers", ["2", "1..2"])
+def test_a_script_of_two_sessions_that_is_killed_in_its_second_goes_on_with_that(living: Living, workers: str) -> None:
+    """A gang of a fixed size is started again; of one that may change the other goes on, and a new one joins it."""
+    text = (
+        JOB.format(
+            python=sys.executable,
+            script=HERE / "folds.py",
+            workers=workers,
+            resources="{cpu: 1}",
+            out=living.work / "out",
+            options=json.dumps({"every": 1, "pause": 0.05 if workers == "2" else 0.6}),  # till a new one has come
+        )
+        .replace("env: {", 'env: {DIE: "2 3", ')
+        .replace("run: ", "run: exec ")
+    )  # who is killed is the task then
+    living.up("--fleet", str(living.file("fleet.yaml", FLEET)))
+    living.poise("submit", str(living.file("train.yaml", text)))
+    done = living.poise("wait", "train")
+    assert done.code == 0, living.poise("logs", "train").text
+    assert (living.work / "died").exists()
+    *_, first, second = folds(living.work)
+    assert come_to_the_same([first, second])
+    assert second["world"] == 2, living.messages()
+    if workers == "2":
+        assert (second["epoch"], first["began"]) == ("2", 16)
+        assert second["restored"].startswith(f"the checkpoint of step {second['began']}, of ")
+        assert 1 <= second["began"] <= 3
+    else:
+        assert second["epoch"] == "1"

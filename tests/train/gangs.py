@@ -58,7 +58,7 @@ class Workers:
         for rank, name in enumerate(names):
             self._start(name, rank, len(names), orders, env or {})
 
-    def become(self, *names: str) -> None:
+    def become(self, *names: str, env: dict[str, str] | None = None) -> None:
         """From now on the gang is made of these, in the order of their ranks; who is new is started."""
         self.generation += 1
         for rank, name in enumerate(names):
@@ -68,7 +68,7 @@ class Workers:
                 self._tell(name, Orders(generation=self.generation, world=len(names), rank=-1))
         for rank, name in enumerate(names):
             if name not in self.processes:
-                self._start(name, rank, len(names), True, {})
+                self._start(name, rank, len(names), True, env or {})
 
     def kill(self, name: str) -> None:
         self.processes[name].kill()

@@ -5,8 +5,12 @@ the gang, and talk over the loopback interface. Where a gang may be on several m
 this one to the others) the folder holds where the first of them listens for that generation. What they are told,
 `Orders`, may come again at any time: some are lost, some come, some are to leave. Then those who remain leave the group
 that they were in and meet anew, under the next generation, in the processes that they are.
+
+A script may have several sessions, one after another. Each is a gang of its own: the first ones of all workers meet,
+then the second ones, and so on, under names with the number of the session.
 """
 
+import functools
 import os
 import socket
 import threading
@@ -21,6 +25,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+from torch.distributed.rendezvous import rendezvous
 
 from poise.decoding import json_decoder
 from poise.errors import GangBroken
@@ -50,18 +55,21 @@ class WorkerLost(Exception):
 
 
 class Leaving(Exception):
-    """This worker is told to leave its gang, or comes when training is over."""
+    """This worker is told to leave its gang, or comes when training is over: then `over_at` is its last step."""
 
-    def __init__(self, *, over: bool = False) -> None:
+    def __init__(self, over_at: int = -1) -> None:
         super().__init__()
-        self.over = over
+        self.over_at = over_at
 
 
 class Gang:
-    """This worker's place in its gang. `world` workers have the ranks from 0; `together` if there are others."""
+    """This worker's place in its gang. `world` workers have the ranks from 0; `together` if there are others. `session`
+    is the number of its session among those of the script, from 1.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.session = 1
         self.rank, self.world, self.generation = 0, 1, 0
         self._folder = "" if _under_torchrun() else os.environ.get("POISE_GANG_DIR", "")
         self._address = os.environ.get("POISE_GANG_ADDRESS", "")
@@ -97,8 +105,14 @@ class Gang:
             while not self._meet(self._told(), beat):
                 pass
         elif _under_torchrun():
-            dist.init_process_group(_backend(self.device), timeout=timedelta(seconds=TALK_SECONDS))
-            self.rank, self.world = dist.get_rank(), dist.get_world_size()
+            store, self.rank, self.world = _rendezvous()
+            dist.init_process_group(
+                _backend(self.device),
+                store=PrefixStore(f"session-{self.session}", store),
+                rank=self.rank,
+                world_size=self.world,
+                timeout=timedelta(seconds=TALK_SECONDS),
+            )
         if self.together:
             with self.waiting():
                 topology.learn(self.rank, self.world, form=FORM_SECONDS, talk=TALK_SECONDS)
@@ -115,10 +129,12 @@ class Gang:
         if not self._theirs and dist.is_initialized():
             dist.destroy_process_group()
 
-    def conclude(self) -> None:
-        """Training is over: who comes now, to make the gang larger, comes for nothing."""
+    def conclude(self, step: int) -> None:
+        """Training is over, at this step: who comes now, to make the gang larger, comes too late."""
         if self._folder:
-            (Path(self._folder) / _OVER).touch()
+            draft = self._path(f"{_OVER}.{self.rank}")
+            draft.write_text(str(step))
+            draft.replace(self._path(_OVER))
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -154,7 +170,7 @@ class Gang:
         orders = self.newer()
         if orders is None or orders.rank < 0:
             return orders is not None
-        return all((Path(self._folder) / _joins(orders, rank)).exists() for rank in range(self.world, orders.world))
+        return all(self._path(_joins(orders, rank)).exists() for rank in range(self.world, orders.world))
 
     def await_newer(self, seconds: float, beat: Callable[[], None]) -> bool:
         """Wait for orders that are newer than the gang; whether they came."""
@@ -197,7 +213,7 @@ class Gang:
             self._member = True
             return True
         if not self._member:
-            (Path(self._folder) / _joins(orders, orders.rank)).touch()
+            self._path(_joins(orders, orders.rank)).touch()
         until = time.monotonic() + FORM_SECONDS
         store = self._store(orders)
         while store is None:
@@ -229,10 +245,10 @@ class Gang:
         """Where the workers of this generation find each other; none while the first of them has not said where."""
         if not self._address:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            return FileStore(str(Path(self._folder) / f"workers.{orders.generation}"), orders.world)
+            return FileStore(str(self._path(f"workers.{orders.generation}")), orders.world)
         for backend in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{backend}_SOCKET_IFNAME", _interface(self._address))
-        place, patience = Path(self._folder) / f"listens.{orders.generation}", timedelta(seconds=FORM_SECONDS)
+        place, patience = self._path(f"listens.{orders.generation}"), timedelta(seconds=FORM_SECONDS)
         if orders.rank == 0:
             store = TCPStore(self._address, 0, is_master=True, timeout=patience, wait_for_workers=False)
             draft = place.with_name(f".{place.name}")
@@ -252,8 +268,9 @@ class Gang:
         """For a moment, while others have not come; false if there are newer orders."""
         if self.newer() is not None:
             return False
-        if (Path(self._folder) / _OVER).exists():
-            raise Leaving(over=True)
+        if self._path(_OVER).exists():
+            self.world = 1  # there is nothing that it and the others do together
+            raise Leaving(int(self._path(_OVER).read_text()))
         if time.monotonic() > until:
             raise GangBroken(
                 f"worker {orders.rank} has waited {FORM_SECONDS:.0f} s for the others of its gang",
@@ -264,6 +281,10 @@ class Gang:
         beat()
         time.sleep(_LOOK_SECONDS)
         return True
+
+    def _path(self, name: str) -> Path:
+        """In the folder in which the workers meet, of this session alone."""
+        return Path(self._folder) / f"{self.session}.{name}"
 
     def _watch_over(self) -> None:
         """Say so when this worker waits for others for long: it is not the one that hangs. And end what it does with
@@ -290,6 +311,15 @@ def _interface(address: str) -> str:
 
 def _joins(orders: Orders, rank: int) -> str:
     return f"joins.{orders.generation}.{rank}"
+
+
+@functools.cache
+def _rendezvous() -> tuple[Store, int, int]:
+    """Of those that torchrun started: the store in which they meet, once for all sessions, for one of them may be its
+    server; and this worker's place.
+    """
+    store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=TALK_SECONDS)))
+    return store, rank, world
 
 
 def _backend(device: torch.device) -> str:

@@ -5,34 +5,41 @@ Worker 0 says when the next one is due: after so many steps or so much time as i
 at the same step. A gang that was formed anew saves after its first: what was being written then is given up.
 """
 
+import contextlib
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from time import perf_counter_ns
+from time import monotonic_ns, perf_counter_ns
 from typing import Any
 
 import msgspec
 
-from poise.errors import Misused
+from poise.errors import Misused, NotFound
 from poise.model.training import CHECKPOINTS, Saved
 from poise.policy.checkpoints import Keep, between_failures, interval
 from poise.train.checkpoints import Checkpoints
-from poise.train.restoring import listed, newest, part_of, reason
+from poise.train.restoring import Restored, listed, load, newest, part_of, reason
 from poise.units import SECOND, parse_duration
 
 LAST_PATIENCE = 8 * SECOND
 """For which the last checkpoint of a worker is waited for: who is asked to end has ten seconds."""
 
+LOOK_SECONDS = 0.1
+"""Between two looks for a checkpoint that another worker publishes."""
+
 
 class Keeping:
-    """The checkpoints of a session in `folder`; none where neither it nor POISE_CHECKPOINTS names one.
+    """The checkpoints of a session in `folder`; none where neither it nor POISE_CHECKPOINTS names one. That is a folder
+    for all sessions of a script: those after the first have folders of their own in it.
 
     `every`: a number of steps, or a time such as `5m`; without it, as it pays. Raises Misused.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, keep: Keep, every: int | str) -> None:
         given = folder or os.environ.get(CHECKPOINTS, "")
-        self.folder = Path(given) if given else None
+        self.folder = self._given = Path(given) if given else None
+        self._for_all = not folder
         self.restored = ""
         self.safe = -1
         self._keep = keep
@@ -46,6 +53,11 @@ class Keeping:
         self._due = False
         self._last: Saved | None = None
         self._stall = 0
+
+    def of_session(self, number: int) -> None:
+        """Which one of its script it is, from 1; told before it is opened."""
+        if self._for_all and self._given is not None and number > 1:
+            self.folder = self._given / f"session-{number}"
 
     def open(self, rank: int, world: int, epoch: int) -> None:
         """This worker's place in its gang and the gang's epoch, from now on; before it exchanges anything."""
@@ -70,8 +82,22 @@ class Keeping:
         others.
         """
         found = self._checkpoints.restore() if self._checkpoints is not None else None
-        if found is None:
-            return None
+        return self._taken(found) if found is not None else None
+
+    def outcome(self, step: int) -> tuple[Mapping[str, Any], tuple[Any, ...]] | None:
+        """The same of a training that has ended with this step, for who comes too late for it; None if none is kept. It
+        may be on its way.
+        """
+        until = monotonic_ns() + LAST_PATIENCE
+        while self.folder is not None:
+            with contextlib.suppress(NotFound):
+                return self._taken(load(self.folder, step))
+            if monotonic_ns() > until:
+                break
+            time.sleep(LOOK_SECONDS)
+        return None
+
+    def _taken(self, found: Restored) -> tuple[Mapping[str, Any], tuple[Any, ...]]:
         past = found.state.get("past") if isinstance(found.state, dict) else None
         if past is None:
             raise Misused(

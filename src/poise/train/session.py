@@ -17,6 +17,7 @@ happened: buffers and random numbers are as they were. A worker that makes its p
 """
 
 import hashlib
+import itertools
 import math
 import os
 import signal
@@ -74,6 +75,9 @@ STOPPED = 128 + signal.SIGTERM
 
 METER_SECONDS = 1.0
 """How often it is asked what was used."""
+
+_begun = itertools.count(1)
+"""Numbers the sessions of this process as they begin: all workers of a gang run one script, and number them alike."""
 
 _NEWER, _STOP, _SAVE, _LOSS, _OVERFLOWS, _LOWERS, _ENERGY, _STEP_LOSS, _UNUSED, _VOTES = range(10)
 
@@ -190,6 +194,7 @@ class Session:
         self.epoch = self.steps = self.samples = 0
         self._taken = 0  # samples of this pass
         self._goes_on = False  # from a checkpoint, and nothing has been done yet
+        self._over = False  # the others had ended it when this worker came
         self._began = time.time()
         self._synced = False
         self._changed = False  # what is to be taken next is no longer what it was
@@ -269,6 +274,8 @@ class Session:
     def __enter__(self) -> "Session":
         if threading.current_thread() is threading.main_thread():
             self._handler = signal.signal(signal.SIGTERM, self._asked_to_end)
+        self._gang.session = next(_begun)
+        self._keeping.of_session(self._gang.session)
         self._join()
         self._entered = True
         self._answering.callback(self.optimizer.register_step_pre_hook(self._steps_here).remove)
@@ -285,7 +292,7 @@ class Session:
                 )
             if kind is None:
                 self._save(parting=True)
-                self._gang.conclude()
+                self._gang.conclude(self.steps)
             self._keeping.close()
             if kind is None:
                 self._teller.tell(self.training, now=True)
@@ -306,7 +313,7 @@ class Session:
         given.check_numbers(epochs=count)
         self._epochs = count or self._epochs
         self._say_if_done()
-        while self.epoch < self._epochs:
+        while self.epoch < self._epochs and not self._over:
             now = self.epoch
             self._until = now + 1
             yield now
@@ -318,7 +325,7 @@ class Session:
         if not self._entered:
             raise misused("training has not begun", hint="with poise.Session(model, optimizer, data) as run:")
         self._say_if_done()
-        while self.epoch < self._until:
+        while self.epoch < self._until and not self._over:
             yield from self._rest_of_the_pass()
         self._teller.rests()  # what a script does between two passes takes as long as it takes
 
@@ -691,7 +698,7 @@ class Session:
         while lost := self._formed():
             self._await_orders(lost)
         self._fitting.resize(self._share)
-        self._teller.silent = self.rank != 0 and not self._gang.watched  # they all have one file
+        self._teller.silent = self._over or (self.rank != 0 and not self._gang.watched)  # they all have one file
         if self._gang.together:
             self.exchange.share(self.world)
             self._renew_reducer()
@@ -709,7 +716,9 @@ class Session:
                 self._sync()
             self._keeping.go_on_from(self.steps)
         except Leaving as leaving:
-            raise SystemExit(0 if leaving.over else STOPPED) from None
+            if leaving.over_at < 0:
+                raise SystemExit(STOPPED) from None
+            self._take_outcome(leaving.over_at)
         except (WorkerLost, RuntimeError) as error:
             return str(error) or "it has gone"
         return ""
@@ -741,6 +750,15 @@ class Session:
                     have=f"{values[other]} at worker {other}" if told else f"worker {other} has another",
                     hint="print it at all workers: it may come from the environment, the host or chance",
                 )
+
+    def _take_outcome(self, step: int) -> None:
+        """The others have ended this session, and are in the next one or at the end of the script, which this worker
+        comes to with what the session came to. Without a checkpoint of that it has nothing to go on with.
+        """
+        if (found := self._keeping.outcome(step)) is None:
+            raise SystemExit(0)
+        self._over = True
+        self._load(found[0])
 
     def _sync(self) -> None:
         """The state of whoever is ahead comes to all. Who comes new has none; a worker that was lost in the middle of a
