@@ -73,6 +73,18 @@ def test_each_session_of_a_script_goes_on_from_its_own_checkpoints(tmp_path: Pat
     assert (max(listed(checkpoints)), max(listed(checkpoints / "session-2"))) == (16, 24)
 
 
+def test_what_lies_in_a_folder_that_the_user_has_named_stays_there(tmp_path: Path) -> None:
+    precious = tmp_path / "ours" / "sub" / "thesis.txt"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("years of work")
+    for job in ("j1", "j2"):
+        named = {"POISE_CHECKPOINTS": str(tmp_path / "ours"), "POISE_UNIT": f"{job}.main-5", "POISE_EPOCH": "1"}
+        done = run(tmp_path, **named)
+        assert done.returncode == 0, done.stderr
+    assert [fold["began"] for fold in folds(tmp_path)] == [0, 0, 16, 24], "the second job goes on from the first"
+    assert precious.read_text() == "years of work"
+
+
 def test_sessions_that_name_one_folder_share_it(tmp_path: Path) -> None:
     """So a script can go on with what it has trained before."""
     done = run(tmp_path, OPTIONS=json.dumps({"checkpoint": str(tmp_path / "one")}))

@@ -56,13 +56,10 @@ def test_killed_resized_and_asked_to_end_it_comes_to_the_same(tmp_path: Path) ->
     assert past["worked"] > 0
 
 
-def test_what_is_done_is_not_done_again_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("POISE_CHECKPOINTS", str(tmp_path))
-    first = keeping.train()
+def test_what_is_done_is_not_done_again_and_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = keeping.train(checkpoint=tmp_path)
     assert capsys.readouterr().err == ""
-    again = keeping.train()
+    again = keeping.train(checkpoint=tmp_path)
     said = capsys.readouterr().err
     assert said.startswith(
         "poise: this training is done: 2 passes were made, in 58 steps (the checkpoint of step 58, of "
@@ -71,21 +68,6 @@ def test_what_is_done_is_not_done_again_and_that_is_said(
     assert again["losses"] == {}
     assert again["weights"] == first["weights"]
     assert again["ended"] == [*first["ended"][:3], 1_000_000]
-
-
-def test_what_lies_in_a_folder_that_the_user_has_named_stays_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "thesis.txt").write_text("years of work")
-    first = keeping.train(checkpoint=tmp_path)
-    monkeypatch.setenv("POISE_CHECKPOINTS", str(tmp_path))
-    monkeypatch.setenv("POISE_EPOCH", "1")  # as of a job's first attempt
-    monkeypatch.setenv("POISE_UNIT", "j1.main-5")
-    again = keeping.train()
-    assert again["losses"] == {}, "it goes on from what is there"
-    assert again["weights"] == first["weights"]
-    assert (tmp_path / "sub" / "thesis.txt").read_text() == "years of work"
 
 
 def test_without_a_folder_none_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
