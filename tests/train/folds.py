@@ -28,7 +28,7 @@ model = nn.Linear(4, 1)
 for fold, epochs in ((1, 2), (2, 3)):
     data = TensorDataset(inputs, inputs.sum(1, keepdim=True) * fold)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with poise.Session(model, optimizer, data, batch=16, epochs=epochs, **options) as run:
+    with poise.Session(model, optimizer, data, **{"batch": 16, "epochs": epochs, **options}) as run:
         began, restored = run.steps, run.training().restored
         for x, y in run:
             run.step(nn.functional.mse_loss(model(x), y))

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from poise.errors import Conflict, InputError, NotFound, PoiseError, StoreDamaged
 from poise.model.checkpoints import Manifest, seal, unseal
 from poise.policy.checkpoints import Keep
-from poise.train import durable, load, pieces, publishing, restoring
+from poise.train import durable, fence, load, pieces, publishing, restoring
 from poise.train.checkpoints import Checkpoints
 from poise.train.trees import DTYPES
 from poise.units import MILLISECOND, SECOND
@@ -388,7 +388,7 @@ def test_training_goes_on_while_it_is_written_and_a_third_one_waits(
         checkpoints.save({"weights": weights}, step=step)
     weights.fill_(3)
     assert disk.began.wait(WAIT)
-    assert names(tmp_path) == ["step-1.0.1.partial"]
+    assert names(tmp_path) == ["step-1.1.0.0000000000000000.partial"]
     third = threading.Thread(target=checkpoints.save, args=({"weights": weights},), kwargs={"step": 3})
     third.start()
     third.join(0.2)
@@ -602,7 +602,7 @@ def test_the_newest_that_is_whole_is_found_behind_several_that_are_not(tmp_path:
     save(tmp_path, 1, 2, 3, 4)
     cut_short(tmp_path / "step-4" / "manifest.json")
     (tmp_path / "step-3" / "shard-0.safetensors").unlink()
-    (tmp_path / "step-5.0.1.partial").mkdir()
+    (tmp_path / "step-5.1.0.0000000000000000.partial").mkdir()
     found = restored(tmp_path)
     assert found.step == 2
     assert [f"step {step}" in found.note for step in (5, 4, 3, 2, 1)] == [True] * 4 + [False]
@@ -731,7 +731,7 @@ def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkey
     told("fsync", named)
     told("rename", lambda source, target: f"{source} -> {target}")
     save(tmp_path, 1, world=2)
-    partial, whole = str(tmp_path / "step-1.0.1.partial"), str(tmp_path / "step-1")
+    partial, whole = str(tmp_path / "step-1.1.0.0000000000000000.partial"), str(tmp_path / "step-1")
     published = calls.index(("rename", f"{partial} -> {whole}"))
     written = {path for call, path in calls[:published] if call == "write"}
     assert {Path(path).name for path in written} >= {
@@ -758,7 +758,7 @@ def test_an_older_epoch_publishes_nothing_once_a_newer_one_has_begun(tmp_path: P
     old.save(state(2), step=2)
     with pytest.raises(Conflict) as refused:
         old.close()
-    assert (refused.value.record.need, refused.value.record.have) == ("at least epoch 4, turn 1", "epoch 3, turn 1")
+    assert (refused.value.record.need, refused.value.record.have) == ("at least epoch 4, turn 2", "epoch 3, turn 1")
     new.save(state(2), step=2)
     new.close()
     assert unseal((tmp_path / "step-2" / "manifest.json").read_bytes()).epoch == 4
@@ -779,6 +779,54 @@ def test_of_one_epoch_only_what_began_last_publishes(tmp_path: Path) -> None:
     second.save(state(1), step=1)
     second.close()
     assert names(tmp_path) == ["step-1"]
+
+
+def test_another_training_takes_a_folder_over_whatever_its_epoch(tmp_path: Path) -> None:
+    """For good: neither what still runs of the one before, nor a later attempt of it, comes back."""
+    old = Checkpoints(tmp_path, epoch=7, training=1, keep=ALL, tell=lambda _: None)
+    old.save(state(1), step=1)
+    old.wait()
+    new = Checkpoints(tmp_path, epoch=1, training=2, keep=ALL)
+    assert new.restore() is not None
+    old.save(state(2), step=2)
+    with pytest.raises(Conflict, match="another training has begun"):
+        old.wait()
+    for epoch in (7, 8):
+        with pytest.raises(Conflict, match="another training has begun"):
+            Checkpoints(tmp_path, epoch=epoch, training=1)
+    new.save(state(3), step=3)
+    new.close()
+    again = Checkpoints(tmp_path, epoch=2, training=2, keep=ALL)
+    assert names(tmp_path) == ["step-1", "step-3"]
+    with pytest.raises(Conflict, match="a newer attempt has begun"):
+        Checkpoints(tmp_path, epoch=1, training=2)
+    again.close()
+
+
+def test_no_part_of_one_training_gets_into_a_checkpoint_of_another(tmp_path: Path) -> None:
+    """Worker 1 of the one before comes to save when the other has begun, in the same epoch."""
+    told: list[str] = []
+    Checkpoints(tmp_path, world=2, training=1)
+    left = Checkpoints(tmp_path, rank=1, world=2, training=1)
+    first, second = gang(tmp_path, 2, training=2, patience=PATIENCE, tell=told.append)
+    first.save(state(1), step=1)
+    with pytest.raises(Conflict, match="another training has begun"):
+        left.save(state(1), step=1)
+    first.wait()
+    assert told == ["the checkpoint of step 1 was not written: no part came from worker 1"]
+    for one in (first, second):
+        one.save(state(2), step=2)
+    for one in (first, second):
+        one.close()
+    assert names(tmp_path) == ["step-2"]
+
+
+def test_a_folder_remembers_trainings_that_were_overtaken_but_not_all_of_them(tmp_path: Path) -> None:
+    for training in range(1, fence.REMEMBERED + 10):
+        Checkpoints(tmp_path, epoch=1, training=training).close()
+    assert len(list(tmp_path.glob("fence-*"))) == fence.REMEMBERED + 1
+    with pytest.raises(Conflict):
+        Checkpoints(tmp_path, epoch=2, training=fence.REMEMBERED)
 
 
 @pytest.mark.parametrize("last_call", ["rename", "unlink"])

@@ -85,6 +85,19 @@ def test_what_lies_in_a_folder_that_the_user_has_named_stays_there(tmp_path: Pat
     assert precious.read_text() == "years of work"
 
 
+def test_a_folder_is_used_again_after_a_job_that_was_tried_again(tmp_path: Path) -> None:
+    """By other jobs, and by hand: their attempts are counted each for itself."""
+    options = json.dumps({"checkpoint": str(tmp_path / "ours"), "epochs": 4})
+    jobs = [{"POISE_UNIT": "j1.main-5", "POISE_EPOCH": "2"}, {"POISE_UNIT": "j1.main-9", "POISE_EPOCH": "1"}, {}]
+    for job in jobs:
+        done = run(tmp_path, OPTIONS=options, **job)
+        assert done.returncode == 0, done.stderr
+    late = run(tmp_path, OPTIONS=options, **jobs[0])
+    assert late.returncode == 1
+    assert "another training has begun in this folder of checkpoints" in late.stderr
+    assert "another folder" in late.stderr
+
+
 def test_sessions_that_name_one_folder_share_it(tmp_path: Path) -> None:
     """So a script can go on with what it has trained before."""
     done = run(tmp_path, OPTIONS=json.dumps({"checkpoint": str(tmp_path / "one")}))

@@ -85,7 +85,7 @@ def test_how_often_follows_from_cost_and_failures(tmp_path: Path) -> None:
     given = Keeping(tmp_path, Keep(), "5m")
     assert given.every == 5 * MINUTE
     found = Keeping(tmp_path, Keep(), "")
-    found.open(0, 1, 0)
+    found.open(0, 1, 0, 0)
     assert found.every == LEAST  # nothing is known of what one costs, and the first tells
     assert not found.due(1)
     found.save(lambda: {"weights": torch.zeros(10)}, step=1, progress=0, parting=False)

@@ -4,11 +4,11 @@
         manifest.json            a `Manifest` behind a checksum of it
         shard-0.safetensors      tensors, of worker 0
         shard-1.safetensors      …
-    step-130.4.1.partial/        being written, by what began as the first of epoch 4
+    step-130.2.4.….partial/      being written, by what began here as the second, in its epoch 4
         shard-0.json             the `Shard` of worker 0: it is done
     step-110.damaged/            did not read back as it was written
     step-100.cleared/            about to be removed
-    fence-4.1                    who may publish here, see `train/fence.py`
+    fence-2.4.…                  who may publish here, see `train/fence.py`
 
 The manifest is JSON, twice: the first line has the checksum (CRC-32) of the bytes that follow it.
 """

@@ -14,7 +14,7 @@ they would say to each other would get between the exchanges of training.
 
 * Nothing that is half there has the name of a checkpoint. What is listed is checked again when it is read; what does
   not hold is passed over, set aside, and told, and the one before is used (`restoring`).
-* No older epoch publishes once a newer one has begun in the folder (`fence`).
+* No older attempt publishes once a newer one has begun in the folder, and no training once another has (`fence`).
 * One checkpoint is written and one may wait, each in memory of its own. A third waits, and training with it: all
   workers write the same checkpoints, none of them may drop one that another has written.
 * A disk that is full, or fails, costs a checkpoint and not the training: what there is of it is removed, the one before
@@ -51,7 +51,8 @@ class Checkpoints:
     """The checkpoints of one gang in one folder. Every worker makes one before the gang's first exchange, and a new one
     when its place in the gang changes.
 
-    `tell` is told in one sentence what went wrong; by default stderr is. Raises `Conflict` if a newer epoch has begun.
+    All attempts of a `training` have its number, and a later one has a higher `epoch`. `tell` is told in one sentence
+    what went wrong; by default stderr is. Raises `Conflict` if a newer attempt, or another training, has begun since.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Checkpoints:
         rank: int = 0,
         world: int = 1,
         epoch: int = 0,
+        training: int = 0,
         keep: Keep = Keep(),  # noqa: B008  it is frozen
         patience: int = PATIENCE,
         tell: Callable[[str], None] | None = None,
@@ -68,7 +70,7 @@ class Checkpoints:
         self.folder = folder
         self._rank, self._world = rank, world
         self._tell = tell or _on_stderr
-        self._publisher = Publisher(folder, rank, world, epoch, keep, patience, self._tell)
+        self._publisher = Publisher(folder, rank, world, epoch, training, keep, patience, self._tell)
         self._changed = threading.Condition()
         self._spare = [Staging() for _ in range(STAGES)]
         self._waiting: list[Draft] = []
@@ -103,7 +105,7 @@ class Checkpoints:
         `score`: how good it is, larger is better. `own`: what this worker has for itself alone. `optimizer`: its
         parameters and its state are changed by nothing but its next step; without it, all is copied at once. `single`:
         what of the state differs between workers, as the buffers of a model do; that of worker 0 is kept. Raises
-        `SpecError` for a state that cannot be saved, `Conflict` once a newer epoch has begun, and what the thread met
+        `SpecError` for a state that cannot be saved, `Conflict` once it is over, and what the thread met
         with that was not to be expected.
         """
         began = perf_counter_ns()

@@ -11,7 +11,9 @@ then the second ones, and so on, under names with the number of the session.
 """
 
 import functools
+import hashlib
 import os
+import secrets
 import socket
 import threading
 import time
@@ -29,7 +31,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from poise.decoding import json_decoder
 from poise.errors import GangBroken
-from poise.model.training import ORDERS, Orders
+from poise.model.training import ORDERS, UNIT, Orders
 from poise.train import topology
 
 FORM_SECONDS = 60.0
@@ -78,6 +80,7 @@ class Gang:
         self._look = Orders(generation=0, world=1, rank=0), (0, 0)  # the latest orders, and which file they were in
         self._member = False  # of any group yet
         self._epoch = int(os.environ.get("POISE_EPOCH", 0))
+        self._training = 0  # not known yet
         self._watch: threading.Thread | None = None
         self._over = threading.Event()
         self._waits_since = 0.0
@@ -150,13 +153,19 @@ class Gang:
         orders = self._read()
         return orders if orders is not None and orders.generation > self.generation else None
 
-    def agreed_epoch(self) -> int:
-        """The highest epoch of all that have been in this gang: who joins it while it runs has a later one."""
+    def agreed(self) -> tuple[int, int]:
+        """The highest epoch of all that have been in this gang: who joins it while it runs has a later one. And the
+        number of the training: all attempts of what Poise runs have one, what is run by hand has one of its own.
+        """
+        if not self._training and self.rank == 0:
+            unit = os.environ.get(UNIT, "").encode()
+            drawn = hashlib.blake2b(unit, digest_size=7).digest() if unit else secrets.token_bytes(7)
+            self._training = 1 + int.from_bytes(drawn, "big")
         if self.together:
-            epoch = torch.tensor([self._epoch])
-            dist.all_reduce(epoch, dist.ReduceOp.MAX)
-            self._epoch = int(epoch)
-        return self._epoch
+            found = torch.tensor([self._epoch, self._training])
+            dist.all_reduce(found, dist.ReduceOp.MAX)
+            self._epoch, self._training = found.tolist()
+        return self._epoch, self._training
 
     def leaves(self) -> bool:
         """Whether this worker is told to leave, and the others to go on."""

@@ -59,8 +59,10 @@ class Keeping:
         if self._for_all and self._given is not None and number > 1:
             self.folder = self._given / f"session-{number}"
 
-    def open(self, rank: int, world: int, epoch: int) -> None:
-        """This worker's place in its gang and the gang's epoch, from now on; before it exchanges anything."""
+    def open(self, rank: int, world: int, epoch: int, training: int) -> None:
+        """This worker's place in its gang, the gang's epoch and the number of the training, from now on; before it
+        exchanges anything.
+        """
         self._count_work()
         self._due = self._checkpoints is not None
         self.close(0)
@@ -68,7 +70,9 @@ class Keeping:
         if self.folder is None:
             return
         try:
-            self._checkpoints = Checkpoints(self.folder, rank=rank, world=world, epoch=epoch, keep=self._keep)
+            self._checkpoints = Checkpoints(
+                self.folder, rank=rank, world=world, epoch=epoch, training=training, keep=self._keep
+            )
         except OSError as error:
             raise Misused(
                 f"checkpoints cannot be kept there: {reason(error)}",

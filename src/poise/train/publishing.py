@@ -37,10 +37,18 @@ class Publisher:
     """
 
     def __init__(
-        self, folder: Path, rank: int, world: int, epoch: int, keep: Keep, patience: int, tell: Callable[[str], None]
+        self,
+        folder: Path,
+        rank: int,
+        world: int,
+        epoch: int,
+        training: int,
+        keep: Keep,
+        patience: int,
+        tell: Callable[[str], None],
     ) -> None:
         self.folder = folder
-        self.rank, self.world, self.epoch = rank, world, epoch
+        self.rank, self.world, self.epoch, self.training = rank, world, epoch, training
         self.give_up_at = 0
         self.reading: set[int] = set()
         self._keep, self._patience, self._tell = keep, patience, tell
@@ -50,10 +58,10 @@ class Publisher:
     def begin(self) -> list[int]:
         """Of worker 0: nobody who began before can publish any more. Of which steps they left something unfinished.
 
-        Raises `Conflict` if a newer epoch has begun.
+        Raises `Conflict` if it is over, see `fence`.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._term = fence.begin(self.folder, self.epoch)
+        self._term = fence.begin(self.folder, self.epoch, self.training)
         if self._term is None:
             raise self._fenced()
         unfinished = fence.take_names(self.folder, self._term)
@@ -62,14 +70,14 @@ class Publisher:
 
     def join(self) -> None:
         """Of all others: find what worker 0 has begun. It did before the gang's first exchange, but it may be seen here
-        later. Raises `Conflict` if a newer epoch has begun, or worker 0 has not.
+        later. Raises `Conflict` if it is over, or worker 0 has not begun.
         """
         deadline = monotonic_ns() + self._patience
         while self._term is None:
             top = fence.highest(self.folder)
-            if top is not None and top.epoch == self.epoch:
+            if top is not None and (top.epoch, top.training) == (self.epoch, self.training):
                 self._term = top
-            elif top is not None and top.epoch > self.epoch:
+            elif fence.is_over(self.folder, self.epoch, self.training):
                 raise self._fenced()
             elif monotonic_ns() > deadline:
                 raise Conflict(
@@ -246,6 +254,14 @@ class Publisher:
 
     def _fenced(self) -> Conflict:
         top = fence.highest(self.folder)
+        if top is not None and top.training != self.training:
+            return Conflict(
+                "another training has begun in this folder of checkpoints: nothing of this one is published any more",
+                field=str(self.folder),
+                need="a folder for each training",
+                have=f"{top}, of another",
+                hint='poise.Session(..., checkpoint="another folder")',
+            )
         return Conflict(
             "a newer attempt has begun in this folder of checkpoints: nothing of this one is published any more",
             field=str(self.folder),

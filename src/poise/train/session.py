@@ -711,7 +711,7 @@ class Session:
             self._gang.form(self._while_waiting)
             with self._gang.waiting():
                 self._agree()
-                self._keeping.open(self.rank, self.world, self._gang.agreed_epoch())
+                self._keeping.open(self.rank, self.world, *self._gang.agreed())
                 self._restore()
                 self._sync()
             self._keeping.go_on_from(self.steps)
