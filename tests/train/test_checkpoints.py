@@ -19,7 +19,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poise.errors import Conflict, InputError, NotFound, PoiseError, StoreDamaged
+import poise
+from poise.errors import Conflict, InputError, Misused, NotFound, PoiseError, StoreDamaged
 from poise.model.checkpoints import Manifest, seal, unseal
 from poise.policy.checkpoints import Keep
 from poise.train import durable, fence, load, pieces, publishing, restoring
@@ -645,9 +646,6 @@ def resealed(path: Path, change: Callable[[Manifest], Manifest]) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"tree": b'{"object": "os.system"}'},
-        {"tree": b'{"tensor": 99}'},
-        {"format": 2},
         {"step": 3},
         {"shards": []},
     ],
@@ -661,6 +659,32 @@ def test_a_manifest_that_says_what_none_of_ours_says_is_refused(tmp_path: Path, 
         change = {"tree": msgspec.Raw(change["tree"])}
     resealed(tmp_path / "step-2" / "manifest.json", lambda one: msgspec.structs.replace(one, **change))
     assert restored(tmp_path).step == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"tree": b'{"object": "os.system"}'}, {"tree": b'{"tensor": 99}'}, {"format": 2}, {"format": 2, "poise": "9.1"}],
+    ids=str,
+)
+def test_what_another_version_wrote_is_neither_passed_over_nor_removed(tmp_path: Path, change: dict[str, Any]) -> None:
+    import msgspec
+
+    save(tmp_path, 1, 2)
+    if "tree" in change:
+        change = {"tree": msgspec.Raw(change["tree"])}
+    resealed(tmp_path / "step-2" / "manifest.json", lambda one: msgspec.structs.replace(one, **change))
+    checkpoints = Checkpoints(tmp_path, keep=Keep(last=1, best=0))
+    with pytest.raises(Misused, match="the checkpoint of step 2 cannot be read: it was written by another ver") as told:
+        checkpoints.restore()
+    versions = {True: "Poise 9.1", False: f"Poise {poise.__version__}"}
+    assert told.value.record.need == versions["poise" in change]
+    assert told.value.record.have.startswith(f"Poise {poise.__version__}, which reads format 1")
+    assert "pip install" in told.value.record.hint
+    assert names(tmp_path) == ["step-1", "step-2"]
+    if "format" in change:
+        checkpoints.save(state(3), step=3)  # whoever goes on without looking
+    checkpoints.close()
+    assert "step-2" in names(tmp_path)
 
 
 def test_a_disk_that_is_full_costs_the_checkpoint_and_not_the_training(tmp_path: Path) -> None:
@@ -918,6 +942,48 @@ def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     checkpoints.close()
     assert told == ["an old checkpoint cannot be removed: Permission denied (step-1)"]
     assert load(tmp_path).step == 2
+
+
+def test_what_cannot_be_removed_keeps_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = durable.clear
+
+    def refused(folder: Path) -> None:
+        if folder.name in ("step-1", "step-1.cleared"):
+            raise OSError(13, "Permission denied", str(folder))
+        real(folder)
+
+    told: list[str] = []
+    monkeypatch.setattr(durable, "clear", refused)
+    checkpoints = Checkpoints(tmp_path, keep=Keep(last=1, best=0), tell=told.append)
+    for step in range(1, 6):
+        checkpoints.save(state(step), step=step)
+        checkpoints.wait()
+    checkpoints.close()
+    assert names(tmp_path) == ["step-1", "step-5"]
+    assert told == ["an old checkpoint cannot be removed: Permission denied (step-1)"]
+
+
+def test_what_has_no_name_of_ours_is_nothing_of_ours(tmp_path: Path) -> None:
+    """Files, links and folders that look nearly like checkpoints and fences."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "thesis.txt").write_text("years of work")
+    for name in ("step-007", "step-٣", "step-x.damaged", "step-3.0.0.partial", "step-", "fence-٣.1.0000000000000000"):
+        (tmp_path / name).mkdir()
+    for name in ("step-5", "fence-x", "fence-0.zz"):
+        (tmp_path / name).write_text("a note")
+    before = names(tmp_path)
+    (tmp_path / "step-50").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "step-9").symlink_to(tmp_path / "nowhere")
+    told: list[str] = []
+    checkpoints = Checkpoints(tmp_path, keep=Keep(last=1, best=0), tell=told.append)
+    assert checkpoints.restore() is None
+    assert told == ["no checkpoint was restored; that of step 50 was passed over: its manifest is missing"]
+    for step in (51, 52):
+        checkpoints.save(state(step), step=step)
+    checkpoints.close()
+    assert names(tmp_path) == sorted([*before, "step-9", "step-52"])
+    assert (tmp_path / "elsewhere" / "thesis.txt").read_text() == "years of work"
+    assert len(told) == 1
 
 
 def test_every_error_can_be_acted_on(tmp_path: Path) -> None:

@@ -68,7 +68,8 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint of `step`, whole. `at`: seconds since 1970; `took` nanoseconds to write, for `stall` of which
-    training stood still. `tree` is what is no tensor, with places for the tensors in it, which `kinds` describes.
+    training stood still; `poise` is the version that wrote it. `tree` is what is no tensor, with places for the tensors
+    in it, which `kinds` describes.
     """
 
     format: int
@@ -83,6 +84,22 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     kinds: list[Kind]
     shards: list[Shard]
     score: float | None = None
+    poise: str = ""
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What a manifest of any format says first of all."""
+
+    format: int
+    poise: str = ""
+
+
+class OtherVersion(ValueError):
+    """It is whole, but this Poise cannot read it; `need` can."""
+
+    def __init__(self, why: str, need: str) -> None:
+        super().__init__(why)
+        self.need = need
 
 
 def seal(manifest: Manifest) -> bytes:
@@ -91,18 +108,27 @@ def seal(manifest: Manifest) -> bytes:
 
 
 def unseal(content: bytes) -> Manifest:
-    """Raises `ValueError` with a sentence for anything but what `seal` made, to the last bit."""
+    """Raises `ValueError` with a sentence for anything but what `seal` made, to the last bit; `OtherVersion` for what
+    another one made.
+    """
     head, _, rest = content.partition(b"\n")
     body = rest.removesuffix(b"}\n")
     if head + b"\n" != _head(body) or body + b"}\n" != rest:
         raise ValueError("the manifest is not as it was written")
+    wrote = _Head(format=0)
     try:
-        manifest = json_decoder(Manifest).decode(body)
+        wrote = json_decoder(_Head).decode(body)
+        if wrote.format <= FORMAT:
+            return json_decoder(Manifest).decode(body)
+        why = f"format {wrote.format}, not {FORMAT}"
     except msgspec.MsgspecError as error:  # the checksum holds: it was written so on purpose
-        raise ValueError(f"the manifest was written by another version: {error}") from None
-    if manifest.format > FORMAT:
-        raise ValueError(f"the manifest was written by a newer version: format {manifest.format}, not {FORMAT}")
-    return manifest
+        why = str(error)
+    raise OtherVersion(f"it was written by another version: {why}", writer(wrote.format, wrote.poise))
+
+
+def writer(format: int, poise: str) -> str:
+    """Who wrote a manifest, as well as it says."""
+    return f"Poise {poise}" if poise else f"a Poise that writes format {format}"
 
 
 def _head(body: bytes) -> bytes:

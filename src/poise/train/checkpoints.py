@@ -31,14 +31,15 @@ from typing import Any
 import msgspec
 import torch
 
-from poise.errors import Conflict
-from poise.model.checkpoints import Kind
+from poise import __version__
+from poise.errors import Conflict, Misused
+from poise.model.checkpoints import FORMAT, Kind
 from poise.model.training import Saved
 from poise.policy.checkpoints import Keep
 from poise.train.drafts import Draft, storage
 from poise.train.pieces import Damaged, Laid, Staging, cut, lay_out, uncut
 from poise.train.publishing import PATIENCE, Publisher
-from poise.train.restoring import Restored, listed, load, passed, reason, restored
+from poise.train.restoring import Foreign, Restored, listed, load, passed, reason, restored
 from poise.train.trees import Taken
 
 STAGES = 2
@@ -176,11 +177,21 @@ class Checkpoints:
     def restore(self) -> Restored | None:
         """The newest that is whole; None if there is none. In a gang worker 0 does this, and the others `load` the step
         that it has found. What worker 0 finds damaged it sets aside, so that a new one of that step has its name.
+
+        Raises `Misused` for what another version of Poise wrote.
         """
         wrong = dict(self._unfinished)
         for step in reversed(listed(self.folder)):
             try:
                 found = restored(self.folder, step, {one: why for one, why in wrong.items() if one > step})
+            except Foreign as error:  # training would begin anew, or go back, and it would be cleared away
+                raise Misused(
+                    f"the checkpoint of step {step} cannot be read: {error}",
+                    field=str(self.folder),
+                    need=error.need,
+                    have=f"Poise {__version__}, which reads format {FORMAT}",
+                    hint="pip install --upgrade poise",
+                ) from None
             except (Damaged, OSError) as error:
                 wrong[step] = reason(error)
                 if self._rank == 0 and isinstance(error, Damaged):  # else it may be readable tomorrow

@@ -43,10 +43,17 @@ def sync(folder: Path) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove it with all that is in it. It loses its name first: nobody finds half of it."""
+    """Remove it with all that is in it; of a link, the link. It loses its name first: nobody finds half of it."""
     gone = folder if folder.name.endswith(".cleared") else folder.with_name(f"{folder.name}.cleared")
     if gone != folder:
-        if gone.exists():
-            shutil.rmtree(gone)
+        if gone.exists() or gone.is_symlink():
+            _remove(gone)
         folder.rename(gone)
-    shutil.rmtree(gone)
+    _remove(gone)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

@@ -10,10 +10,10 @@ not begin. Epochs of two trainings say nothing about each other: the one that co
 good. So the last fence of each stays, and whoever finds his own below that of another has been overtaken.
 """
 
-import contextlib
 import os
 import re
 from collections.abc import Callable
+from errno import EPERM
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,24 +79,31 @@ def partial(folder: Path, step: int, term: Term) -> Path:
     return folder / f"step-{step}.{term.name}.partial"
 
 
-def take_names(folder: Path, below: Term) -> list[int]:
-    """Nothing that was begun below this term can be published any more, and it is removed; of which steps it was."""
-    return _clear(folder, lambda _, term: term < below)
+def take_names(folder: Path, below: Term, remove: Callable[[Path], bool]) -> list[int]:
+    """Nothing that was begun below this term can be published any more, and it is removed; of which steps it was.
+
+    Raises `OSError` if one keeps its name. `remove` says whether there was something.
+    """
+    steps = _clear(folder, lambda _, term: term < below, remove)
+
+    def kept(path: Path) -> bool:
+        raise PermissionError(EPERM, os.strerror(EPERM), str(path))
+
+    _clear(folder, lambda _, term: term < below, kept)
+    return steps
 
 
-def clear_unfinished(folder: Path, term: Term, step: int) -> None:
+def clear_unfinished(folder: Path, term: Term, step: int, remove: Callable[[Path], bool]) -> None:
     """What was begun in this term up to that step, and will never be whole."""
-    _clear(folder, lambda one, of: of == term and one <= step)
+    _clear(folder, lambda one, of: of == term and one <= step, remove)
 
 
-def _clear(folder: Path, which: Callable[[int, Term], bool]) -> list[int]:
+def _clear(folder: Path, which: Callable[[int, Term], bool], remove: Callable[[Path], bool]) -> list[int]:
     steps = []
     for path in list(folder.iterdir()):
         name = _PARTIAL.fullmatch(path.name)
-        if name and which(int(name[1]), _term(name, 2)):
-            with contextlib.suppress(FileNotFoundError):  # who wrote it was quicker, or removes it too
-                durable.clear(path)
-                steps.append(int(name[1]))
+        if name and which(int(name[1]), _term(name, 2)) and remove(path):
+            steps.append(int(name[1]))
     return sorted(steps)
 
 

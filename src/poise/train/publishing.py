@@ -12,6 +12,7 @@ from time import monotonic_ns, perf_counter_ns
 
 import msgspec
 
+from poise import __version__
 from poise.decoding import json_decoder
 from poise.errors import Conflict
 from poise.model.checkpoints import FORMAT, MANIFEST, Manifest, Piece, Shard, seal
@@ -21,7 +22,7 @@ from poise.train import durable, fence
 from poise.train.drafts import Draft
 from poise.train.fence import Term
 from poise.train.pieces import Damaged, cut, shard_file, shard_record, write
-from poise.train.restoring import folder_of, listed, read_manifest, reason
+from poise.train.restoring import Foreign, damaged, folder_of, listed, read_manifest, reason
 from poise.units import SECOND
 
 PATIENCE = 60 * SECOND
@@ -54,6 +55,7 @@ class Publisher:
         self._keep, self._patience, self._tell = keep, patience, tell
         self._term: Term | None = None
         self._scores: dict[int, float | None] = {}
+        self._stuck: set[str] = set()
 
     def begin(self) -> list[int]:
         """Of worker 0: nobody who began before can publish any more. Of which steps they left something unfinished.
@@ -64,7 +66,7 @@ class Publisher:
         self._term = fence.begin(self.folder, self.epoch, self.training)
         if self._term is None:
             raise self._fenced()
-        unfinished = fence.take_names(self.folder, self._term)
+        unfinished = fence.take_names(self.folder, self._term, self._remove)
         self._sweep()
         return unfinished
 
@@ -188,6 +190,7 @@ class Publisher:
             kinds=draft.kinds,
             shards=shards,
             score=draft.score,
+            poise=__version__,
         )
         durable.write(partial / MANIFEST, seal(manifest))
         for shard in shards:  # all that is left is checked when it is read
@@ -219,25 +222,40 @@ class Publisher:
             raise self._fenced()
 
     def _clear(self, newest: int) -> None:
-        """What need not stay. That it cannot be removed costs room, and is told."""
-        scores = {step: self._score(step) for step in listed(self.folder)}
+        """What need not stay. That it cannot be removed costs room, and is told; what another version wrote stays."""
+        scores = {}
+        for step in listed(self.folder):
+            with contextlib.suppress(Foreign):
+                scores[step] = self._score(step)
         self._scores = scores
-        try:
-            for step in superfluous(scores, self._keep, {newest, *self.reading}):
-                durable.clear(folder_of(self.folder, step))
-            for path in self.folder.glob("step-*.damaged"):
-                if int(path.name.removeprefix("step-").removesuffix(".damaged")) <= newest:
-                    durable.clear(path)
-            if self._term is not None:
-                fence.clear_unfinished(self.folder, self._term, newest)
-        except OSError as error:
-            self._tell(f"an old checkpoint cannot be removed: {reason(error)}")
+        for step in superfluous(scores, self._keep, {newest, *self.reading}):
+            self._remove(folder_of(self.folder, step))
+        for path, step in damaged(self.folder):
+            if step <= newest:
+                self._remove(path)
+        if self._term is not None:
+            fence.clear_unfinished(self.folder, self._term, newest, self._remove)
         self._sweep()
+
+    def _remove(self, path: Path) -> bool:
+        """Whether it was there. Once for each it is told that it cannot be removed; the others are, all the same."""
+        try:
+            durable.clear(path)
+        except FileNotFoundError:  # who wrote it was quicker, or removes it too
+            return False
+        except OSError as error:
+            name = path.name.removesuffix(".cleared")
+            if name not in self._stuck:
+                self._stuck.add(name)
+                self._tell(f"an old checkpoint cannot be removed: {reason(error)}")
+        return True
 
     def _score(self, step: int) -> float | None:
         if step not in self._scores:
             try:
                 self._scores[step] = read_manifest(folder_of(self.folder, step)).score
+            except Foreign:
+                raise
             except (Damaged, OSError):
                 self._scores[step] = None
         return self._scores[step]
@@ -245,12 +263,7 @@ class Publisher:
     def _sweep(self) -> None:
         """The rest of what was being removed when somebody was killed."""
         for path in self.folder.glob("step-*.cleared"):
-            try:
-                durable.clear(path)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                self._tell(f"an old checkpoint cannot be removed: {reason(error)}")
+            self._remove(path)
 
     def _fenced(self) -> Conflict:
         top = fence.highest(self.folder)

@@ -20,11 +20,19 @@ import msgspec
 import torch
 
 from poise.errors import NotFound, StoreDamaged
-from poise.model.checkpoints import MANIFEST, Kind, Manifest, unseal
+from poise.model.checkpoints import MANIFEST, Kind, Manifest, OtherVersion, unseal, writer
 from poise.train.pieces import Damaged, read, rows_of, shard_file
 from poise.train.trees import DTYPES, put_together
 
-_NAME = re.compile(r"step-(\d+)")
+_NAME = re.compile(r"step-(0|[1-9][0-9]*)(\.damaged)?")
+
+
+class Foreign(Damaged):
+    """Whole, but another version of Poise wrote it: `need`."""
+
+    def __init__(self, why: str, need: str) -> None:
+        super().__init__(why)
+        self.need = need
 
 
 class Restored(NamedTuple):
@@ -41,8 +49,17 @@ class Restored(NamedTuple):
 
 def listed(folder: Path) -> list[int]:
     """The steps of which there are checkpoints, in order. Whether they are whole, reading them tells."""
-    names = [_NAME.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
-    return sorted(int(name[1]) for name in names if name)
+    return sorted(step for path, step in _named(folder) if not path.suffix and path.is_dir())
+
+
+def damaged(folder: Path) -> list[tuple[Path, int]]:
+    """What was set aside, and of which steps it was."""
+    return [(path, step) for path, step in _named(folder) if path.suffix]
+
+
+def _named(folder: Path) -> list[tuple[Path, int]]:
+    found = [(path, _NAME.fullmatch(path.name)) for path in folder.iterdir()] if folder.is_dir() else []
+    return [(path, int(name[1])) for path, name in found if name]
 
 
 def folder_of(folder: Path, step: int) -> Path:
@@ -100,7 +117,8 @@ def restored(folder: Path, step: int, wrong: Mapping[int, str]) -> Restored:
     try:
         state, owns = _read(path, manifest)
     except (LookupError, ValueError, msgspec.MsgspecError) as error:  # the checksums hold: it was written so on purpose
-        raise Damaged(f"it was written by another version: {error}") from None
+        need = writer(manifest.format, manifest.poise)
+        raise Foreign(f"it was written by another version: {error}", need) from None
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.at))
     note = "; ".join([f"the checkpoint of step {step}, of {at}", *passed(wrong)])
     return Restored(state, step, note, owns, manifest.score)
@@ -144,6 +162,8 @@ def read_manifest(path: Path) -> Manifest:
         manifest = unseal((path / MANIFEST).read_bytes())
     except FileNotFoundError:
         raise Damaged("its manifest is missing") from None
+    except OtherVersion as error:
+        raise Foreign(str(error), error.need) from None
     except ValueError as error:
         raise Damaged(str(error)) from None
     if path.name != f"step-{manifest.step}":
