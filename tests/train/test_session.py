@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -222,6 +223,29 @@ def test_worker_0_tells_how_it_gets_on(workers: Workers) -> None:
     assert (told.batch, told.accumulation, told.effective, told.resizes) == (32, 1, 64, True)
     assert told.goodput > 0
     assert told.sent == told.plain > 0
+
+
+def test_a_session_that_cannot_begin_leaves_the_process_as_it_was(tmp_path: Path) -> None:
+    model, optimizer, data = _line()
+    (tmp_path / "file").write_text("")
+    before = signal.getsignal(signal.SIGTERM)
+    threads = threading.active_count()
+    with pytest.raises(poise.Misused), poise.Session(model, optimizer, data, checkpoint=tmp_path / "file"):
+        pass
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert threading.active_count() == threads
+    with poise.Session(model, optimizer, data, batch=4) as run:
+        assert len(_train(run, model)) == 3
+
+
+def test_a_worker_that_cannot_begin_ends_with_its_own_error(workers: Workers) -> None:
+    (workers.folder / "file").write_text("")
+    workers.options |= {"checkpoint": str(workers.folder / "file"), "regroup": 1.0}
+    workers.start("a", "b", orders=False)
+    assert workers.wait("a", "b") == [1, 1]
+    assert "checkpoints cannot be kept there" in workers.said("a")
+    assert "a worker of the gang has gone" in workers.said("b")
+    assert "terminate called" not in workers.said("a") + workers.said("b")
 
 
 def test_under_torchrun(tmp_path: Path) -> None:

@@ -276,10 +276,16 @@ class Session:
             self._handler = signal.signal(signal.SIGTERM, self._asked_to_end)
         self._gang.session = next(_begun)
         self._keeping.of_session(self._gang.session)
-        self._join()
-        self._entered = True
-        self._answering.callback(self.optimizer.register_step_pre_hook(self._steps_here).remove)
-        self._answering.enter_context(answering(self.model, self._precision, self._budget, self._short_in_forward))
+        try:
+            self._join()
+            self._entered = True
+            self._answering.callback(self.optimizer.register_step_pre_hook(self._steps_here).remove)
+            self._answering.enter_context(answering(self.model, self._precision, self._budget, self._short_in_forward))
+        except BaseException:
+            with ExitStack() as last:
+                last.callback(self._leave)
+                last.callback(self._keeping.close, 0)
+            raise
         return self
 
     def __exit__(
@@ -298,13 +304,18 @@ class Session:
                 self._teller.tell(self.training, now=True)
                 self._teller.rests()
         finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Give back all that the session holds of the process; each part, even if another cannot be."""
+        with ExitStack() as last:  # from the last one to the first
+            last.callback(self._gang.disband)
+            last.callback(self._drop_reducer)
+            last.callback(self._answering.close)
             if self._handler is not None:
-                signal.signal(signal.SIGTERM, self._handler)
-                self._handler = None
+                handler, self._handler = self._handler, None
+                last.callback(signal.signal, signal.SIGTERM, handler)
             self._entered = False
-            self._answering.close()
-            self._drop_reducer()
-            self._gang.disband()
 
     def epochs(self, count: int = 0) -> Iterator[int]:
         """The passes that are left of `count` (else of those the session was given), by number; a loop over the session
