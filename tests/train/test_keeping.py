@@ -1,6 +1,8 @@
 """A session and its checkpoints: killed, resized and asked to end, training comes to where it would have come."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -108,13 +110,33 @@ def test_an_interval_that_is_none_is_refused(tmp_path: Path, every: Any) -> None
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     model, optimizer, data = keeping.parts()
     (tmp_path / "file").write_text("")
-    with pytest.raises(Misused), Session(model, optimizer, data, checkpoint=tmp_path / "file"):
-        pass
+    for name in ("file", "file/in/it"):
+        with pytest.raises(Misused) as told, Session(model, optimizer, data, checkpoint=tmp_path / name):
+            pass
+        assert str(told.value) == "checkpoints cannot be kept there: it is no folder"
+        assert told.value.record.hint == 'poise.Session(..., checkpoint="another folder")'
     other = Checkpoints(tmp_path / "other")
     other.save({"weights": torch.zeros(3)}, step=1)
     other.close()
     with pytest.raises(Misused), Session(model, optimizer, data, checkpoint=tmp_path / "other"):
         pass
+
+
+@pytest.mark.parametrize(("number", "hint"), [(errno.EROFS, "poise.Session("), (errno.ENOSPC, "df -h ")])
+def test_what_can_be_done_about_a_folder_that_cannot_be_made_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
+) -> None:
+    def refused(path: Path, **_: Any) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    model, optimizer, data = keeping.parts()
+    monkeypatch.setattr(Path, "mkdir", refused)
+    monkeypatch.setenv("POISE_CHECKPOINTS", str(tmp_path / "one"))
+    with pytest.raises(Misused) as told, Session(model, optimizer, data):
+        pass
+    assert os.strerror(number) in str(told.value)
+    assert told.value.record.field == "POISE_CHECKPOINTS"
+    assert told.value.record.hint.startswith(hint)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:

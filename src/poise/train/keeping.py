@@ -6,6 +6,7 @@ at the same step. A gang that was formed anew saves after its first: what was be
 """
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +25,11 @@ from poise.units import SECOND, parse_duration
 
 LAST_PATIENCE = 8 * SECOND
 """For which the last checkpoint of a worker is waited for: who is asked to end has ten seconds."""
+
+ANOTHER = 'poise.Session(..., checkpoint="another folder")'
+"""A hint."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 LOOK_SECONDS = 0.1
 """Between two looks for a checkpoint that another worker publishes."""
@@ -75,10 +81,11 @@ class Keeping:
             )
         except OSError as error:
             raise Misused(
-                f"checkpoints cannot be kept there: {reason(error)}",
-                field="checkpoint",
+                f"checkpoints cannot be kept there: {_why(error)}",
+                field=CHECKPOINTS if self._for_all else "checkpoint",
+                need="a folder to write to, that is there or can be made",
                 have=str(self.folder),
-                hint=f"mkdir -p {self.folder}",
+                hint=f"df -h {_there(self.folder)}" if error.errno in FULL else ANOTHER,
             ) from None
 
     def restore(self) -> tuple[Mapping[str, Any], tuple[Any, ...]] | None:
@@ -108,7 +115,7 @@ class Keeping:
                 "there are checkpoints of something else in this folder",
                 field="checkpoint",
                 have=str(self.folder),
-                hint='poise.Session(..., checkpoint="another folder")',
+                hint=ANOTHER,
             )
         self.restored = found.note
         self._worked, self._failures = past["worked"], past["failures"] + (not past["parted"])
@@ -206,6 +213,16 @@ class Keeping:
 
     def _newest(self) -> int:
         return self._last.step if self._last is not None else -1
+
+
+def _why(error: OSError) -> str:
+    """Of a path where something else than a folder is, the system says only that it is there."""
+    return "it is no folder" if isinstance(error, FileExistsError | NotADirectoryError) else reason(error)
+
+
+def _there(folder: Path) -> Path:
+    """What of it there is."""
+    return next(one for one in (folder, *folder.parents) if one.is_dir())
 
 
 def _every(every: int | str) -> tuple[int, int]:
