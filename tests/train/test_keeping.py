@@ -113,7 +113,7 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     for name in ("file", "file/in/it"):
         with pytest.raises(Misused) as told, Session(model, optimizer, data, checkpoint=tmp_path / name):
             pass
-        assert str(told.value) == "checkpoints cannot be kept there: it is no folder"
+        assert told.value.record.message == "checkpoints cannot be kept there: it is no folder"
         assert told.value.record.hint == 'poise.Session(..., checkpoint="another folder")'
     other = Checkpoints(tmp_path / "other")
     other.save({"weights": torch.zeros(3)}, step=1)
