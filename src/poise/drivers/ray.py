@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,9 @@ from poise.drivers.devices import Part
 NAMESPACE = "poise"
 ANSWER_SECONDS = 30.0
 """What an actor may take to answer: its process may only just be starting."""
+
+GONE_SECONDS = 5.0
+"""What an actor may take to answer, when another machine has come under the name of its own."""
 
 STOP_SECONDS = 10.0
 PAUSES = (0.1, 5.0)
@@ -151,6 +154,11 @@ class Cluster:
         for actor in names.keys() - self._known:
             ray.get_actor(actor).tell.remote(told)
             self._known.add(actor)
+        for actor, node in list(names.items()):
+            if node in there and self._is_replaced(actor, there[node], there, names.values()):
+                _log.info("%s has left the cluster, and another came in its place", actor)
+                self._kill(actor)
+                del names[actor], there[node]
         free = _free()
         asked = [] if self._are_placing() else _asked_for()
         self._share(names, there, free, asked, idle)
@@ -189,6 +197,19 @@ class Cluster:
                 self._given_back[identity] = time.monotonic()
                 self._ended(actor, ray.get_actor(actor).end.remote())
                 return
+
+    def _is_replaced(
+        self, actor: str, node: Mapping[str, Any], there: Mapping[str, Mapping[str, Any]], held: Collection[str]
+    ) -> bool:
+        """Whether a machine has come under the name of this one, which does not answer: Ray is slow to see who is gone."""
+        same = [of for of in there.values() if of["NodeName"] == node["NodeName"] and of["NodeID"] not in held]
+        if not same or actor in self._placing:
+            return False
+        try:
+            ray.get(ray.get_actor(actor).__ray_ready__.remote(), timeout=GONE_SECONDS)
+        except (ray.exceptions.RayError, ValueError):
+            return True
+        return False
 
     def _has_had_time(self, identity: str) -> bool:
         """Whether it is so long since a machine was given back that it may be taken, or given back again."""
