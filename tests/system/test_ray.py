@@ -177,5 +177,5 @@ def test_a_cluster_of_this_machine_alone(living: Living) -> None:
     started = json.loads((living.home.ray / "started.json").read_text())
     assert living.poise("up", "--fleet", "none.yaml").code == 1
     assert living.poise("down").code == 0
-    assert not Path(f"/proc/{started['pid']}").exists()
+    until(lambda: not Path(f"/proc/{started['pid']}").exists(), "Ray has ended", living.messages, 20)
     assert not Path(started["folder"]).exists(), "nothing is left behind"

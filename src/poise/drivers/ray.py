@@ -201,7 +201,7 @@ class Cluster:
     def _is_replaced(
         self, actor: str, node: Mapping[str, Any], there: Mapping[str, Mapping[str, Any]], held: Collection[str]
     ) -> bool:
-        """Whether a machine has come under the name of this one, which does not answer: Ray is slow to see who is gone."""
+        """Whether this one does not answer, and another has come under its name: Ray is slow to see who is gone."""
         same = [of for of in there.values() if of["NodeName"] == node["NodeName"] and of["NodeID"] not in held]
         if not same or actor in self._placing:
             return False
