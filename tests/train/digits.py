@@ -29,9 +29,7 @@ gang.LONG_SECONDS = options.pop("long", 5.0)
 if nodes := options.pop("nodes", 0):  # as if every so many workers were on a node, over slow links
     topology._node = lambda: int(os.environ["SEED"]) % nodes
     topology.Routes.best = lambda self, size: "levels"  # type: ignore[method-assign]
-
-
-plateau = options.pop("plateau", False)
+plateau, leaves = options.pop("plateau", False), options.pop("leaves", "")
 pause, kind = options.pop("pause", 0.0), options.pop("optimizer", "sgd")
 data = TensorDataset(inputs[:count], targets[:count])
 
@@ -40,8 +38,6 @@ parameters = model.parameters()
 optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9) if kind == "sgd" else torch.optim.Adam(parameters)
 
 routes: list[str] = []
-
-
 scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0) if plateau else None
 with poise.Session(model, optimizer, data, scheduler=scheduler, **options) as run:
     steps = out.with_name(f"{out.name}.{os.getpid()}.steps").open("w")
@@ -55,6 +51,10 @@ with poise.Session(model, optimizer, data, scheduler=scheduler, **options) as ru
             steps.flush()
             if (route := run.training().route) not in routes:
                 routes.append(route)
+            if leaves and (run.rank, run.steps) == (1, 5):
+                if leaves == "break":
+                    break
+                sys.exit(0)
             if pause and not out.with_name("hurry").exists():
                 time.sleep(pause)
 
@@ -62,8 +62,6 @@ flat = torch.cat([one.detach().flatten() for one in model.parameters()])
 right = (model(inputs[1500:]).argmax(1) == targets[1500:]).float().mean()
 answer = {"rank": run.rank, "world": run.world, "steps": run.steps, "samples": run.samples, "epoch": run.epoch}
 answer |= {"routes": routes, "weights": flat.tolist(), "accuracy": float(right), "pid": os.getpid()}
-
-
 answer |= {"best": scheduler.best} if scheduler is not None else {}
 out.with_name(f"{out.name}.{run.rank}.json").write_text(json.dumps(answer))
 sys.exit(0)

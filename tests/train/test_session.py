@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,7 @@ from torch.utils.data import (
 import poise
 from poise.model.training import Training
 from poise.train.restoring import listed
+from poise.train.session import REGROUP_SECONDS
 from train.gangs import HERE, Workers, until
 
 STEPS = 4 * 16
@@ -192,6 +194,20 @@ def test_without_orders_a_lost_worker_ends_the_others_with_a_reason(workers: Wor
     workers.kill("b")
     assert workers.wait("a") == [1]
     assert "a worker of the gang has gone" in workers.said("a")
+
+
+@pytest.mark.parametrize("how", ["break", "exit"])
+def test_who_leaves_training_alone_ends_the_others_with_a_reason(tmp_path: Path, how: str) -> None:
+    gang = Workers(tmp_path, batch=64, epochs=4, pause=0.01, leaves=how)
+    try:
+        gang.start("a", "b", "c")
+        began = time.monotonic()
+        assert gang.wait("a", "b", "c") == [1, 0, 1], gang.said("a")
+        assert "another worker has left training" in gang.said("a")
+        assert "`break` by what is the same at all workers" in gang.said("a")
+        assert time.monotonic() - began < REGROUP_SECONDS  # nobody waits for orders that will not come
+    finally:
+        gang.end()
 
 
 def test_asked_to_end_all_workers_end_after_the_same_step(workers: Workers) -> None:

@@ -139,6 +139,11 @@ class Gang:
             draft.write_text(str(step))
             draft.replace(self._path(_OVER))
 
+    @property
+    def is_over(self) -> bool:
+        """Whether somebody has come to the end of training."""
+        return bool(self._folder) and self._path(_OVER).exists()
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """In it this worker waits for the others."""
@@ -182,10 +187,10 @@ class Gang:
         return all(self._path(_joins(orders, rank)).exists() for rank in range(self.world, orders.world))
 
     def await_newer(self, seconds: float, beat: Callable[[], None]) -> bool:
-        """Wait for orders that are newer than the gang; whether they came."""
+        """Wait for orders that are newer than the gang; whether they came. None do once others have ended training."""
         until = time.monotonic() + seconds
         while self.newer() is None:
-            if time.monotonic() > until:
+            if time.monotonic() > until or self.is_over:
                 return False
             beat()
             time.sleep(_LOOK_SECONDS)

@@ -298,6 +298,7 @@ class Session:
                 )
             if kind is None:
                 self._save(parting=True)
+            if kind is None or (isinstance(error, SystemExit) and not error.code):
                 self._gang.conclude(self.steps)
             self._keeping.close()
             if kind is None:
@@ -436,6 +437,9 @@ class Session:
     def _rest_of_the_pass(self) -> Iterator[Any]:
         """What this worker takes of it, until the pass is over or something has changed what that is."""
         self._changed = False
+        if not self._again:  # a loop before this one may have been left in the middle of a step
+            self._at, self._witness, self._loss, self._loss_share = None, None, 0.0, 0.0
+            self._clear()
         places = shards.order(self._samples, seed=self.seed, turn=self.epoch, shuffle=self._shuffle)
         taken, effective, rank, world = self._taken, self.effective, self.rank, self.world
         most = self._fitting.batch
@@ -806,6 +810,13 @@ class Session:
         self._gang.disband(broken=bool(lost))
         if self._gang.watched and self._gang.await_newer(REGROUP_SECONDS, self._while_waiting):
             return
+        if self._gang.is_over:
+            raise GangBroken(
+                "another worker has left training, and this one is in the middle of it",
+                need="all workers leave after the same step",
+                have=f"this one has made {self.steps:,} steps",
+                hint="`break` by what is the same at all workers, such as `run.steps`",
+            )
         raise GangBroken(
             "a worker of the gang has gone, and nobody says how to go on without it",
             have=(lost or "no newer orders").splitlines()[0],
