@@ -1,0 +1,97 @@
+"""How long nobody leads: the leader of two control planes on one PostgreSQL is killed, again and again, under load.
+
+    python benchmarks/standby.py [--kills 50] [--json]
+
+One machine, two homes, a real PostgreSQL. While one short job after another is submitted, the control plane that leads
+is killed together with its supervisor (SIGKILL), so that nothing starts it again where it was: as if its machine were
+gone, but for the node's agent. *leads*: until the other one accepts work. *acknowledged*: until a job that was not yet
+sent when the leader was killed is acknowledged. *scheduled*: until one that is submitted then has run. Afterwards what
+was killed is started again, stands by, and the other one is next. In the end everything that was acknowledged has to
+have run once, in all attempts together.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from harness import Figure, absent, program, say
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+LIMIT = 5.0
+BETWEEN = 10
+"""Jobs that are acknowledged between two kills, at the least."""
+
+
+def one_kill(pair: Any, load: Any, number: int) -> tuple[float, float, float]:
+    """Seconds until the other one leads, until it acknowledges, until it has had something run."""
+    from system.living import PATIENCE, kill, until
+
+    leader = until(lambda: next(filter(pair.leads, (pair.first, pair.second)), None), "one leads")
+    other = pair.second if leader is pair.first else pair.first
+    until(lambda: pair.stands_by(other), "the other one stands by", pair.story)
+    load.wait_for(BETWEEN)
+    before = len(load.acknowledged)
+    kill(leader.pid("supervisor"))
+    kill(leader.pid("control"))
+    begun = time.monotonic()
+    until(lambda: pair.leads(other), "the other one leads", pair.story)
+    leads = time.monotonic() - begun
+    until(lambda: len(load.acknowledged) > before + 1, "more are acknowledged", pair.story)
+    acknowledged = time.monotonic() - begun
+    client = pair.client()
+    client.wait(client.submit({"run": ["true"], "resources": {"cpu": 0.1}}, key=f"probe {number}"), PATIENCE)
+    scheduled = time.monotonic() - begun
+    leader.up(*(() if leader is pair.first else ("--no-agent",)))
+    return leads, acknowledged, scheduled
+
+
+def measure(kills: int) -> list[Figure]:
+    from drivers import postgres_server
+    from system.living import Diary
+    from system.test_standby import Load, Pair
+
+    found: list[tuple[float, float, float]] = []
+    with postgres_server.running() as server:
+        pair = Pair(server)
+        try:
+            diary = Diary(pair.first.work / "diary")
+            with Load(pair, diary) as load:
+                for number in range(kills):
+                    found.append(one_kill(pair, load, number))
+                    say(f"kill {number + 1}: " + ", ".join(f"{taken:.2f} s" for taken in found[-1]))
+            load.check()
+            pair.close()
+        finally:
+            pair.first.destroy()
+            pair.second.destroy()
+            pair.wire.close()
+    note = f"{kills} kills, {len(load.acknowledged):,} jobs acknowledged, each has run once"
+    names = ("the other one leads", "a job is acknowledged", "a job has run")
+    return [
+        Figure(name=f"leader killed: {name}", unit="s", values=list(taken), limit=LIMIT, note=note)
+        for name, taken in zip(names, zip(*found, strict=True), strict=True)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+
+    def figures() -> list[Figure]:
+        import pytest
+
+        try:
+            return measure(given.kills)
+        except pytest.skip.Exception as missing:
+            return [absent("leader killed: the other one leads", str(missing))]
+
+    raise SystemExit(program(figures, as_json=given.json))
+
+
+if __name__ == "__main__":
+    main()
