@@ -30,6 +30,7 @@ if nodes := options.pop("nodes", 0):  # as if every so many workers were on a no
     topology._node = lambda: int(os.environ["SEED"]) % nodes
     topology.Routes.best = lambda self, size: "levels"  # type: ignore[method-assign]
 plateau, leaves = options.pop("plateau", False), options.pop("leaves", "")
+slow = options.pop("slow", 0.0)  # seconds in which others wait for all workers but the first, in each step
 pause, kind = options.pop("pause", 0.0), options.pop("optimizer", "sgd")
 data = TensorDataset(inputs[:count], targets[:count])
 
@@ -43,6 +44,8 @@ with poise.Session(model, optimizer, data, scheduler=scheduler, **options) as ru
     steps = out.with_name(f"{out.name}.{os.getpid()}.steps").open("w")
     seen = run.steps
     for x, y in run:
+        if slow and run.rank:
+            time.sleep(slow)
         loss = nn.functional.cross_entropy(model(x), y)
         run.step(loss)
         if run.steps != seen:

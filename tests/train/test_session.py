@@ -31,6 +31,7 @@ import poise
 from poise.model.training import Training
 from poise.train.restoring import listed
 from poise.train.session import REGROUP_SECONDS
+from poise.units import MILLISECOND
 from train.gangs import HERE, Workers, until
 
 STEPS = 4 * 16
@@ -167,6 +168,19 @@ def test_who_leads_after_another_tells_what_that_one_knew(workers: Workers, tmp_
 def _told(workers: Workers, name: str) -> Training:
     path = workers.folder / f"{name}.report"
     return msgspec.json.decode(path.read_bytes(), type=Training) if path.exists() else Training(step=0)
+
+
+def test_who_is_alone_now_waits_for_nobody(tmp_path: Path) -> None:
+    gang = Workers(tmp_path, batch=64, epochs=12, pause=0.01, slow=0.1)
+    try:
+        gang.start("a", "b")
+        gang.after("a", 4)
+        gang.become("a")
+        gang.after("a", 100)
+        told = until(lambda: (said := _told(gang, "a")).step >= 100 and said)
+        assert 0 < told.compute <= told.step_time < 100 * MILLISECOND
+    finally:
+        gang.end()
 
 
 def test_orders_that_come_while_a_gang_is_being_formed_are_followed(workers: Workers) -> None:

@@ -607,6 +607,7 @@ class Session:
         frames hold connections open on which the others wait.
         """
         if self._reducer is None:
+            self._waited = 0.0
             return self._wishes.copy(), ""
         counted, self._vote = self._vote, None
         began = time.perf_counter()
