@@ -28,6 +28,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from operator import attrgetter
 from types import FrameType, TracebackType
 from typing import Any, Literal, Protocol, get_args
 
@@ -80,6 +81,8 @@ _begun = itertools.count(1)
 """Numbers the sessions of this process as they begin: all workers of a gang run one script, and number them alike."""
 
 _NEWER, _STOP, _SAVE, _LOSS, _OVERFLOWS, _LOWERS, _ENERGY, _STEP_LOSS, _UNUSED, _VOTES = range(10)
+
+_WANTS_GRADIENT = attrgetter("requires_grad")
 
 Scaling = Literal["constant", "linear", "sqrt"]
 SCALINGS = get_args(Scaling)
@@ -188,7 +191,8 @@ class Session:
         self._pass_loss = 0.0  # the sum over the samples of this pass, where the scheduler asks for it
         self._epochs = self._until = epochs
         given.check_parameters(optimizer, self._kept)
-        self._trained: list[bool] = []
+        self._ones: list[torch.nn.Parameter] = []  # that the optimizer has, in so many groups, and which it trains
+        self._groups, self._trained = 0, list[bool]()
         self._parameters = self._to_train()
 
         self.epoch = self.steps = self.samples = 0
@@ -491,7 +495,8 @@ class Session:
         value = loss() if callable(loss) else loss
         if self._short:  # it was worked out without what backward needs
             return
-        given.check_loss(value)
+        if not isinstance(value, torch.Tensor) or value.dim() or not value.requires_grad:
+            given.check_loss(value)
         if self._witness is not None and self._witness.grad is None:
             raise misused(
                 "the gradients were cleared in the middle of a step",
@@ -629,18 +634,16 @@ class Session:
             rate = float(self.optimizer.param_groups[0]["lr"]) * factor
             self.watch.see(self.steps, loss=loss, norm=float(norm), rate=rate, total=self._all_steps())
             self._unseen, self._unseen_steps = 0.0, 0
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        if factor != 1.0:
-            for group in self.optimizer.param_groups:
-                group["lr"] = group["lr"] * factor
+        rates = [group["lr"] for group in self.optimizer.param_groups] if factor != 1.0 else ()
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=False):
+            group["lr"] = rate * factor
         self._stepping = True
         try:
             self.optimizer.step()
         finally:
             self._stepping = False
-        if factor != 1.0:
-            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=False):
+            group["lr"] = rate
         if self.scheduler is not None and self._plateau is None:
             self._step_scheduler()
 
@@ -840,10 +843,13 @@ class Session:
 
     def _look_at_parameters(self) -> None:
         """A script may freeze some and train others as it goes on, at all workers in the same step."""
-        trained = [one.requires_grad for group in self.optimizer.param_groups for one in group["params"]]
-        if trained != self._trained:
+        groups = self.optimizer.param_groups
+        trained = list(map(_WANTS_GRADIENT, self._ones))
+        if trained != self._trained or len(groups) != self._groups:
             given.check_parameters(self.optimizer, self._kept)
-            changed, self._trained = bool(self._trained), trained
+            changed, self._groups = self._groups > 0, len(groups)
+            self._ones = [one for group in groups for one in group["params"]]
+            self._trained = list(map(_WANTS_GRADIENT, self._ones))
             if changed:
                 self._parameters = self._to_train()
                 self._renew_reducer()
