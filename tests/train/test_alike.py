@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import poise
+from poise.train import load
 from train.groups import together
 
 
@@ -77,7 +78,7 @@ def normalized(rank: int, world: int, folder: str) -> Mapping[str, Any]:
 
 def test_what_workers_have_each_for_themselves_is_kept_as_worker_0_has_it(tmp_path: Path) -> None:
     first, second = together(normalized, 2, tmp_path, str(tmp_path / "kept"))
-    kept = poise.train.load(tmp_path / "kept").state["model"]
+    kept = load(tmp_path / "kept").state["model"]
     assert not torch.equal(first["0.running_mean"], second["0.running_mean"])
     assert kept.keys() == first.keys()
     assert all(torch.equal(kept[name], first[name]) for name in first)
