@@ -62,7 +62,7 @@ def measure(kills: int) -> list[Figure]:
                 for number in range(kills):
                     found.append(one_kill(pair, load, number))
                     say(f"kill {number + 1}: " + ", ".join(f"{taken:.2f} s" for taken in found[-1]))
-            load.check()
+            load.check_diary()  # the control plane itself forgets jobs that ended long ago
             pair.close()
         finally:
             pair.first.destroy()
