@@ -104,15 +104,7 @@ def work(folder: str, cases: list[tuple[str, int]]) -> None:
 def measured(workers: int, cases: list[tuple[str, int]]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder, links.nodes(workers) as nodes:
         command = [sys.executable, __file__, "--rank", json.dumps([folder, cases])]
-        place = {"POISE_WORLD_SIZE": str(workers)}
-        ranks = [links.start(node, command, {**place, "POISE_RANK": str(rank)}) for rank, node in enumerate(nodes)]
-        try:
-            ended = [one.wait(SECONDS) for one in ranks]
-        finally:
-            for one in ranks:
-                one.kill()
-                one.wait()
-        assert not any(ended), ended
+        links.run([(node, command) for node in nodes], {"POISE_WORLD_SIZE": str(workers)}, SECONDS)
         return [json.loads((Path(folder) / f"{number}.json").read_text()) for number in range(len(cases))]
 
 

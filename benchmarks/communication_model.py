@@ -87,19 +87,8 @@ def work(folder: str, rank: int, repeats: int) -> None:
 
 def measured(repeats: int) -> list[Timing]:
     with tempfile.TemporaryDirectory() as folder, links.nodes(WORLDS[-1]) as nodes:
-        ranks = [
-            links.start(
-                node, [sys.executable, __file__, "--rank", str(rank), "--repeats", str(repeats)], {"OUT": folder}
-            )
-            for rank, node in enumerate(nodes)
-        ]
-        try:
-            ended = [one.wait(SECONDS) for one in ranks]
-        finally:
-            for one in ranks:
-                one.kill()
-                one.wait()
-        assert not any(ended), ended
+        rank_of = [sys.executable, __file__, "--repeats", str(repeats), "--rank"]
+        links.run([(node, [*rank_of, str(rank)]) for rank, node in enumerate(nodes)], {"OUT": folder}, SECONDS)
         return msgspec.json.decode((Path(folder) / "told").read_bytes(), type=list[Timing])
 
 

@@ -54,6 +54,20 @@ def start(node: str, command: Sequence[str], environ: Mapping[str, str]) -> subp
     return subprocess.Popen(["ip", "netns", "exec", node, *command], env=given)
 
 
+def run(placed: Sequence[tuple[str, Sequence[str]]], environ: Mapping[str, str], seconds: float) -> None:
+    """Ranks of one group: each on its node, with its own command. Raises AssertionError if one of them fails; none is
+    left.
+    """
+    ranks = [start(node, command, {**environ, "POISE_RANK": str(rank)}) for rank, (node, command) in enumerate(placed)]
+    try:
+        ended = [one.wait(seconds) for one in ranks]
+    finally:
+        for one in ranks:
+            one.kill()
+            one.wait()
+    assert not any(ended), ended
+
+
 def limit(megabits: float) -> None:
     """Called on a node: what goes out over its link is limited to this from now on."""
     rate = f"{round(megabits * 1000)}kbit"

@@ -79,21 +79,9 @@ def work(folder: str, rank: int, world: int, repeats: int) -> None:
 def measured(placed: str, repeats: int) -> list[Told]:
     with tempfile.TemporaryDirectory() as folder, links.nodes(len(set(placed))) as nodes:
         node_of = dict(zip(sorted(set(placed)), nodes, strict=True))
-        ranks = [
-            links.start(
-                node_of[letter],
-                [sys.executable, __file__, "--rank", str(rank), "--world", str(len(placed)), "--repeats", str(repeats)],
-                {"OUT": folder},
-            )
-            for rank, letter in enumerate(placed)
-        ]
-        try:
-            ended = [one.wait(SECONDS) for one in ranks]
-        finally:
-            for one in ranks:
-                one.kill()
-                one.wait()
-        assert not any(ended), ended
+        rank_of = [sys.executable, __file__, "--world", str(len(placed)), "--repeats", str(repeats), "--rank"]
+        ranks = [(node_of[letter], [*rank_of, str(rank)]) for rank, letter in enumerate(placed)]
+        links.run(ranks, {"OUT": folder}, SECONDS)
         return msgspec.json.decode((Path(folder) / "told").read_bytes(), type=list[Told])
 
 

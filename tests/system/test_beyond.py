@@ -12,13 +12,20 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from fuzz.mutate import NODE
+from websockets.sync.client import connect
 
 from poise.config import Address, Home
+from poise.drivers import sockets
 from poise.drivers.authority import ensure_authority, server_context
 from poise.drivers.lock import holder
 from poise.drivers.reach import trusting
 from poise.drivers.security import ensure_home
+from poise.kernel.frames import Frames
+from poise.model.messages import Attempt, Hello, Met, Output
+from poise.model.resources import Node
 from system.living import PATIENCE, Diary, Done, Living, kill, until
 
 
@@ -201,3 +208,24 @@ def test_what_runs_goes_on_when_either_side_is_killed(beyond: Beyond, killed: st
     assert beyond.ann("wait", job).code == 0
     assert beyond.ann("logs", job).text == "before\nafter\n"
     diary.check()
+
+
+def test_a_node_writes_no_logs_of_what_it_does_not_run(beyond: Beyond) -> None:
+    job = beyond.ann("submit", "--", "echo", "mine").text.strip()
+    assert beyond.ann("wait", job).code == 0
+    until(lambda: beyond.ann("logs", job).text == "mine\n", "what it wrote is here")
+    forged = Output(attempt=Attempt(f"{job}.main", 1), err=False, start=0, data=b"forged")
+    met = Met(gang=f"{job}.main", founded=1, name="here", data=b"forged")
+    with connect(
+        "ws://poise/v1/channel",
+        sock=sockets.connect(beyond.living.home.socket),
+        additional_headers={"Authorization": f"Bearer {beyond.offers.read_text().strip()}"},
+        max_size=None,
+    ) as channel:
+        frames = Frames()
+        for said in (Hello(node=msgspec.convert(NODE | {"name": "liar"}, Node)), forged, met):
+            channel.send(msgspec.msgpack.encode((frames.number(), said)))
+        until(lambda: beyond.status("liar") == "up", "it has joined")
+        channel.ping().wait(PATIENCE)
+    assert beyond.ann("logs", job).text == "mine\n"
+    assert not list(beyond.living.home.meetings.rglob("here"))

@@ -17,7 +17,8 @@ from poise.train.asynchronous import Asynchronous
 from poise.train.handout import Pieces
 from train.groups import together
 
-KNOWN = 1300
+KNOWN, PASSES = 1300, 8
+"""Samples that are learned, and how often: gradients are as stale as the machine makes them, and more passes help."""
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -58,7 +59,7 @@ def train(rank: int, world: int, staleness: int, victim: int) -> dict[str, Any]:
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    with Asynchronous(model, optimizer, samples=KNOWN, batch=32, epochs=4, staleness=staleness) as run:
+    with Asynchronous(model, optimizer, samples=KNOWN, batch=32, epochs=PASSES, staleness=staleness) as run:
         for turn, places in enumerate(run):
             if rank == victim and turn == 5:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -81,17 +82,17 @@ def test_workers_at_their_own_pace_learn_the_digits_from_each_sample_once_a_pass
     assert bool((server["applied"] == 1).all())
     assert max(server["stale"]) <= 3
     assert any(server["stale"][stale] for stale in server["stale"] if stale)  # it was asynchronous indeed
-    assert server["accuracy"] > 0.6  # by chance a tenth; how stale gradients are depends on the machine
+    assert server["accuracy"] > 0.8
     for one in workers:
         assert torch.equal(one["weights"], server["weights"])
-    gradients = 4 * -(-KNOWN // 32)
+    gradients = PASSES * -(-KNOWN // 32)
     assert sum(one["sent"] for one in workers) > gradients * 4 * server["weights"].numel()
 
 
 def test_what_a_killed_worker_had_taken_is_taken_by_others(tmp_path: Path) -> None:
     server, *workers = together(train, 4, tmp_path, 3, 2, killed=(2,))
     assert bool((server["applied"] == 1).all())
-    assert server["accuracy"] > 0.6  # by chance a tenth; how stale gradients are depends on the machine
+    assert server["accuracy"] > 0.8
     assert all(torch.equal(one["weights"], server["weights"]) for one in workers)
 
 

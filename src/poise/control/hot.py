@@ -204,7 +204,7 @@ class NodeChannel:
                     continue
                 if isinstance(message, Output):
                     if node:
-                        await self._take_output(channel, message)
+                        await self._take_output(node, channel, message)
                     continue
                 if isinstance(message, Met):
                     if node:
@@ -225,9 +225,9 @@ class NodeChannel:
             if node:
                 self._plane.disconnect(node, channel)
 
-    async def _take_output(self, channel: "Channel", output: Output) -> None:
-        """Of jobs that are known. A disk that is full costs the output, and nothing else."""
-        if output.attempt.task.partition(".")[0] not in self._plane.ledger.jobs:
+    async def _take_output(self, node: str, channel: "Channel", output: Output) -> None:
+        """Of what runs or ran on this node. A disk that is full costs the output, and nothing else."""
+        if self._plane.ledger.node_of(output.attempt) != node:
             return
         try:
             channel.send(await asyncio.to_thread(keep, self._home.logs, output))
@@ -235,9 +235,9 @@ class NodeChannel:
             _log.debug("what %s wrote is not kept: %s", output.attempt, error)
 
     def _pass_on(self, node: str, channel: "Channel", met: Met) -> None:
-        """To the other nodes of the gang; and to one that asks, all that there is."""
+        """To the other nodes of the gang; and to one of them that asks, all that there is."""
         unit = self._plane.ledger.unit(met.gang)
-        if unit is None:
+        if unit is None or node not in {task.node for task in unit.tasks}:
             return
         folder = self._home.meetings / unit.job
         if not met.name:

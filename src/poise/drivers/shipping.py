@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from poise.drivers.keeper import BLOCK, LOG_BOUND, punch
 from poise.drivers.logs import piece
 from poise.drivers.process import log_paths
 from poise.model.messages import Attempt, Kept, Output
@@ -69,13 +70,18 @@ class Shipping:
                 self._followed.pop(attempt, None)
 
 
-def keep(logs: Path, output: Output) -> Kept:
-    """The control plane's side. Raises OSError where nothing can be written."""
+def keep(logs: Path, output: Output, most: int = LOG_BOUND) -> Kept:
+    """The control plane's side. Of a stream that is longer than `most` the newest half of that stays at least, as on
+    its node. Raises OSError where nothing can be written.
+    """
     path = log_paths(logs, output.attempt)[output.err]
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    half, end = most // 2, output.start + len(output.data)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        if end >= most and end // half > output.start // half and not punch(file, 0, (end - half) // BLOCK * BLOCK):
+            os.ftruncate(file, 0)
         os.pwrite(file, output.data, output.start)
     finally:
         os.close(file)
-    return Kept(attempt=output.attempt, err=output.err, until=output.start + len(output.data))
+    return Kept(attempt=output.attempt, err=output.err, until=end)

@@ -597,6 +597,17 @@ class Ledger:
         found = self._tasks.get(task_id)
         return (found[0], found[0].tasks[found[1]]) if found else None
 
+    def node_of(self, attempt: Attempt) -> str:
+        """Where it runs or ran; empty for one that is not known."""
+        found = self._tasks.get(attempt.task)
+        if found is None:
+            return ""
+        unit, index = found
+        task = unit.tasks[index]
+        if unit.epoch_of(index) == attempt.epoch:
+            return task.node
+        return next((past.node for past in task.past if past.epoch == attempt.epoch), "")
+
     def unit(self, unit_id: str) -> UnitState | None:
         return self._units.get(unit_id)
 

@@ -41,8 +41,8 @@ TALK_SECONDS = 600.0
 """How long a worker waits for the others in what all do together: the longest step that is not taken for a hang."""
 
 ORDERED_SECONDS = 10.0
-"""How long a worker that has newer orders still waits for the others in what all do together: a ring may wait for ever
-for somebody who has gone, if nobody who waits was beside them."""
+"""How long a worker that has newer orders still waits for the others in what all do together, on GPUs. What waits in
+gloo cannot be ended from here: it ends when those beside it leave their group, or after TALK_SECONDS."""
 
 LONG_SECONDS = 5.0
 """A worker that waits for the others for so long says so."""

@@ -206,7 +206,9 @@ def forget() -> None:
 
 
 def abort() -> None:
-    """End whatever is under way between the workers."""
+    """End whatever is under way between the workers: NCCL at once, gloo once the groups are freed, which no call that
+    still waits in one of them lets happen.
+    """
     if _routes is not None:
         _routes.close()
     if dist.group.WORLD is not None:
