@@ -4,9 +4,10 @@
 
 `phases/README.md` says what the runs are and how they were labelled, before there was a detector. A run is right if it
 has the changes that its label has, in order, each within a tenth of the run's length; one change more or less is wrong.
-Five ways to look: as a Session does, every fourth step with the mean loss since the last one, and every eighth in
-fine-tuning; at every step; at every step, but with the end of the run not known; without the gradients; and with the
-variance of the norms of the last ten gradients alone, above 0.1 initial, below 0.01 fine-tuning, for comparison.
+Five ways to look: as a Session does, at every fourth step with the losses since the last one and the gradient of that
+one, and at every eighth in fine-tuning; at every step; at every step, but with the end of the run not known; without
+the gradients; and with the variance of the norms of the last ten gradients alone, above 0.1 initial, below 0.01
+fine-tuning, for comparison.
 
 `--runs` takes others that `phases/record.py --seed 1 --out FOLDER` has made; the labels are those of the recorded
 ones.
@@ -19,7 +20,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean, pvariance
+from statistics import pvariance
 
 import msgspec
 from harness import Figure
@@ -56,14 +57,13 @@ def steps(path: Path) -> tuple[Step, ...]:
 
 
 def as_a_session(seen: tuple[Step, ...]) -> Changes:
-    rules, memory, changes = PhaseRules(), PhaseMemory(), []
-    losses: list[float] = []
+    rules, memory, changes, noted = PhaseRules(), PhaseMemory(), list[tuple[int, Phase]](), list[Step]()
     for step in seen:
-        losses.append(step.loss)
-        if is_due(step.step, memory, rules):
-            mean = msgspec.structs.replace(step, loss=fmean(losses))
-            verdict = Phases().decide(PhaseView(steps=(mean,), total=len(seen), rules=rules, memory=memory))
-            memory, losses = verdict.memory, []
+        due = is_due(step.step, memory, rules)
+        noted.append(step if due else msgspec.structs.replace(step, norm=-1.0))
+        if due:
+            verdict = Phases().decide(PhaseView(steps=tuple(noted), total=len(seen), rules=rules, memory=memory))
+            memory, noted = verdict.memory, []
             changes += verdict.changes
     return tuple(changes)
 

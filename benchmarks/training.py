@@ -4,7 +4,8 @@
                                   [--plot docs/images/killed.svg]
 
 * `overhead`: the median step of a small transformer (on the text of the licence) and of a CNN (on digits), in a plain
-  loop and in a session, which take turns step by step, on one core.
+  loop with a DataLoader and in a session, which take turns step by step, on one core. The data are rows of tensors,
+  which a session reads a batch at a time; and again data that give both of them one sample after another.
 * `kill`: four workers of an elastic gang under a real control plane train a small network on digits; one is killed with
   SIGKILL, worker 0 in turn with another. From that to the next step of the gang, and to the next with four workers;
   steps that were made twice or left out; accuracy on digits that were not learned, and the loss step by step, beside
@@ -78,7 +79,22 @@ def cnn() -> tuple[Any, Any, Any]:
     return model, torch.utils.data.TensorDataset(inputs, torch.tensor(labels)), nn.functional.cross_entropy
 
 
-def overhead(make: Callable[[], tuple[Any, Any, Any]], steps: int, batch: int) -> tuple[float, float]:
+class OneByOne:
+    """Data that nobody can read but one sample after another."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, place: int) -> Any:
+        return self._data[place]
+
+
+def overhead(
+    make: Callable[[], tuple[Any, Any, Any]], steps: int, batch: int, *, one_by_one: bool = False
+) -> tuple[float, float]:
     """Median seconds of a step: plain, and in a session. One of each in turn: what slows the machine slows both."""
     import torch
     from torch.utils.data import DataLoader
@@ -87,9 +103,14 @@ def overhead(make: Callable[[], tuple[Any, Any, Any]], steps: int, batch: int) -
 
     torch.set_num_threads(1)
 
+    def made() -> tuple[Any, Any, Any]:
+        model, data, loss_of = make()
+        whole = torch.utils.data.Subset(data, range(len(data) - len(data) % batch))
+        return model, OneByOne(whole) if one_by_one else whole, loss_of
+
     def plain() -> Iterator[None]:
         torch.manual_seed(0)
-        model, data, loss_of = make()
+        model, data, loss_of = made()
         optimizer = torch.optim.AdamW(model.parameters())
         while True:
             for x, y in DataLoader(data, batch_size=batch, shuffle=True, drop_last=True):
@@ -100,10 +121,9 @@ def overhead(make: Callable[[], tuple[Any, Any, Any]], steps: int, batch: int) -
 
     def session() -> Iterator[None]:
         torch.manual_seed(0)
-        model, data, loss_of = make()
-        whole = torch.utils.data.Subset(data, range(len(data) - len(data) % batch))
+        model, data, loss_of = made()
         optimizer = torch.optim.AdamW(model.parameters())
-        with poise.Session(model, optimizer, whole, batch=batch, epochs=10_000) as run:
+        with poise.Session(model, optimizer, data, batch=batch, epochs=10_000) as run:
             for x, y in run:
                 run.step(loss_of(model(x), y))
                 yield
@@ -122,15 +142,13 @@ def overhead(make: Callable[[], tuple[Any, Any, Any]], steps: int, batch: int) -
 def measure_overhead(rounds: int, steps: int) -> list[Figure]:
     figures = []
     for name, make, batch in (("transformer", transformer, 16), ("CNN", cnn, 64)):
-        say(f"overhead: {name}")
-        shares = []
-        for _ in range(rounds):
-            plain, session = overhead(make, steps, batch)
-            shares.append(100 * (session / plain - 1))
-        note = f"a step takes {1000 * plain:.1f} ms"
-        figures.append(
-            Figure(name=f"a session's share of a step, {name}", unit="%", values=shares, limit=1.0, note=note)
-        )
+        for one_by_one in (False, True):
+            say(f"overhead: {name}{', sample by sample' if one_by_one else ''}")
+            pairs = [overhead(make, steps, batch, one_by_one=one_by_one) for _ in range(rounds)]
+            shares = [100 * (session / plain - 1) for plain, session in pairs]
+            what = f"a session's share of a step, {name}{', data read sample by sample' if one_by_one else ''}"
+            note = f"a step takes {1000 * pairs[-1][0]:.1f} ms"
+            figures.append(Figure(name=what, unit="%", values=shares, limit=1.0, note=note))
     return figures
 
 

@@ -133,7 +133,8 @@ def test_the_norm_is_of_what_the_optimizer_gets() -> None:
 
 def test_a_state_that_another_version_wrote_begins_anew() -> None:
     watch = Watch(PhaseRules())
-    watch.see(0, loss=1.0, norm=1.0, rate=0.1)
+    watch.note(0, 1.0, 0.1)
+    watch.see([1.0], norm=1.0)
     kept = json.loads(json.dumps(watch.state_dict()))
     other = Watch(PhaseRules())
     other.load_state_dict(kept)
@@ -145,9 +146,23 @@ def test_a_state_that_another_version_wrote_begins_anew() -> None:
 def test_a_loss_that_is_no_number_is_passed_over() -> None:
     watch = Watch(PhaseRules())
     for step in range(40):
-        watch.see(step, loss=math.nan if step % 2 else 1 / (1 + step), norm=math.inf, rate=0.1)
+        watch.note(step, math.nan if step % 2 else 1 / (1 + step), 0.1)
+        watch.see(watch.losses(), norm=math.inf)
     assert watch.phase == "initial"
     assert "nan" not in json.dumps(watch.state_dict()).lower()
+
+
+def test_each_step_is_seen_once_however_often_it_is_made() -> None:
+    often, once = Watch(PhaseRules()), Watch(PhaseRules())
+    for step in range(8):
+        often.note(step, 99.0, 0.1)  # made again: its gradients have overflowed
+        for watch in (often, once):
+            watch.note(step, torch.tensor(1 / (1 + step)), 0.1)
+    assert often.losses() == once.losses() == pytest.approx([1 / (1 + step) for step in range(8)])
+    for watch in (often, once):
+        watch.see(watch.losses(), norm=1.0)
+    assert often.state_dict() == once.state_dict()
+    assert often.state_dict()["seen"] == 7 and not often.losses()
 
 
 def test_looking_is_cheap() -> None:
@@ -155,6 +170,7 @@ def test_looking_is_cheap() -> None:
     watch, spent = Watch(PhaseRules()), []
     for step in range(1000):
         began = time.perf_counter()
-        watch.see(step, loss=1 / (1 + step), norm=1.0, rate=0.1, total=1000)
+        watch.note(step, 1 / (1 + step), 0.1)
+        watch.see(watch.losses(), norm=1.0, total=1000)
         spent.append(time.perf_counter() - began)
     assert sorted(spent)[500] < 1e-3

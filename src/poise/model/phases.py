@@ -9,8 +9,8 @@ from poise.model.training import Phase
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A step that was looked at: its number from 0, the mean loss since the last one, the norm of its gradient before
-    the optimizer, and the learning rate (both negative where not known).
+    """A step: its number from 0, its loss, the norm of its gradient before the optimizer (negative where it was not
+    looked at), and the learning rate (negative where not known).
     """
 
     step: int
@@ -37,7 +37,7 @@ class PhaseRules(msgspec.Struct, frozen=True, kw_only=True):
     before. Fine-tuning begins when less than `left` of all that was gained is still to come, with `doubt` standard
     errors added, `rest` times as long after the knee as that took, or later. A run begins again when more than `lost`
     of its gain is lost. What is seen counts by how long it has been so: `hold` of the run's age, and `least` steps at
-    the least. A learning rate below `dropped` of the last begins a new slope. All of the first `dense` steps count.
+    the least. A learning rate below `dropped` of the last begins a new slope.
     """
 
     window: int = 10
@@ -52,7 +52,6 @@ class PhaseRules(msgspec.Struct, frozen=True, kw_only=True):
     hold: float = 0.06
     least: int = 15
     dropped: float = 0.5
-    dense: int = 32
     initial: Pace = Pace()
     convergence: Pace = Pace()
     tuning: Pace = Pace(look=8, tell=5.0, precision="fp32")
@@ -80,11 +79,11 @@ class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
     """All that is kept of a run; its size is bounded.
 
     `born` is the step at which the run began, or began again, `changed` the one at which it entered the phase, `seen`
-    and `judged` the last that was looked at and judged; `looks` counts. `curve` are means over the whole run since its
-    birth, of `width` steps each. `start` are its first losses, `recent` the last, `norms` those of the last gradients.
-    `jitter` is what the loss changes by from one look to the next, in the mean, `loudest` the highest variance of
-    norms, `rate` the learning rate, `peak` the highest, and `spent` its sum over all steps. `slope` began at the birth,
-    or when the rate dropped last. `evidence` for the next phase is from 0 to 1.
+    and `judged` the last that was seen and judged; `count` is of those seen. `curve` are means over the whole run since
+    its birth, of `width` steps each. `start` are its first losses, `recent` the last, `norms` those of the last
+    gradients. `jitter` is what the loss changes by from one step to the next, in the mean, `loudest` the highest
+    variance of norms, `rate` the learning rate, `peak` the highest, and `spent` its sum over all steps. `slope` began
+    at the birth, or when the rate dropped last. `evidence` for the next phase is from 0 to 1.
     """
 
     phase: Phase = "initial"
@@ -92,7 +91,7 @@ class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
     changed: int = 0
     seen: int = -1
     judged: int = -1
-    looks: int = 0
+    count: int = 0
     width: int = 1
     curve: tuple[Point, ...] = ()
     start: tuple[float, ...] = ()
@@ -108,7 +107,7 @@ class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhaseView(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps that were looked at since the last view, oldest first, and how many the run has (0: not known)."""
+    """The steps since the last view, oldest first, and how many the run has (0: not known)."""
 
     steps: tuple[Step, ...]
     total: int = 0

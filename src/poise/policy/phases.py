@@ -38,7 +38,7 @@ FIRST = 3
 """The median of so many losses is where a run starts: one that is far off does not count."""
 
 LOOK = 5
-"""Judged at every so many steps that are looked at."""
+"""Judged at every so many steps."""
 
 CLEAR = 4.0
 """A fall is clear if it is so many times as large as the loss jitters."""
@@ -89,7 +89,7 @@ def pace_of(phase: Phase, rules: PhaseRules) -> Pace:
 
 def is_due(step: int, memory: PhaseMemory, rules: PhaseRules) -> bool:
     """Whether this step is to be looked at."""
-    return step - memory.born < rules.dense or step % pace_of(memory.phase, rules).look == 0
+    return step % pace_of(memory.phase, rules).look == 0
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def _seen(memory: PhaseMemory, step: Step, rules: PhaseRules) -> PhaseMemory:
     return msgspec.structs.replace(
         memory,
         seen=step.step,
-        looks=memory.looks + 1,
+        count=memory.count + 1,
         width=width,
         curve=curve,
         start=memory.start if len(memory.start) == FIRST else (*memory.start, step.loss),
@@ -180,7 +180,7 @@ def _joined(one: Point, other: Point) -> Point:
 
 def _judged(memory: PhaseMemory, view: PhaseView) -> PhaseMemory:
     age = memory.seen - memory.born + 1
-    if memory.looks % LOOK or age < 2 * view.rules.least:
+    if memory.count % LOOK or age < 2 * view.rules.least:
         return memory
     if _leapt(memory, view.rules):
         return _begun_again(memory)

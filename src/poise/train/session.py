@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from operator import attrgetter
 from types import FrameType, TracebackType
@@ -80,7 +80,8 @@ METER_SECONDS = 1.0
 _begun = itertools.count(1)
 """Numbers the sessions of this process as they begin: all workers of a gang run one script, and number them alike."""
 
-_NEWER, _STOP, _SAVE, _LOSS, _OVERFLOWS, _LOWERS, _ENERGY, _STEP_LOSS, _UNUSED, _VOTES = range(10)
+_NEWER, _STOP, _SAVE, _OVERFLOWS, _LOWERS, _ENERGY, _STEP_LOSS, _UNUSED, _VOTES = range(9)
+"""What is agreed on in each step; behind it come the losses that the watch looks at, where it looks."""
 
 _WANTS_GRADIENT = attrgetter("requires_grad")
 
@@ -234,8 +235,6 @@ class Session:
         self._loss_share = 0.0
         self._witness: torch.nn.Parameter | None = None  # has a gradient, since the micro-batch before
         self._last_loss: torch.Tensor | float = 0.0
-        self._unseen: torch.Tensor | float = 0.0  # sum of this worker's losses since the watch looked last
-        self._unseen_steps = 0
         self._looks = False  # whether the watch looks at this step
         self._times: deque[float] = deque(maxlen=RECENT_STEPS)
         self._computes: deque[float] = deque(maxlen=RECENT_STEPS)
@@ -537,10 +536,9 @@ class Session:
         self._wishes[_SAVE] = float(self.rank == 0 and is_due)
         self._wishes[_STOP] = float(self._stopping and not self._gang.leaves())
         self._wishes[_STEP_LOSS] = float(self._loss) if self._plateau is not None else 0.0
-        self._unseen = self._unseen + self._loss if self._unseen_steps else self._loss
-        self._unseen_steps += 1
+        self.watch.note(self.steps, self._loss, float(self.optimizer.param_groups[0]["lr"]) * self._rate_factor())
         self._looks = self.watch.due(self.steps)
-        self._wishes[_LOSS] = float(self._unseen) / self._unseen_steps if self._looks else 0.0
+        self._wishes[_VOTES:] = self.watch.losses() if self._looks else ()
         if self._reducer is not None:
             self._vote = _counted(self._wishes)
             self._reducer.begin(early=early)
@@ -560,7 +558,7 @@ class Session:
             for one in self._gradients():
                 self._precision.unscale(one)
         if not votes[_OVERFLOWS] or self._precision.accepts(finite(self._gradients())):
-            self._update(votes[_LOSS])
+            self._update(votes[_VOTES:])
         elif votes[_LOWERS]:  # somebody's losses were made too large
             self._begin_again()
             self._clear()
@@ -618,22 +616,20 @@ class Session:
         began = time.perf_counter()
         try:
             with self._gang.waiting():
-                votes = counted() if counted is not None else [0.0] * _VOTES
+                votes = counted() if counted is not None else [0.0] * len(self._wishes)
                 self._reducer.finish(careful=bool(votes[_UNUSED]))
         except (WorkerLost, RuntimeError) as error:
             return [], str(error) or "it has gone"
         self._waited = time.perf_counter() - began
         return votes, ""
 
-    def _update(self, loss: float) -> None:
-        """Change the weights; `loss` is the mean since the watch looked last, if it looks now."""
+    def _update(self, losses: Sequence[float]) -> None:
+        """Change the weights; `losses` are those of the steps since the watch looked last, if it looks now."""
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.clip) if self.clip else None
         factor = self._rate_factor()
         if self._looks:
             norm = self._norm() if norm is None else norm
-            rate = float(self.optimizer.param_groups[0]["lr"]) * factor
-            self.watch.see(self.steps, loss=loss, norm=float(norm), rate=rate, total=self._all_steps())
-            self._unseen, self._unseen_steps = 0.0, 0
+            self.watch.see(losses, norm=float(norm), total=self._all_steps())
         rates = [group["lr"] for group in self.optimizer.param_groups] if factor != 1.0 else ()
         for group, rate in zip(self.optimizer.param_groups, rates, strict=False):
             group["lr"] = rate * factor
@@ -804,7 +800,7 @@ class Session:
             self.exchange.abandon()
         self._changed, self._at, self._witness = True, None, None
         self._loss, self._loss_share = 0.0, 0.0
-        self._unseen, self._unseen_steps = 0.0, 0
+        self.watch.forget()
         self._await_orders(lost)
         self._join()
         self._teller.tell(self.training, now=True)

@@ -1,12 +1,12 @@
 """What a session sees of its own training: the loss and the gradients, and the phase that follows from them.
 
-Cheap enough to be always on: the loss is added up where it is, without waiting for the device, and fetched with the
-norm of the gradient only at the steps that are looked at. The norm is of what the optimizer gets, so it is the same at
-all workers; the loss is that of all of them. So all workers see alike, and come to the same phase at the same step.
+Cheap enough to be always on: losses stay where they are, without waiting for the device, and are fetched with the norm
+of the gradient only at the steps that are looked at. The norm is of what the optimizer gets, so it is the same at all
+workers; the losses are those of all of them. So all workers see alike, and come to the same phase at the same step.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -17,20 +17,30 @@ from poise.model.training import Phase
 from poise.policy.phases import Phases, is_due, pace_of
 
 
+class Noted(NamedTuple):
+    """Of a step that was not looked at yet: this worker's part of its loss, and the learning rate."""
+
+    step: int
+    loss: torch.Tensor | float
+    rate: float
+
+
 class Watch:
-    """Tells the phase of a run from its steps. `due` says whether a step is to be looked at, and then `see` is called
-    with what it showed. What is remembered is kept in checkpoints. Without `rules` it sees nothing.
+    """Tells the phase of a run from its steps. Each is noted; `due` says whether it is to be looked at, and then `see`
+    is called with what those that were noted have shown. What is remembered is kept in checkpoints. Without `rules` it
+    sees nothing.
     """
 
     def __init__(self, rules: PhaseRules | None = None) -> None:
         self._rules = rules
         self._policy = Phases()
         self._memory = PhaseMemory()
+        self._noted: list[Noted] = []
 
     @property
     def phase(self) -> Phase:
         """Empty before the first step, and where it does not watch."""
-        return self._memory.phase if self._memory.looks or self._memory.seen >= 0 else ""
+        return self._memory.phase if self._memory.count or self._memory.seen >= 0 else ""
 
     @property
     def pace(self) -> Pace:
@@ -46,15 +56,32 @@ class Watch:
         """Whether this step is to be looked at. The same at all workers."""
         return self._rules is not None and is_due(step, self._memory, self._rules)
 
-    def see(self, step: int, *, loss: float, norm: float, rate: float, total: int = 0) -> Phase:
-        """What a step showed: the mean loss since the last look, the norm of the gradient, the learning rate; and how
-        many steps the whole run has, if that is known.
-        """
+    def note(self, step: int, loss: torch.Tensor | float, rate: float) -> None:
+        """A step that is made again is noted once."""
         if self._rules is not None:
-            seen = Step(step=step, loss=loss, norm=norm, rate=rate)
-            view = PhaseView(steps=(seen,), total=total, rules=self._rules, memory=self._memory)
+            if self._noted and self._noted[-1].step == step:
+                self._noted.pop()
+            self._noted.append(Noted(step, loss, rate))
+
+    def losses(self) -> list[float]:
+        """Of the steps that were noted since the last look, as this worker sees them."""
+        return [float(one.loss) for one in self._noted]
+
+    def see(self, losses: Sequence[float], *, norm: float, total: int = 0) -> Phase:
+        """What the steps that were noted have shown: the loss of each, of all workers; the norm of the gradient of the
+        last; and how many steps the whole run has, if that is known.
+        """
+        noted, self._noted = self._noted, []
+        if self._rules is not None and noted:
+            seen = [Step(step=one.step, loss=loss, rate=one.rate) for one, loss in zip(noted, losses, strict=True)]
+            seen[-1] = msgspec.structs.replace(seen[-1], norm=norm)
+            view = PhaseView(steps=tuple(seen), total=total, rules=self._rules, memory=self._memory)
             self._memory = self._policy.decide(view).memory
         return self.phase
+
+    def forget(self) -> None:
+        """What was noted and not looked at, where somebody comes who has not noted it."""
+        self._noted = []
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, texts and lists."""

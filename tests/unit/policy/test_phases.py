@@ -150,7 +150,8 @@ def test_fine_tuning_is_looked_at_and_told_of_more_rarely_and_in_full_precision(
     assert Phases().decide(PhaseView(steps=(), rules=own, memory=PhaseMemory(phase="fine-tuning"))).pace == own.tuning
 
 
-def test_the_first_steps_of_a_run_are_all_looked_at_then_some() -> None:
+def test_of_some_steps_the_gradient_is_looked_at() -> None:
     rules = PhaseRules()
-    looked = [step for step in range(100) if is_due(step, PhaseMemory(), rules)]
-    assert looked == [*range(rules.dense), *range(rules.dense, 100, rules.initial.look)]
+    assert [step for step in range(12) if is_due(step, PhaseMemory(), rules)] == [0, 4, 8]
+    tuning = PhaseMemory(phase="fine-tuning")
+    assert [step for step in range(20) if is_due(step, tuning, rules)] == [0, 8, 16]
