@@ -20,7 +20,7 @@ import msgspec
 from poise.config import Address, Home
 from poise.decoding import json_decoder
 from poise.drivers.lock import is_held
-from poise.drivers.reach import environment_home, home_at, reach
+from poise.drivers.reach import door_of, environment_home, home_at, reach
 from poise.drivers.security import digest, new_secret, token_for
 from poise.errors import ErrorRecord, Fault, NotLeading, PoiseError, SpecError, Unreachable, from_record
 from poise.model.reports import (
@@ -53,8 +53,8 @@ THOUGHT = 60.0
 
 def current_home(path: Path | str | None = None) -> Home:
     """The home at this path, or at `POISE_HOME`, or `~/.poise`; where no path is given and `POISE_SOCKET` or
-    `POISE_ADDRESS` is set, the control plane of somebody else behind it. `POISE_CONTROL` are the sockets of several, of
-    which one leads; it counts where that of the home is among them.
+    `POISE_ADDRESS` is set, the control plane of somebody else behind it. `POISE_CONTROL` are the sockets and addresses
+    of several, of which one leads; it counts where the socket of the home is among them.
     """
     return environment_home() if path is None else home_at(path)
 
@@ -318,7 +318,7 @@ class Client:
 
     def _call(self, method: str, path: str, kind: type[T], body: Any = None, timeout: float = PATIENCE) -> T:
         data = _encoded(body) if body is not None else None
-        if len(self.home.sockets) > 1:
+        if len(self.home.doors) > 1:
             timeout -= PATIENCE - SILENCE
         deadline = time.monotonic() + self._patience
         while True:
@@ -342,7 +342,7 @@ class Client:
         if status != NotLeading.status:
             return False
         record = _decode_error(content, status).record
-        return record.code == NotLeading.default_code and (len(self.home.sockets) > 1 or not record.need)
+        return record.code == NotLeading.default_code and (len(self.home.doors) > 1 or not record.need)
 
     def _exchange(
         self, method: str, path: str, data: bytes | None, timeout: float
@@ -353,7 +353,7 @@ class Client:
         if self._connection.sock is not None:
             self._connection.sock.settimeout(timeout)
         headers = {"Authorization": f"Bearer {token_for(self.home)}"}
-        if isinstance(self.home.elsewhere, Address):
+        if isinstance(door_of(self.home, self._turn), Address):
             headers["Accept-Encoding"] = "gzip"
         if data is not None:
             headers["Content-Type"] = "application/json"

@@ -20,14 +20,14 @@ class Address(msgspec.Struct, frozen=True):
     authority: str
 
     @classmethod
-    def parse(cls, text: str) -> "Address":
+    def parse(cls, text: str, field: str = "POISE_ADDRESS") -> "Address":
         """`HOST:PORT#FINGERPRINT`, as `poise up --listen` prints it. Raises InputError."""
-        place, _, authority = text.partition("#")
-        host, port = parse_place(place, "POISE_ADDRESS")
+        place, _, authority = text.strip().partition("#")
+        host, port = parse_place(place, field)
         if len(authority) != 64 or not set(authority) <= set("0123456789abcdef"):
             raise InputError(
                 "an address ends with the fingerprint of the authority that speaks for it",
-                field="POISE_ADDRESS",
+                field=field,
                 need="HOST:PORT#FINGERPRINT",
                 have=text[:200],
                 hint="`poise status`, where the control plane runs, prints it",
@@ -55,17 +55,20 @@ def parse_place(text: str, field: str) -> tuple[str, int]:
     return inner, int(port)
 
 
+Door = Path | Address
+"""Where a control plane is reached: a socket of this machine, or an address of another one."""
+
+
 class Home(msgspec.Struct, frozen=True):
     """`POISE_HOME`: everything Poise keeps on one machine. Nothing outside it is written.
 
     With `elsewhere`, the socket of a control plane that somebody else shares or the address of one on another machine,
-    nothing of this home is used. `others` are sockets of control planes of which one leads when that of this home does
-    not.
+    nothing of this home is used. `others` are those of which one leads when that one, or that of this home, does not.
     """
 
     root: Path
-    elsewhere: Path | Address | None = None
-    others: tuple[Path, ...] = ()
+    elsewhere: Door | None = None
+    others: tuple[Door, ...] = ()
 
     @property
     def lock(self) -> Path:
@@ -95,9 +98,15 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "authority"
 
     @property
-    def sockets(self) -> tuple[Path, ...]:
+    def doors(self) -> tuple[Door, ...]:
         """Of all control planes of which one leads."""
-        return (self.socket, *(other for other in self.others if other != self.socket))
+        first = self.elsewhere or self.socket
+        return (first, *(other for other in self.others if other != first))
+
+    @property
+    def addresses(self) -> str:
+        """What POISE_ADDRESS says of control planes on other machines; empty where there is one on this machine."""
+        return ",".join(door.text for door in self.doors if isinstance(door, Address)) if self.elsewhere else ""
 
     @property
     def store(self) -> Path:

@@ -33,7 +33,7 @@ import uvloop
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
-from poise.config import Address, Endpoint, Home
+from poise.config import Address, Door, Endpoint, Home
 from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers.devices import Inventory, Part, identity, incarnation_of
 from poise.drivers.lock import take_lock
@@ -41,7 +41,7 @@ from poise.drivers.logs import prune
 from poise.drivers.meetings import Meetings
 from poise.drivers.probes import Use
 from poise.drivers.process import Keepers
-from poise.drivers.reach import home_at, reach, trusting
+from poise.drivers.reach import door_of, home_at, home_elsewhere, reach, trusting
 from poise.drivers.security import ensure_home, ensure_token, read_token, token_for, worker_key
 from poise.drivers.shipping import Shipping
 from poise.drivers.system import (
@@ -73,7 +73,6 @@ DIAL_SECONDS, SILENCE_SECONDS = 10.0, 2.0
 PRUNE_SECONDS = 60.0
 KEEP_LOG_BYTES = 4 * 2**30
 KEEP_LOG_FILES = 50_000
-DIAL_SECONDS = 10.0
 
 STILL_RUNS = 5
 """Exit code of an agent that was told to end while commands of its node go on."""
@@ -142,7 +141,8 @@ class Agent:
         self._inventory = offer.inventory
         self._sample = self._meter(offer)
         self._collecting = Collecting()
-        self._shipping = Shipping(home.logs) if isinstance(home.elsewhere, Address) else None
+        self._door: Door = home.socket  # of the control plane that is spoken to
+        self._shipping = Shipping(home.logs) if home.doors != (home.socket,) else None
         self._meetings = Meetings(home.gangs)
         self._shipped_first: list[Ended] = []
         self._written = asyncio.Event()
@@ -184,15 +184,12 @@ class Agent:
     @contextlib.asynccontextmanager
     async def _dial(self, turn: int, patience: float) -> AsyncIterator[ClientConnection]:
         """A channel to the control plane, or to the one of several whose turn it is."""
-        address = self._home.elsewhere
-        if isinstance(address, Address):
-            token, scheme = token_for(self._home), "wss"
-            context = await asyncio.to_thread(trusting, address)
-            place = (address.host, address.port)
-            sock = await asyncio.to_thread(socket.create_connection, place, DIAL_SECONDS)
-            secured: dict[str, Any] = {"ssl": context, "server_hostname": address.host}
+        token = token_for(self._home) if self._home.elsewhere is not None else read_token(self._home)
+        door, scheme, secured = door_of(self._home, turn), "ws", dict[str, Any]()
+        if isinstance(door, Address):
+            scheme, secured = "wss", {"ssl": await asyncio.to_thread(trusting, door), "server_hostname": door.host}
+            sock = await asyncio.to_thread(socket.create_connection, (door.host, door.port), patience)
         else:
-            token, scheme, secured = read_token(self._home), "ws", {}
             sock = reach(self._home, turn=turn)
         with contextlib.closing(sock):
             sock.setblocking(False)
@@ -206,13 +203,13 @@ class Agent:
                 ping_interval=None,
                 **secured,
             ) as channel:
-                self._sock = sock
+                self._sock, self._door = sock, door
                 self._keepers.address = self._address()
                 yield channel
 
     def _address(self) -> str:
         """This machine's, for members of gangs on others; none where the control plane listens to no others."""
-        if isinstance(self._home.elsewhere, Address) and self._sock is not None:
+        if isinstance(self._door, Address) and self._sock is not None:
             name: str = self._sock.getsockname()[0]
             return name
         with contextlib.suppress(OSError, msgspec.MsgspecError):
@@ -223,7 +220,8 @@ class Agent:
     async def _session(self, channel: ClientConnection) -> None:
         self._unsent.clear()
         if self._shipping is not None:
-            self._shipping.connected()
+            self._shipping.connected("" if self._door == self._home.socket else str(self._door))
+            self._written.set()
         self._feed(machine.Connected())
         self._unsent.extend(self._meetings.connected())
         frames = Frames()
@@ -495,9 +493,9 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
     def serving(launch: Launch) -> dict[str, str]:
         key = launch.key or worker_key(token, launch.attempt)
         found = {"POISE_HOME": str(home.root), "POISE_WORKER_KEY": key}
-        if isinstance(home.elsewhere, Address):
-            found["POISE_ADDRESS"] = home.elsewhere.text
-        if home.others:
+        if home.addresses:
+            found["POISE_ADDRESS"] = home.addresses
+        elif home.others:
             found["POISE_CONTROL"] = os.environ["POISE_CONTROL"]
         return found
 
@@ -519,7 +517,7 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
     settle_memory()
     loop = asyncio.get_running_loop()
     works = [agent.run(), agent.measure(), agent.watch_training(), agent.watch_meetings()]
-    if home.elsewhere is not None:
+    if home.doors != (home.socket,):
         works.append(agent.ship())
     if offer.prunes:
         works.append(agent.prune_logs())
@@ -568,7 +566,11 @@ def main() -> int:
     parser.add_argument("home", type=Path)
     parser.add_argument("--name", default=os.uname().nodename)
     parser.add_argument("--declared", type=Path, help="compiled fleet that says what this node offers")
-    parser.add_argument("--connect", help="address of the control plane, as `poise status` prints it where that runs")
+    parser.add_argument(
+        "--connect",
+        metavar="ADDRESS[,ADDRESS…]",
+        help="address of the control plane, as `poise status` prints it where that runs; or of several: one leads",
+    )
     parser.add_argument("--part", help="what of this machine is offered, as JSON: cpu, memory, devices")
     parser.add_argument("--attended", action="store_true", help="end when standard input ends: who started it has gone")
     parser.add_argument("--retire", type=Path, help="folder of a node that is no longer part of the fleet")
@@ -578,7 +580,7 @@ def main() -> int:
     try:
         home = home_at(options.home)
         if options.connect is not None:
-            home = Home(home.root, Address.parse(options.connect))
+            home = home_elsewhere(home.root, options.connect)
         ensure_home(home)
         if options.retire is not None:
             with take_lock(options.retire / "lock", "agent"):

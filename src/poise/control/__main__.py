@@ -118,7 +118,8 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     """The exit code."""
     choice = choose(options.policy)
     loop = asyncio.get_running_loop()
-    shared = await _shared(home, token)
+    beyond = await asyncio.to_thread(_beyond, home, options.listen) if options.listen else None
+    shared = await _shared(home, token, str(beyond.address if beyond else home.socket))
     store: Store = (
         shared.store
         if shared is not None
@@ -157,7 +158,6 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     else:
         plane.behind = ""
     lifetime = Lifetime(plane, home, until_idle=options.until_idle)
-    beyond = await asyncio.to_thread(_beyond, home, options.listen) if options.listen else None
     names, authority = (beyond.names, beyond.authority) if beyond else ((), b"")
     app = make_app(plane, home, token, lifetime, decider.imagined, known_as=names, authority=authority)
     tcp, port = _loopback(options.port)
@@ -188,15 +188,15 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     return WANTED_AGAIN if lifetime.wanted_again else 0
 
 
-async def _shared(home: Home, token: str) -> "Shared | None":
-    """The log that this home shares with others, if it does."""
+async def _shared(home: Home, token: str, address: str) -> "Shared | None":
+    """The log that this home shares with others, if it does; `address` is where they find this one."""
     try:
         url = home.store.read_text().strip()
     except FileNotFoundError:
         return None
     from poise.control.shared import open_shared  # its library is an extra
 
-    return await open_shared(url, home, token)
+    return await open_shared(url, home, token, address)
 
 
 async def _stand_by(shared: "Shared", plane: Plane, lifetime: Lifetime) -> None:

@@ -82,7 +82,11 @@ class Plane(Host):
     def check_leading(self) -> None:
         """Raises `NotLeading` where another control plane is the one to ask."""
         if self.behind is not None:
-            hint = "set POISE_CONTROL to the sockets of all" if self.behind else "try again: one will lead soon"
+            hint = (
+                "set POISE_CONTROL to the sockets and addresses of all"
+                if self.behind
+                else "try again: one will lead soon"
+            )
             raise NotLeading("this control plane stands by", need=self.behind, hint=hint)
 
     def start_from(self, ledger: Ledger) -> None:

@@ -31,13 +31,13 @@ PAGE = 5_000
 _log = logging.getLogger("poise.control")
 
 
-async def open_shared(url: str, home: Home, token: str) -> "Shared":
+async def open_shared(url: str, home: Home, token: str, address: str) -> "Shared":
     """Once the database answers; while it does not, that is on file for the command line to tell."""
     call_soon = asyncio.get_running_loop().call_soon_threadsafe
     lease = Lease(
         url,
         holder=f"{os.uname().nodename}:{home.root} ({identity(home.root)[:8]})",
-        address=str(home.socket),
+        address=address,
         token=digest(token),
         lasts=Times().leadership,
         on_lost=leave,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poise.config import Address, Home
+from poise.config import Address, Door, Home
 from poise.drivers import sockets
 from poise.errors import Denied, InputError
 
@@ -23,37 +23,33 @@ AUTHORITY = "/v1/authority"
 """Where the certificate of the authority is given to anybody who asks."""
 
 MAX_CERTIFICATE = 64 * 1024
-FETCH_SECONDS = 15.0
 
-
-def elsewhere(environment: Mapping[str, str]) -> Path | Address | None:
-    """The control plane of somebody else that the environment names, if it names one."""
-    shared, address = environment.get("POISE_SOCKET"), environment.get("POISE_ADDRESS")
-    if shared and address:
-        raise InputError(
-            "the control plane is either behind a socket or on another machine",
-            field="POISE_ADDRESS",
-            have=address[:200],
-            hint="`unset POISE_SOCKET`, or `unset POISE_ADDRESS`",
-        )
-    if address:
-        return Address.parse(address)
-    return Path(shared).expanduser().absolute() if shared else None
+ALONE_SECONDS, SILENCE_SECONDS = 15.0, 3.0
+"""How long a connection to another machine may take; where there is another one to go to, it is not waited for."""
 
 
 def reach(home: Home, timeout: float | None = None, turn: int = 0) -> socket.socket:
     """A connection to the control plane of a home, or to the one of several whose `turn` it is; raises OSError when
     nobody listens, `Denied` when it is not the one that was meant.
     """
-    if not isinstance(home.elsewhere, Address):
-        return sockets.connect(home.sockets[turn % len(home.sockets)], timeout)
-    context = trusting(home.elsewhere)
-    plain = socket.create_connection((home.elsewhere.host, home.elsewhere.port), timeout)
+    door = door_of(home, turn)
+    if isinstance(door, Path):
+        return sockets.connect(door, timeout)
+    context = trusting(door)
+    longest = SILENCE_SECONDS if len(home.doors) > 1 else ALONE_SECONDS
+    plain = socket.create_connection((door.host, door.port), longest if timeout is None else min(timeout, longest))
     try:
-        return context.wrap_socket(plain, server_hostname=home.elsewhere.host)
+        secured = context.wrap_socket(plain, server_hostname=door.host)
+        secured.settimeout(timeout)
+        return secured
     except BaseException:
         plain.close()
         raise
+
+
+def door_of(home: Home, turn: int) -> Door:
+    """Of the one of several whose turn it is."""
+    return home.doors[turn % len(home.doors)]
 
 
 @functools.cache
@@ -65,7 +61,7 @@ def trusting(address: Address) -> "ssl.SSLContext":
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE  # nothing is said that is not public
     question = f"GET {AUTHORITY} HTTP/1.1\r\nHost: poise\r\nConnection: close\r\n\r\n"
     with (
-        socket.create_connection((address.host, address.port), FETCH_SECONDS) as plain,
+        socket.create_connection((address.host, address.port), SILENCE_SECONDS) as plain,
         anybody.wrap_socket(plain) as channel,
     ):
         channel.sendall(question.encode("ascii"))
@@ -99,12 +95,34 @@ def fingerprint(certificate: bytes) -> str:
 def home_at(path: Path | str, environment: Mapping[str, str] = os.environ) -> Home:
     """The home at this path, with the others of which one leads where the environment names it among them."""
     home = Home(Path(path).expanduser().resolve())
-    named = filter(None, environment.get("POISE_CONTROL", "").split(","))
-    others = tuple(Path(name).expanduser().resolve() for name in named)
+    named = environment.get("POISE_CONTROL", "")
+    others = tuple(_door(name) for name in filter(None, named.split(",")))
     return Home(home.root, others=others) if home.socket in others else home
 
 
+def _door(text: str) -> Door:
+    return Address.parse(text, "POISE_CONTROL") if "#" in text else Path(text.strip()).expanduser().resolve()
+
+
 def environment_home(environment: Mapping[str, str] = os.environ) -> Home:
-    """The home that the environment names: POISE_HOME, or `~/.poise`; or what is elsewhere."""
+    """The home that the environment names: POISE_HOME, or `~/.poise`; or what is elsewhere: a socket that somebody
+    shares, or the address of a control plane on another machine, or of several of which one leads.
+    """
     home = home_at(environment.get("POISE_HOME") or "~/.poise", environment)
-    return Home(home.root, there) if (there := elsewhere(environment)) else home
+    shared, addresses = environment.get("POISE_SOCKET"), environment.get("POISE_ADDRESS")
+    if shared and addresses:
+        raise InputError(
+            "the control plane is either behind a socket or on another machine",
+            field="POISE_ADDRESS",
+            have=addresses[:200],
+            hint="`unset POISE_SOCKET`, or `unset POISE_ADDRESS`",
+        )
+    if addresses:
+        return home_elsewhere(home.root, addresses)
+    return Home(home.root, Path(shared).expanduser().absolute()) if shared else home
+
+
+def home_elsewhere(root: Path, addresses: str) -> Home:
+    """A home that uses a control plane on another machine, or several of which one leads: addresses with commas."""
+    first, *others = [Address.parse(text) for text in addresses.split(",")]
+    return Home(root, first, tuple(others))

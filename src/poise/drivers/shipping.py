@@ -32,12 +32,13 @@ class Shipping:
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
+        self._to = ""
         self._followed: dict[Attempt, _Followed] = {}
 
     @property
     def follows(self) -> bool:
         """Whether anything may be written that is to be sent."""
-        return bool(self._followed)
+        return bool(self._followed and self._to)
 
     def began(self, attempt: Attempt) -> None:
         self._followed.setdefault(attempt, _Followed())
@@ -48,10 +49,14 @@ class Shipping:
         self.began(attempt)
         self._followed[attempt].ended = True
 
-    def connected(self) -> None:
-        """What was on its way on the last connection may not have come."""
+    def connected(self, to: str) -> None:
+        """To this control plane; without a name, to one that reads what is here. What was on its way on the last
+        connection may not have come, and what another one has kept has not come here.
+        """
         for of in self._followed.values():
+            of.kept = of.kept if to == self._to else [0, 0]
             of.sent = [*of.kept]
+        self._to = to
 
     def kept(self, kept: Kept) -> None:
         of = self._followed.get(kept.attempt)
@@ -63,7 +68,7 @@ class Shipping:
         for attempt, of in list(self._followed.items()):
             ended = of.ended  # asked before reading: what was written before the end is still to come
             for err, path in enumerate(log_paths(self._logs, attempt)):
-                while (found := piece(path, of.sent[err], PART))[1]:
+                while self._to and (found := piece(path, of.sent[err], PART))[1]:
                     of.sent[err] = found[0] + len(found[1])
                     yield Output(attempt=attempt, err=bool(err), start=found[0], data=found[1])
             if ended and of.sent == of.kept:
