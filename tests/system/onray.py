@@ -35,15 +35,16 @@ class OnRay:
     `networks` each of them is in its own; the control plane is where the first one is.
     """
 
-    def __init__(self, living: Living, networks: "Networks | None" = None) -> None:
+    def __init__(self, living: Living, networks: "Networks | None" = None, *options: str, listen: str = "") -> None:
         self.living = living
+        self.options = options
         self.networks = networks
         self.folder = Path(tempfile.mkdtemp(prefix="poise-ray-"))
         (self.folder / "token").write_text(secrets.token_hex(32))
         (self.folder / "token").chmod(0o600)
         self.raylets: dict[str, subprocess.Popen[bytes]] = {}
         first = networks.addresses[NODES[0]] if networks else "127.0.0.1"
-        self.address, self.listen = f"{first}:{free_port()}", f"{first}:{free_port()}"
+        self.address, self.listen = f"{first}:{free_port()}", listen or f"{first}:{free_port()}"
         for node in NODES:
             self.start(node)
         self.up(f"ray:{self.address}")
@@ -55,7 +56,18 @@ class OnRay:
     def up(self, on: str) -> None:
         done = ended(
             subprocess.Popen(
-                [*self.inside(NODES[0]), POISE, "up", "--port", "0", "--on", on, "--listen", self.listen],
+                [
+                    *self.inside(NODES[0]),
+                    POISE,
+                    "up",
+                    "--port",
+                    "0",
+                    "--on",
+                    on,
+                    "--listen",
+                    self.listen,
+                    *self.options,
+                ],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=self.living.environment(**self.token),

@@ -4,6 +4,8 @@ It stands where the agents of a local fleet stand: the supervisor keeps it alive
 agents whose nodes run nothing. When it is killed, the agents go on, as actors of Ray's; the next one finds them.
 
 Where the home says no address, it starts a cluster of this machine alone, which outlives it in the same way.
+
+Of several control planes, only that which leads has its agents kept; those find whichever does by themselves.
 """
 
 import argparse
@@ -25,6 +27,7 @@ from poise.client import Client
 from poise.config import Address, Endpoint, Home, OnRay
 from poise.decoding import json_decoder
 from poise.drivers.lock import take_lock
+from poise.drivers.reach import home_at
 from poise.errors import Fault, InputError, PoiseError
 
 LOOK_SECONDS = 1.0
@@ -48,7 +51,7 @@ def main() -> int:
     parser.add_argument("home", type=Path)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
-    home = Home(options.home.resolve())
+    home = home_at(options.home)
     os.umask(0o077)
     try:
         with take_lock(home.ray / "lock", "keeper of a Ray cluster's agents"):
@@ -71,14 +74,31 @@ def _keep(home: Home, on: OnRay) -> None:
         signal.SIG_BLOCK, STOPS
     )  # Ray has handlers of its own, and threads: here they are waited for
     cluster = Cluster(where)
-    host = address.host if address.host in LOOPBACK else own_address()
-    told = Told(Address(host, address.port, address.authority).text, token, address.authority[:12])
+    told = Told(_told_address(home, address, own_address()), token, address.authority[:12])
     _log.info("on Ray at %s", where)
-    client = Client(home)
+    client, leads = Client(home), False
     while signal.sigtimedwait(STOPS, LOOK_SECONDS) is None:
-        cluster.keep(told, lambda: {node.name for node in client.nodes() if not node.running and not node.queued})
-    if cluster.end(told.home) and not on.address:
+        leads = _leads(home)
+        if leads:
+            cluster.keep(told, lambda: {node.name for node in client.nodes() if not node.running and not node.queued})
+    if leads and cluster.end(told.home) and not on.address:
         _end_own_cluster(home)
+
+
+def _leads(home: Home) -> bool:
+    """Whether the control plane of this home is the one whose nodes these are."""
+    if not home.store.exists():
+        return True
+    with contextlib.suppress(PoiseError):
+        return not Client(Home(home.root), patience=0).status().stands_by
+    return False
+
+
+def _told_address(home: Home, own: Address, here: str) -> str:
+    """The address for the agents: of this control plane, as the machines of the cluster know it; of several, all."""
+    known = [door for door in home.others if isinstance(door, Address)]
+    host = own.host if own.host in LOOPBACK else here
+    return ",".join(door.text for door in known or [Address(host, own.port, own.authority)])
 
 
 def _node_token(home: Home) -> str:

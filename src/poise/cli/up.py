@@ -305,7 +305,7 @@ def _settle_ray(home: Home, on: str | None, listen: str | None, *, gone: bool) -
         wanted = OnRay(address=address, listen=listen or (kept.listen if kept and kept.address == address else there))
     if wanted == kept:
         return wanted
-    if running(home) or supervised(home):
+    if running_here(home) or supervised(home):
         raise Conflict(
             "it is up with other nodes",
             field="--on",

@@ -64,7 +64,9 @@ class Place(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What an agent is to know: where its control plane is, with which token, and whose node it is."""
+    """What an agent is to know: where its control plane is, or those of which one leads; with which token, and whose
+    node it is.
+    """
 
     address: str
     token: str
