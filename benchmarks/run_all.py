@@ -24,6 +24,7 @@ import decide
 import footprint
 import functions
 import harness
+import herd
 import latency
 import live_faults
 import mixed
@@ -55,6 +56,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
             "precision": lambda: precision.measure(["cnn"], rounds=1),
             "checkpoints": lambda: checkpoint_stall.measure(2, 128, 2),
             "faults": lambda: live_faults.measure((), 1, 5.0, with_peers=False),
+            "a thousand nodes": lambda: herd.measure(100, 5.0, 1, 500),
             "quality": lambda: mixed.measure(["poise", "fifo"], 20, [1]),
             "serving claims": lambda: claims_serving.measure(many=2000),
             "serving claims, live": claims_serving.measure_live,
@@ -71,6 +73,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
         "precision": lambda: precision.measure(list(precision.SUBJECTS), rounds=3),
         "checkpoints": lambda: checkpoint_stall.measure(15, 384, 4),
         "faults": lambda: live_faults.measure((), 3, 5.0, with_peers=True),
+        "a thousand nodes": herd.measure,
         "serving claims": claims_serving.measure,
         "serving claims, live": claims_serving.measure_live,
     }

@@ -46,6 +46,20 @@ V2 = "30 24 0:26 / /sys/fs/cgroup rw,nosuid,nodev,noexec,relatime shared:4 - cgr
 DOCKER = "812 801 0:28 /docker/4f1 /sys/fs/cgroup/memory ro,nosuid - cgroup cgroup rw,memory\n"
 
 
+def test_as_many_files_as_may_be_are_open_whatever_the_shell_says() -> None:
+    program = (
+        "import poise.drivers.system as s, resource as r; s.open_many_files(); print(*r.getrlimit(r.RLIMIT_NOFILE))"
+    )
+    hard = 1000
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'ulimit -Sn 100 && ulimit -Hn {hard} && exec "$@"', "sh", sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [str(hard)] * 2
+
+
 def test_the_clock_continues_and_never_steps_back() -> None:
     clock: Clock = SystemClock(Instant(5_000_000_000))
     first = clock.now()

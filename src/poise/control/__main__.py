@@ -38,7 +38,7 @@ from poise.drivers.security import ensure_token
 from poise.drivers.series import Series
 from poise.drivers.sockets import listen, share
 from poise.drivers.sqlite import SqliteStore
-from poise.drivers.system import boot_id, boottime, settle_memory
+from poise.drivers.system import boot_id, boottime, open_many_files, settle_memory
 from poise.drivers.tidy import remove_abandoned
 from poise.engine.host import load_ledger
 from poise.errors import Conflict, InputError, PoiseError, SpecError, StoreAway
@@ -90,6 +90,7 @@ def main() -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     home = Home(options.home.resolve())
     os.umask(0o077)
+    open_many_files()
     try:
         token = ensure_token(home)
         with take_lock(home.lock, "control plane") as holds:

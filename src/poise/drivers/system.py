@@ -8,6 +8,7 @@ import contextlib
 import gc
 import math
 import os
+import resource
 import subprocess
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -61,6 +62,15 @@ def settle_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+
+
+def open_many_files() -> None:
+    """Call first in what holds a connection for each node or client: as many as this process may have at the most. The
+    limit that a shell gives, 1024 on most machines, is for programs that use `select`.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Cgroups(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,317 @@
+"""A thousand nodes on one control plane: what their heartbeats cost it, and how long all take to come back at once.
+
+    python benchmarks/herd.py [--nodes 1000] [--seconds 20] [--herds 3] [--submissions 10000] [--json]
+
+The control plane is a real one with its supervisor. The nodes are the real node machines, each with a TLS connection
+and a load of its own, all in one process beside it; only what they run is played: it takes the time that its command
+says.
+
+* *idle*: nothing runs; each node beats more and more rarely, and says what it measures where that has changed.
+* *busy*: each node runs a command, and beats each second. CPU of the control plane, in pieces of five seconds.
+* *herd*: the control plane is killed while each node runs a command; at the same time many jobs are submitted, as fast
+  as they are taken. *back*: from the kill until every node has been heard and answered. *placed*: until all that was
+  submitted has started. No node may be lost, and nothing may be started twice.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import random
+import resource
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import harness
+import msgspec
+import psutil
+import uvloop
+from harness import Figure, say
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
+
+from poise.client import Client
+from poise.config import Address, Endpoint, Home
+from poise.control.start import ensure_up
+from poise.decoding import msgpack_decoder
+from poise.drivers.lock import holder
+from poise.drivers.reach import trusting
+from poise.drivers.security import read_token
+from poise.drivers.system import SystemClock
+from poise.errors import PoiseError
+from poise.kernel import node as machine
+from poise.kernel.frames import Broken, Frames
+from poise.kernel.node import NodeMachine
+from poise.model.jobs import Ending
+from poise.model.load import Load
+from poise.model.messages import Attempt, Ended, FromAgent, Kept, Launch, Met, Running, ToAgent
+from poise.model.resources import Node
+from poise.units import SECOND
+
+TARGET_CPU_PERCENT = 20.0
+TARGET_BACK_SECONDS = 15.0
+PIECE_SECONDS = 5.0
+SETTLE_SECONDS = 40.0
+"""Idle nodes beat at their slowest after this."""
+
+PATIENCE = 120.0
+RECONNECT_SECONDS = (0.05, 1.0)
+CPU, MEMORY = 2000, 8 * 2**30
+
+_to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent | Kept | Met]] = msgpack_decoder(tuple[int, ToAgent | Kept | Met])
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class PlayedNode:
+    """The node's side as its agent has it, but for what it runs."""
+
+    def __init__(self, name: str, address: Address, token: str, clock: SystemClock) -> None:
+        self._address, self._token, self._clock = address, token, clock
+        self._machine = NodeMachine(Node(name=name, incarnation="played", cpu=CPU, memory=MEMORY), [])
+        self._unsent: list[FromAgent] = []
+        self._news = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0
+        self._load = random.Random(name)
+        self._hang = False
+        self.started = 0
+        self.back_at = 0.0
+
+    async def run(self) -> None:
+        pause = RECONNECT_SECONDS[0]
+        while True:
+            with contextlib.suppress(OSError, WebSocketException, EOFError, PoiseError, Broken):
+                async with connect(
+                    f"wss://{self._address}/v1/channel",
+                    ssl=trusting(self._address),
+                    additional_headers={"Authorization": f"Bearer {self._token}"},
+                    compression=None,
+                    max_size=None,
+                    ping_interval=None,
+                ) as channel:
+                    pause = RECONNECT_SECONDS[0]
+                    frames, self._hang = Frames(), False
+                    self._unsent.clear()
+                    self._feed(machine.Connected())
+                    sender = asyncio.create_task(self._send(channel, frames))
+                    try:
+                        async for frame in channel:
+                            serial, message = _to_agent.decode(frame if isinstance(frame, bytes) else frame.encode())
+                            if frames.hears(serial) and not isinstance(message, Kept | Met):
+                                self.back_at = self.back_at or time.monotonic()
+                                self._feed(message)
+                    finally:
+                        sender.cancel()
+            self._feed(machine.Disconnected())
+            await asyncio.sleep(pause)
+            pause = min(RECONNECT_SECONDS[1], pause * 2)
+
+    async def _send(self, channel: ClientConnection, frames: Frames) -> None:
+        with contextlib.suppress(WebSocketException):
+            while True:
+                while self._unsent:
+                    await channel.send(_encode((frames.number(), self._unsent.pop(0))))
+                if self._hang:
+                    channel.transport.abort()
+                self._news.clear()
+                await self._news.wait()
+
+    def sample(self) -> None:
+        """Load as a machine has it: it wanders."""
+        self._feed(Load(cpu=round(self._load.gauss(400, 30)), load1=400, memory=round(self._load.gauss(300, 3))))
+
+    def _feed(self, message: machine.Message) -> None:
+        self._perform(self._machine.handle(message, self._clock.now()))
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._perform(self._machine.tick(self._clock.now()))
+
+    def _perform(self, effects: list[machine.Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, machine.Start):
+                self._start(effect.launch)
+            elif isinstance(effect, machine.Stop):
+                self._end(effect.attempt, "killed")
+            elif isinstance(effect, machine.Say):
+                self._unsent.append(effect.message)
+                self._news.set()
+            elif isinstance(effect, machine.Hang):
+                self._hang = True
+                self._news.set()
+        due = self._machine.wakeup()
+        if due is not None and (self._timer is None or self._due > due):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._due = due
+            wait = max(0.0, (due - self._clock.now()) / SECOND)
+            self._timer = asyncio.get_running_loop().call_later(wait, self._tick)
+
+    def _start(self, launch: Launch) -> None:
+        self.started += 1
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._feed, machine.Changed(running=(Running(attempt=launch.attempt, pid=1),)))
+        loop.call_later(float(launch.argv[1]), self._end, launch.attempt, "exited")
+
+    def _end(self, attempt: Attempt, outcome: str) -> None:
+        ending = Ending(outcome="done" if outcome == "exited" else "killed")
+        self._feed(machine.Changed(ended=(Ended(attempt=attempt, ending=ending),)))
+
+
+class Swarm:
+    """All nodes, on a loop of their own."""
+
+    def __init__(self, home: Home, count: int) -> None:
+        clock, token = SystemClock.of_the_boot(), read_token(home)
+        address = Address.parse(msgspec.json.decode(home.endpoint.read_bytes(), type=Endpoint).address)
+        self.nodes = [PlayedNode(f"n{number}", address, token, clock) for number in range(count)]
+        self._loop = uvloop.new_event_loop()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),), daemon=True)
+
+    def __enter__(self) -> "Swarm":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def started(self) -> int:
+        return sum(node.started for node in self.nodes)
+
+    def leave(self) -> None:
+        """From now on it counts who comes back."""
+        for node in self.nodes:
+            node.back_at = 0.0
+
+    def back(self) -> float:
+        """When the last one had come back; 0 while one has not."""
+        times = [node.back_at for node in self.nodes]
+        return max(times) if all(times) else 0.0
+
+    async def _run(self) -> None:
+        tasks = [asyncio.create_task(node.run()) for node in self.nodes]
+        samples = asyncio.create_task(self._sample())
+        await asyncio.to_thread(self._over.wait)
+        for task in (samples, *tasks):
+            task.cancel()
+        await asyncio.gather(samples, *tasks, return_exceptions=True)
+
+    async def _sample(self) -> None:
+        """Each node each second, a few at a time."""
+        for number in itertools.cycle(range(20)):
+            for node in self.nodes[number::20]:
+                node.sample()
+            await asyncio.sleep(0.05)
+
+
+def until(holds: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not in {seconds:g} s: {what}")
+        time.sleep(0.02)
+
+
+def cpu_share(home: Home, seconds: float) -> list[float]:
+    """CPU of the control plane, in percent of a core, piece by piece."""
+    process, shares = psutil.Process(holder(home.lock)), []
+    for _ in range(max(1, round(seconds / PIECE_SECONDS))):
+        before, begun = sum(process.cpu_times()[:2]), time.perf_counter()
+        time.sleep(PIECE_SECONDS)
+        shares.append(100 * (sum(process.cpu_times()[:2]) - before) / (time.perf_counter() - begun))
+    return shares
+
+
+def hold(client: Client, nodes: int, seconds: float) -> str:
+    """A command on each node, for so long."""
+    return client.submit({"run": ["sleep", str(seconds)], "parts": nodes, "resources": {"cpu": CPU / 1000 / 2}})
+
+
+def herd(home: Home, client: Client, swarm: Swarm, submissions: int) -> tuple[float, float, float]:
+    """Seconds from a kill until all are back, until all is acknowledged, and until all has started."""
+    count = len(swarm.nodes)
+    swarm.leave()
+    began = swarm.started()
+    killed = time.monotonic()
+    psutil.Process(holder(home.lock)).kill()
+    acknowledged = 0
+    with Client(home, patience=PATIENCE) as submitter:
+        submitter.status()
+        work = ({"run": ["sleep", "0.5"], "resources": {"cpu": 0.1}} for _ in range(submissions))
+        for receipt in submitter.submit_stream(work):
+            acknowledged += receipt.error is None
+    taken = time.monotonic()
+    if acknowledged != submissions:
+        raise RuntimeError(f"{acknowledged} of {submissions} were acknowledged")
+    until(lambda: swarm.started() - began >= submissions, "all has started")
+    placed = time.monotonic()
+    until(swarm.back, "all are back")
+    lost = [event for event in client.events(after=0, follow=False) if b'"type":"lost"' in event]
+    if lost:
+        raise RuntimeError(f"{len(lost)} of {count} nodes were taken for lost")
+    until(lambda: client.status().unfinished == 1, "only what is held is left")
+    if swarm.started() - began != submissions:
+        raise RuntimeError("something was started twice")
+    return swarm.back() - killed, taken - killed, placed - killed
+
+
+def measure(nodes: int = 1000, seconds: float = 20.0, herds: int = 3, submissions: int = 10_000) -> list[Figure]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with harness.own_home() as home, _alone(home) as client, Swarm(home, nodes) as swarm:
+        until(lambda: client.status().nodes == nodes, "all nodes have joined")
+        say(f"herd: {nodes} nodes have joined; they settle for {SETTLE_SECONDS:.0f} s")
+        time.sleep(SETTLE_SECONDS)
+        idle = cpu_share(home, seconds)
+        say("herd: each node runs a command")
+        job = hold(client, nodes, 3600.0)
+        until(lambda: swarm.started() >= nodes, "a command on each")
+        time.sleep(PIECE_SECONDS)
+        busy = cpu_share(home, seconds)
+        found = []
+        for turn in range(herds):
+            say(f"herd: turn {turn + 1} of {herds}")
+            found.append(herd(home, client, swarm, submissions))
+            time.sleep(PIECE_SECONDS)
+        client.cancel(job)
+        client.wait(job)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    of = f"{nodes} nodes"
+    back, taken, placed = ([one[place] for one in found] for place in range(3))
+    return [
+        Figure(name=f"heartbeats of {of}, idle: CPU of a core", unit="%", values=idle, limit=TARGET_CPU_PERCENT),
+        Figure(name=f"heartbeats of {of}, busy: CPU of a core", unit="%", values=busy, limit=TARGET_CPU_PERCENT),
+        Figure(name=f"herd of {of}: killed until all are back", unit="s", values=back, limit=TARGET_BACK_SECONDS),
+        Figure(name=f"  until {submissions:,} submissions are acknowledged", unit="s", values=taken),
+        Figure(name="  until all of them have started", unit="s", values=placed),
+    ]
+
+
+@contextlib.contextmanager
+def _alone(home: Home) -> Iterator[Client]:
+    """A control plane that has no agent of this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    with contextlib.closing(ensure_up(home, "--port", "0", "--no-agent", "--listen", place)) as client:
+        yield client
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="a thousand nodes on one control plane")
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--herds", type=int, default=3)
+    parser.add_argument("--submissions", type=int, default=10_000)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    sizes = (options.nodes, options.seconds, options.herds, options.submissions)
+    return harness.program(lambda: measure(*sizes), as_json=options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
