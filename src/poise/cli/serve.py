@@ -56,6 +56,7 @@ def serve(target: tuple[str, ...], host: str, port: int, as_json: bool, **flags:
         raise InputError("one file of upstreams at a time", have=str(len(fronts)), hint="list all in one `upstreams:`")
     import uvloop
 
+    from poise.gateway.beyond import beyond_of
     from poise.gateway.parent import stand_by
     from poise.gateway.serve import bind, serve
 
@@ -75,10 +76,10 @@ def serve(target: tuple[str, ...], host: str, port: int, as_json: bool, **flags:
         base = {"folder": str(Path.cwd()), "env": kept_environment()}
         home.services.mkdir(parents=True, exist_ok=True, mode=0o700)
         connect = lasting(home, "--until-idle")
-        mark, front = secrets.token_hex(4), next(iter(fronts), None)
+        mark, front, beyond = secrets.token_hex(4), next(iter(fronts), None), beyond_of(home)
         if (code := stand_by(tell)) is not None:
             return code
-        uvloop.run(serve(services, front, connect, home.services, mark, listening, base, user_name(), tell))
+        uvloop.run(serve(services, front, connect, home.services, mark, listening, base, user_name(), tell, beyond))
     return 0
 
 

@@ -63,8 +63,10 @@ def ensure_authority(home: Home) -> bytes:
         ) from None
 
 
-def server_context(home: Home, names: Iterable[str]) -> ssl.SSLContext:
-    """To listen with: a certificate for these names, made anew, since the machine's addresses may have changed."""
+def server_context(home: Home, names: Iterable[str], of: str = "server") -> ssl.SSLContext:
+    """To listen with: a certificate for these names, made anew, since the machine's addresses may have changed. It is
+    kept under a name of its own for each program that listens.
+    """
     authority = x509.load_pem_x509_certificate(ensure_authority(home))
     signer = serialization.load_pem_private_key((home.authority / "authority.key").read_bytes(), None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
@@ -77,7 +79,7 @@ def server_context(home: Home, names: Iterable[str]) -> ssl.SSLContext:
     built = built.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     built = built.add_extension(x509.SubjectAlternativeName(map(_named, names)), critical=False)
     signed = built.sign(signer, hashes.SHA256())
-    file = home.authority / "server.pem"
+    file = home.authority / f"{of}.pem"
     _write(file, _private(secret) + signed.public_bytes(serialization.Encoding.PEM))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

@@ -14,9 +14,10 @@ The model is a class with
 Annotate `batch` (`batch: list[Digits]`, of anything that msgspec reads: records, lists of numbers, texts) and inputs
 that are something else are refused with 422 and the place where they are wrong, before the model sees them.
 
-It dials the gateway's socket (`POISE_SERVICE_SOCKET`), loads the model, and works on one batch at a time. When the
-gateway hangs up it dials again: where one was killed, another takes over. It ends where none does, whatever it is at
-then, or on SIGTERM, once the batch that it works on is answered.
+It dials the gateway's socket (`POISE_SERVICE_SOCKET`), or its address where that is on another machine
+(`POISE_SERVICE_ADDRESS`), loads the model, and works on one batch at a time. When the gateway hangs up it dials
+again: where one was killed, another takes over. It ends where none does, whatever it is at then, or on SIGTERM, once
+the batch that it works on is answered.
 """
 
 import contextlib
@@ -37,8 +38,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from poise.config import Address
 from poise.decoding import json_decoder
 from poise.drivers import sockets
+from poise.drivers.reach import trusting
 from poise.errors import InputError, PoiseError
 from poise.gateway.room import Room
 from poise.gateway.shared import Body, Reader, Writer
@@ -48,6 +51,7 @@ from poise.gateway.wire import (
     Answer,
     Answers,
     Broken,
+    Enter,
     Forms,
     FromReplica,
     Hello,
@@ -424,10 +428,19 @@ def tried(model: Model, largest: int) -> list[tuple[int, float]]:
     return known
 
 
-def dial(path: Path) -> Line:
-    """A line to the gateway. Its socket has been there since before this replica was submitted: where it is not, the
-    gateway has gone.
-    """
+class Gateway(NamedTuple):
+    """Where the gateway is, and what it is shown where that is another machine."""
+
+    path: Path
+    address: str
+    enter: Enter
+
+
+def dial(gateway: Gateway) -> Line:
+    """A line to the gateway. That has been there since before its replicas: where it is not, it has gone."""
+    if gateway.address and not gateway.path.exists():
+        return _dial_beyond(gateway)
+    path = gateway.path
     try:
         channel = sockets.connect(path, None)
         _, buffers, _, _ = socket.recv_fds(channel, 1, 2)
@@ -439,23 +452,36 @@ def dial(path: Path) -> Line:
     return Line(channel, Reader(buffers[0]), Writer(buffers[1]))
 
 
-def dial_again(path: Path) -> Line | None:
+def _dial_beyond(gateway: Gateway) -> Line:
+    """By TLS. Nothing but what is sent passes between two machines: there are no buffers."""
+    address = Address.parse(gateway.address, "POISE_SERVICE_ADDRESS")
+    try:
+        plain = socket.create_connection((address.host, address.port), TAKEN_OVER_WITHIN)
+        channel = trusting(address).wrap_socket(plain, server_hostname=address.host)
+        channel.settimeout(None)
+        channel.sendall(framed(gateway.enter))
+    except OSError as error:
+        raise InputError(f"the gateway has gone: {error.strerror}", field=str(address)) from None
+    return Line(channel, Reader(None), Writer(None))
+
+
+def dial_again(gateway: Gateway) -> Line | None:
     """A line to whoever takes over; None if nobody does."""
     until = time.monotonic() + TAKEN_OVER_WITHIN
     while time.monotonic() < until:
         time.sleep(DIAL_EVERY)
         with contextlib.suppress(InputError):
-            return dial(path)
+            return dial(gateway)
     return None
 
 
-def _watch(path: Path, worker: Worker) -> None:
+def _watch(gateway: Gateway, worker: Worker) -> None:
     """Dial again whenever the gateway hangs up, whatever this process is at then; end where nobody takes over: nobody
     waits for what it loads or works on.
     """
     while True:
         worker.line.until_hung_up()
-        line = dial_again(path)
+        line = dial_again(gateway)
         if line is None:
             os._exit(0)
         worker.go_on_with(line)
@@ -466,18 +492,19 @@ def main() -> int:
     if len(sys.argv) != 2:
         sys.stderr.write("usage: python -m poise.gateway.replica app.py:Model\n")
         return 1
-    path = Path(os.environ["POISE_SERVICE_SOCKET"])
+    path, task = os.environ["POISE_SERVICE_SOCKET"], os.environ.get("POISE_TASK", str(os.getpid()))
+    epoch, key = int(os.environ.get("POISE_EPOCH", 0)), os.environ.pop("POISE_WORKER_KEY", "")
+    gateway = Gateway(Path(path), os.environ.get("POISE_SERVICE_ADDRESS", ""), Enter(path, task, epoch, key))
     try:
-        worker = Worker(dial(path))
-        threading.Thread(target=_watch, args=(path, worker), daemon=True).start()
+        worker = Worker(dial(gateway))
+        threading.Thread(target=_watch, args=(gateway, worker), daemon=True).start()
         model = load_model(sys.argv[1])
     except PoiseError as error:
         told = error.record
         sys.stderr.write(f"poise: {told.field}: {told.message}{f'; there is {told.have}' if told.have else ''}\n")
         return 1
     known = tried(model, int(os.environ["POISE_SERVICE_BATCH"]))
-    name = f"{os.environ.get('POISE_TASK', os.getpid())}.{os.environ.get('POISE_EPOCH', 0)}"  # no other attempt's
-    worker.run(model, Hello(name, known, model.forms(os.environ["POISE_SERVICE_NAME"]), model.room.items))
+    worker.run(model, Hello(gateway.enter.name, known, model.forms(os.environ["POISE_SERVICE_NAME"]), model.room.items))
     return 0
 
 

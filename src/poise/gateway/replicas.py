@@ -59,9 +59,11 @@ class Replicas:
         user: str,
         say: Callable[[str], None],
         notes: Notes,
+        address: str = "",
     ) -> None:
         """`connect` gives a client of the control plane. `base`: fields that every job of this user has, such as its
-        folder and environment. `notes`: what a gateway that was killed has left; its replicas are taken over.
+        folder and environment. `notes`: what a gateway that was killed has left; its replicas are taken over. `address`
+        is where replicas on other machines dial.
         """
         self._declared = declared
         self._service = service
@@ -70,12 +72,14 @@ class Replicas:
         self._user = user
         self._say = say
         self.notes = notes
+        self._address = address
         self._since: dict[str, int] = {}
         self._start_up = 0
         self._submitting: asyncio.Future[None] | None = None
         self._told: dict[str, str] = {}
         service.ever_ready = notes.noted.ready
         service.watchers.append(self._note_ready)
+        service.may_join = lambda job: job in self._jobs
         self._scaler = self._made_scaler()
         self._pause = START_AGAIN[0]
         self._not_before = 0.0
@@ -115,6 +119,7 @@ class Replicas:
         where = {
             "POISE_SERVICE_NAME": declared.name,
             "POISE_SERVICE_SOCKET": str(self._service.path),
+            **({"POISE_SERVICE_ADDRESS": self._address} if self._address else {}),
             "POISE_SERVICE_BATCH": str(declared.limits.batch),
             **({VARIABLE: declared.precision} if declared.precision else {}),
         }

@@ -59,14 +59,17 @@ class Running:
         base: dict[str, Any],
         user: str,
         say: Callable[[str], None],
+        address: str = "",
     ) -> None:
-        """`mark` tells its files from those of others that serve the same."""
+        """`mark` tells its files from those of others that serve the same; `address` is where replicas on other
+        machines dial.
+        """
         self.fronts: dict[str, Asked] = {}
         self.services: dict[str, Service] = {}
         self.trials: dict[str, Trial] = {}
         self.caches: dict[str, list[Cached]] = {}
         self.registry = CollectorRegistry()
-        self._folder, self._mark = folder, mark
+        self._folder, self._mark, self._address = folder, mark, address
         self._connect, self._base, self._user, self._say = connect, base, user, say
         self._metrics = Registry(self.registry)
         self._shared: dict[str, SharedAnswers] = {}
@@ -121,6 +124,10 @@ class Running:
     def _file(self, name: str, kind: str) -> Path:
         return self._folder / f"{name}.{self._mark}.{kind}"
 
+    def service_at(self, path: str) -> Service | None:
+        """The one whose replicas dial there."""
+        return next((one.service for one in self._kept if str(one.service.path) == path), None)
+
     def embeddings(self, declared: DeclaredService) -> Embeddings:
         """The model of this service behind OpenAI's route, in whichever version serves."""
         versions = [one.name for one in (declared, declared.canary) if one is not None]
@@ -139,7 +146,7 @@ class Running:
         metrics = ServiceMetrics(self._metrics, declared.name)
         service = Service(declared.name, declared.limits, path, metrics)
         notes = Notes(self._file(declared.name, "json"))
-        replicas = Replicas(declared, service, self._connect, self._base, self._user, self._say, notes)
+        replicas = Replicas(declared, service, self._connect, self._base, self._user, self._say, notes, self._address)
         service.on_hang = _in_background(self._tasks, replicas.replace)
         service.watchers.append(partial(_tell_replicas, service, declared, self._say))
         await service.start()

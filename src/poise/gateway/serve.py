@@ -18,6 +18,7 @@ from poise.client import Client
 from poise.drivers import sockets
 from poise.errors import Conflict
 from poise.gateway.app import Gateway
+from poise.gateway.beyond import Beyond
 from poise.gateway.embeddings import Embeddings
 from poise.gateway.http import Server
 from poise.gateway.metrics import Metrics
@@ -66,10 +67,11 @@ async def serve(
     base: dict[str, Any],
     user: str,
     say: Callable[[str], None],
+    beyond: Beyond | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then answer what was accepted and end the replicas; at another, refuse what is
     left. `folder` is for sockets, and exists; what a gateway of the same `mark` that was killed has left there is taken
-    over.
+    over. `beyond` is where replicas on other machines dial.
     """
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # who could not be told in time is no matter for people
     loop = asyncio.get_running_loop()
@@ -78,7 +80,8 @@ async def serve(
         loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
     listen_to_signals()
     _sweep(folder)
-    running = Running(folder, mark, connect, base, user, say)
+    running = Running(folder, mark, connect, base, user, say, beyond.address.text if beyond else "")
+    guests = await beyond.listen(running.service_at) if beyond is not None else None
     for declared in services:
         running.prepare(declared)
     keeping = [await running.begin(declared) for declared in services]
@@ -102,6 +105,8 @@ async def serve(
         await asyncio.wait([draining, hurried], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         for task in (draining, hurried):
             task.cancel()
+    if guests is not None:
+        guests.close()
     await running.hang_up()
     if upstreams is not None:
         await upstreams.stop()

@@ -98,6 +98,8 @@ class Service:
         self.path = path
         self.on_hang: Callable[[str], None] = lambda name: None
         """Told the name of a replica that hangs and is to be ended."""
+        self.may_join: Callable[[str], bool] = lambda job: False
+        """Whether a job is that of one of its replicas: who dials from another machine is asked."""
         self.watchers: list[Callable[[], None]] = []
         """Told when a replica has become ready, or has gone."""
         self.listeners: list[Listener] = []
@@ -240,6 +242,12 @@ class Service:
         if self._listening is not None:
             asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
+    def guest(self, name: str) -> "_Channel":
+        """The channel of a replica on another machine, which has shown that it is the one of this name."""
+        channel = _Channel(self, Writer(None), Reader(None), name)
+        self._dialled.add(channel)
+        return channel
+
     def joined(self, channel: "_Channel", hello: Hello) -> None:
         now = time.monotonic_ns()
         if (before := self._channels.pop(hello.name, None)) is not None:
@@ -362,10 +370,11 @@ class Service:
 
 
 class _Channel(asyncio.Protocol):
-    """One replica's connection."""
+    """One replica's connection; `known_as` is its name, where it has shown that."""
 
-    def __init__(self, service: Service, writer: Writer, reader: Reader) -> None:
+    def __init__(self, service: Service, writer: Writer, reader: Reader, known_as: str = "") -> None:
         self._service = service
+        self._known_as = known_as
         self._writer, self._reader = writer, reader
         self._name = ""
         self._buffer = bytearray()
@@ -401,6 +410,8 @@ class _Channel(asyncio.Protocol):
         """Whether it may say that."""
         if isinstance(message, Hello):
             if self._name or not all(size > 0 and 0 <= took < inf for size, took in message.known):
+                return False
+            if self._known_as and message.name != self._known_as:
                 return False
             self._name = message.name
             self._service.joined(self, message)

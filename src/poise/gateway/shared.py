@@ -37,9 +37,9 @@ def make_buffer() -> int:
 
 
 class Writer:
-    """Puts the bodies of one batch after the other into a buffer."""
+    """Puts the bodies of one batch after the other into a buffer; without one, all of them are sent."""
 
-    def __init__(self, buffer: int) -> None:
+    def __init__(self, buffer: int | None) -> None:
         self._buffer = buffer
         self._memory: mmap.mmap | None = None
         self._size = 0
@@ -51,7 +51,7 @@ class Writer:
         there is no memory.
         """
         sizes = [len(body) for body in bodies]
-        if max(sizes, default=0) < SHARED_FROM:
+        if self._buffer is None or max(sizes, default=0) < SHARED_FROM:
             self._give_back(0)
             return list(map(bytes, bodies)), []
         at, places = 0, list[Place]()
@@ -59,16 +59,16 @@ class Writer:
             if size >= SHARED_FROM:
                 places.append(Place(number, at, size))
                 at += -(-size // ALIGNED) * ALIGNED
-        memory = self._with_room(at)
+        memory = self._with_room(self._buffer, at)
         for place in places:
             memory[place.at : place.at + place.size] = bodies[place.number]
         return [b"" if size >= SHARED_FROM else bytes(body) for size, body in zip(sizes, bodies, strict=True)], places
 
-    def _with_room(self, need: int) -> mmap.mmap:
+    def _with_room(self, buffer: int, need: int) -> mmap.mmap:
         if self._memory is None or need > self._size:
             size = -(-need // PAGES) * PAGES
-            os.ftruncate(self._buffer, size)
-            self._memory, self._size = mmap.mmap(self._buffer, size), size
+            os.ftruncate(buffer, size)
+            self._memory, self._size = mmap.mmap(buffer, size), size
         self._filled = max(self._filled, -(-need // PAGES) * PAGES)
         self._give_back(need)
         return self._memory
@@ -87,13 +87,14 @@ class Writer:
         """Give the buffer back."""
         if self._memory is not None:
             self._memory.close()
-        os.close(self._buffer)
+        if self._buffer is not None:
+            os.close(self._buffer)
 
 
 class Reader:
-    """Reads what the other side has written."""
+    """Reads what the other side has written, if there is a buffer between the two."""
 
-    def __init__(self, buffer: int) -> None:
+    def __init__(self, buffer: int | None) -> None:
         self._buffer = buffer
         self._view = memoryview(b"")
 
@@ -104,6 +105,8 @@ class Reader:
         end = place.at + place.size
         if not 0 <= place.at <= end:
             raise ValueError("no place in a buffer")
+        if self._buffer is None:
+            raise ValueError("no buffer is there")
         if end > len(self._view):
             size = os.fstat(self._buffer).st_size
             if end > size:
@@ -114,7 +117,8 @@ class Reader:
     def close(self) -> None:
         """Give the buffer back; views that there are go on being good."""
         self._view = memoryview(b"")
-        os.close(self._buffer)
+        if self._buffer is not None:
+            os.close(self._buffer)
 
 
 __all__ = ["SHARED_FROM", "Body", "Reader", "Writer", "make_buffer"]

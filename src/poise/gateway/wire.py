@@ -1,8 +1,9 @@
-"""What gateway and replicas say to each other over a Unix socket: frames of msgpack behind their length (4 bytes).
+"""What gateway and replicas say to each other: frames of msgpack behind their length (4 bytes).
 
-The gateway begins with one byte and two descriptors: the buffers (see `shared`) of large bodies, and of large answers.
-A replica says `Hello` once it has loaded its model. Then it is sent one `Work` at a time and answers each with
-`Answers`, or with `Broken` if it could not; the bodies are those of the requests, as they came.
+Over a Unix socket the gateway begins with one byte and two descriptors: the buffers (see `shared`) of large bodies,
+and of large answers. Over TLS a replica begins with `Enter`. It says `Hello` once it has loaded its model. Then it is
+sent one `Work` at a time and answers each with `Answers`, or with `Broken` if it could not; the bodies are those of
+the requests, as they came.
 """
 
 import struct
@@ -39,6 +40,22 @@ class Forms(msgspec.Struct, frozen=True, array_like=True):
 
 
 ANYTHING = Forms(takes={"application/json": {}}, gives={"application/json": {}})
+
+
+class Enter(msgspec.Struct, frozen=True, array_like=True, tag="enter"):
+    """Of a replica on another machine: the `service` that asked for it, by the path of its socket; which attempt it is,
+    and the key of that.
+    """
+
+    service: str
+    task: str
+    epoch: int
+    key: str
+
+    @property
+    def name(self) -> str:
+        """That of the replica: no other attempt has it."""
+        return f"{self.task}.{self.epoch}"
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -108,6 +125,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 encode = msgspec.msgpack.Encoder().encode
 decode_work: msgspec.msgpack.Decoder[Work] = msgpack_decoder(Work)
+decode_enter: msgspec.msgpack.Decoder[Enter] = msgpack_decoder(Enter)
 decode_from_replica: msgspec.msgpack.Decoder[FromReplica] = msgpack_decoder(FromReplica)
 
 
@@ -116,7 +134,7 @@ def error_body(status: int, message: str) -> bytes:
     return msgspec.json.encode(ErrorBody(Problem(status, message)))
 
 
-def framed(message: Work | FromReplica) -> bytes:
+def framed(message: Work | FromReplica | Enter) -> bytes:
     data = encode(message)
     return LENGTH.pack(len(data)) + data
 
@@ -129,12 +147,14 @@ __all__ = [
     "Answer",
     "Answers",
     "Broken",
+    "Enter",
     "ErrorBody",
     "Forms",
     "FromReplica",
     "Hello",
     "Place",
     "Work",
+    "decode_enter",
     "decode_from_replica",
     "decode_work",
     "error_body",

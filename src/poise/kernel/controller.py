@@ -1207,7 +1207,7 @@ class Controller:
             part=task.part,
             parts=task.parts,
             queued=unit.queued,
-            serves=job.calls is not None,
+            serves=job.calls is not None or bool(spec.serves),
             hang=spec.hang,
             lease=self.settings.lease if spec.lease == "exclusive" else 0,
             generation=unit.generation,

@@ -30,8 +30,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     """All a node needs to run one attempt. `env` is complete but for the POISE_ names and devices, which the node adds.
 
     `slots` is how many attempts of `shape` may run at once on this node, as of this launch; one that is `queued` waits
-    for another of them to end, any other has room of its own. One that `serves` calls gets a `key` to the control
-    plane, which its node makes if there is none. `expect` is the run time that the control plane foresees in
+    for another of them to end, any other has room of its own. One that `serves` gets a `key`, by which whoever sends
+    it work knows it; its node makes that if there is none. `expect` is the run time that the control plane foresees in
     nanoseconds; 0 is unknown. One with a `hang` has hung when it has been silent for that many nanoseconds. Exclusive
     work has a `lease` in nanoseconds (0: none), from when the node sent what was last answered: when that runs out,
     nothing of it runs. A member of an elastic `gang` joins it in a `generation`, as `rank` of `world`; `founded` is the
