@@ -66,7 +66,9 @@ from poise.model.usage import UNKNOWN, Collecting
 from poise.ports import Held
 from poise.units import SECOND
 
-RECONNECT_SECONDS = (0.05, 1.0)
+RECONNECT_SECONDS = (0.05, 0.25, 1.0)
+"""Pauses until it connects anew: the first, the longest where all are on this machine, and where one is beyond."""
+
 DIAL_SECONDS, SILENCE_SECONDS = 10.0, 2.0
 """Where one of several control planes takes a connection and says nothing, another may lead and wait for its nodes."""
 
@@ -167,6 +169,7 @@ class Agent:
         pause = RECONNECT_SECONDS[0]
         turns = itertools.count()
         patience = SILENCE_SECONDS if self._home.others else DIAL_SECONDS
+        longest = RECONNECT_SECONDS[any(isinstance(door, Address) for door in self._home.doors) + 1]
         while True:
             try:
                 async with self._dial(next(turns), patience) as channel:
@@ -179,7 +182,7 @@ class Agent:
                 self._feed(machine.Disconnected())
                 self._unsent.clear()
             await asyncio.sleep(pause)
-            pause = min(RECONNECT_SECONDS[1], pause * 2)
+            pause = min(longest, pause * 2)
 
     @contextlib.asynccontextmanager
     async def _dial(self, turn: int, patience: float) -> AsyncIterator[ClientConnection]:
