@@ -34,10 +34,19 @@ def loaded(
     data: Dataset[Any], indices: Iterator[list[int]], drawn: torch.Generator, loading: Mapping[str, Any]
 ) -> Iterable[Any]:
     """Batches of these samples, one after another. The seeds of loading processes are `drawn`."""
-    plain = not (loading.get("num_workers") or loading.get("pin_memory"))
-    if plain and loading.get("collate_fn", default_collate) is default_collate and (read := at_once(data)):
-        return map(read, indices)
-    return DataLoader(data, batch_sampler=_Given(indices), generator=drawn, **loading)
+    if loading.get("num_workers") or loading.get("pin_memory"):
+        return DataLoader(data, batch_sampler=_Given(indices), generator=drawn, **loading)
+    collate = loading.get("collate_fn", default_collate)
+    read = at_once(data) if collate is default_collate else None
+    return map(read or one_by_one(data, collate), indices)
+
+
+def one_by_one(data: Dataset[Any], collate: Callable[[list[Any]], Any]) -> Read:
+    """As a DataLoader does in the process that asks it."""
+    several = getattr(data, "__getitems__", None)
+    if callable(several):
+        return lambda chosen: collate(several(chosen))
+    return lambda chosen: collate([data[place] for place in chosen])
 
 
 def at_once(data: Dataset[Any]) -> Read | None:
@@ -69,4 +78,4 @@ def moved(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-__all__ = ["at_once", "loaded", "loading_of", "moved"]
+__all__ = ["at_once", "loaded", "loading_of", "moved", "one_by_one"]
