@@ -20,6 +20,7 @@ import msgspec
 
 from poise.config import Home
 from poise.decoding import msgpack_decoder
+from poise.drivers.led import log_at
 from poise.drivers.sqlite import LogReader
 from poise.drivers.verified import StoreNewer, VerifiedLog, newer
 from poise.errors import InputError, NotFound, StoreDamaged
@@ -83,12 +84,10 @@ def has_log(home: Home) -> bool:
 
 
 def read_home(home: Home, decode: Callable[[bytes], Event]) -> VerifiedLog[Event]:
-    """The log of a home, beside a control plane or without one: in its folder, or in a database."""
+    """The log of a home, beside a control plane or without one: in its folder, or in a store that others share."""
     if not home.store.exists():
         return LogReader(home.log, decode)
-    from poise.drivers.postgres import PostgresLog  # its library is an extra
-
-    return PostgresLog(home.store.read_text().strip(), decode)
+    return log_at(home.store.read_text().strip(), decode)
 
 
 @contextlib.contextmanager
