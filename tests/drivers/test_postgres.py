@@ -18,10 +18,9 @@ from poise.model.record import seal
 from poise.units import SECOND
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running() as server:
-        yield server
+@pytest.fixture
+def server(postgres: PostgresServer) -> PostgresServer:
+    return postgres
 
 
 @pytest.fixture

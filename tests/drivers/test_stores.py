@@ -4,14 +4,13 @@ import contextlib
 import sqlite3
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from drivers import etcd_server, postgres_server
-from drivers.etcd_server import EtcdServer
+from drivers.etcd_server import EtcdServer, keys_of
 from drivers.notes import Note, Owner, decode, encode, lease_of, note, notes
 from drivers.postgres_server import PostgresServer
 from poise.drivers.etcd.words import end_of
@@ -133,7 +132,7 @@ class InEtcd(Shared):
     def __init__(self, server: EtcdServer) -> None:
         self._server = server
         super().__init__(server.database())
-        self._keys = etcd_server.keys_of(self._url)
+        self._keys = keys_of(self._url)
 
     def records(self) -> dict[int, bytes]:
         return self._server.records(self._url)
@@ -153,18 +152,6 @@ class InEtcd(Shared):
 
     def be_newer(self) -> None:
         self._server.put(self._keys.format, b"2")
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with postgres_server.running() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EtcdServer]:
-    with etcd_server.running(members=1) as server:
-        yield server
 
 
 @pytest.fixture(params=["sqlite", "postgres", "etcd"])

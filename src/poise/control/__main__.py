@@ -185,6 +185,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
         shared.lease.release()
         with contextlib.suppress(asyncio.CancelledError):
             await standing_by  # raises what keeps it from leading, if anything does
+        shared.lease.close()
     return WANTED_AGAIN if lifetime.wanted_again else 0
 
 

@@ -91,7 +91,14 @@ class EtcdLease(Lease):
         who = Who(self._holder, self._address, self._token, self._lasts)
         compare = [is_value(self._keys.term, b"%d" % seen.term), still]
         writes = [put(self._keys.term, b"%d" % term), put(self._keys.who, _encode(who)), put(renewed, b"")]
-        return term if self._link.ask(lambda members: members.commit(compare, writes)) else 0
+
+        async def take(members: Members) -> bool:
+            if await members.commit(compare, writes):
+                return True
+            found = await see(members, self._keys)  # it may have been our first try, whose answer was lost
+            return (found.term, found.who) == (term, who)
+
+        return term if self._link.ask(take) else 0
 
     async def _renewed(self, term: int, within: float) -> bool:
         return await self._link.answer(

@@ -139,8 +139,9 @@ class Members:
         raise _away(self.name, failure) from failure
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     async def _ask_one(self, member: str, what: str, body: bytes) -> Told:
         for known in (bool(self._token), False):
