@@ -2,12 +2,12 @@
 
     python benchmarks/standby.py [--store postgres|etcd] [--kills 50] [--json]
 
-One machine, two homes, a real PostgreSQL or three members of a real etcd. While one short job after another is submitted, the control plane that leads
-is killed together with its supervisor (SIGKILL), so that nothing starts it again where it was: as if its machine were
-gone, but for the node's agent. *leads*: until the other one accepts work. *acknowledged*: until a job that was not yet
-sent when the leader was killed is acknowledged. *scheduled*: until one that is submitted then has run. Afterwards what
-was killed is started again, stands by, and the other one is next. In the end everything that was acknowledged has to
-have run once, in all attempts together.
+One machine, two homes, a real PostgreSQL or three members of a real etcd. While one short job after another is
+submitted, the control plane that leads is killed together with its supervisor (SIGKILL), so that nothing starts it
+again where it was: as if its machine were gone, but for the node's agent. *leads*: until the other one accepts work.
+*acknowledged*: until a job that was not yet sent when the leader was killed is acknowledged. *scheduled*: until one
+that is submitted then has run. Afterwards what was killed is started again, stands by, and the other one is next. In
+the end everything that was acknowledged has to have run once, in all attempts together.
 """
 
 import argparse

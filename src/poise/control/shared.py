@@ -19,7 +19,7 @@ from poise.drivers.devices import identity
 from poise.drivers.led import Lease, LedStore, lease_at, store_at
 from poise.drivers.security import digest
 from poise.engine.host import load_ledger
-from poise.errors import Conflict, StoreAway
+from poise.errors import Conflict, PoiseError, StoreAway
 from poise.kernel.ledger import Ledger
 from poise.model.events import Event, decode_event, encode_event
 from poise.model.times import Times
@@ -47,9 +47,13 @@ async def open_shared(url: str, home: Home, token: str) -> "Shared":
         store = store_at(
             url, encode_event, decode_event, call_soon=call_soon, warn=_log.warning, written_by=__version__
         )
-        shared = Shared(store, load_ledger(store), lease, digest(token))
-        shared.leader()
-        return shared
+        try:
+            shared = Shared(store, load_ledger(store), lease, digest(token))
+            shared.leader()
+            return shared
+        except PoiseError:
+            store.close()
+            raise
 
     while True:
         try:

@@ -196,4 +196,6 @@ class _TokenIsOld(Exception):
 
 
 def _away(name: str, error: Exception) -> StoreAway:
+    if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
+        error = error.os_error  # without words of the library's
     return StoreAway(f"`{name}` does not answer: {why(error)}", hint="it is tried again")

@@ -19,8 +19,8 @@ from poise.ports import StoredCheckpoint
 PIECE = 256 * 2**10
 """Bytes of one key, about; etcd takes requests of 1.5 MiB unless it is told otherwise."""
 
-PAGE = 128
-"""Keys of one answer: 32 MiB at the most, about."""
+FIRST_PAGE, PAGE = 4, 128
+"""Keys of the first answer, which tells how many records are in one, and of a later one: 32 MiB at the most, about."""
 
 PRUNE_KEYS = 2_000
 
@@ -38,7 +38,11 @@ class EtcdLog(VerifiedLog[Event]):
         self._link = EtcdLink(url)
         self._keys = Keys(self._link.place.prefix)
         super().__init__(self._link.name, decode, warn)
-        settle(self._link, self._keys)
+        try:
+            settle(self._link, self._keys)
+        except PoiseError:
+            self.close()
+            raise
 
     def close(self) -> None:
         self._link.close()
@@ -173,16 +177,17 @@ def _parts(rows: Rows) -> Iterator[Rows]:
 async def _read(members: Members, keys: Keys, after: int, count: int) -> list[tuple[int, bytes]]:
     """So many records after this revision, in order. What cannot be read is no record."""
     rows: list[tuple[int, bytes]] = []
-    begin, limit = keys.log(after + 1), min(count, PAGE)
+    begin, limit = keys.log(after + 1), FIRST_PAGE
     while len(rows) < count:
-        page = await members.range(begin, end_of(keys.logs), limit=limit)
+        page, before = await members.range(begin, end_of(keys.logs), limit=limit), len(rows)
         for one in page:
             records = _records(await _content(members, keys, one))
             first = revision_of(one.key) - len(records) + 1
             rows += [row for row in enumerate(records, start=first) if row[0] > after]
         if len(page) < limit:
             break
-        begin = page[-1].key + b"\0"
+        begin, missing = page[-1].key + b"\0", count - len(rows)
+        limit = max(1, min(PAGE, missing * len(page) // (len(rows) - before) + 1))
     return rows[:count]
 
 
