@@ -4,9 +4,9 @@ control planes share. Prints one JSON object.
     python benchmarks/store_rate.py [folder]
 
 The folder should be on the disk that matters; the default is the current one. Rows of the store are encoded, summed
-and acknowledged through the writer thread; rows of the plain loop are ready-made bytes. PostgreSQL, and three members of
-etcd, are started where the system keeps temporary files (`make servers` fetches them); `bytes_per_row` is what etcd's
-database grows by, of which its quota counts every one.
+and acknowledged through the writer thread; rows of the plain loop are ready-made bytes. PostgreSQL, and three members
+of etcd, are started where the system keeps temporary files (`make servers` fetches them); `bytes_per_row` is what
+etcd's database grows by, of which its quota counts every one.
 """
 
 import asyncio
