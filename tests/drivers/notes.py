@@ -20,6 +20,10 @@ encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Note).decode
 
 
+leases: list[Lease] = []
+"""That were made, and are to be closed."""
+
+
 def note(number: int) -> Note:
     return Note(f"note {number}")
 
@@ -35,7 +39,9 @@ def noted_at(url: str, **options: Any) -> LedStore[Note]:
 def lease_of(
     url: str, holder: str, *, lasts: int = MINUTE, on_lost: Callable[[NotLeading], object] = lambda _: None
 ) -> Lease:
-    return lease_at(url, holder=holder, address=f"at {holder}", token="", lasts=lasts, on_lost=on_lost)
+    lease = lease_at(url, holder=holder, address=f"at {holder}", token="", lasts=lasts, on_lost=on_lost)
+    leases.append(lease)
+    return lease
 
 
 class Owner:

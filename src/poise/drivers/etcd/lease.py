@@ -71,6 +71,7 @@ class EtcdLease(Lease):
             time.sleep(LOOK_SECONDS)
 
     def close(self) -> None:
+        super().close()
         self._link.close()
 
     def _watch(self) -> tuple[Seen, bool]:

@@ -64,8 +64,9 @@ class Lease(ABC):
             if term:
                 self._release(term)
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Renew it no more: it runs out, unless it was released."""
+        self._term = self._until = 0
 
     @abstractmethod
     def _take(self) -> int:

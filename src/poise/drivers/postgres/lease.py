@@ -25,6 +25,7 @@ class PostgresLease(Lease):
         return Led(*self._link.ask(lambda connection: connection.fetchrow(_LOOK)))
 
     def close(self) -> None:
+        super().close()
         self._link.close()
 
     def _take(self) -> int:
