@@ -3,16 +3,17 @@
 import base64
 import http.client
 import json
+import os
 import shutil
 import signal
 import ssl
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -22,35 +23,38 @@ from drivers.wire import Wire
 from poise.drivers.etcd.keys import Keys
 from poise.drivers.etcd.words import end_of
 
-PLACES = (Path(sys.prefix) / "debian/usr/bin/etcd", Path("/usr/bin/etcd"))
+PROGRAMS = (Path(sys.prefix) / "debian/usr/bin/etcd", Path("/usr/bin/etcd"))
+
+
+class Seat(NamedTuple):
+    """Where a member is: how peers reach it, how clients do, and what its command begins with there."""
+
+    peers: str = "127.0.0.1"
+    clients: str = "127.0.0.1"
+    inside: tuple[str, ...] = ()
 
 
 class EtcdServer:
     """Members that sync as they do in earnest. With `tls` (options of etcd) clients speak it."""
 
-    def __init__(self, program: Path, members: int, *options: str, tls: tuple[str, ...] = ()) -> None:
+    def __init__(self, program: Path, seats: Sequence[Seat], *options: str, tls: tuple[str, ...] = ()) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="poise-etcd-"))
-        self.members = range(members)
-        self.ports = [free_port() for _ in self.members]
+        self.members = range(len(seats))
+        self.places = [(seat.clients, free_port()) for seat in seats]
         self._scheme = "https" if tls else "http"
-        peers = [f"http://127.0.0.1:{free_port()}" for _ in self.members]
+        peers = [f"http://{seat.peers}:{free_port()}" for seat in seats]
         cluster = ",".join(f"m{number}={peer}" for number, peer in enumerate(peers))
+        clients = [f"{self._scheme}://{host}:{port}" for host, port in self.places]
         self._commands = [
             [
-                *(
-                    str(program),
-                    "--name",
-                    f"m{number}",
-                    "--data-dir",
-                    str(self.folder / f"m{number}"),
-                    "--log-level",
-                    "warn",
-                ),
+                *(*seat.inside, str(program), "--name", f"m{number}", "--data-dir", f"{self.folder}/m{number}"),
                 *("--listen-peer-urls", peers[number], "--initial-advertise-peer-urls", peers[number]),
-                *("--listen-client-urls", self._client(number), "--advertise-client-urls", self._client(number)),
-                *("--initial-cluster", cluster, "--initial-cluster-token", str(self.folder), *options, *tls),
+                *("--listen-client-urls", clients[number], "--advertise-client-urls", clients[number]),
+                *("--initial-cluster", cluster, "--initial-cluster-token", str(self.folder), "--log-level", "warn"),
+                *options,
+                *tls,
             ]
-            for number in self.members
+            for number, seat in enumerate(seats)
         ]
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._databases = 0
@@ -90,11 +94,14 @@ class EtcdServer:
 
     def leader(self) -> int:
         """Of the members."""
-        ids = {}
-        for number in self.members:
-            told = self.ask("maintenance/status", {}, number)
-            ids[told["header"]["member_id"]] = number
-        return ids[told["leader"]]
+        told = [self.ask("maintenance/status", {}, number) for number in self.members]
+        return [one["header"]["member_id"] for one in told].index(told[0]["leader"])
+
+    def be_led_by(self, member: int) -> None:
+        wanted = self.ask("maintenance/status", {}, member)["header"]["member_id"]
+        if (leader := self.leader()) != member:
+            self.ask("maintenance/transfer-leadership", {"targetID": wanted}, leader)
+        until(lambda: self.leader() == member, f"member {member} leads the others", self.story)
 
     def remove(self) -> None:
         self.kill()
@@ -107,13 +114,15 @@ class EtcdServer:
         self._databases += 1
         return self.url(f"d{self._databases}")
 
-    def url(self, prefix: str) -> str:
-        return f"etcd://{','.join(f'127.0.0.1:{port}' for port in self.ports)}/{prefix}"
+    def url(self, prefix: str, *members: int) -> str:
+        """Of these members, or of all."""
+        places = [self.places[number] for number in members or self.members]
+        return f"etcd://{','.join(f'{host}:{port}' for host, port in places)}/{prefix}"
 
     def wire(self, url: str) -> tuple[str, Wire]:
         """The same by a way that can be cut."""
         wire = Wire()
-        ports = [wire.to_port(port) for port in self.ports]
+        ports = [wire.to_port(port) for _, port in self.places]
         return f"etcd://{','.join(f'127.0.0.1:{port}' for port in ports)}/{url.rpartition('/')[2]}", wire
 
     def renewed(self, url: str) -> Any:
@@ -157,7 +166,7 @@ class EtcdServer:
 
     def ask(self, what: str, question: dict[str, Any], member: int | None = None) -> dict[str, Any]:
         """Of this member, or of one that is there."""
-        place = ("127.0.0.1", self.ports[next(iter(self._running)) if member is None else member])
+        place = self.places[next(iter(self._running)) if member is None else member]
         connection = (
             http.client.HTTPSConnection(*place, timeout=10, context=ssl._create_unverified_context())  # noqa: S323 - ours
             if self._scheme == "https"
@@ -176,20 +185,19 @@ class EtcdServer:
         finally:
             connection.close()
 
-    def _client(self, number: int) -> str:
-        return f"{self._scheme}://127.0.0.1:{self.ports[number]}"
-
 
 def keys_of(url: str) -> Keys:
     return Keys(url.rpartition("/")[2])
 
 
 @contextmanager
-def running(members: int = 3, *options: str, tls: tuple[str, ...] = ()) -> Iterator[EtcdServer]:
-    program = next((place for place in PLACES if place.exists()), None)
+def running(
+    seats: Sequence[Seat] = (Seat(), Seat(), Seat()), *options: str, tls: tuple[str, ...] = ()
+) -> Iterator[EtcdServer]:
+    program = next((place for place in PROGRAMS if place.exists()), None)
     if program is None:
         pytest.skip("etcd is not there: `make servers` fetches it from Debian's packages")
-    server = EtcdServer(program, members, *options, tls=tls)
+    server = EtcdServer(program, seats, *options, tls=tls)
     try:
         server.start()
         yield server
@@ -211,3 +219,37 @@ def _text(data: bytes) -> str:
 
 def _bytes(text: str) -> bytes:
     return base64.b64decode(text)
+
+
+class Cut:
+    """A member's seat of its own: clients reach it, and its peers until they are cut off."""
+
+    def __init__(self) -> None:
+        own, clients, peers = f"poise{os.getpid() % 10**5}", *(f"10.{net}.{os.getpid() % 250}" for net in (78, 79))
+        self._name = f"{own}e"
+        self._links = {"clients": (f"{own}ec", clients), "peers": (f"{own}ep", peers)}
+        self.seat = Seat(f"{peers}.2", f"{clients}.2", ("ip", "netns", "exec", self._name))
+        self.others = Seat(f"{peers}.1")
+        _ip("netns", "add", self._name)
+        for inside, (here, network) in self._links.items():
+            _ip("link", "add", here, "type", "veth", "peer", "name", inside, "netns", self._name)
+            _ip("address", "add", f"{network}.1/24", "dev", here)
+            _ip("-n", self._name, "address", "add", f"{network}.2/24", "dev", inside)
+            _ip("link", "set", here, "up")
+            _ip("-n", self._name, "link", "set", inside, "up")
+        _ip("-n", self._name, "link", "set", "lo", "up")
+
+    def cut(self) -> None:
+        _ip("-n", self._name, "link", "set", "peers", "down")
+
+    def mend(self) -> None:
+        _ip("-n", self._name, "link", "set", "peers", "up")
+
+    def close(self) -> None:
+        for here, _ in self._links.values():
+            _ip("link", "del", here)
+        _ip("netns", "del", self._name)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import Any
 import pytest
 from system.living import until
 
-from drivers.etcd_server import EtcdServer, keys_of, running
+from drivers.etcd_server import Cut, EtcdServer, Seat, keys_of, running
 from drivers.notes import Note, Owner, lease_of, note, noted_at, notes
 from poise.config import Home
 from poise.drivers.authority import server_context
 from poise.drivers.etcd.words import end_of
-from poise.drivers.led import LedStore
-from poise.errors import Fault, InputError, NotLeading, PoiseError, StoreFull
+from poise.drivers.led import Lease, LedStore
+from poise.errors import Fault, InputError, NotLeading, PoiseError, StoreAway, StoreFull
 from poise.units import SECOND
 
 MEGABYTE = 2**20
@@ -114,6 +115,50 @@ def test_who_is_cut_off_knows_it_first_and_writes_nothing_later(server: EtcdServ
         second.release()
 
 
+@pytest.fixture
+def apart() -> Iterator[tuple[EtcdServer, Cut]]:
+    """Three members, the first of which can be cut off from the others."""
+    if os.geteuid() != 0:
+        pytest.skip("networks of one's own need root")
+    with contextlib.closing(Cut()) as cut, running([cut.seat, cut.others, cut.others]) as server:
+        yield server, cut
+
+
+@pytest.mark.root
+def test_the_leader_on_the_side_of_the_few_writes_nothing_and_reads_nothing_old(apart: tuple[EtcdServer, Cut]) -> None:
+    """Also where the member that it asks leads the others, and does not know yet that they are gone."""
+    server, cut = apart
+    few, most = server.url("x", 0), server.url("x", 1, 2)
+    failures, owner = list[Exception](), Owner()
+    server.be_led_by(0)
+    stale, fresh = noted_at(few, call_soon=owner.call_soon), noted_at(most)
+    with contextlib.closing(stale), contextlib.closing(fresh):
+        stale.on_failed = failures.append
+        first, second = lease_of(few, "a", lasts=2 * SECOND), lease_of(most, "b")
+        stale.lead(first.take())
+        stale.append([note(1)], expected=0)
+        owner.run(until=lambda: stale.durable() == 1)
+        cut.cut()
+        stale.append([note(2)], expected=1)
+        fresh.lead(until(lambda: taken(second), "the other one leads"))
+        assert not first.holds()
+        fresh.append([note(9)], expected=1)
+        with pytest.raises(StoreAway):
+            list(stale.read())
+        assert stale.durable() == 1
+        cut.mend()
+        owner.run(until=lambda: bool(failures))
+        assert isinstance(failures[0], NotLeading)
+        assert [event for _, event in stale.read()] == [note(1), note(9)]
+
+
+def taken(lease: Lease) -> int:
+    """The term, if it could be taken."""
+    with contextlib.suppress(StoreAway):
+        return lease.take()
+    return 0
+
+
 def test_whose_leader_died_long_ago_is_found_out(server: EtcdServer, url: str) -> None:
     """Nobody else's clock tells: who comes new has to watch for as long as the lease lasts."""
     through, wire = server.wire(url)
@@ -180,7 +225,7 @@ def test_half_of_a_checkpoint_is_none(server: EtcdServer, url: str) -> None:
 
 
 def test_a_full_database_refuses_appends_reads_go_on_and_room_heals() -> None:
-    with running(1, "--quota-backend-bytes", str(4 * MEGABYTE)) as server:
+    with running([Seat()], "--quota-backend-bytes", str(4 * MEGABYTE)) as server:
         url = server.database()
         with contextlib.closing(noted_at(url)) as store:
             store.lead(lease_of(url, "a").take())
@@ -214,12 +259,12 @@ def guarded(tmp_path: Path) -> Iterator[tuple[EtcdServer, str]]:
     home.root.mkdir()
     server_context(home, ["127.0.0.1"])
     pem = str(home.authority / "server.pem")
-    with running(1, tls=("--cert-file", pem, "--key-file", pem)) as server:
+    with running([Seat()], tls=("--cert-file", pem, "--key-file", pem)) as server:
         server.ask("auth/user/add", {"name": "root", "password": "s3/cret"})
         server.ask("auth/role/add", {"name": "root"})
         server.ask("auth/user/grant", {"user": "root", "role": "root"})
         server.ask("auth/enable", {})
-        yield server, f"127.0.0.1:{server.ports[0]}/guarded?ca={home.authority / 'authority.pem'}"
+        yield server, f"127.0.0.1:{server.places[0][1]}/guarded?ca={home.authority / 'authority.pem'}"
 
 
 def test_tls_and_a_user_and_a_member_that_has_forgotten_who_that_is(guarded: tuple[EtcdServer, str]) -> None:
@@ -245,8 +290,8 @@ def test_tls_and_a_user_and_a_member_that_has_forgotten_who_that_is(guarded: tup
 
 
 def test_members_of_two_clusters_are_not_one_store() -> None:
-    with running(1) as one, running(1) as other:
-        url = f"etcd://127.0.0.1:{one.ports[0]},127.0.0.1:{other.ports[0]}/x"
+    with running([Seat()]) as one, running([Seat()]) as other:
+        url = f"etcd://127.0.0.1:{one.places[0][1]},127.0.0.1:{other.places[0][1]}/x"
         with contextlib.closing(noted_at(url)) as store:
             store.lead(lease_of(url, "a").take())
             store.append([note(1)], expected=0)
