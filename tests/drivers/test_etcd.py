@@ -15,6 +15,7 @@ from drivers.etcd_server import Cut, EtcdServer, Seat, keys_of, running
 from drivers.notes import Note, Owner, lease_of, note, noted_at, notes
 from poise.config import Home
 from poise.drivers.authority import server_context
+from poise.drivers.etcd.lease import EtcdLease, Seen
 from poise.drivers.etcd.words import end_of
 from poise.drivers.led import Lease, LedStore
 from poise.errors import Fault, InputError, NotLeading, PoiseError, StoreAway, StoreFull
@@ -190,6 +191,29 @@ def test_no_lease_depends_on_what_time_it_is(url: str, monkeypatch: pytest.Monke
             time.sleep(0.05)
         begun = time.monotonic()
     first.release()
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_a_lease_that_is_renewed_while_another_takes_it_stays(
+    server: EtcdServer, url: str, released: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever wants it was stopped between looking and taking."""
+    noted_at(url).close()
+    first, second = lease_of(url, "a"), lease_of(url, "b")
+    first.take()
+    if released:
+        server.let_run_out(url)
+    assert isinstance(second, EtcdLease)
+    look = second._watch
+
+    def look_and_stand_still() -> tuple[Seen, bool]:
+        seen, _ = look()
+        server.put(keys_of(url).renewed, b"")
+        return seen, False
+
+    monkeypatch.setattr(second, "_watch", look_and_stand_still)
+    assert second.take() == 0
+    assert second.look().term == 1
 
 
 def test_what_is_too_large_for_one_request_is_written_read_and_forgotten_whole(server: EtcdServer, url: str) -> None:
