@@ -333,6 +333,7 @@ def test_members_of_two_clusters_are_not_one_store() -> None:
         "etcd://h:x/p",
         "etcd://h:1?ca=x",
         "etcds://h:1?ca=/none",
+        "etcds://h:1?ca=near.pem",
         "etcds://h:1?x=y",
     ],
 )

@@ -20,7 +20,6 @@ import msgspec
 
 from poise.config import Home
 from poise.decoding import msgpack_decoder
-from poise.drivers.led import log_at
 from poise.drivers.sqlite import LogReader
 from poise.drivers.verified import StoreNewer, VerifiedLog, newer
 from poise.errors import InputError, NotFound, StoreDamaged
@@ -87,6 +86,8 @@ def read_home(home: Home, decode: Callable[[bytes], Event]) -> VerifiedLog[Event
     """The log of a home, beside a control plane or without one: in its folder, or in a store that others share."""
     if not home.store.exists():
         return LogReader(home.log, decode)
+    from poise.drivers.led import log_at  # brings asyncio, and its driver's library
+
     return log_at(home.store.read_text().strip(), decode)
 
 

@@ -16,8 +16,8 @@ from poise.units import SECOND
 LOOK_SECONDS = 0.1
 
 PATIENCE = 5
-"""A member that is silent for this part of the lease is left for the next one: all of three fit between renewing it for
-the last time and being too late.
+"""A member that is silent for this part of the lease is left for the next one, so that two are asked before it is too
+late to renew it: of three members that get on, one may be away.
 """
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
@@ -70,6 +71,9 @@ def _tls(parts: SplitResult) -> ssl.SSLContext | None:
         raise InputError("etcd is not reached so", field="--store", need=need, have=", ".join(unknown))
     if parts.scheme != "etcds":
         return None
+    if near := [file for file in options.values() if not Path(file).is_absolute()]:
+        need = "whole paths: the control plane runs in another folder"
+        raise InputError("these files would not be found", field="--store", need=need, have=", ".join(near))
     try:
         context = ssl.create_default_context(cafile=options.get("ca"))
         if "cert" in options:
