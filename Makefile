@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SERVERS := prometheus-node-exporter redis-server redis-tools libatomic1 libjemalloc2 liblzf1 \
+SERVERS := prometheus-node-exporter etcd-server redis-server redis-tools libatomic1 libjemalloc2 liblzf1 \
   postgresql-15 libpq5 libicu72 libxml2 libldap-2.5-0 libsasl2-2 \
   libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libkeyutils1
 SIMULATED := tests/faults tests/golden tests/unit

@@ -1,13 +1,13 @@
-"""How long nobody leads: the leader of two control planes on one PostgreSQL is killed, again and again, under load.
+"""How long nobody leads: the leader of two control planes on one store is killed, again and again, under load.
 
-    python benchmarks/standby.py [--kills 50] [--json]
+    python benchmarks/standby.py [--store postgres|etcd] [--kills 50] [--json]
 
-One machine, two homes, a real PostgreSQL. While one short job after another is submitted, the control plane that leads
-is killed together with its supervisor (SIGKILL), so that nothing starts it again where it was: as if its machine were
-gone, but for the node's agent. *leads*: until the other one accepts work. *acknowledged*: until a job that was not yet
-sent when the leader was killed is acknowledged. *scheduled*: until one that is submitted then has run. Afterwards what
-was killed is started again, stands by, and the other one is next. In the end everything that was acknowledged has to
-have run once, in all attempts together.
+One machine, two homes, a real PostgreSQL or three members of a real etcd. While one short job after another is
+submitted, the control plane that leads is killed together with its supervisor (SIGKILL), so that nothing starts it
+again where it was: as if its machine were gone, but for the node's agent. *leads*: until the other one accepts work.
+*acknowledged*: until a job that was not yet sent when the leader was killed is acknowledged. *scheduled*: until one
+that is submitted then has run. Afterwards what was killed is started again, stands by, and the other one is next. In
+the end everything that was acknowledged has to have run once, in all attempts together.
 """
 
 import argparse
@@ -48,13 +48,13 @@ def one_kill(pair: Any, load: Any, number: int) -> tuple[float, float, float]:
     return leads, acknowledged, scheduled
 
 
-def measure(kills: int) -> list[Figure]:
-    from drivers import postgres_server
+def measure(store: str, kills: int) -> list[Figure]:
+    from drivers import etcd_server, postgres_server
     from system.living import Diary
     from system.test_standby import Load, Pair
 
     found: list[tuple[float, float, float]] = []
-    with postgres_server.running() as server:
+    with etcd_server.running() if store == "etcd" else postgres_server.running() as server:
         pair = Pair(server)
         try:
             diary = Diary(pair.first.work / "diary")
@@ -71,13 +71,14 @@ def measure(kills: int) -> list[Figure]:
     note = f"{kills} kills, {len(load.acknowledged):,} jobs acknowledged, each has run once"
     names = ("the other one leads", "a job is acknowledged", "a job has run")
     return [
-        Figure(name=f"leader killed: {name}", unit="s", values=list(taken), limit=LIMIT, note=note)
+        Figure(name=f"leader killed, {store}: {name}", unit="s", values=list(taken), limit=LIMIT, note=note)
         for name, taken in zip(names, zip(*found, strict=True), strict=True)
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", choices=["postgres", "etcd"], default="postgres")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
@@ -86,9 +87,9 @@ def main() -> None:
         import pytest
 
         try:
-            return measure(given.kills)
+            return measure(given.store, given.kills)
         except pytest.skip.Exception as missing:
-            return [absent("leader killed: the other one leads", str(missing))]
+            return [absent(f"leader killed, {given.store}: the other one leads", str(missing))]
 
     raise SystemExit(program(figures, as_json=given.json))
 

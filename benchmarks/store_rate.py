@@ -1,9 +1,12 @@
-"""How fast the durable log is, beside the plain `sqlite3` loop with the same settings. Prints one JSON object.
+"""How fast the durable log is, beside the plain `sqlite3` loop with the same settings, and in the stores that several
+control planes share. Prints one JSON object.
 
     python benchmarks/store_rate.py [folder]
 
 The folder should be on the disk that matters; the default is the current one. Rows of the store are encoded, summed
-and acknowledged through the writer thread; rows of the plain loop are ready-made bytes.
+and acknowledged through the writer thread; rows of the plain loop are ready-made bytes. PostgreSQL, and three members
+of etcd, are started where the system keeps temporary files (`make servers` fetches them); `bytes_per_row` is what
+etcd's database grows by, of which its quota counts every one.
 """
 
 import asyncio
@@ -12,13 +15,20 @@ import json
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
 
 import msgspec
+import pytest
 
+from poise.drivers.grouped import GroupedStore
+from poise.drivers.led import lease_at, log_at, store_at
 from poise.drivers.sqlite import SqliteStore
+from poise.units import MINUTE
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 BATCHES = (1, 10, 100)
 SECONDS = 1.0  # per figure: short, because it shares the machine
@@ -39,10 +49,30 @@ encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Sample).decode
 
 
+Opened = Callable[[Callable[[Callable[[], None]], object] | None], GroupedStore]
+"""Opens a store whose owner is called so."""
+
+
+def in_file(folder: Path) -> Opened:
+    return lambda call_soon: SqliteStore(folder / "log.db", encode, decode, call_soon=call_soon)
+
+
+def shared(url: str) -> Opened:
+    def opened(call_soon: Callable[[Callable[[], None]], object] | None) -> GroupedStore:
+        store = store_at(url, encode, decode, call_soon=call_soon)
+        lease = lease_at(url, holder="benchmark", address="", token="", lasts=MINUTE, on_lost=print)
+        store.lead(lease.take())
+        lease.release()
+        lease.close()
+        return store
+
+    return opened
+
+
 class Acknowledged:
     """Waits on the loop for a revision to become durable."""
 
-    def __init__(self, store: SqliteStore[Sample]) -> None:
+    def __init__(self, store: GroupedStore) -> None:
         self._store = store
         self._waiting: tuple[int, asyncio.Future[None]] | None = None
         store.on_durable = self._on_durable
@@ -58,10 +88,9 @@ class Acknowledged:
             await self._waiting[1]
 
 
-async def store_commits(folder: Path, batch: int) -> list[float]:
+async def store_commits(opened: Opened, batch: int) -> list[float]:
     """Seconds per commit of `batch` rows: each is acknowledged before the next is appended."""
-    store = SqliteStore(folder / "log.db", encode, decode, call_soon=asyncio.get_running_loop().call_soon_threadsafe)
-    with contextlib.closing(store):
+    with contextlib.closing(opened(asyncio.get_running_loop().call_soon_threadsafe)) as store:
         acknowledged, rows, last, seconds = Acknowledged(store), [ROW] * batch, 0, []
         for started in ticks():
             last = store.append(rows, expected=last)
@@ -70,10 +99,9 @@ async def store_commits(folder: Path, batch: int) -> list[float]:
         return seconds
 
 
-async def store_stream(folder: Path) -> float:
+async def store_stream(opened: Opened) -> float:
     """Rows per second in batches of 100 when appends do not wait for one another, as in the control plane."""
-    store = SqliteStore(folder / "log.db", encode, decode, call_soon=asyncio.get_running_loop().call_soon_threadsafe)
-    with contextlib.closing(store):
+    with contextlib.closing(opened(asyncio.get_running_loop().call_soon_threadsafe)) as store:
         acknowledged, rows, last, begun = Acknowledged(store), [ROW] * 100, 0, perf_counter()
         for _ in ticks():
             last = store.append(rows, expected=last)
@@ -136,14 +164,44 @@ def measure(parent: Path) -> dict[str, object]:
         with tempfile.TemporaryDirectory(dir=parent) as name:
             folder = Path(name)
             figures[f"batch_{batch}"] = {
-                "store": summary(batch, asyncio.run(store_commits(folder, batch))),
+                "store": summary(batch, asyncio.run(store_commits(in_file(folder), batch))),
                 "plain": summary(batch, plain_commits(folder, batch)),
             }
     with tempfile.TemporaryDirectory(dir=parent) as name:
-        figures["stream_of_100_rows_per_s"] = round(asyncio.run(store_stream(Path(name))))
+        figures["stream_of_100_rows_per_s"] = round(asyncio.run(store_stream(in_file(Path(name)))))
     with tempfile.TemporaryDirectory(dir=parent) as name:
         figures["start"] = start(Path(name))
+    for kind in ("postgres", "etcd"):
+        with contextlib.suppress(pytest.skip.Exception):
+            figures[kind] = measure_shared(kind)
     return figures
+
+
+def measure_shared(kind: str) -> dict[str, object]:
+    from drivers import etcd_server, postgres_server
+
+    with etcd_server.running() if kind == "etcd" else postgres_server.running() as server:
+
+        def size() -> int:
+            if not isinstance(server, etcd_server.EtcdServer):
+                return 0
+            time.sleep(1)  # it counts now and then
+            return int(server.ask("maintenance/status", {})["dbSizeInUse"])
+
+        figures: dict[str, object] = {}
+        for batch in BATCHES:
+            url, before = server.database(), size()
+            seconds = asyncio.run(store_commits(shared(url), batch))
+            found = summary(batch, seconds)
+            if kind == "etcd":
+                found["bytes_per_row"] = round((size() - before) / batch / len(seconds))
+            figures[f"batch_{batch}"] = found
+        url = server.database()
+        figures["stream_of_100_rows_per_s"] = round(asyncio.run(store_stream(shared(url))))
+        begun = perf_counter()
+        with contextlib.closing(log_at(url, decode)) as reader:
+            figures["read_rows_per_s"] = round(sum(1 for _ in reader.read()) / (perf_counter() - begun))
+        return figures
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@
     └── Fault                 exit 2: Poise or its machine failed
         ├── Unreachable       no control plane answers
         ├── StoreFull         the disk is full: nothing new is accepted, reads go on
-        ├── StoreAway         the database of the log does not answer; it is tried again
+        ├── StoreAway         the store of the log does not answer; it is tried again
         ├── NotLeading        another control plane leads, and is the one to ask
         ├── StoreDamaged      the log, or a checkpoint, does not read back as it was written
         ├── CallLost          a call was lost with its workers
@@ -63,9 +63,9 @@ CODES = {
     "E208": "the workers of a gang did not find each other, or one has gone",
     "E209": "training runs out of memory with a single sample",
     "E210": "a checkpoint is not as it was written",
-    "E211": "the database of the log does not answer",
+    "E211": "the store of the log does not answer",
     "E212": "another control plane leads, or none does yet",
-    "E213": "the database of the log cannot be used",
+    "E213": "the store of the log cannot be used",
     "E299": "an internal error",
 }
 
@@ -207,7 +207,7 @@ class StoreDamaged(Fault):
 
 
 class StoreAway(Fault):
-    """The database of the log does not answer; nothing is wrong with what it holds."""
+    """The store of the log does not answer; nothing is wrong with what it holds."""
 
     status = 503
     default_code = "E211"

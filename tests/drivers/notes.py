@@ -3,8 +3,13 @@
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
+
+from poise.drivers.led import Lease, LedStore, lease_at, store_at
+from poise.errors import NotLeading
+from poise.units import MINUTE
 
 
 class Note(msgspec.Struct, frozen=True, tag="note"):
@@ -15,12 +20,28 @@ encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Note).decode
 
 
+leases: list[Lease] = []
+"""That were made, and are to be closed."""
+
+
 def note(number: int) -> Note:
     return Note(f"note {number}")
 
 
 def notes(first: int, last: int) -> list[Note]:
     return [note(number) for number in range(first, last + 1)]
+
+
+def noted_at(url: str, **options: Any) -> LedStore[Note]:
+    return store_at(url, encode, decode, **options)
+
+
+def lease_of(
+    url: str, holder: str, *, lasts: int = MINUTE, on_lost: Callable[[NotLeading], object] = lambda _: None
+) -> Lease:
+    lease = lease_at(url, holder=holder, address=f"at {holder}", token="", lasts=lasts, on_lost=on_lost)
+    leases.append(lease)
+    return lease
 
 
 class Owner:

@@ -11,12 +11,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from drivers.wire import Wire
+
 DEBIAN = Path(sys.prefix) / "debian"
+SOCKET = ".s.PGSQL.5432"
 PROGRAMS = "usr/lib/postgresql/15/bin"
 NOBODY = 65534
 """PostgreSQL refuses to run as root."""
@@ -93,6 +97,22 @@ class PostgresServer:
                 await connection.close()
 
         return asyncio.run(ask())
+
+    def wire(self, url: str) -> tuple[str, Wire]:
+        """The same by a way that can be cut."""
+        wire = Wire()
+        return url.replace(str(self.folder), str(wire.to_socket(self.folder / SOCKET))), wire
+
+    def renewed(self, url: str) -> Any:
+        """Another one whenever the lease was renewed."""
+        return self.run("SELECT renewed FROM poise.leadership", url)
+
+    def let_run_out(self, url: str, by: timedelta = timedelta(hours=1)) -> None:
+        """As if the database's clock had jumped by so much since the lease was renewed."""
+        self.run("UPDATE poise.leadership SET renewed = renewed - $1::interval", url, by)
+
+    def add(self, url: str, revision: int, record: bytes) -> None:
+        self.run("INSERT INTO poise.log VALUES ($1, $2)", url, revision, record)
 
     def kill(self) -> None:
         """As by a power cut, but for what the kernel still holds."""

@@ -1,26 +1,26 @@
 """Every store: what was acknowledged is there, what is there is as it was written, and damage is never silent."""
 
 import contextlib
-import itertools
 import sqlite3
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from drivers.notes import Note, Owner, decode, encode, note, notes
-from drivers.postgres_server import PostgresServer, running
-from poise.drivers.postgres import Lease, PostgresLog, PostgresStore
+from drivers.etcd_server import EtcdServer, keys_of
+from drivers.notes import Note, Owner, decode, encode, lease_of, note, notes
+from drivers.postgres_server import PostgresServer
+from poise.drivers.etcd.words import end_of
+from poise.drivers.led import LedStore, log_at, store_at
 from poise.drivers.sqlite import LogReader, SqliteStore
-from poise.drivers.verified import READ_ROWS, StoreNewer
+from poise.drivers.verified import READ_ROWS, StoreNewer, VerifiedLog
 from poise.errors import Busy, Conflict, StoreDamaged
 from poise.model.events import NodeLost, decode_event, encode_event
 from poise.model.record import checksum, is_whole
 from poise.ports import Store
-from poise.units import MINUTE
 
 
 class Place(ABC):
@@ -30,18 +30,51 @@ class Place(ABC):
     def open(self, encode: Callable[[Any], bytes] = encode, decode: Any = decode, **options: Any) -> Any: ...
 
     @abstractmethod
-    def reader(self, **options: Any) -> LogReader[Note] | PostgresLog[Note]: ...
+    def reader(self, **options: Any) -> VerifiedLog[Note]: ...
 
+    @abstractmethod
+    def records(self) -> dict[int, bytes]:
+        """As they lie there."""
+
+    @abstractmethod
+    def change(self, revision: int, record: bytes) -> None: ...
+
+    @abstractmethod
+    def add(self, revision: int, record: bytes) -> None: ...
+
+    @abstractmethod
+    def checkpoints(self) -> list[int]: ...
+
+    @abstractmethod
+    def empty_checkpoint(self, revision: int) -> None: ...
+
+    @abstractmethod
+    def be_newer(self) -> None:
+        """What lies there is of a later version."""
+
+
+class InTables(Place):
     @abstractmethod
     def ask(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Values are written `?`."""
 
-    @abstractmethod
-    def be_newer(self) -> None:
-        """The tables are of a later version."""
+    def records(self) -> dict[int, bytes]:
+        return dict(self.ask("SELECT revision, record FROM log"))
+
+    def change(self, revision: int, record: bytes) -> None:
+        self.ask("UPDATE log SET record = ? WHERE revision = ?", record, revision)
+
+    def add(self, revision: int, record: bytes) -> None:
+        self.ask("INSERT INTO log VALUES (?, ?)", revision, record)
+
+    def checkpoints(self) -> list[int]:
+        return [row[0] for row in self.ask("SELECT revision FROM checkpoint ORDER BY revision")]
+
+    def empty_checkpoint(self, revision: int) -> None:
+        self.ask("UPDATE checkpoint SET state = ? WHERE revision = ?", b"", revision)
 
 
-class InFile(Place):
+class InFile(InTables):
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -61,24 +94,28 @@ class InFile(Place):
         self.ask("PRAGMA user_version = 2")
 
 
-class InDatabase(Place):
-    def __init__(self, server: PostgresServer) -> None:
-        self._server = server
-        self._url = server.database()
-        self._terms = itertools.count(1)
+class Shared(Place):
+    """Where several control planes find it."""
 
-    def open(self, encode: Callable[[Any], bytes] = encode, decode: Any = decode, **options: Any) -> PostgresStore[Any]:
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def open(self, encode: Callable[[Any], bytes] = encode, decode: Any = decode, **options: Any) -> LedStore[Any]:
         """For the one that leads."""
-        store: PostgresStore[Any] = PostgresStore(self._url, encode, decode, **options)
-        lease = Lease(
-            self._url, holder="home", address="", token="", lasts=MINUTE, on_lost=lambda why: pytest.fail(str(why))
-        )
+        store: LedStore[Any] = store_at(self._url, encode, decode, **options)
+        lease = lease_of(self._url, "home", on_lost=lambda why: pytest.fail(str(why)))
         store.lead(lease.take())
         lease.release()
         return store
 
-    def reader(self, **options: Any) -> PostgresLog[Note]:
-        return PostgresLog(self._url, decode, **options)
+    def reader(self, **options: Any) -> VerifiedLog[Note]:
+        return log_at(self._url, decode, **options)
+
+
+class InPostgres(Shared, InTables):
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        super().__init__(server.database())
 
     def ask(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         for number in range(len(values)):
@@ -91,17 +128,40 @@ class InDatabase(Place):
         self.ask("UPDATE about SET value = '2' WHERE name = 'format'")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running() as server:
-        yield server
+class InEtcd(Shared):
+    def __init__(self, server: EtcdServer) -> None:
+        self._server = server
+        super().__init__(server.database())
+        self._keys = keys_of(self._url)
+
+    def records(self) -> dict[int, bytes]:
+        return self._server.records(self._url)
+
+    def change(self, revision: int, record: bytes) -> None:
+        self._server.change(self._url, revision, record)
+
+    def add(self, revision: int, record: bytes) -> None:
+        self._server.add(self._url, revision, record)
+
+    def checkpoints(self) -> list[int]:
+        begin = self._keys.checkpoints
+        return [int(key.rpartition(b"/")[2]) for key in self._server.get(begin, end_of(begin))]
+
+    def empty_checkpoint(self, revision: int) -> None:
+        self._server.put(self._keys.checkpoint(revision), b"")
+
+    def be_newer(self) -> None:
+        self._server.put(self._keys.format, b"2")
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "etcd"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    if request.param == "sqlite":
-        return InFile(tmp_path / "log.db")
-    return InDatabase(request.getfixturevalue("server"))
+    match request.param:
+        case "sqlite":
+            return InFile(tmp_path / "log.db")
+        case "postgres":
+            return InPostgres(request.getfixturevalue("postgres"))
+    return InEtcd(request.getfixturevalue("etcd"))
 
 
 def write(place: Place, count: int) -> None:
@@ -192,8 +252,7 @@ def test_durable_is_told_in_order_and_after_the_commit(place: Place) -> None:
     with contextlib.closing(place.open(call_soon=owner.call_soon)) as store:
 
         def on_durable(revision: int) -> None:
-            ((committed,),) = place.ask("SELECT max(revision) FROM log")
-            assert committed >= revision
+            assert max(place.records()) >= revision
             assert threading.current_thread() is threading.main_thread()
             told.append(revision)
 
@@ -237,8 +296,7 @@ def test_close_writes_what_is_queued(place: Place) -> None:
 
 def test_every_flipped_bit_of_a_record_is_found(place: Place) -> None:
     write(place, 3)
-    rows = place.ask("SELECT revision, record FROM log")
-    for revision, record in rows:
+    for revision, record in place.records().items():
         for bit in range(len(record) * 8):
             damaged = bytearray(record)
             damaged[bit // 8] ^= 1 << bit % 8
@@ -248,8 +306,7 @@ def test_every_flipped_bit_of_a_record_is_found(place: Place) -> None:
 
 def test_a_record_that_moved_is_found(place: Place) -> None:
     write(place, 3)
-    ((first,),) = place.ask("SELECT record FROM log WHERE revision = 1")
-    place.ask("UPDATE log SET record = ? WHERE revision = 2", first)
+    place.change(2, place.records()[1])
     with pytest.raises(StoreDamaged, match="revision 2 "):
         everything(place)
 
@@ -259,7 +316,7 @@ def test_an_unknown_record_format_is_refused_naming_the_version(place: Place) ->
         store.append([note(1)], expected=0)
     body = b"\x02" + encode(note(2))
     record = body + checksum(2, body).to_bytes(4, "little")
-    place.ask("INSERT INTO log VALUES (2, ?)", record)
+    place.add(2, record)
     with contextlib.closing(place.open()) as store:
         reading = store.read()
         assert next(reading) == (1, note(1))
@@ -294,7 +351,7 @@ def test_two_checkpoints_are_kept(place: Place) -> None:
         assert store.latest_checkpoint() == (3, b"state 3")
         with pytest.raises(Conflict):
             store.checkpoint(4, b"ahead of the log")
-    assert place.ask("SELECT revision FROM checkpoint ORDER BY revision") == [(2,), (3,)]
+    assert place.checkpoints() == [2, 3]
 
 
 def test_a_damaged_checkpoint_falls_back_loudly(place: Place) -> None:
@@ -303,10 +360,10 @@ def test_a_damaged_checkpoint_falls_back_loudly(place: Place) -> None:
         for revision in (1, 2):
             store.append([note(revision)], expected=revision - 1)
             store.checkpoint(revision, b"state %d" % revision)
-        place.ask("UPDATE checkpoint SET state = ? WHERE revision = 2", b"")
+        place.empty_checkpoint(2)
         assert store.latest_checkpoint() == (1, b"state 1")
         assert "revision 2" in warnings[0]
-        place.ask("UPDATE checkpoint SET state = ? WHERE revision = 1", b"")
+        place.empty_checkpoint(1)
         assert store.latest_checkpoint() is None
 
 
@@ -339,7 +396,7 @@ def test_pruning_keeps_what_the_older_checkpoint_does_not_cover(place: Place, th
         assert [revision for revision, _ in store.read(after=15)] == list(range(16, 21))
         assert store.latest_checkpoint() == (18, b"eighteen")
         assert store.oldest_checkpoint() == (10, b"ten")
-        place.ask("UPDATE checkpoint SET state = ? WHERE revision = 10", b"")
+        place.empty_checkpoint(10)
     with contextlib.closing(place.reader(warn=lambda _: None)) as reader:
         assert reader.oldest_checkpoint() == (18, b"eighteen")
 

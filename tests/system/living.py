@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -162,6 +163,12 @@ def until(holds: Callable[[], Any], what: str, story: Callable[[], Any] = str, s
         assert time.monotonic() < deadline, f"not in {seconds:g} s: {what}; {story()}"
         time.sleep(0.02)
     return found
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
 
 
 def kill(pid: int | None, number: int = signal.SIGKILL) -> None:

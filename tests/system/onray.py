@@ -5,7 +5,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from typing import Any
 
 from poise.drivers.lock import holder
 from poise.model.reports import NodeReport
-from system.living import PATIENCE, POISE, Living, ended, kill, until
+from system.living import PATIENCE, POISE, Living, ended, free_port, kill, until
 
 RAY = str(Path(sys.executable).with_name("ray"))
 NODES = ("a", "b")
@@ -175,12 +174,6 @@ def unknown(name: str) -> NodeReport:
         devices=(),
         labels={},
     )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
 
 
 class Networks:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from poise.drivers.lock import holder
-from system.living import PATIENCE, Diary, Living, kill, until
-from system.onray import NODES, OnRay, free_port, on_two_machines
+from system.living import PATIENCE, Diary, Living, free_port, kill, until
+from system.onray import NODES, OnRay, on_two_machines
 from system.test_functions import run as run_program
 
 pytest.importorskip("ray")

@@ -16,7 +16,7 @@ from poise.drivers.reach import trusting
 from poise.drivers.security import read_token, worker_key
 from poise.gateway.wire import Enter, Hello, framed
 from poise.model.messages import Attempt
-from system.living import PATIENCE, Living, kill, until
+from system.living import PATIENCE, Living, free_port, kill, until
 from system.serving import Serving
 
 APP = """
@@ -42,9 +42,7 @@ class Far:
     def __init__(self) -> None:
         self.living = Living()
         self.living.file("app.py", APP)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            place = f"127.0.0.1:{free.getsockname()[1]}"
-        self.living.up("--listen", place)
+        self.living.up("--listen", f"127.0.0.1:{free_port()}")
         home = self.living.home
         home.services.mkdir(mode=0o700)
         token = self.living.work / "token.node"

@@ -1,4 +1,4 @@
-"""Two control planes on one database: one leads, the other stands by, and whatever becomes of the first, nothing that
+"""Two control planes on one store: one leads, the other stands by, and whatever becomes of the first, nothing that
 was acknowledged is lost and nothing runs twice.
 """
 
@@ -7,15 +7,13 @@ import http.client
 import os
 import shutil
 import signal
-import socket
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from drivers.postgres_server import PostgresServer, running
+from drivers.etcd_server import EtcdServer
+from drivers.postgres_server import PostgresServer
 
 from poise.client import Client
 from poise.config import Home
@@ -24,70 +22,32 @@ from poise.drivers.security import read_token
 from poise.errors import PoiseError
 from system.living import PATIENCE, Diary, Living, alive, kill, until
 
-SOCKET = ".s.PGSQL.5432"
+Server = PostgresServer | EtcdServer
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running() as server:
-        yield server
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Server:
+    """PostgreSQL, unless a test is `on_both`."""
+    server: Server = request.getfixturevalue(getattr(request, "param", "postgres"))
+    return server
 
 
-class Wire:
-    """Between one control plane and the database; it can be cut, and nobody is told."""
-
-    def __init__(self, server: PostgresServer) -> None:
-        self._to = server.folder / SOCKET
-        self._whole = threading.Event()
-        self._whole.set()
-        self._listening = socket.socket(socket.AF_UNIX)
-        self.folder = Path(tempfile.mkdtemp(prefix="poise-wire-"))
-        self._listening.bind(str(self.folder / SOCKET))
-        self._listening.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut(self) -> None:
-        self._whole.clear()
-
-    def mend(self) -> None:
-        self._whole.set()
-
-    def close(self) -> None:
-        self.mend()
-        self._listening.close()
-        shutil.rmtree(self.folder)
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                here, there = self._listening.accept()[0], socket.socket(socket.AF_UNIX)
-                there.connect(str(self._to))
-                for ends in ((here, there), (there, here)):
-                    threading.Thread(target=self._carry, args=ends, daemon=True).start()
-
-    def _carry(self, one: socket.socket, other: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := one.recv(65536):
-                self._whole.wait()
-                other.sendall(data)
-        for end in (one, other):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+on_both = pytest.mark.parametrize("server", ["postgres", "etcd"], indirect=True)
 
 
 class Pair:
     """`first` leads and has this machine's agent, `second` stands by and has none."""
 
-    def __init__(self, server: PostgresServer) -> None:
+    def __init__(self, server: Server) -> None:
         self.server = server
         self.url = server.database()
-        self.wire = Wire(server)
+        through, self.wire = server.wire(self.url)
         self.first, self.second = Living(), Living()
         places = (self.first.home.socket, self.second.home.socket)
         for living in (self.first, self.second):
             living.variables["POISE_CONTROL"] = ",".join(map(str, places))
             living.home = Home(living.home.root, others=places)
-        self.first.up("--store", self.url.replace(str(server.folder), str(self.wire.folder)))
+        self.first.up("--store", through)
         until(lambda: self.leads(self.first), "the first one leads", self.first.messages)
         self.second.home.root.mkdir(mode=0o700)
         shutil.copy(self.first.home.token, self.second.home.token)
@@ -126,7 +86,7 @@ class Pair:
 
 
 @pytest.fixture
-def pair(server: PostgresServer) -> Iterator[Pair]:
+def pair(server: Server) -> Iterator[Pair]:
     pair = Pair(server)
     try:
         yield pair
@@ -218,6 +178,7 @@ def test_who_stands_by_answers_what_can_be_read_and_refuses_the_rest(pair: Pair)
     assert pair.client().wait(done.value["job"]).exit_code
 
 
+@on_both
 def test_the_leader_is_killed_under_load_and_the_other_one_goes_on(pair: Pair) -> None:
     diary = Diary(pair.first.work / "diary")
     with Load(pair, diary) as load:
@@ -243,6 +204,7 @@ def test_leaders_that_are_killed_again_and_again_and_come_back_lose_nothing(pair
     assert found == sorted(set(found)) and len(found) >= 6
 
 
+@on_both
 def test_a_leader_that_stood_still_says_nothing_any_more(pair: Pair) -> None:
     diary = Diary(pair.first.work / "diary")
     running = pair.client().submit({"name": "held", "run": ["sh", "-c", diary.held()], "resources": {"cpu": 0.1}})
@@ -268,7 +230,7 @@ def terms(pair: Pair) -> list[bytes]:
     return [event for event in pair.client().events(after=0, follow=False) if b'"term":' in event]
 
 
-def test_a_leader_that_is_cut_off_from_the_database_leaves_before_another_leads(pair: Pair) -> None:
+def test_a_leader_that_is_cut_off_from_the_store_leaves_before_another_leads(pair: Pair) -> None:
     diary = Diary(pair.first.work / "diary")
     stale = pair.first.pid("control")
     with Load(pair, diary) as load:
@@ -291,7 +253,7 @@ def test_a_leader_that_leaves_in_order_is_followed_at_once(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 6])
-def test_while_the_database_is_away_what_runs_goes_on_and_what_needs_it_waits(pair: Pair, seconds: float) -> None:
+def test_while_the_store_is_away_what_runs_goes_on_and_what_needs_it_waits(pair: Pair, seconds: float) -> None:
     diary = Diary(pair.first.work / "diary")
     held = pair.client().submit({"name": "held", "run": ["sh", "-c", diary.held()], "resources": {"cpu": 0.1}})
     until(lambda: list(diary.entries()), "it runs", pair.story)
@@ -317,25 +279,25 @@ def test_who_has_another_token_is_told_before_it_is_needed(pair: Pair) -> None:
         third.destroy()
 
 
-def test_a_log_of_a_newer_version_is_refused_naming_it(server: PostgresServer) -> None:
+def test_a_log_of_a_newer_version_is_refused_naming_it(postgres: PostgresServer) -> None:
     living = Living()
     try:
-        url = server.database()
+        url = postgres.database()
         living.up("--store", url)
         until(lambda: Client(living.home).status().accepting, "it leads", living.messages)
         assert living.poise("down").code == 0
-        server.run("UPDATE poise.about SET value = '9' WHERE name = 'format'", url)
-        server.run("UPDATE poise.about SET value = '9.1.0' WHERE name = 'written_by'", url)
+        postgres.run("UPDATE poise.about SET value = '9' WHERE name = 'format'", url)
+        postgres.run("UPDATE poise.about SET value = '9.1.0' WHERE name = 'written_by'", url)
         done = living.poise("up", "--json")
         assert (done.error["code"], done.error["need"]) == ("E206", "9.1.0")
     finally:
         living.destroy()
 
 
-def test_the_log_in_a_database_is_read_without_a_control_plane(server: PostgresServer) -> None:
+def test_the_log_in_a_database_is_read_without_a_control_plane(postgres: PostgresServer) -> None:
     living = Living()
     try:
-        living.up("--store", server.database())
+        living.up("--store", postgres.database())
         assert living.poise("run", "--name", "once", "--", "true").code == 0
         assert living.poise("up", "--store", "home").code == 1  # not while it is up
         assert living.poise("down").code == 0
@@ -350,7 +312,14 @@ def test_the_log_in_a_database_is_read_without_a_control_plane(server: PostgresS
 
 
 @pytest.mark.parametrize(
-    ("store", "code"), [("mysql://somewhere/x", "E102"), ("postgresql://127.0.0.1:9/x", "E211"), ("elsewhere", "E102")]
+    ("store", "code"),
+    [
+        ("mysql://somewhere/x", "E102"),
+        ("postgresql://127.0.0.1:9/x", "E211"),
+        ("etcd://127.0.0.1:9/x", "E211"),
+        ("etcd://somewhere", "E102"),
+        ("elsewhere", "E102"),
+    ],
 )
 def test_a_store_that_is_none_is_told_and_nothing_is_started(store: str, code: str) -> None:
     living = Living()

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,15 +16,9 @@ from drivers.postgres_server import PostgresServer, running
 
 from poise.client import Client
 from poise.config import Address, Home
-from system.living import PATIENCE, Done, Living, kill, until
+from system.living import PATIENCE, Done, Living, free_port, kill, until
 
 HERE = os.uname().nodename
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
 
 
 class Apart:

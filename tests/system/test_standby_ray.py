@@ -12,8 +12,8 @@ from poise.drivers.authority import ensure_authority
 from poise.drivers.lock import holder
 from poise.drivers.reach import fingerprint
 from poise.drivers.security import ensure_token
-from system.living import PATIENCE, Living, kill, until
-from system.onray import NODES, OnRay, free_port
+from system.living import PATIENCE, Living, free_port, kill, until
+from system.onray import NODES, OnRay
 
 pytest.importorskip("ray")
 

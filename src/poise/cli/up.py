@@ -99,8 +99,8 @@ def own_home() -> Home:
 @click.option(
     "--store",
     metavar="URL|home",
-    help="Keep the log in a PostgreSQL database that other control planes share: one leads, the others stand by. "
-    "Kept for this home; `home` goes back to its own log.",
+    help="Keep the log in PostgreSQL (postgresql://…) or etcd (etcd://HOST:PORT,…/PREFIX), which other control planes "
+    "share: one leads, the others stand by. Kept for this home; `home` goes back to its own log.",
 )
 @click.option("--no-agent", is_flag=True, help="Run nothing on this machine: it only decides, or stands by to.")
 @click.option("--foreground", is_flag=True, help="Stay in this terminal, as a service manager wants it.")
@@ -364,18 +364,15 @@ def _settle_store(home: Home, store: str | None) -> None:
         raise Conflict(
             "it is up with another log",
             field="--store",
-            have="its own" if kept == "home" else "that in a database",
+            have="its own" if kept == "home" else "a shared one",
             hint="`poise down --leave`, then `poise up --store …`; running work goes on",
         )
     if store == "home":
         home.store.unlink()
         return
-    if not store.startswith(("postgresql://", "postgres://")):
-        raise InputError("there is no such store", field="--store", need="postgresql://…, or `home`", have=store)
-    from poise.drivers.postgres import PostgresLog
-    from poise.model.events import decode_event
+    from poise.drivers.led import check_store
 
-    PostgresLog(store, decode_event).close()  # what is wrong with it is seen here
+    check_store(store)  # what is wrong with it is seen here
     ensure_home(home)
     draft = home.store.with_suffix(".new")
     draft.touch(mode=0o600)  # it may hold a password

@@ -1,8 +1,8 @@
 """`python -m poise.control`: one control plane for one home.
 
 It holds the home's lock, reads the log, serves the API on the home's socket and on a loopback port, and ends on
-SIGTERM, leaving running work to the agent and its keepers. Where the log is in a database it serves at once, and stands
-by until it is the one that leads.
+SIGTERM, leaving running work to the agent and its keepers. Where it shares its log with others it serves at once, and
+stands by until it is the one that leads.
 """
 
 import argparse
@@ -186,6 +186,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
         shared.lease.release()
         with contextlib.suppress(asyncio.CancelledError):
             await standing_by  # raises what keeps it from leading, if anything does
+        shared.lease.close()
     return WANTED_AGAIN if lifetime.wanted_again else 0
 
 

@@ -1,8 +1,8 @@
 """A log that this control plane shares with others: one of them leads, the rest stand by. Following the log, and taking
 over.
 
-Whoever stands by asks the database each quarter of a second for what is new, and for the lease. Being told of it
-instead (LISTEN) would need a connection that no pooler shares, and would save that quarter alone.
+Whoever stands by asks the store each quarter of a second for what is new, and for the lease. Being told of it instead
+(PostgreSQL's LISTEN, etcd's watch) would need a connection of its own, and would save that quarter alone.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from poise import __version__
 from poise.config import Home
 from poise.control.plane import Plane, leave
 from poise.drivers.devices import identity
-from poise.drivers.postgres import Lease, PostgresStore
+from poise.drivers.led import Lease, LedStore, lease_at, store_at
 from poise.drivers.security import digest
 from poise.engine.host import load_ledger
-from poise.errors import Conflict, StoreAway
+from poise.errors import Conflict, PoiseError, StoreAway
 from poise.kernel.ledger import Ledger
 from poise.model.events import Event, decode_event, encode_event
 from poise.model.times import Times
@@ -32,9 +32,9 @@ _log = logging.getLogger("poise.control")
 
 
 async def open_shared(url: str, home: Home, token: str, address: str) -> "Shared":
-    """Once the database answers; while it does not, that is on file for the command line to tell."""
+    """Once the store answers; while it does not, that is on file for the command line to tell."""
     call_soon = asyncio.get_running_loop().call_soon_threadsafe
-    lease = Lease(
+    lease = lease_at(
         url,
         holder=f"{os.uname().nodename}:{home.root} ({identity(home.root)[:8]})",
         address=address,
@@ -44,12 +44,16 @@ async def open_shared(url: str, home: Home, token: str, address: str) -> "Shared
     )
 
     def opened() -> Shared:
-        store: PostgresStore[Event] = PostgresStore(
+        store = store_at(
             url, encode_event, decode_event, call_soon=call_soon, warn=_log.warning, written_by=__version__
         )
-        shared = Shared(store, load_ledger(store), lease, digest(token))
-        shared.leader()
-        return shared
+        try:
+            shared = Shared(store, load_ledger(store), lease, digest(token))
+            shared.leader()
+            return shared
+        except PoiseError:
+            store.close()
+            raise
 
     while True:
         try:
@@ -68,7 +72,7 @@ class Shared(NamedTuple):
     be spoken to after a change of leader.
     """
 
-    store: PostgresStore[Event]
+    store: LedStore[Event]
     ledger: Ledger
     lease: Lease
     token: str

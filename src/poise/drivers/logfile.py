@@ -83,12 +83,12 @@ def has_log(home: Home) -> bool:
 
 
 def read_home(home: Home, decode: Callable[[bytes], Event]) -> VerifiedLog[Event]:
-    """The log of a home, beside a control plane or without one: in its folder, or in a database."""
+    """The log of a home, beside a control plane or without one: in its folder, or in a store that others share."""
     if not home.store.exists():
         return LogReader(home.log, decode)
-    from poise.drivers.postgres import PostgresLog  # its library is an extra
+    from poise.drivers.led import log_at  # brings asyncio, and its driver's library
 
-    return PostgresLog(home.store.read_text().strip(), decode)
+    return log_at(home.store.read_text().strip(), decode)
 
 
 @contextlib.contextmanager

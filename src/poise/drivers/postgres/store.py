@@ -1,26 +1,18 @@
-"""The `Store` port on a database: a log that everybody reads, and that whoever leads writes."""
+"""The log and its writer, in SQL."""
 
 import os
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from poise.drivers.grouped import KEEP, QUEUE_LIMIT, GroupedStore
+from poise.drivers.led.store import CHECKPOINTS_KEPT, LARGE, PROBE_BYTES, LedWriter, Rows
 from poise.drivers.postgres import tables
-from poise.drivers.postgres.link import Link
-from poise.drivers.verified import Event, VerifiedLog, log
-from poise.errors import Conflict, NotLeading, PoiseError, StoreDamaged, StoreFull
+from poise.drivers.postgres.link import PostgresLink
+from poise.drivers.verified import Event, VerifiedLog
+from poise.errors import PoiseError, StoreDamaged
 from poise.model.record import checksum
 from poise.ports import StoredCheckpoint
 
-CHECKPOINTS_KEPT = 2
 PRUNE_ROWS = 5_000
-PROBE_BYTES = 64 * 2**10  # several commits of an ordinary size, and nothing that a database makes smaller
-AGAIN_SECONDS = 0.1
-"""Between two tries of a commit, while the database is away."""
-
-LARGE = 60.0
-"""Seconds that reading or writing a checkpoint may take."""
 
 _APPEND = """
 WITH led AS MATERIALIZED (SELECT FROM poise.leadership WHERE term = $1 FOR SHARE)
@@ -35,10 +27,8 @@ commit: a new leader waits for it. In conflict with it can only be its own first
 class PostgresLog(VerifiedLog[Event]):
     """Read by anybody. Raises `StoreAway` where the database does not answer."""
 
-    def __init__(
-        self, url: str, decode: Callable[[bytes], Event], *, warn: Callable[[str], None] = log.warning
-    ) -> None:
-        self._link = Link(url)
+    def __init__(self, url: str, decode: Callable[[bytes], Event], warn: Callable[[str], None]) -> None:
+        self._link = PostgresLink(url)
         super().__init__(self._link.name, decode, warn)
         tables.settle(self._link)
 
@@ -77,94 +67,27 @@ class PostgresLog(VerifiedLog[Event]):
         return StoreDamaged(message, hint="restore a backup of the database")
 
 
-class PostgresStore(GroupedStore, PostgresLog[Event]):
-    """Refuses appends (`NotLeading`) until this control plane is to `lead`. The rest is as for every `GroupedStore`."""
-
-    def __init__(
-        self,
-        url: str,
-        encode: Callable[[Event], bytes],
-        decode: Callable[[bytes], Event],
-        *,
-        call_soon: Callable[[Callable[[], None]], object] | None = None,
-        warn: Callable[[str], None] = log.warning,
-        keep: int = KEEP,
-        queue_limit: int = QUEUE_LIMIT,
-        written_by: str = "",
-    ) -> None:
-        PostgresLog.__init__(self, url, decode, warn=warn)
-        GroupedStore.__init__(self, encode, call_soon=call_soon, warn=warn, keep=keep, queue_limit=queue_limit)
-        self._failure = NotLeading("nobody leads here")
-        self._written_by = written_by
-        self._closing = threading.Event()
-        self._writer = self._leader = PostgresWriter(Link(url), self._closing, warn)
-
-    def lead(self, term: int) -> int:
-        """Write under this term, which was won, from now on; returns the last revision, and nobody else adds to it."""
-        self._leader.term = term
-        if self._written_by:
-            self._leader.sign(self._written_by)
-        last = self.last_revision()
-        self._failure = None
-        self._begin(self._leader, last)
-        return last
-
-    def close(self) -> None:
-        """Commits what is queued, unless the database is away."""
-        self._closing.set()
-        GroupedStore.close(self)
-
-    def _let_go(self) -> None:
-        self._writer.close()
-        PostgresLog.close(self)
-
-
-class PostgresWriter:
-    """Commits under its `term`."""
-
-    def __init__(self, link: Link, closing: threading.Event, warn: Callable[[str], None]) -> None:
-        self.term = 0
-        self._link = link
-        self._closing = closing
-        self._warn = warn
+class PostgresWriter(LedWriter):
+    def __init__(self, url: str, warn: Callable[[str], None]) -> None:
+        self._link = PostgresLink(url)
+        super().__init__(self._link.name, warn)
 
     def sign(self, written_by: str) -> None:
         sign = "INSERT INTO poise.about VALUES ('written_by', $1) ON CONFLICT (name) DO UPDATE SET value = $1"
         self._link.ask(lambda connection: connection.execute(sign, written_by))
 
-    def append(self, rows: list[tuple[int, bytes]]) -> None:
-        """Until they are there, or somebody else leads: while the database is away, or not to be used, they wait."""
-        told = False
-        while True:
-            try:
-                return self._link.ask(lambda connection: self._append(connection, rows))
-            except (Conflict, NotLeading, StoreFull):
-                raise
-            except PoiseError as error:
-                if self._closing.is_set():
-                    raise
-                if not told:
-                    self._warn(f"commits wait: {error}")
-                    told = True
-                self._closing.wait(AGAIN_SECONDS)
+    def _append(self, rows: Rows) -> None:
+        self._link.ask(lambda connection: self._insert(connection, rows))
 
-    async def _append(self, connection: Any, rows: Sequence[tuple[int, bytes]]) -> None:
+    async def _insert(self, connection: Any, rows: Rows) -> None:
         before = rows[0][0] - 1
         revisions, records = zip(*rows, strict=True)
         done = await connection.execute(_APPEND, self.term, revisions, records, before)
         if done == f"INSERT 0 {len(rows)}":
             return
-        term, holder = await connection.fetchrow("SELECT term, holder FROM poise.leadership")
-        if term != self.term:
-            raise NotLeading("another control plane leads", need=f"term {self.term}", have=f"term {term} of {holder}")
+        self._check_leads(*await connection.fetchrow("SELECT term, holder FROM poise.leadership"))
         found = await connection.fetch("SELECT * FROM poise.log WHERE revision > $1 ORDER BY revision", before)
-        if [tuple(row) for row in found] != list(rows):  # else they are ours: only the answer was lost
-            raise Conflict(
-                f"somebody else writes to `{self._link.name}`",
-                code="E204",
-                need=f"revision {before} as the last",
-                have=f"{len(found)} records behind it",
-            )
+        self._check_there(rows, found)
 
     def add_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
         revision, state = checkpoint

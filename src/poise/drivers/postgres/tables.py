@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from poise.drivers.postgres.link import Link
+from poise.drivers.postgres.link import PostgresLink
 from poise.drivers.verified import newer
 from poise.model.record import FORMAT
 
@@ -21,7 +21,7 @@ _SAY_FORMAT = "INSERT INTO poise.about VALUES ('format', $1) ON CONFLICT DO NOTH
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('poise'))"  # two may begin at once
 
 
-def settle(link: Link) -> None:
+def settle(link: PostgresLink) -> None:
     """Make what is missing; raises `StoreNewer` for tables of a newer Poise."""
     link.ask(_settle)
 

@@ -1,0 +1,76 @@
+"""What belongs to the URL of a store. Its driver is imported when it is asked for: its library may be an extra."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from poise.drivers.grouped import KEEP, QUEUE_LIMIT
+from poise.drivers.led.lease import Lease
+from poise.drivers.led.store import LedStore, LedWriter
+from poise.drivers.verified import Event, VerifiedLog, log
+from poise.errors import InputError, NotLeading
+
+NEED = "postgresql://…, etcd://HOST:PORT[,HOST:PORT…][/PREFIX], or `home`"
+
+
+class Kind(NamedTuple):
+    """How one kind of store is opened; each begins with the URL."""
+
+    log: Callable[..., VerifiedLog[Any]]
+    writer: Callable[[str, Callable[[str], None]], LedWriter]
+    lease: Callable[..., Lease]
+
+
+def check_store(url: str) -> None:
+    """Raises what is wrong with it, and whatever keeps it from being used now."""
+    log_at(url, bytes).close()
+
+
+def log_at(
+    url: str, decode: Callable[[bytes], Event], *, warn: Callable[[str], None] = log.warning
+) -> VerifiedLog[Event]:
+    """To be read by anybody. Raises `StoreAway` where the store does not answer, then and later."""
+    return _kind(url).log(url, decode, warn)
+
+
+def store_at(
+    url: str,
+    encode: Callable[[Event], bytes],
+    decode: Callable[[bytes], Event],
+    *,
+    call_soon: Callable[[Callable[[], None]], object] | None = None,
+    warn: Callable[[str], None] = log.warning,
+    keep: int = KEEP,
+    queue_limit: int = QUEUE_LIMIT,
+    written_by: str = "",
+) -> LedStore[Event]:
+    """To be read, and written once this control plane leads."""
+    return LedStore(
+        log_at(url, decode, warn=warn),
+        _kind(url).writer(url, warn),
+        encode,
+        call_soon=call_soon,
+        warn=warn,
+        keep=keep,
+        queue_limit=queue_limit,
+        written_by=written_by,
+    )
+
+
+def lease_at(
+    url: str, *, holder: str, address: str, token: str, lasts: int, on_lost: Callable[[NotLeading], object]
+) -> Lease:
+    return _kind(url).lease(url, holder=holder, address=address, token=token, lasts=lasts, on_lost=on_lost)
+
+
+def _kind(url: str) -> Kind:
+    match urlsplit(url).scheme:
+        case "postgresql" | "postgres":
+            from poise.drivers import postgres
+
+            return Kind(postgres.PostgresLog, postgres.PostgresWriter, postgres.PostgresLease)
+        case "etcd" | "etcds":
+            from poise.drivers import etcd
+
+            return Kind(etcd.EtcdLog, etcd.EtcdWriter, etcd.EtcdLease)
+    raise InputError("there is no such store", field="--store", need=NEED, have=url)

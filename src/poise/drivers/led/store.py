@@ -1,0 +1,117 @@
+"""The `Store` port on a log that everybody reads, and that whoever leads writes."""
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Generic
+
+from poise.drivers.grouped import GroupedStore, Writer
+from poise.drivers.verified import Event, VerifiedLog
+from poise.errors import Conflict, NotLeading, PoiseError, StoreFull
+
+AGAIN_SECONDS = 0.1
+"""Between two tries of a commit, while the store is away."""
+
+LARGE = 60.0
+"""Seconds that reading or writing a checkpoint may take."""
+
+CHECKPOINTS_KEPT = 2
+
+PROBE_BYTES = 64 * 2**10  # several commits of an ordinary size, and nothing that a store makes smaller
+
+Rows = Sequence[tuple[int, bytes]]
+
+
+class LedWriter(Writer):
+    """Commits under its `term`. `name` is what the store is called in messages."""
+
+    def __init__(self, name: str, warn: Callable[[str], None]) -> None:
+        self.term = 0
+        self.closing = threading.Event()
+        self._name = name
+        self._warn = warn
+
+    def append(self, rows: list[tuple[int, bytes]]) -> None:
+        """Until they are there, or somebody else leads: while the store is away, or not to be used, they wait."""
+        told = False
+        while True:
+            try:
+                return self._append(rows)
+            except (Conflict, NotLeading, StoreFull):
+                raise
+            except PoiseError as error:
+                if self.closing.is_set():
+                    raise
+                if not told:
+                    self._warn(f"commits wait: {error}")
+                    told = True
+                self.closing.wait(AGAIN_SECONDS)
+
+    @abstractmethod
+    def _append(self, rows: Rows) -> None:
+        """Try it once. What is there already, as it is, is in."""
+
+    @abstractmethod
+    def sign(self, written_by: str) -> None:
+        """Say which version writes."""
+
+    def rest(self) -> float | None:
+        return None
+
+    def _check_leads(self, term: int, holder: str) -> None:
+        """`term` is what the store has, and whose it is."""
+        if term != self.term:
+            raise NotLeading("another control plane leads", need=f"term {self.term}", have=f"term {term} of {holder}")
+
+    def _check_there(self, rows: Rows, found: Rows) -> None:
+        """What was found where they could not be put: if only the answer was lost, it is they."""
+        if list(map(tuple, found)) != list(rows):
+            raise Conflict(
+                f"somebody else writes to `{self._name}`",
+                code="E204",
+                need=f"revision {rows[0][0] - 1} as the last",
+                have=f"{len(found)} records behind it",
+            )
+
+
+class LedStore(GroupedStore, Generic[Event]):
+    """Refuses appends (`NotLeading`) until this control plane is to `lead`. The rest is as for every `GroupedStore`."""
+
+    def __init__(
+        self,
+        log: VerifiedLog[Event],
+        writer: LedWriter,
+        encode: Callable[[Event], bytes],
+        *,
+        call_soon: Callable[[Callable[[], None]], object] | None,
+        warn: Callable[[str], None],
+        keep: int,
+        queue_limit: int,
+        written_by: str,
+    ) -> None:
+        super().__init__(encode, call_soon=call_soon, warn=warn, keep=keep, queue_limit=queue_limit)
+        self._failure = NotLeading("nobody leads here")
+        self._log = log
+        self._written_by = written_by
+        self._writer = self._leader = writer
+        self.read, self.first_revision = log.read, log.first_revision
+        self.latest_checkpoint, self.oldest_checkpoint = log.latest_checkpoint, log.oldest_checkpoint
+
+    def lead(self, term: int) -> int:
+        """Write under this term, which was won, from now on; returns the last revision, and nobody else adds to it."""
+        self._leader.term = term
+        if self._written_by:
+            self._leader.sign(self._written_by)
+        last = self._log.last_revision()
+        self._failure = None
+        self._begin(self._leader, last)
+        return last
+
+    def close(self) -> None:
+        """Commits what is queued, unless the store is away."""
+        self._leader.closing.set()
+        super().close()
+
+    def _let_go(self) -> None:
+        self._leader.close()
+        self._log.close()
