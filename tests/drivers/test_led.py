@@ -13,6 +13,7 @@ from system.living import until
 from drivers.etcd_server import EtcdServer
 from drivers.notes import Note, Owner, encode, lease_of, note, noted_at, notes
 from drivers.postgres_server import PostgresServer
+from poise.drivers.led import lease as led_lease
 from poise.drivers.led.link import name_of
 from poise.errors import Conflict, NotLeading, PoiseError, StoreAway
 from poise.model.record import seal
@@ -83,6 +84,22 @@ def test_a_leader_that_cannot_renew_knows_it_before_another_may_lead(server: Ser
         until(lambda: lost, "the lease is taken for lost")
         server.stand_still(False)
         assert until(lease_of(url, "a").take, "it may lead again: what was on its way is over") == 2
+
+
+def test_a_leader_that_hangs_leads_no_longer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lease is renewed on another thread than the one that leads: nobody else could ever take it."""
+    monkeypatch.setattr(led_lease, "HANGS_AFTER", 2 * SECOND)
+    noted_at(url).close()
+    lost: list[NotLeading] = []
+    first = lease_of(url, "a", lasts=1 * SECOND, on_lost=lost.append)
+    assert first.take() == 1
+    for _ in range(8):
+        first.lives()
+        time.sleep(0.4)
+    assert first.holds() and not lost
+    until(lambda: lost, "nothing is heard of it any more, and the lease is taken for lost")
+    assert "hangs" in str(lost[0])
+    assert until(lease_of(url, "b").take, "another one leads") == 2
 
 
 def test_while_the_store_is_away_commits_wait_and_none_is_lost_or_doubled(url: str, server: Server) -> None:

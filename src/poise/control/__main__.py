@@ -202,9 +202,9 @@ async def _shared(home: Home, token: str, address: str) -> "Shared | None":
 
 
 async def _stand_by(shared: "Shared", plane: Plane, lifetime: Lifetime) -> None:
-    """Until it leads; where that cannot be, it ends."""
+    """Stand by, and lead once it may; where that cannot be, it ends."""
     try:
-        await shared.until_it_leads(plane)
+        await shared.lead(plane)
     except Exception:
         lifetime.end()
         raise

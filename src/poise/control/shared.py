@@ -25,6 +25,7 @@ from poise.model.events import Event, decode_event, encode_event
 from poise.model.times import Times
 
 LOOK_SECONDS = 0.25
+LIFE_SECONDS = 1.0
 PAGE = 5_000
 """Events that are taken in at once: reads wait meanwhile."""
 
@@ -89,8 +90,14 @@ class Shared(NamedTuple):
             )
         return led.address if led.held else ""
 
-    async def until_it_leads(self, plane: Plane) -> None:
-        """Raises what a person has to see to."""
+    async def lead(self, plane: Plane) -> None:
+        """Stand by until it leads, and then for as long as it does. Raises what a person has to see to."""
+        await self._until_it_leads(plane)
+        while True:
+            self.lease.lives()
+            await asyncio.sleep(LIFE_SECONDS)
+
+    async def _until_it_leads(self, plane: Plane) -> None:
         away = False
         while True:
             try:

@@ -14,6 +14,9 @@ from poise.units import SECOND
 AGAIN_SECONDS = 0.1
 """Between two tries to renew, while the store is away."""
 
+HANGS_AFTER = 15 * SECOND
+"""An owner that has said that it lives, and says so no more for that long, leads nobody."""
+
 
 class Led(NamedTuple):
     """Who leads, as far as is known; `held` unless its lease has run out. `token` is its home's digest."""
@@ -39,6 +42,7 @@ class Lease(ABC):
         self._on_lost = on_lost
         self._term = 0
         self._until = 0
+        self._lived = 0
 
     @abstractmethod
     def look(self) -> Led:
@@ -56,6 +60,12 @@ class Lease(ABC):
     def holds(self) -> bool:
         """Whether nobody else can lead yet."""
         return now() < self._until
+
+    def lives(self) -> None:
+        """Said by the owner again and again from now on: the lease is renewed on a thread that its hanging would not
+        hold up.
+        """
+        self._lived = now()
 
     def release(self) -> None:
         """Let another take it now; while the store is away, once it has run out."""
@@ -89,6 +99,9 @@ class Lease(ABC):
                 break  # it was released
             if asked >= self._until:
                 self._lost("its lease has run out")
+                break
+            if self._lived and asked - self._lived > HANGS_AFTER:
+                self._lost("it hangs")
                 break
             try:
                 done = await self._renewed(term, (self._until - asked) / SECOND)
