@@ -81,8 +81,10 @@ def _admitted(view: Snapshot, ordered: Sequence[Claim]) -> list[Claim]:
     for claim in ordered:
         if claim.stopping:
             continue
-        taken = held.get(claim.unit) or _taken(view, claim, left)
-        if taken and all(left.get(model, 0) >= count for model, count in taken.items()):
+        taken = held.get(claim.unit)
+        if taken is None and not (taken := _taken(view, claim, left)):
+            continue
+        if all(left.get(model, 0) >= count for model, count in taken.items()):
             for model, count in taken.items():
                 left[model] -= count
             found.append(claim)
@@ -103,13 +105,14 @@ def _taken(view: Snapshot, claim: Claim, left: Mapping[int, int]) -> dict[int, i
 
 
 def _held(view: Snapshot) -> dict[str, Counter[int]]:
-    """How many devices of each model each unit holds."""
+    """How many devices of each model each unit holds on open nodes; those of others are for nobody else."""
     fleet, found = view.fleet, dict[str, Counter[int]]()
     for row, residents in enumerate(fleet.residents):
         places = {device.index: place for place, device in enumerate(fleet.nodes[row].devices)}
         for resident in residents:
             held = found.setdefault(resident.unit, Counter())
-            held.update(int(fleet.device_model[row, places[device]]) for device in resident.devices)
+            if not fleet.closed[row]:
+                held.update(int(fleet.device_model[row, places[device]]) for device in resident.devices)
     return found
 
 
