@@ -364,7 +364,6 @@ def test_a_drained_node_takes_no_new_work(shared: Living) -> None:
 
 def test_a_node_is_emptied_as_far_as_it_may_be(shared: Living) -> None:
     """There is no other node: what runs goes on where it is until the node is opened again."""
-    node = shared.poise("nodes", "-o", "name").text.strip()
     stays = shared.poise("submit", "--no-preempt", "--", "sleep", "60").text.strip()
     goes = shared.poise("submit", "--", "sleep", "60").text.strip()
 
@@ -372,6 +371,7 @@ def test_a_node_is_emptied_as_far_as_it_may_be(shared: Living) -> None:
         return [shared.client().job(job).status for job in (stays, goes)] == ["running"] * 2
 
     until(both_run, "both run")
+    node = shared.poise("nodes", "-o", "name").text.strip()
     told = shared.poise("drain", "--move", node)
     assert told.err == (
         f"{node} takes no new work; 1 task goes on elsewhere once there is room, 1 goes on there to its end; "
