@@ -147,7 +147,10 @@ def drain(node: str, move: bool, undo: bool, as_json: bool) -> int:
 def _leaving(drained: Drained) -> str:
     """`3 tasks go on elsewhere once there is room, 1 goes on there to its end`."""
     moves, stays = drained.moves, drained.stays
-    if not moves and not stays:
-        return "nothing runs there"
-    going = f"{moves or 'no'} {'task goes' if moves == 1 else 'tasks go'} on elsewhere once there is room"
-    return f"{going}, {stays} {'goes' if stays == 1 else 'go'} on there to {'its' if stays == 1 else 'their'} end"
+    parts = []
+    if moves:
+        parts.append(f"{moves} {'task goes' if moves == 1 else 'tasks go'} on elsewhere once there is room")
+    if stays:
+        whose = "" if moves else "task " if stays == 1 else "tasks "
+        parts.append(f"{stays} {whose}{'goes on there to its end' if stays == 1 else 'go on there to their end'}")
+    return ", ".join(parts) or "nothing runs there"
