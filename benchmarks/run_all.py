@@ -3,8 +3,9 @@
     python benchmarks/run_all.py [--quick] [--only PART] [--out .bench/results.json]
 
 About ten minutes with the peers, less without. Not among them are `--only quality`, over half an hour more, `--only
-faults`, real kills for a quarter of an hour, and `--only "serving claims, live"`, ten minutes. `--quick` is for trying
-it out, its figures mean little. Parts that are not measured stay as they were.
+faults`, real kills for a quarter of an hour, `--only migration`, real moves for eight minutes, and `--only "serving
+claims, live"`, ten minutes. `--quick` is for trying it out, its figures mean little. Parts that are not measured stay
+as they were.
 """
 
 import argparse
@@ -27,6 +28,7 @@ import harness
 import herd
 import latency
 import live_faults
+import migration
 import mixed
 import peers
 import precision
@@ -38,7 +40,7 @@ from poise.policy.suites import POLICIES
 OUT = Path(__file__).parent.parent / ".bench" / "results.json"
 
 
-LONG = ("quality", "faults", "serving claims, live")
+LONG = ("quality", "faults", "migration", "serving claims, live")
 """Measured only when they are asked for."""
 
 
@@ -56,6 +58,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
             "precision": lambda: precision.measure(["cnn"], rounds=1),
             "checkpoints": lambda: checkpoint_stall.measure(2, 128, 2),
             "faults": lambda: live_faults.measure((), 1, 5.0, with_peers=False),
+            "migration": lambda: migration.measure(["drained"], 1),
             "a thousand nodes": lambda: herd.measure(100, 5.0, 1, 500),
             "quality": lambda: mixed.measure(["poise", "fifo"], 20, [1]),
             "serving claims": lambda: claims_serving.measure(many=2000),
@@ -73,6 +76,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
         "precision": lambda: precision.measure(list(precision.SUBJECTS), rounds=3),
         "checkpoints": lambda: checkpoint_stall.measure(15, 384, 4),
         "faults": lambda: live_faults.measure((), 3, 5.0, with_peers=True),
+        "migration": lambda: migration.measure(list(migration.CASES), 3),
         "a thousand nodes": herd.measure,
         "serving claims": claims_serving.measure,
         "serving claims, live": claims_serving.measure_live,

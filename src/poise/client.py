@@ -24,6 +24,7 @@ from poise.drivers.reach import door_of, environment_home, home_at, reach
 from poise.drivers.security import digest, new_secret, token_for
 from poise.errors import ErrorRecord, Fault, NotLeading, PoiseError, SpecError, Unreachable, from_record
 from poise.model.reports import (
+    Drained,
     Explanation,
     JobReport,
     LogEnd,
@@ -215,9 +216,9 @@ class Client:
         """How many requests were refused since the control plane started, and the latest of them."""
         return self._call("GET", "/v1/refusals", RefusalsReport)
 
-    def drain(self, node: str, *, on: bool = True) -> str:
-        """Close a node to new work, or open it again; answers with its whole name."""
-        return self._call("POST", f"/v1/nodes/{_part(node)}/drain", dict[str, str], {"on": on})["node"]
+    def drain(self, node: str, *, on: bool = True, moves: bool = False) -> Drained:
+        """Close a node to new work, or open it again; with `moves`, what runs there goes on elsewhere."""
+        return self._call("POST", f"/v1/nodes/{_part(node)}/drain", Drained, {"on": on, "moves": moves})
 
     def status(self) -> StatusReport:
         return self._call("GET", "/v1/status", StatusReport)

@@ -266,8 +266,8 @@ class World:
     def cancel(self, job: str, bearer: Bearer = HOME) -> "World":
         return self.ask(Cancel(self.request(), job, bearer))
 
-    def drain(self, name: str, on: bool = True) -> "World":
-        return self.ask(Drain(self.request(), name, on))
+    def drain(self, name: str, on: bool = True, *, moves: bool = False) -> "World":
+        return self.ask(Drain(self.request(), name, on, moves=moves))
 
     def fault(self, name: str, *faults: DeviceFault) -> "World":
         """The node says that devices have failed."""

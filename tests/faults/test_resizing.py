@@ -36,7 +36,7 @@ def a_world_of_gangs(seed: int) -> Scenario:
         acts.append(Act(at=at, act="submit", key=f"g{number}", document=document))
         if random.random() < 0.15:
             acts.append(Act(at=at + int(random.uniform(1, 15) * SECOND), act="cancel", of=f"g{number}"))
-    acts += [act for act in scenario.acts if act.act in ("drain", "undrain", "quota")]
+    acts += [act for act in scenario.acts if act.act in ("drain", "empty", "undrain", "quota")]
     policy = "poise" if seed % 8 else "goodput"
     return msgspec.structs.replace(scenario, acts=tuple(sorted(acts, key=lambda act: act.at)), policy=policy)
 

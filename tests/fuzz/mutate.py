@@ -260,7 +260,8 @@ def body_request(chance: random.Random, token: str) -> Request:
         method, path = "PUT", f"/v1/quotas/{chance.choice(USERS + NAMES)}"
         data = spliced(chance, dumped({"cpu": odd_value(chance), "gpu": 2, "memory": "1GiB"}), JSON_PIECES)
     else:
-        path, data = f"/v1/nodes/{chance.choice(NAMES)}/drain", spliced(chance, b'{"on": false}', JSON_PIECES)
+        path = f"/v1/nodes/{chance.choice(NAMES)}/drain"
+        data = spliced(chance, b'{"on": true, "moves": true}', JSON_PIECES)
     kind = (
         kind
         if chance.randrange(12)

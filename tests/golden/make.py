@@ -25,7 +25,7 @@ from poise.model.tenants import Role
 from poise.model.training import Saved, Training
 from poise.policy.recipe import compile_recipe
 from poise.policy.suites import Suite
-from poise.testing import World
+from poise.testing import World, node
 from poise.units import SECOND
 
 HERE = Path(__file__).resolve().parent
@@ -168,7 +168,20 @@ def resizing() -> World:
     return world.restart().finish_all(run="40s")
 
 
-SCENES: tuple[Callable[[], World], ...] = (noops, gangs, lost, calls, tenants, troubles, scaling, training, resizing)
+def emptied() -> World:
+    """A node is emptied: what may move does once there is room, a gang as a whole, and the rest goes on."""
+    world = World().nodes(2, cpu=4).job("stays", cpu=1, preemptible=False).job("goes", cpu=2, checkpoint="10s").round()
+    world.job("gang", workers=5, cpu=1, checkpoint="10s").round()
+    world.start("stays", "goes", *(f"gang.main[{rank}]" for rank in range(5))).after("2s").drain(
+        "n1", moves=True
+    ).after("2s")
+    world.join(node("n3", cpu=8)).after("3s").drain("n1").after("1s").drain("n1", on=False)
+    return world.restart().finish_all(run="20s")
+
+
+SCENES: tuple[Callable[[], World], ...] = (
+    noops, gangs, lost, calls, tenants, troubles, scaling, training, resizing, emptied,
+)  # fmt: skip
 
 
 def state_of(ledger: Ledger) -> Any:

@@ -362,6 +362,31 @@ def test_a_drained_node_takes_no_new_work(shared: Living) -> None:
     assert shared.poise("wait", job).code == 0
 
 
+def test_a_node_is_emptied_as_far_as_it_may_be(shared: Living) -> None:
+    """There is no other node: what runs goes on where it is until the node is opened again."""
+    stays = shared.poise("submit", "--no-preempt", "--", "sleep", "60").text.strip()
+    goes = shared.poise("submit", "--", "sleep", "60").text.strip()
+
+    def both_run() -> bool:
+        return [shared.client().job(job).status for job in (stays, goes)] == ["running"] * 2
+
+    until(both_run, "both run")
+    node = shared.poise("nodes", "-o", "name").text.strip()
+    told = shared.poise("drain", "--move", node)
+    assert told.err == (
+        f"{node} takes no new work; 1 task goes on elsewhere once there is room, 1 goes on there to its end; "
+        f"`poise drain --undo {node}` opens it\n"
+    )
+    assert shared.poise("drain", "--move", "--json", node).value == {
+        "node": node, "drained": True, "moves": 1, "stays": 1,
+    }  # fmt: skip
+    assert shared.poise("nodes", "--json").value[0]["status"] == "emptying"
+    assert shared.poise("drain", "--move", "--undo", node, "--json").error["code"] == "E102"
+    assert shared.poise("drain", "--undo", "--json", node).value == {"node": node, "drained": False}
+    assert both_run()
+    assert shared.poise("cancel", stays, goes).code == 0
+
+
 def test_a_graph_from_a_file(shared: Living) -> None:
     shared.file(
         "graph.yaml",

@@ -20,6 +20,7 @@ from system.test_mixed import EXAMPLES, load
 
 POLICY = "kind: policy\nname: ours\nextends: poise\npreempt: {min_run: 1s}\n"
 FLEET = "kind: fleet\nname: one\nnodes: {n: {cpu: 4, memory: 8GiB}}\n"
+TWO = "kind: fleet\nname: two\nnodes: {a: {cpu: 2, memory: 8GiB}, b: {cpu: 2, memory: 8GiB}}\n"
 DEVICES = "kind: fleet\nname: one\nnodes: {n: {cpu: 8, memory: 8GiB, devices: [{model: A100-80, count: 3}]}}\n"
 EPOCHS = 40
 STEPS = EPOCHS * 8
@@ -125,6 +126,27 @@ def test_put_aside_it_goes_on_from_its_checkpoint_without_losing_a_step(living: 
     steps = [json.loads(line)[0] for path in training.out.parent.glob("out.*.steps") for line in path.open()]
     assert comes_to(undisturbed, answers)
     assert not [step for step in set(steps) if steps.count(step) > 2], "no step was made twice"
+
+
+def test_off_a_node_that_is_emptied_it_goes_on_at_the_other_without_losing_a_step(
+    living: Living, undisturbed: Any
+) -> None:
+    training = Trained(living, "1", fleet=TWO, pause=0.02)
+    training.until_step(20)
+    (task,) = training.running().values()
+    other = "b" if task.node == "a" else "a"
+    told = living.poise("drain", "--move", task.node)
+    assert "takes no new work; 1 task goes on elsewhere once there is room; " in told.err
+    until(lambda: [one.node for one in training.running().values()] == [other], "it goes on there", living.messages)
+    until(lambda: training.said().restored.startswith("the checkpoint of step"), "it says so", living.messages)
+    story = living.poise("explain", training.id).text
+    assert f"main asked to move: {task.node} is being emptied, there is room on {other}" in story, story
+    assert {one.name: one.status for one in training.client.nodes()} == {task.node: "emptying", other: "up"}
+    answers = training.wait()
+    steps = [json.loads(line)[0] for path in training.out.parent.glob("out.*.steps") for line in path.open()]
+    assert comes_to(undisturbed, answers)
+    assert sorted(steps) == sorted(set(steps)), "no step was made twice"
+    assert STEPS - len(steps) < 2, "the step with which it ends is made, and not written"
 
 
 def test_it_makes_room_for_a_service_in_its_processes_and_grows_back(living: Living, undisturbed: Any) -> None:

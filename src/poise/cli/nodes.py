@@ -15,7 +15,7 @@ from poise.config import Home
 from poise.control.start import connected, running, supervised
 from poise.decoding import json_decoder
 from poise.model.load import Load
-from poise.model.reports import DeviceReport, NodeReport, report_of
+from poise.model.reports import DeviceReport, Drained, NodeReport, report_of
 from poise.units import format_bytes, format_cpu, format_rate
 
 if TYPE_CHECKING:
@@ -121,17 +121,36 @@ def _device_text(device: DeviceReport) -> str:
 
 
 @click.command()
+@click.option("--move", is_flag=True, help="What runs on the node goes on elsewhere as soon as there is room.")
 @click.option("--undo", is_flag=True, help="Open the node again.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("node")
-def drain(node: str, undo: bool, as_json: bool) -> int:
-    """Close NODE, or a device of it (NODE:0), to new work; what runs there goes on to its end.
+def drain(node: str, move: bool, undo: bool, as_json: bool) -> int:
+    """Close NODE, or a device of it (NODE:0), to new work; what runs there goes on to its end, or elsewhere.
 
     A device that failed is closed by itself; `--undo` opens it again.
     """
-    node = connected(current_home()).drain(node, on=not undo)
+    if move and undo:
+        raise click.UsageError("`--move` and `--undo` exclude each other")
+    drained = connected(current_home()).drain(node, on=not undo, moves=move)
     if as_json:
-        print_json({"node": node, "drained": not undo})
+        told = {"node": drained.node, "drained": not undo}
+        print_json(told | {"moves": drained.moves, "stays": drained.stays} if move else told)
+    elif undo:
+        say(f"{drained.node} is open again")
     else:
-        say(f"{node} is open again" if undo else f"{node} takes no new work; `poise drain --undo {node}` opens it")
+        says = f"; {_leaving(drained)}" if move else ""
+        say(f"{drained.node} takes no new work{says}; `poise drain --undo {drained.node}` opens it")
     return 0
+
+
+def _leaving(drained: Drained) -> str:
+    """`3 tasks go on elsewhere once there is room, 1 goes on there to its end`."""
+    moves, stays = drained.moves, drained.stays
+    parts = []
+    if moves:
+        parts.append(f"{moves} {'task goes' if moves == 1 else 'tasks go'} on elsewhere once there is room")
+    if stays:
+        whose = "" if moves else "task " if stays == 1 else "tasks "
+        parts.append(f"{stays} {whose}{'goes on there to its end' if stays == 1 else 'go on there to their end'}")
+    return ", ".join(parts) or "nothing runs there"

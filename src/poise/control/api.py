@@ -64,6 +64,7 @@ from poise.model.events import AUDITED, Event, Held, NodeLevelled, Placed, Polic
 from poise.model.messages import Attempt
 from poise.model.reports import (
     AuditReport,
+    Drained,
     Explanation,
     JobReport,
     NodeReport,
@@ -127,7 +128,10 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class DrainRequest(msgspec.Struct, frozen=True):
+    """`on` closes it, off opens it again. With `moves`, what runs on the node goes on elsewhere."""
+
     on: bool = True
+    moves: bool = False
 
 
 class TokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -335,12 +339,15 @@ def make_app(
 
     @post(
         "/v1/nodes/{name:str}/drain",
-        summary="Close a node, or a device of it (`n1:0`), to new work, or open it again",
+        summary="Close a node, or a device of it (`n1:0`), to new work and move what runs there, or open it again",
         status_code=202,
         opt=OPERATOR,
     )
-    async def drain(bearer: Bearer, name: str, data: DrainRequest) -> dict[str, str]:
-        return {"node": await plane.request(lambda request: machine.Drain(request, name, data.on, bearer))}
+    async def drain(bearer: Bearer, name: str, data: DrainRequest) -> Drained:
+        drained: Drained = await plane.request(
+            lambda request: machine.Drain(request, name, data.on, bearer, data.moves)
+        )
+        return drained
 
     @get("/v1/quotas", summary="What tenants may hold at once, and what they hold", opt=VIEWER)
     async def quotas(bearer: Bearer) -> list[QuotaReport]:

@@ -70,8 +70,9 @@ class People:
                 self._done(act)
                 return
             make = lambda request: Cancel(request, job, bearer)  # noqa: E731
-        elif act.act in ("drain", "undrain"):
-            make = lambda request: Drain(request, act.of, act.act == "drain")  # noqa: E731
+        elif act.act in ("drain", "empty", "undrain"):
+            on, moves = act.act != "undrain", act.act == "empty"
+            make = lambda request: Drain(request, act.of, on, moves=moves)  # noqa: E731
         elif act.act == "quota":
             quota = Quota(act.amount, PLENTY, PLENTY) if act.amount else None
             make = lambda request: SetQuota(request, act.tenant, quota)  # noqa: E731

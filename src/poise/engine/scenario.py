@@ -129,7 +129,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return " ".join(part for part in parts if part)
 
 
-ActKind = Literal["submit", "cancel", "drain", "undrain", "quota"]
+ActKind = Literal["submit", "cancel", "drain", "empty", "undrain", "quota"]
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -255,7 +255,7 @@ def _acts(random: Random, nodes: tuple[Node, ...], heals: int) -> list[Act]:
             acts.append(Act(at=at + int(random.uniform(0, 10) * SECOND), act="cancel", of=key, tenant=tenant))
     if random.random() < 0.3:
         node, at = random.choice(nodes).name, int(random.uniform(0, heals))
-        acts.append(Act(at=at, act="drain", of=node))
+        acts.append(Act(at=at, act="empty" if at % 2 else "drain", of=node))
         acts.append(Act(at=heals, act="undrain", of=node))
     if random.random() < 0.3:
         tenant = random.choice(TENANTS[1:])

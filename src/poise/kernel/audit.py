@@ -46,7 +46,7 @@ def _in_words(event: AUDITED) -> str:
         case UnitsCancelled():
             return f"cancelled {', '.join(event.units[:FEW])}{', …' if len(event.units) > FEW else ''}"
         case NodeDrained():
-            return f"{'drained' if event.on else 'opened'} {event.name}"
+            return f"{('emptied' if event.moves else 'drained') if event.on else 'opened'} {event.name}"
         case DeviceDrained():
             return f"{'drained' if event.on else 'opened'} device {event.device} of {event.node}"
         case QuotaSet():

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from poise.errors import Busy, Conflict, NotFound, PoiseError, StoreFull
+from poise.errors import Busy, Conflict, InputError, NotFound, PoiseError, StoreFull
 from poise.kernel.dispatch import Dispatch
 from poise.kernel.explain import LastWord, logged
 from poise.kernel.find import find, find_node
@@ -87,6 +87,7 @@ from poise.model.messages import (
 )
 from poise.model.profiles import ENOUGH_RUNS
 from poise.model.quotas import Quota
+from poise.model.reports import Drained
 from poise.model.resources import PLENTY, Device, Node, identity_of, is_declared
 from poise.model.spec import Compiled
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role, Token
@@ -94,6 +95,7 @@ from poise.model.times import Times
 from poise.model.training import DEVICE_MEMORY, LIBRARY_THREADS, PHASE, TELL_EVERY, THREADS, Training, is_news
 from poise.model.triggers import Triggers
 from poise.model.views import Snapshot
+from poise.policy.emptying import may_go
 from poise.units import MILLISECOND, SECOND
 
 ROUND = 200 * MILLISECOND
@@ -167,12 +169,13 @@ class Cancel(msgspec.Struct, frozen=True):
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """`node` is a node, or a device of one: `n1:0`."""
+    """`node` is a node, or a device of one: `n1:0`. With `moves`, what runs on a node goes on elsewhere."""
 
     request: int
     node: str
     on: bool
     bearer: Bearer = HOME
+    moves: bool = False
 
 
 class SetQuota(msgspec.Struct, frozen=True):
@@ -764,21 +767,37 @@ class Controller:
         self._commit(TokenRevoked(at=now, id=token.id, by=message.bearer.token))
         return token.id
 
-    def _drain(self, message: Drain, now: int) -> str:
+    def _drain(self, message: Drain, now: int) -> Drained:
         """Close a node to new work, or a device of it: `n1:0`; or open it again."""
         node, colon, place = message.node.rpartition(":")
         if colon and message.node not in self.ledger.nodes:
-            return self._drain_device(find_node(self.ledger.nodes, node), place, message, now)
+            return Drained(self._drain_device(find_node(self.ledger.nodes, node), place, message, now))
         name = find_node(self.ledger.nodes, message.node)
-        if self.ledger.nodes[name].drained != message.on:
-            self._commit(NodeDrained(at=now, name=name, on=message.on, by=message.bearer.token))
+        state, moves = self.ledger.nodes[name], message.on and message.moves
+        if (state.drained, state.moves) != (message.on, moves):
+            self._commit(NodeDrained(at=now, name=name, on=message.on, by=message.bearer.token, moves=moves))
             self._dirty = True
             waiting = [attempt_of(unit, 0) for unit, task in self.ledger.queued_since(now) if task.node == name]
             if message.on and waiting:
                 self._send(name, Desired(recalls=tuple(waiting)))
-        return name
+        if not moves:
+            return Drained(name)
+        fleet = self.ledger.fleet()
+        going = sum(may_go(one) for one in fleet.residents[fleet.rows[name]] if not one.stopping)
+        there = sum(
+            not (unit.queued or unit.stopping or unit.tasks[index].leaving)
+            for unit, index in self.ledger.attempts_on(name)
+        )
+        return Drained(name, moves=going, stays=there - going)
 
     def _drain_device(self, node: str, place: str, message: Drain, now: int) -> str:
+        if message.on and message.moves:
+            raise InputError(
+                "what runs on one device of a node is not moved, only what runs on all of it",
+                field="moves",
+                have=message.node,
+                hint=f"`poise drain --move {node}`",
+            )
         device = self._device(node, int(place)) if place.isdecimal() and place.isascii() else None
         if device is None:
             known = [str(device.index) for device in self.ledger.nodes[node].node.devices]

@@ -283,7 +283,8 @@ class History:
             case NodeForgotten():
                 self._note(event.at, "node forgotten", event.name, "")
             case NodeDrained():
-                self._note(event.at, "node drained" if event.on else "node opened", event.name, "")
+                text = "what runs there goes on elsewhere" if event.moves else ""
+                self._note(event.at, "node drained" if event.on else "node opened", event.name, text)
             case Straggling():
                 text = f"ran {format_duration(event.ran)}, its like {format_duration(event.expected)}"
                 self._note(event.at, "straggles", f"{event.task} on {event.node}", text, _job_of(event.task))

@@ -397,7 +397,8 @@ class NodeState(msgspec.Struct):
     """A node, the room taken on it, and who holds each busy device, by `device_key`; `shares` where it is shared.
 
     `level` is its load level, `hot` whether that has been high for a sustained window; `failures` the smoothed share of
-    attempts that failed there, in thousandths. A `suspect` has been silent for a moment.
+    attempts that failed there, in thousandths. A `suspect` has been silent for a moment. One that is drained and
+    `moves` is being emptied: what runs there goes on elsewhere.
     """
 
     node: Node
@@ -415,13 +416,16 @@ class NodeState(msgspec.Struct):
     hot: bool = False
     failures: int = 0
     suspect: bool = False
+    moves: bool = False
 
     @property
     def condition(self) -> str:
-        """up, suspect, drained or lost; something may be placed there only while it is up."""
+        """up, suspect, drained, emptying or lost; something may be placed there only while it is up."""
         if self.status == "lost":
             return "lost"
-        return "drained" if self.drained else "suspect" if self.suspect else "up"
+        if self.drained:
+            return "emptying" if self.moves else "drained"
+        return "suspect" if self.suspect else "up"
 
     def shared_memory(self, device: int) -> int:
         """Bytes of a device that its shares hold together."""
@@ -1194,7 +1198,8 @@ class Ledger:
         self._outdate_fleet()
 
     def _node_drained(self, event: NodeDrained) -> None:
-        self._state.nodes[event.name].drained = event.on
+        node = self._state.nodes[event.name]
+        node.drained, node.moves = event.on, event.on and event.moves
         self._stale.add(event.name)
 
     def _device_cordoned(self, event: DeviceCordoned) -> None:
@@ -1287,8 +1292,7 @@ class Ledger:
         elif outcome in ("returned", "stopped"):
             self._keep_what_was_done(unit)
             unit.recalled = unit.recalled or (unit.queued and outcome == "returned")
-            slow = unit.lags.node if unit.lags is not None else unit.first.node
-            unit.avoid = slow if unit.stopping == "move" else ""
+            unit.avoid = self._moved_off(unit) if unit.stopping == "move" else ""
             self._again(unit, at, delay=0)
         else:
             unit.tries += 1
@@ -1300,6 +1304,12 @@ class Ledger:
                 self._again(unit, at, delay=0 if outcome == "lost" else retry.delay(unit.tries))
             else:
                 self._conclude(unit, "failed", at)
+
+    def _moved_off(self, unit: UnitState) -> str:
+        """The node that it was moved off: one that is being emptied, else where a member lagged, else its first."""
+        nodes = self._state.nodes
+        emptied = (task.node for task in unit.tasks if task.node in nodes and nodes[task.node].condition == "emptying")
+        return next(emptied, unit.lags.node if unit.lags is not None else unit.first.node)
 
     def _make_smaller(self, unit: UnitState) -> None:
         """It ran out of memory: half as many tasks of an elastic unit next time, or an artifact that asks for less."""

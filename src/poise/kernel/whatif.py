@@ -19,7 +19,7 @@ from poise.kernel.find import find_node
 from poise.kernel.ledger import Ledger, State, job_status
 from poise.model.decisions import Hold, Place, Plan, Preempt, Reason, Resize
 from poise.model.events import JobSubmitted
-from poise.model.fleet import CPU, DEVICES, DRAINED, MEMORY, NETWORK, Fleet, Ints, Resident
+from poise.model.fleet import CONDITIONS, CPU, DEVICES, DRAINED, EMPTYING, MEMORY, NETWORK, Fleet, Ints, Resident
 from poise.model.jobs import GRACE, Job, Priority
 from poise.model.profiles import CERTAIN, ENDLESS, NO_END, Estimate, Profile, estimate_run, remaining
 from poise.model.reports import (
@@ -318,7 +318,7 @@ def _refusing_alike(
 ) -> Iterator[Refusing]:
     ables = [ability(fleet, shape) for shape in shapes]
     lacking = [_lacking(fleet, shape, able) for shape, able in zip(shapes, ables, strict=True)]
-    number: Ints = fleet.kind * 4 + fleet.closed
+    number: Ints = fleet.kind * len(CONDITIONS) + fleet.closed
     for lacks in lacking:
         _, first, number = np.unique(number * 16 + lacks, return_index=True, return_inverse=True)
     order = np.argsort(number, kind="stable")
@@ -751,7 +751,11 @@ class _Search:
     def open_nodes(self) -> Iterator[Suggestion]:
         """A drained node that is opened."""
         fleet, able = self._view.fleet, ability(self._view.fleet, self._shape)
-        could = [row for row in np.flatnonzero(fleet.closed == DRAINED).tolist() if able.room[fleet.kind[row]]]
+        could = [
+            row
+            for row in np.flatnonzero(np.isin(fleet.closed, (DRAINED, EMPTYING))).tolist()
+            if able.room[fleet.kind[row]]
+        ]
         for row in could[: self._tries]:
             name = fleet.names[row]
             command = f"poise drain --undo {name}"

@@ -144,7 +144,7 @@ Cause = Literal["yield", "move", "grow", "shrink"]
 class Preempt(msgspec.Struct, frozen=True, kw_only=True, tag="preempt"):
     """Ask a unit to save itself and end; it waits again and goes on elsewhere, or in another size.
 
-    `cause`: it yields to `to`, moves off a hot node, or an elastic unit grows or shrinks.
+    `cause`: it yields to `to`, moves off a node that is hot or being emptied, or an elastic unit grows or shrinks.
     """
 
     unit: str

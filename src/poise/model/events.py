@@ -234,12 +234,13 @@ class Triggered(msgspec.Struct, frozen=True, tag="triggered", kw_only=True, omit
 
 
 class NodeDrained(msgspec.Struct, frozen=True, tag="drained", kw_only=True, omit_defaults=True):
-    """`on` closes the node to new placements, off opens it again."""
+    """`on` closes the node to new placements, off opens it again. With `moves`, what runs there goes on elsewhere."""
 
     at: int
     name: str
     on: bool
     by: str = ""
+    moves: bool = False
 
 
 class DeviceCordoned(msgspec.Struct, frozen=True, tag="device-cordoned", kw_only=True, omit_defaults=True):

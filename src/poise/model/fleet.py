@@ -21,13 +21,14 @@ Bools = NDArray[np.bool_]
 CPU, MEMORY, NETWORK, DEVICES = range(4)
 """Rows of `free` and `total`: milli-CPU, bytes, bits per second, devices of which nothing is taken."""
 
-OPEN, LOST, DRAINED, SUSPECT = range(4)
+OPEN, LOST, DRAINED, SUSPECT, EMPTYING = range(5)
 """Values of `closed`."""
 
-CONDITIONS = ("up", "lost", "drained", "suspect")
-CLOSED_CODES = ("", "NODE_LOST", "NODE_DRAINED", "NODE_SUSPECT")
-CLOSED_WAKES = ("", "joined", "drained", "trusted")
-"""By value of `closed`: its name, the reason it gives, and the kind of event that ends it."""
+CONDITIONS = ("up", "lost", "drained", "suspect", "emptying")
+CLOSED_CODES = ("", "NODE_LOST", "NODE_DRAINED", "NODE_SUSPECT", "NODE_DRAINED")
+CLOSED_WAKES = ("", "joined", "drained", "trusted", "drained")
+"""By value of `closed`: its name, the reason it gives, and the kind of event that ends it. One that is being emptied is
+drained, and what runs there goes on elsewhere."""
 
 CORDONED = -2 * WHOLE
 """What `device_share` says of a device that gives no room: so little that it is none when who is there has ended."""

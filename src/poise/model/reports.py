@@ -249,6 +249,16 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
 
 
+class Drained(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A node, or a device of one (`n1:0`), that was closed or opened. Of one that is being emptied, how many of its
+    tasks go on elsewhere once there is room (`moves`), and how many go on there to their end (`stays`).
+    """
+
+    node: str
+    moves: int = 0
+    stays: int = 0
+
+
 def report_of(node: Node, *, held_by: Mapping[int, str] | None = None) -> NodeReport:
     """What a node offers, with nothing taken of it; `held_by` names who holds a device, by its index."""
     holders = held_by or {}

@@ -16,6 +16,7 @@ from poise.model.fleet import DEVICES, Resident
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.allowance import Allowance
+from poise.policy.emptying import hand_over
 from poise.policy.place import Draft
 from poise.policy.reclaim import service
 from poise.policy.score import TERMS
@@ -155,6 +156,8 @@ def carry_out(
         if not claims(candidate):
             placing.other(candidate)
     decisions += placing.decisions
+    asked = {decision.unit for decision in decisions if isinstance(decision, Preempt | Resize)}
+    decisions += hand_over(placing.draft, name, asked=asked)
     decisions += [Hold(queue=queue, reasons=reasons) for queue, reasons in placing.holds.items()]
     return Plan(base=view.revision, policy=name, decisions=tuple(decisions), until=until, memory=memory)
 

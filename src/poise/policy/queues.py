@@ -81,8 +81,9 @@ def _admitted(view: Snapshot, ordered: Sequence[Claim]) -> list[Claim]:
     for claim in ordered:
         if claim.stopping:
             continue
-        taken = held.get(claim.unit) or _taken(view, claim, left)
-        if taken and all(left.get(model, 0) >= count for model, count in taken.items()):
+        taken = held[claim.unit] if claim.unit in held else _taken(view, claim, left)
+        fits = all(left.get(model, 0) >= count for model, count in taken.items())
+        if fits and (taken or claim.unit in held):
             for model, count in taken.items():
                 left[model] -= count
             found.append(claim)
@@ -102,15 +103,16 @@ def _taken(view: Snapshot, claim: Claim, left: Mapping[int, int]) -> dict[int, i
     return {} if needed else taken
 
 
-def _held(view: Snapshot) -> dict[str, Counter[int]]:
-    """How many devices of each model each unit holds."""
+def _held(view: Snapshot) -> dict[str, dict[int, int]]:
+    """How many devices of each model each unit holds on open nodes; those of others are for nobody else."""
     fleet, found = view.fleet, dict[str, Counter[int]]()
     for row, residents in enumerate(fleet.residents):
         places = {device.index: place for place, device in enumerate(fleet.nodes[row].devices)}
         for resident in residents:
             held = found.setdefault(resident.unit, Counter())
-            held.update(int(fleet.device_model[row, places[device]]) for device in resident.devices)
-    return found
+            if not fleet.closed[row]:
+                held.update(int(fleet.device_model[row, places[device]]) for device in resident.devices)
+    return {unit: dict(held) for unit, held in found.items()}
 
 
 def _falls_at(view: Snapshot, claims: Sequence[Claim]) -> int | None:

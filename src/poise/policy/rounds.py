@@ -26,6 +26,7 @@ from poise.model.jobs import ALL, WEIGHT, Work
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.allowance import Allowance
+from poise.policy.emptying import hand_over
 from poise.policy.feasible import ability, capacity_when_empty
 from poise.policy.place import Draft, close_together
 from poise.policy.predict import Speeds
@@ -432,6 +433,8 @@ class Stage:
             elif not candidate.recovering:
                 waits.setdefault(candidate.queue, over.get(number) or self._reasons(candidate, entry, first))
         decisions += self._place_others(policy, allowance, freed, waits)
+        if not freed:  # nobody leaves: what is free in the draft is free now
+            decisions += hand_over(self._draft, policy)
         decisions += [Hold(queue=queue, reasons=reasons) for queue, reasons in waits.items()]
         return decisions, any(entry.model < 0 for entry in entries)
 

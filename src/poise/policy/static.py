@@ -4,11 +4,12 @@ With several nodes a partition is a node; on a single node it is one CPU. A unit
 takes the ones that follow as well, and one that its partition could never hold moves on to the next that could.
 """
 
-from poise.model.decisions import Decision, Hold, Place, Plan, Reason, Spot, Why
-from poise.model.fleet import CPU, Ints
+from poise.model.decisions import Decision, Hold, Place, Plan, Reason, Why
+from poise.model.fleet import CPU, Ints, Resident
 from poise.model.resources import Shape
-from poise.model.views import Candidate, Snapshot
+from poise.model.views import Snapshot
 from poise.policy.allowance import Allowance
+from poise.policy.emptying import hand_over
 from poise.policy.feasible import ability, refusals
 from poise.policy.place import Draft
 from poise.policy.score import TERMS
@@ -42,11 +43,13 @@ class Static:
                     continue
                 if shape not in able:
                     able[shape] = ability(view.fleet, shape).room[view.fleet.kind]
-                first = _first_partition(candidate, partitions, able[shape], len(view.fleet))
+                first = _first_partition(candidate.ordinal, partitions, able[shape], len(view.fleet))
                 refused = full.get((first, shape))
                 if refused is None:
-                    spots, refused = self._place(candidate, shape, draft, partitions, used, first, able[shape])
-                    if spots:
+                    needed = candidate.least or candidate.tasks
+                    rows, refused = self._rows(needed, shape, draft, partitions, used, first, able[shape])
+                    if rows:
+                        spots = [draft.take(row, candidate, shape) for row in rows]
                         allowance.take(candidate, shape, len(spots))
                         why = Why(
                             policy=self.name, base=view.revision, rank=f"partition {first + 1} of {len(partitions)}"
@@ -62,25 +65,35 @@ class Static:
             if len(view.backlog) == 1 and len(full) == len(partitions) * len(able) and len(holds) == 1:
                 break  # all are alike, and every partition is full for them
         decisions.extend(Hold(queue=queue, reasons=reasons) for queue, reasons in holds.items())
-        return Plan(base=view.revision, policy=self.name, decisions=tuple(decisions))
 
-    def _place(
+        def elsewhere(resident: Resident, tasks: int) -> list[int]:
+            """Where it will be placed; what a gang holds there now is not free for it."""
+            shape = resident.shape
+            able = ability(view.fleet, shape).room[view.fleet.kind]
+            first = _first_partition(resident.ordinal, partitions, able, len(view.fleet))
+            return self._rows(resident.size, shape, draft, partitions, used, first, able)[0][:tasks]
+
+        moves = hand_over(draft, self.name, find=elsewhere)
+        return Plan(base=view.revision, policy=self.name, decisions=(*decisions, *moves))
+
+    def _rows(
         self,
-        candidate: Candidate,
+        needed: int,
         shape: Shape,
         draft: Draft,
         partitions: Partitions,
         used: list[int],
         first: int,
         able: Ints,
-    ) -> tuple[list[Spot], Reasons]:
+    ) -> tuple[list[int], Reasons]:
+        """A row for each of so many tasks, whose partitions are taken from then on; or every reason against it."""
         fleet = draft.fleet
         if not partitions:
             found = [reason for row in range(len(fleet)) for reason in refusals(fleet, row, shape)]
             return [], tuple(found) or (Reason(code="NO_NODES", wakes="joined"),)
         taken = list(used)
         rows: list[int] = []
-        room, needed = draft.capacity(shape).copy(), candidate.least or candidate.tasks
+        room = draft.capacity(shape).copy()
         place = first - 1
         for index in range(needed):
             place = _next_partition(place + 1, partitions, able, rows)
@@ -101,13 +114,13 @@ class Static:
             room[row] -= 1
             rows.append(row)
         used[:] = taken
-        return [draft.take(row, candidate, shape) for row in rows], ()
+        return rows, ()
 
 
-def _first_partition(candidate: Candidate, partitions: Partitions, able: Ints, nodes: int) -> int:
+def _first_partition(ordinal: int, partitions: Partitions, able: Ints, nodes: int) -> int:
     """The unit's own partition, or the next whose node could ever hold one of its tasks."""
     count = len(partitions)
-    own = candidate.ordinal % max(1, count)
+    own = ordinal % max(1, count)
     if nodes == 1:
         return own
     could = ((own + step) % count for step in range(count) if able[partitions[(own + step) % count][0]])

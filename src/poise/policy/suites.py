@@ -22,6 +22,7 @@ from poise.model.resources import WHOLE, Shape
 from poise.model.views import LEAST_SHOWN, Candidate, Snapshot
 from poise.policy.allowance import Allowance
 from poise.policy.assign import assign
+from poise.policy.emptying import being_emptied, hand_over, keep_for_leaving
 from poise.policy.feasible import room_when_empty
 from poise.policy.goodput import Goodput
 from poise.policy.place import Draft, close_together
@@ -94,6 +95,9 @@ TOGETHER = 64
 COOL_DOWN = 60 * SECOND
 """Time between two reallocations off one node, and before an elastic unit is restarted larger."""
 
+MADE, FOUND, NOTHING = range(3)
+"""What a unit that waits was promised: room that others make, room that was there already, or none."""
+
 _ANY = float("inf")
 NOBODY: tuple[Resident, ...] = ()
 _NEVER = np.iinfo(np.int64).max
@@ -128,10 +132,11 @@ class Suite:
         should that not work out after all (room is in pieces), the units are served one by one.
         """
         ordered = self.order.sort(view)
-        if view.yielded:  # room was made for them, whatever the order says now
-            ordered.sort(key=lambda candidate: candidate.unit not in view.yielded.values())
+        emptied = being_emptied(view.fleet)
+        if view.yielded or emptied:  # room was made for them, or is there, whatever the order says now
+            ordered.sort(key=lambda candidate: _promised(candidate, view, emptied))
         in_turn = self.recipe.spread or self.recipe.turns != "no"
-        if not in_turn and len(ordered) >= TOGETHER and _may_have_room(view, ordered):
+        if not (in_turn or emptied) and len(ordered) >= TOGETHER and _may_have_room(view, ordered):
             plan = _Round(self, view).place_all(ordered)
             if plan is not None:
                 return plan
@@ -167,6 +172,8 @@ class _Round:
         self._waiting: list[Candidate] = []
         self._elastic: list[tuple[Candidate, Shape, int, list[Spot], Why]] = []
         self.allowance = Allowance(view.quotas)
+        self._emptied = being_emptied(view.fleet)
+        self._handed_over = not self._emptied
         self._yielding: set[str] = set()
         self._target: dict[str, int] = {}
 
@@ -241,7 +248,10 @@ class _Round:
         first = ""  # the unit that nobody may overtake, where overtaking is not allowed
         only_behind = False  # it waits on a node already, and others may follow it there
         last_lane: int | None = None  # more of it is there than was shown, all of which was placed
+        keep_for_leaving(self.draft)
         for candidate in ordered:
+            if not self._handed_over and _promised(candidate, self.view, self._emptied) == NOTHING:
+                self._hand_over()
             if candidate.queue in self.holds and not candidate.recovering:
                 continue
             if candidate.tenant and (over := self.allowance.against(candidate)):
@@ -314,6 +324,8 @@ class _Round:
 
     def _finish(self) -> Plan:
         """What is left goes to elastic units, hot nodes hand over work, what waits is held with every reason."""
+        if not self._handed_over:
+            self._hand_over()
         self._place_elastic()
         if self.recipe.reallocate:
             self._reallocate()
@@ -846,6 +858,13 @@ class _Round:
         )
         return there, here
 
+    def _hand_over(self) -> None:
+        """What runs on nodes that are being emptied goes before what waits and was not promised room."""
+        self._handed_over = True
+        decided = hand_over(self.draft, self.recipe.name)
+        self.decisions += decided
+        self._yielding.update(decision.unit for decision in decided)
+
     def _reallocate(self) -> None:
         """A node that has been hot for long hands its cheapest work to one with room; then it has time to cool."""
         fleet, now = self.view.fleet, self.view.now
@@ -1118,6 +1137,13 @@ def _serving_first(ordered: list[Candidate]) -> list[Candidate]:
         lower = next((at for at, other in enumerate(ordered[:place]) if other.priority > one.priority), place)
         ordered = [*ordered[:lower], one, *ordered[lower:place], *ordered[place + 1 :]]
     return ordered
+
+
+def _promised(candidate: Candidate, view: Snapshot, emptied: frozenset[str]) -> int:
+    """Whether room was made for it, or found for it when it was asked to leave a node that is being emptied."""
+    if candidate.unit in view.yielded.values():
+        return MADE
+    return FOUND if candidate.avoid in emptied else NOTHING
 
 
 def _in_words(one: Phased) -> str:

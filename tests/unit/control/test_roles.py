@@ -161,7 +161,9 @@ def test_an_operator_cancels_anybodys_work_and_an_admin_stops_it_all() -> None:
     desk.token("operator", "ann", Role.OPERATOR)
     desk.token("admin", "ann", Role.ADMIN)
     assert desk.call("POST", "/v1/jobs/j1/cancel", who="operator").status == 202
-    assert desk.call("POST", "/v1/nodes/n1/drain", {"on": True}, who="operator").status == 202
+    assert desk.call("POST", "/v1/nodes/n1/drain", {"on": True}, who="operator").value == {"node": "n1"}
+    emptied = desk.call("POST", "/v1/nodes/n1/drain", {"moves": True}, who="operator")
+    assert (emptied.status, emptied.value) == (202, {"node": "n1"})
     assert desk.call("POST", "/v1/stay", who="admin").status == 202
     assert desk.call("POST", "/v1/shutdown", who="admin").value == {"stopping": True}
     assert desk.lifetime.asked == ["stay"]  # the end comes a moment after the answer
@@ -186,6 +188,7 @@ def test_what_is_changed_says_who_did_it() -> None:
         ("POST", "/v1/jobs", job),
         ("POST", "/v1/jobs/train/cancel", None),
         ("POST", "/v1/nodes/n1/drain", {"on": True}),
+        ("POST", "/v1/nodes/n1/drain", {"moves": True}),
         ("PUT", "/v1/quotas/bob", {"cpu": 2, "gpu": 0.5}),
         ("DELETE", "/v1/quotas/bob", None),
         ("POST", "/v1/shutdown", None),
@@ -199,6 +202,7 @@ def test_what_is_changed_says_who_did_it() -> None:
         ("t1", "carol", "ann", "submitted j1 train of ann"),
         ("t1", "carol", "ann", "cancelled j1"),
         ("t1", "carol", "ann", "drained n1"),
+        ("t1", "carol", "ann", "emptied n1"),
         ("t1", "carol", "ann", "bounded bob to 2 CPU, 0.5 GPU"),
         ("t1", "carol", "ann", "lifted the quota of bob"),
         ("t1", "carol", "ann", "stopped the control plane"),

@@ -14,15 +14,18 @@ from poise.model.decisions import Place, Plan, Preempt, Rejection, Spot, Why
 from poise.model.events import (
     Finished,
     JobSubmitted,
+    NodeDrained,
     NodeLost,
     NodeSuspected,
     NodeTrusted,
     Placed,
     Preempted,
     Remembered,
+    encode_event,
 )
 from poise.model.jobs import Ending
 from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, Heard, Report
+from poise.model.reports import Drained
 from poise.model.resources import DECLARED, Device, Node
 from poise.model.spec import compile_spec
 from poise.testing import WALL, World, node, replay
@@ -716,6 +719,37 @@ def test_a_node_drained_while_away_hands_back_too() -> None:
     del world.held["n1"][Attempt("j6.main", 1)]  # this one never arrived
     world.connect("n1")
     assert [world.status(name) for name in ("b0", "b1", "b2")] == ["running", "pending", "pending"]
+
+
+def test_who_empties_a_node_is_told_how_many_go_and_stay() -> None:
+    world = brief(World().nodes(1, cpu=8), 1).round().job("a").job("b", workers=2).job("c", preemptible=False).round()
+    world.start("b0", "a", "b.main[0]", "b.main[1]", "c").drain("n1", moves=True)
+    assert world.replies[-1].value == Drained("n1", moves=3, stays=2)
+    assert world.ledger.nodes["n1"].condition == "emptying"
+    world.drain("n1")
+    assert world.replies[-1].value == Drained("n1")
+    assert world.ledger.nodes["n1"].condition == "drained"
+
+
+def test_a_node_is_emptied_again_after_a_restart() -> None:
+    world = World().nodes(1).job("a").round().start("a").drain("n1", moves=True).restart().connect("n1")
+    world.join(node("n2")).after("2s")
+    assert world.where("a") == ["n2"]
+    again = Ledger.decode(world.ledger.encode())
+    assert again.nodes["n1"].condition == "emptying"
+
+
+def test_one_device_of_a_node_is_not_emptied() -> None:
+    with pytest.raises(InputError, match="one device") as refused:
+        World().nodes(1, gpus=2).drain("n1:0", moves=True)
+    assert refused.value.record.hint == "`poise drain --move n1`"
+
+
+def test_what_is_drained_as_of_old_is_written_as_of_old() -> None:
+    """Logs of older versions stay what they are."""
+    assert encode_event(NodeDrained(at=1, name="n1", on=True)) == msgspec.msgpack.encode(
+        {"type": "drained", "at": 1, "name": "n1", "on": True}
+    )
 
 
 def test_what_waits_behind_a_wrong_forecast_is_called_back_once() -> None:

@@ -136,5 +136,7 @@ def test_a_node_with_what_is_taken_on_it() -> None:
     assert [device.held_by for device in told.devices] == ["j1.main", ""]
     world.drain("n1")
     assert node_report(world.ledger.nodes["n1"]).status == "drained"
+    world.drain("n1", moves=True)
+    assert node_report(world.ledger.nodes["n1"]).status == "emptying"
     world.lose("n1")
     assert node_report(world.ledger.nodes["n1"]).status == "lost"

@@ -412,8 +412,9 @@ def test_every_suggestion_does_what_it_says() -> None:
     assert world.where("smaller") == list(found["cpu"].nodes)
 
 
-def test_a_drained_node_is_opened_first() -> None:
-    world = World().nodes(2).job("a", cpu=2).round().drain("n2").job("b", cpu=2).round()
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_drained_node_is_opened_first(moves: bool) -> None:
+    world = World().nodes(2).job("a", cpu=2).round().drain("n2", moves=moves).job("b", cpu=2).round()
     first = unblocked(world, "b").suggestions[0]
     assert (first.kind, first.command, first.nodes) == ("open", "poise drain --undo n2", ("n2",))
     world.drain("n2", on=False).round()

@@ -245,7 +245,7 @@ class Story(RuleBasedStateMachine):
                 self.world.end(name, attempt, Ending(outcome=outcome, run=parse_duration(run)))
         self.world.round()
 
-    @rule(chance=CHANCE, kind=st.sampled_from(["cancel", "drain", "lose", "come back", "reboot"]))
+    @rule(chance=CHANCE, kind=st.sampled_from(["cancel", "drain", "empty", "lose", "come back", "reboot"]))
     def disturb(self, chance: Random, kind: str) -> None:
         """People and nodes do what nobody planned for."""
         world = self.world
@@ -255,6 +255,8 @@ class Story(RuleBasedStateMachine):
             world.cancel(chance.choice(jobs))
         elif kind == "drain":
             world.drain(name, not world.ledger.nodes[name].drained)
+        elif kind == "empty":
+            world.drain(name, moves=True)
         elif kind == "lose" and name in world.connected:
             world.disconnect(name)
             leap(world, world.controller.settings.dead_after + SECOND)

@@ -11,7 +11,7 @@ from hypothesis import given
 
 from poise.errors import InputError
 from poise.kernel.controller import Decided
-from poise.kernel.explain import what_for
+from poise.kernel.explain import story, what_for
 from poise.kernel.ledger import HEAD
 from poise.model.decisions import Hold, Place, Preempt, Spot
 from poise.model.events import Placed, Preempted
@@ -825,6 +825,88 @@ def test_what_is_moved_in_vain_is_left_alone_for_ever_longer() -> None:
 def test_nothing_moves_where_there_is_no_better_place() -> None:
     world = World().nodes(1, cpu=4).job("a", expect="1h", checkpoint="5s").round().start("a")
     assert moves(heated(world, "n1", 90)) == []
+
+
+# --- nodes that are being emptied ------------------------------------------------------------------------------------
+
+
+def asked(world: World) -> dict[str, str]:
+    """Who was asked to leave, and why."""
+    return {event.unit: event.why.rank for event in world.log if isinstance(event, Preempted)}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_runs_on_a_node_that_is_emptied_goes_on_elsewhere_once_there_is_room(policy: str) -> None:
+    world = World(policy).nodes(1, cpu=4, gpus=1).job("a", gpu=1).round().start("a").drain("n1", moves=True).after("1s")
+    assert world.where("a") == ["n1"] and not asked(world)  # there is no room
+    world.join(node("n2", cpu=4, gpus=1)).after("2s")
+    assert world.where("a") == ["n2"]
+    assert moves(world) == ["j1.main"] and asked(world)["j1.main"] == "n1 is being emptied, there is room on n2"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_node_that_is_only_drained_keeps_what_runs_there(policy: str) -> None:
+    world = World(policy).nodes(1, cpu=4, gpus=1).job("a", gpu=1).round().start("a").drain("n1").after("1s")
+    world.join(node("n2", cpu=4, gpus=1)).after("5m")
+    assert world.where("a") == ["n1"] and not asked(world)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_may_not_be_preempted_goes_on_to_its_end(policy: str) -> None:
+    world = World(policy).nodes(1, cpu=4).job("stays", preemptible=False).job("goes").round().start("stays", "goes")
+    world.join(node("n2", cpu=4)).drain("n1", moves=True).after("2s")
+    assert (world.where("stays"), world.where("goes")) == (["n1"], ["n2"])
+
+
+def test_a_gang_goes_on_as_a_whole_once_its_tasks_there_have_room() -> None:
+    world = World().nodes(2, cpu=2).job("gang", workers=4, cpu=1).round()
+    world.start(*(f"gang.main[{rank}]" for rank in range(4))).drain("n1", moves=True).after("1s")
+    world.join(node("n3", cpu=1)).after("1s")
+    assert not asked(world)  # one of two tasks has room
+    world.join(node("n4", cpu=1)).after("2s")
+    assert sorted(world.where("gang")) == ["n2", "n2", "n3", "n4"]
+    assert asked(world) == {"j1.main": "n1 is being emptied, there is room on n3, n4"}
+
+
+def test_a_gang_that_resizes_goes_on_as_it_runs_if_it_has_its_least_elsewhere() -> None:
+    world = World(recipe={}).nodes(3, cpu=2, gpus=1)
+    world.job("train", workers="2..3", gpu=1, checkpoint="10s", expect="1h").round()
+    world.start(*(f"train.main[{rank}]" for rank in range(3))).resizes("train.main[0]")
+    world.drain("n1", moves=True).after("1s")
+    assert sorted(world.where("train")) == ["n2", "n3"]
+    assert not asked(world) and world.unit("train").epoch == 1
+    told = [line.text for line in story(world.ledger, world.state("train"), [world.unit("train")], 1)]
+    assert "main asked to go on smaller (1 task leaves as it runs): n1 is being emptied" in told
+
+
+def test_what_leaves_goes_before_what_waits() -> None:
+    world = World().nodes(1, cpu=4).job("runs", cpu=4).round().start("runs").drain("n1", moves=True)
+    world.job("waits", cpu=4).after("1s").join(node("n2", cpu=4)).after("2s")
+    assert (world.where("runs"), world.where("waits")) == (["n2"], [])
+
+
+def test_room_is_kept_for_what_saves_itself_before_it_leaves() -> None:
+    world = World().nodes(2, cpu=4).job("runs", cpu=4).round().start("runs").disconnect("n1")
+    world.drain("n1", moves=True).round()  # asked, and cannot be heard yet
+    assert list(asked(world)) == ["j1.main"]
+    world.job("short", cpu=1, expect="1s").round()
+    assert world.where("short") == []
+    world.connect("n1").after("2s")
+    assert (world.where("runs"), world.where("short")) == (["n2"], [])
+
+
+def test_what_is_urgent_gets_the_room_that_was_made_for_it_first() -> None:
+    world = World().nodes(1, cpu=2).job("runs", cpu=2, priority="low").round().start("runs")
+    world.join(node("n2", cpu=2)).job("victim", cpu=2, priority="low", checkpoint="1s", expect="2h").round()
+    world.start("victim").after("2m").job("urgent", cpu=2, priority="urgent", expect="1m").drain("n1", moves=True)
+    world.after("2s")
+    assert (world.where("urgent"), world.where("runs")) == (["n2"], ["n1"])
+
+
+def test_opened_again_it_keeps_what_is_left() -> None:
+    world = World().nodes(1, cpu=4).job("a").round().start("a").drain("n1", moves=True).drain("n1", on=False)
+    world.join(node("n2", cpu=4)).after("5m")
+    assert world.where("a") == ["n1"] and not asked(world)
 
 
 # --- elastic units ---------------------------------------------------------------------------------------------------
