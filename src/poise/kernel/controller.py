@@ -416,7 +416,7 @@ class Controller:
         self._events: list[Event] = []
         self._outbox: deque[tuple[int, Effect]] = deque()
         self._contacts: dict[str, Contact] = {}
-        self._heard_until = 0  # no silence can be too long before; looked at again whenever a node may be nearer to it
+        self._look_at = 0  # no silence can be too long before; looked at again whenever a node may be nearer to it
         self._connected: set[str] = set()
         self._addressed: set[str] = set()  # to whom something in the outbox may be
         self._dirty = True
@@ -528,16 +528,19 @@ class Controller:
                 self._full, self._dirty = False, True
         return self._flush()
 
-    def tick(self, now: int) -> Sequence[Effect]:
-        """What time alone brings: lost nodes, rounds, recovery of the log."""
+    def tick(self, now: int, heard_until: int | None = None) -> Sequence[Effect]:
+        """What time alone brings: lost nodes, rounds, recovery of the log. What nodes said before `heard_until` has been
+        handed in (none: all that they have said), so that until then they may have been silent, and no longer.
+        """
         self._now = now
+        heard_until = now if heard_until is None else heard_until
         if self._full:
             if now - self._last_recovery < RECOVER_EVERY:
                 return ()
             self._last_recovery = now
             return (TryRecover(),)
-        if self.settings.dead_after and now >= self._heard_until:
-            self._look_for_silence(now)
+        if self.settings.dead_after and heard_until >= self._look_at:
+            self._look_for_silence(heard_until, now)
         for change in self._watch.settled(now):
             self._commit(NodeLevelled(at=now, name=change.node, level=change.level, hot=change.hot))
         if self._watch.is_long_full(now):
@@ -561,14 +564,14 @@ class Controller:
             self._fired.clear()  # what fires while this is decided on is told to the next round
         return effects
 
-    def _look_for_silence(self, now: int) -> None:
+    def _look_for_silence(self, heard_until: int, now: int) -> None:
         """Nodes that have not been heard for too long; and until when none of them can be."""
-        self._heard_until = FOREVER
+        self._look_at = FOREVER
         for name, node in list(self.ledger.nodes.items()):
             if node.status != "up":
                 continue
             heard = self._contact(name).heard
-            silence = now - heard
+            silence = heard_until - heard
             if silence > self.settings.dead_after:
                 self._node_lost(name, now)
                 continue
@@ -578,7 +581,7 @@ class Controller:
             after = self.settings.dead_after if node.suspect else self.settings.suspect_after
             silent_at = self._watch.silent_at(name, heard)
             next_look = heard + after + 1
-            self._heard_until = min(self._heard_until, next_look, next_look if silent_at is None else silent_at)
+            self._look_at = min(self._look_at, next_look, next_look if silent_at is None else silent_at)
 
     def _may_decide(self, now: int) -> bool:
         """Whether a round may be asked for: one at a time, and at multiples of `every` only."""
@@ -625,7 +628,7 @@ class Controller:
             return self._last_recovery + RECOVER_EVERY
         due = [self._watch.due(), self._dispatch.wakeup()]
         if self.settings.dead_after:
-            due.append(self._heard_until)
+            due.append(self._look_at)
         if not self._deciding:  # else the plan comes as a message, and the next round is not before it
             due.append(self._next_round())
         soonest = min((at for at in due if at is not None), default=FOREVER)
@@ -809,11 +812,11 @@ class Controller:
     def _from_node(self, name: str, message: FromAgent, now: int) -> None:
         self._contacts[name] = self._contact(name).after(message, now)
         if isinstance(message, Hello):
-            self._heard_until = 0
+            self._look_at = 0
         known = self.ledger.nodes.get(name)
         if known is not None and known.suspect and not self._full:
             self._commit(NodeTrusted(at=now, name=name))
-            self._heard_until = 0
+            self._look_at = 0
         if self._full:  # nothing can be recorded, so nothing is acknowledged: the agent keeps it and says it again
             self._hang(name)
         elif isinstance(message, Hello):
@@ -836,7 +839,7 @@ class Controller:
         was = self._contact(name)
         self._contacts[name] = expected = was.expecting(self._now)
         if expected.heard < was.heard:
-            self._heard_until = 0
+            self._look_at = 0
 
     def _contact(self, name: str) -> "Contact":
         return self._contacts.get(name, NEVER)
