@@ -1,6 +1,6 @@
 """Whether nodes that live are taken for dead while their machine has far more to do than it can.
 
-    python benchmarks/heartbeats.py [--nodes 20] [--seconds 18] [--json]
+    python benchmarks/heartbeats.py [--nodes 20] [--seconds 12] [--json]
 
 A real control plane, and the agent of each node of a declared fleet, on two cores of one machine. Each node holds work,
 so that it says a word each second, and runs short commands. Then the machine is overloaded: as many processes that spin
@@ -39,10 +39,9 @@ import heard
 from harness import Figure, Unit, percentile, program, say
 from heard import Note
 
-from poise.model.times import Times
+from poise.drivers.system import boottime
 from poise.units import SECOND
 
-TIMES = Times()
 CORES = 2
 SPIN = "while True: pass"
 SYNC = """
@@ -117,7 +116,7 @@ def record(nodes: int, seconds: float) -> tuple[list[Note], dict[Load, tuple[int
         for load in LOADS:
             with busy(load, Path(folder)):
                 time.sleep(1)
-                begun = heard.boottime()
+                begun = boottime()
                 until = time.monotonic() + seconds
                 while time.monotonic() < until:
                     if load.stopped:
@@ -125,7 +124,7 @@ def record(nodes: int, seconds: float) -> tuple[list[Note], dict[Load, tuple[int
                     else:
                         fleet.client.submit({"run": ["true"], "resources": {"cpu": 0.2}})
                         time.sleep(CHURN_SECONDS)
-                spans[load] = begun, heard.boottime()
+                spans[load] = begun, boottime()
             say(f"{load.name}: recorded")
             time.sleep(1)
         return fleet.end(), spans
@@ -208,7 +207,9 @@ def measure(nodes: int, seconds: float) -> list[Figure]:
         within = [word for of in words.values() for word in of if begun <= word.at <= ended]
         figures += _intervals(load.name, within)
         held_up = [note.late / SECOND for note in notes if note.kind == "late" and begun <= note.at <= ended]
-        figures.append(_figure(f"{load.name}: the control plane's loop woke late by at most", "s", [max(held_up, default=0.0)]))
+        figures.append(
+            _figure(f"{load.name}: the control plane's loop woke late by at most", "s", [max(held_up, default=0.0)])
+        )
         for kind, what in (("suspected", "suspicions"), ("lost", "losses")):
             false = sum(note.kind == kind and begun <= note.at <= ended for note in notes)
             figures.append(_figure(f"{load.name}: false {what}", "", [float(false)], limit=0))
@@ -246,7 +247,7 @@ def _figure(name: str, unit: Unit, values: list[float], *, limit: float | None =
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=18.0)
+    parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     raise SystemExit(program(lambda: measure(given.nodes, given.seconds), as_json=given.json))

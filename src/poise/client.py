@@ -219,6 +219,12 @@ class Client:
         """Close a node to new work, or open it again; answers with its whole name."""
         return self._call("POST", f"/v1/nodes/{_part(node)}/drain", dict[str, str], {"on": on})["node"]
 
+    def give_up(self, node: str) -> str:
+        """Say that a node is gone, so that its work begins elsewhere before its silence tells; answers with its whole
+        name. Should it be there all the same, it joins again.
+        """
+        return self._call("POST", f"/v1/nodes/{_part(node)}/lost", dict[str, str])["node"]
+
     def status(self) -> StatusReport:
         return self._call("GET", "/v1/status", StatusReport)
 

@@ -25,7 +25,7 @@ from poise.client import Client
 from poise.config import Address, Endpoint, Home, OnRay
 from poise.decoding import json_decoder
 from poise.drivers.lock import take_lock
-from poise.errors import Fault, InputError, PoiseError
+from poise.errors import Fault, InputError, NotFound, PoiseError
 
 LOOK_SECONDS = 1.0
 START_SECONDS = 60.0
@@ -41,6 +41,23 @@ class Started(msgspec.Struct, frozen=True):
 
     pid: int
     folder: str
+
+
+class Nodes:
+    """What the control plane knows of its nodes, and is told of them."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def idle(self) -> set[str]:
+        return {node.name for node in self._client.nodes() if not node.running and not node.queued}
+
+    def lost(self) -> set[str]:
+        return {node.name for node in self._client.nodes() if node.status == "lost"}
+
+    def gone(self, name: str) -> None:
+        with contextlib.suppress(NotFound):  # it has never joined
+            self._client.give_up(name)
 
 
 def main() -> int:
@@ -74,9 +91,9 @@ def _keep(home: Home, on: OnRay) -> None:
     host = address.host if address.host in LOOPBACK else own_address()
     told = Told(Address(host, address.port, address.authority).text, token, address.authority[:12])
     _log.info("on Ray at %s", where)
-    client = Client(home)
+    nodes = Nodes(Client(home))
     while signal.sigtimedwait(STOPS, LOOK_SECONDS) is None:
-        cluster.keep(told, lambda: {node.name for node in client.nodes() if not node.running and not node.queued})
+        cluster.keep(told, nodes)
     if cluster.end(told.home) and not on.address:
         _end_own_cluster(home)
 

@@ -342,6 +342,15 @@ def make_app(
     async def drain(bearer: Bearer, name: str, data: DrainRequest) -> dict[str, str]:
         return {"node": await plane.request(lambda request: machine.Drain(request, name, data.on, bearer))}
 
+    @post(
+        "/v1/nodes/{name:str}/lost",
+        summary="Give a node up at once, where what runs it says that it is gone",
+        status_code=202,
+        opt=OPERATOR,
+    )
+    async def give_up(bearer: Bearer, name: str) -> dict[str, str]:
+        return {"node": await plane.request(lambda request: machine.GiveUp(request, name, bearer))}
+
     @get("/v1/quotas", summary="What tenants may hold at once, and what they hold", opt=VIEWER)
     async def quotas(bearer: Bearer) -> list[QuotaReport]:
         return Sight(await plane.settled(), bearer).quotas()
@@ -470,6 +479,7 @@ def make_app(
             profiles,
             names,
             drain,
+            give_up,
             quotas,
             set_quota,
             lift_quota,

@@ -119,9 +119,9 @@ RECALL_AFTER = 2 * SECOND
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Times in nanoseconds. A node is suspect after a silence of `suspect_after` and lost after one of `dead_after`; it
     is given as much more as it promised to be silent beyond a `HEARTBEAT`. With a `dead_after` of 0 no silence counts:
-    whatever runs the nodes says when one has gone (`Dead`). Exclusive work has a `lease`. While anything waits, a round
-    is decided at least each `poll` (0: only when something happens, or at the instant that the last plan named); with
-    an `every`, rounds are decided at its multiples only. `fleet` is
+    whatever runs the nodes says when one is gone (`GiveUp`). Exclusive work has a `lease`. While anything waits, a
+    round is decided at least each `poll` (0: only when something happens, or at the instant that the last plan named);
+    with an `every`, rounds are decided at its multiples only. `fleet` is
     the name of the declared fleet and `declared` its nodes, where there is one. `recipe` and
     `code` are for the log (see `Began`).
     """
@@ -172,6 +172,14 @@ class Drain(msgspec.Struct, frozen=True):
     request: int
     node: str
     on: bool
+    bearer: Bearer = HOME
+
+
+class GiveUp(msgspec.Struct, frozen=True):
+    """What runs the nodes says that this one is gone. Should it speak all the same, it is taken in anew."""
+
+    request: int
+    node: str
     bearer: Bearer = HOME
 
 
@@ -248,12 +256,6 @@ class Gone(msgspec.Struct, frozen=True):
     node: str
 
 
-class Dead(msgspec.Struct, frozen=True):
-    """What runs the nodes says that this one has gone, and all that it ran."""
-
-    node: str
-
-
 class Durable(msgspec.Struct, frozen=True):
     revision: int
 
@@ -276,13 +278,12 @@ class Decided(msgspec.Struct, frozen=True):
     view: Snapshot | None = None
 
 
-Request = Submit | Cancel | Drain | SetQuota | AddToken | RevokeToken | AskToStop
+Request = Submit | Cancel | Drain | GiveUp | SetQuota | AddToken | RevokeToken | AskToStop
 Message = (
     Request
     | Barrier
     | FromNode
     | Gone
-    | Dead
     | FromJobCaller
     | CallerGone
     | FromCallWorker
@@ -495,6 +496,8 @@ class Controller:
                 self._answer(message.request, lambda: self._cancel(message, now))
             case Drain():
                 self._answer(message.request, lambda: self._drain(message, now))
+            case GiveUp():
+                self._answer(message.request, lambda: self._give_up(message.node, now))
             case SetQuota():
                 self._answer(message.request, lambda: self._set_quota(message, now))
             case FromCallWorker():
@@ -518,10 +521,6 @@ class Controller:
                 self._answer(message.request, lambda: self._commit(StopAsked(at=now, by=message.bearer.token)))
             case Gone():
                 self._disconnect(message.node)
-            case Dead():
-                self._disconnect(message.node)
-                if message.node in self.ledger.nodes and self.ledger.nodes[message.node].status == "up":
-                    self._node_lost(message.node, now)
             case AppendFailed():
                 return self._append_failed(message, now)
             case Recovered():
@@ -529,8 +528,8 @@ class Controller:
         return self._flush()
 
     def tick(self, now: int, heard_until: int | None = None) -> Sequence[Effect]:
-        """What time alone brings: lost nodes, rounds, recovery of the log. What nodes said before `heard_until` has been
-        handed in (none: all that they have said), so that until then they may have been silent, and no longer.
+        """What time alone brings: lost nodes, rounds, recovery of the log. What nodes said before `heard_until` has
+        been handed in (none: all that they have said): until then their silence is known, and no longer.
         """
         self._now = now
         heard_until = now if heard_until is None else heard_until
@@ -794,6 +793,14 @@ class Controller:
             self._dirty = True
         return f"{node}:{device.index}"
 
+    def _give_up(self, node: str, now: int) -> str:
+        name = find_node(self.ledger.nodes, node)
+        if self.ledger.nodes[name].status == "up":
+            self._disconnect(name)
+            self._hang(name)
+            self._node_lost(name, now, said=True)
+        return name
+
     def _awaited(self, name: str, bearer: Bearer) -> JobState:
         """A job that another comes after. A whole name: what is written down lasts longer than what is typed."""
         job = self.ledger.find_job(name, bearer)
@@ -1042,12 +1049,12 @@ class Controller:
             else:
                 self._send(task.node, Desired(stops=(attempt_of(unit, index),)))
 
-    def _node_lost(self, name: str, now: int) -> None:
+    def _node_lost(self, name: str, now: int, *, said: bool = False) -> None:
         until = self._lease_end((unit for unit, _ in self.ledger.attempts_on(name)), now)
         for unit, index in list(self.ledger.attempts_on(name)):
             if unit.tasks[index] is unit.first:
                 self._keep_last_word(unit, now)
-        self._commit(NodeLost(at=now, name=name, until=until))
+        self._commit(NodeLost(at=now, name=name, until=until, said=said))
         self._watch.forget(name)
         self._connected.discard(name)
         self._dirty = True
