@@ -309,9 +309,9 @@ def make_app(
     @get("/v1/nodes", summary="Nodes, what they have and what is taken", opt=VIEWER)
     async def nodes(bearer: Bearer) -> list[NodeReport]:
         ledger = await plane.settled()
-        sight = Sight(ledger, bearer)
+        sight, told = Sight(ledger, bearer), plane.controller
         return [
-            sight.node(node_report(state, plane.controller.load_of(name), cordons=ledger.cordons))
+            sight.node(node_report(state, told.load_of(name), told.upkeep_of(name), cordons=ledger.cordons))
             for name, state in ledger.nodes.items()
         ]
 

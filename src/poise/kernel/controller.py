@@ -67,7 +67,7 @@ from poise.model.events import (
 )
 from poise.model.fleet import CPU, DEVICES
 from poise.model.jobs import Ending, Job
-from poise.model.load import Load
+from poise.model.load import Load, Upkeep
 from poise.model.messages import (
     Acked,
     Attempt,
@@ -608,6 +608,10 @@ class Controller:
         """What the node last said of how busy it is."""
         return self._watch.load_of(node)
 
+    def upkeep_of(self, node: str) -> Upkeep | None:
+        """What it last said that its agent costs."""
+        return self._watch.upkeep_of(node)
+
     def _use(self) -> int:
         """The share of the open nodes' CPUs or devices that is taken, in thousandths, whichever is more."""
         fleet, rows = self.ledger.fleet(), [CPU, DEVICES]
@@ -833,6 +837,8 @@ class Controller:
         elif isinstance(message, Beat):
             if message.load is not None:
                 self._watch.load(name, message.load, now)
+            if message.upkeep is not None:
+                self._watch.upkeep(name, message.upkeep)
             self._addressed.add(name)
             self._outbox.appendleft((0, Send(name, Heard(beat=message.number))))  # it promises nothing
         elif isinstance(message, Report):
