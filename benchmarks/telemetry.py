@@ -33,7 +33,8 @@ from harness import Figure, program, say
 from poise.decoding import msgpack_decoder
 from poise.drivers.system import boottime
 from poise.model.load import Load
-from poise.model.messages import Beat, FromAgent, Report
+from poise.model.messages import Beat, FromAgent, Report, Told
+from poise.model.usage import Window
 from poise.units import SECOND
 
 sys.path.append(str(peers.SCRIPTS))
@@ -144,7 +145,9 @@ def every_second(recorded: Recorded) -> Cost:
     encode, size, taken = msgspec.json.Encoder().encode, 0, 0.0
     decode = msgspec.json.Decoder(tuple[int, dict[str, Any]]).decode
     for connection in recorded.connections:
-        load, told, windows, place = Load(), {}, (), 0
+        load, place = Load(), 0
+        windows: tuple[Window, ...] = ()
+        told: dict[str, Told] = {}
         start = connection[0][0] if connection else 0
         for second in range(int(recorded.seconds)):
             until = start + second * SECOND

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from deflated import deflated
-from google.protobuf.json_format import ParseDict
-from grpc_tools import protoc
+from google.protobuf.json_format import ParseDict  # type: ignore[import-untyped,unused-ignore]
+from grpc_tools import protoc  # type: ignore[import-not-found]
 
 
 def main() -> None:

@@ -392,7 +392,7 @@ class Agent:
         while True:
             await asyncio.sleep(self._times.sample / SECOND)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stirred.wait(), (pause - self._times.sample) / SECOND)
+                await asyncio.wait_for(self._stirred.wait(), max(0, pause - self._times.sample) / SECOND)
             self._stirred.clear()
             found = await asyncio.to_thread(self._sample)
             signals = {} if found is None else found[1]
@@ -414,6 +414,7 @@ class Agent:
             if signals and (window := self._collecting.take(self._clock.wall(), signals)) is not None:
                 self._feed(self._toll.take())
                 self._feed(window)
+            pause = min(pause, round(self._collecting.due(self._clock.wall()) * SECOND))
 
     def _stir(self) -> None:
         """Something begins or ends: how busy the node is changes now."""

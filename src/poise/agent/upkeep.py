@@ -25,20 +25,18 @@ class _Counted:
 
 
 class Toll:
-    """Counts over all connections that `connection` has made."""
+    """Counts over all connections of its `connection`, a class."""
 
     def __init__(self) -> None:
-        self.sent = 0
-        self._last = (time.monotonic(), 0, time.process_time())
-
-    def connection(self, *arguments: Any, **named: Any) -> ClientConnection:
         toll = self
 
         class Connection(ClientConnection):
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
                 super().connection_made(cast(asyncio.Transport, _Counted(cast(asyncio.Transport, transport), toll)))
 
-        return Connection(*arguments, **named)
+        self.connection: type[ClientConnection] = Connection
+        self.sent = 0
+        self._last = (time.monotonic(), 0, time.process_time())
 
     def take(self) -> Upkeep:
         """Since it was last taken."""

@@ -166,6 +166,10 @@ class Collecting:
             told, self._told = self._window(), at
         return told
 
+    def due(self, at: float) -> float:
+        """Seconds until something is to be told of the minute that is open, if a sample comes by then."""
+        return max(0.0, self._told + TOLD_EVERY - at)
+
     def _window(self) -> Window:
         of = [self._sums.get(name) for name in SIGNALS]
         return Window(

@@ -61,6 +61,15 @@ def test_it_does_not_matter_how_often_it_is_looked() -> None:
     assert [one.mean[0] for one in told if one is not None] == [272, 272]
 
 
+def test_whoever_looks_seldom_knows_when_to_look() -> None:
+    collecting = Collecting()
+    collecting.take(START + 1, {"cpu": 1})
+    assert collecting.due(START + 4) == 7
+    collecting.take(START + 4, {"cpu": 1})
+    assert collecting.take(START + 4 + collecting.due(START + 4), {"cpu": 1}) is not None
+    assert (collecting.due(START + 11), collecting.due(START + 50)) == (10, 0)
+
+
 def test_news_is_what_has_moved_by_a_twentieth() -> None:
     said = window(START, cpu=500, power=200_000)
     assert not is_news(said, window(START, cpu=549, power=209_000))
