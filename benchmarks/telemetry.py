@@ -41,6 +41,7 @@ sys.path.append(str(peers.SCRIPTS))
 from deflated import deflated
 
 REPEATS = 5
+LESS = 60.0
 TRAINS = """
 import json, os, time
 path, step = os.environ["POISE_REPORT"], 0
@@ -260,6 +261,9 @@ def _compared(recorded: Recorded) -> list[Figure]:
             )
         )
         figures.append(Figure(name=f"{name}: µs a node and second", unit="", values=[cost.cpu], note="both ends"))
+    between = 100 * (1 - costs["msgpack, deflated"].size / costs["JSON"].size)
+    name = f"{recorded.name}: what machines send each other is less than JSON by"
+    figures.append(Figure(name=name, unit="%", values=[between], limit=LESS, larger=True))
     if missing:
         figures.append(Figure(name=f"{recorded.name}: Protobuf", unit="", values=[], note=f"absent: {missing}"))
     return figures
