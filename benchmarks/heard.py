@@ -106,10 +106,17 @@ class Heard:
         self.names = names
 
     def end(self) -> list[Note]:
-        """End this control plane; all that it has noted."""
+        """End all jobs, whose commands would outlive their fleet, and this control plane; all that it has noted."""
+        self.end_jobs()
         self.control.terminate()
         self.control.wait(harness.STOP_SECONDS)
         return read(notes_of(self.home))
+
+    def end_jobs(self) -> None:
+        for job in self.client.jobs():
+            if job.exit_code is None:
+                self.client.cancel(job.id)
+        until(lambda: not self.client.status().unfinished, "all jobs have ended")
 
     def agents(self) -> list[int]:
         """The processes of the nodes' agents."""
@@ -140,7 +147,12 @@ def fleet(nodes: int, *options: str) -> Iterator[Heard]:
             until(lambda: harness.ready(home, process.pid), "the control plane answers")
             with contextlib.closing(ensure_up(home)) as client:
                 until(lambda: sum(node.status == "up" for node in client.nodes()) == nodes, "all nodes are up")
-                yield Heard(home, client, process, names)
+                heard = Heard(home, client, process, names)
+                try:
+                    yield heard
+                finally:
+                    if process.poll() is None:
+                        heard.end_jobs()
         finally:
             process.kill()
             process.wait()

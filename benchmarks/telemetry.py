@@ -1,6 +1,6 @@
 """What nodes tell of themselves: bytes and CPU for each node and second, in several encodings of the same reports.
 
-    python benchmarks/telemetry.py [--nodes 12] [--seconds 45] [--json]
+    python benchmarks/telemetry.py [--nodes 12] [--seconds 40] [--json]
 
 A real control plane notes what the agents of a declared fleet tell it (`heard.py`): a third of the nodes train and tell
 of that each second, a third is busy and idle in turn, a third holds work that sleeps. Beside them a fleet that holds
@@ -221,7 +221,7 @@ def measure(nodes: int, seconds: float) -> list[Figure]:
         ["sleep", "600"],
     )
     figures: list[Figure] = []
-    for name, commands, lasts in (("busy", [trains, changes, sleeps], seconds), ("idle", [], seconds / 2)):
+    for name, commands, lasts in (("busy", [trains, changes, sleeps], seconds), ("idle", [], seconds)):
         figures += _compared(record(name, nodes, lasts, commands))
     return figures
 
@@ -272,7 +272,7 @@ def _compared(recorded: Recorded) -> list[Figure]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=45.0)
+    parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     raise SystemExit(program(lambda: measure(given.nodes, given.seconds), as_json=given.json))
