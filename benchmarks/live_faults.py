@@ -573,7 +573,7 @@ def beside(repeats: int) -> list[Figure]:
     killed so many seconds after the last one and started again; and how soon work runs again whose worker was killed,
     under the defaults of each system (Poise pauses for a second before the first retry).
     """
-    systems = [POISE, *(peer.name for peer in peers.PEERS.values())]
+    systems = [POISE, *(peer.name for peer in peers.PEERS.values() if peer.killed)]
     killed = {f"{delay} s": ("control", str(delay)) for delay in DELAYS} | {"worker": ("worker",)}
     values: dict[tuple[str, str], list[float]] = {}
     notes: dict[tuple[str, str], str] = {}

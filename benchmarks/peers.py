@@ -29,6 +29,7 @@ TURN_SECONDS = 300.0
 class Peer:
     """`script` takes a folder, a mode and a count; it prints how many are done, and the seconds that it took. `killed`
     takes a folder, and `control` with a delay or `worker`; it prints what was done in the end, or when it ran again.
+    One without either is no scheduler, and is asked something else.
     """
 
     name: str
@@ -44,6 +45,7 @@ PEERS = {
         Peer("hyperqueue", "hyperqueue_jobs.py", "hyperqueue_killed.py", requirements=("hyperqueue==0.27.0",)),
         Peer("ray-jobs", "ray_jobs.py", "ray_killed.py", requirements=("ray[default]==2.60.0",)),
         Peer("slurm", "slurm_jobs.py", "slurm_killed.py", packages=("slurmctld", "slurmd", "slurm-client", "munge")),
+        Peer("protobuf", "", "", requirements=("grpcio-tools==1.85.1",)),
         Peer("dask", "", "dask_killed.py", requirements=("distributed==2026.8.0",)),
     )
 }

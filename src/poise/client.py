@@ -220,6 +220,12 @@ class Client:
         """Close a node to new work, or open it again; with `moves`, what runs there goes on elsewhere."""
         return self._call("POST", f"/v1/nodes/{_part(node)}/drain", Drained, {"on": on, "moves": moves})
 
+    def give_up(self, node: str) -> str:
+        """Say that a node is gone, so that its work begins elsewhere before its silence tells; answers with its whole
+        name. Should it be there all the same, it joins again.
+        """
+        return self._call("POST", f"/v1/nodes/{_part(node)}/lost", dict[str, str])["node"]
+
     def status(self) -> StatusReport:
         return self._call("GET", "/v1/status", StatusReport)
 

@@ -2,17 +2,30 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
 
 from poise.control.decider import InlineDecider
 from poise.drivers.plugins import build, choose
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import SystemClock
 from poise.engine.host import Host, load_ledger
-from poise.kernel.controller import AddToken, Controller, Settings
-from poise.model.events import Event, decode_event, encode_event
+from poise.kernel.controller import AddToken, Controller, Settings, Submit
+from poise.model.decisions import Plan
+from poise.model.events import Event, JobSubmitted, NodeLost, NodeSuspected, decode_event, encode_event
+from poise.model.messages import Beat, Hello
+from poise.model.resources import Node
+from poise.model.spec import compile_spec
 from poise.model.tenants import Role
+from poise.model.views import Snapshot
+from poise.units import MILLISECOND
 
 POLICY = build(choose("poise"))
 
@@ -55,3 +68,74 @@ def test_what_is_heard_after_the_log_is_let_go_of_is_left_to_the_next_host(tmp_p
 def token(tenant: str) -> Callable[[int], AddToken]:
     """What asks for a token of this tenant, which is an event in the log."""
     return lambda request: AddToken(request=request, tenant=tenant, role=Role.SUBMITTER, hash=tenant * 64)
+
+
+class Talking(asyncio.Protocol):
+    """The end of a node's connection: what comes is heard as the channels of nodes hear it, by a task of its own."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._words: asyncio.Queue[bytes] = asyncio.Queue()
+        self._task = asyncio.create_task(self._hear())
+
+    def data_received(self, data: bytes) -> None:
+        self._words.put_nowait(data)
+
+    async def _hear(self) -> None:
+        while await self._words.get():
+            self._host.hear("n1", self, Beat())
+
+    def send(self, message: object) -> None:
+        """Nothing is read at the other end."""
+
+    def close(self) -> None:
+        self._task.cancel()
+
+
+@pytest.mark.parametrize("loop", [asyncio.run, uvloop.run])
+def test_a_node_that_talks_while_a_round_takes_seconds_is_not_silent(tmp_path: Path, loop: Any) -> None:
+    """What it said meanwhile has come, and is read before it is judged."""
+    said: list[Event] = []
+
+    class Slow(InlineDecider):
+        def decide(self, view: Snapshot, answer: Callable[[Plan], None], /) -> None:
+            if view.candidates:
+                time.sleep(0.9)
+            super().decide(view, answer)
+
+    class Told(Host):
+        def _appended(self, events: Sequence[Event], expected: int) -> None:
+            said.extend(events)
+
+    async def live() -> None:
+        running = asyncio.get_running_loop()
+        store: SqliteStore[Event] = SqliteStore(
+            tmp_path / "log.db", encode_event, decode_event, call_soon=running.call_soon_threadsafe
+        )
+        settings = Settings(policy="poise", suspect_after=300 * MILLISECOND, dead_after=600 * MILLISECOND)
+        host = Told(Controller(load_ledger(store), settings), store, SystemClock(), Slow(POLICY), running, tell=print)
+        host.begin(boot="boot", boottime=0)
+        ours, theirs = socket.socketpair()
+        transport, talking = await running.create_connection(lambda: Talking(host), sock=ours)
+        host.connect("n1", host.accepted(), talking)
+        host.hear("n1", talking, Hello(node=Node(name="n1", incarnation="1", cpu=1000, memory=2**30)))
+        over = threading.Event()
+        threading.Thread(target=talk, args=(theirs, over)).start()
+        await asyncio.sleep(0.2)
+        compiled = compile_spec({"run": ["true"], "resources": {"cpu": 1}}, wall=0.0)
+        for _ in range(3):
+            host.ask(lambda request: Submit(request, compiled), lambda _: None)
+            await asyncio.sleep(0.4)
+        over.set()
+        transport.close()
+        host.end()
+
+    loop(live())
+    assert [event for event in said if isinstance(event, NodeSuspected | NodeLost)] == []
+    assert [type(event) for event in said].count(JobSubmitted) == 3
+
+
+def talk(sock: socket.socket, over: threading.Event) -> None:
+    with sock, contextlib.suppress(BrokenPipeError):
+        while not over.wait(0.05):
+            sock.send(b"beat")

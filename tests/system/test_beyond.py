@@ -1,5 +1,6 @@
 """Beyond one machine: commands and nodes of other homes reach a control plane by TLS, and nobody else does."""
 
+import contextlib
 import gzip
 import http.client
 import json
@@ -9,13 +10,16 @@ import ssl
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
 from fuzz.mutate import NODE
-from websockets.sync.client import connect
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
 
 from poise.config import Address, Home
 from poise.drivers import sockets
@@ -229,3 +233,72 @@ def test_a_node_writes_no_logs_of_what_it_does_not_run(beyond: Beyond) -> None:
         channel.ping().wait(PATIENCE)
     assert beyond.ann("logs", job).text == "mine\n"
     assert not list(beyond.living.home.meetings.rglob("here"))
+
+
+@contextlib.contextmanager
+def speaking(beyond: Beyond, *said: object) -> Iterator[ClientConnection]:
+    """As a node on another machine, by hand."""
+    with connect(
+        "wss://poise/v1/channel",
+        sock=socket.create_connection((beyond.address.host, beyond.address.port), PATIENCE),
+        ssl=trusting(beyond.address),
+        server_hostname=beyond.address.host,
+        additional_headers={"Authorization": f"Bearer {beyond.offers.read_text().strip()}"},
+        close_timeout=1.0,
+    ) as channel:
+        frames = Frames()
+        for message in said:
+            channel.send(msgspec.msgpack.encode((frames.number(), message)))
+        yield channel
+
+
+def deflated(*pieces: bytes) -> bytes:
+    """One frame, compressed as permessage-deflate has it."""
+    packer = zlib.compressobj(wbits=-12)
+    data = b"".join(packer.compress(piece) for piece in pieces) + packer.flush(zlib.Z_SYNC_FLUSH)
+    return framed(data[:-4])
+
+
+def framed(data: bytes) -> bytes:
+    """As a client sends it, under a mask that changes nothing."""
+    return b"\xc2\xff" + len(data).to_bytes(8, "big") + bytes(4) + data
+
+
+def test_frames_between_machines_are_compressed_and_the_node_tells_what_it_sends(beyond: Beyond) -> None:
+    with speaking(beyond) as channel:
+        assert channel.response is not None
+        assert "permessage-deflate" in channel.response.headers["Sec-WebSocket-Extensions"]
+    upkeep = until(
+        lambda: next(of for of in beyond.living.client().nodes() if of.name == "far").upkeep, "it says what it sends"
+    )
+    assert 0 < upkeep.sent < 1000 and 0 < upkeep.cpu < 10**6
+    assert " B/s, " in beyond.living.poise("nodes", "-o", "wide").text
+
+
+def test_what_is_sent_compressed_is_bounded_and_what_is_broken_harms_nobody(beyond: Beyond) -> None:
+    before, peak = beyond.living.pid("control"), peak_memory(beyond.living.pid("control"))
+    bomb = deflated(*[bytes(2**20)] * 1024)
+    assert len(bomb) < 2**21
+    with speaking(beyond) as channel:
+        channel.socket.sendall(bomb)
+        with pytest.raises(ConnectionClosed) as closed:
+            channel.recv(PATIENCE)
+    assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009, "too big"
+    grown = peak_memory(before) - peak
+    assert grown < 2**28, f"{grown:,} bytes for {len(bomb):,} that would be {2**30:,}"
+    hello = Hello(node=msgspec.convert(NODE | {"name": "broken"}, Node))
+    for seed in range(30):
+        chance = Random(seed)  # noqa: S311 — nothing is kept secret by it
+        data = bytearray(deflated(msgspec.msgpack.encode((1, hello)))[14:])
+        for _ in range(chance.randint(1, 8)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        with speaking(beyond) as channel, contextlib.suppress(ConnectionClosed, TimeoutError, OSError):
+            channel.socket.sendall(framed(bytes(data[: chance.randint(1, len(data))])))
+            channel.recv(0.1)
+    assert beyond.living.pid("control") == before
+    assert beyond.status("far") == "up"
+
+
+def peak_memory(pid: int) -> int:
+    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return 1024 * int(line.split()[1])

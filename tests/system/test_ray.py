@@ -1,13 +1,19 @@
 """Nodes that are the machines of a Ray cluster: two real raylets here, killed, lent and taken again."""
 
 import json
+import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from poise.drivers.lock import holder
+from poise.model.times import Times
+from poise.units import SECOND
 from system.living import PATIENCE, Diary, Living, free_port, kill, until
 from system.onray import NODES, OnRay, on_two_machines
 from system.test_functions import run as run_program
@@ -167,6 +173,55 @@ def test_a_machine_is_lost_and_comes_back(on_ray: OnRay) -> None:
     on_ray.start("b")
     until(lambda: on_ray.node("b").status == "up", "it is back", on_ray.messages)
     until(lambda: not Path(f"/proc/{orphan[0]}").exists(), "and what it should not run is ended", on_ray.messages)
+
+
+def losses(on_ray: OnRay) -> list[dict[str, Any]]:
+    """What the log has of nodes that were lost."""
+    with on_ray.living.client() as client:
+        events = [json.loads(line)["event"] for line in client.events(after=0, follow=False)]
+    return [event for event in events if event["type"] == "lost"]
+
+
+def test_a_machine_that_leaves_is_lost_as_soon_as_ray_says_so(on_ray: OnRay) -> None:
+    """Long before its silence would tell: its work is elsewhere by then."""
+    living = on_ray.living
+    until(lambda: [on_ray.node(name).status for name in NODES] == ["up", "up"], "both are there", on_ray.messages)
+    assert living.poise("drain", "a").code == 0
+    job = on_ray.submit("[ $POISE_EPOCH = 2 ] || exec sleep 1000", retry={"limit": 1, "when": ["lost"]})
+    until(lambda: living.client().job(job).status == "running", "it runs", on_ray.messages)
+    assert on_ray.where(job) == ["b"]
+    assert living.poise("drain", "a", "--undo").code == 0
+    left = time.monotonic()
+    os.kill(on_ray.raylet("b"), signal.SIGTERM)
+    until(lambda: on_ray.node("b").status == "lost", "it is lost", on_ray.messages)
+    assert living.poise("wait", job).code == 0
+    took = time.monotonic() - left
+    assert on_ray.where(job) == ["a"]
+    assert losses(on_ray)[-1].get("said"), f"by Ray, after {took:.1f} s"
+    assert took < Times().dead_remote / SECOND
+    on_ray.raylets["b"].terminate()
+    on_ray.raylets["b"].wait(PATIENCE)
+    on_ray.start("b")
+    until(lambda: on_ray.node("b").status == "up", "it is back", on_ray.messages)
+
+
+def test_a_node_that_is_given_up_while_ray_has_it_gets_another_agent(on_ray: OnRay) -> None:
+    """Its agent hangs, and so nobody ends and starts it again. What it ran goes on, as nobody else could run it."""
+    living, file = on_ray.living, on_ray.living.work / "release"
+    until(lambda: [on_ray.node(name).status for name in NODES] == ["up", "up"], "both are there", on_ray.messages)
+    assert living.poise("drain", "a").code == 0
+    job = on_ray.submit(f"while [ ! -e {file} ]; do sleep 0.1; done; echo epoch $POISE_EPOCH")
+    until(lambda: living.client().job(job).status == "running", "it runs", on_ray.messages)
+    hangs = on_ray.agent("b")
+    os.kill(hangs, signal.SIGSTOP)
+    until(lambda: on_ray.node("b").status == "lost", "it is lost", on_ray.messages)
+    until(lambda: on_ray.node("b").status == "up", "it is heard again", on_ray.messages)
+    assert on_ray.agent("b") not in (0, hangs)
+    assert not losses(on_ray)[-1].get("said"), "by its silence"
+    file.touch()
+    assert living.poise("wait", job).code == 0
+    assert living.poise("logs", job).text == "epoch 1\n"
+    assert living.poise("drain", "a", "--undo").code == 0
 
 
 def test_a_cluster_of_this_machine_alone(living: Living) -> None:

@@ -32,7 +32,9 @@ import msgspec
 import uvloop
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
+from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFactory
 
+from poise.agent.upkeep import Toll
 from poise.config import Address, Door, Endpoint, Home
 from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers.devices import Inventory, Part, identity, incarnation_of
@@ -58,7 +60,7 @@ from poise.kernel import node as machine
 from poise.kernel.frames import Broken, Frames
 from poise.kernel.node import NodeMachine
 from poise.model.fleetfile import DeclaredFleet
-from poise.model.load import Load
+from poise.model.load import Load, Pace
 from poise.model.messages import Attempt, Ended, FromAgent, Kept, Launch, Met, Output, Running, ToAgent
 from poise.model.resources import WHOLE, Node
 from poise.model.times import Times
@@ -78,6 +80,11 @@ KEEP_LOG_FILES = 50_000
 
 STILL_RUNS = 5
 """Exit code of an agent that was told to end while commands of its node go on."""
+
+DEFLATE = {"level": 1, "memLevel": 5}
+"""Between machines frames are compressed, in one stream for the whole connection: as quickly as may be, since the
+thread that compresses is the one that beats.
+"""
 
 SHIP_SECONDS = 0.05
 MAX_SHIPPED = 16
@@ -144,6 +151,9 @@ class Agent:
         self._sample = self._meter(offer)
         self._collecting = Collecting()
         self._door: Door = home.socket  # of the control plane that is spoken to
+        self._pace = Pace(self._times.sample, self._times.sample_calm)
+        self._stirred = asyncio.Event()
+        self._toll = Toll()
         self._shipping = Shipping(home.logs) if home.doors != (home.socket,) else None
         self._meetings = Meetings(home.gangs)
         self._shipped_first: list[Ended] = []
@@ -191,6 +201,11 @@ class Agent:
         door, scheme, secured = door_of(self._home, turn), "ws", dict[str, Any]()
         if isinstance(door, Address):
             scheme, secured = "wss", {"ssl": await asyncio.to_thread(trusting, door), "server_hostname": door.host}
+            secured["extensions"] = [
+                ClientPerMessageDeflateFactory(
+                    server_max_window_bits=12, client_max_window_bits=12, compress_settings=DEFLATE
+                )
+            ]
             sock = await asyncio.to_thread(socket.create_connection, (door.host, door.port), patience)
         else:
             sock = reach(self._home, turn=turn)
@@ -204,6 +219,7 @@ class Agent:
                 compression=None,
                 max_size=None,
                 ping_interval=None,
+                create_connection=self._toll.connection,
                 **secured,
             ) as channel:
                 self._sock, self._door = sock, door
@@ -265,6 +281,7 @@ class Agent:
         for effect in effects:
             match effect:
                 case machine.Start():
+                    self._stir()
                     self._measure_devices_of(effect.launch)
                     self._meet(effect.launch)
                     self._keepers.start(effect.slot, effect.launch, effect.cpus)
@@ -374,11 +391,17 @@ class Agent:
 
     async def measure(self) -> None:
         """Look at this node's load and at its devices; what was seen in a minute is a window of its profile."""
+        pause = self._times.sample
         while True:
             await asyncio.sleep(self._times.sample / SECOND)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stirred.wait(), max(0, pause - self._times.sample) / SECOND)
+            self._stirred.clear()
             found = await asyncio.to_thread(self._sample)
             signals = {} if found is None else found[1]
+            pause = self._times.sample
             if found is not None and found[0] is not None:
+                pause = self._pace.after(found[0])
                 self._feed(found[0])
             devices = self._node.node.devices if self._inventory is not None else ()
             if self._inventory is not None and devices:
@@ -388,9 +411,18 @@ class Agent:
                         if index in seen:
                             use.busy, use.samples = use.busy + seen[index].busy, use.samples + 1
                             use.peak = max(use.peak, seen[index].memory)
+                if self._uses or any(use.busy for use in seen.values()):
+                    pause = self._times.sample  # what one attempt made of its devices is a mean of samples
                 signals |= device_signals(seen, {device.index: device.memory for device in devices})
             if signals and (window := self._collecting.take(self._clock.wall(), signals)) is not None:
+                self._feed(self._toll.take())
                 self._feed(window)
+            pause = min(pause, round(self._collecting.due(self._clock.wall()) * SECOND))
+
+    def _stir(self) -> None:
+        """Something begins or ends: how busy the node is changes now."""
+        self._pace.stir()
+        self._stirred.set()
 
     def _meter(self, offer: "Offer") -> Callable[[], tuple[Load | None, dict[str, int]] | None]:
         """The load and the signals of this machine; of a declared node what its exporters tell, else those of its
@@ -423,6 +455,7 @@ class Agent:
             self._uses[launch.attempt] = DeviceUse(launch.devices)
 
     def _on_change(self, running: Sequence[Running], ended: Sequence[Ended]) -> None:
+        self._stir()
         for one in running:
             self._running[one.attempt] = one.pid
         for done in ended:

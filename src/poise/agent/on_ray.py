@@ -28,7 +28,7 @@ from poise.config import Address, Endpoint, Home, OnRay
 from poise.decoding import json_decoder
 from poise.drivers.lock import take_lock
 from poise.drivers.reach import home_at
-from poise.errors import Fault, InputError, PoiseError
+from poise.errors import Fault, InputError, NotFound, PoiseError
 
 LOOK_SECONDS = 1.0
 START_SECONDS = 60.0
@@ -44,6 +44,23 @@ class Started(msgspec.Struct, frozen=True):
 
     pid: int
     folder: str
+
+
+class Nodes:
+    """What the control plane knows of its nodes, and is told of them."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def idle(self) -> set[str]:
+        return {node.name for node in self._client.nodes() if not node.running and not node.queued}
+
+    def lost(self) -> set[str]:
+        return {node.name for node in self._client.nodes() if node.status == "lost"}
+
+    def gone(self, name: str) -> None:
+        with contextlib.suppress(NotFound):  # it has never joined
+            self._client.give_up(name)
 
 
 def main() -> int:
@@ -76,11 +93,11 @@ def _keep(home: Home, on: OnRay) -> None:
     cluster = Cluster(where)
     told = Told(_told_address(home, address, own_address()), token, address.authority[:12])
     _log.info("on Ray at %s", where)
-    client, leads = Client(home), False
+    nodes, leads = Nodes(Client(home)), False
     while signal.sigtimedwait(STOPS, LOOK_SECONDS) is None:
         leads = _leads(home)
         if leads:
-            cluster.keep(told, lambda: {node.name for node in client.nodes() if not node.running and not node.queued})
+            cluster.keep(told, nodes)
     if leads and cluster.end(told.home) and not on.address:
         _end_own_cluster(home)
 

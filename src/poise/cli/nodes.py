@@ -14,7 +14,7 @@ from poise.client import current_home
 from poise.config import Home
 from poise.control.start import connected, running, supervised
 from poise.decoding import json_decoder
-from poise.model.load import Load
+from poise.model.load import Load, Upkeep
 from poise.model.reports import DeviceReport, Drained, NodeReport, report_of
 from poise.units import format_bytes, format_cpu, format_rate
 
@@ -86,6 +86,7 @@ def _shown(found: list[NodeReport]) -> Shown:
             Column("QUEUED", [str(node.queued) for node in found], right=True),
             Column("MODEL", [node.model or "-" for node in found], only="wide"),
             Column("DEVICES", [_devices_text(node) for node in found]),
+            Column("AGENT", [_upkeep(node.upkeep) for node in found], only="wide", moving=True),
             Column("LABELS", [_labels(node) for node in found], only="wide"),
         ],
         nothing="poise: no node has joined yet",
@@ -102,6 +103,11 @@ def _busy(load: Load | None) -> str:
         return "-"
     cpu, memory, disk, network = (f"{part / 10:.0f} %" for part in (load.cpu, load.memory, load.disk, load.network))
     return f"cpu {cpu}, load {load.load1 / 1000:.2f}, memory {memory}, disk {disk}, network {network}"
+
+
+def _upkeep(upkeep: Upkeep | None) -> str:
+    """`42 B/s, 0.3 % CPU`: what it sends, and its part of one core."""
+    return "-" if upkeep is None else f"{upkeep.sent:,} B/s, {upkeep.cpu / 10_000:.1f} % CPU"
 
 
 def _devices_text(node: NodeReport) -> str:

@@ -313,9 +313,9 @@ def make_app(
     @get("/v1/nodes", summary="Nodes, what they have and what is taken", opt=VIEWER)
     async def nodes(bearer: Bearer) -> list[NodeReport]:
         ledger = await plane.settled()
-        sight = Sight(ledger, bearer)
+        sight, told = Sight(ledger, bearer), plane.controller
         return [
-            sight.node(node_report(state, plane.controller.load_of(name), cordons=ledger.cordons))
+            sight.node(node_report(state, told.load_of(name), told.upkeep_of(name), cordons=ledger.cordons))
             for name, state in ledger.nodes.items()
         ]
 
@@ -348,6 +348,15 @@ def make_app(
             lambda request: machine.Drain(request, name, data.on, bearer, data.moves)
         )
         return drained
+
+    @post(
+        "/v1/nodes/{name:str}/lost",
+        summary="Give a node up at once, where what runs it says that it is gone",
+        status_code=202,
+        opt=OPERATOR,
+    )
+    async def give_up(bearer: Bearer, name: str) -> dict[str, str]:
+        return {"node": await plane.request(lambda request: machine.GiveUp(request, name, bearer))}
 
     @get("/v1/quotas", summary="What tenants may hold at once, and what they hold", opt=VIEWER)
     async def quotas(bearer: Bearer) -> list[QuotaReport]:
@@ -477,6 +486,7 @@ def make_app(
             profiles,
             names,
             drain,
+            give_up,
             quotas,
             set_quota,
             lift_quota,

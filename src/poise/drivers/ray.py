@@ -8,6 +8,10 @@ machine has and nothing of Poise's runs there, it is lent to them; and taken aga
 have what they asked for. A machine that has more free than its actor holds is taken anew in the same way.
 
 An agent lives no longer than its actor. What it has started does: the next agent on that machine goes on with it.
+
+What Ray knows of its machines and what Poise knows of its nodes is compared again and again. One that has left the
+cluster, or was given back, is given up at once, where its silence alone would tell ten seconds later. One that was
+given up while Ray takes it to be there gets a new agent, or a new actor where that does not answer.
 """
 
 import contextlib
@@ -18,9 +22,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import ray
@@ -46,6 +50,12 @@ PLACE_SECONDS = 20.0
 LEND_SECONDS = 30.0
 """A machine that was given back is left for so long to those who wait for it, and is not given back again before."""
 
+COMPARE_SECONDS = 5.0
+"""How often it is looked which nodes were given up."""
+
+AGAIN_SECONDS = 30.0
+"""A node that was given up gets a new agent no more often than this."""
+
 STILL_RUNS = 5
 """What an agent ends with whose commands go on."""
 
@@ -61,6 +71,19 @@ class Place(NamedTuple):
     id: str
     name: str
     free: Mapping[str, float]
+
+
+class Nodes(Protocol):
+    """What Poise knows of its nodes, by name, and is told of them."""
+
+    def idle(self) -> Container[str]:
+        """Those on which nothing runs."""
+
+    def lost(self) -> Container[str]:
+        """Those that were given up, and have not been heard since."""
+
+    def gone(self, name: str) -> None:
+        """This one is to be given up."""
 
 
 class Told(NamedTuple):
@@ -93,6 +116,11 @@ class AgentKeeper:
             self._told = told
             if self._agent is not None:
                 self._agent.terminate()
+
+    def begin_anew(self) -> None:
+        """Another agent in the place of this one, which nobody hears: it may hang, so it is not asked."""
+        if self._agent is not None:
+            self._agent.kill()
 
     def end(self) -> bool:
         """End the agent, unless commands of its node go on; whether it has ended."""
@@ -142,17 +170,22 @@ class Cluster:
         self._known: set[str] = set()
         self._placing: dict[str, tuple[Any, float]] = {}
         self._given_back: dict[str, float] = {}
+        self._compared = -math.inf
+        self._begun_anew: dict[str, tuple[Any, float]] = {}
 
-    def keep(self, told: Told, idle: Callable[[], Container[str]]) -> None:
-        """An agent on every machine that is there, and none for those that have gone. `idle` gives the names of nodes
-        on which nothing runs.
-        """
+    def keep(self, told: Told, nodes: Nodes) -> None:
+        """An agent on every machine that is there, and none for those that have gone."""
         there = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        named = {node["NodeName"] for node in there.values()}
         names = self._named(told.home)
-        for actor in [actor for actor, node in names.items() if node not in there]:
-            _log.info("%s has left the cluster", actor)
-            self._kill(actor)
-            del names[actor]
+        for actor in sorted(names.keys() | self._known):
+            _, name, identity = actor.split()
+            if identity not in there:
+                _log.info("%s has left the cluster", actor)
+                if name not in named:  # else another has come in its place, and says itself what it holds
+                    nodes.gone(name)
+                self._kill(actor)
+                names.pop(actor, None)
         for actor in names.keys() - self._known:
             ray.get_actor(actor).tell.remote(told)
             self._known.add(actor)
@@ -163,7 +196,8 @@ class Cluster:
                 del names[actor], there[node]
         free = _free()
         asked = [] if self._are_placing() else _asked_for()
-        self._share(names, there, free, asked, idle)
+        self._share(names, there, free, asked, nodes)
+        self._hear_from_all(names, nodes)
         taken = {actor.split()[1] for actor in names}
         for identity in sorted(there.keys() - set(names.values())):
             node, room = there[identity], free.get(identity, {})
@@ -187,18 +221,39 @@ class Cluster:
         there: Mapping[str, Mapping[str, Any]],
         free: Mapping[str, Mapping[str, float]],
         asked: Sequence[Mapping[str, float]],
-        idle: Callable[[], Container[str]],
+        nodes: Nodes,
     ) -> None:
         """Give back one machine on which nothing runs, if others wait for it, or more of it could be had."""
         for actor, identity in sorted(names.items()):
-            room = free.get(identity, {})
+            name, room = actor.split()[1], free.get(identity, {})
             wanted = [of for of in asked if _fits(of, there[identity]["Resources"]) and not _fits(of, room)]
             more = not asked and max(room.get("CPU", 0.0), room.get("GPU", 0.0)) >= 1
-            if (wanted or more) and not self._placing and self._has_had_time(identity) and actor.split()[1] in idle():
+            if (wanted or more) and not self._placing and self._has_had_time(identity) and name in nodes.idle():
                 _log.info("%s is given back: %s", actor, wanted or "more of it is free")
                 self._given_back[identity] = time.monotonic()
-                self._ended(actor, ray.get_actor(actor).end.remote())
+                if self._ended(actor, ray.get_actor(actor).end.remote()):
+                    nodes.gone(name)
                 return
+
+    def _hear_from_all(self, names: Mapping[str, str], nodes: Nodes) -> None:
+        """New agents for nodes that Poise has given up and Ray has not; and for one whose actor does not take that in,
+        a new actor, as for a machine that has none.
+        """
+        now = time.monotonic()
+        for actor, (answer, asked) in list(self._begun_anew.items()):
+            if now - asked > AGAIN_SECONDS:
+                del self._begun_anew[actor]
+                if actor in names and not ray.wait([answer], timeout=0)[0]:
+                    _log.info("%s does not answer", actor)
+                    self._kill(actor)
+        if now - self._compared < COMPARE_SECONDS:
+            return
+        self._compared = now
+        lost = nodes.lost()
+        for actor in sorted(names.keys() - self._begun_anew.keys() - self._placing.keys()):
+            if actor.split()[1] in lost:
+                _log.info("%s is not heard, and gets another agent", actor)
+                self._begun_anew[actor] = ray.get_actor(actor).begin_anew.remote(), now
 
     def _is_replaced(
         self, actor: str, node: Mapping[str, Any], there: Mapping[str, Mapping[str, Any]], held: Collection[str]

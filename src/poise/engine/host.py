@@ -27,6 +27,10 @@ HEAR_FIRST = 0.2
 """When this process wakes so much too late it was stopped (or the machine was), and nodes that kept on talking are not
 to be taken for dead: what they said meanwhile is read first, for so many seconds."""
 
+TURNS_TO_HEAR = 3
+"""Turns of the loop from a word that has come at the machine to that word in the inbox: it is read from its socket, the
+task wakes that waits for it, and that posts it."""
+
 LOOK_AT_LOCK = 1.0
 """How often it is looked whether the lock is still held, in seconds: long before anything is given up of which whoever
 has lost it still hears.
@@ -94,6 +98,7 @@ class Host:
         self._scheduled = False
         self._timer: Handle | None = None
         self._due: int | None = None
+        self._heard_until = 0
         self._requests: dict[int, Answer] = {}
         self._next_request = 0
         self._channels: dict[str, Channel] = {}
@@ -226,7 +231,7 @@ class Host:
         effects: list[machine.Effect] = []
         while self._inbox:
             effects.extend(self.controller.handle(self._inbox.popleft(), now))
-        effects.extend(self.controller.tick(now))
+        effects.extend(self.controller.tick(now, self._heard_until))
         self._perform(effects)
         self._arm()
 
@@ -238,7 +243,20 @@ class Host:
         if wakeup is not None:
             self._due = wakeup
             delay = max(0.0, (wakeup - self.clock.now()) / SECOND)
-            self._timer = self._timers.call_later(delay, self._schedule)
+            self._timer = self._timers.call_later(delay, self._wake)
+
+    def _wake(self) -> None:
+        """Time is up for something. It may be for nodes that are silent; so first all is heard that has come by now: a
+        round, or an answer to somebody, may just have kept this process from reading.
+        """
+        self._hear_all(self.clock.now(), TURNS_TO_HEAR)
+
+    def _hear_all(self, until: int, turns: int) -> None:
+        if turns:
+            self._timers.call_soon(self._hear_all, until, turns - 1)
+        else:
+            self._heard_until = until
+            self._schedule()
 
     def _perform(self, effects: Sequence[machine.Effect]) -> None:
         appends: list[Event] = []

@@ -18,7 +18,7 @@ import msgspec
 from poise.engine.host import Host
 from poise.engine.timeline import Process, SimulatedClock, Timeline, Timer
 from poise.errors import PoiseError
-from poise.kernel.controller import Controller, Dead, Decided, Drain, Message, Reply, Settings, Submit
+from poise.kernel.controller import Controller, Decided, Drain, GiveUp, Message, Reply, Settings, Submit
 from poise.kernel.ledger import Ledger, UnitState, attempt_of
 from poise.model.decisions import Plan
 from poise.model.events import Event
@@ -747,7 +747,7 @@ class Twin:
     def _detect(self, node: VirtualNode) -> None:
         """Unless it is back by now, and has said itself what it has lost."""
         if self.nodes[node.node.name] is node:
-            self.host.post(Dead(node.node.name))
+            self.host.ask(lambda request: GiveUp(request, node.node.name), lambda reply: None)
 
     def _keep_from_loss(self, work: _Work, gone: Collection[Attempt]) -> None:
         """These of its attempts are gone; the others stand still until they are told to end, unless they go on as they

@@ -67,7 +67,7 @@ from poise.model.events import (
 )
 from poise.model.fleet import CPU, DEVICES
 from poise.model.jobs import Ending, Job
-from poise.model.load import Load
+from poise.model.load import Load, Upkeep
 from poise.model.messages import (
     Acked,
     Attempt,
@@ -121,9 +121,9 @@ RECALL_AFTER = 2 * SECOND
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Times in nanoseconds. A node is suspect after a silence of `suspect_after` and lost after one of `dead_after`; it
     is given as much more as it promised to be silent beyond a `HEARTBEAT`. With a `dead_after` of 0 no silence counts:
-    whatever runs the nodes says when one has gone (`Dead`). Exclusive work has a `lease`. While anything waits, a round
-    is decided at least each `poll` (0: only when something happens, or at the instant that the last plan named); with
-    an `every`, rounds are decided at its multiples only. `fleet` is
+    whatever runs the nodes says when one is gone (`GiveUp`). Exclusive work has a `lease`. While anything waits, a
+    round is decided at least each `poll` (0: only when something happens, or at the instant that the last plan named);
+    with an `every`, rounds are decided at its multiples only. `fleet` is
     the name of the declared fleet and `declared` its nodes, where there is one. `recipe` and
     `code` are for the log (see `Began`).
     """
@@ -176,6 +176,14 @@ class Drain(msgspec.Struct, frozen=True):
     on: bool
     bearer: Bearer = HOME
     moves: bool = False
+
+
+class GiveUp(msgspec.Struct, frozen=True):
+    """What runs the nodes says that this one is gone. Should it speak all the same, it is taken in anew."""
+
+    request: int
+    node: str
+    bearer: Bearer = HOME
 
 
 class SetQuota(msgspec.Struct, frozen=True):
@@ -251,12 +259,6 @@ class Gone(msgspec.Struct, frozen=True):
     node: str
 
 
-class Dead(msgspec.Struct, frozen=True):
-    """What runs the nodes says that this one has gone, and all that it ran."""
-
-    node: str
-
-
 class Durable(msgspec.Struct, frozen=True):
     revision: int
 
@@ -279,13 +281,12 @@ class Decided(msgspec.Struct, frozen=True):
     view: Snapshot | None = None
 
 
-Request = Submit | Cancel | Drain | SetQuota | AddToken | RevokeToken | AskToStop
+Request = Submit | Cancel | Drain | GiveUp | SetQuota | AddToken | RevokeToken | AskToStop
 Message = (
     Request
     | Barrier
     | FromNode
     | Gone
-    | Dead
     | FromJobCaller
     | CallerGone
     | FromCallWorker
@@ -419,7 +420,7 @@ class Controller:
         self._events: list[Event] = []
         self._outbox: deque[tuple[int, Effect]] = deque()
         self._contacts: dict[str, Contact] = {}
-        self._heard_until = 0  # no silence can be too long before; looked at again whenever a node may be nearer to it
+        self._look_at = 0  # no silence can be too long before; looked at again whenever a node may be nearer to it
         self._connected: set[str] = set()
         self._addressed: set[str] = set()  # to whom something in the outbox may be
         self._dirty = True
@@ -498,6 +499,8 @@ class Controller:
                 self._answer(message.request, lambda: self._cancel(message, now))
             case Drain():
                 self._answer(message.request, lambda: self._drain(message, now))
+            case GiveUp():
+                self._answer(message.request, lambda: self._give_up(message.node, now))
             case SetQuota():
                 self._answer(message.request, lambda: self._set_quota(message, now))
             case FromCallWorker():
@@ -521,26 +524,25 @@ class Controller:
                 self._answer(message.request, lambda: self._commit(StopAsked(at=now, by=message.bearer.token)))
             case Gone():
                 self._disconnect(message.node)
-            case Dead():
-                self._disconnect(message.node)
-                if message.node in self.ledger.nodes and self.ledger.nodes[message.node].status == "up":
-                    self._node_lost(message.node, now)
             case AppendFailed():
                 return self._append_failed(message, now)
             case Recovered():
                 self._full, self._dirty = False, True
         return self._flush()
 
-    def tick(self, now: int) -> Sequence[Effect]:
-        """What time alone brings: lost nodes, rounds, recovery of the log."""
+    def tick(self, now: int, heard_until: int | None = None) -> Sequence[Effect]:
+        """What time alone brings: lost nodes, rounds, recovery of the log. What nodes said before `heard_until` has
+        been handed in (none: all that they have said): until then their silence is known, and no longer.
+        """
         self._now = now
+        heard_until = now if heard_until is None else heard_until
         if self._full:
             if now - self._last_recovery < RECOVER_EVERY:
                 return ()
             self._last_recovery = now
             return (TryRecover(),)
-        if self.settings.dead_after and now >= self._heard_until:
-            self._look_for_silence(now)
+        if self.settings.dead_after and heard_until >= self._look_at:
+            self._look_for_silence(heard_until, now)
         for change in self._watch.settled(now):
             self._commit(NodeLevelled(at=now, name=change.node, level=change.level, hot=change.hot))
         if self._watch.is_long_full(now):
@@ -564,14 +566,14 @@ class Controller:
             self._fired.clear()  # what fires while this is decided on is told to the next round
         return effects
 
-    def _look_for_silence(self, now: int) -> None:
+    def _look_for_silence(self, heard_until: int, now: int) -> None:
         """Nodes that have not been heard for too long; and until when none of them can be."""
-        self._heard_until = FOREVER
+        self._look_at = FOREVER
         for name, node in list(self.ledger.nodes.items()):
             if node.status != "up":
                 continue
             heard = self._contact(name).heard
-            silence = now - heard
+            silence = heard_until - heard
             if silence > self.settings.dead_after:
                 self._node_lost(name, now)
                 continue
@@ -581,7 +583,7 @@ class Controller:
             after = self.settings.dead_after if node.suspect else self.settings.suspect_after
             silent_at = self._watch.silent_at(name, heard)
             next_look = heard + after + 1
-            self._heard_until = min(self._heard_until, next_look, next_look if silent_at is None else silent_at)
+            self._look_at = min(self._look_at, next_look, next_look if silent_at is None else silent_at)
 
     def _may_decide(self, now: int) -> bool:
         """Whether a round may be asked for: one at a time, and at multiples of `every` only."""
@@ -609,6 +611,10 @@ class Controller:
         """What the node last said of how busy it is."""
         return self._watch.load_of(node)
 
+    def upkeep_of(self, node: str) -> Upkeep | None:
+        """What it last said that its agent costs."""
+        return self._watch.upkeep_of(node)
+
     def _use(self) -> int:
         """The share of the open nodes' CPUs or devices that is taken, in thousandths, whichever is more."""
         fleet, rows = self.ledger.fleet(), [CPU, DEVICES]
@@ -628,7 +634,7 @@ class Controller:
             return self._last_recovery + RECOVER_EVERY
         due = [self._watch.due(), self._dispatch.wakeup()]
         if self.settings.dead_after:
-            due.append(self._heard_until)
+            due.append(self._look_at)
         if not self._deciding:  # else the plan comes as a message, and the next round is not before it
             due.append(self._next_round())
         soonest = min((at for at in due if at is not None), default=FOREVER)
@@ -810,6 +816,14 @@ class Controller:
             self._dirty = True
         return f"{node}:{device.index}"
 
+    def _give_up(self, node: str, now: int) -> str:
+        name = find_node(self.ledger.nodes, node)
+        if self.ledger.nodes[name].status == "up":
+            self._disconnect(name)
+            self._hang(name)
+            self._node_lost(name, now, said=True)
+        return name
+
     def _awaited(self, name: str, bearer: Bearer) -> JobState:
         """A job that another comes after. A whole name: what is written down lasts longer than what is typed."""
         job = self.ledger.find_job(name, bearer)
@@ -828,11 +842,11 @@ class Controller:
     def _from_node(self, name: str, message: FromAgent, now: int) -> None:
         self._contacts[name] = self._contact(name).after(message, now)
         if isinstance(message, Hello):
-            self._heard_until = 0
+            self._look_at = 0
         known = self.ledger.nodes.get(name)
         if known is not None and known.suspect and not self._full:
             self._commit(NodeTrusted(at=now, name=name))
-            self._heard_until = 0
+            self._look_at = 0
         if self._full:  # nothing can be recorded, so nothing is acknowledged: the agent keeps it and says it again
             self._hang(name)
         elif isinstance(message, Hello):
@@ -842,6 +856,8 @@ class Controller:
         elif isinstance(message, Beat):
             if message.load is not None:
                 self._watch.load(name, message.load, now)
+            if message.upkeep is not None:
+                self._watch.upkeep(name, message.upkeep)
             self._addressed.add(name)
             self._outbox.appendleft((0, Send(name, Heard(beat=message.number))))  # it promises nothing
         elif isinstance(message, Report):
@@ -855,7 +871,7 @@ class Controller:
         was = self._contact(name)
         self._contacts[name] = expected = was.expecting(self._now)
         if expected.heard < was.heard:
-            self._heard_until = 0
+            self._look_at = 0
 
     def _contact(self, name: str) -> "Contact":
         return self._contacts.get(name, NEVER)
@@ -1058,12 +1074,12 @@ class Controller:
             else:
                 self._send(task.node, Desired(stops=(attempt_of(unit, index),)))
 
-    def _node_lost(self, name: str, now: int) -> None:
+    def _node_lost(self, name: str, now: int, *, said: bool = False) -> None:
         until = self._lease_end((unit for unit, _ in self.ledger.attempts_on(name)), now)
         for unit, index in list(self.ledger.attempts_on(name)):
             if unit.tasks[index] is unit.first:
                 self._keep_last_word(unit, now)
-        self._commit(NodeLost(at=now, name=name, until=until))
+        self._commit(NodeLost(at=now, name=name, until=until, said=said))
         self._watch.forget(name)
         self._connected.discard(name)
         self._dirty = True

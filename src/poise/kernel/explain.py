@@ -30,7 +30,7 @@ from poise.model import graph
 from poise.model.decisions import Reason, Why
 from poise.model.events import Preempted, Resized, Straggling
 from poise.model.jobs import Ending, Unit
-from poise.model.load import LEVELS, Load
+from poise.model.load import LEVELS, Load, Upkeep
 from poise.model.quotas import Amounts, Quota, asked
 from poise.model.reports import (
     AttemptReport,
@@ -418,9 +418,15 @@ def story(ledger: Ledger, job: JobState, units: Sequence[UnitState], most: int) 
 
 
 def node_report(
-    state: NodeState, load: Load | None = None, *, cordons: Mapping[str, Cordon] | None = None
+    state: NodeState,
+    load: Load | None = None,
+    upkeep: Upkeep | None = None,
+    *,
+    cordons: Mapping[str, Cordon] | None = None,
 ) -> NodeReport:
-    """One node with what is taken on it; `load` is what it last said of how busy it is, `cordons` are the ledger's."""
+    """One node with what is taken on it; `load` is what it last said of how busy it is and `upkeep` of what its agent
+    costs, `cordons` are the ledger's.
+    """
     held = {device.index: state.devices.get(device_key(device.index), "") for device in state.node.devices}
     for key, shares in state.shares.items():
         held[int(key)] = ", ".join(f"{share.holder} ({share.share / WHOLE:g})" for share in shares)
@@ -444,6 +450,7 @@ def node_report(
         level=("hot, " if state.hot else "") + LEVELS[state.level] if load is not None else "",
         load=load,
         failures=state.failures,
+        upkeep=upkeep,
     )
 
 

@@ -275,7 +275,8 @@ class History:
             case NodeJoined():
                 self._note(event.at, "node joined", event.node.name, "")
             case NodeLost():
-                self._note(event.at, "node lost", event.name, "")
+                why = "what runs it says that it is gone" if event.said else "it has been silent for too long"
+                self._note(event.at, "node lost", event.name, why)
             case NodeSuspected():
                 self._note(event.at, "node suspected", event.name, "it has been silent for a moment")
             case NodeTrusted():

@@ -32,7 +32,7 @@ import msgspec
 
 from poise.kernel.steps import Steps
 from poise.model.jobs import Ending
-from poise.model.load import Load, has_changed
+from poise.model.load import Load, Upkeep, has_changed
 from poise.model.messages import (
     MOST_TOLD,
     Acked,
@@ -52,7 +52,7 @@ from poise.model.messages import (
 from poise.model.resources import WHOLE, Node, Shape, identity_of
 from poise.model.times import Times
 from poise.model.training import Orders
-from poise.model.usage import MAX_WINDOWS, Window
+from poise.model.usage import MAX_WINDOWS, Window, is_news
 from poise.units import MILLISECOND, SECOND
 
 QUANTA = (100 * MILLISECOND, 10 * SECOND)
@@ -149,7 +149,7 @@ class Disconnected(msgspec.Struct, frozen=True):
 
 
 Effect = Start | Stop | Renew | Order | Forget | Say | Hang
-Message = Desired | Acked | Heard | Changed | Faulted | Telling | Load | Window | Connected | Disconnected
+Message = Desired | Acked | Heard | Changed | Faulted | Telling | Load | Upkeep | Window | Connected | Disconnected
 
 
 class Slot(msgspec.Struct):
@@ -220,6 +220,8 @@ class NodeMachine:
         self._said_faults: tuple[DeviceFault, ...] = ()
         self._said_load: Load | None = None
         self._windows: deque[Window] = deque(maxlen=MAX_WINDOWS)  # while nobody hears of them the oldest go
+        self._said_window: Window | None = None
+        self._upkeep: Upkeep | None = None  # goes with the next beat that has windows
         self._beats = 0
         self._every = self._times.heartbeat
         self._spoke = self._heard = self._held_until = 0
@@ -272,9 +274,10 @@ class NodeMachine:
                 effects = self._tell(message, now)
             case Load():
                 effects = self._sampled(message, now)
+            case Upkeep():
+                self._upkeep, effects = message, []
             case Window():
-                self._windows.append(message)
-                effects = [self._beat(None, now)] if self._connected else []
+                effects = self._windowed(message, now)
             case Connected():
                 effects = self._hello(now)
             case Disconnected():
@@ -323,12 +326,29 @@ class NodeMachine:
         self._spoke = now
         return Say(message)
 
-    def _beat(self, load: Load | None, now: int) -> Say:
+    def _beat(self, load: Load | None, now: int, *, with_windows: bool = False) -> Say:
         self._beats += 1
         self._unanswered.append((self._beats, now))
-        windows = tuple(self._windows)
+        windows, upkeep = self._take_windows() if with_windows else ((), None)
+        return self._say(Beat(load=load, number=self._beats, every=self._every, windows=windows, upkeep=upkeep), now)
+
+    def _windowed(self, window: Window, now: int) -> list[Effect]:
+        """The first that is known of a minute is said, and more of it where it changes; else how it was in the end goes
+        with the first of the next one.
+        """
+        if self._windows and self._windows[-1].at == window.at:
+            self._windows.pop()
+        self._windows.append(window)
+        said = self._said_window
+        if not self._connected or (said is not None and said.at == window.at and not is_news(said, window)):
+            return []
+        return [self._beat(None, now, with_windows=True)]
+
+    def _take_windows(self) -> tuple[tuple[Window, ...], Upkeep | None]:
+        windows, upkeep = tuple(self._windows), self._upkeep
+        self._said_window, self._upkeep = windows[-1], None
         self._windows.clear()
-        return self._say(Beat(load=load, number=self._beats, every=self._every, windows=windows), now)
+        return windows, upkeep
 
     def _sampled(self, load: Load, now: int) -> list[Effect]:
         """How busy the node is, said where that has changed noticeably."""
@@ -357,7 +377,7 @@ class NodeMachine:
         self._connected = True
         self._heard = self._held_until = now
         self._every = self._times.heartbeat
-        self._said_load = None
+        self._said_load = self._said_window = None
         self._serial = 0
         self._in_flight = {HELLO: Sent(now, tuple(self._ended))}
         self._unanswered.clear()

@@ -9,7 +9,7 @@ forces a round. Pure: times come with the calls.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from poise.model.load import Load, level_of
+from poise.model.load import Load, Upkeep, level_of
 from poise.model.triggers import Triggers
 from poise.units import MILLISECOND
 
@@ -39,10 +39,11 @@ class Fired(NamedTuple):
 class _Watched:
     """One node: its last load, what was reported of it, and since when something else holds."""
 
-    __slots__ = ("hot", "hot_since", "level", "level_since", "load", "silent")
+    __slots__ = ("hot", "hot_since", "level", "level_since", "load", "silent", "upkeep")
 
     def __init__(self) -> None:
         self.load = Load()
+        self.upkeep: Upkeep | None = None
         self.level, self.hot, self.silent = 0, False, False
         self.level_since = self.hot_since = 0
 
@@ -63,6 +64,14 @@ class Watch:
         """The last sample of a node."""
         watched = self._nodes.get(node)
         return watched.load if watched else None
+
+    def upkeep_of(self, node: str) -> Upkeep | None:
+        """What its agent costs, as it said last."""
+        watched = self._nodes.get(node)
+        return watched.upkeep if watched else None
+
+    def upkeep(self, node: str, upkeep: Upkeep) -> None:
+        self._nodes.setdefault(node, _Watched()).upkeep = upkeep
 
     def load(self, node: str, load: Load, now: int) -> None:
         """Take in a sample; what follows from it is told by `settled` when it has stayed."""

@@ -187,11 +187,14 @@ class NodeJoined(msgspec.Struct, frozen=True, tag="joined", kw_only=True):
 
 
 class NodeLost(msgspec.Struct, frozen=True, tag="lost", kw_only=True, omit_defaults=True):
-    """A node has been silent for too long. `until`: when exclusive work on it has ended at the latest."""
+    """A node has been silent for too long, or what runs it has `said` that it is gone. `until`: when exclusive work on
+    it has ended at the latest.
+    """
 
     at: int
     name: str
     until: int = 0
+    said: bool = False
 
 
 class NodeSuspected(msgspec.Struct, frozen=True, tag="suspected", kw_only=True):

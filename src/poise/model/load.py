@@ -9,6 +9,8 @@ for a disk. Only both together say that a node has more to do than it can.
 'low'
 """
 
+from typing import Annotated
+
 import msgspec
 
 LEVELS = ("low", "medium", "high")
@@ -28,6 +30,15 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory: int = 0
     disk: int = 0
     network: int = 0
+
+
+class Upkeep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a node's agent costs itself, over the last minute or less: bytes a second that it sends, and CPU in
+    millionths of a core.
+    """
+
+    sent: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
+    cpu: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,3 +68,31 @@ def has_changed(said: Load | None, now: Load) -> bool:
     if said is None:
         return True
     return any(abs(getattr(now, name) - getattr(said, name)) >= NOTICEABLE for name in Load.__struct_fields__)
+
+
+class Pace:
+    """How soon to look again, in nanoseconds: as soon as may be (`fast`) while signals change or something begins or
+    ends, and else twice as late each time, up to `slow`.
+
+    >>> pace = Pace(fast=1, slow=5)
+    >>> [pace.after(Load(cpu=cpu)) for cpu in (900, 910, 900, 905, 900, 100)]
+    [1, 2, 4, 5, 5, 1]
+    """
+
+    def __init__(self, fast: int, slow: int) -> None:
+        self._fast, self._slow = fast, slow
+        self._next = fast
+        self._seen: Load | None = None
+
+    def after(self, load: Load) -> int:
+        """This was seen; what has not moved noticeably since it last did is seen again soon enough."""
+        if has_changed(self._seen, load):
+            self._seen = load
+            self.stir()
+        else:
+            self._next = min(self._slow, 2 * self._next)
+        return self._next
+
+    def stir(self) -> None:
+        """Something has happened that may change them."""
+        self._next = self._fast

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from poise.model.jobs import Ending, Speedups
-from poise.model.load import Load
+from poise.model.load import Load, Upkeep
 from poise.model.resources import Node, Shape
 from poise.model.training import Orders, Training
 from poise.model.usage import MAX_WINDOWS, Window
@@ -146,13 +146,15 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True, omit_defaults=
     connection.
 
     Each has a `number`, by which it is answered. The next word comes within `every` nanoseconds, unless the node is
-    lost; after any other message it comes within a second. `windows` are minutes of which there is something to tell.
+    lost; after any other message it comes within a second. `windows` are minutes of which there is something to tell,
+    `upkeep` what telling costs.
     """
 
     load: Load | None = None
     number: int = 0
     every: int = SECOND
     windows: Annotated[tuple[Window, ...], msgspec.Meta(max_length=MAX_WINDOWS)] = ()
+    upkeep: Upkeep | None = None
 
 
 class Output(msgspec.Struct, frozen=True, tag="output", kw_only=True):

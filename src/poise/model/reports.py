@@ -11,7 +11,7 @@ import msgspec
 from poise.model.catalogue import per_watt
 from poise.model.decisions import Reason, Spot, Why
 from poise.model.figures import sources_of
-from poise.model.load import Load
+from poise.model.load import Load, Upkeep
 from poise.model.resources import Link, Node
 from poise.model.training import Training
 
@@ -221,7 +221,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """One node: what it has, what is taken. CPU in milli-CPU, memory in bytes; the rest as in `Node`.
 
     `level` is low, medium or high, `load` what it was made from; empty and none where the node has not said. `failures`
-    is the smoothed share of attempts that failed there, in thousandths.
+    is the smoothed share of attempts that failed there, in thousandths. `upkeep` is what its agent costs itself.
     """
 
     name: str
@@ -247,6 +247,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     sources: dict[str, str] = {}
     network_used: int = 0
     failures: int = 0
+    upkeep: Upkeep | None = None
 
 
 class Drained(msgspec.Struct, frozen=True, omit_defaults=True):

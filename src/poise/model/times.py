@@ -9,9 +9,10 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     """The one table of times, in nanoseconds.
 
     A node that holds work says a word each `heartbeat`; one that has held none for `idle_after` says one more and more
-    rarely, down to one each `heartbeat_idle`. When a word is `suspect` late the node is suspect. Exclusive work runs
-    for a `lease` from the last word of its node that was answered. Where several control planes share a store, another
-    leads when the lease of `leadership` was not renewed.
+    rarely, down to one each `heartbeat_idle`. How busy it is it looks at each `sample`, and more and more rarely while
+    nothing changes, down to once each `sample_calm`. When a word is `suspect` late the node is suspect. Exclusive work
+    runs for a `lease` from the last word of its node that was answered. Where several control planes share a store,
+    another leads when the lease of `leadership` was not renewed.
     """
 
     heartbeat: int = 1 * SECOND
@@ -23,6 +24,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     dead_remote: int = 10 * SECOND
     reprobe: int = 5 * SECOND
     sample: int = 1 * SECOND
+    sample_calm: int = 5 * SECOND
     idle_exit: int = 3 * SECOND
     leadership: int = 3 * SECOND
     decide: int = 1 * SECOND

@@ -38,7 +38,12 @@ MAX_WINDOWS = 64
 """That a node keeps while nobody hears of them."""
 
 TOLD_EVERY = 10
-"""Seconds after which what is known of a minute that goes on is told: so much is lost when a node dies."""
+"""Seconds after which what is known of a minute that goes on is told, where it changes: so much is lost when a node
+dies, and else as much as a minute.
+"""
+
+NOTICEABLE = 50
+"""Thousandths by which a signal moves, of all there is or of what it was, before it is worth a message."""
 
 PROFILED = 256
 """Nodes whose profiles are told of at once, unless one is asked for: each is a file that is read."""
@@ -93,6 +98,12 @@ class Window(msgspec.Struct, frozen=True, array_like=True):
         return Window(self.at, tuple(mean), tuple(most))
 
 
+def is_news(said: Window, now: Window) -> bool:
+    """Whether any signal is noticeably another one than was said last, in the mean or at the most."""
+    pairs = zip(said.mean + said.most, now.mean + now.most, strict=True)
+    return any(abs(new - old) >= max(NOTICEABLE, NOTICEABLE * old // 1000) for old, new in pairs)
+
+
 class SignalUse(msgspec.Struct, frozen=True, kw_only=True):
     """One signal in its own unit: in the last minute, smoothed over ten, and over the last day the mean, what nineteen
     of twenty minutes stay under, and the most that was sampled.
@@ -128,12 +139,14 @@ class NodeProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Collecting:
-    """Samples that become windows of a minute. `take` answers with the window that a sample's time has closed, or every
+    """Samples that become windows of a minute. One counts for the time since the one before, so that it does not matter
+    how often it is looked. `take` answers with the window that a sample's time has closed, or every
     `TOLD_EVERY` seconds with the one that is open, as it is by now.
     """
 
     def __init__(self) -> None:
         self._at = 0
+        self._last = 0.0
         self._told = 0.0
         self._sums: dict[str, tuple[int, int, int]] = {}
 
@@ -144,12 +157,18 @@ class Collecting:
         if start != self._at:
             told = self._window() if self._sums and start > self._at else None
             self._at, self._sums, self._told = start, {}, at
+        lasted = round(1000 * (at - self._last)) if self._last < at < self._last + MINUTE else 1000
+        self._last = at
         for name, value in sample.items():
-            count, total, most = self._sums.get(name, (0, 0, 0))
-            self._sums[name] = (count + 1, total + value, max(most, value))
+            time, total, most = self._sums.get(name, (0, 0, 0))
+            self._sums[name] = (time + lasted, total + value * lasted, max(most, value))
         if told is None and at >= self._told + TOLD_EVERY:
             told, self._told = self._window(), at
         return told
+
+    def due(self, at: float) -> float:
+        """Seconds until something is to be told of the minute that is open, if a sample comes by then."""
+        return max(0.0, self._told + TOLD_EVERY - at)
 
     def _window(self) -> Window:
         of = [self._sums.get(name) for name in SIGNALS]

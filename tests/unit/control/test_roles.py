@@ -29,6 +29,7 @@ NEEDS = {
     "GET /v1/nodes": Role.VIEWER,
     "GET /v1/profiles": Role.VIEWER,
     "POST /v1/nodes/{name}/drain": Role.OPERATOR,
+    "POST /v1/nodes/{name}/lost": Role.OPERATOR,
     "GET /v1/quotas": Role.VIEWER,
     "PUT /v1/quotas/{tenant}": Role.ADMIN,
     "DELETE /v1/quotas/{tenant}": Role.ADMIN,

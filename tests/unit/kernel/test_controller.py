@@ -7,7 +7,7 @@ import pytest
 
 from poise.errors import Busy, Conflict, InputError, NotFound, SpecError, StoreFull
 from poise.kernel import controller as machine
-from poise.kernel.controller import Append, Barrier, Checkpoint, Decide, Decided, Send, Submit, TryRecover
+from poise.kernel.controller import Append, Barrier, Checkpoint, Decide, Decided, GiveUp, Send, Submit, TryRecover
 from poise.kernel.ledger import Ledger
 from poise.kernel.verify import verify_place
 from poise.model.decisions import Place, Plan, Preempt, Rejection, Spot, Why
@@ -436,6 +436,22 @@ def test_an_idle_node_whose_connection_has_closed_has_to_come_back_soon() -> Non
     assert silence(world, until="20s") == 3
 
 
+def test_a_node_is_given_up_at_once_where_what_runs_it_says_that_it_is_gone() -> None:
+    world = World().nodes(2).job("a").round().start("a").after("1s")
+    [at] = world.where("a")
+    began = world.now
+    world.ask(GiveUp(world.request(), at)).after("300ms")
+    assert world.log[-1].at - began < SECOND and world.ledger.nodes[at].status == "lost"
+    assert [event.said for event in world.log if isinstance(event, NodeLost)] == [True]
+    assert world.hung == [at], "should it be there all the same, it has to say what it holds"
+    assert world.where("a") != [at] and world.unit("a").epoch == 2
+    world.connect(at)
+    assert world.ledger.nodes[at].condition == "up"
+    assert Attempt("j1.main", 1) not in last_desired(world).keep
+    world.ask(GiveUp(world.request(), at)).ask(GiveUp(world.request(), at))
+    assert [event.name for event in world.log if isinstance(event, NodeLost)] == [at, at]
+
+
 def test_beats_that_are_half_a_second_early_or_late_make_nobody_suspect() -> None:
     world = World().nodes(1)
     for early in (False, True) * 10:
@@ -500,6 +516,16 @@ def test_fenced_work_of_a_lost_node_is_placed_elsewhere_at_once() -> None:
     [at] = world.where("a")
     world.disconnect(at).after("3300ms")
     assert world.where("a") != [at]
+
+
+def test_exclusive_work_of_a_node_that_is_said_to_be_gone_keeps_its_lease() -> None:
+    """Ray says so of a machine whose raylet has ended: what runs there goes on until its lease is over."""
+    world = World().nodes(2).job("a", **EXCLUSIVE).round().start("a").after("1s")
+    [at] = world.where("a")
+    given_up = world.now
+    world.ask(GiveUp(world.request(), at)).after("20s")
+    assert world.where("a") != [at]
+    assert world.unit("a").placed >= given_up + world.controller.settings.lease
 
 
 def test_a_plan_that_places_exclusive_work_too_early_is_refused() -> None:

@@ -18,7 +18,7 @@ from poise.kernel.node import (
     Telling,
 )
 from poise.model.jobs import Ending, Outcome
-from poise.model.load import Load
+from poise.model.load import Load, Upkeep
 from poise.model.messages import (
     Acked,
     Attempt,
@@ -431,6 +431,27 @@ def test_windows_are_said_with_a_beat_and_those_of_an_outage_after_it() -> None:
     [say] = bench.feed(told_window(101))
     assert isinstance(say, Say) and isinstance(say.message, Beat)
     assert say.message.windows == (told_window(101),)
+
+
+def test_of_a_minute_that_goes_on_as_it_began_only_the_beginning_and_the_end_are_said() -> None:
+    bench = Bench()
+    said = []
+    for second in range(10, 190, 10):
+        minute, cpu = (second - 1) // 60, 700 if 130 <= second <= 150 else 100 + second % 7
+        bench.feed(Upkeep(sent=second))
+        for say in bench.feed(window_of(minute, cpu)):
+            assert isinstance(say, Say) and isinstance(say.message, Beat) and say.message.upkeep is not None
+            said.append((second, say.message.upkeep.sent, [(one.at, one.mean[0]) for one in say.message.windows]))
+    assert said == [
+        (10, 10, [(0, 103)]),
+        (70, 70, [(0, 104), (1, 100)]),  # nothing new for 60 s: how that minute ended comes with the next
+        (130, 130, [(1, 101), (2, 700)]),
+        (160, 160, [(2, 106)]),
+    ]
+
+
+def window_of(at: int, cpu: int) -> Window:
+    return Window(at, (cpu, *(1,) * (len(SIGNALS) - 1)), (cpu, *(1,) * (len(SIGNALS) - 1)))
 
 
 def told_window(at: int) -> Window:

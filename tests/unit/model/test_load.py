@@ -5,7 +5,7 @@ import doctest
 import pytest
 
 from poise.model import load
-from poise.model.load import LEVELS, Limits, Load, has_changed, level_of
+from poise.model.load import LEVELS, Limits, Load, Pace, has_changed, level_of
 
 
 def test_the_examples_of_the_docstring() -> None:
@@ -41,3 +41,12 @@ def test_only_a_noticeable_change_is_worth_a_message() -> None:
     assert not has_changed(said, Load(cpu=549, memory=251))
     assert has_changed(said, Load(cpu=550, memory=300))
     assert has_changed(said, Load(cpu=500, memory=300, disk=50))
+
+
+def test_it_is_looked_often_while_something_changes_or_happens() -> None:
+    pace = Pace(fast=1, slow=5)
+    assert [pace.after(Load(cpu=cpu)) for cpu in (100, 110, 120, 130, 145)] == [1, 2, 4, 5, 5]
+    assert pace.after(Load(cpu=150)) == 1, "what creeps is noticed once it has gone far enough"
+    assert [pace.after(Load(cpu=150)) for _ in range(2)] == [2, 4]
+    pace.stir()
+    assert [pace.after(Load(cpu=150)) for _ in range(2)] == [2, 4]

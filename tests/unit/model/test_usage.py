@@ -19,6 +19,7 @@ from poise.model.usage import (
     Collecting,
     NodeProfile,
     Window,
+    is_news,
     profile_of,
     together,
 )
@@ -47,6 +48,35 @@ def test_a_window_has_the_mean_and_the_most_of_its_minute() -> None:
     told = collecting.take(START + MINUTE, {"cpu": 900})
     assert told == Window(START, window(0, cpu=200).mean, window(0, cpu=400).most)
     assert collecting.take(START + 2 * MINUTE, {"memory": 5}) == window(START + MINUTE, cpu=900)
+
+
+def test_it_does_not_matter_how_often_it_is_looked() -> None:
+    """A sample is of the time since the one before: ten seconds at 900 and forty at 100, however many samples of it."""
+    often, seldom = Collecting(), Collecting()
+    for second in range(51):
+        often.take(START + second, {"cpu": 900 if second <= 10 else 100})
+    for second, cpu in ((0, 900), (5, 900), (10, 900), (30, 100), (50, 100)):
+        seldom.take(START + second, {"cpu": cpu})
+    told = [collecting.take(START + MINUTE, {"cpu": 0}) for collecting in (often, seldom)]
+    assert [one.mean[0] for one in told if one is not None] == [272, 272]
+
+
+def test_whoever_looks_seldom_knows_when_to_look() -> None:
+    collecting = Collecting()
+    collecting.take(START + 1, {"cpu": 1})
+    assert collecting.due(START + 4) == 7
+    collecting.take(START + 4, {"cpu": 1})
+    assert collecting.take(START + 4 + collecting.due(START + 4), {"cpu": 1}) is not None
+    assert (collecting.due(START + 11), collecting.due(START + 50)) == (10, 0)
+
+
+def test_news_is_what_has_moved_by_a_twentieth() -> None:
+    said = window(START, cpu=500, power=200_000)
+    assert not is_news(said, window(START, cpu=549, power=209_000))
+    assert is_news(said, window(START, cpu=550, power=200_000))
+    assert is_news(said, window(START, cpu=500, power=210_000))
+    assert is_news(said, window(START, cpu=500, power=200_000, device=60))
+    assert is_news(said, Window(START, said.mean, window(START, cpu=900, power=200_000).most)), "and at the most"
 
 
 def test_what_is_known_of_a_minute_is_told_while_it_goes_on() -> None:
