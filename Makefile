@@ -5,13 +5,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SERVERS := prometheus-node-exporter etcd-server redis-server redis-tools libatomic1 libjemalloc2 liblzf1 \
   postgresql-15 libpq5 libicu72 libxml2 libldap-2.5-0 libsasl2-2 \
-  libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libkeyutils1
+  libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libkeyutils1 libfaketime
 SIMULATED := tests/faults tests/golden tests/unit
 BESIDE := --dist loadfile --no-loadscope-reorder
 # real processes on a machine whose cores others take for seconds: what failed beside others has to pass by itself
 AGAIN = { test $$? = 1 && echo "what failed, once more by itself:" && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
-.PHONY: help setup servers demo demo-serve test faults fuzz schemathesis lint format bench quality gpu-check peers docs site clean
+.PHONY: help setup servers demo demo-serve test faults chaos fuzz schemathesis lint format bench quality gpu-check peers docs site clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,6 +46,10 @@ faults: setup    ## 12,000 seeds of a simulated fleet in which everything breaks
 	$(BIN)/poise faults --first $(or $(FIRST),1) --seeds $(or $(SEEDS),12000) --keep .faults
 	PYTHONPATH=tests $(BIN)/python -m faults.planted
 	HERD=10 $(BIN)/python -m pytest tests/faults/test_herd.py
+
+chaos: setup servers  ## every fault of the matrix done to a live Poise with real kills, timed and judged (ROWS=4,6 REPEATS=3 SOAK=10m)
+	$(BIN)/python benchmarks/live_faults.py $(ROWS:%=--rows %) $(REPEATS:%=--repeats %) $(OUTAGE:%=--outage %) \
+	  $(KILLS:%=--kills %) $(INPUTS:%=--inputs %) $(SOAK:%=--soak %) $(PAUSE:%=--pause %) $(NODES:%=--nodes %)
 
 fuzz: setup      ## 100,000 mutated files, requests and frames: minutes (SEED=1 COUNT=100000)
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seed $(or $(SEED),1) --count $(or $(COUNT),100000)

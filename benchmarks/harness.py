@@ -84,30 +84,36 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 def table(figures: Sequence[Figure]) -> str:
     """One line per figure: median, range, target, and whether it is met."""
-    rows = [("figure", "median", "range", "target", ""), *(_row(figure) for figure in figures)]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    return columns([("figure", "median", "range", "target", ""), *(_row(figure) for figure in figures)])
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells below one another, each column as wide as it has to be."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows)
     return "\n".join("  ".join(row).rstrip() for row in padded)
 
 
 def _row(figure: Figure) -> tuple[str, str, str, str, str]:
-    target = "" if figure.limit is None else f"{'≥' if figure.larger else '≤'} {_number(figure.limit)} {figure.unit}"
+    target = "" if figure.limit is None else f"{'≥' if figure.larger else '≤'} {number(figure.limit)} {figure.unit}"
     verdict = {True: "met", False: "MISSED", None: ""}[figure.met]
     if not figure.values:
         return figure.name, "-", "", target, figure.note
-    span = f"[{_number(min(figure.values))} .. {_number(max(figure.values))}]"
-    return figure.name, f"{_number(figure.median)} {figure.unit}", span, target, f"{verdict}  {figure.note}".strip()
+    span = f"[{number(min(figure.values))} .. {number(max(figure.values))}]"
+    return figure.name, f"{number(figure.median)} {figure.unit}", span, target, f"{verdict}  {figure.note}".strip()
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 # --- a benchmark as a program ----------------------------------------------------------------------------------------
 
 
-def program(measure: Callable[[], list[Figure]], *, as_json: bool) -> int:
-    """Measure, print, and end what was started, also on Ctrl-C and SIGTERM."""
+def program(
+    measure: Callable[[], list[Figure]], *, as_json: bool, show: Callable[[Sequence[Figure]], str] | None = None
+) -> int:
+    """Measure, print (as `show` does, or else a table), and end what was started, also on Ctrl-C and SIGTERM."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     two_cores()
     try:
@@ -115,7 +121,7 @@ def program(measure: Callable[[], list[Figure]], *, as_json: bool) -> int:
     except KeyboardInterrupt:
         say("interrupted; all that was started has been ended")
         return 130
-    print(json.dumps(as_builtins(figures), indent=2) if as_json else table(figures))
+    print(json.dumps(as_builtins(figures), indent=2) if as_json else (show or table)(figures))
     return 0
 
 

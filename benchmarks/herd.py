@@ -261,9 +261,7 @@ def herd(home: Home, client: Client, swarm: Swarm, submissions: int) -> tuple[fl
 
 
 def measure(nodes: int = 1000, seconds: float = 20.0, herds: int = 3, submissions: int = 10_000) -> list[Figure]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    with harness.own_home() as home, _alone(home) as client, Swarm(home, nodes) as swarm:
+    with files_for_all(), harness.own_home() as home, _alone(home) as client, Swarm(home, nodes) as swarm:
         until(lambda: client.status().nodes == nodes, "all nodes have joined")
         say(f"herd: {nodes} nodes have joined; they settle for {SETTLE_SECONDS:.0f} s")
         time.sleep(SETTLE_SECONDS)
@@ -280,7 +278,6 @@ def measure(nodes: int = 1000, seconds: float = 20.0, herds: int = 3, submission
             time.sleep(PIECE_SECONDS)
         client.cancel(job)
         client.wait(job)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     of = f"{nodes} nodes"
     back, taken, placed = ([one[place] for one in found] for place in range(3))
     return [
@@ -290,6 +287,15 @@ def measure(nodes: int = 1000, seconds: float = 20.0, herds: int = 3, submission
         Figure(name=f"  until {submissions:,} submissions are acknowledged", unit="s", values=taken),
         Figure(name="  until all of them have started", unit="s", values=placed),
     ]
+
+
+@contextlib.contextmanager
+def files_for_all() -> Iterator[None]:
+    """As many open files as there may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @contextlib.contextmanager

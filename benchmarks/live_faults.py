@@ -1,642 +1,95 @@
-"""The faults of the matrix that one machine can have, done to a live Poise with real kills, and timed.
+"""Every fault of the matrix that real processes can have, done to a live Poise with real kills, timed and judged.
 
-    python benchmarks/live_faults.py [--rows 1,2,4,…] [--repeats 3] [--outage 5] [--no-peers] [--json]
+    python benchmarks/live_faults.py [--rows 1,2,4,…] [--repeats 3] [--outage 5] [--kills 100] [--no-peers] [--json]
 
 Each turn brings up a home of its own, brings it work, does the fault, and looks. *noticed*: from the fault until
 somebody says so. *recovered*: from then until what should run runs again, or what should be accepted is. Who says so is
 in the figure's note: an event, by when an observer that follows `poise events` has read it; or the wall clock of
-whoever looks from outside. What must hold is checked in each turn, and a turn in which it does not is a broken promise.
+whoever looks from outside.
+
+After each turn the promises are judged (`chaos/verdict.py`): by the log, S1, S2, S4, S6 and S7; where a control plane
+answers, L1 to L4; and those that the row is about by the turn itself. One that is broken is a broken promise, and so is
+a turn in which something did not happen that should have.
 
 The rows, what must hold and the targets are those of docs/explanation/fault-matrix.md.
 """
 
 import argparse
-import contextlib
 import functools
-import json
-import os
-import random
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import harness
-import peers
-import restart
-import uvloop
+import pytest
+from chaos import beside, clocks, disks, gateways, inputs, machines, others, policies, processes, soak, verdict, work
+from chaos.turns import ONE_ROUND, Case, Stage, Turn, tested
 from harness import Figure, say
+from system.damage import NotHere
+from system.dying import STEPS
 
-from poise.config import Home
-from poise.drivers.lock import holder
-from poise.drivers.sqlite import SqliteStore
 from poise.errors import PoiseError
-from poise.kernel.controller import ROUND
-from poise.model.events import Event
-from poise.model.times import Times
-from poise.units import SECOND
+from poise.units import MINUTE, parse_duration
 
-TESTS = Path(__file__).parent.parent / "tests"
-sys.path.append(str(TESTS))  # what kills in the tests kills here
-sys.path.append(str(peers.SCRIPTS))
-import killing  # noqa: E402
-from system.damage import NotHere, cut, fill, filled, flip, history, small_disk, tear  # noqa: E402
-from system.dying import STEPS  # noqa: E402
-from system.living import PATIENCE, Diary, Living, alive, kill, until  # noqa: E402
-from system.theirs import install_theirs  # noqa: E402
-
-EVENTS = 100_000
-SUBMISSIONS = 20
-FLIPS = 5
-SLEEP = ["sleep", "600"]
-ONE_ROUND = (Times().decide + ROUND) / SECOND
-"""Seconds of a round at the longest: the wait for it, and the time that a policy of others has for its plan."""
-
-Spec = dict[str, Any]
-
-
-@dataclass
-class Turn:
-    """Seconds, of one fault or of several of a kind."""
-
-    noticed: list[float] = field(default_factory=list)
-    recovered: list[float] = field(default_factory=list)
+BY_EVENTS = "by events"
+BY_CLOCK = "by the observer's clock"
+PEER_TURNS = 2
+KEPT = "kept: "
+STORES = ("postgres", "etcd")
+STANDBY = "system/test_standby.py::test_a_leader_that_"
+STALE_LEADERS = (
+    f"{STANDBY}stood_still_says_nothing_any_more",
+    f"{STANDBY}is_cut_off_from_the_store_leaves_before_another_leads",
+)
+CHECKPOINTS = ("train/test_checkpoints.py",)
+RESIZES = (
+    "faults/test_resizing.py",
+    "train/test_session.py",
+    "system/test_elastic_training.py",
+)
+SERVING = ("system/test_serve.py", "system/test_serve_ends.py", "gateway/test_upstreams.py")
+TOO_LARGE = ("system/test_bad_input.py", "system/test_serve_bad_input.py", "gateway/test_bad_input.py")
+SLOW_CLIENTS = (
+    "system/test_api.py::test_slow_and_silent_clients_hold_up_nobody",
+    "system/test_serve.py::test_clients_that_never_get_on_are_dropped",
+    "gateway/test_slow_readers.py",
+)
+STRANGERS = (
+    "system/test_api.py::test_every_route_is_denied",
+    "system/test_api.py::test_only_health_and_the_authority_are_public",
+    "unit/control/test_roles.py",
+    "system/test_tenants.py",
+)
+REDIS_AWAY = ("gateway/test_shared_cache.py", "system/test_serve_cache.py")
+STAND_STILL = {"control": "the control plane", "agent": "an agent", "keeper": "a keeper"}
 
 
 @dataclass(frozen=True)
-class Case:
-    """One way to do the fault of a row; the limits are the targets of its row, in seconds, and `by` who says so."""
-
-    row: int
-    fault: str
-    turn: Callable[[Living], Turn]
-    by: str
-    notice: float | None = None
-    recover: float | None = None
-
-
-class Observer:
-    """Follows the events of a home, as `poise events --follow` does, and notes when it has read each."""
-
-    def __init__(self, living: Living) -> None:
-        self._living = living
-        self._seen: list[tuple[float, dict[str, Any]]] = []
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def until(self, kind: str, **fields: object) -> tuple[float, dict[str, Any]]:
-        """The first event of this kind with these fields, and when it was read."""
-        found: tuple[float, dict[str, Any]] = until(
-            lambda: next((seen for seen in self._seen if _is(seen[1], kind, fields)), None),
-            f"{kind} {fields}",
-            lambda: [event for _, event in self._seen][-10:],
-        )
-        return found
-
-    def _read(self) -> None:
-        with contextlib.suppress(PoiseError), self._living.client() as client:  # the home is gone, the turn is over
-            for line in client.events(after=0):
-                self._seen.append((time.monotonic(), json.loads(line)["event"]))
-
-
-def _is(event: dict[str, Any], kind: str, fields: dict[str, object]) -> bool:
-    return event["type"] == kind and all(event.get(name) == value for name, value in fields.items())
-
-
-# --- 1: a command ----------------------------------------------------------------------------------------------------
-
-
-def command_killed(living: Living) -> Turn:
-    """It is tried again in the next epoch."""
-    living.up()
-    observer = Observer(living)
-    job, pid = running(living, {"run": SLEEP})
-    killed = time.monotonic()
-    kill(pid)
-    noticed, finished = observer.until("finished", task=f"{job}.main", epoch=1)
-    again, _ = observer.until("started", task=f"{job}.main", epoch=2)
-    assert finished["ending"]["outcome"] == "killed", finished
-    return Turn([noticed - killed], [again - noticed])
-
-
-def member_killed(living: Living) -> Turn:
-    """A gang runs whole or not at all: the other member is stopped before any is started again."""
-    living.up()
-    observer = Observer(living)
-    job = living.client().submit({"run": SLEEP, "workers": 2, "resources": {"cpu": 0.5}})
-    tasks = [task.task for task in living.client().job(job).tasks]
-    pids = [observer.until("started", task=task, epoch=1)[1]["pid"] for task in tasks]
-    killed = time.monotonic()
-    kill(pids[0])
-    noticed, _ = observer.until("finished", task=tasks[0], epoch=1)
-    both = [observer.until("started", task=task, epoch=2)[0] for task in tasks]
-    stopped, _ = observer.until("finished", task=tasks[1], epoch=1)
-    assert not alive(pids[1]) and stopped < min(both), "a member ran beside those of the next epoch"
-    return Turn([noticed - killed], [max(both) - noticed])
-
-
-# --- 2: the node side ------------------------------------------------------------------------------------------------
-
-
-def agent_killed(living: Living) -> Turn:
-    """The supervisor starts another, which adopts what runs."""
-    living.up()
-    job, pid = running(living, {"run": SLEEP, "resources": {"cpu": 0.1}})
-    agent = living.pid("agent")
-    killed = time.monotonic()
-    kill(agent)
-    replaced(living, "agent", agent)
-    noticed = time.monotonic()
-    client = living.client()
-    assert client.wait(client.submit({"run": ["true"], "resources": {"cpu": 0.1}}), PATIENCE).status == "done"
-    untouched(living, job, pid)
-    return Turn([noticed - killed], [time.monotonic() - noticed])
-
-
-def agent_away(living: Living) -> Turn:
-    """Nobody starts another until the node has been given up."""
-    living.up()
-    observer = Observer(living)
-    job, pid = running(living, {"run": SLEEP})
-    agent = living.pid("agent")
-    with stopped(living.pid("supervisor")):
-        killed = time.monotonic()
-        kill(agent)
-        lost, _ = observer.until("lost")
-    replaced(living, "agent", agent)
-    back = time.monotonic()
-    until(lambda: living.client().nodes()[0].status == "up", "the node is taken back")
-    adopted = time.monotonic()
-    untouched(living, job, pid)
-    return Turn([lost - killed], [adopted - back])
-
-
-# --- 3: a machine ----------------------------------------------------------------------------------------------------
-
-FLEET = "kind: fleet\nname: two\nnodes: {one: {cpu: 1, memory: 1GiB}, other: {cpu: 1, memory: 1GiB}}\n"
-
-
-def machine_gone(living: Living) -> Turn:
-    """Of two declared nodes one loses its agent, its keepers and its commands at once, and nobody starts them again."""
-    living.up("--fleet", str(living.file("fleet.yaml", FLEET)))
-    observer = Observer(living)
-    until(lambda: len(living.client().nodes()) == 2, "both nodes have joined", living.messages)
-    job, pid = running(living, {"run": SLEEP})
-    folder = str(living.home.nodes / living.client().job(job).tasks[0].node)
-    with stopped(living.pid("supervisor")):
-        gone = time.monotonic()
-        for process in [holder(Path(folder) / "lock"), pid, *_named(living, f"{folder}/")]:
-            kill(process)
-        noticed, _ = observer.until("lost")
-        again, _ = observer.until("started", task=f"{job}.main", epoch=2)
-        assert str(living.home.nodes / living.client().job(job).tasks[0].node) != folder
-    return Turn([noticed - gone], [again - noticed])
-
-
-def _named(living: Living, text: str) -> list[int]:
-    return [pid for pid, arguments in living.processes().items() if text in arguments]
-
-
-# --- 4, 5: the control plane -----------------------------------------------------------------------------------------
-
-
-def control_killed(living: Living) -> Turn:
-    """With a long log; what was acknowledged an instant before is there, and what ran is not touched."""
-    shutil.copytree(Path(long_log().name) / "home", living.home.root)
-    living.up()
-    client = living.client()
-    until(lambda: "lost" in {node.status for node in client.nodes()}, "the node of the log's past is given up")
-    job, pid = running(living, {"run": SLEEP, "resources": {"cpu": 0.1}})
-    before = {report.id: report.status for report in client.jobs(everything=True)}
-    acknowledged = [client.submit({"run": ["true"], "resources": {"cpu": 0.1}}) for _ in range(SUBMISSIONS)]
-    control = living.pid("control")
-    killed = time.monotonic()
-    kill(control)
-    successor = replaced(living, "control", control)
-    noticed = time.monotonic()
-    until(lambda: harness.ready(living.home, successor), "it is ready", living.messages)
-    ready = time.monotonic()
-    untouched(living, job, pid)
-    for name in acknowledged:
-        assert client.wait(name, PATIENCE).status == "done", f"{name} was acknowledged"
-    after = {report.id: report.status for report in client.jobs(everything=True)}
-    gone = [name for name, status in before.items() if after.get(name, status) != status]
-    assert not gone, f"jobs that are not what they were: {gone[:5]}"
-    return Turn([noticed - killed], [ready - noticed])
-
-
-def outage(seconds: float, living: Living) -> Turn:
-    """Nobody starts another meanwhile: what runs goes on, and what ends is told when it is over."""
-    living.up()
-    ends, _ = running(living, {"run": ["sleep", f"{seconds / 2:g}"], "resources": {"cpu": 0.1}})
-    job, pid = running(living, {"run": SLEEP, "resources": {"cpu": 0.1}})
-    control = living.pid("control")
-    with stopped(living.pid("supervisor")):
-        kill(control)
-        time.sleep(seconds)
-        assert alive(pid)
-    over = time.monotonic()
-    successor = replaced(living, "control", control)
-    until(lambda: harness.ready(living.home, successor), "it is ready", living.messages)
-    ready = time.monotonic()
-    report = living.client().wait(ends, PATIENCE)
-    assert (report.status, report.tasks[0].epoch) == ("done", 1), report
-    untouched(living, job, pid)
-    return Turn([], [ready - over])
-
-
-def killed_at_each_step(living: Living) -> Turn:
-    """At each step of a commit: what was acknowledged is there, once, and has run once."""
-    agent = program(living, "-m", "poise.agent", str(living.home.root))
-    diary = Diary(living.work / "diary")
-    acknowledged: dict[str, str] = {}
-    recovered = [_killed_at(step, living, diary, acknowledged) for step in STEPS]
-    assert len(set(acknowledged.values())) == len(acknowledged)
-    assert {f"{job}.main" for job in acknowledged.values()} <= set(diary.endings())
-    diary.check()
-    agent.terminate()
-    agent.wait(PATIENCE)
-    return Turn([], recovered)
-
-
-def _killed_at(step: str, living: Living, diary: Diary, acknowledged: dict[str, str]) -> float:
-    """Seconds from the start of the next control plane until it is ready."""
-    stop = threading.Event()
-    submitter = threading.Thread(target=_submit_until, args=(living, diary, step, acknowledged, stop))
-    submitter.start()
-    try:
-        dying = program(living, str(TESTS / "system" / "dying.py"), step, "2", str(living.home.root), "--port", "0")
-        assert dying.wait(PATIENCE) == -signal.SIGKILL, f"it did not die at {step}"
-        begun = time.monotonic()
-        control = program(living, "-m", "poise.control", str(living.home.root), "--port", "0")
-        until(lambda: harness.ready(living.home, control.pid), f"it is ready after {step}", living.messages)
-        seconds = time.monotonic() - begun
-        enough = len(acknowledged) + 3
-        until(lambda: len(acknowledged) >= enough, f"it accepts jobs after {step}", living.messages)
-    finally:
-        stop.set()
-        submitter.join()
-    client = living.client()
-    for key, job in acknowledged.items():
-        report = client.wait(job, PATIENCE)
-        assert (report.name, report.status) == (key, "done"), f"{key} was acknowledged before {step}"
-    control.terminate()
-    assert control.wait(PATIENCE) == 0
-    return seconds
-
-
-def _submit_until(living: Living, diary: Diary, step: str, acknowledged: dict[str, str], stop: threading.Event) -> None:
-    """Goes on submitting, each job under its key until it is acknowledged."""
-    client = living.client()
-    number = 0
-    while not stop.wait(0.02):
-        key = f"{step}-{number}"
-        with contextlib.suppress(PoiseError):
-            acknowledged[key] = client.submit({"run": diary.command(0.02), "name": key}, key=key)
-            number += 1
-
-
-# --- 9, 10: the log's disk -------------------------------------------------------------------------------------------
-
-
-def disk_full(living: Living) -> Turn:
-    """New work is refused and reading goes on; nobody is restarted, and what was accepted is done."""
-    with small_disk(living, "6m"):
-        living.up()
-        pids = living.pid("control"), living.pid("agent")
-        job, pid = running(living, {"run": SLEEP, "resources": {"cpu": 0.1}})
-        ballast = filled(living, leaving=1_200_000)
-        assert fill(living).record.code == "E202"
-        client = living.client()
-        begun = time.monotonic()
-        refused = living.poise("submit", "--json", "--", "true")
-        noticed = time.monotonic() - begun
-        assert refused.error["code"] == "E202", refused
-        accepted = [report.id for report in client.jobs(everything=True)]
-        assert job in accepted and client.job(job).tasks and client.nodes()
-        ballast.unlink()
-        freed = time.monotonic()
-        until(lambda: _accepts(living), "it accepts work again", living.messages)
-        recovered = time.monotonic() - freed
-        assert (living.pid("control"), living.pid("agent")) == pids, "somebody was restarted"
-        untouched(living, job, pid)
-        for name in accepted:
-            assert name == job or client.wait(name, PATIENCE).status == "done", f"{name} was accepted"
-        living.poise("down", "--cancel")
-    return Turn([noticed], [recovered])
-
-
-def _accepts(living: Living) -> bool:
-    with contextlib.suppress(PoiseError):
-        return bool(living.client().submit({"run": ["true"], "resources": {"cpu": 0.1}}))
-    return False
-
-
-def bits_flipped(living: Living) -> Turn:
-    """Each flipped bit is found when the log is read, the file is left alone, and nobody goes on with it."""
-    history(living)
-    whole = living.home.log.read_bytes()
-    chance = random.Random(living.home.root.name)
-    turn = Turn()
-    for revision in chance.sample(range(1, 150), FLIPS):
-        flip(living.home, revision)
-        damaged = living.home.log.read_bytes()
-        begun = time.monotonic()
-        refused = living.poise("up", "--json")
-        turn.noticed.append(time.monotonic() - begun)
-        assert (refused.code, refused.error["code"]) == (2, "E203"), refused
-        assert str(revision) in refused.error["message"], refused
-        assert living.home.log.read_bytes() == damaged, "the file was changed"
-        living.home.log.write_bytes(whole)
-    return turn
-
-
-def tail_torn(living: Living) -> Turn:
-    """What was acknowledged is there; what is cut is said."""
-    jobs = history(living)
-    living.up()
-    running(living, {"run": SLEEP})
-    tear(living)
-    begun = time.monotonic()
-    living.up()
-    recovered = time.monotonic() - begun
-    left = {report.id for report in living.client().jobs(everything=True)}
-    assert set(jobs) <= left, "what was acknowledged is gone"
-    assert "the log is taken to end at revision" in living.messages(), "nothing was said of it"
-    assert living.poise("run", "--", "echo", "on").text == "on\n"
-    return Turn([], [recovered])
-
-
-def log_cut(living: Living) -> Turn:
-    """What was acknowledged is missing: only a person may go on."""
-    history(living)
-    cut(living.home)
-    begun = time.monotonic()
-    refused = living.poise("up", "--json")
-    assert (refused.code, refused.error["code"]) == (2, "E203"), refused
-    return Turn([time.monotonic() - begun], [])
-
-
-# --- 12, 14: what commands do ----------------------------------------------------------------------------------------
-
-EATS = """\
-import os, pathlib, sys, time
-if os.environ["POISE_EPOCH"] == "1":
-    pathlib.Path(sys.argv[1]).write_text(str(time.monotonic()))
-    eaten = bytearray(512 << 20)
-    time.sleep(600)
-time.sleep(600)
-"""
-
-
-def memory_always_exceeded(living: Living) -> Turn:
-    """At most two retries, whatever is asked for."""
-    living.up()
-    command = [sys.executable, "-c", EATS.replace('== "1"', '!= ""'), str(living.work / "begins")]
-    retry = {"limit": 5, "backoff": "10ms", "when": ["oom"]}
-    client = living.client()
-    job = client.submit({"run": command, "resources": {"memory": "64MiB"}, "retry": retry})
-    report = client.wait(job, PATIENCE)
-    outcomes = [attempt.outcome for attempt in report.tasks[0].attempts] + [report.tasks[0].outcome]
-    assert outcomes == ["oom"] * 3, outcomes
-    return Turn()
-
-
-def memory_exceeded(living: Living) -> Turn:
-    """It ends `oom`, with its peak and its limit, and is tried again."""
-    living.up()
-    observer = Observer(living)
-    begins = living.work / "begins"
-    command = [sys.executable, "-c", EATS, str(begins)]
-    spec = {"run": command, "resources": {"memory": "64MiB"}, "retry": {"when": ["oom"]}}
-    job = living.client().submit(spec)
-    noticed, finished = observer.until("finished", task=f"{job}.main", epoch=1)
-    again, _ = observer.until("started", task=f"{job}.main", epoch=2)
-    ending = finished["ending"]
-    assert ending["outcome"] == "oom" and ending["limit"] == 64 << 20, ending
-    assert ending["peak"] >= ending["limit"] // 2, ending
-    return Turn([noticed - float(begins.read_text())], [again - noticed])
-
-
-def hung(living: Living) -> Turn:
-    """It says that it gets on, and then it is busy and does not: it is ended `hung`, and tried again."""
-    living.up()
-    observer = Observer(living)
-    busy = 'touch "$POISE_PROGRESS"; while :; do :; done'
-    job = living.client().submit({"run": busy, "hang": "2s", "retry": {"backoff": "100ms"}})
-    started, _ = observer.until("started", task=f"{job}.main", epoch=1)
-    noticed, finished = observer.until("finished", task=f"{job}.main", epoch=1)
-    again, _ = observer.until("started", task=f"{job}.main", epoch=2)
-    assert finished["ending"]["outcome"] == "hung", finished
-    return Turn([noticed - started], [again - noticed])
-
-
-# --- 17: two control planes ------------------------------------------------------------------------------------------
-
-
-def second_control_plane(living: Living) -> Turn:
-    """It is refused, and told who holds the home, which notices nothing."""
-    living.up()
-    control = living.pid("control")
-    begun = time.monotonic()
-    second = program(living, "-m", "poise.control", str(living.home.root), "--port", "0")
-    code = second.wait(PATIENCE)
-    noticed = time.monotonic() - begun
-    assert code == 1 and f"process {control}" in living.messages(), living.messages()[-500:]
-    assert living.poise("run", "--", "echo", "here").text == "here\n"
-    assert living.pid("control") == control
-    return Turn([noticed], [])
-
-
-def lock_removed(living: Living) -> Turn:
-    """Its file was removed, so that another can take it. Who held it leaves, and everybody finds the other."""
-    living.up()
-    job, pid = running(living, {"run": SLEEP, "resources": {"cpu": 0.1}})
-    client = living.client()
-    before = [client.submit({"run": ["true"], "resources": {"cpu": 0.1}}) for _ in range(SUBMISSIONS)]
-    first = living.pid("control")
-    living.home.lock.unlink()
-    begun = time.monotonic()
-    program(living, "-m", "poise.control", str(living.home.root), "--port", "0")
-    while alive(first):
-        before.append(client.submit({"run": ["true"], "resources": {"cpu": 0.1}}))  # on its connection to the first
-        assert time.monotonic() < begun + PATIENCE, living.messages()
-    noticed = time.monotonic()
-    before.append(living.client().submit({"run": ["true"], "resources": {"cpu": 0.1}}))
-    accepted = time.monotonic()
-    assert living.pid("control") not in (0, first)
-    for name in before:
-        assert living.client().wait(name, PATIENCE).status == "done", f"{name} was acknowledged"
-    untouched(living, job, pid)
-    return Turn([noticed - begun], [accepted - noticed])
-
-
-# --- 27: policies of others ------------------------------------------------------------------------------------------
-
-
-def policy_fails(policy: str, says: str, living: Living) -> Turn:
-    """The safe policy takes over; the log says what happened; nobody is restarted."""
-    packages = living.work / "packages"
-    packages.mkdir()
-    install_theirs(packages)
-    paths = os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
-    up = living.poise("up", "--port", "0", "--policy", policy, PYTHONPATH=paths)
-    assert up.code == 0, up.err
-    until(lambda: living.client().nodes(), "the node has joined", living.messages)
-    control = living.pid("control")
-    observer = Observer(living)
-    begun = time.monotonic()
-    job = living.client().submit({"run": ["true"]})
-    noticed, failed = observer.until("policy-failed")
-    placed, decision = observer.until("placed", unit=f"{job}.main")
-    assert "POLICY_FAILED" in failed["error"] and says in failed["error"], failed
-    assert decision["why"]["policy"] == "fifo", decision
-    assert living.client().wait(job, PATIENCE).status == "done"
-    assert living.pid("control") == control
-    return Turn([noticed - begun], [max(0.0, placed - noticed)])
-
-
-# --- what they share -------------------------------------------------------------------------------------------------
-
-
-def running(living: Living, spec: Spec) -> tuple[str, int]:
-    """A job of one task that runs, and its process."""
-    client = living.client()
-    job = client.submit(spec)
-    until(lambda: client.job(job).status == "running", "it runs", living.messages)
-    return job, client.job(job).tasks[0].pid or 0
-
-
-def untouched(living: Living, job: str, pid: int) -> None:
-    """The same process, under the same epoch."""
-    task = until(
-        lambda: next((task for task in living.client().job(job).tasks if task.status == "running"), None),
-        f"{job} runs",
-        lambda: living.client().job(job),
-    )
-    assert (task.pid, task.epoch, task.attempts) == (pid, 1, ()), task
-    assert alive(pid)
-
-
-def replaced(living: Living, what: str, killed: int) -> int:
-    """Wait for another process in the place of one that was killed; returns which."""
-    found: int = until(lambda: (pid := living.pid(what)) != killed and pid, f"another {what}", living.messages)
-    return found
-
-
-@contextlib.contextmanager
-def stopped(pid: int) -> Any:
-    """The process stands still meanwhile."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
-def program(living: Living, *arguments: str) -> "subprocess.Popen[bytes]":
-    """A Python program on the home; what it says goes where Poise's messages go."""
-    living.home.root.mkdir(mode=0o700, exist_ok=True)
-    with living.home.messages.open("ab") as messages:
-        return subprocess.Popen(
-            [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=messages, stderr=messages,
-            env=living.environment(),
-        )  # fmt: skip
-
-
-@functools.cache
-def long_log() -> "tempfile.TemporaryDirectory[str]":
-    """A folder with a home whose log is long, made once."""
-    folder = tempfile.TemporaryDirectory(prefix="poise-bench-")
-    say(f"making a log of {EVENTS:,} events")
-    uvloop.run(restart.make_log(Home(Path(folder.name) / "home"), EVENTS, SqliteStore[Event]))
-    return folder
-
-
-# --- beside the peers ------------------------------------------------------------------------------------------------
-
-DELAYS = (0, 3)
-PEER_TURNS = 2
-POISE = "Poise"
-
-
-def beside(repeats: int) -> list[Figure]:
-    """The same two kills for the peers that are installed, and for Poise in the same turns.
-
-    Of twenty commands of half a second, each acknowledged, how many were done in the end, when the control plane was
-    killed so many seconds after the last one and started again; and how soon work runs again whose worker was killed,
-    under the defaults of each system (Poise pauses for a second before the first retry).
+class Sizes:
+    """How long the long rows take: seconds without a control plane, how often one is killed, how many inputs are
+    thrown at readers, minutes of churn, and for how many seconds a process stands still, and how
+    many nodes come back.
     """
-    systems = [POISE, *(peer.name for peer in peers.PEERS.values() if peer.killed)]
-    killed = {f"{delay} s": ("control", str(delay)) for delay in DELAYS} | {"worker": ("worker",)}
-    values: dict[tuple[str, str], list[float]] = {}
-    notes: dict[tuple[str, str], str] = {}
-    for _ in range(repeats):
-        for what, arguments in killed.items():
-            for system in systems:
-                try:
-                    answer = _own(*arguments) if system == POISE else _theirs(system, *arguments)
-                except peers.Absent as why:
-                    notes[system, what] = f"absent: {why}"
-                    continue
-                value = answer["again" if what == "worker" else "done"]
-                if value is None:
-                    notes[system, what] = "not run again while it was looked at"
-                else:
-                    values.setdefault((system, what), []).append(value)
-                say(f"{system}, {what}: {answer}")
-    figures = []
-    for what in killed:
-        for system in systems:
-            found, note = values.get((system, what), []), notes.get((system, what), "")
-            if what == "worker":
-                name = f"kill -9 of a worker, its work runs again: {system}"
-                figures.append(Figure(name=name, unit="s", values=found, note=note))
-            else:
-                name = f"{SUBMISSIONS} acknowledged, control plane killed {what} later, done in the end: {system}"
-                limit = float(SUBMISSIONS) if system == POISE else None
-                figures.append(Figure(name=name, unit="", values=found, limit=limit, larger=True, note=note))
-    return figures
+
+    outage: float = 5.0
+    kills: int = 100
+    inputs: int = 100_000
+    soak: float = 10.0
+    pause: float = 60.0
+    nodes: int = 1000
 
 
-def _theirs(system: str, *arguments: str) -> dict[str, Any]:
-    return peers.ask(peers.FOLDER, system, peers.PEERS[system].killed, *arguments)
+QUICK = Sizes(kills=10, inputs=1000, soak=1.0, pause=4.0, nodes=100)
 
 
-def _own(what: str, delay: str = "0") -> dict[str, Any]:
-    living = Living()
-    try:
-        living.up()
-        client = living.client()
-        if what == "worker":
-            noted = living.work / "noted"
-            client.submit({"run": killing.once(noted)})
-            return {"again": killing.again_after_kill(noted)}
-        for number in range(SUBMISSIONS):
-            client.submit({"run": killing.command(living.work, number)})
-        time.sleep(float(delay))
-        kill(living.pid("control"))
-        return {"done": float(killing.done_in_the_end(living.work))}
-    finally:
-        living.destroy()
-
-
-# --- the rows --------------------------------------------------------------------------------------------------------
-
-EVENT = "by events"
-CLOCK = "by the observer's clock"
-
-
-def cases(outage_seconds: float) -> list[Case]:
-    long = f"{EVENTS:,} events in its log"
-    away = functools.partial(outage, outage_seconds)
-    policies = {
+def cases(sizes: Sizes) -> list[Case]:
+    """The rows, in order. A row of which nothing is here is done elsewhere, or needs what one machine has not."""
+    long = f"{processes.EVENTS:,} events in its log"
+    away = functools.partial(processes.outage, sizes.outage)
+    at_random = functools.partial(processes.killed_at_random, sizes.kills)
+    both = f"{BY_EVENTS}; back: {BY_CLOCK}"
+    theirs = {
         "raises": ("raises", "LookupError"),
         "loops": ("spins", "no plan within"),
         "takes 10 s": ("waits", "no plan within"),
@@ -644,54 +97,175 @@ def cases(outage_seconds: float) -> list[Case]:
         "over-allocates": ("lies", "devices"),
     }
     return [
-        Case(1, "kill -9 of a command", command_killed, EVENT, 1.0, 5.0),
-        Case(1, "kill -9 of a member of a gang", member_killed, EVENT, 1.0, 5.0),
-        Case(2, "kill -9 of the agent", agent_killed, CLOCK, 10.0, 5.0),
-        Case(2, "kill -9 of the agent, back after it was given up", agent_away, f"{EVENT}; back: {CLOCK}", 10.0, 5.0),
-        Case(3, "a node is gone, of two on this machine", machine_gone, EVENT, 3.0, 2.0),
-        Case(4, f"kill -9 of the control plane, {long}", control_killed, CLOCK, None, 3.0),
-        Case(4, f"the control plane is away for {outage_seconds:g} s", away, CLOCK, None, 3.0),
-        Case(5, f"kill -9 at each of {len(STEPS)} steps of a commit", killed_at_each_step, CLOCK, None, 3.0),
-        Case(9, "the log's disk is full", disk_full, f"{CLOCK}: one refused `poise submit`", None, 5.0),
-        Case(10, f"{FLIPS} flipped bits", bits_flipped, f"{CLOCK}: one refused `poise up`"),
-        Case(10, "a torn tail", tail_torn, f"{CLOCK}: one `poise up`"),
-        Case(10, "a log cut before what was acknowledged", log_cut, f"{CLOCK}: one refused `poise up`"),
-        Case(12, "a command exceeds its memory", memory_exceeded, EVENT, 1.0, 5.0),
-        Case(12, "a command exceeds its memory each time", memory_always_exceeded, EVENT),
-        Case(14, "a command hangs, `hang: 2s`", hung, EVENT, 60.0, 60.0),
-        Case(17, "a second control plane", second_control_plane, CLOCK),
-        Case(17, "a second control plane, the lock removed", lock_removed, CLOCK),
+        Case(1, "kill -9 of a command", processes.command_killed, BY_EVENTS, 1.0, 5.0),
+        Case(1, "kill -9 of a member of a gang", processes.member_killed, BY_EVENTS, 1.0, 5.0),
+        Case(1, "kill -9 of a worker of training", work.worker_killed, BY_EVENTS, 1.0, 30.0),
+        Case(2, "kill -9 of the agent", processes.agent_killed, BY_CLOCK, 10.0, 5.0),
+        Case(2, "kill -9 of the agent, back after it was given up", processes.agent_away, both, 10.0, 5.0),
+        Case(3, "a node is gone, of two on this machine", machines.machine_gone, BY_EVENTS, 3.0, 2.0),
+        Case(3, "a machine is gone, of two on a network", machines.machine_gone_apart, BY_EVENTS, 10.0, 2.0),
+        Case(4, f"kill -9 of the control plane, {long}", processes.control_killed, BY_CLOCK, None, 3.0, "S3"),
+        Case(4, f"the control plane is away for {sizes.outage:g} s", away, BY_CLOCK, None, 3.0),
+        Case(
+            4,
+            f"the control plane killed {sizes.kills} times, under load",
+            at_random,
+            BY_CLOCK,
+            None,
+            3.0,
+            "S3 S5",
+            once=True,
+        ),
+        Case(
+            5,
+            f"kill -9 at each of {len(STEPS)} steps of a commit",
+            processes.killed_at_each_step,
+            BY_CLOCK,
+            None,
+            3.0,
+            "S3 S5",
+        ),
         *(
-            Case(27, f"a policy {what}", functools.partial(policy_fails, *policy), EVENT, ONE_ROUND, ONE_ROUND)
-            for what, policy in policies.items()
+            Case(6, f"a network is cut, {which}", functools.partial(machines.partition, which), both, 10.0, 10.0)
+            for which in machines.PARTITIONS
+        ),
+        Case(6, f"a network comes and goes {machines.FLAPS} times", machines.flapping, BY_CLOCK, None, 10.0),
+        Case(6, "a network is cut, `lease: exclusive`", machines.exclusive, BY_CLOCK, 10.0, None, "S5"),
+        Case(8, "the wall clock jumps by an hour, ahead and back", clocks.wall_clock_jumps, BY_CLOCK, None, 10.0),
+        *(
+            Case(
+                8,
+                f"{whose} stands still for {sizes.pause:g} s",
+                functools.partial(clocks.stands_still, what, sizes.pause),
+                both,
+                recover=10.0,
+            )
+            for what, whose in STAND_STILL.items()
+        ),
+        Case(9, "the log's disk is full", disks.disk_full, f"{BY_CLOCK}: one refused `poise submit`", None, 5.0, "S3"),
+        Case(10, f"{disks.FLIPS} flipped bits", disks.bits_flipped, f"{BY_CLOCK}: one refused `poise up`"),
+        Case(10, "a torn tail", disks.tail_torn, f"{BY_CLOCK}: one `poise up`", checks="S3"),
+        Case(
+            10,
+            "a log cut before what was acknowledged",
+            disks.log_cut,
+            f"{BY_CLOCK}: one refused `poise up`",
+            checks="S3",
+        ),
+        Case(12, "a command exceeds its memory", work.memory_exceeded, BY_EVENTS, 1.0, 5.0),
+        Case(12, "a command exceeds its memory each time", work.memory_always_exceeded, BY_EVENTS),
+        Case(14, "a command hangs, `hang: 2s`", work.hung, BY_EVENTS, 60.0, 60.0),
+        Case(15, "one of many parts runs at half its speed", work.half_speed, BY_EVENTS, 60.0),
+        Case(16, "one device of three goes and comes back", machines.device_goes, BY_EVENTS, 5.0, ONE_ROUND),
+        Case(16, "another machine under the same name", machines.another_under_its_name, BY_EVENTS, 5.0, ONE_ROUND),
+        Case(17, "a second control plane", processes.second_control_plane, BY_CLOCK),
+        Case(17, "a second control plane, the lock removed", processes.lock_removed, BY_CLOCK, checks="S3"),
+        *(
+            Case(
+                17,
+                f"the one that leads is killed, another stands by; {store}",
+                functools.partial(others.leader_killed, store),
+                BY_CLOCK,
+                recover=5.0,
+                checks="S3 S5",
+            )
+            for store in STORES
+        ),
+        tested(17, "the one that leads stands still, or is cut off", *STALE_LEADERS, checks="S3 S4 S5"),
+        tested(18, "a checkpoint is torn or wrong, its writer killed", *CHECKPOINTS, checks="S9"),
+        Case(19, "training gives room as it runs, and takes it back", work.resized, BY_CLOCK, None, 30.0),
+        tested(19, "sizes change in a step, a checkpoint, twice; a rank dies", *RESIZES, checks="S2 S4"),
+        Case(20, "kill -9 of a replica in the midst of a batch", gateways.replica_killed, BY_CLOCK, 1.0, 2.0, "S10"),
+        Case(20, "kill -9 of a gateway", gateways.gateway_killed, BY_CLOCK, 1.0, 2.0, "S10"),
+        tested(20, "slow, overloaded, poisoned, left by its clients", *SERVING, checks="S10"),
+        Case(
+            21,
+            f"{sizes.inputs:,} spoilt inputs",
+            functools.partial(inputs.bad_inputs, sizes.inputs),
+            BY_CLOCK,
+            once=True,
+        ),
+        tested(22, "input too large or too deep", *TOO_LARGE),
+        tested(23, "slow clients", *SLOW_CLIENTS),
+        tested(24, "no token, a wrong one, another tenant's", *STRANGERS, checks="S8"),
+        Case(
+            25,
+            f"{sizes.nodes:,} nodes come back, and 10 times as many jobs",
+            functools.partial(others.herd_comes_back, sizes.nodes, 10 * sizes.nodes),
+            BY_CLOCK,
+            recover=15.0,
+        ),
+        tested(26, "logs of earlier versions", "golden/test_golden.py", checks="S7"),
+        *(
+            Case(
+                27,
+                f"a policy {what}",
+                functools.partial(policies.policy_fails, *policy),
+                BY_EVENTS,
+                ONE_ROUND,
+                ONE_ROUND,
+            )
+            for what, policy in theirs.items()
+        ),
+        *(
+            Case(
+                28,
+                f"the store of the log is away for {others.AWAY:g} s; {store}",
+                functools.partial(others.store_away, store),
+                BY_CLOCK,
+                10.0,
+                10.0,
+                "S3 S5",
+            )
+            for store in STORES
+        ),
+        Case(28, "the machine of Ray's head is gone", others.ray_head_away, BY_EVENTS, 10.0, 10.0),
+        tested(28, "the Redis of gateways is away", *REDIS_AWAY, checks="S10"),
+        Case(
+            29,
+            f"{sizes.soak:g} minutes of churn with a killer",
+            functools.partial(soak.soak, sizes.soak),
+            BY_CLOCK,
+            once=True,
         ),
     ]
 
 
-def measure(rows: Sequence[int], repeats: int, outage_seconds: float, *, with_peers: bool) -> list[Figure]:
+def measure(rows: Sequence[int], repeats: int, sizes: Sizes, *, with_peers: bool) -> list[Figure]:
     """All turns of the cases of these rows; no rows: of all."""
     figures = []
-    for case in cases(outage_seconds):
+    for case in cases(sizes):
         if not rows or case.row in rows:
-            figures += _measured(case, repeats)
-    return figures + (beside(min(repeats, PEER_TURNS)) if with_peers else [])
+            figures += done(case, repeats)
+            say(matrix(figures[-3:]).rpartition("\n")[2])
+    return figures + (beside.measure(min(repeats, PEER_TURNS)) if with_peers else [])
 
 
-def _measured(case: Case, repeats: int) -> list[Figure]:
+def done(case: Case, repeats: int) -> list[Figure]:
+    """The figures of a case: noticed, recovered, and promises that were broken, of so many turns."""
     name = f"fault {case.row}: {case.fault}"
     turns: list[Turn] = []
     broken: list[str] = []
-    for _ in range(repeats):
-        living = Living()
+    kept: set[str] = set()
+    for _ in range(1 if case.once else repeats):
+        stage = Stage()
         try:
-            turns.append(case.turn(living))
-        except NotHere as why:
+            turn = case.turn(stage)
+            turns.append(turn)
+            for home in (stage, *turn.homes):
+                found = verdict.of(home, case.checks)
+                broken += [" ".join(story.split()) for story in found.values() if story]
+                kept |= set(found)
+        except (NotHere, pytest.skip.Exception) as why:
             return [harness.absent(name, str(why))]
-        except (AssertionError, PoiseError) as story:
-            broken.append(" ".join(str(story).split()))
-            say(f"{name}: BROKEN: {story}")
+        except Exception as failure:  # whatever it is, it has failed, and the other rows are done
+            if not isinstance(failure, AssertionError | PoiseError):
+                traceback.print_exc()
+            broken.append(" ".join(str(failure).split()) or type(failure).__name__)
         finally:
-            living.destroy()
+            stage.destroy()
+    for story in broken:
+        say(f"{name}: BROKEN: {story}")
     noticed = [round(value, 4) for turn in turns for value in turn.noticed]  # nobody looks more often
     recovered = [round(value, 4) for turn in turns for value in turn.recovered]
     figures = []
@@ -699,28 +273,67 @@ def _measured(case: Case, repeats: int) -> list[Figure]:
         figures.append(Figure(name=f"{name}, noticed", unit="s", values=noticed, limit=case.notice, note=case.by))
     if recovered:
         figures.append(Figure(name=f"{name}, recovered", unit="s", values=recovered, limit=case.recover, note=case.by))
-    note = broken[0][:200] if broken else f"in {repeats} turns"
+    note = broken[0][:200] if broken else f"{KEPT}{' '.join(one for one in verdict.PROMISES if one in kept)}"
     count = float(len(broken))
     figures.append(Figure(name=f"{name}, promises broken", unit="", values=[count], limit=0.0, note=note))
-    say(harness.table(figures))
     return figures
 
 
+# --- the matrix ------------------------------------------------------------------------------------------------------
+
+KINDS = ("noticed", "recovered", "promises broken")
+
+
+def matrix(figures: Sequence[Figure]) -> str:
+    """A line for each fault: times with their targets, and what was kept. What is no fault follows as it is."""
+    rows: dict[str, dict[str, str]] = {}
+    others = []
+    for figure in figures:
+        fault, _, kind = figure.name.rpartition(", ")
+        if not figure.name.startswith("fault "):
+            others.append(figure)
+        elif kind in KINDS:
+            rows.setdefault(fault, {})[kind] = _kept(figure) if kind == KINDS[-1] else _seconds(figure)
+        else:
+            rows[figure.name] = {KINDS[-1]: figure.note}
+    heads = ("fault", "noticed", "recovered", "promises")
+    cells = [(fault.removeprefix("fault "), *(found.get(kind, "") for kind in KINDS)) for fault, found in rows.items()]
+    return "\n\n".join([harness.columns([heads, *cells]), *([harness.table(others)] if others else [])])
+
+
+def _seconds(figure: Figure) -> str:
+    number = harness.number
+    text = f"{number(figure.median)} s [{number(min(figure.values))}-{number(max(figure.values))}]"
+    return text if figure.limit is None else f"{text} ≤ {number(figure.limit)} s: {'yes' if figure.met else 'NO'}"
+
+
+def _kept(figure: Figure) -> str:
+    return figure.note if figure.met else f"{harness.number(figure.median)} BROKEN: {figure.note}"
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description="faults done to a live Poise, timed")
+    parser = argparse.ArgumentParser(description="faults done to a live Poise, timed and judged")
+    sizes = Sizes()
     parser.add_argument("--rows", default="", help="rows of the matrix, with commas between [all]")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--outage", type=float, default=5.0, help="seconds without a control plane")
+    parser.add_argument("--outage", type=float, default=sizes.outage, help="seconds without a control plane")
+    parser.add_argument("--kills", type=int, default=sizes.kills, help="how often it is killed at random")
     parser.add_argument("--no-peers", action="store_true", help="without the peers under the same kills")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--inputs", type=int, default=sizes.inputs, help="how many spoilt inputs")
+    parser.add_argument("--soak", default=f"{sizes.soak:g}m", help="how long there is churn with a killer")
+    parser.add_argument("--pause", type=float, default=sizes.pause, help="seconds for which a process stands still")
+    parser.add_argument("--nodes", type=int, default=sizes.nodes, help="how many nodes come back at once")
     options = parser.parse_args()
     rows = [int(row) for row in options.rows.split(",") if row]
-    known = {case.row for case in cases(options.outage)}
+    soaked = parse_duration(options.soak) / MINUTE
+    sizes = Sizes(options.outage, options.kills, options.inputs, soaked, options.pause, options.nodes)
+    known = {case.row for case in cases(sizes)}
     if unknown := [str(row) for row in rows if row not in known]:
         parser.error(f"no such row: {', '.join(unknown)}; there are {', '.join(map(str, sorted(known)))}")
     with_peers = not options.no_peers
     return harness.program(
-        lambda: measure(rows, options.repeats, options.outage, with_peers=with_peers), as_json=options.json
+        lambda: measure(rows, options.repeats, sizes, with_peers=with_peers), as_json=options.json, show=matrix
     )
 
 

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import harness
+from chaos.turns import Observer, running, stopped
 from harness import Figure, say
-from live_faults import Observer, running, stopped
 from training import Line, written
 
 from poise.drivers.lock import holder

@@ -3,7 +3,7 @@
     python benchmarks/run_all.py [--quick] [--only PART] [--out .bench/results.json]
 
 About ten minutes with the peers, less without. Not among them are `--only quality`, over half an hour more, `--only
-faults`, real kills for a quarter of an hour, `--only migration`, real moves for eight minutes, and `--only "serving
+faults`, real kills for an hour, `--only migration`, real moves for eight minutes, and `--only "serving
 claims, live"`, ten minutes. `--quick` is for trying it out, its figures mean little. Parts that are not measured stay
 as they were.
 """
@@ -57,7 +57,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
             "restart": lambda: restart.measure(10_000, repeats=2),
             "precision": lambda: precision.measure(["cnn"], rounds=1),
             "checkpoints": lambda: checkpoint_stall.measure(2, 128, 2),
-            "faults": lambda: live_faults.measure((), 1, 5.0, with_peers=False),
+            "faults": lambda: live_faults.measure((), 1, live_faults.QUICK, with_peers=False),
             "migration": lambda: migration.measure(["drained"], 1),
             "a thousand nodes": lambda: herd.measure(100, 5.0, 1, 500),
             "quality": lambda: mixed.measure(["poise", "fifo"], 20, [1]),
@@ -75,7 +75,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
         "restart": lambda: restart.measure(100_000, repeats=5),
         "precision": lambda: precision.measure(list(precision.SUBJECTS), rounds=3),
         "checkpoints": lambda: checkpoint_stall.measure(15, 384, 4),
-        "faults": lambda: live_faults.measure((), 3, 5.0, with_peers=True),
+        "faults": lambda: live_faults.measure((), 3, live_faults.Sizes(), with_peers=True),
         "migration": lambda: migration.measure(list(migration.CASES), 3),
         "a thousand nodes": herd.measure,
         "serving claims": claims_serving.measure,

@@ -75,6 +75,7 @@ REFERENCE = ROOT / "docs" / "reference"
 RESULTS = ROOT / ".bench" / "results.json"
 NUMBERS = ROOT / "docs" / "numbers.md"
 FAULTS = ROOT / "docs" / "explanation" / "fault-matrix.md"
+FAILURES = ROOT / "docs" / "reference" / "failures.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 HEADER = "<!-- Made by docs/generate.py. Change the code, then run `make docs`. -->\n\n"
 
@@ -751,7 +752,9 @@ def write_numbers() -> int:
     about.append(f"* date: {datetime.fromtimestamp(RESULTS.stat().st_mtime, UTC):%Y-%m-%d}")
     rows = [_figure(figure) for figure in _figures(results)]
     _put(NUMBERS, [*about, "", *_table(("figure", "median [min-max]", "target", "met"), rows)])
-    _put(FAULTS, _faults(list(_figures(results.get("faults", [])))))
+    faults = list(_figures(results.get("faults", [])))
+    _put(FAULTS, _faults(faults))
+    _put(FAILURES, _how_long(faults))
     return 0
 
 
@@ -778,17 +781,27 @@ def _faults(figures: Sequence[dict[str, Any]]) -> list[str]:
             done[figure["name"].removeprefix("fault ")] = {"noticed": figure.get("note", "")}
         else:
             beside.append(_figure(figure)[:2])
-    heads = (*kinds, "who says so")
-    rows = [(fault, *(cells.get(head, "") for head in heads)) for fault, cells in done.items()]
-    lines = _table(("fault", *heads), rows) if rows else []
+    rows = [(fault, *(cells.get(head, "") for head in (*kinds, "who says so"))) for fault, cells in done.items()]
+    lines = _table(("fault", "noticed", "recovered", "promises", "who says so"), rows) if rows else []
     return [*lines, "", *_table(("under the same kill", "median [min-max]"), beside)] if beside else lines
 
 
+def _how_long(figures: Sequence[dict[str, Any]]) -> list[str]:
+    """The medians alone, of each fault that was timed."""
+    found: dict[str, dict[str, str]] = {}
+    for figure in figures:
+        fault, _, kind = figure["name"].rpartition(", ")
+        if fault.startswith("fault ") and kind in ("noticed", "recovered") and figure["values"]:
+            found.setdefault(fault.removeprefix("fault "), {})[kind] = f"{_number(figure['median'])} {figure['unit']}"
+    rows = [(fault, times.get("noticed", ""), times.get("recovered", "")) for fault, times in found.items()]
+    return _table(("fault", "noticed", "recovered"), rows) if rows else []
+
+
 def _fault_cell(figure: dict[str, Any]) -> str:
-    """The figure and, where it has a target, whether it is met."""
+    """The figure and, where it has a target, whether it is met; of promises, which were kept."""
     _, measured, target, met = _figure(figure)
     if not figure["unit"]:
-        return "none" if figure["met"] else f"**{_number(figure['median'])}**: {figure['note']}"
+        return figure["note"] if figure["met"] else f"**{_number(figure['median'])} broken**: {figure['note']}"
     return f"{measured}; {target}: {met}" if target else measured
 
 

@@ -1,12 +1,17 @@
 """docs/explanation/fault-matrix.md: every row is there, what checks it exists, and what is measured is done."""
 
 import re
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "explanation" / "fault-matrix.md"
 ROWS = 29
+
+sys.path.append(str(ROOT / "benchmarks"))
+import live_faults  # noqa: E402
+from chaos.turns import BY_TESTS  # noqa: E402
 
 
 class Row(NamedTuple):
@@ -45,6 +50,12 @@ def test_what_is_said_to_check_a_fault_exists() -> None:
 
 
 def test_what_is_said_to_be_measured_is_done_by_the_benchmark() -> None:
-    text = (ROOT / "benchmarks" / "live_faults.py").read_text(encoding="utf-8")
-    done = {int(number) for number in re.findall(r"Case\((\d+),", text)}
-    assert {row.number for row in rows() if "measured" in row.tests} == done
+    timed = {case.row for case in live_faults.cases(live_faults.Sizes()) if case.by != BY_TESTS}
+    assert {row.number for row in rows() if "measured" in row.tests} == timed
+
+
+def test_tests_that_the_benchmark_runs_are_there() -> None:
+    groups = (value for name, value in vars(live_faults).items() if name.isupper() and isinstance(value, tuple))
+    names = [name for group in groups for name in group if ".py" in name]
+    assert names
+    assert [name for name in names if not is_there(f"tests/{name}")] == []

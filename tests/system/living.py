@@ -121,6 +121,17 @@ class Living:
         """Processes of commands."""
         return sorted(pid for pid, arguments in self.processes(b"POISE_EPOCH=").items() if "keeper.py" not in arguments)
 
+    def attempts(self) -> set[tuple[str, int]]:
+        """Tasks and epochs of which any process is there."""
+        found = set()
+        for pid in self.tasks():
+            with contextlib.suppress(OSError):  # it has just ended
+                pairs = (pair.partition(b"=") for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+                known = {name.decode(): value.decode() for name, _, value in pairs if name.startswith(b"POISE_")}
+                if "POISE_TASK" in known and "POISE_EPOCH" in known:
+                    found.add((known["POISE_TASK"], int(known["POISE_EPOCH"])))
+        return found
+
     def messages(self) -> str:
         return self.home.messages.read_text() if self.home.messages.exists() else ""
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import secrets
 import shutil
 import subprocess
@@ -14,7 +13,8 @@ from typing import Any
 
 from poise.drivers.lock import holder
 from poise.model.reports import NodeReport
-from system.living import PATIENCE, POISE, Living, ended, free_port, kill, until
+from system.living import PATIENCE, POISE, Living, ended, free_port, until
+from system.networks import Networks
 
 RAY = str(Path(sys.executable).with_name("ray"))
 NODES = ("a", "b")
@@ -34,7 +34,7 @@ class OnRay:
     `networks` each of them is in its own; the control plane is where the first one is.
     """
 
-    def __init__(self, living: Living, networks: "Networks | None" = None, *options: str, listen: str = "") -> None:
+    def __init__(self, living: Living, networks: Networks | None = None, *options: str, listen: str = "") -> None:
         self.living = living
         self.options = options
         self.networks = networks
@@ -77,7 +77,7 @@ class OnRay:
 
     def inside(self, node: str) -> list[str]:
         """What a command is typed behind to run on the machine of a node."""
-        return ["ip", "netns", "exec", self.networks.names[node]] if self.networks else []
+        return self.networks.inside(node) if self.networks else []
 
     def start(self, node: str) -> None:
         """`ray start` is the whole set-up of a machine."""
@@ -174,43 +174,6 @@ def unknown(name: str) -> NodeReport:
         devices=(),
         labels={},
     )
-
-
-class Networks:
-    """A network of its own for each node, and a bridge between them."""
-
-    def __init__(self) -> None:
-        own = f"poise{os.getpid() % 10**5}"
-        self.names = {node: f"{own}{node}" for node in NODES}
-        self.addresses = {node: f"10.77.0.{number}" for number, node in enumerate(NODES, 1)}
-        self._bridge = f"{own}br"
-        self._ip("link", "add", self._bridge, "type", "bridge")
-        self._ip("link", "set", self._bridge, "up")
-        for node, name in self.names.items():
-            self._ip("netns", "add", name)
-            self._ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
-            self._ip("link", "set", name, "master", self._bridge)
-            self._ip("-n", name, "address", "add", f"{self.addresses[node]}/24", "dev", "eth0")
-            for device in ("eth0", "lo"):
-                self._ip("-n", name, "link", "set", device, "up")
-            self.join(node)
-
-    def cut(self, node: str) -> None:
-        self._ip("link", "set", self.names[node], "down")
-
-    def join(self, node: str) -> None:
-        self._ip("link", "set", self.names[node], "up")
-
-    def close(self) -> None:
-        for name in self.names.values():
-            for pid in subprocess.run(["ip", "netns", "pids", name], capture_output=True, check=False).stdout.split():
-                kill(int(pid))
-            subprocess.run(["ip", "link", "del", name], check=False)
-            subprocess.run(["ip", "netns", "del", name], check=False)
-        subprocess.run(["ip", "link", "del", self._bridge], check=False)
-
-    def _ip(self, *arguments: str) -> None:
-        subprocess.run(["ip", *arguments], check=True)
 
 
 @contextlib.contextmanager

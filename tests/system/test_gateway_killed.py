@@ -39,6 +39,7 @@ class Worse(Newer):
 """
 
 FILES = {"app.py": APP}
+CLIENTS = 8
 
 
 def gateway(serving: Serving) -> int:
@@ -61,8 +62,8 @@ class Asking:
         self.port = int(port)
         self.right, self.broken, self.wrong = 0, 0, list[str]()
         self._over = threading.Event()
-        self._pool = ThreadPoolExecutor(8)
-        self._asking = [self._pool.submit(self._ask, number) for number in range(8)]
+        self._pool = ThreadPoolExecutor(CLIENTS)
+        self._asking = [self._pool.submit(self._ask, number) for number in range(CLIENTS)]
 
     def _ask(self, number: int) -> None:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
@@ -110,7 +111,7 @@ def test_another_takes_over_and_no_question_is_lost(home: Living) -> None:
                 lambda: serving.metric("serve_deployment_replica_healthy") == 2, "both are back", lambda: serving.text
             )
     assert asking.wrong == []
-    assert asking.broken <= 2 * 8, "each asked again once for each gateway that was killed"
+    assert asking.broken <= 2 * CLIENTS, "each asked again once for each gateway that was killed"
     assert [job.id for job in home.client().jobs() if job.status == "running"] == jobs, "its replicas were taken over"
     assert (home.work / "loads").read_text() == "xx", "and had nothing to load again"
     assert serving.text.count("the gateway was ended by SIGKILL; another takes over") == 2

@@ -1,8 +1,6 @@
 """Nodes of a Ray cluster on machines that only a network joins: it is cut, and joined again."""
 
 import json
-import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,18 +8,19 @@ from pathlib import Path
 import pytest
 
 from system.living import until
-from system.onray import NODES, Networks, OnRay, on_two_machines
+from system.networks import HERE, Networks
+from system.onray import NODES, OnRay, on_two_machines
 
 pytest.importorskip("ray")
 pytestmark = [
     pytest.mark.root,
-    pytest.mark.skipif(os.getuid() != 0 or shutil.which("ip") is None, reason="root makes networks, with `ip`"),
+    pytest.mark.skipif(not HERE, reason="root makes networks, with `ip`"),
 ]
 
 
 @pytest.fixture(scope="module")
 def apart() -> Iterator[OnRay]:
-    networks = Networks()
+    networks = Networks(NODES)
     try:
         with on_two_machines(networks) as on_ray:
             yield on_ray
@@ -32,12 +31,12 @@ def apart() -> Iterator[OnRay]:
 def test_training_goes_over_the_network(apart: OnRay) -> None:
     """Its checkpoints are on a disk that both machines have."""
     pytest.importorskip("torch")
-    from train.gangs import HERE
+    from train.gangs import HERE as SCRIPTS
 
     living, out = apart.living, apart.living.work / "out"
     env = {"OUT": str(out), "OMP_NUM_THREADS": "1", "POISE_CHECKPOINTS": str(living.work / "checkpoints")}
     env["OPTIONS"] = json.dumps({"samples": 500, "batch": 64, "epochs": 10})
-    run = [sys.executable, str(HERE / "digits.py")]
+    run = [sys.executable, str(SCRIPTS / "digits.py")]
     job = living.client().submit({"run": run, "workers": 2, "resources": {"cpu": 2}, "env": env})
     assert living.poise("wait", job).code == 0, living.poise("logs", job).text
     assert sorted(apart.where(job)) == [*NODES]
