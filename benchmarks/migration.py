@@ -119,7 +119,7 @@ class Pair:
         before = [line for line in lines if line.time < started]
         return Moved(cause, told, ended, started, before, lines[len(before) :], apart(answer["weights"]))
 
-    def event(self, kind: str, **fields: object) -> float:
+    def event(self, kind: str, **fields: Any) -> float:
         """When this was first told."""
         return wall(self.observer.until(kind, **fields)[0])
 
