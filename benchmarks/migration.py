@@ -120,7 +120,7 @@ class Pair:
         return Moved(cause, told, ended, started, before, lines[len(before) :], apart(answer["weights"]))
 
     def event(self, kind: str, **fields: Any) -> float:
-        """When this was first told."""
+        """When this was first told, or first `since` an instant."""
         return wall(self.observer.until(kind, **fields)[0])
 
 
@@ -143,11 +143,12 @@ def hot() -> Moved:
     with pair() as of:
         first = of.steps()[0].time
         time.sleep(max(0.0, first + SETTLED - time.time()))  # so that the wait for that is not measured
+        until(lambda: not any("hot" in node.level for node in of.client.nodes()), "the heat of its own start is over")
         of.client.drain(of.neighbour)
         running(of.living, {"name": "hog", "run": HOG, "preemptible": False, "resources": {"cpu": 0.2}})
-        began = time.time()
+        began = time.monotonic()
         of.client.drain(of.neighbour, on=False)
-        return of.moved(began, lambda: of.event("levelled", name=of.node, hot=True))
+        return of.moved(wall(began), lambda: of.event("levelled", since=began, name=of.node, hot=True))
 
 
 def drained() -> Moved:
