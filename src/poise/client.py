@@ -8,12 +8,10 @@ one. Where there are several control planes it goes on to the next, until it fin
 import contextlib
 import http.client
 import secrets
-import socket
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -41,6 +39,11 @@ from poise.model.reports import (
     WhyNot,
 )
 from poise.model.usage import NodeProfile
+
+if TYPE_CHECKING:
+    import socket
+
+    from poise.drivers.sending import Sending
 
 T = TypeVar("T")
 PATIENCE = 15.0
@@ -74,6 +77,9 @@ class Receipt(msgspec.Struct):
     job: str = ""
     note: str = ""
     error: ErrorRecord | None = None
+
+
+_receipt = json_decoder(Receipt).decode
 
 
 class _Connection(http.client.HTTPConnection):
@@ -288,38 +294,54 @@ class Client:
             self.status()  # wait for the control plane to be back, or raise; go on after the last record that came
 
     def submit_stream(self, specs: Iterable[dict[str, Any]]) -> Iterator[Receipt]:
-        """Submit one by one over one connection; receipts come in order, each as soon as its job is durable.
-
-        A stream is not repeated when the connection is lost: it raises `Unreachable`, and what was acknowledged stands.
+        """Submit one by one over one connection; receipts come in order, each as soon as its job is durable. Where the
+        connection is lost, what has no receipt yet goes out again to whoever leads then, and is accepted once.
         """
-        sock = reach(self.home, turn=self._turn)
+        from poise.drivers.sending import Sending  # here, since commands do without
+
         head = (
             "POST /v1/jobs HTTP/1.1\r\nHost: poise\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n"
             f"Content-Type: application/x-ndjson\r\nAuthorization: Bearer {token_for(self.home)}\r\n\r\n"
-        )
-        with sock:
-            sock.sendall(head.encode())
-            sent: list[int] = []
-            sender = threading.Thread(target=_send_lines, args=(sock, specs, sent), daemon=True)
-            sender.start()
-            response = http.client.HTTPResponse(sock, method="POST")
+        ).encode("ascii")
+        stream = secrets.token_hex(8)
+        lines = (_encoded({"spec": spec, "key": f"{stream}-{number}"}) + b"\n" for number, spec in enumerate(specs))
+        sending = Sending(lines, SILENCE if len(self.home.doors) > 1 else PATIENCE)
+        deadline = time.monotonic() + self._patience
+        with contextlib.closing(sending):
+            while not sending.is_done:
+                lost: PoiseError = _unreachable(self.home, ConnectionError("the connection has ended"))
+                try:
+                    for receipt in self._over_one(sending, head):
+                        deadline = time.monotonic() + self._patience
+                        yield receipt
+                except (OSError, http.client.HTTPException) as error:
+                    lost = _unreachable(self.home, error)
+                except Fault as refused:
+                    if not self._may_ask_another(refused.record):
+                        raise
+                    lost = refused
+                if not sending.is_done:
+                    if time.monotonic() > deadline or not _is_kept_alive(self.home):
+                        raise lost
+                    self._turn += 1
+                    time.sleep(0.05)
+        if sending.failure is not None:
+            raise sending.failure
+
+    def _over_one(self, sending: "Sending", head: bytes) -> Iterator[Receipt]:
+        """The receipts that come back over one connection, to its end."""
+        with reach(self.home, turn=self._turn) as sock:
+            channel = cast("socket.socket", sending.over(sock, head))  # all that is asked of it is `makefile`
+            response = http.client.HTTPResponse(channel, method="POST")
             response.begin()
             if response.status != 200:
                 raise _error_of(response)
-            decode = json_decoder(Receipt).decode
-            try:
-                for line in response:
-                    sent.pop()
-                    yield decode(line)
-            except (OSError, http.client.HTTPException) as error:
-                raise Unreachable(
-                    f"the connection was lost: {error}", hint="`poise ls` shows what was accepted"
-                ) from None
-            sender.join()
-            if sent:
-                raise Unreachable(
-                    "the connection was lost before every answer came", hint="`poise ls` shows what was accepted"
-                )
+            for line in response:
+                receipt = _receipt(line)
+                if receipt.error is not None and self._may_ask_another(receipt.error):
+                    raise from_record(receipt.error, NotLeading.status)
+                sending.answered()
+                yield receipt
 
     # --- transport ---------------------------------------------------------------------------------------------------
 
@@ -331,7 +353,9 @@ class Client:
         while True:
             try:
                 response, content = self._exchange(method, path, data, timeout)
-                if time.monotonic() > deadline or not self._may_ask_another(response.status, content):
+                if time.monotonic() > deadline or response.status != NotLeading.status:
+                    break
+                if not self._may_ask_another(_decode_error(content, response.status).record):
                     break
                 self.close()
             except (OSError, http.client.HTTPException) as error:
@@ -344,12 +368,9 @@ class Client:
             raise _decode_error(content, response.status)
         return json_decoder(kind).decode(content)
 
-    def _may_ask_another(self, status: int, content: bytes) -> bool:
+    def _may_ask_another(self, refused: ErrorRecord) -> bool:
         """Whether this one stands by, and there is another to ask, or will be: `need` is the one that leads."""
-        if status != NotLeading.status:
-            return False
-        record = _decode_error(content, status).record
-        return record.code == NotLeading.default_code and (len(self.home.doors) > 1 or not record.need)
+        return refused.code == NotLeading.default_code and (len(self.home.doors) > 1 or not refused.need)
 
     def _exchange(
         self, method: str, path: str, data: bytes | None, timeout: float
@@ -384,17 +405,6 @@ class Client:
             yield response
         finally:
             connection.close()
-
-
-def _send_lines(sock: socket.socket, specs: Iterable[dict[str, Any]], sent: list[int]) -> None:
-    """`sent` holds one entry for each line that has no answer yet."""
-    encode = msgspec.json.Encoder().encode
-    with contextlib.suppress(OSError):
-        for spec in specs:
-            line = encode({"spec": spec}) + b"\n"
-            sent.append(len(line))
-            sock.sendall(b"%x\r\n%s\r\n" % (len(line), line))
-        sock.sendall(b"0\r\n\r\n")
 
 
 def _encoded(body: Any) -> bytes:

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from fuzz.mutate import NODE
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from poise.client import Client
 from poise.config import Address, Home
 from poise.drivers import sockets
 from poise.drivers.authority import ensure_authority, server_context
@@ -212,6 +214,28 @@ def test_what_runs_goes_on_when_either_side_is_killed(beyond: Beyond, killed: st
     assert beyond.ann("wait", job).code == 0
     assert beyond.ann("logs", job).text == "before\nafter\n"
     diary.check()
+
+
+def test_a_stream_of_submissions_comes_by_tls(beyond: Beyond, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than is in hand at once, and the control plane is killed in the midst of it."""
+    monkeypatch.setenv("POISE_TOKEN_FILE", str(beyond.submitter))
+    client, count = Client(Home(beyond.living.work / "ann", beyond.address), patience=PATIENCE), 1500
+    all_of_it = {"cpu": os.cpu_count()}
+
+    def specs() -> Iterator[dict[str, Any]]:
+        for number in range(count):
+            if number == count - 100:
+                kill(beyond.living.pid("control"))
+            yield {"run": ["true"], "resources": all_of_it, "env": {"LONG": "x" * 500}}
+
+    jobs = [client.submit({"run": ["sleep", "600"], "resources": all_of_it})]
+    for receipt in client.submit_stream(specs()):
+        assert receipt.error is None, receipt
+        jobs.append(receipt.job)
+    assert len(set(jobs)) == count + 1
+    assert client.status().unfinished == count + 1
+    for job in reversed(jobs):
+        client.cancel(job)
 
 
 def test_a_node_writes_no_logs_of_what_it_does_not_run(beyond: Beyond) -> None:

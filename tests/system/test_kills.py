@@ -5,13 +5,13 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from poise.client import Client
-from poise.errors import Unreachable
+from poise.client import Client, Receipt
+from poise.errors import SpecError, Unreachable
 from poise.model.reports import JobReport
 from system.living import Diary, Living, alive, ended, kill, until
 
@@ -200,6 +200,42 @@ def test_a_command_that_is_waited_for_outlives_the_control_plane(living: Living)
     done = ended(running)
     assert done.code == 9
     assert done.text.split("\n") == [f"line {number}" for number in range(20)] + [""]
+
+
+def test_a_stream_of_submissions_outlives_the_control_plane(living: Living) -> None:
+    living.up()
+    client, count = living.client(), 60
+
+    def specs() -> Iterator[dict[str, Any]]:
+        for number in range(count):
+            if number in (20, 40):
+                living.client().status()  # it is back
+                kill(living.pid("control"))
+            yield {"run": ["true"], "resources": {"cpu": 0.1}}
+
+    receipts = list(client.submit_stream(specs()))
+    assert [receipt.error for receipt in receipts] == [None] * count
+    assert len({receipt.job for receipt in receipts}) == count
+    assert {job.id for job in client.jobs(everything=True)} == {receipt.job for receipt in receipts}
+
+
+def test_what_fails_in_making_a_stream_is_raised_once_the_rest_is_acknowledged(living: Living) -> None:
+    living.up()
+    client = living.client()
+
+    def specs() -> Iterator[dict[str, Any]]:
+        yield {"run": ["true"]}
+        yield {"runs": ["true"]}
+        raise ValueError("no more")
+
+    receipts: list[Receipt] = []
+    with pytest.raises(ValueError, match="no more"):
+        receipts.extend(client.submit_stream(specs()))
+    first, second = receipts
+    assert client.wait(first.job).exit_code == 0
+    assert second.error is not None and second.error.code == "E102"
+    with pytest.raises(SpecError):
+        list(client.submit_stream([{"run": ["\ud800"]}]))
 
 
 def test_run_says_so_when_everything_is_gone(living: Living) -> None:

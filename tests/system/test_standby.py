@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from drivers.etcd_server import EtcdServer
@@ -189,6 +190,24 @@ def test_the_leader_is_killed_under_load_and_the_other_one_goes_on(pair: Pair) -
     load.check()
     pair.first.up()
     assert not pair.leads(pair.first)
+
+
+def test_a_stream_of_submissions_goes_on_to_whoever_leads(pair: Pair) -> None:
+    """It begins at the one that stands by, and goes on to it once it leads."""
+    places = (pair.second.home.socket, pair.first.home.socket)
+    client, count = Client(Home(pair.second.home.root, others=places), patience=PATIENCE), 60
+    assert client.status().stands_by
+
+    def specs() -> Iterator[dict[str, Any]]:
+        for number in range(count):
+            if number == 30:
+                pair.pull_the_plug()
+            yield {"run": ["true"], "resources": {"cpu": 0.1}}
+
+    receipts = list(client.submit_stream(specs()))
+    assert [receipt.error for receipt in receipts] == [None] * count
+    assert {job.id for job in client.jobs(everything=True)} == {receipt.job for receipt in receipts}
+    assert pair.leads(pair.second), pair.story()
 
 
 def test_leaders_that_are_killed_again_and_again_and_come_back_lose_nothing(pair: Pair) -> None:

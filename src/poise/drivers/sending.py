@@ -1,0 +1,151 @@
+"""Lines that go out while their answers come in, over one connection after another: what has no answer yet when a
+connection is lost goes out again over the next one.
+"""
+
+import contextlib
+import io
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+LAST = b"0\r\n\r\n"
+"""Ends the body of a request that is sent in chunks."""
+
+MOST = 1000
+"""Lines that are made and have no answer yet."""
+
+NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Sending:
+    """Sends `lines` as chunks of HTTP, each soon after it is made, and they are made in a thread. What has had no
+    answer for `silence` seconds will not have one over that connection.
+    """
+
+    def __init__(self, lines: Iterable[bytes], silence: float) -> None:
+        self.failure: BaseException | None = None
+        """What was raised by whoever makes the lines, of which there are no more then."""
+        self.silence = silence
+        self.unanswered: deque[bytes] = deque()
+        self.moved = 0.0  # when there was an answer, or a first line without one
+        self._lines = lines
+        self._made: deque[bytes] = deque()
+        self._ended = self._over = False
+        self._room = threading.Semaphore(MOST)
+        self._bell, self.rings = socket.socketpair()
+        self._maker = threading.Thread(target=self._make, daemon=True)
+
+    @property
+    def is_done(self) -> bool:
+        """Every line has gone out and was answered."""
+        return self._ended and not self._made and not self.unanswered
+
+    def over(self, sock: socket.socket, head: bytes) -> "Duplex":
+        """From now on over this connection: `head`, then all that has no answer, then what comes."""
+        if not self._maker.ident:
+            self._maker.start()
+        self.moved = time.monotonic()
+        return Duplex(self, sock, head + b"".join(map(_chunk, self.unanswered)))
+
+    def made(self) -> tuple[bytes, bool]:
+        """Chunks of what was made since, and whether that is all there will be."""
+        ended, chunks = self._ended, []  # in this order: what is made before the end is there by then
+        if self._made and not self.unanswered:
+            self.moved = time.monotonic()
+        while self._made:
+            line = self._made.popleft()
+            self.unanswered.append(line)
+            chunks.append(_chunk(line))
+        return b"".join(chunks), ended
+
+    def answered(self) -> None:
+        """The oldest one."""
+        self.unanswered.popleft()
+        self.moved = time.monotonic()
+        self._room.release()
+
+    def close(self) -> None:
+        """No more is made."""
+        self._over = True
+        self._room.release()
+        self._bell.close()
+        self.rings.close()
+
+    def _make(self) -> None:
+        try:
+            for line in self._lines:
+                self._room.acquire()
+                if self._over:
+                    return
+                self._made.append(line)
+                self._ring()
+        except BaseException as error:
+            self.failure = error
+        self._ended = True
+        self._ring()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(OSError):  # whoever listens has left
+            self._bell.send(b".")
+
+
+class Duplex(io.RawIOBase):
+    """One connection, as `http.client` reads a response: whoever reads from it sends what there is to be sent, so that
+    one thread alone has to do with it, as TLS asks for. Raises TimeoutError where no answer comes.
+    """
+
+    def __init__(self, sending: Sending, sock: socket.socket, begin: bytes) -> None:
+        self._sending = sending
+        self._sock = sock
+        self._out = bytearray(begin)
+        self._all = False
+        self._poll = select.poll()
+        self._poll.register(sending.rings, select.POLLIN)
+        sock.setblocking(False)
+        sending.rings.setblocking(False)
+
+    def makefile(self, _: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        while True:
+            sent = self._send()
+            with contextlib.suppress(*NOT_NOW):
+                return self._sock.recv_into(buffer)
+            if not sent:
+                self._wait()
+
+    def _send(self) -> bool:
+        """Whether anything has gone out."""
+        if not self._all:
+            chunks, self._all = self._sending.made()
+            self._out += chunks + (LAST if self._all else b"")
+        with contextlib.suppress(*NOT_NOW):
+            if self._out:
+                del self._out[: self._sock.send(self._out)]
+                return True
+        return False
+
+    def _wait(self) -> None:
+        """Until something may be read or sent, or has been made."""
+        self._poll.register(self._sock, select.POLLIN | (select.POLLOUT if self._out else 0))
+        left = self._sending.moved + self._sending.silence - time.monotonic() if self._sending.unanswered else None
+        if not self._poll.poll(None if left is None else max(0.0, 1000 * left)) and left is not None:
+            raise TimeoutError(f"no answer within {self._sending.silence:g} s")
+        with contextlib.suppress(BlockingIOError):
+            self._sending.rings.recv(4096)
+
+
+def _chunk(line: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(line), line)
+
+
+__all__ = ["Sending"]
