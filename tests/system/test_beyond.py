@@ -236,6 +236,7 @@ def test_a_stream_of_submissions_comes_by_tls(beyond: Beyond, monkeypatch: pytes
     assert client.status().unfinished == count + 1
     for job in reversed(jobs):
         client.cancel(job)
+    assert client.wait(jobs[0], PATIENCE).exit_code is not None
 
 
 def test_a_node_writes_no_logs_of_what_it_does_not_run(beyond: Beyond) -> None:
