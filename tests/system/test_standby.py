@@ -2,24 +2,43 @@
 was acknowledged is lost and nothing runs twice.
 """
 
+import asyncio
 import contextlib
 import http.client
+import itertools
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from drivers.etcd_server import EtcdServer
+from drivers.etcd_server import EtcdServer, Seat, running
+from drivers.notes import lease_of
 from drivers.postgres_server import PostgresServer
 
 from poise.client import Client
 from poise.config import Home
+from poise.control.decider import decider_for
+from poise.control.plane import Plane, clock_of
+from poise.control.shared import Shared
 from poise.drivers import sockets
+from poise.drivers.led import store_at
+from poise.drivers.plugins import choose
 from poise.drivers.security import read_token
+from poise.drivers.sqlite import SqliteStore
+from poise.drivers.system import boottime
 from poise.errors import PoiseError
+from poise.kernel.controller import Controller, Settings
+from poise.kernel.ledger import Ledger
+from poise.model.events import Began, StopAsked, decode_event, encode_event
+from poise.model.reports import LogPiece
+from poise.model.times import Times
+from poise.units import HOUR, MINUTE, SECOND
 from system.living import PATIENCE, Diary, Living, alive, kill, until
 
 Server = PostgresServer | EtcdServer
@@ -267,6 +286,33 @@ def test_while_the_store_is_away_what_runs_goes_on_and_what_needs_it_waits(pair:
     diary.release()
     assert pair.client().wait(held, PATIENCE).exit_code == 0
     load.check()
+
+
+def test_a_full_store_is_waited_for_and_room_in_it_is_enough() -> None:
+    """Nobody has to start anything again: not who led, nor who stood by, nor the agent."""
+    with running([Seat()], "--quota-backend-bytes", str(4 * 2**20)) as server:
+        pair = Pair(server)
+        try:
+            agent, stale = pair.first.pid("agent"), pair.first.pid("control")
+            for number in itertools.count():  # somebody else's
+                try:
+                    server.put(b"others/%d" % number, b"x" * 2**19)
+                except OSError:
+                    break
+            until(lambda: not alive(stale), "it cannot be renewed, and leaves", pair.story)
+            until(lambda: pair.stands_by(pair.first), "it stands by", pair.story)
+            time.sleep(2 * Times().leadership / SECOND)  # so that each of them would have led
+            assert pair.stands_by(pair.first) and pair.stands_by(pair.second), pair.story()
+            server.make_room(b"others/")
+            until(lambda: pair.leads(pair.first) or pair.leads(pair.second), "one leads", pair.story)
+            job = pair.client().submit({"run": ["true"], "resources": {"cpu": 0.1}})
+            assert pair.client().wait(job, PATIENCE).exit_code == 0, pair.story()
+            assert pair.first.pid("agent") == agent
+            pair.close()
+        finally:
+            pair.first.destroy()
+            pair.second.destroy()
+            pair.wire.close()
 
 
 def test_who_has_another_token_is_told_before_it_is_needed(pair: Pair) -> None:

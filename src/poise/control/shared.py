@@ -19,7 +19,7 @@ from poise.drivers.devices import identity
 from poise.drivers.led import Lease, LedStore, lease_at, store_at
 from poise.drivers.security import digest
 from poise.engine.host import load_ledger
-from poise.errors import Conflict, PoiseError, StoreAway
+from poise.errors import Conflict, PoiseError, StoreAway, StoreFull
 from poise.kernel.ledger import Ledger
 from poise.model.events import Event, decode_event, encode_event
 from poise.model.times import Times
@@ -28,6 +28,9 @@ LOOK_SECONDS = 0.25
 LIFE_SECONDS = 1.0
 PAGE = 5_000
 """Events that are taken in at once: reads wait meanwhile."""
+
+PASSING = (StoreAway, StoreFull)
+"""What is waited for. Who ended instead would end for good, and nobody would lead once the store is well again."""
 
 _log = logging.getLogger("poise.control")
 
@@ -61,7 +64,7 @@ async def open_shared(url: str, home: Home, token: str, address: str) -> "Shared
             shared = await asyncio.to_thread(opened)
             home.failure.unlink(missing_ok=True)
             return shared
-        except StoreAway as error:
+        except PASSING as error:
             if not home.failure.exists():
                 _log.warning("%s", error)
                 home.failure.write_bytes(msgspec.json.encode(error.record))
@@ -108,7 +111,7 @@ class Shared(NamedTuple):
                     return
                 plane.behind = await asyncio.to_thread(self.leader)
                 away = False
-            except StoreAway as error:
+            except PASSING as error:
                 if not away:
                     _log.warning("%s", error)
                 away = True
