@@ -315,6 +315,38 @@ def test_a_full_store_is_waited_for_and_room_in_it_is_enough() -> None:
             pair.wire.close()
 
 
+def test_who_stands_by_for_one_that_writes_all_the_time_knows_it_and_rests(postgres: PostgresServer) -> None:
+    """Between any two looks at the log there is something new in it."""
+    url, looks = postgres.database(), list[int]()
+    lease, wanting = lease_of(url, "a"), lease_of(url, "b")
+
+    async def stand_by() -> str | None:
+        store = store_at(url, encode_event, decode_event)
+        read = store.read
+
+        def written_and_read(after: int = 0, limit: int = 0) -> object:
+            looks.append(leading.append([StopAsked(at=len(looks) + 1, by="")], expected=leading.durable()))
+            return read(after, limit)
+
+        store.read = written_and_read  # type: ignore[assignment]
+        ledger = Ledger()
+        decider = decider_for(choose("poise"), Times())
+        plane = Plane(Controller(ledger, Settings()), store, clock_of(ledger), decider)
+        plane.behind = ""
+        standing_by = asyncio.create_task(Shared(store, ledger, wanting, "").lead(plane))
+        await asyncio.sleep(1.5)
+        standing_by.cancel()
+        decider.close()
+        store.close()
+        return plane.behind
+
+    leading = store_at(url, encode_event, decode_event)
+    with contextlib.closing(leading):
+        leading.lead(lease.take())
+        assert asyncio.run(stand_by()) == "at a"
+        assert len(looks) < 10
+
+
 def test_who_has_another_token_is_told_before_it_is_needed(pair: Pair) -> None:
     third = Living()
     try:

@@ -118,14 +118,15 @@ class Shared(NamedTuple):
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _catch_up(self, plane: Plane) -> bool:
-        """False: nothing was new."""
+        """False: there was no more than this. A leader that writes all the time is not to be read all the time."""
         known = plane.ledger.revision
         events = await asyncio.to_thread(lambda: list(self.store.read(known, PAGE)))
         if events and events[0][0] != known + 1:  # the log was pruned meanwhile
             plane.start_from(await asyncio.to_thread(load_ledger, self.store))
-        elif events:
+            return True
+        if events:
             plane.take_in(events)
-        return bool(events)
+        return len(events) == PAGE
 
     async def _lead(self, plane: Plane, term: int) -> None:
         """What is in the log now is all that there will be of others."""
