@@ -347,6 +347,33 @@ def test_who_stands_by_for_one_that_writes_all_the_time_knows_it_and_rests(postg
         assert len(looks) < 10
 
 
+@pytest.mark.parametrize("ahead", [HOUR, -HOUR])
+def test_whatever_a_machines_clock_is_set_to_the_logs_time_goes_on(ahead: int, tmp_path: Path) -> None:
+    """Who led began on a machine whose clock is an hour off from the one here."""
+    began, later = 1000 * SECOND, 5 * HOUR
+    wall = time.time() - (later - began + ahead) / SECOND
+    first = Began(at=began, term=1, policy="poise", history=9, version="1", boot="another", boottime=1, wall=wall)
+    last = StopAsked(at=later, by="")
+
+    async def take_over() -> tuple[int, int]:
+        store = SqliteStore(tmp_path / "log.db", encode_event, decode_event)
+        store.append([first, last], expected=0)
+        decider = decider_for(choose("poise"), Times())
+        plane = Plane(Controller(Ledger(), Settings()), store, clock_of(Ledger()), decider)
+        plane.behind = ""
+        plane.take_in([(1, first)], boottime())
+        by_wall = plane.clock.now()
+        plane.take_in([(2, last)], boottime())
+        plane.lead(2, lambda: True)
+        decider.close()
+        store.close()
+        return by_wall, plane.ledger.now
+
+    by_wall, now = asyncio.run(take_over())
+    assert later + ahead <= by_wall < later + ahead + MINUTE
+    assert later <= now < later + MINUTE
+
+
 def test_who_has_another_token_is_told_before_it_is_needed(pair: Pair) -> None:
     third = Living()
     try:

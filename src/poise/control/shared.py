@@ -18,6 +18,7 @@ from poise.control.plane import Plane, leave
 from poise.drivers.devices import identity
 from poise.drivers.led import Lease, LedStore, lease_at, store_at
 from poise.drivers.security import digest
+from poise.drivers.system import boottime
 from poise.engine.host import load_ledger
 from poise.errors import Conflict, PoiseError, StoreAway, StoreFull
 from poise.kernel.ledger import Ledger
@@ -119,13 +120,12 @@ class Shared(NamedTuple):
 
     async def _catch_up(self, plane: Plane) -> bool:
         """False: there was no more than this. A leader that writes all the time is not to be read all the time."""
-        known = plane.ledger.revision
+        known, looked = plane.ledger.revision, boottime()
         events = await asyncio.to_thread(lambda: list(self.store.read(known, PAGE)))
         if events and events[0][0] != known + 1:  # the log was pruned meanwhile
             plane.start_from(await asyncio.to_thread(load_ledger, self.store))
             return True
-        if events:
-            plane.take_in(events)
+        plane.take_in(events, looked)
         return len(events) == PAGE
 
     async def _lead(self, plane: Plane, term: int) -> None:
