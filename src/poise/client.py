@@ -327,17 +327,24 @@ class Client:
         data = _encoded(body) if body is not None else None
         if len(self.home.doors) > 1:
             timeout -= PATIENCE - SILENCE
-        deadline = time.monotonic() + self._patience
+        begun, deadline = time.monotonic(), None
         while True:
+            failure: Exception | None = None
             try:
                 response, content = self._exchange(method, path, data, timeout)
-                if time.monotonic() > deadline or not self._may_ask_another(response.status, content):
+                if not self._may_ask_another(response.status, content):
                     break
-                self.close()
             except (OSError, http.client.HTTPException) as error:
-                self.close()
-                if time.monotonic() > deadline or not _is_kept_alive(self.home):
-                    raise _unreachable(self.home, error) from None
+                failure = error
+            self.close()
+            if deadline is None:  # from when it was lost: an answer may have been waited for much longer than that
+                alone = isinstance(failure, TimeoutError) and len(self.home.doors) == 1
+                deadline = self._patience + (begun if alone else time.monotonic())
+            over = time.monotonic() >= deadline
+            if failure is None and over:
+                break
+            if failure is not None and (over or not _is_kept_alive(self.home)):
+                raise _unreachable(self.home, failure) from None
             self._turn += 1
             time.sleep(0.05)
         if response.status >= 400:
