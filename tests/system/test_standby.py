@@ -197,6 +197,26 @@ def test_who_stands_by_answers_what_can_be_read_and_refuses_the_rest(pair: Pair)
     assert pair.client().wait(done.value["job"]).exit_code
 
 
+def test_what_was_just_submitted_and_what_it_wrote_is_found_by_way_of_one_that_stands_by(pair: Pair) -> None:
+    """It is a moment late, and has nothing of the output: that is where the other one is."""
+
+    def wrote() -> bytes:
+        return b"".join(piece.data for piece in Client(pair.second.home).logs(job) if isinstance(piece, LogPiece))
+
+    for number in range(5):
+        job = Client(pair.second.home).submit({"run": ["echo", str(number)], "resources": {"cpu": 0.1}})
+        assert Client(pair.second.home).wait(job, PATIENCE).exit_code == 0
+        assert wrote() == b"%d\n" % number
+    assert [one.error for one in Client(pair.second.home).submit_stream([{"run": ["true"]}])] == [None]
+    pair.pull_the_plug()
+    until(lambda: pair.leads(pair.second), "the other one leads", pair.story)
+    pair.first.up()
+    assert wrote() == b"4\n"
+    with pytest.raises(PoiseError) as told:
+        Client(pair.first.home).job("j99")
+    assert told.value.record.code == "E120"
+
+
 @on_both
 def test_the_leader_is_killed_under_load_and_the_other_one_goes_on(pair: Pair) -> None:
     diary = Diary(pair.first.work / "diary")

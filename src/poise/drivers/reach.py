@@ -25,6 +25,9 @@ AUTHORITY = "/v1/authority"
 MAX_CERTIFICATE = 64 * 1024
 
 ALONE_SECONDS, SILENCE_SECONDS = 15.0, 3.0
+STANDBY = "Poise-Standby-For"
+"""The header of answers of a control plane that stands by; its value is the address of the one that leads."""
+
 """How long a connection to another machine may take; where there is another one to go to, it is not waited for."""
 
 
