@@ -265,6 +265,48 @@ def test_a_leader_that_stood_still_says_nothing_any_more(pair: Pair) -> None:
     assert [event.split(b'"term":')[1].split(b",")[0] for event in terms(pair)] == [b"1", b"2"]
 
 
+CALLS = """
+import sys, time, poise
+
+@poise.task
+def next_of(number: int) -> int:
+    time.sleep(0.05)
+    return number + 1
+
+if __name__ == "__main__":
+    number = 0
+    while True:
+        number = next_of.submit(number).result()
+        print(number, flush=True)
+"""
+
+
+def test_calls_go_on_while_a_leader_stands_still(pair: Pair) -> None:
+    """Its end of the connection is there still: whoever waits for an answer has to find out by itself."""
+    script = pair.first.file("calls.py", CALLS)
+    told: list[int] = []
+    calling = subprocess.Popen(
+        [sys.executable, script], cwd=pair.first.work, env=pair.first.environment(), stdout=subprocess.PIPE
+    )
+    out = calling.stdout
+    assert out is not None
+    reading = threading.Thread(target=lambda: told.extend(map(int, out)), daemon=True)
+    reading.start()
+    stale = pair.first.pid("control")
+    try:
+        until(lambda: len(told) > 5, "calls return", pair.story)
+        os.kill(stale, signal.SIGSTOP)
+        until(lambda: pair.leads(pair.second), "the other one leads", pair.story)
+        before = len(told)
+        until(lambda: len(told) > before + 5, "calls return again", pair.story)
+    finally:
+        os.kill(stale, signal.SIGCONT)
+        calling.terminate()
+        calling.wait(PATIENCE)
+        reading.join(PATIENCE)
+    assert told == list(range(1, len(told) + 1))
+
+
 def terms(pair: Pair) -> list[bytes]:
     return [event for event in pair.client().events(after=0, follow=False) if b'"term":' in event]
 
