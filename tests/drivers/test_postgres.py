@@ -2,18 +2,21 @@
 
 import contextlib
 import os
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import quote, urlsplit
 
 import pytest
 from system.living import PATIENCE, until
 
 from drivers.notes import Note, Owner, encode, lease_of, note, noted_at
 from drivers.postgres_server import NOBODY, PostgresServer, running
-from poise.errors import Fault, NotLeading, StoreFull
+from poise.drivers.postgres import store as postgres_store
+from poise.errors import Fault, NotLeading, StoreAway, StoreFull
 from poise.model.record import seal
 from poise.units import SECOND
 
@@ -62,6 +65,21 @@ def test_a_commit_that_is_on_its_way_is_waited_for(server: PostgresServer, url: 
         store.append([note(1)], expected=0)
         assert not server.run(SLEEPERS, url)
         first.join()
+
+
+def test_who_waits_too_long_for_a_lock_tries_it_again(server: PostgresServer, url: str) -> None:
+    """Whoever stands by would end for good by what is no more than a moment's."""
+    noted_at(url).close()
+    lease = lease_of(url, "a")
+    server.run(f"ALTER DATABASE {urlsplit(url).path[1:]} SET lock_timeout = '50ms'", "postgres")
+    hold = "SELECT pg_sleep(1) FROM (SELECT FROM poise.leadership FOR SHARE) AS held"
+    holding = threading.Thread(target=server.run, args=(hold, url))
+    holding.start()
+    until(lambda: server.run(SLEEPERS, url), "it is locked")
+    with pytest.raises(StoreAway):
+        lease.take()
+    holding.join()
+    assert lease.take() == 1
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ _AWAY = (
     asyncpg.ReadOnlySQLTransactionError,  # a copy that only reads: the one that writes may be reached next time
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
+    asyncpg.TransactionRollbackError,  # it was in somebody's way
+    asyncpg.LockNotAvailableError,
 )
 _SETTLE = """
 SELECT set_config('default_transaction_isolation', 'read committed', false),
