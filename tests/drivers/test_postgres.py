@@ -82,6 +82,19 @@ def test_who_waits_too_long_for_a_lock_tries_it_again(server: PostgresServer, ur
     assert lease.take() == 1
 
 
+def test_where_a_url_names_several_servers_one_that_is_silent_is_left_for_the_next(
+    server: PostgresServer, url: str
+) -> None:
+    """As one is whose machine is gone, while its copy on another one is ready."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        servers = f"127.0.0.1:{silent.getsockname()[1]},{quote(str(server.folder), safe='')}"
+        both = f"postgresql://poise@{servers}{urlsplit(url).path}?target_session_attrs=read-write"
+        with contextlib.closing(noted_at(both)) as store:
+            store.lead(lease_of(both, "a").take())
+            assert store.append([note(1)], expected=0) == 1
+            assert [event for _, event in store.read()] == [note(1)]
+
+
 @pytest.fixture
 def small_disk() -> Iterator[tuple[PostgresServer, Path]]:
     """Of a server of its own: it does not get over losing it."""
