@@ -95,6 +95,28 @@ def test_where_a_url_names_several_servers_one_that_is_silent_is_left_for_the_ne
             assert [event for _, event in store.read()] == [note(1)]
 
 
+def test_a_large_commit_has_the_time_that_it_takes(server: PostgresServer, url: str) -> None:
+    """It would be begun again and again, and nothing would ever be committed."""
+    with contextlib.closing(noted_at(url, warn=pytest.fail)) as store:
+        store.lead(lease_of(url, "a").take())
+        sleep = "BEGIN PERFORM pg_sleep(6); RETURN NULL; END"
+        server.run(f"CREATE FUNCTION slow() RETURNS trigger AS '{sleep}' LANGUAGE plpgsql", url)
+        server.run("CREATE TRIGGER slow AFTER INSERT ON poise.log EXECUTE FUNCTION slow()", url)
+        assert store.append([Note("x" * 2**20)] * 4, expected=0) == 4
+
+
+def test_large_records_are_written_and_read_a_few_at_a_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LARGEST", "PAGE_BYTES"):
+        monkeypatch.setattr(postgres_store, name, 5_000)
+    written = [*[Note("x" * 2_000)] * 5, Note("y" * 20_000), *[note(number) for number in range(100)]]
+    with contextlib.closing(noted_at(url)) as store:
+        store.lead(lease_of(url, "a").take())
+        last = store.append(written, expected=0)
+        store._leader.append([(at, seal(at, encode(event))) for at, event in enumerate(written, start=1)])  # once more
+        assert [len(store._log._rows(after, last)) for after in (0, 4, 5, 6)] == [3, 2, 1, 100]
+        assert [event for _, event in store.read()] == written
+
+
 @pytest.fixture
 def small_disk() -> Iterator[tuple[PostgresServer, Path]]:
     """Of a server of its own: it does not get over losing it."""
