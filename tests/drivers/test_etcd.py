@@ -325,6 +325,7 @@ def test_members_of_two_clusters_are_not_one_store() -> None:
         "etcd://somewhere",
         "etcd://h:1,:2",
         "etcd://h:x/p",
+        "etcd://a..b:1/p",
         "etcd://h:1?ca=x",
         "etcds://h:1?ca=/none",
         "etcds://h:1?ca=near.pem",

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 AUTHORITY = "/v1/authority"
 """Where the certificate of the authority is given to anybody who asks."""
 
-MAX_CERTIFICATE = 64 * 1024
-
-ALONE_SECONDS, SILENCE_SECONDS = 15.0, 3.0
 STANDBY = "Poise-Standby-For"
 """The header of answers of a control plane that stands by; its value is the address of the one that leads."""
 
+MAX_CERTIFICATE = 64 * 1024
+
+ALONE_SECONDS, SILENCE_SECONDS = 15.0, 3.0
 """How long a connection to another machine may take; where there is another one to go to, it is not waited for."""
 
 
@@ -140,12 +140,24 @@ def home_at(path: Path | str, environment: Mapping[str, str] = os.environ) -> Ho
     """The home at this path, with the others of which one leads where the environment names it among them."""
     home = Home(Path(path).expanduser().resolve())
     named = environment.get("POISE_CONTROL", "")
-    others = tuple(_door(name) for name in filter(None, named.split(",")))
+    others = tuple(_door(name) for name in map(str.strip, named.split(",")) if name)
     return Home(home.root, others=others) if home.socket in others else home
 
 
 def _door(text: str) -> Door:
-    return Address.parse(text, "POISE_CONTROL") if "#" in text else Path(text.strip()).expanduser().resolve()
+    """Raises InputError, also for a path that would be another one where agents and control planes run."""
+    if "#" in text:
+        return Address.parse(text, "POISE_CONTROL")
+    path = Path(text).expanduser()
+    if not path.is_absolute():
+        raise InputError(
+            "a socket is named by its whole path: agents and control planes run in another folder",
+            field="POISE_CONTROL",
+            need="/PATH/poise.sock, or HOST:PORT#FINGERPRINT",
+            have=text[:200],
+            hint=f"$PWD/{text[:200]}",
+        )
+    return path.resolve()
 
 
 def environment_home(environment: Mapping[str, str] = os.environ) -> Home:
