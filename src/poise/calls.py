@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 
 import msgspec
 from websockets.exceptions import WebSocketException
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
 
 from poise.config import Home
 from poise.control.start import ensure_up, user_name
 from poise.decoding import msgpack_decoder
 from poise.drivers import functions, values
-from poise.drivers.reach import reach
+from poise.drivers.reach import channel_to
 from poise.drivers.security import token_for
 from poise.errors import CallFailed, CallLost, Conflict, PoiseError, Unreachable
 from poise.model.calls import (
@@ -332,16 +332,8 @@ class Calls:
         turns = itertools.count()
         while not self._closed:
             try:
-                sock = reach(self._home, turn=next(turns))
-                with connect(
-                    "ws://poise/v1/calls",
-                    sock=sock,
-                    additional_headers={"Authorization": f"Bearer {token_for(self._home)}"},
-                    compression=None,
-                    max_size=None,
-                    ping_interval=None,
-                ) as channel:
-                    self._hear(channel)
+                with channel_to(self._home, "/v1/calls", token_for(self._home), next(turns)) as connection:
+                    self._hear(connection)
                 lost_at = time.monotonic()
             except (OSError, WebSocketException, EOFError) as error:
                 if self._channel is not None:

@@ -9,7 +9,7 @@ import contextlib
 import http.client
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -18,9 +18,9 @@ import msgspec
 from poise.config import Address, Home
 from poise.decoding import json_decoder
 from poise.drivers.lock import is_held
-from poise.drivers.reach import door_of, environment_home, home_at, reach
+from poise.drivers.reach import STANDBY, door_of, environment_home, home_at, reach
 from poise.drivers.security import digest, new_secret, token_for
-from poise.errors import ErrorRecord, Fault, NotLeading, PoiseError, SpecError, Unreachable, from_record
+from poise.errors import ErrorRecord, Fault, NotFound, NotLeading, PoiseError, SpecError, Unreachable, from_record
 from poise.model.reports import (
     Drained,
     Explanation,
@@ -50,6 +50,9 @@ PATIENCE = 15.0
 
 SILENCE = 5.0
 """Seconds after which one that says nothing is left for another, where there are several."""
+
+LATE = 2.0
+"""Seconds for which one that stands by may not know of what the one that leads has said."""
 
 THOUGHT = 60.0
 """Seconds that an answer may take for which the policy decides again and again."""
@@ -247,18 +250,23 @@ class Client:
         self._call("POST", "/v1/shutdown", dict[str, bool])
 
     def logs(self, name: str, *, task: str = "", follow: bool = False) -> Iterator[LogLine]:
-        """Pieces of output, and an end. A restart of the control plane repeats nothing of what was given."""
+        """Pieces of output, and an end. A restart of the control plane repeats nothing of what was given. Of several it
+        asks the one that leads, and then, unless it is to `follow`, the others for what is not there.
+        """
         given: dict[tuple[str, int, str], int] = {}
         path = f"/v1/jobs/{_part(name)}/logs?follow={str(follow).lower()}&task={_quoted(task)}"
         decode = json_decoder(LogLine).decode
         while True:
             skip = dict(given)
+            self._find_leader()
             with contextlib.suppress(OSError, http.client.HTTPException), self._stream(path) as response:
                 for line in response:
                     if line == b"\n":
                         continue  # it is quiet, but there is somebody
                     piece = decode(line)
                     if isinstance(piece, LogEnd):
+                        if not follow:
+                            yield from self._kept_elsewhere(path, given)
                         yield piece
                         return
                     stream = (piece.task, piece.epoch, piece.stream)
@@ -269,6 +277,25 @@ class Client:
                         given[stream] = given.get(stream, 0) + len(fresh.data)
                         yield fresh
             self.status()  # wait for the control plane to be back, or raise
+
+    def _find_leader(self) -> None:
+        """Turn to the one of several that leads, if one does before patience ends."""
+        deadline = time.monotonic() + self._patience
+        while len(self.home.doors) > 1 and self.status().stands_by and time.monotonic() < deadline:
+            self.close()
+            self._turn += 1
+            time.sleep(0.05)
+
+    def _kept_elsewhere(self, path: str, given: Collection[tuple[str, int, str]]) -> Iterator[LogLine]:
+        """What ended while another one led was sent there, and is not sent again."""
+        decode = json_decoder(LogLine).decode
+        for turn in range(self._turn + 1, self._turn + len(self.home.doors)):
+            ways = contextlib.suppress(OSError, http.client.HTTPException, PoiseError)
+            with ways, self._stream(path, turn, SILENCE) as response:
+                for line in response:
+                    piece = decode(line)
+                    if not isinstance(piece, LogEnd) and (piece.task, piece.epoch, piece.stream) not in given:
+                        yield piece
 
     def events(self, *, after: int = -1, decisions: bool = False, follow: bool = True) -> Iterator[bytes]:
         """Records of the log as JSON, each once it is durable."""
@@ -306,22 +333,26 @@ class Client:
         stream = secrets.token_hex(8)
         lines = (_encoded({"spec": spec, "key": f"{stream}-{number}"}) + b"\n" for number, spec in enumerate(specs))
         sending = Sending(lines, SILENCE if len(self.home.doors) > 1 else PATIENCE)
-        deadline = time.monotonic() + self._patience
+        deadline: float | None = None
         with contextlib.closing(sending):
             while not sending.is_done:
+                begun = time.monotonic()
                 lost: PoiseError = _unreachable(self.home, ConnectionError("the connection has ended"))
                 try:
                     for receipt in self._over_one(sending, head):
-                        deadline = time.monotonic() + self._patience
+                        deadline = None
                         yield receipt
                 except (OSError, http.client.HTTPException) as error:
                     lost = _unreachable(self.home, error)
                 except Fault as refused:
-                    if not self._may_ask_another(refused.record):
+                    if not self._another_leads(refused.record):
                         raise
                     lost = refused
                 if not sending.is_done:
-                    if time.monotonic() > deadline or not _is_kept_alive(self.home):
+                    now = time.monotonic()
+                    if deadline is None or now > begun + self._patience:  # it was quiet, as there was nothing to send
+                        deadline = now + self._patience
+                    if now > deadline or not _is_kept_alive(self.home):
                         raise lost
                     self._turn += 1
                     time.sleep(0.05)
@@ -338,7 +369,7 @@ class Client:
                 raise _error_of(response)
             for line in response:
                 receipt = _receipt(line)
-                if receipt.error is not None and self._may_ask_another(receipt.error):
+                if receipt.error is not None and self._another_leads(receipt.error):
                     raise from_record(receipt.error, NotLeading.status)
                 sending.answered()
                 yield receipt
@@ -349,26 +380,40 @@ class Client:
         data = _encoded(body) if body is not None else None
         if len(self.home.doors) > 1:
             timeout -= PATIENCE - SILENCE
-        deadline = time.monotonic() + self._patience
+        begun, deadline = time.monotonic(), None
         while True:
+            failure: Exception | None = None
             try:
                 response, content = self._exchange(method, path, data, timeout)
-                if time.monotonic() > deadline or response.status != NotLeading.status:
+                if not self._may_ask_another(response, content):
                     break
-                if not self._may_ask_another(_decode_error(content, response.status).record):
-                    break
-                self.close()
             except (OSError, http.client.HTTPException) as error:
-                self.close()
-                if time.monotonic() > deadline or not _is_kept_alive(self.home):
-                    raise _unreachable(self.home, error) from None
+                failure = error
+            self.close()
+            if deadline is None:  # from when it was lost: an answer may have been waited for much longer than that
+                alone = isinstance(failure, TimeoutError) and len(self.home.doors) == 1
+                patience = LATE if failure is None and response.status == NotFound.status else self._patience
+                deadline = patience + (begun if alone else time.monotonic())
+            over = time.monotonic() >= deadline
+            if failure is None and over:
+                break
+            if failure is not None and (over or not _is_kept_alive(self.home)):
+                raise _unreachable(self.home, failure) from None
             self._turn += 1
             time.sleep(0.05)
         if response.status >= 400:
             raise _decode_error(content, response.status)
         return json_decoder(kind).decode(content)
 
-    def _may_ask_another(self, refused: ErrorRecord) -> bool:
+    def _may_ask_another(self, response: http.client.HTTPResponse, content: bytes) -> bool:
+        """Whether another one may answer this. What one that stands by does not find it may not have read of yet."""
+        if response.status == NotFound.status:
+            return len(self.home.doors) > 1 and response.getheader(STANDBY) is not None
+        if response.status != NotLeading.status:
+            return False
+        return self._another_leads(_decode_error(content, response.status).record)
+
+    def _another_leads(self, refused: ErrorRecord) -> bool:
         """Whether this one stands by, and there is another to ask, or will be: `need` is the one that leads."""
         return refused.code == NotLeading.default_code and (len(self.home.doors) > 1 or not refused.need)
 
@@ -395,8 +440,8 @@ class Client:
         return response, content
 
     @contextlib.contextmanager
-    def _stream(self, path: str) -> Iterator[http.client.HTTPResponse]:
-        connection = _Connection(self.home, 60.0, self._turn)
+    def _stream(self, path: str, turn: int | None = None, timeout: float = 60.0) -> Iterator[http.client.HTTPResponse]:
+        connection = _Connection(self.home, timeout, self._turn if turn is None else turn)
         try:
             connection.request("GET", path, headers={"Authorization": f"Bearer {token_for(self.home)}"})
             response = connection.getresponse()

@@ -50,9 +50,21 @@ def parse_place(text: str, field: str) -> tuple[str, int]:
     """
     host, _, port = text.rpartition(":")
     inner = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not inner or (":" in inner and inner == host) or not port.isdecimal() or int(port) >= 2**16:
+    if not (_is_host(inner) and (":" not in inner or inner != host) and _is_port(port)):
         raise InputError("this is no address", field=field, need="HOST:PORT", have=text[:200], hint="0.0.0.0:7718")
     return inner, int(port)
+
+
+def _is_host(text: str) -> bool:
+    """Whether it can be looked up: no part of a name is empty, or longer than 63 bytes."""
+    try:
+        return bool(text.encode("idna"))
+    except UnicodeError:
+        return False
+
+
+def _is_port(text: str) -> bool:
+    return text.isdecimal() and len(text) <= 5 and int(text) < 2**16
 
 
 Door = Path | Address

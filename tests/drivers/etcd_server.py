@@ -164,6 +164,16 @@ class EtcdServer:
     def delete(self, key: bytes) -> None:
         self.ask("kv/deleterange", {"key": _text(key)})
 
+    def make_room(self, prefix: bytes) -> None:
+        """In a database that is full: remove what is below the prefix, and its history, and say that there is room."""
+        for key in self.get(prefix, end_of(prefix)):
+            self.delete(key)
+        revision = self.ask("kv/range", {"key": "eA=="})["header"]["revision"]
+        self.ask("kv/compaction", {"revision": revision, "physical": True})
+        self.ask("maintenance/defragment", {})
+        alarm = self.ask("maintenance/alarm", {"action": "GET"})["alarms"][0]
+        self.ask("maintenance/alarm", {"action": "DEACTIVATE", **alarm})
+
     def ask(self, what: str, question: dict[str, Any], member: int | None = None) -> dict[str, Any]:
         """Of this member, or of one that is there."""
         place = self.places[next(iter(self._running)) if member is None else member]

@@ -15,7 +15,7 @@ from drivers.notes import Note, Owner, encode, lease_of, note, noted_at, notes
 from drivers.postgres_server import PostgresServer
 from poise.drivers.led import lease as led_lease
 from poise.drivers.led.link import name_of
-from poise.errors import Conflict, NotLeading, PoiseError, StoreAway
+from poise.errors import Conflict, InputError, NotLeading, PoiseError, StoreAway
 from poise.model.record import seal
 from poise.units import SECOND
 
@@ -192,3 +192,25 @@ def test_a_store_that_is_not_there_is_away(url: str) -> None:
 
 def test_no_secret_of_a_url_is_in_messages() -> None:
     assert name_of("postgresql://u:secret@h:1,i:2/x?a=b") == "postgresql://h:1,i:2/x"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "mysql://u:secret@h/x",
+        "postgresql+asyncpg://u:secret@h/x",
+        "postgresql://u:s/secret@h/x",
+        "postgresql://u:s@secret/secret@h/x",
+        "postgresql://u:s?secret@h/x",
+        "postgresql://u:s#secret@h/x",
+        "postgresql://u:secret@[::1/x",
+        "postgresql://u:secret@h\N{CARE OF}/x",
+        "etcd://u:s/secret@h:1/x",
+        "u:secret@h/x",
+    ],
+)
+def test_no_secret_of_what_is_no_url_is_in_messages(wrong: str) -> None:
+    with pytest.raises(InputError) as told:
+        noted_at(wrong)
+    assert told.value.record.field == "--store"
+    assert "secret" not in repr(told.value.record) + name_of("postgresql://u:s/secret@h/x")

@@ -2,18 +2,21 @@
 
 import contextlib
 import os
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import quote, urlsplit
 
 import pytest
 from system.living import PATIENCE, until
 
 from drivers.notes import Note, Owner, encode, lease_of, note, noted_at
 from drivers.postgres_server import NOBODY, PostgresServer, running
-from poise.errors import Fault, NotLeading, StoreFull
+from poise.drivers.postgres import store as postgres_store
+from poise.errors import Fault, NotLeading, StoreAway, StoreFull
 from poise.model.record import seal
 from poise.units import SECOND
 
@@ -62,6 +65,56 @@ def test_a_commit_that_is_on_its_way_is_waited_for(server: PostgresServer, url: 
         store.append([note(1)], expected=0)
         assert not server.run(SLEEPERS, url)
         first.join()
+
+
+def test_who_waits_too_long_for_a_lock_tries_it_again(server: PostgresServer, url: str) -> None:
+    """Whoever stands by would end for good by what is no more than a moment's."""
+    noted_at(url).close()
+    lease = lease_of(url, "a")
+    server.run(f"ALTER DATABASE {urlsplit(url).path[1:]} SET lock_timeout = '50ms'", "postgres")
+    hold = "SELECT pg_sleep(1) FROM (SELECT FROM poise.leadership FOR SHARE) AS held"
+    holding = threading.Thread(target=server.run, args=(hold, url))
+    holding.start()
+    until(lambda: server.run(SLEEPERS, url), "it is locked")
+    with pytest.raises(StoreAway):
+        lease.take()
+    holding.join()
+    assert lease.take() == 1
+
+
+def test_where_a_url_names_several_servers_one_that_is_silent_is_left_for_the_next(
+    server: PostgresServer, url: str
+) -> None:
+    """As one is whose machine is gone, while its copy on another one is ready."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        servers = f"127.0.0.1:{silent.getsockname()[1]},{quote(str(server.folder), safe='')}"
+        both = f"postgresql://poise@{servers}{urlsplit(url).path}?target_session_attrs=read-write"
+        with contextlib.closing(noted_at(both)) as store:
+            store.lead(lease_of(both, "a").take())
+            assert store.append([note(1)], expected=0) == 1
+            assert [event for _, event in store.read()] == [note(1)]
+
+
+def test_a_large_commit_has_the_time_that_it_takes(server: PostgresServer, url: str) -> None:
+    """It would be begun again and again, and nothing would ever be committed."""
+    with contextlib.closing(noted_at(url, warn=pytest.fail)) as store:
+        store.lead(lease_of(url, "a").take())
+        sleep = "BEGIN PERFORM pg_sleep(6); RETURN NULL; END"
+        server.run(f"CREATE FUNCTION slow() RETURNS trigger AS '{sleep}' LANGUAGE plpgsql", url)
+        server.run("CREATE TRIGGER slow AFTER INSERT ON poise.log EXECUTE FUNCTION slow()", url)
+        assert store.append([Note("x" * 2**20)] * 4, expected=0) == 4
+
+
+def test_large_records_are_written_and_read_a_few_at_a_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LARGEST", "PAGE_BYTES"):
+        monkeypatch.setattr(postgres_store, name, 5_000)
+    written = [*[Note("x" * 2_000)] * 5, Note("y" * 20_000), *[note(number) for number in range(100)]]
+    with contextlib.closing(noted_at(url)) as store:
+        store.lead(lease_of(url, "a").take())
+        last = store.append(written, expected=0)
+        store._leader.append([(at, seal(at, encode(event))) for at, event in enumerate(written, start=1)])  # once more
+        assert [len(store._log._rows(after, last)) for after in (0, 4, 5, 6)] == [3, 2, 1, 100]
+        assert [event for _, event in store.read()] == written
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def test_those_of_other_machines_are_tried_in_turn(tmp_path: Path) -> None:
 
 def test_several_of_which_one_leads_are_sockets_and_addresses(tmp_path: Path) -> None:
     own, other = tmp_path / "poise.sock", tmp_path / "other" / "poise.sock"
-    control = f"{other},{own},{ONE.text}"
+    control = f"{other},{own}, {ONE.text}, "
     home = environment_home({"POISE_HOME": str(tmp_path), "POISE_CONTROL": control})
     assert home.doors == (own, other, ONE)
     assert home.addresses == ""  # its own comes first, and its token counts
@@ -40,7 +40,11 @@ def test_several_of_which_one_leads_are_sockets_and_addresses(tmp_path: Path) ->
         ("POISE_ADDRESS", "one.example:7718"),
         ("POISE_ADDRESS", f"{ONE.text},"),
         ("POISE_ADDRESS", f"{ONE.text},elsewhere"),
+        ("POISE_ADDRESS", f"one..example:7718#{64 * 'a'}"),
+        ("POISE_ADDRESS", f"{'one' * 30}:7718#{64 * 'a'}"),
+        ("POISE_ADDRESS", f"one.example:{5000 * '7'}#{64 * 'a'}"),
         ("POISE_CONTROL", "one.example:7718#abc"),
+        ("POISE_CONTROL", "first/poise.sock,second/poise.sock"),  # of which agents would make others
     ],
 )
 def test_what_is_no_address_is_told_by_the_name_of_its_variable(variable: str, text: str, tmp_path: Path) -> None:

@@ -2,25 +2,44 @@
 was acknowledged is lost and nothing runs twice.
 """
 
+import asyncio
 import contextlib
 import http.client
+import itertools
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from drivers.etcd_server import EtcdServer
+from drivers.etcd_server import EtcdServer, Seat, running
+from drivers.notes import lease_of
 from drivers.postgres_server import PostgresServer
 
 from poise.client import Client
 from poise.config import Home
+from poise.control.decider import decider_for
+from poise.control.plane import Plane, clock_of
+from poise.control.shared import Shared
 from poise.drivers import sockets
+from poise.drivers.led import store_at
+from poise.drivers.plugins import choose
 from poise.drivers.security import read_token
+from poise.drivers.sqlite import SqliteStore
+from poise.drivers.system import boottime
 from poise.errors import PoiseError
+from poise.kernel.controller import Controller, Settings
+from poise.kernel.ledger import Ledger
+from poise.model.events import Began, StopAsked, decode_event, encode_event
+from poise.model.reports import LogPiece
+from poise.model.times import Times
+from poise.units import HOUR, MINUTE, SECOND
 from system.living import PATIENCE, Diary, Living, alive, kill, until
 
 Server = PostgresServer | EtcdServer
@@ -179,6 +198,26 @@ def test_who_stands_by_answers_what_can_be_read_and_refuses_the_rest(pair: Pair)
     assert pair.client().wait(done.value["job"]).exit_code
 
 
+def test_what_was_just_submitted_and_what_it_wrote_is_found_by_way_of_one_that_stands_by(pair: Pair) -> None:
+    """It is a moment late, and has nothing of the output: that is where the other one is."""
+
+    def wrote() -> bytes:
+        return b"".join(piece.data for piece in Client(pair.second.home).logs(job) if isinstance(piece, LogPiece))
+
+    for number in range(5):
+        job = Client(pair.second.home).submit({"run": ["echo", str(number)], "resources": {"cpu": 0.1}})
+        assert Client(pair.second.home).wait(job, PATIENCE).exit_code == 0
+        assert wrote() == b"%d\n" % number
+    assert [one.error for one in Client(pair.second.home).submit_stream([{"run": ["true"]}])] == [None]
+    pair.pull_the_plug()
+    until(lambda: pair.leads(pair.second), "the other one leads", pair.story)
+    pair.first.up()
+    assert wrote() == b"4\n"
+    with pytest.raises(PoiseError) as told:
+        Client(pair.first.home).job("j99")
+    assert told.value.record.code == "E120"
+
+
 @on_both
 def test_the_leader_is_killed_under_load_and_the_other_one_goes_on(pair: Pair) -> None:
     diary = Diary(pair.first.work / "diary")
@@ -245,6 +284,48 @@ def test_a_leader_that_stood_still_says_nothing_any_more(pair: Pair) -> None:
     assert [event.split(b'"term":')[1].split(b",")[0] for event in terms(pair)] == [b"1", b"2"]
 
 
+CALLS = """
+import sys, time, poise
+
+@poise.task
+def next_of(number: int) -> int:
+    time.sleep(0.05)
+    return number + 1
+
+if __name__ == "__main__":
+    number = 0
+    while True:
+        number = next_of.submit(number).result()
+        print(number, flush=True)
+"""
+
+
+def test_calls_go_on_while_a_leader_stands_still(pair: Pair) -> None:
+    """Its end of the connection is there still: whoever waits for an answer has to find out by itself."""
+    script = pair.first.file("calls.py", CALLS)
+    told: list[int] = []
+    calling = subprocess.Popen(
+        [sys.executable, script], cwd=pair.first.work, env=pair.first.environment(), stdout=subprocess.PIPE
+    )
+    out = calling.stdout
+    assert out is not None
+    reading = threading.Thread(target=lambda: told.extend(map(int, out)), daemon=True)
+    reading.start()
+    stale = pair.first.pid("control")
+    try:
+        until(lambda: len(told) > 5, "calls return", pair.story)
+        os.kill(stale, signal.SIGSTOP)
+        until(lambda: pair.leads(pair.second), "the other one leads", pair.story)
+        before = len(told)
+        until(lambda: len(told) > before + 5, "calls return again", pair.story)
+    finally:
+        os.kill(stale, signal.SIGCONT)
+        calling.terminate()
+        calling.wait(PATIENCE)
+        reading.join(PATIENCE)
+    assert told == list(range(1, len(told) + 1))
+
+
 def terms(pair: Pair) -> list[bytes]:
     return [event for event in pair.client().events(after=0, follow=False) if b'"term":' in event]
 
@@ -286,6 +367,92 @@ def test_while_the_store_is_away_what_runs_goes_on_and_what_needs_it_waits(pair:
     diary.release()
     assert pair.client().wait(held, PATIENCE).exit_code == 0
     load.check()
+
+
+def test_a_full_store_is_waited_for_and_room_in_it_is_enough() -> None:
+    """Nobody has to start anything again: not who led, nor who stood by, nor the agent."""
+    with running([Seat()], "--quota-backend-bytes", str(4 * 2**20)) as server:
+        pair = Pair(server)
+        try:
+            agent, stale = pair.first.pid("agent"), pair.first.pid("control")
+            for number in itertools.count():  # somebody else's
+                try:
+                    server.put(b"others/%d" % number, b"x" * 2**19)
+                except OSError:
+                    break
+            until(lambda: not alive(stale), "it cannot be renewed, and leaves", pair.story)
+            until(lambda: pair.stands_by(pair.first), "it stands by", pair.story)
+            time.sleep(2 * Times().leadership / SECOND)  # so that each of them would have led
+            assert pair.stands_by(pair.first) and pair.stands_by(pair.second), pair.story()
+            server.make_room(b"others/")
+            until(lambda: pair.leads(pair.first) or pair.leads(pair.second), "one leads", pair.story)
+            job = pair.client().submit({"run": ["true"], "resources": {"cpu": 0.1}})
+            assert pair.client().wait(job, PATIENCE).exit_code == 0, pair.story()
+            assert pair.first.pid("agent") == agent
+            pair.close()
+        finally:
+            pair.first.destroy()
+            pair.second.destroy()
+            pair.wire.close()
+
+
+def test_who_stands_by_for_one_that_writes_all_the_time_knows_it_and_rests(postgres: PostgresServer) -> None:
+    """Between any two looks at the log there is something new in it."""
+    url, looks = postgres.database(), list[int]()
+    lease, wanting = lease_of(url, "a"), lease_of(url, "b")
+
+    async def stand_by() -> str | None:
+        store = store_at(url, encode_event, decode_event)
+        read = store.read
+
+        def written_and_read(after: int = 0, limit: int = 0) -> object:
+            looks.append(leading.append([StopAsked(at=len(looks) + 1, by="")], expected=leading.durable()))
+            return read(after, limit)
+
+        store.read = written_and_read  # type: ignore[assignment]
+        ledger = Ledger()
+        decider = decider_for(choose("poise"), Times())
+        plane = Plane(Controller(ledger, Settings()), store, clock_of(ledger), decider)
+        plane.behind = ""
+        standing_by = asyncio.create_task(Shared(store, ledger, wanting, "").lead(plane))
+        await asyncio.sleep(1.5)
+        standing_by.cancel()
+        decider.close()
+        store.close()
+        return plane.behind
+
+    leading = store_at(url, encode_event, decode_event)
+    with contextlib.closing(leading):
+        leading.lead(lease.take())
+        assert asyncio.run(stand_by()) == "at a"
+        assert len(looks) < 10
+
+
+@pytest.mark.parametrize("ahead", [HOUR, -HOUR])
+def test_whatever_a_machines_clock_is_set_to_the_logs_time_goes_on(ahead: int, tmp_path: Path) -> None:
+    """Who led began on a machine whose clock is an hour off from the one here."""
+    began, later = 1000 * SECOND, 5 * HOUR
+    wall = time.time() - (later - began + ahead) / SECOND
+    first = Began(at=began, term=1, policy="poise", history=9, version="1", boot="another", boottime=1, wall=wall)
+    last = StopAsked(at=later, by="")
+
+    async def take_over() -> tuple[int, int]:
+        store = SqliteStore(tmp_path / "log.db", encode_event, decode_event)
+        store.append([first, last], expected=0)
+        decider = decider_for(choose("poise"), Times())
+        plane = Plane(Controller(Ledger(), Settings()), store, clock_of(Ledger()), decider)
+        plane.behind = ""
+        plane.take_in([(1, first)], boottime())
+        by_wall = plane.clock.now()
+        plane.take_in([(2, last)], boottime())
+        plane.lead(2, lambda: True)
+        decider.close()
+        store.close()
+        return by_wall, plane.ledger.now
+
+    by_wall, now = asyncio.run(take_over())
+    assert later + ahead <= by_wall < later + ahead + MINUTE
+    assert later <= now < later + MINUTE
 
 
 def test_who_has_another_token_is_told_before_it_is_needed(pair: Pair) -> None:

@@ -23,12 +23,12 @@ from typing import Any
 
 import msgspec
 from websockets.exceptions import WebSocketException
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
 
 from poise.config import Home
 from poise.decoding import msgpack_decoder
 from poise.drivers import functions, values
-from poise.drivers.reach import environment_home, reach
+from poise.drivers.reach import channel_to, environment_home
 from poise.model.calls import (
     Back,
     FromWorker,
@@ -150,18 +150,12 @@ class Worker:
         pause, alone_since = RECONNECT_SECONDS[0], time.monotonic()
         turns = itertools.count()
         while not self._ending:
-            with contextlib.suppress(OSError, WebSocketException, EOFError):
-                sock = reach(self._home, turn=next(turns))
-                with connect(
-                    "ws://poise/v1/workers",
-                    sock=sock,
-                    additional_headers={"Authorization": f"Bearer {self._key}"},
-                    compression=None,
-                    max_size=None,
-                    ping_interval=None,
-                ) as channel:
-                    pause = RECONNECT_SECONDS[0]
-                    self._session(channel)
+            with (
+                contextlib.suppress(OSError, WebSocketException, EOFError),
+                channel_to(self._home, "/v1/workers", self._key, next(turns)) as connection,
+            ):
+                pause = RECONNECT_SECONDS[0]
+                self._session(connection)
             if self._channel is not None:
                 self._channel, alone_since = None, time.monotonic()
             if time.monotonic() - alone_since > ALONE_SECONDS and not self._todo and not self._making:

@@ -15,7 +15,7 @@ import msgspec
 
 from poise.config import MAX_BODY
 from poise.control.gatekeeper import Gatekeeper
-from poise.drivers.reach import AUTHORITY
+from poise.drivers.reach import AUTHORITY, STANDBY
 from poise.errors import ErrorRecord, Forbidden, InputError, NotLeading, PoiseError
 from poise.model.tenants import Bearer, Role
 
@@ -145,7 +145,7 @@ def marked(send: Send, behind: str) -> Send:
 
     async def send_marked(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), (b"poise-standby-for", behind.encode())]
+            message["headers"] = [*message.get("headers", ()), (STANDBY.lower().encode(), behind.encode())]
         await send(message)
 
     return send_marked

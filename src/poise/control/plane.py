@@ -19,10 +19,13 @@ from poise.kernel.overview import Rates, rates
 from poise.model.events import Event
 from poise.model.messages import Met
 from poise.ports import Clock, Decider, Store
-from poise.units import Instant
+from poise.units import SECOND, Instant
 
 RECENT_EVENTS = 10_000
 """Events kept in memory for those who follow the stream; older ones are read from the log."""
+
+FRESH = 2 * SECOND
+"""What was written since a look at the log so long ago at most has been written just now."""
 
 BROKEN = 70
 """Exit code of a control plane that met an internal error, or lost its log to another one."""
@@ -67,6 +70,7 @@ class Plane(Host):
             guard=self._turns,
         )
         self._leads: Callable[[], bool] = lambda: True
+        self._looked = 0
         self._recent: deque[tuple[int, Event]] = deque(maxlen=RECENT_EVENTS)
         self._published = controller.durable
         self._followers: set[asyncio.Event] = set()
@@ -91,23 +95,28 @@ class Plane(Host):
 
     def start_from(self, ledger: Ledger) -> None:
         """Stand by with this ledger: what lies between it and what was known is no longer in the log."""
-        self.controller = Controller(ledger, self.controller.settings)
+        self.controller, self.clock = Controller(ledger, self.controller.settings), clock_of(ledger)
         self._recent.clear()
         self._published_up_to(ledger.revision)
 
-    def take_in(self, events: Sequence[tuple[int, Event]]) -> None:
-        """What the control plane that leads has written after all that is known here."""
+    def take_in(self, events: Sequence[tuple[int, Event]], looked: int) -> None:
+        """What the control plane that leads has written after all that is known here, as it was `looked` for since this
+        boot. What is fresh tells what time it is there, whatever the clocks of the two machines are set to.
+        """
+        fresh, self._looked = looked - self._looked < FRESH, looked
+        if not events:
+            return
         with or_die():
             for _, event in events:
                 self.ledger.apply(event)
-        self.clock = clock_of(self.ledger)
+        self.clock = SystemClock(Instant(self.ledger.now)) if fresh else clock_of(self.ledger)
         self._recent.extend(events)
         self._published_up_to(self.ledger.revision)
 
     def lead(self, term: int, leads: Callable[[], bool]) -> None:
         """From now on, under a term that was won, on what was taken in."""
         self.controller = Controller(self.ledger, self.controller.settings)
-        self.clock, self._leads, self.behind = clock_of(self.ledger), leads, None
+        self._leads, self.behind = leads, None
         self.begin(boot=boot_id(), boottime=boottime(), term=term)
 
     @contextlib.contextmanager

@@ -18,8 +18,9 @@ from poise.control.plane import Plane, leave
 from poise.drivers.devices import identity
 from poise.drivers.led import Lease, LedStore, lease_at, store_at
 from poise.drivers.security import digest
+from poise.drivers.system import boottime
 from poise.engine.host import load_ledger
-from poise.errors import Conflict, PoiseError, StoreAway
+from poise.errors import Conflict, PoiseError, StoreAway, StoreFull
 from poise.kernel.ledger import Ledger
 from poise.model.events import Event, decode_event, encode_event
 from poise.model.times import Times
@@ -28,6 +29,9 @@ LOOK_SECONDS = 0.25
 LIFE_SECONDS = 1.0
 PAGE = 5_000
 """Events that are taken in at once: reads wait meanwhile."""
+
+PASSING = (StoreAway, StoreFull)
+"""What is waited for. Who ended instead would end for good, and nobody would lead once the store is well again."""
 
 _log = logging.getLogger("poise.control")
 
@@ -61,7 +65,7 @@ async def open_shared(url: str, home: Home, token: str, address: str) -> "Shared
             shared = await asyncio.to_thread(opened)
             home.failure.unlink(missing_ok=True)
             return shared
-        except StoreAway as error:
+        except PASSING as error:
             if not home.failure.exists():
                 _log.warning("%s", error)
                 home.failure.write_bytes(msgspec.json.encode(error.record))
@@ -108,21 +112,21 @@ class Shared(NamedTuple):
                     return
                 plane.behind = await asyncio.to_thread(self.leader)
                 away = False
-            except StoreAway as error:
+            except PASSING as error:
                 if not away:
                     _log.warning("%s", error)
                 away = True
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _catch_up(self, plane: Plane) -> bool:
-        """False: nothing was new."""
-        known = plane.ledger.revision
+        """False: there was no more than this. A leader that writes all the time is not to be read all the time."""
+        known, looked = plane.ledger.revision, boottime()
         events = await asyncio.to_thread(lambda: list(self.store.read(known, PAGE)))
         if events and events[0][0] != known + 1:  # the log was pruned meanwhile
             plane.start_from(await asyncio.to_thread(load_ledger, self.store))
-        elif events:
-            plane.take_in(events)
-        return bool(events)
+            return True
+        plane.take_in(events, looked)
+        return len(events) == PAGE
 
     async def _lead(self, plane: Plane, term: int) -> None:
         """What is in the log now is all that there will be of others."""

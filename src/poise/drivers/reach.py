@@ -8,9 +8,10 @@ import functools
 import hashlib
 import os
 import socket
+import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from poise.config import Address, Door, Home
 from poise.drivers import sockets
@@ -19,13 +20,22 @@ from poise.errors import Denied, InputError
 if TYPE_CHECKING:
     import ssl
 
+    from websockets.sync.client import ClientConnection
+
 AUTHORITY = "/v1/authority"
 """Where the certificate of the authority is given to anybody who asks."""
+
+STANDBY = "Poise-Standby-For"
+"""The header of answers of a control plane that stands by; its value is the address of the one that leads."""
 
 MAX_CERTIFICATE = 64 * 1024
 
 ALONE_SECONDS, SILENCE_SECONDS = 15.0, 3.0
 """How long a connection to another machine may take; where there is another one to go to, it is not waited for."""
+
+
+PING_SECONDS, CLOSE_SECONDS = 2.0, 1.0
+"""How often one of several is asked whether it is there still, and how long a connection that is given up may take."""
 
 
 def reach(home: Home, timeout: float | None = None, turn: int = 0) -> socket.socket:
@@ -45,6 +55,40 @@ def reach(home: Home, timeout: float | None = None, turn: int = 0) -> socket.soc
     except BaseException:
         plain.close()
         raise
+
+
+def channel_to(home: Home, path: str, secret: str, turn: int) -> "ClientConnection":
+    """A WebSocket to the control plane of a home, or to the one of several whose turn it is: that one is left for the
+    next when it stands still, or its machine is gone, of which nobody tells. Raises what `reach` does, and
+    WebSocketException.
+    """
+    from websockets.sync.client import connect  # commands need none
+
+    sock, watched = reach(home, turn=turn), dict[str, Any](ping_interval=None)
+    if len(home.doors) > 1:
+        _send_within(sock, SILENCE_SECONDS)
+        watched = {
+            "open_timeout": SILENCE_SECONDS,
+            "ping_interval": PING_SECONDS,
+            "ping_timeout": SILENCE_SECONDS,
+            "close_timeout": CLOSE_SECONDS,
+        }
+    connection: ClientConnection = connect(
+        f"ws://poise{path}",
+        sock=sock,
+        additional_headers={"Authorization": f"Bearer {secret}"},
+        compression=None,
+        max_size=None,
+        **watched,
+    )
+    return connection
+
+
+def _send_within(sock: socket.socket, seconds: float) -> None:
+    """Who does not read what is sent for so long is gone. (With TLS it is for TCP to find out.)"""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), 0))
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
 
 def door_of(home: Home, turn: int) -> Door:
@@ -96,12 +140,24 @@ def home_at(path: Path | str, environment: Mapping[str, str] = os.environ) -> Ho
     """The home at this path, with the others of which one leads where the environment names it among them."""
     home = Home(Path(path).expanduser().resolve())
     named = environment.get("POISE_CONTROL", "")
-    others = tuple(_door(name) for name in filter(None, named.split(",")))
+    others = tuple(_door(name) for name in map(str.strip, named.split(",")) if name)
     return Home(home.root, others=others) if home.socket in others else home
 
 
 def _door(text: str) -> Door:
-    return Address.parse(text, "POISE_CONTROL") if "#" in text else Path(text.strip()).expanduser().resolve()
+    """Raises InputError, also for a path that would be another one where agents and control planes run."""
+    if "#" in text:
+        return Address.parse(text, "POISE_CONTROL")
+    path = Path(text).expanduser()
+    if not path.is_absolute():
+        raise InputError(
+            "a socket is named by its whole path: agents and control planes run in another folder",
+            field="POISE_CONTROL",
+            need="/PATH/poise.sock, or HOST:PORT#FINGERPRINT",
+            have=text[:200],
+            hint=f"$PWD/{text[:200]}",
+        )
+    return path.resolve()
 
 
 def environment_home(environment: Mapping[str, str] = os.environ) -> Home:

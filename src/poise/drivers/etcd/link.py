@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 import aiohttp
 import msgspec
 
+from poise.config import parse_place
 from poise.drivers.etcd import words
 from poise.drivers.etcd.words import Compare, KeyValue, Operation, Question, Range, Refusal, Told, Transaction
 from poise.drivers.led.link import WITHIN, Answer, Link, loop, why
@@ -49,8 +50,8 @@ def place_of(url: str) -> Place:
     scheme = "https" if parts.scheme == "etcds" else "http"
     members = tuple(f"{scheme}://{host}" for host in hosts.split(","))
     try:
-        whole = all(urlsplit(member).hostname and urlsplit(member).port for member in members)
-    except ValueError:
+        whole = all(all(parse_place(host, "--store")) for host in hosts.split(","))
+    except InputError:
         whole = False
     if not whole or parts.fragment:
         raise InputError(

@@ -1,7 +1,7 @@
 """The log and its writer, in keys and transactions."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -10,7 +10,7 @@ from poise.drivers.etcd.keys import Keys, revision_of, settle
 from poise.drivers.etcd.lease import see
 from poise.drivers.etcd.link import EtcdLink, Members
 from poise.drivers.etcd.words import Compare, KeyValue, Operation, delete, end_of, is_value, put
-from poise.drivers.led.store import CHECKPOINTS_KEPT, LARGE, PROBE_BYTES, LedWriter, Rows
+from poise.drivers.led.store import CHECKPOINTS_KEPT, LARGE, PROBE_BYTES, LedWriter, Rows, parts_of
 from poise.drivers.verified import Event, VerifiedLog
 from poise.errors import PoiseError, StoreDamaged
 from poise.model.record import checksum
@@ -91,7 +91,7 @@ class EtcdWriter(LedWriter):
 
     def _append(self, rows: Rows) -> None:
         async def append(members: Members) -> None:
-            for part in _parts(rows):
+            for part in parts_of(rows, PIECE):
                 before, last = part[0][0] - 1, part[-1][0]
                 content, follows = _encode([record for _, record in part]), is_value(self._keys.last, b"%d" % before)
                 moved = put(self._keys.last, b"%d" % last)
@@ -161,17 +161,6 @@ class EtcdWriter(LedWriter):
             seen = await see(members, self._keys)
             self._check_leads(seen.term, seen.who.holder)
         return done
-
-
-def _parts(rows: Rows) -> Iterator[Rows]:
-    """What fits into one key; at least one record."""
-    begin = size = 0
-    for number, (_, record) in enumerate(rows):
-        if size + len(record) > PIECE and number > begin:
-            yield rows[begin:number]
-            begin, size = number, 0
-        size += len(record)
-    yield rows[begin:]
 
 
 async def _read(members: Members, keys: Keys, after: int, count: int) -> list[tuple[int, bytes]]:

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from poise.drivers.grouped import KEEP, QUEUE_LIMIT
 from poise.drivers.led.lease import Lease
+from poise.drivers.led.link import is_unclear, name_of
 from poise.drivers.led.store import LedStore, LedWriter
 from poise.drivers.verified import Event, VerifiedLog, log
 from poise.errors import InputError, NotLeading
@@ -64,7 +65,14 @@ def lease_at(
 
 
 def _kind(url: str) -> Kind:
-    match urlsplit(url).scheme:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # whose text has all of it
+        raise InputError("this is no URL", field="--store", need=NEED) from None
+    if is_unclear(parts):
+        need = "%40 for `@`, %2F for `/`, %3F for `?`, %23 for `#`"
+        raise InputError("a password has to be written as in a URL", field="--store", need=need, have=name_of(url))
+    match parts.scheme:
         case "postgresql" | "postgres":
             from poise.drivers import postgres
 
@@ -73,4 +81,4 @@ def _kind(url: str) -> Kind:
             from poise.drivers import etcd
 
             return Kind(etcd.EtcdLog, etcd.EtcdWriter, etcd.EtcdLease)
-    raise InputError("there is no such store", field="--store", need=NEED, have=url)
+    raise InputError("there is no such store", field="--store", need=NEED, have=name_of(url) if parts.netloc else url)

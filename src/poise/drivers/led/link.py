@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 WITHIN = 5.0
 """Seconds that a question may take, connecting included."""
@@ -38,9 +38,16 @@ class Link(ABC, Generic[Connection]):
 
 
 def name_of(url: str) -> str:
-    """The URL without its secrets, for messages."""
+    """The URL without its secrets, for messages; no more than its scheme where nobody can tell what is one."""
     parts = urlsplit(url)
+    if is_unclear(parts):
+        return f"{parts.scheme}://…"
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def is_unclear(parts: SplitResult) -> bool:
+    """Whether there is an `@` behind the servers: then a password ends what was taken for them, at `/`, `?` or `#`."""
+    return any("@" in part for part in (parts.path, parts.query, parts.fragment))
 
 
 def why(error: BaseException) -> str:

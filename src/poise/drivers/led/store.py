@@ -2,7 +2,7 @@
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic
 
 from poise.drivers.grouped import GroupedStore, Writer
@@ -72,6 +72,17 @@ class LedWriter(Writer):
                 need=f"revision {rows[0][0] - 1} as the last",
                 have=f"{len(found)} records behind it",
             )
+
+
+def parts_of(rows: Rows, most: int) -> Iterator[Rows]:
+    """What fits into so many bytes, in order; at least one record."""
+    begin = size = 0
+    for number, (_, record) in enumerate(rows):
+        if size + len(record) > most and number > begin:
+            yield rows[begin:number]
+            begin, size = number, 0
+        size += len(record)
+    yield rows[begin:]
 
 
 class LedStore(GroupedStore, Generic[Event]):

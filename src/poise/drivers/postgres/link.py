@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from poise.drivers.led.link import WITHIN, Answer, Link, loop, why
 from poise.errors import Fault, PoiseError, StoreAway, StoreFull
@@ -14,6 +16,7 @@ except ModuleNotFoundError:
     raise Fault("a log in PostgreSQL needs a library", code="E213", hint="pip install 'poise[postgres]'") from None
 
 CONNECTING = 2.0
+"""Seconds that one server may take, so that there is time for the next one."""
 
 _AWAY = (
     OSError,
@@ -21,6 +24,8 @@ _AWAY = (
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,  # it is being shut down, or starts
     asyncpg.TooManyConnectionsError,
+    asyncpg.TransactionRollbackError,  # it was in somebody's way
+    asyncpg.LockNotAvailableError,
     asyncpg.ReadOnlySQLTransactionError,  # a copy that only reads: the one that writes may be reached next time
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
@@ -35,7 +40,7 @@ CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchrono
 class PostgresLink(Link[Any]):
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self._url = url
+        self._places = deque(places_of(url))
         self._connection: Any = None
         self._one_at_a_time = asyncio.Lock()
 
@@ -44,7 +49,7 @@ class PostgresLink(Link[Any]):
             try:
                 async with asyncio.timeout(within):
                     if self._connection is None or self._connection.is_closed():
-                        self._connection = await asyncpg.connect(self._url, timeout=CONNECTING)
+                        self._connection = await self._connected()
                         await self._connection.execute(_SETTLE)
                     return await question(self._connection)
             except _AWAY as error:
@@ -57,10 +62,32 @@ class PostgresLink(Link[Any]):
         with contextlib.suppress(RuntimeError):
             loop().call_soon_threadsafe(self._hang_up)
 
+    async def _connected(self) -> Any:
+        """To the server that answered last, or to the next one that does."""
+        failure: Exception = TimeoutError()
+        for _ in range(len(self._places)):
+            try:
+                return await asyncpg.connect(self._places[0], timeout=CONNECTING)
+            except _AWAY as error:
+                failure = error
+                self._places.rotate(-1)
+        raise failure
+
     def _hang_up(self) -> None:
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
+
+
+def places_of(url: str) -> list[str]:
+    """A URL for each of the servers that one names. Given all of them, the library would wait for one that is silent
+    until there is no time left for the others.
+    """
+    parts = urlsplit(url)
+    login, at, servers = parts.netloc.rpartition("@")
+    if "," not in servers:
+        return [url]
+    return [parts._replace(netloc=login + at + server).geturl() for server in servers.split(",")]
 
 
 def _unusable(name: str, error: Exception) -> PoiseError:

@@ -1,10 +1,12 @@
 """The log and its writer, in SQL."""
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
 
-from poise.drivers.led.store import CHECKPOINTS_KEPT, LARGE, PROBE_BYTES, LedWriter, Rows
+from poise.drivers.led.link import WITHIN
+from poise.drivers.led.store import CHECKPOINTS_KEPT, LARGE, PROBE_BYTES, LedWriter, Rows, parts_of
 from poise.drivers.postgres import tables
 from poise.drivers.postgres.link import PostgresLink
 from poise.drivers.verified import Event, VerifiedLog
@@ -14,6 +16,17 @@ from poise.ports import StoredCheckpoint
 
 PRUNE_ROWS = 5_000
 
+LARGEST = 16 * 2**20
+"""Bytes of records that are written by one statement, of which PostgreSQL takes a gigabyte; a larger one alone."""
+
+SLOWEST = 2**20
+"""Bytes in a second that come through to the database at least. What is large has more time than what is small, whose
+connection may be dead: it would be begun again and again.
+"""
+
+PAGE_BYTES = 2 * 2**20
+"""Of records that are read at once; a larger one alone."""
+
 _APPEND = """
 WITH led AS MATERIALIZED (SELECT FROM poise.leadership WHERE term = $1 FOR SHARE)
 INSERT INTO poise.log SELECT * FROM unnest($2::bigint[], $3::bytea[])
@@ -22,6 +35,14 @@ ON CONFLICT DO NOTHING
 """
 """One statement, so that it is whole or not there whatever becomes of whoever sent it. The row is locked until the
 commit: a new leader waits for it. In conflict with it can only be its own first try, which was taken for lost."""
+
+
+_PAGE = """
+SELECT revision, record FROM (
+    SELECT *, sum(length(record)) OVER (ORDER BY revision) - length(record) AS ahead
+    FROM (SELECT * FROM poise.log WHERE revision > $1 ORDER BY revision LIMIT $2) AS rows
+) AS page WHERE ahead < $3 ORDER BY revision
+"""
 
 
 class PostgresLog(VerifiedLog[Event]):
@@ -49,8 +70,7 @@ class PostgresLog(VerifiedLog[Event]):
         return value
 
     def _rows(self, after: int, count: int) -> list[tuple[int, Any]]:
-        select = "SELECT revision, record FROM poise.log WHERE revision > $1 ORDER BY revision LIMIT $2"
-        return self._link.ask(lambda connection: connection.fetch(select, after, count))
+        return self._link.ask(lambda connection: connection.fetch(_PAGE, after, count, PAGE_BYTES))
 
     def _checkpoints(self) -> list[int]:
         select = "SELECT revision FROM poise.checkpoint ORDER BY revision"
@@ -77,16 +97,19 @@ class PostgresWriter(LedWriter):
         self._link.ask(lambda connection: connection.execute(sign, written_by))
 
     def _append(self, rows: Rows) -> None:
-        self._link.ask(lambda connection: self._insert(connection, rows))
+        for part in parts_of(rows, LARGEST):
+            within = WITHIN + sum(len(record) for _, record in part) / SLOWEST
+            self._link.ask(functools.partial(self._insert, part), within)
 
-    async def _insert(self, connection: Any, rows: Rows) -> None:
+    async def _insert(self, rows: Rows, connection: Any) -> None:
         before = rows[0][0] - 1
         revisions, records = zip(*rows, strict=True)
         done = await connection.execute(_APPEND, self.term, revisions, records, before)
         if done == f"INSERT 0 {len(rows)}":
             return
         self._check_leads(*await connection.fetchrow("SELECT term, holder FROM poise.leadership"))
-        found = await connection.fetch("SELECT * FROM poise.log WHERE revision > $1 ORDER BY revision", before)
+        select = "SELECT * FROM poise.log WHERE revision > $1 ORDER BY revision LIMIT $2"
+        found = await connection.fetch(select, before, len(rows))
         self._check_there(rows, found)
 
     def add_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
