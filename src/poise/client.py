@@ -350,7 +350,8 @@ class Client:
                     lost = refused
                 if not sending.is_done:
                     now = time.monotonic()
-                    if deadline is None or now > begun + self._patience:  # it was quiet, as there was nothing to send
+                    was_quiet = begun <= sending.moved < now - self._patience and not sending.unanswered
+                    if deadline is None or was_quiet:  # it was there, and there was nothing to say
                         deadline = now + self._patience
                     if now > deadline or not _is_kept_alive(self.home):
                         raise lost
