@@ -217,6 +217,7 @@ def test_a_stream_of_submissions_outlives_the_control_plane(living: Living) -> N
     assert [receipt.error for receipt in receipts] == [None] * count
     assert len({receipt.job for receipt in receipts}) == count
     assert {job.id for job in client.jobs(everything=True)} == {receipt.job for receipt in receipts}
+    assert [client.wait(receipt.job, 30).exit_code for receipt in receipts] == [0] * count
 
 
 def test_what_fails_in_making_a_stream_is_raised_once_the_rest_is_acknowledged(living: Living) -> None:

@@ -247,6 +247,7 @@ def test_a_stream_of_submissions_goes_on_to_whoever_leads(pair: Pair) -> None:
     assert [receipt.error for receipt in receipts] == [None] * count
     assert {job.id for job in client.jobs(everything=True)} == {receipt.job for receipt in receipts}
     assert pair.leads(pair.second), pair.story()
+    assert [client.wait(receipt.job, PATIENCE).exit_code for receipt in receipts] == [0] * count
 
 
 def test_leaders_that_are_killed_again_and_again_and_come_back_lose_nothing(pair: Pair) -> None:
