@@ -816,8 +816,10 @@ class Controller:
             self._dirty = True
         return f"{node}:{device.index}"
 
-    def _give_up(self, node: str, now: int) -> str:
-        name = find_node(self.ledger.nodes, node)
+    def _give_up(self, name: str, now: int) -> str:
+        """By its whole name: one that has never joined may be the beginning of another's."""
+        if name not in self.ledger.nodes:
+            raise NotFound(f"there is no node `{name}`", field="node", have=name, hint="`poise nodes`: a whole name")
         if self.ledger.nodes[name].status == "up":
             self._disconnect(name)
             self._hang(name)
