@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,6 +116,49 @@ def test_a_role_is_for_what_it_is_for(beyond: Beyond) -> None:
     beyond.end_agent()
     beyond._agent = agent
     assert beyond.status("other") == "unknown"
+
+
+def events(beyond: Beyond, *types: str) -> list[dict[str, str]]:
+    told = [json.loads(line)["event"] for line in beyond.living.client().events(after=0, follow=False)]
+    return [event for event in told if event["type"] in types]
+
+
+def test_another_machine_under_the_name_of_one_that_is_heard_takes_nothing_from_it(beyond: Beyond) -> None:
+    """Else each would have the work of the other given up, and itself be hung up on, again and again."""
+    diary = Diary(beyond.living.work / "diary-namesake")
+    job = beyond.ann("submit", "--", "sh", "-c", diary.held()).text.strip()
+    until(lambda: "start" in diary.path.read_text(), "it runs")
+    before = len(events(beyond, "joined", "lost"))
+    agent, said = beyond._agent, len(beyond.living.messages())
+    beyond.offer(beyond.offers, "far", Home(beyond.living.home.root.with_name("home-namesake")))
+    told = "node is refused: another machine of this name is heard; give this one another: `--name`"
+    until(lambda: told in beyond.living.messages()[said:], "it says why", beyond.living.messages)
+    refused = beyond.living.client().refusals().counts["E107"]
+    until(lambda: beyond.living.client().refusals().counts["E107"] >= refused + 3, "it goes on trying")
+    beyond.end_agent()
+    beyond._agent = agent
+    assert beyond.living.messages()[said:].count(told) == 1
+    assert len(events(beyond, "joined", "lost")) == before
+    diary.release()
+    assert beyond.ann("wait", job).code == 0
+    diary.check()
+
+
+def test_an_agent_says_what_it_is_refused_with_and_tries_no_more_than_once_a_second(beyond: Beyond) -> None:
+    agent, said = beyond._agent, len(beyond.living.messages())
+    before = beyond.living.client().refusals().counts.get("E130", 0)
+    wrong = beyond.living.work / "token.wrong"
+    wrong.touch(mode=0o600)
+    wrong.write_text("wrong")
+    beyond.offer(wrong, "unknown", Home(beyond.living.home.root.with_name("home-unknown")))
+    told = "node is refused: E130: the request carries no token, or a wrong one; set POISE_TOKEN"
+    until(lambda: told in beyond.living.messages()[said:], "it says why", beyond.living.messages)
+    began, first = time.monotonic(), beyond.living.client().refusals().counts["E130"]
+    until(lambda: beyond.living.client().refusals().counts["E130"] >= first + 4, "it goes on trying")
+    assert time.monotonic() - began > 1.5
+    beyond.end_agent()
+    beyond._agent = agent
+    assert beyond.living.messages()[said:].count(told) == 1 and first > before
 
 
 def test_who_speaks_for_the_address_is_checked_before_anything_is_said(beyond: Beyond, tmp_path: Path) -> None:

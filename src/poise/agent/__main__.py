@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import msgspec
 import uvloop
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFactory
 
 from poise.agent.upkeep import Toll
@@ -55,7 +55,7 @@ from poise.drivers.system import (
     probe_cgroups,
     settle_memory,
 )
-from poise.errors import NotFound, PoiseError
+from poise.errors import ErrorRecord, NotFound, NotLeading, PoiseError
 from poise.kernel import node as machine
 from poise.kernel.frames import Broken, Frames
 from poise.kernel.node import NodeMachine
@@ -86,6 +86,9 @@ DEFLATE = {"level": 1, "memLevel": 5}
 thread that compresses is the one that beats.
 """
 
+FIRST_REFUSAL = 4400
+"""A channel that is closed by this number or a higher one was refused, and says why."""
+
 SHIP_SECONDS = 0.05
 MAX_SHIPPED = 16
 """Parts of output that wait to be sent: beats come after them."""
@@ -93,6 +96,7 @@ MAX_SHIPPED = 16
 _log = logging.getLogger("poise.agent")
 _to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent | Kept | Met]] = msgpack_decoder(tuple[int, ToAgent | Kept | Met])
 _encode = msgspec.msgpack.Encoder().encode
+_refused = json_decoder(dict[str, ErrorRecord])
 
 
 def host_signals(load: Load, without: str = "") -> dict[str, int]:
@@ -119,6 +123,19 @@ def device_signals(seen: Mapping[int, Use], memory: Mapping[int, int]) -> dict[s
 
 def _known(**signals: int | None) -> dict[str, int]:
     return {name: value for name, value in signals.items() if value is not None}
+
+
+def refusal(error: Exception) -> str:
+    """What a person has to mend, if it is not enough to try again: why there is no channel, and what to do."""
+    if isinstance(error, ConnectionClosed):
+        return error.rcvd.reason if error.rcvd is not None and error.rcvd.code >= FIRST_REFUSAL else ""
+    record = error.record if isinstance(error, PoiseError) else None
+    if isinstance(error, InvalidStatus):
+        with contextlib.suppress(msgspec.DecodeError, KeyError):
+            record = _refused.decode(error.response.body or b"")["error"]
+    if record is None or record.code == NotLeading.default_code:  # then another one leads, or will
+        return ""
+    return "; ".join(part for part in (f"{record.code}: {record.message}", record.have, record.hint) if part)
 
 
 class DeviceUse(msgspec.Struct):
@@ -159,6 +176,8 @@ class Agent:
         self._shipped_first: list[Ended] = []
         self._written = asyncio.Event()
         self._met = asyncio.Event()
+        self._answered = False
+        self._told_refusal = ""
         keepers.on_change = self._on_change
 
     def adopt(self, held: Iterable[Held], ended: Iterable[Ended]) -> None:
@@ -181,18 +200,27 @@ class Agent:
         patience = SILENCE_SECONDS if self._home.others else DIAL_SECONDS
         longest = RECONNECT_SECONDS[any(isinstance(door, Address) for door in self._home.doors) + 1]
         while True:
+            self._answered = False
             try:
                 async with self._dial(next(turns), patience) as channel:
-                    pause = RECONNECT_SECONDS[0]
                     await self._session(channel)
             except (OSError, WebSocketException, PoiseError, EOFError, Broken) as error:
+                self._tell_refusal(refusal(error))
                 _log.debug("no channel: %s", error)
             finally:
                 self._sock = None
                 self._feed(machine.Disconnected())
                 self._unsent.clear()
+            if self._answered:
+                pause = RECONNECT_SECONDS[0]
             await asyncio.sleep(pause)
             pause = min(longest, pause * 2)
+
+    def _tell_refusal(self, why: str) -> None:
+        """Once, however often it is tried again: a person has to mend it."""
+        if why and why != self._told_refusal:
+            self._told_refusal = why
+            _log.warning("this node is refused: %s", why)
 
     @contextlib.asynccontextmanager
     async def _dial(self, turn: int, patience: float) -> AsyncIterator[ClientConnection]:
@@ -250,6 +278,7 @@ class Agent:
                 serial, message = _to_agent.decode(frame if isinstance(frame, bytes) else frame.encode())
                 if not frames.hears(serial):
                     continue
+                self._answered, self._told_refusal = True, ""
                 if isinstance(message, Met):
                     self._meetings.take(message)
                 elif not isinstance(message, Kept):

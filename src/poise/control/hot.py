@@ -15,7 +15,7 @@ import msgspec
 
 from poise.config import MAX_BODY, Home
 from poise.control.gatekeeper import Gatekeeper
-from poise.control.guard import Receive, Scope, Send, secret_of, text_headers
+from poise.control.guard import Receive, Scope, Send, hang_up, secret_of, text_headers
 from poise.control.plane import Plane
 from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers import meetings
@@ -23,7 +23,7 @@ from poise.drivers.security import same_token
 from poise.drivers.series import Series
 from poise.drivers.shipping import keep
 from poise.engine.host import Answer
-from poise.errors import ErrorRecord, InputError, PoiseError, SpecError
+from poise.errors import Conflict, ErrorRecord, InputError, PoiseError, SpecError
 from poise.kernel import controller as machine
 from poise.kernel.frames import Broken, Frames
 from poise.model.calls import FromCaller, FromWorker, Ready, Resume, ToCaller, ToWorker
@@ -211,7 +211,7 @@ class NodeChannel:
                         self._pass_on(node, channel, message)
                     continue
                 if isinstance(message, Hello):
-                    if not self._plane.connect(message.node.name, number, channel):
+                    if not self._plane.connect(message.node, number, channel):
                         return
                     node = message.node.name
                 if node:
@@ -220,6 +220,9 @@ class NodeChannel:
                         self._keep(node, message.windows)
         except (*UNREADABLE, Broken) as error:
             _log.warning("node %s sent what is no message: %s", node or "(unnamed)", error)
+        except Conflict as error:
+            self._gate.refused(error, scope["path"], scope["bearer"])
+            await hang_up(send, error)
         finally:
             channel.close()
             if node:

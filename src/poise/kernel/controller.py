@@ -615,6 +615,13 @@ class Controller:
         """What it last said that its agent costs."""
         return self._watch.upkeep_of(node)
 
+    def hears_another(self, node: Node, now: int) -> bool:
+        """Whether another machine goes by this node's name, and is no later with its words than it may be."""
+        known = self.ledger.nodes.get(node.name)
+        if known is None or known.node.incarnation == node.incarnation or node.name not in self._connected:
+            return False
+        return known.condition != "suspect" and now - self._contact(node.name).heard <= self.settings.suspect_after
+
     def _use(self) -> int:
         """The share of the open nodes' CPUs or devices that is taken, in thousandths, whichever is more."""
         fleet, rows = self.ledger.fleet(), [CPU, DEVICES]

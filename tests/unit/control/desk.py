@@ -195,7 +195,8 @@ class Desk:
 
         await self.app(scope, receive, send)
         if websocket:
-            status = {"websocket.accept": 200, "websocket.close": 403}[sent[0]["type"]]
-            return Answer(status, b"")
+            first = sent[0]
+            body = b"".join(of.get("body", b"") for of in sent if of["type"] == "websocket.http.response.body")
+            return Answer(200 if first["type"] == "websocket.accept" else first["status"], body)
         status = next(of["status"] for of in sent if of["type"] == "http.response.start")
         return Answer(status, b"".join(of.get("body", b"") for of in sent if of["type"] == "http.response.body"))
