@@ -28,6 +28,7 @@ from poise.config import DEFAULT_PORT, Address, Endpoint, Home, parse_place
 from poise.control.api import make_app
 from poise.control.decider import decider_for
 from poise.control.guard import App
+from poise.control.heads import Heads
 from poise.control.lifetime import Lifetime
 from poise.control.plane import Plane, clock_of
 from poise.decoding import json_decoder
@@ -245,7 +246,7 @@ class _Door(uvicorn.Server):
         config = uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            http=Heads,
             ws="websockets-sansio",
             ws_max_size=64 * 2**20,
             ws_ping_interval=None,
