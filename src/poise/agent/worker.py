@@ -29,7 +29,9 @@ from poise.config import Home
 from poise.decoding import msgpack_decoder
 from poise.drivers import functions, values
 from poise.drivers.reach import environment_home, reach
+from poise.errors import PoiseError
 from poise.model.calls import (
+    ATTEMPT,
     Back,
     FromWorker,
     Function,
@@ -150,12 +152,12 @@ class Worker:
         pause, alone_since = RECONNECT_SECONDS[0], time.monotonic()
         turns = itertools.count()
         while not self._ending:
-            with contextlib.suppress(OSError, WebSocketException, EOFError):
+            with contextlib.suppress(OSError, WebSocketException, EOFError, PoiseError):
                 sock = reach(self._home, turn=next(turns))
                 with connect(
                     "ws://poise/v1/workers",
                     sock=sock,
-                    additional_headers={"Authorization": f"Bearer {self._key}"},
+                    additional_headers={"Authorization": f"Bearer {self._key}", ATTEMPT: str(self._attempt)},
                     compression=None,
                     max_size=None,
                     ping_interval=None,

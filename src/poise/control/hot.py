@@ -8,14 +8,14 @@ frames.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from poise.config import MAX_BODY, Home
 from poise.control.gatekeeper import Gatekeeper
-from poise.control.guard import Receive, Scope, Send, hang_up, secret_of, text_headers
+from poise.control.guard import Receive, Scope, Send, hang_up, refuse, secret_of, text_headers
 from poise.control.plane import Plane
 from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers import meetings
@@ -23,10 +23,10 @@ from poise.drivers.security import same_token
 from poise.drivers.series import Series
 from poise.drivers.shipping import keep
 from poise.engine.host import Answer
-from poise.errors import Conflict, ErrorRecord, InputError, PoiseError, SpecError
+from poise.errors import Conflict, Denied, ErrorRecord, InputError, PoiseError, SpecError
 from poise.kernel import controller as machine
 from poise.kernel.frames import Broken, Frames
-from poise.model.calls import FromCaller, FromWorker, Ready, Resume, ToCaller, ToWorker
+from poise.model.calls import ATTEMPT, FromCaller, FromWorker, Ready, Resume, ToCaller, ToWorker
 from poise.model.messages import Attempt, Beat, Desired, FromAgent, Hello, Kept, Met, Output, ToAgent
 from poise.model.tenants import Bearer, Role
 from poise.model.usage import Window
@@ -303,38 +303,52 @@ class CallerChannel:
 
 
 class WorkerChannel:
-    """The WebSocket of one worker of calls; `key_of` tells what its attempt's key is."""
+    """The WebSocket of one worker of calls; `key_of` tells what its attempt's key is. It shows that before anything it
+    says is read.
+    """
 
-    def __init__(self, plane: Plane, key_of: Callable[[Attempt], str]) -> None:
+    def __init__(self, plane: Plane, gate: Gatekeeper, key_of: Callable[[Attempt], str]) -> None:
         self._plane = plane
+        self._gate = gate
         self._key_of = key_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = text_headers(scope)
+        attempt = _attempt_of(headers)
+        if attempt is None or not same_token(secret_of(headers), self._key_of(attempt)):
+            error = Denied("this is not the key of the attempt", field=ATTEMPT, have=str(attempt or "none")[:80])
+            self._gate.refused(error, scope["path"])
+            await refuse(scope, send, error)
+            return
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
-        given = secret_of(text_headers(scope))
         channel = Channel(send)
-        attempt: Attempt | None = None
+        ready = False
         try:
             while True:
                 event = await receive()
                 if event["type"] == "websocket.disconnect":
                     return
                 message = _from_worker.decode(event.get("bytes") or b"")
-                if isinstance(message, Ready) and attempt is None:
-                    if not same_token(given, self._key_of(message.attempt)):
-                        _log.warning("a worker that says it is %s has not its key", message.attempt)
+                if isinstance(message, Ready) and not ready:
+                    if message.attempt != attempt:
                         return
-                    attempt = message.attempt
+                    ready = True
                     self._plane.connect_worker(attempt, channel)
-                if attempt is not None:
+                if ready:
                     self._plane.hear_worker(attempt, channel, message)
         except UNREADABLE as error:
-            _log.warning("worker %s sent what is no message: %s", attempt or "(unnamed)", error)
+            _log.warning("worker %s sent what is no message: %s", attempt, error)
         finally:
             channel.close()
-            if attempt is not None:
+            if ready:
                 self._plane.disconnect_worker(attempt, channel)
+
+
+def _attempt_of(headers: Mapping[str, str]) -> Attempt | None:
+    """Which one a worker says that it is."""
+    task, _, epoch = headers.get(ATTEMPT.lower(), "").rpartition("#")
+    return Attempt(task, int(epoch)) if epoch.isdecimal() and len(epoch) < 20 else None
 
 
 class Channel:
