@@ -34,8 +34,8 @@ from poise.model.usage import Window
 MAX_UNANSWERED = 4096
 """Submissions of one stream that wait for the log; reading pauses beyond."""
 
-MAX_UNSENT = 100_000
-"""Frames that wait for one agent to read them."""
+MAX_UNSENT, MAX_UNSENT_BYTES = 100_000, 256 * 2**20
+"""Frames that wait for one agent to read them, and what they hold together."""
 
 _log = logging.getLogger("poise.control")
 _from_agent: msgspec.msgpack.Decoder[tuple[int, FromAgent | Output | Met]] = msgpack_decoder(
@@ -192,12 +192,14 @@ class NodeChannel:
         await send({"type": "websocket.accept"})
         number = self._plane.accepted()
         frames = Frames()
-        channel = Channel(send, frames, self._key_of if scope["bearer"].role is Role.NODE else None)
+        bearer: Bearer = scope["bearer"]
+        key_of = self._key_of if bearer.role is Role.NODE else None
+        channel = Channel(send, frames, key_of, stands=lambda: self._gate.stands(bearer))
         node = ""
         try:
             while True:
                 event = await receive()
-                if event["type"] == "websocket.disconnect" or not self._gate.stands(scope["bearer"]):
+                if event["type"] == "websocket.disconnect" or channel.closed or not self._gate.stands(bearer):
                     return
                 serial, message = _from_agent.decode(event.get("bytes") or b"")
                 if not frames.hears(serial):
@@ -221,7 +223,7 @@ class NodeChannel:
         except (*UNREADABLE, Broken) as error:
             _log.warning("node %s sent what is no message: %s", node or "(unnamed)", error)
         except Conflict as error:
-            self._gate.refused(error, scope["path"], scope["bearer"])
+            self._gate.refused(error, scope["path"], bearer)
             await hang_up(send, error)
         finally:
             channel.close()
@@ -278,12 +280,12 @@ class CallerChannel:
         bearer: Bearer = scope["bearer"]
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
-        channel = Channel(send)
+        channel = Channel(send, stands=lambda: self._gate.stands(bearer))
         job = ""
         try:
             while True:
                 event = await receive()
-                if event["type"] == "websocket.disconnect" or not self._gate.stands(bearer):
+                if event["type"] == "websocket.disconnect" or channel.closed or not self._gate.stands(bearer):
                     return
                 message = _from_caller.decode(event.get("bytes") or b"")
                 if isinstance(message, Resume):
@@ -327,7 +329,7 @@ class WorkerChannel:
         try:
             while True:
                 event = await receive()
-                if event["type"] == "websocket.disconnect":
+                if event["type"] == "websocket.disconnect" or channel.closed:
                     return
                 message = _from_worker.decode(event.get("bytes") or b"")
                 if isinstance(message, Ready) and not ready:
@@ -353,41 +355,57 @@ def _attempt_of(headers: Mapping[str, str]) -> Attempt | None:
 
 class Channel:
     """Sends in order from a task of its own, so that the plane never waits for a slow agent. What it sends is numbered
-    where there are `frames`, and launches get a key where there is `key_of`.
+    where there are `frames`, and launches get a key where there is `key_of`. Nothing more is sent once the token no
+    longer `stands` by which somebody came.
     """
 
     def __init__(
-        self, send: Send, frames: Frames | None = None, key_of: Callable[[Attempt], str] | None = None
+        self,
+        send: Send,
+        frames: Frames | None = None,
+        key_of: Callable[[Attempt], str] | None = None,
+        stands: Callable[[], bool] = lambda: True,
     ) -> None:
         self._send = send
         self._frames = frames
         self._key_of = key_of
+        self._stands = stands
         self._queue: deque[bytes] = deque()
+        self._waiting = 0
         self._news = asyncio.Event()
-        self._closed = False
+        self.closed = False
         self._task = asyncio.create_task(self._write())
 
     def send(self, message: ToAgent | Kept | Met | ToCaller | ToWorker) -> None:
-        """Who does not read is hung up on; when it comes back it is told everything anew."""
-        if len(self._queue) >= MAX_UNSENT:
-            self._closed = True
+        """Who does not read is hung up on with its next word; when it comes back it is told everything anew."""
+        if len(self._queue) >= MAX_UNSENT or self._waiting >= MAX_UNSENT_BYTES:
+            self.close()
+        if self.closed:
+            return
         if self._key_of is not None and isinstance(message, Desired):
             message = _with_keys(message, self._key_of)
-        if not self._closed:
-            self._queue.append(_encode(message if self._frames is None else (self._frames.number(), message)))
+        frame = _encode(message if self._frames is None else (self._frames.number(), message))
+        self._queue.append(frame)
+        self._waiting += len(frame)
         self._news.set()
 
     def close(self) -> None:
-        self._closed = True
+        self.closed = True
+        self._queue.clear()
         self._news.set()
 
     async def _write(self) -> None:
         try:
-            while not self._closed:
-                while self._queue and not self._closed:
-                    await self._send({"type": "websocket.send", "bytes": self._queue.popleft()})
+            while not self.closed:
+                while self._queue and not self.closed:
+                    if not self._stands():
+                        self.close()
+                        break
+                    frame = self._queue.popleft()
+                    self._waiting -= len(frame)
+                    await self._send({"type": "websocket.send", "bytes": frame})
                 self._news.clear()
-                if not self._queue and not self._closed:
+                if not self._queue and not self.closed:
                     await self._news.wait()
             await self._send({"type": "websocket.close", "code": 1012})
         except Exception as error:  # the connection is gone; the reading side ends it
