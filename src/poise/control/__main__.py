@@ -37,7 +37,7 @@ from poise.drivers.plugins import choose, code_of
 from poise.drivers.reach import fingerprint
 from poise.drivers.security import ensure_token
 from poise.drivers.series import Series
-from poise.drivers.sockets import listen, share
+from poise.drivers.sockets import listen, notice_loss, share
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import boot_id, boottime, open_many_files, settle_memory
 from poise.drivers.tidy import remove_abandoned
@@ -304,6 +304,7 @@ def _beyond(home: Home, place: str) -> _Beyond:
     except OSError as error:
         hint = "another port, or `ip address`"
         raise InputError(f"it cannot listen there: {error.strerror}", field="--listen", have=place, hint=hint) from None
+    notice_loss(listening)
     names, authority = names_here(host), ensure_authority(home)
     address = Address(names[0], listening.getsockname()[1], fingerprint(authority))
     return _Beyond(listening, address, names, authority, server_context(home, names))

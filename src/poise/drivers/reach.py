@@ -38,6 +38,7 @@ def reach(home: Home, timeout: float | None = None, turn: int = 0) -> socket.soc
     context = trusting(door)
     longest = SILENCE_SECONDS if len(home.doors) > 1 else ALONE_SECONDS
     plain = socket.create_connection((door.host, door.port), longest if timeout is None else min(timeout, longest))
+    sockets.notice_loss(plain)
     try:
         secured = context.wrap_socket(plain, server_hostname=door.host)
         secured.settimeout(timeout)
