@@ -26,12 +26,13 @@ from poise.config import Address, Home
 from poise.drivers import sockets
 from poise.drivers.authority import ensure_authority, server_context
 from poise.drivers.lock import holder
+from poise.drivers.logs import KEEP_FILES
 from poise.drivers.reach import trusting
 from poise.drivers.security import ensure_home
 from poise.kernel.frames import Frames
 from poise.model.messages import Attempt, Hello, Met, Output
 from poise.model.resources import Node
-from system.living import PATIENCE, Diary, Done, Living, kill, until
+from system.living import PATIENCE, Diary, Done, Living, free_port, kill, until
 
 
 class Beyond:
@@ -274,7 +275,10 @@ def test_a_node_writes_no_logs_of_what_it_does_not_run(beyond: Beyond) -> None:
         for said in (Hello(node=msgspec.convert(NODE | {"name": "liar"}, Node)), forged, met):
             channel.send(msgspec.msgpack.encode((frames.number(), said)))
         until(lambda: beyond.status("liar") == "up", "it has joined")
+        heard = [msgspec.msgpack.decode(channel.recv(PATIENCE))[1] for _ in range(3)]
         channel.ping().wait(PATIENCE)
+    kept = {"type": "kept", "attempt": [f"{job}.main", 1], "err": False, "until": 6}
+    assert [one for one in heard if one["type"] == "kept"] == [kept], "no node sends that again and again"
     assert beyond.ann("logs", job).text == "mine\n"
     assert not list(beyond.living.home.meetings.rglob("here"))
 
@@ -341,6 +345,15 @@ def test_what_is_sent_compressed_is_bounded_and_what_is_broken_harms_nobody(beyo
             channel.recv(0.1)
     assert beyond.living.pid("control") == before
     assert beyond.status("far") == "up"
+
+
+def test_what_nodes_send_is_bounded_where_no_agent_runs(living: Living) -> None:
+    folder = living.home.logs / "j1"
+    folder.mkdir(mode=0o700, parents=True)
+    for number in range(KEEP_FILES + 10):
+        (folder / f"main.{number}.out").touch()
+    living.up("--no-agent", "--listen", f"127.0.0.1:{free_port()}")
+    until(lambda: sum(1 for _ in folder.iterdir()) == KEEP_FILES, "the oldest are gone", living.messages)
 
 
 def peak_memory(pid: int) -> int:

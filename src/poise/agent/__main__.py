@@ -39,7 +39,7 @@ from poise.config import Address, Door, Endpoint, Home
 from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers.devices import Inventory, Part, identity, incarnation_of
 from poise.drivers.lock import take_lock
-from poise.drivers.logs import prune
+from poise.drivers.logs import keep_pruned
 from poise.drivers.meetings import Meetings
 from poise.drivers.probes import Use
 from poise.drivers.process import Keepers
@@ -73,10 +73,6 @@ RECONNECT_SECONDS = (0.05, 0.25, 1.0)
 
 DIAL_SECONDS, SILENCE_SECONDS = 10.0, 2.0
 """Where one of several control planes takes a connection and says nothing, another may lead and wait for its nodes."""
-
-PRUNE_SECONDS = 60.0
-KEEP_LOG_BYTES = 4 * 2**30
-KEEP_LOG_FILES = 50_000
 
 STILL_RUNS = 5
 """Exit code of an agent that was told to end while commands of its node go on."""
@@ -411,11 +407,6 @@ class Agent:
                 self._met.clear()
             await asyncio.sleep(SHIP_SECONDS)
 
-    async def prune_logs(self) -> None:
-        while True:
-            await asyncio.to_thread(prune, self._home.logs, KEEP_LOG_BYTES, KEEP_LOG_FILES)
-            await asyncio.sleep(PRUNE_SECONDS)
-
     # --- measuring ---------------------------------------------------------------------------------------------------
 
     async def measure(self) -> None:
@@ -585,7 +576,7 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
     if home.doors != (home.socket,):
         works.append(agent.ship())
     if offer.prunes:
-        works.append(agent.prune_logs())
+        works.append(keep_pruned(home.logs))
     if inventory is not None:
         works += [agent.watch_devices(inventory), agent.watch_faults(inventory)]
     everything = asyncio.gather(*map(loop.create_task, works))

@@ -33,6 +33,7 @@ from poise.control.lifetime import Lifetime
 from poise.control.plane import Plane, clock_of
 from poise.decoding import json_decoder
 from poise.drivers.lock import take_lock
+from poise.drivers.logs import keep_pruned
 from poise.drivers.plugins import choose, code_of
 from poise.drivers.reach import fingerprint
 from poise.drivers.security import ensure_token
@@ -173,10 +174,13 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     _log.info("ready: process %d, port %d, revision %d, term %d", os.getpid(), port, ledger.revision, ledger.term)
     standing_by = None if shared is None else asyncio.create_task(_stand_by(shared, plane, lifetime))
     leaving = asyncio.create_task(lifetime.leave_when_idle())
-    tidying = asyncio.create_task(_tidy_folders(plane, home))
+    tidying = [asyncio.create_task(_tidy_folders(plane, home))]
+    if beyond is not None:  # what nodes of other homes send is kept here, where there may be no agent
+        tidying.append(asyncio.create_task(keep_pruned(home.logs)))
     await serving
     leaving.cancel()
-    tidying.cancel()
+    for task in tidying:
+        task.cancel()
     decider.close()
     plane.end()
     for told in [home.endpoint, *([options.share] if options.share else [])]:  # nobody is to wait for an answer there

@@ -231,8 +231,11 @@ class NodeChannel:
                 self._plane.disconnect(node, channel)
 
     async def _take_output(self, node: str, channel: "Channel", output: Output) -> None:
-        """Of what runs or ran on this node. A disk that is full costs the output, and nothing else."""
+        """Of what runs or ran on this node. A disk that is full costs the output, and nothing else. What nobody here
+        knows, or has forgotten, is not waited for by its node.
+        """
         if self._plane.ledger.node_of(output.attempt) != node:
+            channel.send(Kept(attempt=output.attempt, err=output.err, until=output.start + len(output.data)))
             return
         try:
             channel.send(await asyncio.to_thread(keep, self._home.logs, output))
