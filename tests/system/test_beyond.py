@@ -283,6 +283,18 @@ def test_a_node_writes_no_logs_of_what_it_does_not_run(beyond: Beyond) -> None:
     assert not list(beyond.living.home.meetings.rglob("here"))
 
 
+def test_a_name_that_is_none_is_refused_by_either_side(beyond: Beyond) -> None:
+    agent = [sys.executable, "-m", "poise.agent", str(beyond.living.work / "odd"), "--name", "a b"]
+    done = subprocess.run(agent, capture_output=True, env=beyond.living.environment(), timeout=PATIENCE, check=False)
+    assert (done.returncode, b"E107" in done.stderr) == (1, True)
+    for name in ("a b", "../a", "", "x" * 300):
+        with speaking(beyond, Hello(node=msgspec.convert(NODE | {"name": name}, Node))) as channel:
+            with pytest.raises(ConnectionClosed) as closed:
+                channel.recv(PATIENCE)
+            assert closed.value.rcvd is not None and "a node's name has" in closed.value.rcvd.reason
+    assert {node.name for node in beyond.living.client().nodes()}.isdisjoint({"a b", "../a", "", "x" * 300})
+
+
 @contextlib.contextmanager
 def speaking(beyond: Beyond, *said: object) -> Iterator[ClientConnection]:
     """As a node on another machine, by hand."""

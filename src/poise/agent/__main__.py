@@ -62,7 +62,7 @@ from poise.kernel.node import NodeMachine
 from poise.model.fleetfile import DeclaredFleet
 from poise.model.load import Load, Pace
 from poise.model.messages import Attempt, Ended, FromAgent, Kept, Launch, Met, Output, Running, ToAgent
-from poise.model.resources import WHOLE, Node
+from poise.model.resources import WHOLE, Node, check_node_name
 from poise.model.times import Times
 from poise.model.usage import UNKNOWN, Collecting
 from poise.ports import Held
@@ -635,6 +635,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
         home = home_at(options.home)
+        check_node_name(options.name, "--name")
         if options.connect is not None:
             home = home_elsewhere(home.root, options.connect)
         ensure_home(home)

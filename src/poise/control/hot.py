@@ -23,11 +23,12 @@ from poise.drivers.security import same_token
 from poise.drivers.series import Series
 from poise.drivers.shipping import keep
 from poise.engine.host import Answer
-from poise.errors import Conflict, Denied, ErrorRecord, InputError, PoiseError, SpecError
+from poise.errors import Denied, ErrorRecord, InputError, PoiseError, SpecError
 from poise.kernel import controller as machine
 from poise.kernel.frames import Broken, Frames
 from poise.model.calls import ATTEMPT, FromCaller, FromWorker, Ready, Resume, ToCaller, ToWorker
 from poise.model.messages import Attempt, Beat, Desired, FromAgent, Hello, Kept, Met, Output, ToAgent
+from poise.model.resources import check_node_name
 from poise.model.tenants import Bearer, Role
 from poise.model.usage import Window
 
@@ -213,6 +214,7 @@ class NodeChannel:
                         self._pass_on(node, channel, message)
                     continue
                 if isinstance(message, Hello):
+                    check_node_name(message.node.name, "name")
                     if not self._plane.connect(message.node, number, channel):
                         return
                     node = message.node.name
@@ -222,7 +224,7 @@ class NodeChannel:
                         self._keep(node, message.windows)
         except (*UNREADABLE, Broken) as error:
             _log.warning("node %s sent what is no message: %s", node or "(unnamed)", error)
-        except Conflict as error:
+        except InputError as error:
             self._gate.refused(error, scope["path"], bearer)
             await hang_up(send, error)
         finally:
