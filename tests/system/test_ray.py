@@ -260,6 +260,21 @@ def test_agents_end_with_who_keeps_them_though_the_control_plane_has_ended_befor
     until(lambda: not living.processes(), "and all that ran on it", living.processes, 20)
 
 
+def test_an_agent_that_cannot_be_started_is_started_when_it_can(on_ray: OnRay) -> None:
+    until(lambda: on_ray.node("b").status == "up", "it is there", on_ray.messages)
+    [log] = on_ray.living.home.root.glob("on-ray/*/b/poise.log")
+    agent, kept = on_ray.agent("b"), log.with_name("kept")
+    log.rename(kept)
+    log.mkdir()
+    kill(agent)
+    until(lambda: on_ray.agent("b") == 0, "it has ended", on_ray.messages)
+    time.sleep(1)
+    log.rmdir()
+    kept.rename(log)
+    until(lambda: on_ray.agent("b") not in (0, agent), "there is another", on_ray.messages)
+    until(lambda: on_ray.node("b").status == "up", "it is heard", on_ray.messages)
+
+
 def test_a_cluster_that_is_still_starting_ends_with_who_started_it(living: Living) -> None:
     up = living.start("up", "--port", "0", "--on", "ray", "--listen", f"127.0.0.1:{free_port()}")
     started = living.home.ray / "started.json"

@@ -9,6 +9,7 @@ certificate of any other authority is refused.
 import datetime
 import ipaddress
 import os
+import secrets
 import socket
 import ssl
 from collections.abc import Iterable
@@ -140,9 +141,11 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all, and for its owner only from the first byte."""
-    draft = path.with_suffix(".new")
-    draft.unlink(missing_ok=True)
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-    draft.replace(path)
+    """Whole or not at all, whoever else writes it, and for its owner only from the first byte."""
+    draft = path.with_suffix(f".{secrets.token_hex(4)}.new")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -137,8 +137,11 @@ class AgentKeeper:
         pause = PAUSES[0]
         while not self._over.wait(pause):
             begun = time.monotonic()
-            self._agent = self._start()
-            self._code = self._agent.wait()
+            try:
+                self._agent = self._start()
+                self._code = self._agent.wait()
+            except OSError as error:  # a full disk, too many processes: it is tried again
+                _log.warning("the agent of %s cannot be started: %s", self._name, error)
             self._ended.set()
             if self._over.is_set() and self._code != STILL_RUNS:
                 return
