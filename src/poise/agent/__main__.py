@@ -87,7 +87,7 @@ FIRST_REFUSAL = 4400
 
 SHIP_SECONDS = 0.05
 MAX_SHIPPED = 16
-"""Parts of output that wait to be sent: beats come after them."""
+"""Parts of output, or files that gangs meet by, that wait to be sent: beats come after them."""
 
 _log = logging.getLogger("poise.agent")
 _to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent | Kept | Met]] = msgpack_decoder(tuple[int, ToAgent | Kept | Met])
@@ -125,6 +125,8 @@ def refusal(error: Exception) -> str:
     """What a person has to mend, if it is not enough to try again: why there is no channel, and what to do."""
     if isinstance(error, ConnectionClosed):
         return error.rcvd.reason if error.rcvd is not None and error.rcvd.code >= FIRST_REFUSAL else ""
+    if isinstance(error, msgspec.DecodeError):
+        return f"what the control plane says is not understood, which may be of another version: {error}"
     record = error.record if isinstance(error, PoiseError) else None
     if isinstance(error, InvalidStatus):
         with contextlib.suppress(msgspec.DecodeError, KeyError):
@@ -200,7 +202,7 @@ class Agent:
             try:
                 async with self._dial(next(turns), patience) as channel:
                     await self._session(channel)
-            except (OSError, WebSocketException, PoiseError, EOFError, Broken) as error:
+            except (OSError, WebSocketException, PoiseError, EOFError, Broken, msgspec.DecodeError) as error:
                 self._tell_refusal(refusal(error))
                 _log.debug("no channel: %s", error)
             finally:
@@ -379,14 +381,18 @@ class Agent:
             for output in self._shipping.parts() if self._sock is not None else ():
                 self._unsent.append(output)
                 self._news.set()
-                while len(self._unsent) > MAX_SHIPPED:  # noqa: ASYNC110 — it is emptied elsewhere, or cleared
-                    await asyncio.sleep(SHIP_SECONDS)
+                await self._sent()
             if ended:
                 self._feed(machine.Changed((), tuple(ended)))
             self._written.clear()
             if not self._shipped_first:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._written.wait(), SHIP_SECONDS if self._shipping.follows else None)
+
+    async def _sent(self) -> None:
+        """Until there is room for more beside what the machine says."""
+        while len(self._unsent) > MAX_SHIPPED:  # noqa: ASYNC110 — it is emptied elsewhere, or cleared
+            await asyncio.sleep(SHIP_SECONDS)
 
     def _meet(self, launch: Launch) -> None:
         """A member of a gang starts, whose others may be on other machines."""
@@ -403,6 +409,7 @@ class Agent:
                 for met in self._meetings.news():
                     self._unsent.append(met)
                     self._news.set()
+                    await self._sent()
             if not self._meetings.any:
                 self._met.clear()
             await asyncio.sleep(SHIP_SECONDS)
