@@ -22,6 +22,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -121,19 +122,24 @@ def _known(**signals: int | None) -> dict[str, int]:
     return {name: value for name, value in signals.items() if value is not None}
 
 
-def refusal(error: Exception) -> str:
-    """What a person has to mend, if it is not enough to try again: why there is no channel, and what to do."""
-    if isinstance(error, ConnectionClosed):
-        return error.rcvd.reason if error.rcvd is not None and error.rcvd.code >= FIRST_REFUSAL else ""
+def lack(error: Exception, door: Door) -> str:
+    """Why there is no channel, where that may be for a person to mend; empty where it is enough to try again."""
     if isinstance(error, msgspec.DecodeError):
         return f"what the control plane says is not understood, which may be of another version: {error}"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate of {door} does not hold here: {error.verify_message}; `date`, on both machines"
+    if isinstance(error, OSError) and isinstance(door, Address):
+        return f"no control plane answers at {door}: {error}"
     record = error.record if isinstance(error, PoiseError) else None
     if isinstance(error, InvalidStatus):
         with contextlib.suppress(msgspec.DecodeError, KeyError):
             record = _refused.decode(error.response.body or b"")["error"]
-    if record is None or record.code == NotLeading.default_code:  # then another one leads, or will
-        return ""
-    return "; ".join(part for part in (f"{record.code}: {record.message}", record.have, record.hint) if part)
+    said = ""
+    if isinstance(error, ConnectionClosed) and error.rcvd is not None and error.rcvd.code >= FIRST_REFUSAL:
+        said = error.rcvd.reason
+    elif record is not None and record.code != NotLeading.default_code:  # else another one leads, or will
+        said = "; ".join(part for part in (f"{record.code}: {record.message}", record.have, record.hint) if part)
+    return f"this node is refused: {said}" if said else ""
 
 
 class DeviceUse(msgspec.Struct):
@@ -175,7 +181,7 @@ class Agent:
         self._written = asyncio.Event()
         self._met = asyncio.Event()
         self._answered = False
-        self._told_refusal = ""
+        self._told_lack = ""
         keepers.on_change = self._on_change
 
     def adopt(self, held: Iterable[Held], ended: Iterable[Ended]) -> None:
@@ -198,12 +204,12 @@ class Agent:
         patience = SILENCE_SECONDS if self._home.others else DIAL_SECONDS
         longest = RECONNECT_SECONDS[any(isinstance(door, Address) for door in self._home.doors) + 1]
         while True:
-            self._answered = False
+            turn, self._answered = next(turns), False
             try:
-                async with self._dial(next(turns), patience) as channel:
+                async with self._dial(turn, patience) as channel:
                     await self._session(channel)
             except (OSError, WebSocketException, PoiseError, EOFError, Broken, msgspec.DecodeError) as error:
-                self._tell_refusal(refusal(error))
+                self._tell_lack(lack(error, door_of(self._home, turn)))
                 _log.debug("no channel: %s", error)
             finally:
                 self._sock = None
@@ -214,11 +220,11 @@ class Agent:
             await asyncio.sleep(pause)
             pause = min(longest, pause * 2)
 
-    def _tell_refusal(self, why: str) -> None:
-        """Once, however often it is tried again: a person has to mend it."""
-        if why and why != self._told_refusal:
-            self._told_refusal = why
-            _log.warning("this node is refused: %s", why)
+    def _tell_lack(self, why: str) -> None:
+        """Once, however often it is tried again."""
+        if why and why != self._told_lack:
+            self._told_lack = why
+            _log.warning("%s", why)
 
     @contextlib.asynccontextmanager
     async def _dial(self, turn: int, patience: float) -> AsyncIterator[ClientConnection]:
@@ -276,7 +282,7 @@ class Agent:
                 serial, message = _to_agent.decode(frame if isinstance(frame, bytes) else frame.encode())
                 if not frames.hears(serial):
                     continue
-                self._answered, self._told_refusal = True, ""
+                self._answered, self._told_lack = True, ""
                 if isinstance(message, Met):
                     self._meetings.take(message)
                 elif not isinstance(message, Kept):
