@@ -36,8 +36,8 @@ def answered(error: PoiseError) -> InvalidStatus:
         (answered(NotLeading("stands by")), ""),
         (InvalidStatus(Response(502, "", Headers(), b"<html>")), ""),
         (
-            Denied("another authority speaks", hint="`poise status`"),
-            REFUSED + "E130: another authority speaks; `poise status`",
+            Denied("another authority", hint="`poise status`"),
+            REFUSED + "E130: another authority; `poise status`",
         ),
         (answered(Denied("a wrong token", hint="make one")), REFUSED + "E130: a wrong token; make one"),
         (ConnectionClosedError(Close(4409, "the name is taken"), None), REFUSED + "the name is taken"),
