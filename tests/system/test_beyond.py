@@ -275,7 +275,7 @@ def test_a_node_writes_no_logs_of_what_it_does_not_run(beyond: Beyond) -> None:
         for said in (Hello(node=msgspec.convert(NODE | {"name": "liar"}, Node)), forged, met):
             channel.send(msgspec.msgpack.encode((frames.number(), said)))
         until(lambda: beyond.status("liar") == "up", "it has joined")
-        heard = [msgspec.msgpack.decode(channel.recv(PATIENCE))[1] for _ in range(3)]
+        heard = [msgspec.msgpack.decode(channel.recv(PATIENCE, decode=False))[1] for _ in range(3)]
         channel.ping().wait(PATIENCE)
     kept = {"type": "kept", "attempt": [f"{job}.main", 1], "err": False, "until": 6}
     assert [one for one in heard if one["type"] == "kept"] == [kept], "no node sends that again and again"
