@@ -57,7 +57,7 @@ class MadeUpNode:
         self._serial = 0
 
     def join(self) -> None:
-        self._plane.connect(NODE.name, self._plane.accepted(), self)
+        self._plane.connect(NODE, self._plane.accepted(), self)
         self._plane.hear(NODE.name, self, Hello(node=NODE))
 
     def send(self, message: ToAgent) -> None:

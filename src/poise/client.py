@@ -230,8 +230,8 @@ class Client:
         return self._call("POST", f"/v1/nodes/{_part(node)}/drain", Drained, {"on": on, "moves": moves})
 
     def give_up(self, node: str) -> str:
-        """Say that a node is gone, so that its work begins elsewhere before its silence tells; answers with its whole
-        name. Should it be there all the same, it joins again.
+        """Say that a node is gone, by its whole name, so that its work begins elsewhere before its silence tells.
+        Answers with that name. Should it be there all the same, it joins again.
         """
         return self._call("POST", f"/v1/nodes/{_part(node)}/lost", dict[str, str])["node"]
 

@@ -1,15 +1,27 @@
 """Where the environment says that control planes are."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from poise.config import Address, Home
 from poise.drivers.reach import door_of, environment_home
+from poise.drivers.sockets import notice_loss
 from poise.errors import InputError
 
 ONE = Address("one.example", 7718, 64 * "a")
 TWO = Address("::1", 7719, 64 * "b")
+
+
+def test_connections_that_come_from_another_machine_end_when_that_is_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        notice_loss(listening, taken=True)
+        with socket.create_connection(listening.getsockname()), listening.accept()[0] as come:
+            assert come.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+            idle, every, times, taken = (come.getsockopt(socket.IPPROTO_TCP, name) for name in names)
+    assert (idle + every * times, taken) == (5, 10_000)
 
 
 def test_it_is_that_of_the_home_where_nothing_else_is_said(tmp_path: Path) -> None:

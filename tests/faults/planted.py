@@ -26,6 +26,7 @@ from poise.kernel.ledger import Ledger
 from poise.kernel.node import NodeMachine
 from poise.model.decisions import Hold, Plan
 from poise.model.messages import Attempt
+from poise.model.resources import Node
 from poise.policy.suites import Suite
 from poise.units import SECOND
 
@@ -159,7 +160,7 @@ def older_connection_wins() -> Any:
     """Of two connections of a node the one counts whose hello came last, though it was sent first."""
     real = Host.connect
 
-    def connect(self: Any, node: str, number: int, channel: Any) -> bool:
+    def connect(self: Any, node: Node, number: int, channel: Any) -> bool:
         self._newest.clear()
         return real(self, node, number, channel)
 

@@ -25,6 +25,7 @@ from poise.drivers.security import worker_key
 from poise.drivers.yamlfile import parse_yaml
 from poise.errors import CODES, PoiseError
 from poise.kernel.frames import Frames
+from poise.model.calls import ATTEMPT
 from poise.model.fleetfile import compile_fleet
 from poise.model.jobs import Ending
 from poise.model.messages import Attempt, Desired, Ended, FromAgent, Hello, Report, ToAgent
@@ -162,11 +163,13 @@ class Target:
     async def check_frames(self, chance: random.Random) -> str:
         """One connection of a node, a caller or a worker; only the closing of it may answer."""
         path = chance.choice(tuple(FRAMES))
-        key = worker_key(self.token, Attempt("j1.main", 1)) if path == "/v1/workers" else self.token
+        attempt = Attempt("j1.main", 1)
+        key = worker_key(self.token, attempt) if path == "/v1/workers" else self.token
+        headers = {"Authorization": f"Bearer {key}", ATTEMPT: str(attempt)}
         sent = frames(chance, path)
         try:
             async with unix_connect(
-                str(self.home.socket), f"ws://poise{path}", additional_headers={"Authorization": f"Bearer {key}"},
+                str(self.home.socket), f"ws://poise{path}", additional_headers=headers,
                 compression=None, open_timeout=SLOW, close_timeout=SLOW,
             ) as channel:  # fmt: skip
                 for frame in sent:

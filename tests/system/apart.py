@@ -44,11 +44,15 @@ class Apart:
         agent = [sys.executable, "-m", "poise.agent", str(self.homes[node].root), "--name", node]
         with self.living.home.messages.open("ab") as messages:
             self._agents[node] = subprocess.Popen(
-                [*self.networks.inside(node), *agent, "--connect", self.address.text],
+                [*self.started_by(node), *agent, "--connect", self.address.text],
                 stdin=subprocess.DEVNULL,
                 stderr=messages,
                 env=self.living.environment(POISE_TOKEN_FILE=str(self._token)),
             )
+
+    def started_by(self, node: str) -> list[str]:
+        """What an agent is typed behind, to run on this machine."""
+        return self.networks.inside(node)
 
     def statuses(self) -> dict[str, str]:
         return {node.name: node.status for node in self.living.client().nodes()}

@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,12 +28,13 @@ from poise.config import Address, Home
 from poise.drivers import sockets
 from poise.drivers.authority import ensure_authority, server_context
 from poise.drivers.lock import holder
+from poise.drivers.logs import KEEP_FILES
 from poise.drivers.reach import trusting
 from poise.drivers.security import ensure_home
 from poise.kernel.frames import Frames
 from poise.model.messages import Attempt, Hello, Met, Output
 from poise.model.resources import Node
-from system.living import PATIENCE, Diary, Done, Living, kill, until
+from system.living import PATIENCE, Diary, Done, Living, free_port, kill, until
 
 
 class Beyond:
@@ -117,6 +119,49 @@ def test_a_role_is_for_what_it_is_for(beyond: Beyond) -> None:
     beyond.end_agent()
     beyond._agent = agent
     assert beyond.status("other") == "unknown"
+
+
+def events(beyond: Beyond, *types: str) -> list[dict[str, str]]:
+    told = [json.loads(line)["event"] for line in beyond.living.client().events(after=0, follow=False)]
+    return [event for event in told if event["type"] in types]
+
+
+def test_another_machine_under_the_name_of_one_that_is_heard_takes_nothing_from_it(beyond: Beyond) -> None:
+    """Else each would have the work of the other given up, and itself be hung up on, again and again."""
+    diary = Diary(beyond.living.work / "diary-namesake")
+    job = beyond.ann("submit", "--", "sh", "-c", diary.held()).text.strip()
+    until(lambda: "start" in diary.path.read_text(), "it runs")
+    before = len(events(beyond, "joined", "lost"))
+    agent, said = beyond._agent, len(beyond.living.messages())
+    beyond.offer(beyond.offers, "far", Home(beyond.living.home.root.with_name("home-namesake")))
+    told = "node is refused: another machine of this name is heard; give this one another: `--name`"
+    until(lambda: told in beyond.living.messages()[said:], "it says why", beyond.living.messages)
+    refused = beyond.living.client().refusals().counts["E107"]
+    until(lambda: beyond.living.client().refusals().counts["E107"] >= refused + 3, "it goes on trying")
+    beyond.end_agent()
+    beyond._agent = agent
+    assert beyond.living.messages()[said:].count(told) == 1
+    assert len(events(beyond, "joined", "lost")) == before
+    diary.release()
+    assert beyond.ann("wait", job).code == 0
+    diary.check()
+
+
+def test_an_agent_says_what_it_is_refused_with_and_tries_no_more_than_once_a_second(beyond: Beyond) -> None:
+    agent, said = beyond._agent, len(beyond.living.messages())
+    before = beyond.living.client().refusals().counts.get("E130", 0)
+    wrong = beyond.living.work / "token.wrong"
+    wrong.touch(mode=0o600)
+    wrong.write_text("wrong")
+    beyond.offer(wrong, "unknown", Home(beyond.living.home.root.with_name("home-unknown")))
+    told = "node is refused: E130: the request carries no token, or a wrong one; set POISE_TOKEN"
+    until(lambda: told in beyond.living.messages()[said:], "it says why", beyond.living.messages)
+    began, first = time.monotonic(), beyond.living.client().refusals().counts["E130"]
+    until(lambda: beyond.living.client().refusals().counts["E130"] >= first + 4, "it goes on trying")
+    assert time.monotonic() - began > 1.5
+    beyond.end_agent()
+    beyond._agent = agent
+    assert beyond.living.messages()[said:].count(told) == 1 and first > before
 
 
 def test_who_speaks_for_the_address_is_checked_before_anything_is_said(beyond: Beyond, tmp_path: Path) -> None:
@@ -255,9 +300,24 @@ def test_a_node_writes_no_logs_of_what_it_does_not_run(beyond: Beyond) -> None:
         for said in (Hello(node=msgspec.convert(NODE | {"name": "liar"}, Node)), forged, met):
             channel.send(msgspec.msgpack.encode((frames.number(), said)))
         until(lambda: beyond.status("liar") == "up", "it has joined")
+        heard = [msgspec.msgpack.decode(channel.recv(PATIENCE, decode=False))[1] for _ in range(3)]
         channel.ping().wait(PATIENCE)
+    kept = {"type": "kept", "attempt": [f"{job}.main", 1], "err": False, "until": 6}
+    assert [one for one in heard if one["type"] == "kept"] == [kept], "no node sends that again and again"
     assert beyond.ann("logs", job).text == "mine\n"
     assert not list(beyond.living.home.meetings.rglob("here"))
+
+
+def test_a_name_that_is_none_is_refused_by_either_side(beyond: Beyond) -> None:
+    agent = [sys.executable, "-m", "poise.agent", str(beyond.living.work / "odd"), "--name", "a b"]
+    done = subprocess.run(agent, capture_output=True, env=beyond.living.environment(), timeout=PATIENCE, check=False)
+    assert (done.returncode, b"E107" in done.stderr) == (1, True)
+    for name in ("a b", "../a", "", "x" * 300):
+        with speaking(beyond, Hello(node=msgspec.convert(NODE | {"name": name}, Node))) as channel:
+            with pytest.raises(ConnectionClosed) as closed:
+                channel.recv(PATIENCE)
+            assert closed.value.rcvd is not None and "a node's name has" in closed.value.rcvd.reason
+    assert {node.name for node in beyond.living.client().nodes()}.isdisjoint({"a b", "../a", "", "x" * 300})
 
 
 @contextlib.contextmanager
@@ -322,6 +382,15 @@ def test_what_is_sent_compressed_is_bounded_and_what_is_broken_harms_nobody(beyo
             channel.recv(0.1)
     assert beyond.living.pid("control") == before
     assert beyond.status("far") == "up"
+
+
+def test_what_nodes_send_is_bounded_where_no_agent_runs(living: Living) -> None:
+    folder = living.home.logs / "j1"
+    folder.mkdir(mode=0o700, parents=True)
+    for number in range(KEEP_FILES + 10):
+        (folder / f"main.{number}.out").touch()
+    living.up("--no-agent", "--listen", f"127.0.0.1:{free_port()}")
+    until(lambda: sum(1 for _ in folder.iterdir()) == KEEP_FILES, "the oldest are gone", living.messages)
 
 
 def peak_memory(pid: int) -> int:

@@ -19,6 +19,7 @@ from system.onray import NODES, OnRay, on_two_machines
 from system.test_functions import run as run_program
 
 pytest.importorskip("ray")
+from poise.drivers.ray import COMPARE_SECONDS, called
 
 OTHERS = """
 import ray, sys, time
@@ -30,6 +31,25 @@ def work(file):
         time.sleep(0.1)
 ray.get(work.remote(sys.argv[2]))
 """
+
+
+@pytest.mark.parametrize(
+    ("ray", "poise"),
+    [
+        ("gpu-1.lab", "gpu-1.lab"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("fd00::7", "fd00::7"),
+        ("the big one", "the-big-one"),
+        ("rack 1/node 2", "rack-1-node-2"),
+        ("../../etc", "etc"),
+        ("--name", "name"),
+        ("机器", "ab12"),
+        ("", "ab12"),
+        ("x" * 300, "x" * 63),
+    ],
+)
+def test_machines_have_names_that_paths_and_commands_take(ray: str, poise: str) -> None:
+    assert called({"NodeName": ray, "NodeID": "ab12"}) == poise
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +242,50 @@ def test_a_node_that_is_given_up_while_ray_has_it_gets_another_agent(on_ray: OnR
     assert living.poise("wait", job).code == 0
     assert living.poise("logs", job).text == "epoch 1\n"
     assert living.poise("drain", "a", "--undo").code == 0
+
+
+def test_agents_end_with_who_keeps_them_though_the_control_plane_has_ended_before(living: Living) -> None:
+    """As it does in `poise down`; what is asked of it then is not answered."""
+    done = living.poise("up", "--port", "0", "--on", "ray", "--listen", f"127.0.0.1:{free_port()}")
+    assert done.code == 0, done.err
+    until(lambda: [node.status for node in living.client().nodes()] == ["up"], "it has joined", living.messages)
+    started = json.loads((living.home.ray / "started.json").read_text())
+    keeper = holder(living.home.ray / "lock")
+    kill(living.pid("supervisor"))
+    kill(living.pid("control"))
+    time.sleep(COMPARE_SECONDS + 2)
+    assert holder(living.home.ray / "lock") == keeper, living.messages()[-2000:]
+    os.kill(keeper, signal.SIGTERM)
+    until(lambda: not Path(f"/proc/{started['pid']}").exists(), "Ray has ended", living.messages, 30)
+    until(lambda: not living.processes(), "and all that ran on it", living.processes, 20)
+
+
+def test_an_agent_that_cannot_be_started_is_started_when_it_can(on_ray: OnRay) -> None:
+    until(lambda: on_ray.node("b").status == "up", "it is there", on_ray.messages)
+    [log] = on_ray.living.home.root.glob("on-ray/*/b/poise.log")
+    agent, kept = on_ray.agent("b"), log.with_name("kept")
+    log.rename(kept)
+    log.mkdir()
+    kill(agent)
+    until(lambda: on_ray.agent("b") == 0, "it has ended", on_ray.messages)
+    time.sleep(1)
+    log.rmdir()
+    kept.rename(log)
+    until(lambda: on_ray.agent("b") not in (0, agent), "there is another", on_ray.messages)
+    until(lambda: on_ray.node("b").status == "up", "it is heard", on_ray.messages)
+
+
+def test_a_cluster_that_is_still_starting_ends_with_who_started_it(living: Living) -> None:
+    up = living.start("up", "--port", "0", "--on", "ray", "--listen", f"127.0.0.1:{free_port()}")
+    started = living.home.ray / "started.json"
+    until(started.exists, "Ray is being started", living.messages)
+    head = json.loads(started.read_text())
+    kill(living.pid("supervisor"))
+    os.kill(holder(living.home.ray / "lock"), signal.SIGTERM)
+    until(lambda: not Path(f"/proc/{head['pid']}").exists(), "it has ended", living.messages, 30)
+    until(lambda: not Path(head["folder"]).exists(), "and left nothing", living.messages)
+    up.kill()
+    up.communicate()
 
 
 def test_a_cluster_of_this_machine_alone(living: Living) -> None:

@@ -22,6 +22,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -31,7 +32,7 @@ from typing import Any, NamedTuple
 import msgspec
 import uvloop
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFactory
 
 from poise.agent.upkeep import Toll
@@ -39,7 +40,7 @@ from poise.config import Address, Door, Endpoint, Home
 from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers.devices import Inventory, Part, identity, incarnation_of
 from poise.drivers.lock import take_lock
-from poise.drivers.logs import prune
+from poise.drivers.logs import keep_pruned
 from poise.drivers.meetings import Meetings
 from poise.drivers.probes import Use
 from poise.drivers.process import Keepers
@@ -55,14 +56,14 @@ from poise.drivers.system import (
     probe_cgroups,
     settle_memory,
 )
-from poise.errors import NotFound, PoiseError
+from poise.errors import ErrorRecord, NotFound, NotLeading, PoiseError
 from poise.kernel import node as machine
 from poise.kernel.frames import Broken, Frames
 from poise.kernel.node import NodeMachine
 from poise.model.fleetfile import DeclaredFleet
 from poise.model.load import Load, Pace
 from poise.model.messages import Attempt, Ended, FromAgent, Kept, Launch, Met, Output, Running, ToAgent
-from poise.model.resources import WHOLE, Node
+from poise.model.resources import WHOLE, Node, check_node_name
 from poise.model.times import Times
 from poise.model.usage import UNKNOWN, Collecting
 from poise.ports import Held
@@ -74,10 +75,6 @@ RECONNECT_SECONDS = (0.05, 0.25, 1.0)
 DIAL_SECONDS, SILENCE_SECONDS = 10.0, 2.0
 """Where one of several control planes takes a connection and says nothing, another may lead and wait for its nodes."""
 
-PRUNE_SECONDS = 60.0
-KEEP_LOG_BYTES = 4 * 2**30
-KEEP_LOG_FILES = 50_000
-
 STILL_RUNS = 5
 """Exit code of an agent that was told to end while commands of its node go on."""
 
@@ -86,13 +83,17 @@ DEFLATE = {"level": 1, "memLevel": 5}
 thread that compresses is the one that beats.
 """
 
+FIRST_REFUSAL = 4400
+"""A channel that is closed by this number or a higher one was refused, and says why."""
+
 SHIP_SECONDS = 0.05
 MAX_SHIPPED = 16
-"""Parts of output that wait to be sent: beats come after them."""
+"""Parts of output, or files that gangs meet by, that wait to be sent: beats come after them."""
 
 _log = logging.getLogger("poise.agent")
 _to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent | Kept | Met]] = msgpack_decoder(tuple[int, ToAgent | Kept | Met])
 _encode = msgspec.msgpack.Encoder().encode
+_refused = json_decoder(dict[str, ErrorRecord])
 
 
 def host_signals(load: Load, without: str = "") -> dict[str, int]:
@@ -119,6 +120,26 @@ def device_signals(seen: Mapping[int, Use], memory: Mapping[int, int]) -> dict[s
 
 def _known(**signals: int | None) -> dict[str, int]:
     return {name: value for name, value in signals.items() if value is not None}
+
+
+def lack(error: Exception, door: Door) -> str:
+    """Why there is no channel, where that may be for a person to mend; empty where it is enough to try again."""
+    if isinstance(error, msgspec.DecodeError):
+        return f"what the control plane says is not understood, which may be of another version: {error}"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate of {door} does not hold here: {error.verify_message}; `date`, on both machines"
+    if isinstance(error, OSError) and isinstance(door, Address):
+        return f"no control plane answers at {door}: {error}"
+    record = error.record if isinstance(error, PoiseError) else None
+    if isinstance(error, InvalidStatus):
+        with contextlib.suppress(msgspec.DecodeError, KeyError):
+            record = _refused.decode(error.response.body or b"")["error"]
+    said = ""
+    if isinstance(error, ConnectionClosed) and error.rcvd is not None and error.rcvd.code >= FIRST_REFUSAL:
+        said = error.rcvd.reason
+    elif record is not None and record.code != NotLeading.default_code:  # else another one leads, or will
+        said = "; ".join(part for part in (f"{record.code}: {record.message}", record.have, record.hint) if part)
+    return f"this node is refused: {said}" if said else ""
 
 
 class DeviceUse(msgspec.Struct):
@@ -159,6 +180,8 @@ class Agent:
         self._shipped_first: list[Ended] = []
         self._written = asyncio.Event()
         self._met = asyncio.Event()
+        self._answered = False
+        self._told_lack = ""
         keepers.on_change = self._on_change
 
     def adopt(self, held: Iterable[Held], ended: Iterable[Ended]) -> None:
@@ -181,18 +204,27 @@ class Agent:
         patience = SILENCE_SECONDS if self._home.others else DIAL_SECONDS
         longest = RECONNECT_SECONDS[any(isinstance(door, Address) for door in self._home.doors) + 1]
         while True:
+            turn, self._answered = next(turns), False
             try:
-                async with self._dial(next(turns), patience) as channel:
-                    pause = RECONNECT_SECONDS[0]
+                async with self._dial(turn, patience) as channel:
                     await self._session(channel)
-            except (OSError, WebSocketException, PoiseError, EOFError, Broken) as error:
+            except (OSError, WebSocketException, PoiseError, EOFError, Broken, msgspec.DecodeError) as error:
+                self._tell_lack(lack(error, door_of(self._home, turn)))
                 _log.debug("no channel: %s", error)
             finally:
                 self._sock = None
                 self._feed(machine.Disconnected())
                 self._unsent.clear()
+            if self._answered:
+                pause = RECONNECT_SECONDS[0]
             await asyncio.sleep(pause)
             pause = min(longest, pause * 2)
+
+    def _tell_lack(self, why: str) -> None:
+        """Once, however often it is tried again."""
+        if why and why != self._told_lack:
+            self._told_lack = why
+            _log.warning("%s", why)
 
     @contextlib.asynccontextmanager
     async def _dial(self, turn: int, patience: float) -> AsyncIterator[ClientConnection]:
@@ -250,6 +282,7 @@ class Agent:
                 serial, message = _to_agent.decode(frame if isinstance(frame, bytes) else frame.encode())
                 if not frames.hears(serial):
                     continue
+                self._answered, self._told_lack = True, ""
                 if isinstance(message, Met):
                     self._meetings.take(message)
                 elif not isinstance(message, Kept):
@@ -354,14 +387,18 @@ class Agent:
             for output in self._shipping.parts() if self._sock is not None else ():
                 self._unsent.append(output)
                 self._news.set()
-                while len(self._unsent) > MAX_SHIPPED:  # noqa: ASYNC110 — it is emptied elsewhere, or cleared
-                    await asyncio.sleep(SHIP_SECONDS)
+                await self._sent()
             if ended:
                 self._feed(machine.Changed((), tuple(ended)))
             self._written.clear()
             if not self._shipped_first:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._written.wait(), SHIP_SECONDS if self._shipping.follows else None)
+
+    async def _sent(self) -> None:
+        """Until there is room for more beside what the machine says."""
+        while len(self._unsent) > MAX_SHIPPED:  # noqa: ASYNC110 — it is emptied elsewhere, or cleared
+            await asyncio.sleep(SHIP_SECONDS)
 
     def _meet(self, launch: Launch) -> None:
         """A member of a gang starts, whose others may be on other machines."""
@@ -378,14 +415,10 @@ class Agent:
                 for met in self._meetings.news():
                     self._unsent.append(met)
                     self._news.set()
+                    await self._sent()
             if not self._meetings.any:
                 self._met.clear()
             await asyncio.sleep(SHIP_SECONDS)
-
-    async def prune_logs(self) -> None:
-        while True:
-            await asyncio.to_thread(prune, self._home.logs, KEEP_LOG_BYTES, KEEP_LOG_FILES)
-            await asyncio.sleep(PRUNE_SECONDS)
 
     # --- measuring ---------------------------------------------------------------------------------------------------
 
@@ -556,7 +589,7 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
     if home.doors != (home.socket,):
         works.append(agent.ship())
     if offer.prunes:
-        works.append(agent.prune_logs())
+        works.append(keep_pruned(home.logs))
     if inventory is not None:
         works += [agent.watch_devices(inventory), agent.watch_faults(inventory)]
     everything = asyncio.gather(*map(loop.create_task, works))
@@ -615,6 +648,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
         home = home_at(options.home)
+        check_node_name(options.name, "--name")
         if options.connect is not None:
             home = home_elsewhere(home.root, options.connect)
         ensure_home(home)

@@ -70,6 +70,8 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
     home = home_at(options.home)
     os.umask(0o077)
+    for number in STOPS:
+        signal.signal(number, lambda *_: sys.exit(0))
     try:
         with take_lock(home.ray / "lock", "keeper of a Ray cluster's agents"):
             _keep(home, json_decoder(OnRay).decode((home.ray / "cluster.json").read_bytes()))
@@ -83,21 +85,20 @@ def _keep(home: Home, on: OnRay) -> None:
     token = _node_token(home)
     address = _listening(home)
     where = on.address or _own_cluster(home)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # Ray has handlers of its own, and threads: they are waited for
     if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys() or Path("~/.ray/auth_token").expanduser().exists():
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # as the head of a cluster does, and nobody who joins it
     from poise.drivers.ray import Cluster, Told, own_address  # dear: after what may fail without it
 
-    signal.pthread_sigmask(
-        signal.SIG_BLOCK, STOPS
-    )  # Ray has handlers of its own, and threads: here they are waited for
     cluster = Cluster(where)
     told = Told(_told_address(home, address, own_address()), token, address.authority[:12])
     _log.info("on Ray at %s", where)
-    nodes, leads = Nodes(Client(home)), False
+    nodes, leads = Nodes(Client(home, patience=0)), not home.store.exists()
     while signal.sigtimedwait(STOPS, LOOK_SECONDS) is None:
         leads = _leads(home)
         if leads:
-            cluster.keep(told, nodes)
+            with contextlib.suppress(Fault):  # it is away, or its disk is full: it is told and asked again
+                cluster.keep(told, nodes)
     if leads and cluster.end(told.home) and not on.address:
         _end_own_cluster(home)
 
@@ -165,7 +166,11 @@ def _own_cluster(home: Home) -> str:
     except OSError as error:
         raise InputError(f"Ray cannot be started: {error}", hint="pip install 'poise[ray]'") from None
     kept.write_bytes(msgspec.json.encode(Started(head.pid, folder)))
-    return _address_in(Path(folder))
+    try:
+        return _address_in(Path(folder))
+    except SystemExit:  # told to end while it was still starting
+        _end_own_cluster(home)
+        raise
 
 
 def _address_in(folder: Path) -> str:

@@ -29,7 +29,9 @@ from poise.config import Home
 from poise.decoding import msgpack_decoder
 from poise.drivers import functions, values
 from poise.drivers.reach import channel_to, environment_home
+from poise.errors import PoiseError
 from poise.model.calls import (
+    ATTEMPT,
     Back,
     FromWorker,
     Function,
@@ -151,8 +153,10 @@ class Worker:
         turns = itertools.count()
         while not self._ending:
             with (
-                contextlib.suppress(OSError, WebSocketException, EOFError),
-                channel_to(self._home, "/v1/workers", self._key, next(turns)) as connection,
+                contextlib.suppress(OSError, WebSocketException, EOFError, PoiseError),
+                channel_to(
+                    self._home, "/v1/workers", self._key, next(turns), {ATTEMPT: str(self._attempt)}
+                ) as connection,
             ):
                 pause = RECONNECT_SECONDS[0]
                 self._session(connection)

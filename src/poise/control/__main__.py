@@ -28,15 +28,17 @@ from poise.config import DEFAULT_PORT, Address, Endpoint, Home, parse_place
 from poise.control.api import make_app
 from poise.control.decider import decider_for
 from poise.control.guard import App
+from poise.control.heads import Heads
 from poise.control.lifetime import Lifetime
 from poise.control.plane import Plane, clock_of
 from poise.decoding import json_decoder
 from poise.drivers.lock import take_lock
+from poise.drivers.logs import keep_pruned
 from poise.drivers.plugins import choose, code_of
 from poise.drivers.reach import fingerprint
 from poise.drivers.security import ensure_token
 from poise.drivers.series import Series
-from poise.drivers.sockets import listen, share
+from poise.drivers.sockets import listen, notice_loss, share
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import boot_id, boottime, open_many_files, settle_memory
 from poise.drivers.tidy import remove_abandoned
@@ -172,10 +174,13 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     _log.info("ready: process %d, port %d, revision %d, term %d", os.getpid(), port, ledger.revision, ledger.term)
     standing_by = None if shared is None else asyncio.create_task(_stand_by(shared, plane, lifetime))
     leaving = asyncio.create_task(lifetime.leave_when_idle())
-    tidying = asyncio.create_task(_tidy_folders(plane, home))
+    tidying = [asyncio.create_task(_tidy_folders(plane, home))]
+    if beyond is not None:  # what nodes of other homes send is kept here, where there may be no agent
+        tidying.append(asyncio.create_task(keep_pruned(home.logs)))
     await serving
     leaving.cancel()
-    tidying.cancel()
+    for task in tidying:
+        task.cancel()
     decider.close()
     plane.end()
     for told in [home.endpoint, *([options.share] if options.share else [])]:  # nobody is to wait for an answer there
@@ -245,7 +250,7 @@ class _Door(uvicorn.Server):
         config = uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            http=Heads,
             ws="websockets-sansio",
             ws_max_size=64 * 2**20,
             ws_ping_interval=None,
@@ -303,6 +308,7 @@ def _beyond(home: Home, place: str) -> _Beyond:
     except OSError as error:
         hint = "another port, or `ip address`"
         raise InputError(f"it cannot listen there: {error.strerror}", field="--listen", have=place, hint=hint) from None
+    notice_loss(listening)
     names, authority = names_here(host), ensure_authority(home)
     address = Address(names[0], listening.getsockname()[1], fingerprint(authority))
     return _Beyond(listening, address, names, authority, server_context(home, names))

@@ -522,7 +522,7 @@ def make_app(
         "submissions": (Role.SUBMITTER, Submissions(plane, gate)),
         "channel": (Role.NODE, NodeChannel(plane, gate, series, home, key_of)),
         "calls": (Role.SUBMITTER, CallerChannel(plane, gate)),
-        "workers": (None, WorkerChannel(plane, key_of)),
+        "workers": (None, WorkerChannel(plane, gate, key_of)),
     }
     return Guard(gate, rest, hot, lifetime.request, known_as)  # type: ignore[arg-type]
 

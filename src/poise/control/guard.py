@@ -31,6 +31,9 @@ KEYED = frozenset({"/v1/workers"})
 HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]", "poise"})
 _HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
 
+REFUSED, MAX_REASON = 4400, 123
+"""A WebSocket that is ended with an error says so by a number from here on, and why in so many bytes."""
+
 WEBSOCKETS = {"/v1/channel": "channel", "/v1/calls": "calls", "/v1/workers": "workers"}
 
 
@@ -152,16 +155,20 @@ def marked(send: Send, behind: str) -> Send:
 
 
 async def refuse(scope: Scope, send: Send, error: PoiseError) -> None:
-    """Answer with an error, whatever the protocol."""
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 4400 + error.status % 100, "reason": str(error)})
-        return
+    """Answer with an error, in place of a WebSocket too."""
     body = msgspec.json.encode(ErrorBody(error.record))
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    kind = "websocket.http" if scope["type"] == "websocket" else "http"
+    await send({"type": f"{kind}.response.start", "status": error.status, "headers": headers})
+    await send({"type": f"{kind}.response.body", "body": body})
+
+
+async def hang_up(send: Send, error: PoiseError) -> None:
+    """End a WebSocket with an error, as far as that has room for it."""
+    why = f"{error.record.message}; {error.record.hint}".encode()[:MAX_REASON].decode(errors="ignore")
+    await send({"type": "websocket.close", "code": REFUSED + error.status % 100, "reason": why})
 
 
 def _host_name(host: str) -> str:

@@ -8,14 +8,14 @@ frames.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from poise.config import MAX_BODY, Home
 from poise.control.gatekeeper import Gatekeeper
-from poise.control.guard import Receive, Scope, Send, secret_of, text_headers
+from poise.control.guard import Receive, Scope, Send, hang_up, refuse, secret_of, text_headers
 from poise.control.plane import Plane
 from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers import meetings
@@ -23,19 +23,20 @@ from poise.drivers.security import same_token
 from poise.drivers.series import Series
 from poise.drivers.shipping import keep
 from poise.engine.host import Answer
-from poise.errors import ErrorRecord, InputError, PoiseError, SpecError
+from poise.errors import Denied, ErrorRecord, InputError, PoiseError, SpecError
 from poise.kernel import controller as machine
 from poise.kernel.frames import Broken, Frames
-from poise.model.calls import FromCaller, FromWorker, Ready, Resume, ToCaller, ToWorker
+from poise.model.calls import ATTEMPT, FromCaller, FromWorker, Ready, Resume, ToCaller, ToWorker
 from poise.model.messages import Attempt, Beat, Desired, FromAgent, Hello, Kept, Met, Output, ToAgent
+from poise.model.resources import check_node_name
 from poise.model.tenants import Bearer, Role
 from poise.model.usage import Window
 
 MAX_UNANSWERED = 4096
 """Submissions of one stream that wait for the log; reading pauses beyond."""
 
-MAX_UNSENT = 100_000
-"""Frames that wait for one agent to read them."""
+MAX_UNSENT, MAX_UNSENT_BYTES = 100_000, 256 * 2**20
+"""Frames that wait for one agent to read them, and what they hold together."""
 
 _log = logging.getLogger("poise.control")
 _from_agent: msgspec.msgpack.Decoder[tuple[int, FromAgent | Output | Met]] = msgpack_decoder(
@@ -192,12 +193,14 @@ class NodeChannel:
         await send({"type": "websocket.accept"})
         number = self._plane.accepted()
         frames = Frames()
-        channel = Channel(send, frames, self._key_of if scope["bearer"].role is Role.NODE else None)
+        bearer: Bearer = scope["bearer"]
+        key_of = self._key_of if bearer.role is Role.NODE else None
+        channel = Channel(send, frames, key_of, stands=lambda: self._gate.stands(bearer))
         node = ""
         try:
             while True:
                 event = await receive()
-                if event["type"] == "websocket.disconnect" or not self._gate.stands(scope["bearer"]):
+                if event["type"] == "websocket.disconnect" or channel.closed or not self._gate.stands(bearer):
                     return
                 serial, message = _from_agent.decode(event.get("bytes") or b"")
                 if not frames.hears(serial):
@@ -211,7 +214,8 @@ class NodeChannel:
                         self._pass_on(node, channel, message)
                     continue
                 if isinstance(message, Hello):
-                    if not self._plane.connect(message.node.name, number, channel):
+                    check_node_name(message.node.name, "name")
+                    if not self._plane.connect(message.node, number, channel):
                         return
                     node = message.node.name
                 if node:
@@ -220,14 +224,20 @@ class NodeChannel:
                         self._keep(node, message.windows)
         except (*UNREADABLE, Broken) as error:
             _log.warning("node %s sent what is no message: %s", node or "(unnamed)", error)
+        except InputError as error:
+            self._gate.refused(error, scope["path"], bearer)
+            await hang_up(send, error)
         finally:
             channel.close()
             if node:
                 self._plane.disconnect(node, channel)
 
     async def _take_output(self, node: str, channel: "Channel", output: Output) -> None:
-        """Of what runs or ran on this node. A disk that is full costs the output, and nothing else."""
+        """Of what runs or ran on this node. A disk that is full costs the output, and nothing else. What nobody here
+        knows, or has forgotten, is not waited for by its node.
+        """
         if self._plane.ledger.node_of(output.attempt) != node:
+            channel.send(Kept(attempt=output.attempt, err=output.err, until=output.start + len(output.data)))
             return
         try:
             channel.send(await asyncio.to_thread(keep, self._home.logs, output))
@@ -275,12 +285,12 @@ class CallerChannel:
         bearer: Bearer = scope["bearer"]
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
-        channel = Channel(send)
+        channel = Channel(send, stands=lambda: self._gate.stands(bearer))
         job = ""
         try:
             while True:
                 event = await receive()
-                if event["type"] == "websocket.disconnect" or not self._gate.stands(bearer):
+                if event["type"] == "websocket.disconnect" or channel.closed or not self._gate.stands(bearer):
                     return
                 message = _from_caller.decode(event.get("bytes") or b"")
                 if isinstance(message, Resume):
@@ -300,77 +310,107 @@ class CallerChannel:
 
 
 class WorkerChannel:
-    """The WebSocket of one worker of calls; `key_of` tells what its attempt's key is."""
+    """The WebSocket of one worker of calls; `key_of` tells what its attempt's key is. It shows that before anything it
+    says is read.
+    """
 
-    def __init__(self, plane: Plane, key_of: Callable[[Attempt], str]) -> None:
+    def __init__(self, plane: Plane, gate: Gatekeeper, key_of: Callable[[Attempt], str]) -> None:
         self._plane = plane
+        self._gate = gate
         self._key_of = key_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = text_headers(scope)
+        attempt = _attempt_of(headers)
+        if attempt is None or not same_token(secret_of(headers), self._key_of(attempt)):
+            error = Denied("this is not the key of the attempt", field=ATTEMPT, have=str(attempt or "none")[:80])
+            self._gate.refused(error, scope["path"])
+            await refuse(scope, send, error)
+            return
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
-        given = secret_of(text_headers(scope))
         channel = Channel(send)
-        attempt: Attempt | None = None
+        ready = False
         try:
             while True:
                 event = await receive()
-                if event["type"] == "websocket.disconnect":
+                if event["type"] == "websocket.disconnect" or channel.closed:
                     return
                 message = _from_worker.decode(event.get("bytes") or b"")
-                if isinstance(message, Ready) and attempt is None:
-                    if not same_token(given, self._key_of(message.attempt)):
-                        _log.warning("a worker that says it is %s has not its key", message.attempt)
+                if isinstance(message, Ready) and not ready:
+                    if message.attempt != attempt:
                         return
-                    attempt = message.attempt
+                    ready = True
                     self._plane.connect_worker(attempt, channel)
-                if attempt is not None:
+                if ready:
                     self._plane.hear_worker(attempt, channel, message)
         except UNREADABLE as error:
-            _log.warning("worker %s sent what is no message: %s", attempt or "(unnamed)", error)
+            _log.warning("worker %s sent what is no message: %s", attempt, error)
         finally:
             channel.close()
-            if attempt is not None:
+            if ready:
                 self._plane.disconnect_worker(attempt, channel)
+
+
+def _attempt_of(headers: Mapping[str, str]) -> Attempt | None:
+    """Which one a worker says that it is."""
+    task, _, epoch = headers.get(ATTEMPT.lower(), "").rpartition("#")
+    return Attempt(task, int(epoch)) if epoch.isdecimal() and len(epoch) < 20 else None
 
 
 class Channel:
     """Sends in order from a task of its own, so that the plane never waits for a slow agent. What it sends is numbered
-    where there are `frames`, and launches get a key where there is `key_of`.
+    where there are `frames`, and launches get a key where there is `key_of`. Nothing more is sent once the token no
+    longer `stands` by which somebody came.
     """
 
     def __init__(
-        self, send: Send, frames: Frames | None = None, key_of: Callable[[Attempt], str] | None = None
+        self,
+        send: Send,
+        frames: Frames | None = None,
+        key_of: Callable[[Attempt], str] | None = None,
+        stands: Callable[[], bool] = lambda: True,
     ) -> None:
         self._send = send
         self._frames = frames
         self._key_of = key_of
+        self._stands = stands
         self._queue: deque[bytes] = deque()
+        self._waiting = 0
         self._news = asyncio.Event()
-        self._closed = False
+        self.closed = False
         self._task = asyncio.create_task(self._write())
 
     def send(self, message: ToAgent | Kept | Met | ToCaller | ToWorker) -> None:
-        """Who does not read is hung up on; when it comes back it is told everything anew."""
-        if len(self._queue) >= MAX_UNSENT:
-            self._closed = True
+        """Who does not read is hung up on with its next word; when it comes back it is told everything anew."""
+        if len(self._queue) >= MAX_UNSENT or self._waiting >= MAX_UNSENT_BYTES:
+            self.close()
+        if self.closed:
+            return
         if self._key_of is not None and isinstance(message, Desired):
             message = _with_keys(message, self._key_of)
-        if not self._closed:
-            self._queue.append(_encode(message if self._frames is None else (self._frames.number(), message)))
+        frame = _encode(message if self._frames is None else (self._frames.number(), message))
+        self._queue.append(frame)
+        self._waiting += len(frame)
         self._news.set()
 
     def close(self) -> None:
-        self._closed = True
+        self.closed = True
+        self._queue.clear()
         self._news.set()
 
     async def _write(self) -> None:
         try:
-            while not self._closed:
-                while self._queue and not self._closed:
-                    await self._send({"type": "websocket.send", "bytes": self._queue.popleft()})
+            while not self.closed:
+                while self._queue and not self.closed:
+                    if not self._stands():
+                        self.close()
+                        break
+                    frame = self._queue.popleft()
+                    self._waiting -= len(frame)
+                    await self._send({"type": "websocket.send", "bytes": frame})
                 self._news.clear()
-                if not self._queue and not self._closed:
+                if not self._queue and not self.closed:
                     await self._news.wait()
             await self._send({"type": "websocket.close", "code": 1012})
         except Exception as error:  # the connection is gone; the reading side ends it

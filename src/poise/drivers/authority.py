@@ -9,9 +9,10 @@ certificate of any other authority is refused.
 import datetime
 import ipaddress
 import os
+import secrets
 import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
@@ -79,11 +80,10 @@ def server_context(home: Home, names: Iterable[str], of: str = "server") -> ssl.
     built = built.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     built = built.add_extension(x509.SubjectAlternativeName(map(_named, names)), critical=False)
     signed = built.sign(signer, hashes.SHA256())
-    file = home.authority / f"{of}.pem"
-    _write(file, _private(secret) + signed.public_bytes(serialization.Encoding.PEM))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_cert_chain(file)
+    content = _private(secret) + signed.public_bytes(serialization.Encoding.PEM)
+    _write(home.authority / f"{of}.pem", content, context.load_cert_chain)
     return context
 
 
@@ -139,10 +139,15 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all, and for its owner only from the first byte."""
-    draft = path.with_suffix(".new")
-    draft.unlink(missing_ok=True)
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-    draft.replace(path)
+def _write(path: Path, content: bytes, read: Callable[[Path], None] = lambda _: None) -> None:
+    """Whole or not at all, and for its owner only from the first byte. Others may write the same: `read` is given what
+    was written here.
+    """
+    draft = path.with_suffix(f".{secrets.token_hex(4)}.new")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+        read(draft)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -14,6 +14,11 @@ from typing import Literal, NamedTuple
 
 Stream = Literal["out", "err"]
 
+KEEP_BYTES, KEEP_FILES = 4 * 2**30, 50_000
+"""What is kept of all logs of a home, and how many of them."""
+
+PRUNE_SECONDS = 60.0
+
 _PIECE = 64 << 10
 _SOON = 0.03
 _LATER = 0.25
@@ -39,6 +44,13 @@ class Pruned(NamedTuple):
 def read(path: Path, offset: int = 0, limit: int = _PIECE) -> bytes:
     """At most `limit` bytes from the first that is there at or after `offset`; a negative one counts from the end."""
     return piece(path, offset, limit)[1]
+
+
+async def keep_pruned(logs: Path) -> None:
+    """Remove the oldest for ever, as soon as there is more than is kept."""
+    while True:
+        await asyncio.to_thread(prune, logs, KEEP_BYTES, KEEP_FILES)
+        await asyncio.sleep(PRUNE_SECONDS)
 
 
 async def follow(

@@ -18,6 +18,7 @@ import contextlib
 import logging
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -55,6 +56,8 @@ COMPARE_SECONDS = 5.0
 
 AGAIN_SECONDS = 30.0
 """A node that was given up gets a new agent no more often than this."""
+
+MAX_NAME = 63
 
 STILL_RUNS = 5
 """What an agent ends with whose commands go on."""
@@ -134,8 +137,11 @@ class AgentKeeper:
         pause = PAUSES[0]
         while not self._over.wait(pause):
             begun = time.monotonic()
-            self._agent = self._start()
-            self._code = self._agent.wait()
+            try:
+                self._agent = self._start()
+                self._code = self._agent.wait()
+            except OSError as error:  # a full disk, too many processes: it is tried again
+                _log.warning("the agent of %s cannot be started: %s", self._name, error)
             self._ended.set()
             if self._over.is_set() and self._code != STILL_RUNS:
                 return
@@ -175,7 +181,7 @@ class Cluster:
 
     def keep(self, told: Told, nodes: Nodes) -> None:
         """An agent on every machine that is there, and none for those that have gone."""
-        there = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        there = {node["NodeID"]: node | {"NodeName": called(node)} for node in ray.nodes() if node["Alive"]}
         named = {node["NodeName"] for node in there.values()}
         names = self._named(told.home)
         for actor in sorted(names.keys() | self._known):
@@ -211,8 +217,12 @@ class Cluster:
         """End all agents of a home, and give back what they held, but for those whose commands go on; whether there are
         none of those.
         """
-        asked = {name: ray.get_actor(name).end.remote() for name in self._named(home)}
-        ended = [self._ended(name, answer) for name, answer in asked.items()]
+        asked = {}
+        for name in self._named(home):
+            with contextlib.suppress(ValueError):  # it has just gone
+                asked[name] = ray.get_actor(name).end.remote()
+        until = time.monotonic() + ANSWER_SECONDS  # for all of them: who ends this process waits no longer
+        ended = [self._ended(name, answer, until) for name, answer in asked.items()]
         return all(ended)
 
     def _share(
@@ -231,7 +241,7 @@ class Cluster:
             if (wanted or more) and not self._placing and self._has_had_time(identity) and name in nodes.idle():
                 _log.info("%s is given back: %s", actor, wanted or "more of it is free")
                 self._given_back[identity] = time.monotonic()
-                if self._ended(actor, ray.get_actor(actor).end.remote()):
+                if self._ended(actor, ray.get_actor(actor).end.remote(), time.monotonic() + ANSWER_SECONDS):
                     nodes.gone(name)
                 return
 
@@ -272,9 +282,9 @@ class Cluster:
         """Whether it is so long since a machine was given back that it may be taken, or given back again."""
         return time.monotonic() - self._given_back.get(identity, -math.inf) > LEND_SECONDS
 
-    def _ended(self, actor: str, answer: Any) -> bool:
+    def _ended(self, actor: str, answer: Any, until: float) -> bool:
         try:
-            idle = bool(ray.get(answer, timeout=ANSWER_SECONDS))
+            idle = bool(ray.get(answer, timeout=max(0.0, until - time.monotonic())))
         except ray.exceptions.RayError as error:
             _log.warning("%s does not answer: %s", actor, error)
             return False
@@ -321,6 +331,12 @@ class Cluster:
         self._placing.pop(name, None)
         with contextlib.suppress(ValueError):  # it has just gone
             ray.kill(ray.get_actor(name))
+
+
+def called(node: Mapping[str, Any]) -> str:
+    """What Poise calls a machine: by the name that Ray has for it, in letters that a path and a command line take."""
+    name = re.sub(r"[^A-Za-z0-9._:-]+", "-", node["NodeName"]).lstrip("-.")[:MAX_NAME]
+    return name or str(node["NodeID"])[:MAX_NAME]
 
 
 def own_address() -> str:

@@ -11,6 +11,7 @@ import socket
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from poise.config import Address, Door, Home
@@ -48,6 +49,7 @@ def reach(home: Home, timeout: float | None = None, turn: int = 0) -> socket.soc
     context = trusting(door)
     longest = SILENCE_SECONDS if len(home.doors) > 1 else ALONE_SECONDS
     plain = socket.create_connection((door.host, door.port), longest if timeout is None else min(timeout, longest))
+    sockets.notice_loss(plain)
     try:
         secured = context.wrap_socket(plain, server_hostname=door.host)
         secured.settimeout(timeout)
@@ -57,7 +59,9 @@ def reach(home: Home, timeout: float | None = None, turn: int = 0) -> socket.soc
         raise
 
 
-def channel_to(home: Home, path: str, secret: str, turn: int) -> "ClientConnection":
+def channel_to(
+    home: Home, path: str, secret: str, turn: int, headers: Mapping[str, str] = MappingProxyType({})
+) -> "ClientConnection":
     """A WebSocket to the control plane of a home, or to the one of several whose turn it is: that one is left for the
     next when it stands still, or its machine is gone, of which nobody tells. Raises what `reach` does, and
     WebSocketException.
@@ -76,7 +80,7 @@ def channel_to(home: Home, path: str, secret: str, turn: int) -> "ClientConnecti
     connection: ClientConnection = connect(
         f"ws://poise{path}",
         sock=sock,
-        additional_headers={"Authorization": f"Bearer {secret}"},
+        additional_headers={"Authorization": f"Bearer {secret}", **headers},
         compression=None,
         max_size=None,
         **watched,

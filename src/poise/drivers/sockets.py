@@ -1,4 +1,6 @@
-"""Unix sockets by path, however long the path: a socket's name holds 107 bytes, a folder's descriptor is short."""
+"""Unix sockets by path, however long the path: a socket's name holds 107 bytes, a folder's descriptor is short. And
+what every connection to another machine needs: to end when that machine is gone.
+"""
 
 import contextlib
 import os
@@ -8,6 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from poise.errors import InputError
+
+GONE_SECONDS, ASKED = 5, 3
+"""A machine that says nothing for so long is gone, when it was asked so often whether it is there."""
+
+TAKEN_SECONDS = 10
+"""As long as a node of another machine may be silent."""
 
 
 def listen(path: Path, backlog: int = 1024) -> socket.socket:
@@ -78,6 +86,19 @@ def connect(path: Path, timeout: float | None = None) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def notice_loss(sock: socket.socket, *, taken: bool = False) -> None:
+    """Of a connection to another machine, or of all that come to a listening socket: one that is gone, and one behind a
+    way that is cut, says no farewell. The kernel asks it, and hangs up when nothing comes back for `GONE_SECONDS`,
+    whatever either process does; with `taken`, also when nothing that was sent is taken in for `TAKEN_SECONDS`.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, GONE_SECONDS - ASKED)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, ASKED)
+    if taken:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * TAKEN_SECONDS)
 
 
 @contextlib.contextmanager

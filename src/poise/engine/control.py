@@ -16,7 +16,7 @@ from poise.engine.disk import SimulatedDisk, SimulatedStore
 from poise.engine.host import Answer, Host, load_ledger
 from poise.engine.network import End
 from poise.engine.timeline import WALL, Killed, Process, SimulatedClock, Timeline
-from poise.errors import PoiseError, StoreDamaged
+from poise.errors import Conflict, PoiseError, StoreDamaged
 from poise.kernel import controller as machine
 from poise.kernel.controller import Controller, Settings
 from poise.kernel.ledger import Ledger
@@ -150,7 +150,11 @@ class SimulatedControl:
         def hear(message: Any) -> None:
             nonlocal node
             if isinstance(message, Hello):
-                if not host.connect(message.node.name, number, door):
+                try:
+                    counts = host.connect(message.node, number, door)
+                except Conflict:
+                    counts = False
+                if not counts:
                     channel.close()
                     return
                 node = message.node.name

@@ -18,6 +18,7 @@ from poise.model.calls import FromCaller, FromWorker, Over
 from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.messages import Attempt, FromAgent
+from poise.model.resources import Node
 from poise.model.views import Snapshot
 from poise.ports import Clock, Decider, Store, StoredCheckpoint
 from poise.units import SECOND
@@ -147,17 +148,27 @@ class Host:
         self._accepted += 1
         return self._accepted
 
-    def connect(self, node: str, number: int, channel: Channel) -> bool:
+    def connect(self, node: Node, number: int, channel: Channel) -> bool:
         """A node has said hello on the connection of this number; the newest that has is the one that counts. False:
-        the hello was overtaken by that of a newer connection, and what it says is no longer so.
+        the hello was overtaken by that of a newer connection, and what it says is no longer so. Raises `Conflict` while
+        another machine of its name is heard: each would take what the other runs for lost, for ever.
         """
-        if number < self._newest.get(node, 0):
+        name = node.name
+        if number < self._newest.get(name, 0):
             return False
-        self._newest[node] = number
-        old = self._channels.get(node)
+        old = self._channels.get(name)
         if old is not None and old is not channel:
+            if self.controller.hears_another(node, self.clock.now()):
+                raise Conflict(
+                    "another machine of this name is heard",
+                    code="E107",
+                    field="name",
+                    have=name,
+                    hint="give this one another: `--name`",
+                )
             old.close()
-        self._channels[node] = channel
+        self._newest[name] = number
+        self._channels[name] = channel
         return True
 
     def disconnect(self, node: str, channel: Channel) -> None:

@@ -677,7 +677,7 @@ class Twin:
             known.node = node
         self._adopt()
         for node in nodes:
-            self.host.connect(node.name, self.host.accepted(), self.nodes[node.name])
+            self.host.connect(node, self.host.accepted(), self.nodes[node.name])
             self._hear(node.name, Hello(node=node, running=self._running_on(node.name)))
 
     def _adopt(self) -> None:

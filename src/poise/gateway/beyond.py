@@ -18,6 +18,7 @@ from poise.config import Address, Endpoint, Home
 from poise.decoding import json_decoder
 from poise.drivers.reach import fingerprint
 from poise.drivers.security import read_token, same_token, worker_key
+from poise.drivers.sockets import notice_loss
 from poise.gateway.service import Service
 from poise.gateway.wire import LENGTH, decode_enter
 from poise.model.messages import Attempt
@@ -69,6 +70,7 @@ def beyond_of(home: Home) -> Beyond | None:
         found = ipaddress.ip_address(host)
         place, family = host, socket.AF_INET6 if found.version == 6 else socket.AF_INET
     listening = socket.create_server((place, 0), family=family, backlog=1024)
+    notice_loss(listening, taken=True)
     authority = ensure_authority(home)
     context = server_context(home, names_here(host), "gateway")
     address = Address(host, listening.getsockname()[1], fingerprint(authority))
@@ -121,7 +123,7 @@ class _Guest(asyncio.Protocol):
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
         service = self._service_at(enter.service)
-        if service is None or not service.may_join(enter.task.partition(".")[0]):
+        if service is None or not service.may_join(enter.task.partition(".")[0], enter.epoch):
             return None
         if not same_token(enter.key, worker_key(self._beyond.token, Attempt(enter.task, enter.epoch))):
             return None

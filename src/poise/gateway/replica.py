@@ -457,6 +457,7 @@ def _dial_beyond(gateway: Gateway) -> Line:
     address = Address.parse(gateway.address, "POISE_SERVICE_ADDRESS")
     try:
         plain = socket.create_connection((address.host, address.port), TAKEN_OVER_WITHIN)
+        sockets.notice_loss(plain, taken=True)
         channel = trusting(address).wrap_socket(plain, server_hostname=address.host)
         channel.settimeout(None)
         channel.sendall(framed(gateway.enter))

@@ -79,7 +79,8 @@ class Replicas:
         self._told: dict[str, str] = {}
         service.ever_ready = notes.noted.ready
         service.watchers.append(self._note_ready)
-        service.may_join = lambda job: job in self._jobs
+        self._epochs: dict[str, int] = {}
+        service.may_join = lambda job, epoch: job in self._jobs and epoch >= self._epochs.get(job, 0)
         self._scaler = self._made_scaler()
         self._pause = START_AGAIN[0]
         self._not_before = 0.0
@@ -171,6 +172,9 @@ class Replicas:
         self._learn_start_up()
         await asyncio.sleep(LOOK_EVERY / SECOND)
         ended = [job for job in self._jobs if await self._ask(partial(self._is_over, job))]
+        self._epochs = {job: self._epochs.get(job, 0) for job in self._jobs}
+        for job, epoch in self._epochs.items():
+            self._service.leave_behind(job, epoch)
         if ended:
             self.notes.noted.jobs = [job for job in self._jobs if job not in ended]
             self.notes.write()
@@ -247,6 +251,7 @@ class Replicas:
                 hint=f"poise logs {job}",
             )
         self._tell(report)
+        self._epochs[job] = max((task.epoch for task in report.tasks), default=0)
         return report.status in _OVER
 
     def _tell(self, report: JobReport) -> None:

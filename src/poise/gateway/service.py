@@ -98,8 +98,10 @@ class Service:
         self.path = path
         self.on_hang: Callable[[str], None] = lambda name: None
         """Told the name of a replica that hangs and is to be ended."""
-        self.may_join: Callable[[str], bool] = lambda job: False
-        """Whether a job is that of one of its replicas: who dials from another machine is asked."""
+        self.may_join: Callable[[str, int], bool] = lambda job, epoch: False
+        """Whether this is the job of one of its replicas, in no earlier attempt than the latest: who dials from another
+        machine is asked.
+        """
         self.watchers: list[Callable[[], None]] = []
         """Told when a replica has become ready, or has gone."""
         self.listeners: list[Listener] = []
@@ -164,6 +166,18 @@ class Service:
         for name in self._channels:
             if name.partition(".")[0] == job:
                 self.batcher.drain(name)
+
+    def leave_behind(self, job: str, epoch: int) -> None:
+        """Attempts of this job before the one of `epoch` are over, also those whose machine nobody can tell: they are
+        hung up on, and what they were asked is asked of others.
+        """
+        for name, channel in list(self._channels.items()):
+            if name.partition(".")[0] == job and _epoch_of(name) < epoch:
+                del self._channels[name]
+                channel.abort()
+                now = time.monotonic_ns()
+                self._do(self.batcher.down(name, now), now)
+                self._has_changed()
 
     def forget(self) -> None:
         """What has come from now on is `seen`."""
@@ -461,6 +475,17 @@ class _Channel(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+    def abort(self) -> None:
+        """At once: nothing that is still to be sent will be taken."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def _epoch_of(name: str) -> int:
+    """The epoch that the name of a replica ends with."""
+    epoch = name.rpartition(".")[2]
+    return int(epoch) if epoch.isdecimal() and len(epoch) < 20 else 0
 
 
 __all__ = ["ANYBODY", "Asked", "Asker", "Listener", "Service", "Tell"]

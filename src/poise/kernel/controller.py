@@ -615,6 +615,13 @@ class Controller:
         """What it last said that its agent costs."""
         return self._watch.upkeep_of(node)
 
+    def hears_another(self, node: Node, now: int) -> bool:
+        """Whether another machine goes by this node's name, and is no later with its words than it may be."""
+        known = self.ledger.nodes.get(node.name)
+        if known is None or known.node.incarnation == node.incarnation or node.name not in self._connected:
+            return False
+        return known.condition != "suspect" and now - self._contact(node.name).heard <= self.settings.suspect_after
+
     def _use(self) -> int:
         """The share of the open nodes' CPUs or devices that is taken, in thousandths, whichever is more."""
         fleet, rows = self.ledger.fleet(), [CPU, DEVICES]
@@ -816,8 +823,10 @@ class Controller:
             self._dirty = True
         return f"{node}:{device.index}"
 
-    def _give_up(self, node: str, now: int) -> str:
-        name = find_node(self.ledger.nodes, node)
+    def _give_up(self, name: str, now: int) -> str:
+        """By its whole name: one that has never joined may be the beginning of another's."""
+        if name not in self.ledger.nodes:
+            raise NotFound(f"there is no node `{name}`", field="node", have=name, hint="`poise nodes`: a whole name")
         if self.ledger.nodes[name].status == "up":
             self._disconnect(name)
             self._hang(name)

@@ -29,6 +29,9 @@ MAX_NEEDS = 1024
 MAX_FUNCTIONS = 10_000
 """Functions of one job; a caller that defines them in a loop meets it."""
 
+ATTEMPT = "Poise-Attempt"
+"""The header by which a worker says which attempt it is: `j1.main#1`."""
+
 CallOutcome = Literal["done", "raised", "lost", "skipped", "cancelled"]
 """How a call returned.
 

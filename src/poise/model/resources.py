@@ -3,10 +3,12 @@
 Tasks of equal `Shape` are interchangeable to placement: they fit on the same nodes and leave the same room.
 """
 
+import re
 from typing import Annotated
 
 import msgspec
 
+from poise.errors import SpecError
 from poise.units import format_bytes, format_cpu, format_rate
 
 PLENTY = 2**62
@@ -25,6 +27,8 @@ Part = Annotated[int, msgspec.Meta(ge=0, le=WHOLE)]
 SHARED_CAP = 800
 """Thousandths of a device's compute that shares may take together, unless it is said otherwise of the device; the rest
 absorbs what sharing itself costs."""
+
+_NAME = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9._:-]{0,254}")
 
 DECLARED = {"declared": "true"}
 """The label of a node that offers what a file says, and not what was found."""
@@ -170,6 +174,18 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rates: dict[str, Rate] = {}
     bandwidth: Rate = 0
     sources: dict[str, str] = {}
+
+
+def check_node_name(name: str, field: str) -> None:
+    """Machines have names of their own. Raises `SpecError` for what no path, line or command takes."""
+    if not _NAME.fullmatch(name):
+        raise SpecError(
+            "a node's name has at most 255 letters, digits, `.`, `_`, `:` and `-`",
+            code="E107",
+            field=field,
+            have=ascii(name[:80]),
+            hint="give it another: `--name`",
+        )
 
 
 def is_declared(node: Node) -> bool:

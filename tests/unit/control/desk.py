@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -149,13 +149,16 @@ class Desk:
         who: str | None = OWNER,
         kind: str = "application/json",
         host: str = "poise",
+        more: Mapping[str, str] | None = None,
     ) -> Answer:
-        return asyncio.run(asyncio.wait_for(self._call(method, path, body, who, kind, host), PATIENCE))
+        """`more` are further headers."""
+        given = {"host": host, "content-type": kind, **(more or {})}
+        return asyncio.run(asyncio.wait_for(self._call(method, path, body, who, given), PATIENCE))
 
-    async def _call(self, method: str, path: str, body: Any, who: str | None, kind: str, host: str) -> Answer:
+    async def _call(self, method: str, path: str, body: Any, who: str | None, given: Mapping[str, str]) -> Answer:
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         route, _, query = path.partition("?")
-        headers = [(b"host", host.encode()), (b"content-type", kind.encode())]
+        headers = [(name.lower().encode(), value.encode()) for name, value in given.items()]
         headers.append((b"content-length", str(len(content)).encode()))
         if who is not None:
             headers.append((b"authorization", f"Bearer {who}".encode()))
@@ -195,7 +198,8 @@ class Desk:
 
         await self.app(scope, receive, send)
         if websocket:
-            status = {"websocket.accept": 200, "websocket.close": 403}[sent[0]["type"]]
-            return Answer(status, b"")
+            first = sent[0]
+            body = b"".join(of.get("body", b"") for of in sent if of["type"] == "websocket.http.response.body")
+            return Answer(200 if first["type"] == "websocket.accept" else first["status"], body)
         status = next(of["status"] for of in sent if of["type"] == "http.response.start")
         return Answer(status, b"".join(of.get("body", b"") for of in sent if of["type"] == "http.response.body"))

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from poise.drivers.security import digest
+from poise.drivers.security import digest, worker_key
+from poise.model.calls import ATTEMPT
+from poise.model.messages import Attempt
 from poise.model.tenants import Role
 from poise.testing import World
 from poise.units import SECOND
-from unit.control.desk import Desk
+from unit.control.desk import OWNER, Answer, Desk
 
 NEEDS = {
     "GET /v1/status": Role.VIEWER,
@@ -94,8 +96,7 @@ def test_nobody_gets_in_without_a_token_that_stands(desk: Desk, secret: str | No
     before = desk.world.ledger.revision
     for method, path, _ in walk():
         answer = ask(desk, method, path, secret)
-        assert answer.status == (403 if method == "WEBSOCKET" else 401), (method, path)
-        assert method == "WEBSOCKET" or answer.code == code
+        assert (answer.status, answer.code) == (401, code), (method, path)
     assert desk.world.ledger.revision == before
     assert desk.lifetime.asked == []
 
@@ -105,8 +106,7 @@ def test_a_role_is_enough_or_it_is_not(desk: Desk, role: Role) -> None:
     for method, path, needed in walk():
         if not (role in (needed, Role.ADMIN) if needed is Role.NODE else role >= needed):
             answer = ask(desk, method, path, role.name)
-            assert answer.status == 403, (method, path)
-            assert method == "WEBSOCKET" or answer.code == "E133"
+            assert (answer.status, answer.code) == (403, "E133"), (method, path)
         elif method != "POST" or "/v1/s" not in path:  # to stop and to stay are left for a test of their own
             assert ask(desk, method, path, role.name).status in (200, 400, 404, 422, 202), (method, path)
     desk.call("DELETE", "/v1/quotas/zed")
@@ -116,6 +116,19 @@ def test_a_node_offers_itself_and_nothing_else(desk: Desk) -> None:
     allowed = [path for method, path, _ in walk() if ask(desk, method, path, Role.NODE.name).status != 403]
     assert allowed == ["/v1/channel"]
     assert ask(desk, "WEBSOCKET", "/v1/channel", Role.OPERATOR.name).status == 403
+
+
+def test_a_worker_of_calls_shows_the_key_of_its_attempt_before_it_is_heard(desk: Desk) -> None:
+    key = worker_key(OWNER, Attempt("j1.main", 1))
+
+    def dial(secret: str | None, attempt: str) -> Answer:
+        return desk.call("WEBSOCKET", "/v1/workers", who=secret, more={ATTEMPT: attempt})
+
+    assert dial(key, "j1.main#1").status == 200
+    others = ("j1.main#2", "j2.main#1", "j1.main", "j1.main#", "j1.main#one", "#1", "#", "")
+    for secret, attempt in ((None, "j1.main#1"), (OWNER, "j1.main#1"), *((key, other) for other in others)):
+        answer = dial(secret, attempt)
+        assert (answer.status, answer.code) == (401, "E130"), (secret, attempt)
 
 
 def test_it_goes_by_the_names_that_it_has_for_others() -> None:

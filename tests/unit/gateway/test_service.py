@@ -131,6 +131,34 @@ def test_whoever_asks_is_answered_by_another_where_a_replica_says_too_few_or_wha
     served(tmp_path, use)
 
 
+def test_an_attempt_that_another_followed_is_hung_up_on_and_what_it_was_asked_is_asked_of_others(
+    tmp_path: Path,
+) -> None:
+    """Its machine is gone, say, and nobody hangs up for it."""
+
+    async def use(service: Service) -> None:
+        gone, told = await joined(service, "j1.main.1"), list[Any]()
+        service.ask(b"1", told.append)
+        await asyncio.to_thread(gone.read)
+        other = await joined(service, "j2.main.1")
+        service.leave_behind("j1", 1)
+        assert service.replicas == 2
+        service.leave_behind("j1", 2)
+        assert service.replicas == 1 and service.has("j2") and not service.has("j1")
+        work = await asyncio.to_thread(other.read)
+        other.say(Answers(work.number, 1000, 1, [OK]))
+        await until(lambda: bool(told))
+        assert told == [OK] and work.bodies == [b"1"]
+        assert await asyncio.to_thread(gone.hung_up)
+        again = await joined(service, "j1.main.2")
+        service.leave_behind("j1", 2)
+        assert service.replicas == 2
+        for replica in (gone, other, again):
+            replica.close()
+
+    served(tmp_path, use)
+
+
 def test_a_replica_has_one_name(tmp_path: Path) -> None:
     async def use(service: Service) -> None:
         replica = await joined(service)

@@ -452,6 +452,24 @@ def test_a_node_is_given_up_at_once_where_what_runs_it_says_that_it_is_gone() ->
     assert [event.name for event in world.log if isinstance(event, NodeLost)] == [at, at]
 
 
+def test_giving_up_a_node_that_has_never_joined_is_not_giving_up_one_whose_name_begins_alike() -> None:
+    world = World().join(node("10.0.0.12")).job("a").round().start("a")
+    with pytest.raises(NotFound):
+        world.ask(GiveUp(world.request(), "10.0.0.1"))
+    assert world.ledger.nodes["10.0.0.12"].status == "up"
+    assert world.where("a") == ["10.0.0.12"] and not world.hung
+
+
+def test_another_machine_of_a_name_is_told_from_the_one_that_is_heard_for_as_long_as_that_is() -> None:
+    world = World().nodes(1)
+    same, other = world.known["n1"], node("n1", incarnation="2")
+    hears = world.controller.hears_another
+    assert hears(other, world.now) and not hears(same, world.now) and not hears(node("n2"), world.now)
+    assert hears(other, world.now + 2 * SECOND) and not hears(other, world.now + 2 * SECOND + 1)
+    world.after("5s").disconnect("n1")
+    assert not hears(other, world.now), "it has hung up"
+
+
 def test_beats_that_are_half_a_second_early_or_late_make_nobody_suspect() -> None:
     world = World().nodes(1)
     for early in (False, True) * 10:

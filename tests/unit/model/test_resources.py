@@ -5,8 +5,9 @@ import msgspec
 import pytest
 from hypothesis import given
 
+from poise.errors import SpecError
 from poise.model.messages import Hello
-from poise.model.resources import WHOLE, Shape, Wants
+from poise.model.resources import WHOLE, Shape, Wants, check_node_name
 
 SHAPES = st.builds(Shape, *[st.integers(0, 10**12)] * 4)
 
@@ -82,3 +83,15 @@ def test_a_node_that_says_what_cannot_be_is_not_heard(said: dict[str, Any]) -> N
     hello["node"] |= said  # type: ignore[operator]
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(msgspec.msgpack.encode(hello), type=Hello)
+
+
+@pytest.mark.parametrize("name", ["n1", "10.0.0.7", "fd00::7", "::1", "_a", "gpu-1.rack.example", "x" * 255])
+def test_names_that_machines_have(name: str) -> None:
+    check_node_name(name, "name")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "../a", "..", "-n", "a\nb", "\x1b[2J", "é", "x" * 256])
+def test_names_that_no_path_line_or_command_takes(name: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        check_node_name(name, "name")
+    assert refused.value.record.code == "E107"
