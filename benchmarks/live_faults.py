@@ -35,7 +35,7 @@ from poise.units import MINUTE, parse_duration
 BY_EVENTS = "by events"
 BY_CLOCK = "by the observer's clock"
 PEER_TURNS = 2
-KEPT = "kept: "
+KEPT, HELD = "kept: ", "held"
 STORES = ("postgres", "etcd")
 STANDBY = "system/test_standby.py::test_a_leader_that_"
 STALE_LEADERS = (
@@ -273,7 +273,8 @@ def done(case: Case, repeats: int) -> list[Figure]:
         figures.append(Figure(name=f"{name}, noticed", unit="s", values=noticed, limit=case.notice, note=case.by))
     if recovered:
         figures.append(Figure(name=f"{name}, recovered", unit="s", values=recovered, limit=case.recover, note=case.by))
-    note = broken[0][:200] if broken else f"{KEPT}{' '.join(one for one in verdict.PROMISES if one in kept)}"
+    held = f"{KEPT}{' '.join(one for one in verdict.PROMISES if one in kept)}" if kept else HELD
+    note = broken[0][:200] if broken else held
     count = float(len(broken))
     figures.append(Figure(name=f"{name}, promises broken", unit="", values=[count], limit=0.0, note=note))
     return figures
