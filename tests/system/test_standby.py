@@ -377,6 +377,37 @@ def test_a_full_store_is_waited_for_and_room_in_it_is_enough() -> None:
             pair.wire.close()
 
 
+def test_a_store_that_lets_nobody_in_for_a_while_is_waited_for(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = postgres.database
+
+    def of_a_role() -> str:
+        url = database()
+        postgres.run(f"ALTER DATABASE {url.partition('@/')[2].partition('?')[0]} OWNER TO led", "postgres")
+        return url.replace("poise@", "led@")
+
+    monkeypatch.setattr(postgres, "database", of_a_role)
+    postgres.run("CREATE ROLE led LOGIN", "postgres")
+    pair = Pair(postgres)
+    try:
+        agent, stale = pair.first.pid("agent"), pair.first.pid("control")
+        postgres.run("ALTER ROLE led NOLOGIN", "postgres")
+        postgres.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'led'", "postgres")
+        until(lambda: not alive(stale), "it cannot be renewed, and leaves", pair.story)
+        until(lambda: "not permitted to log in" in pair.first.messages(), "it is refused", pair.story)
+        time.sleep(2 * Times().leadership / SECOND)
+        assert pair.second.pid("control") and pair.first.pid("agent") == agent, pair.story()
+        postgres.run("ALTER ROLE led LOGIN", "postgres")
+        until(lambda: pair.leads(pair.first) or pair.leads(pair.second), "one leads", pair.story)
+        until(lambda: pair.stands_by(pair.first) or pair.stands_by(pair.second), "one stands by", pair.story)
+        pair.close()
+    finally:
+        pair.first.destroy()
+        pair.second.destroy()
+        pair.wire.close()
+
+
 def test_who_stands_by_for_one_that_writes_all_the_time_knows_it_and_rests(postgres: PostgresServer) -> None:
     """Between any two looks at the log there is something new in it."""
     url, looks = postgres.database(), list[int]()
