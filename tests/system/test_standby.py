@@ -21,6 +21,7 @@ from drivers.etcd_server import EtcdServer, Seat, running
 from drivers.notes import lease_of
 from drivers.postgres_server import PostgresServer
 
+from poise import client
 from poise.client import Client
 from poise.config import Home
 from poise.control.decider import decider_for
@@ -305,6 +306,35 @@ def test_calls_go_on_while_a_leader_stands_still(pair: Pair) -> None:
         calling.wait(PATIENCE)
         reading.join(PATIENCE)
     assert told == list(range(1, len(told) + 1))
+
+
+def test_who_follows_what_is_written_goes_over_from_a_leader_that_stands_still(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "HUSH", (60.0, 3.0))
+    counts = "n=0; while :; do echo $n; n=$((n+1)); sleep 0.05; done"
+    job = pair.client().submit({"run": ["sh", "-c", counts], "resources": {"cpu": 0.1}})
+    told = bytearray()
+
+    def follow() -> None:
+        for piece in pair.client().logs(job, follow=True):
+            told.extend(piece.data if isinstance(piece, LogPiece) else b"")
+
+    following = threading.Thread(target=follow, daemon=True)
+    following.start()
+    stale = pair.first.pid("control")
+    try:
+        until(lambda: len(told) > 20, "something is written", pair.story)
+        os.kill(stale, signal.SIGSTOP)
+        stopped, before = time.monotonic(), len(told)
+        until(lambda: len(told) > before + 20, "more is read", pair.story)
+        assert time.monotonic() - stopped < client.HUSH[0] / 2
+    finally:
+        os.kill(stale, signal.SIGCONT)
+        pair.client().cancel(job)
+        following.join(PATIENCE)
+    lines = told.decode().splitlines()
+    assert lines == [str(number) for number in range(len(lines))]
 
 
 def terms(pair: Pair) -> list[bytes]:
