@@ -363,6 +363,20 @@ def test_a_leader_that_leaves_in_order_is_followed_at_once(pair: Pair) -> None:
     assert time.monotonic() - asked < PATIENCE
 
 
+def test_who_waits_for_a_job_goes_on_waiting_when_the_leader_leaves_in_order(pair: Pair) -> None:
+    diary, ended = Diary(pair.first.work / "diary"), list[int | None]()
+    job = pair.client().submit({"name": "held", "run": ["sh", "-c", diary.held()], "resources": {"cpu": 0.1}})
+    waiting = threading.Thread(target=lambda: ended.append(pair.client().wait(job, PATIENCE).exit_code), daemon=True)
+    waiting.start()
+    until(lambda: list(diary.entries()), "it runs", pair.story)
+    kill(pair.first.pid("supervisor"), signal.SIGTERM)
+    pair.first.poise("up")  # its agent has gone too, which is this machine's
+    until(lambda: pair.leads(pair.second), "the other one leads", pair.story)
+    diary.release()
+    waiting.join(PATIENCE)
+    assert ended == [0], pair.story()
+
+
 @pytest.mark.parametrize("seconds", [0, 6])
 def test_while_the_store_is_away_what_runs_goes_on_and_what_needs_it_waits(pair: Pair, seconds: float) -> None:
     diary = Diary(pair.first.work / "diary")
