@@ -51,6 +51,12 @@ PATIENCE = 15.0
 SILENCE = 5.0
 """Seconds after which one that says nothing is left for another, where there are several."""
 
+HUSH = 60.0, 20.0
+"""Seconds that a stream may be silent, on which there is a sign of life each 15; and where there is another to ask."""
+
+POLL = 30.0, 10.0
+"""Seconds that one question may wait for the end of a job; and where there is another to ask."""
+
 LATE = 2.0
 """Seconds for which one that stands by may not know of what the one that leads has said."""
 
@@ -110,6 +116,7 @@ class Client:
         self._patience = patience
         self._connection: _Connection | None = None
         self._turn = 0
+        self._several = len(self.home.doors) > 1
 
     def __enter__(self) -> "Client":
         return self
@@ -173,7 +180,8 @@ class Client:
         """Wait until a job, or some of its tasks, are over, or the time is up; the report says which."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = 30.0 if deadline is None else min(30.0, deadline - time.monotonic())
+            longest = POLL[self._several]
+            left = longest if deadline is None else min(longest, deadline - time.monotonic())
             report = self.job(name, wait=max(0.0, left))
             if report.exit_code is not None or left <= 0:
                 return report
@@ -281,7 +289,7 @@ class Client:
     def _find_leader(self) -> None:
         """Turn to the one of several that leads, if one does before patience ends."""
         deadline = time.monotonic() + self._patience
-        while len(self.home.doors) > 1 and self.status().stands_by and time.monotonic() < deadline:
+        while self._several and self.status().stands_by and time.monotonic() < deadline:
             self.close()
             self._turn += 1
             time.sleep(0.05)
@@ -379,7 +387,7 @@ class Client:
 
     def _call(self, method: str, path: str, kind: type[T], body: Any = None, timeout: float = PATIENCE) -> T:
         data = _encoded(body) if body is not None else None
-        if len(self.home.doors) > 1:
+        if self._several:
             timeout -= PATIENCE - SILENCE
         begun, deadline = time.monotonic(), None
         while True:
@@ -392,7 +400,7 @@ class Client:
                 failure = error
             self.close()
             if deadline is None:  # from when it was lost: an answer may have been waited for much longer than that
-                alone = isinstance(failure, TimeoutError) and len(self.home.doors) == 1
+                alone = isinstance(failure, TimeoutError) and not self._several
                 patience = LATE if failure is None and response.status == NotFound.status else self._patience
                 deadline = patience + (begun if alone else time.monotonic())
             over = time.monotonic() >= deadline
@@ -407,6 +415,7 @@ class Client:
         return json_decoder(kind).decode(content)
 
     def _may_ask_another(self, response: http.client.HTTPResponse, content: bytes) -> bool:
+<<<<<<< HEAD
         """Whether another one may answer this. What one that stands by does not find it may not have read of yet."""
         if response.status == NotFound.status:
             return len(self.home.doors) > 1 and response.getheader(STANDBY) is not None
@@ -417,6 +426,17 @@ class Client:
     def _another_leads(self, refused: ErrorRecord) -> bool:
         """Whether this one stands by, and there is another to ask, or will be: `need` is the one that leads."""
         return refused.code == NotLeading.default_code and (len(self.home.doors) > 1 or not refused.need)
+=======
+        """Whether this one stands by, and there is another to ask, or will be: `need` is the one that leads. What it
+        does not find it may not have read of yet.
+        """
+        if response.status == NotFound.status:
+            return self._several and response.getheader(STANDBY) is not None
+        if response.status != NotLeading.status:
+            return False
+        record = _decode_error(content, response.status).record
+        return record.code == NotLeading.default_code and (self._several or not record.need)
+>>>>>>> wt-led
 
     def _exchange(
         self, method: str, path: str, data: bytes | None, timeout: float
@@ -441,7 +461,10 @@ class Client:
         return response, content
 
     @contextlib.contextmanager
-    def _stream(self, path: str, turn: int | None = None, timeout: float = 60.0) -> Iterator[http.client.HTTPResponse]:
+    def _stream(
+        self, path: str, turn: int | None = None, timeout: float | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        timeout = HUSH[self._several] if timeout is None else timeout
         connection = _Connection(self.home, timeout, self._turn if turn is None else turn)
         try:
             connection.request("GET", path, headers={"Authorization": f"Bearer {token_for(self.home)}"})

@@ -15,7 +15,9 @@ from drivers.etcd_server import Cut, EtcdServer, Seat, keys_of, running
 from drivers.notes import Note, Owner, lease_of, note, noted_at, notes
 from poise.config import Home
 from poise.drivers.authority import server_context
+from poise.drivers.etcd import words
 from poise.drivers.etcd.lease import EtcdLease, Seen
+from poise.drivers.etcd.link import Members
 from poise.drivers.etcd.words import end_of
 from poise.drivers.led import Lease, LedStore
 from poise.errors import Fault, InputError, NotLeading, PoiseError, StoreAway, StoreFull
@@ -235,6 +237,31 @@ def test_what_is_too_large_for_one_request_is_written_read_and_forgotten_whole(s
     keys = keys_of(url)
     left = server.get(keys.pieces(b""), end_of(keys.pieces(b"")[:-1]))
     assert not left, sorted(left)
+
+
+def test_a_log_of_large_commits_is_read_a_little_at_a_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes a member longer than it is waited for would be asked again and again, and never be read."""
+    answers, decode, read = list[int](), words.decode_answer, Members.range
+
+    def measured(text: bytes) -> words.Told:
+        answers.append(len(text))
+        return decode(text)
+
+    async def slow(self: Members, key: bytes, end: bytes = b"", *, limit: int = 0, keys_only: bool = False) -> Any:
+        if limit > 6:
+            raise StoreAway("it takes too long")
+        return await read(self, key, end, limit=limit, keys_only=keys_only)
+
+    with contextlib.closing(noted_at(url)) as store:
+        store.lead(lease_of(url, "a").take())
+        written = [Note("x" * 250_000)] * 40
+        for last in range(40):
+            store.append(written[:1], expected=last)
+        monkeypatch.setattr(words, "decode_answer", measured)
+        assert [event for _, event in store.read()] == written
+        assert max(answers) < 6 * MEGABYTE  # four, in base64
+        monkeypatch.setattr(Members, "range", slow)
+        assert [event for _, event in store.read()] == written
 
 
 def test_half_of_a_checkpoint_is_none(server: EtcdServer, url: str) -> None:

@@ -16,7 +16,7 @@ from system.living import PATIENCE, until
 from drivers.notes import Note, Owner, encode, lease_of, note, noted_at
 from drivers.postgres_server import NOBODY, PostgresServer, running
 from poise.drivers.postgres import store as postgres_store
-from poise.errors import Fault, NotLeading, StoreAway, StoreFull
+from poise.errors import Fault, InputError, NotLeading, StoreAway, StoreFull
 from poise.model.record import seal
 from poise.units import SECOND
 
@@ -169,3 +169,9 @@ def test_what_a_person_has_to_mend_is_told_and_no_secret_with_it(url: str, wrong
         noted_at(name)
     assert told.value.record.code == "E213"
     assert "secret" not in repr(told.value.record)
+
+
+def test_a_file_that_the_control_plane_would_not_find_is_told(url: str) -> None:
+    with pytest.raises(InputError) as told:
+        noted_at(f"{url}&sslmode=verify-full&sslrootcert=near.pem")
+    assert (told.value.record.field, told.value.record.have) == ("--store", "near.pem")

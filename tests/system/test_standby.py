@@ -22,6 +22,7 @@ from drivers.etcd_server import EtcdServer, Seat, running
 from drivers.notes import lease_of
 from drivers.postgres_server import PostgresServer
 
+from poise import client
 from poise.client import Client
 from poise.config import Home
 from poise.control.decider import decider_for
@@ -327,6 +328,35 @@ def test_calls_go_on_while_a_leader_stands_still(pair: Pair) -> None:
     assert told == list(range(1, len(told) + 1))
 
 
+def test_who_follows_what_is_written_goes_over_from_a_leader_that_stands_still(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "HUSH", (60.0, 3.0))
+    counts = "n=0; while :; do echo $n; n=$((n+1)); sleep 0.05; done"
+    job = pair.client().submit({"run": ["sh", "-c", counts], "resources": {"cpu": 0.1}})
+    told = bytearray()
+
+    def follow() -> None:
+        for piece in pair.client().logs(job, follow=True):
+            told.extend(piece.data if isinstance(piece, LogPiece) else b"")
+
+    following = threading.Thread(target=follow, daemon=True)
+    following.start()
+    stale = pair.first.pid("control")
+    try:
+        until(lambda: len(told) > 20, "something is written", pair.story)
+        os.kill(stale, signal.SIGSTOP)
+        stopped, before = time.monotonic(), len(told)
+        until(lambda: len(told) > before + 20, "more is read", pair.story)
+        assert time.monotonic() - stopped < client.HUSH[0] / 2
+    finally:
+        os.kill(stale, signal.SIGCONT)
+        pair.client().cancel(job)
+        following.join(PATIENCE)
+    lines = told.decode().splitlines()
+    assert lines == [str(number) for number in range(len(lines))]
+
+
 def terms(pair: Pair) -> list[bytes]:
     return [event for event in pair.client().events(after=0, follow=False) if b'"term":' in event]
 
@@ -351,6 +381,20 @@ def test_a_leader_that_leaves_in_order_is_followed_at_once(pair: Pair) -> None:
     kill(pair.first.pid("supervisor"), signal.SIGTERM)
     until(lambda: pair.leads(pair.second), "the other one leads", pair.story)
     assert time.monotonic() - asked < PATIENCE
+
+
+def test_who_waits_for_a_job_goes_on_waiting_when_the_leader_leaves_in_order(pair: Pair) -> None:
+    diary, ended = Diary(pair.first.work / "diary"), list[int | None]()
+    job = pair.client().submit({"name": "held", "run": ["sh", "-c", diary.held()], "resources": {"cpu": 0.1}})
+    waiting = threading.Thread(target=lambda: ended.append(pair.client().wait(job, PATIENCE).exit_code), daemon=True)
+    waiting.start()
+    until(lambda: list(diary.entries()), "it runs", pair.story)
+    kill(pair.first.pid("supervisor"), signal.SIGTERM)
+    pair.first.poise("up")  # its agent has gone too, which is this machine's
+    until(lambda: pair.leads(pair.second), "the other one leads", pair.story)
+    diary.release()
+    waiting.join(PATIENCE)
+    assert ended == [0], pair.story()
 
 
 @pytest.mark.parametrize("seconds", [0, 6])
@@ -395,6 +439,37 @@ def test_a_full_store_is_waited_for_and_room_in_it_is_enough() -> None:
             pair.first.destroy()
             pair.second.destroy()
             pair.wire.close()
+
+
+def test_a_store_that_lets_nobody_in_for_a_while_is_waited_for(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = postgres.database
+
+    def of_a_role() -> str:
+        url = database()
+        postgres.run(f"ALTER DATABASE {url.partition('@/')[2].partition('?')[0]} OWNER TO led", "postgres")
+        return url.replace("poise@", "led@")
+
+    monkeypatch.setattr(postgres, "database", of_a_role)
+    postgres.run("CREATE ROLE led LOGIN", "postgres")
+    pair = Pair(postgres)
+    try:
+        agent, stale = pair.first.pid("agent"), pair.first.pid("control")
+        postgres.run("ALTER ROLE led NOLOGIN", "postgres")
+        postgres.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'led'", "postgres")
+        until(lambda: not alive(stale), "it cannot be renewed, and leaves", pair.story)
+        until(lambda: "not permitted to log in" in pair.first.messages(), "it is refused", pair.story)
+        time.sleep(2 * Times().leadership / SECOND)
+        assert pair.second.pid("control") and pair.first.pid("agent") == agent, pair.story()
+        postgres.run("ALTER ROLE led LOGIN", "postgres")
+        until(lambda: pair.leads(pair.first) or pair.leads(pair.second), "one leads", pair.story)
+        until(lambda: pair.stands_by(pair.first) or pair.stands_by(pair.second), "one stands by", pair.story)
+        pair.close()
+    finally:
+        pair.first.destroy()
+        pair.second.destroy()
+        pair.wire.close()
 
 
 def test_who_stands_by_for_one_that_writes_all_the_time_knows_it_and_rests(postgres: PostgresServer) -> None:

@@ -16,6 +16,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -167,7 +168,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     doors = [_Door(app, [listen(home.socket), tcp, *([share(options.share)] if options.share else [])])]
     if beyond is not None:
         doors.append(_Door(app, [beyond.listening], beyond.context))
-    serving = asyncio.gather(*(door.open(doors) for door in doors))
+    serving = asyncio.gather(*(door.open(partial(_close, doors, plane)) for door in doors))
     while not all(door.started for door in doors) and not serving.done():  # noqa: ASYNC110 — they say it no other way
         await asyncio.sleep(0.005)
     _write_endpoint(home, port, beyond.address.text if beyond else "")
@@ -268,11 +269,11 @@ class _Door(uvicorn.Server):
         super().__init__(config)
         self._listening = listening
 
-    async def open(self, doors: "list[_Door]") -> None:
-        """Serve until a signal closes all doors."""
+    async def open(self, close: Callable[[], None]) -> None:
+        """Serve until a signal comes, which is to `close` all doors."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, _close, doors)
+            loop.add_signal_handler(number, close)
         await self.serve(sockets=self._listening)
 
     @contextlib.contextmanager
@@ -281,7 +282,8 @@ class _Door(uvicorn.Server):
         yield
 
 
-def _close(doors: list[_Door]) -> None:
+def _close(doors: list[_Door], plane: Plane) -> None:
+    plane.leaves()
     for door in doors:
         door.handle_exit(signal.SIGTERM, None)
 

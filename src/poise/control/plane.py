@@ -75,6 +75,7 @@ class Plane(Host):
         self._published = controller.durable
         self._followers: set[asyncio.Event] = set()
         self._watched: dict[tuple[str, tuple[str, ...]], set[asyncio.Future[None]]] = {}
+        self._leaving = False
 
     # --- leading and standing by -------------------------------------------------------------------------------------
 
@@ -188,10 +189,10 @@ class Plane(Host):
         self._followers.discard(news)
 
     async def over(self, job_id: str, units: tuple[str, ...], within: float) -> None:
-        """Wait until the end of the job, or of these units of it, is durable, or the time is up."""
+        """Wait until the end of the job, or of these units of it, is durable, the time is up, or this process ends."""
         deadline = self._loop.time() + within
         awaited = (job_id, units)
-        while (left := deadline - self._loop.time()) > 0:
+        while (left := deadline - self._loop.time()) > 0 and not self._leaving:
             await self.settled()
             if self._is_over(awaited):
                 return
@@ -207,6 +208,11 @@ class Plane(Host):
                 if not watching and self._watched.get(awaited) is watching:
                     del self._watched[awaited]
 
+    def leaves(self) -> None:
+        """This process is about to end: whoever waits is answered now, and asks the next one."""
+        self._leaving = True
+        self._answer_those_of(list(self._watched))
+
     def _appended(self, events: Sequence[Event], expected: int) -> None:
         self._recent.extend(enumerate(events, start=expected + 1))
 
@@ -218,10 +224,13 @@ class Plane(Host):
         for news in self._followers:
             news.set()
         if self._watched:
-            for awaited in [awaited for awaited in self._watched if self._is_over(awaited)]:
-                for future in self._watched.pop(awaited):
-                    if not future.done():
-                        future.set_result(None)
+            self._answer_those_of([awaited for awaited in self._watched if self._is_over(awaited)])
+
+    def _answer_those_of(self, awaited: Sequence[tuple[str, tuple[str, ...]]]) -> None:
+        for one in awaited:
+            for future in self._watched.pop(one):
+                if not future.done():
+                    future.set_result(None)
 
     def _is_over(self, awaited: tuple[str, tuple[str, ...]]) -> bool:
         job_id, units = awaited

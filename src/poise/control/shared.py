@@ -20,7 +20,7 @@ from poise.drivers.led import Lease, LedStore, lease_at, store_at
 from poise.drivers.security import digest
 from poise.drivers.system import boottime
 from poise.engine.host import load_ledger
-from poise.errors import Conflict, PoiseError, StoreAway, StoreFull
+from poise.errors import Conflict, PoiseError
 from poise.kernel.ledger import Ledger
 from poise.model.events import Event, decode_event, encode_event
 from poise.model.times import Times
@@ -30,8 +30,10 @@ LIFE_SECONDS = 1.0
 PAGE = 5_000
 """Events that are taken in at once: reads wait meanwhile."""
 
-PASSING = (StoreAway, StoreFull)
-"""What is waited for. Who ended instead would end for good, and nobody would lead once the store is well again."""
+PASSING = frozenset({"E202", "E211", "E213"})
+"""What may be wrong with a store and is waited for: it is full, away, or lets nobody in. Who ended instead would end
+for good, and nobody would lead once it is well again.
+"""
 
 _log = logging.getLogger("poise.control")
 
@@ -65,7 +67,9 @@ async def open_shared(url: str, home: Home, token: str, address: str) -> "Shared
             shared = await asyncio.to_thread(opened)
             home.failure.unlink(missing_ok=True)
             return shared
-        except PASSING as error:
+        except PoiseError as error:
+            if error.record.code not in PASSING:
+                raise
             if not home.failure.exists():
                 _log.warning("%s", error)
                 home.failure.write_bytes(msgspec.json.encode(error.record))
@@ -112,7 +116,9 @@ class Shared(NamedTuple):
                     return
                 plane.behind = await asyncio.to_thread(self.leader)
                 away = False
-            except PASSING as error:
+            except PoiseError as error:
+                if error.record.code not in PASSING:
+                    raise
                 if not away:
                     _log.warning("%s", error)
                 away = True

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
@@ -14,7 +13,7 @@ import msgspec
 from poise.config import parse_place
 from poise.drivers.etcd import words
 from poise.drivers.etcd.words import Compare, KeyValue, Operation, Question, Range, Refusal, Told, Transaction
-from poise.drivers.led.link import WITHIN, Answer, Link, loop, why
+from poise.drivers.led.link import WITHIN, Answer, Link, check_whole, loop, why
 from poise.errors import Fault, InputError, StoreAway, StoreFull
 
 PREFIX = "poise"
@@ -72,9 +71,7 @@ def _tls(parts: SplitResult) -> ssl.SSLContext | None:
         raise InputError("etcd is not reached so", field="--store", need=need, have=", ".join(unknown))
     if parts.scheme != "etcds":
         return None
-    if near := [file for file in options.values() if not Path(file).is_absolute()]:
-        need = "whole paths: the control plane runs in another folder"
-        raise InputError("these files would not be found", field="--store", need=need, have=", ".join(near))
+    check_whole(options.values())
     try:
         context = ssl.create_default_context(cafile=options.get("ca"))
         if "cert" in options:

@@ -12,7 +12,7 @@ from poise.drivers.etcd.link import EtcdLink, Members
 from poise.drivers.etcd.words import Compare, KeyValue, Operation, delete, end_of, is_value, put
 from poise.drivers.led.store import CHECKPOINTS_KEPT, LARGE, PROBE_BYTES, LedWriter, Rows, parts_of
 from poise.drivers.verified import Event, VerifiedLog
-from poise.errors import PoiseError, StoreDamaged
+from poise.errors import PoiseError, StoreAway, StoreDamaged
 from poise.model.record import checksum
 from poise.ports import StoredCheckpoint
 
@@ -20,7 +20,10 @@ PIECE = 256 * 2**10
 """Bytes of one key, about; etcd takes requests of 1.5 MiB unless it is told otherwise."""
 
 FIRST_PAGE, PAGE = 4, 128
-"""Keys of the first answer, which tells how many records are in one, and of a later one: 32 MiB at the most, about."""
+"""Keys of the first answer, which tells how much is in one, and of a later one at the most."""
+
+PAGE_BYTES = 4 * 2**20
+"""Of an answer, about: a member that takes long over one is taken for away, and is in everybody's way meanwhile."""
 
 PRUNE_KEYS = 2_000
 
@@ -168,7 +171,13 @@ async def _read(members: Members, keys: Keys, after: int, count: int) -> list[tu
     rows: list[tuple[int, bytes]] = []
     begin, limit = keys.log(after + 1), FIRST_PAGE
     while len(rows) < count:
-        page, before = await members.range(begin, end_of(keys.logs), limit=limit), len(rows)
+        try:
+            page, before = await members.range(begin, end_of(keys.logs), limit=limit), len(rows)
+        except StoreAway:
+            if limit <= FIRST_PAGE:
+                raise
+            limit = FIRST_PAGE  # it may have been too much at once
+            continue
         for one in page:
             records = _records(await _content(members, keys, one))
             first = revision_of(one.key) - len(records) + 1
@@ -176,7 +185,8 @@ async def _read(members: Members, keys: Keys, after: int, count: int) -> list[tu
         if len(page) < limit:
             break
         begin, missing = page[-1].key + b"\0", count - len(rows)
-        limit = max(1, min(PAGE, missing * len(page) // (len(rows) - before) + 1))
+        size = sum(len(one.value) for one in page) + 1
+        limit = max(1, min(PAGE, missing * len(page) // (len(rows) - before) + 1, PAGE_BYTES * len(page) // size))
     return rows[:count]
 
 

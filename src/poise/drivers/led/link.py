@@ -8,9 +8,12 @@ import asyncio
 import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.parse import SplitResult, urlsplit
+
+from poise.errors import InputError
 
 WITHIN = 5.0
 """Seconds that a question may take, connecting included."""
@@ -48,6 +51,13 @@ def name_of(url: str) -> str:
 def is_unclear(parts: SplitResult) -> bool:
     """Whether there is an `@` behind the servers: then a password ends what was taken for them, at `/`, `?` or `#`."""
     return any("@" in part for part in (parts.path, parts.query, parts.fragment))
+
+
+def check_whole(files: Iterable[str]) -> None:
+    """Raises InputError where a control plane would not find one: it runs in another folder than whoever names them."""
+    if near := [file for file in files if not Path(file).is_absolute()]:
+        need = "whole paths: the control plane runs in another folder"
+        raise InputError("these files would not be found", field="--store", need=need, have=", ".join(near))
 
 
 def why(error: BaseException) -> str:

@@ -5,9 +5,9 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
-from poise.drivers.led.link import WITHIN, Answer, Link, loop, why
+from poise.drivers.led.link import WITHIN, Answer, Link, check_whole, loop, why
 from poise.errors import Fault, PoiseError, StoreAway, StoreFull
 
 try:
@@ -17,6 +17,9 @@ except ModuleNotFoundError:
 
 CONNECTING = 2.0
 """Seconds that one server may take, so that there is time for the next one."""
+
+FILES = frozenset({"sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile"})
+"""What a URL may name of them."""
 
 _AWAY = (
     OSError,
@@ -40,6 +43,7 @@ CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchrono
 class PostgresLink(Link[Any]):
     def __init__(self, url: str) -> None:
         super().__init__(url)
+        check_whole(file for name, file in parse_qsl(urlsplit(url).query) if name in FILES)
         self._places = deque(places_of(url))
         self._connection: Any = None
         self._one_at_a_time = asyncio.Lock()
