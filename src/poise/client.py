@@ -340,7 +340,7 @@ class Client:
         ).encode("ascii")
         stream = secrets.token_hex(8)
         lines = (_encoded({"spec": spec, "key": f"{stream}-{number}"}) + b"\n" for number, spec in enumerate(specs))
-        sending = Sending(lines, SILENCE if len(self.home.doors) > 1 else PATIENCE)
+        sending = Sending(lines, SILENCE if self._several else PATIENCE)
         deadline: float | None = None
         with contextlib.closing(sending):
             while not sending.is_done:
@@ -415,28 +415,16 @@ class Client:
         return json_decoder(kind).decode(content)
 
     def _may_ask_another(self, response: http.client.HTTPResponse, content: bytes) -> bool:
-<<<<<<< HEAD
         """Whether another one may answer this. What one that stands by does not find it may not have read of yet."""
         if response.status == NotFound.status:
-            return len(self.home.doors) > 1 and response.getheader(STANDBY) is not None
+            return self._several and response.getheader(STANDBY) is not None
         if response.status != NotLeading.status:
             return False
         return self._another_leads(_decode_error(content, response.status).record)
 
     def _another_leads(self, refused: ErrorRecord) -> bool:
         """Whether this one stands by, and there is another to ask, or will be: `need` is the one that leads."""
-        return refused.code == NotLeading.default_code and (len(self.home.doors) > 1 or not refused.need)
-=======
-        """Whether this one stands by, and there is another to ask, or will be: `need` is the one that leads. What it
-        does not find it may not have read of yet.
-        """
-        if response.status == NotFound.status:
-            return self._several and response.getheader(STANDBY) is not None
-        if response.status != NotLeading.status:
-            return False
-        record = _decode_error(content, response.status).record
-        return record.code == NotLeading.default_code and (self._several or not record.need)
->>>>>>> wt-led
+        return refused.code == NotLeading.default_code and (self._several or not refused.need)
 
     def _exchange(
         self, method: str, path: str, data: bytes | None, timeout: float
