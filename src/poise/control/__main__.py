@@ -152,6 +152,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
         recipe=msgspec.to_builtins(choice.recipe) if choice.recipe else {},
         code=code_of(choice),
         dead_after=Times().dead_remote if options.listen else Times().dead_local,
+        forget_after=Times().forget,
     )
     decider = decider_for(choice, Times(decide=options.decide_within))
     await decider.ready()

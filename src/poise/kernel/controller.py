@@ -119,13 +119,14 @@ RECALL_AFTER = 2 * SECOND
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in nanoseconds. A node is suspect after a silence of `suspect_after` and lost after one of `dead_after`; it
-    is given as much more as it promised to be silent beyond a `HEARTBEAT`. With a `dead_after` of 0 no silence counts:
-    whatever runs the nodes says when one is gone (`GiveUp`). Exclusive work has a `lease`. While anything waits, a
-    round is decided at least each `poll` (0: only when something happens, or at the instant that the last plan named);
-    with an `every`, rounds are decided at its multiples only. `fleet` is
-    the name of the declared fleet and `declared` its nodes, where there is one. `recipe` and
-    `code` are for the log (see `Began`).
+    """Times in nanoseconds. A node is suspect after a silence of `suspect_after` and lost after one of `dead_after`;
+    it is given as much more as it promised to be silent beyond a `HEARTBEAT`. With a `dead_after` of 0 no silence
+    counts: whatever runs the nodes says when one is gone (`GiveUp`). One that is lost, holds nothing and is in no
+    declared fleet is forgotten after `forget_after` (0: never), unless it is drained, which it is to be when it
+    comes back. Exclusive work has a `lease`. While anything waits, a round is decided at least each `poll` (0: only
+    when something happens, or at the instant that the last plan named); with an `every`, rounds are decided at its
+    multiples only. `fleet` is the name of the declared fleet and `declared` its nodes, where there is one. `recipe`
+    and `code` are for the log (see `Began`).
     """
 
     policy: str = "poise"
@@ -133,6 +134,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every: int = 20_000
     suspect_after: int = HEARTBEAT + TIMES.suspect
     dead_after: int = TIMES.dead_local
+    forget_after: int = 0
     poll: int = ROUND
     every: int = 0
     seed: int = 0
@@ -552,6 +554,7 @@ class Controller:
             self._recall_queued(now)
         if now - self._last_comparison >= COMPARE_EVERY:
             self._last_comparison = now
+            self._forget_nodes(now)
             for straggling in list(stragglers(self.ledger, now, self._connected)):
                 self._commit(straggling)
             for lagging in list(self._paces.lagging(self.ledger, now)):
@@ -565,6 +568,16 @@ class Controller:
             effects.append(Decide(self._asked))
             self._fired.clear()  # what fires while this is decided on is told to the next round
         return effects
+
+    def _forget_nodes(self, now: int) -> None:
+        """Those that have been lost for long, and are missed by nobody."""
+        if not self.settings.forget_after:
+            return
+        for name, node in list(self.ledger.nodes.items()):
+            is_gone = node.status == "lost" and not node.drained and now - node.lost > self.settings.forget_after
+            if is_gone and name not in self.settings.declared and not any(self.ledger.attempts_on(name)):
+                self._commit(NodeForgotten(at=now, name=name))
+                self._contacts.pop(name, None)
 
     def _look_for_silence(self, heard_until: int, now: int) -> None:
         """Nodes that have not been heard for too long; and until when none of them can be."""

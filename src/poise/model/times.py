@@ -2,7 +2,7 @@
 
 import msgspec
 
-from poise.units import SECOND
+from poise.units import MINUTE, SECOND
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
@@ -11,8 +11,9 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     A node that holds work says a word each `heartbeat`; one that has held none for `idle_after` says one more and more
     rarely, down to one each `heartbeat_idle`. How busy it is it looks at each `sample`, and more and more rarely while
     nothing changes, down to once each `sample_calm`. When a word is `suspect` late the node is suspect. Exclusive work
-    runs for a `lease` from the last word of its node that was answered. Where several control planes share a store,
-    another leads when the lease of `leadership` was not renewed.
+    runs for a `lease` from the last word of its node that was answered. A node that is lost and missed by nobody is
+    forgotten after `forget`. Where several control planes share a store, another leads when the lease of `leadership`
+    was not renewed.
     """
 
     heartbeat: int = 1 * SECOND
@@ -22,6 +23,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     lease: int = 10 * SECOND
     dead_local: int = 3 * SECOND
     dead_remote: int = 10 * SECOND
+    forget: int = 60 * MINUTE
     reprobe: int = 5 * SECOND
     sample: int = 1 * SECOND
     sample_calm: int = 5 * SECOND

@@ -7,7 +7,18 @@ import pytest
 
 from poise.errors import Busy, Conflict, InputError, NotFound, SpecError, StoreFull
 from poise.kernel import controller as machine
-from poise.kernel.controller import Append, Barrier, Checkpoint, Decide, Decided, GiveUp, Send, Submit, TryRecover
+from poise.kernel.controller import (
+    Append,
+    Barrier,
+    Checkpoint,
+    Decide,
+    Decided,
+    Drain,
+    GiveUp,
+    Send,
+    Submit,
+    TryRecover,
+)
 from poise.kernel.ledger import Ledger
 from poise.kernel.verify import verify_place
 from poise.model.decisions import Place, Plan, Preempt, Rejection, Spot, Why
@@ -450,6 +461,24 @@ def test_a_node_is_given_up_at_once_where_what_runs_it_says_that_it_is_gone() ->
     assert Attempt("j1.main", 1) not in last_desired(world).keep
     world.ask(GiveUp(world.request(), at)).ask(GiveUp(world.request(), at))
     assert [event.name for event in world.log if isinstance(event, NodeLost)] == [at, at]
+
+
+def test_a_node_that_is_lost_is_forgotten_once_nobody_misses_it() -> None:
+    """One that holds work, is drained, or was declared may be missed."""
+    world = World(forget_after=HOUR, declared=("n4",)).nodes(4, cpu=1).job("a").round().start("a")
+    [at] = world.where("a")
+    drained, gone = (name for name in ("n1", "n2", "n3") if name != at)
+    world.ask(Drain(world.request(), drained, True))
+    for name in ("n1", "n2", "n3", "n4"):
+        world.disconnect(name)
+    world.after("1m")
+    assert {name: state.status for name, state in world.ledger.nodes.items()} == dict.fromkeys(world.known, "lost")
+    world.after("58m")
+    assert gone in world.ledger.nodes
+    world.after("2m")
+    assert sorted(world.ledger.nodes) == sorted({"n4", at, drained})
+    world.connect(gone)
+    assert world.ledger.nodes[gone].condition == "up"
 
 
 def test_giving_up_a_node_that_has_never_joined_is_not_giving_up_one_whose_name_begins_alike() -> None:
