@@ -26,13 +26,17 @@ class Model:
 SERVICE = "{kind: service, name: app, model: 'app.py:Model', replicas: 2, resources: {cpu: 2}}"
 URL = "http://127.0.0.1:8080"
 ASKS = """
-import json, sys, threading, time, urllib.request
+import json, sys, threading, time, urllib.error, urllib.request
 told, until = [], time.monotonic() + float(sys.argv[2])
 def ask():
     while (began := time.monotonic()) < until:
         asked = urllib.request.Request(sys.argv[1] + "/predict", b"1", {"Content-Type": "application/json"})
-        with urllib.request.urlopen(asked, timeout=60) as answer:
-            told.append((json.load(answer), time.monotonic() - began))
+        try:
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                said = json.load(answer)
+        except urllib.error.HTTPError as error:
+            said = -error.code
+        told.append((said, time.monotonic() - began))
 threads = [threading.Thread(target=ask) for _ in range(4)]
 [of.start() for of in threads]
 [of.join() for of in threads]
@@ -98,6 +102,7 @@ def test_what_a_replica_was_asked_on_a_machine_that_is_gone_is_asked_of_another(
         assert len({pid for pid, _ in asked(apart, 2)}) == 2, "both answer"
         apart.switch_off("a")
         told = asked(apart, 5)
+        assert [said for said, _ in told if said < 0] == [], "none is refused"
         slowest = max(took for _, took in told)
         assert 1 < slowest < 13, f"{slowest:.1f} s: what was on its way when the machine went"
         assert replicas(apart) == 1
