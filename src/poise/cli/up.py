@@ -15,7 +15,7 @@ from poise.cli.output import TEXT, forms
 from poise.cli.render import LOGGED, print_json, say
 from poise.client import Client, current_home, failure_of
 from poise.config import LISTEN_PORT, Endpoint, Home, OnRay, parse_place
-from poise.control.start import START_SECONDS, ensure_up, running, running_here, supervised
+from poise.control.start import START_SECONDS, ensure_up, may_be_asked, running_here, supervised
 from poise.decoding import json_decoder
 from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 STOP_SECONDS = 15.0
 RAY_STOP_SECONDS = 75.0
+
+LED_SECONDS = 2.0
+"""Within which one that stands by leads, once another has left in order."""
 
 DEFAULT_POLICY = "poise"
 
@@ -228,9 +231,15 @@ def _check_policy(current: str, label: str, given: str) -> None:
 @forms(*TEXT)
 def status(form: str) -> int:
     """Tell what runs here: whether Poise is up, which policy decides, on which fleet, and how much there is to do."""
+    import msgspec
+
     home = current_home()
-    if running(home) or supervised(home):
-        report = Client(home).status()
+    if may_be_asked(home):
+        client = Client(home)
+        report = client.status()
+        if client.door != home.doors[0]:
+            leader = report.leader if report.stands_by else str(client.door)
+            report = msgspec.structs.replace(report, up=False, stands_by=False, leader=leader)
     else:
         from poise.cli import offline
 
@@ -242,9 +251,10 @@ def status(form: str) -> int:
     lost = f", {report.lost} of them lost" if report.lost else ""
     writes = report.accepting or report.stands_by or not report.up
     refused = "" if writes else ", which cannot be written: nothing new is accepted"
+    elsewhere = f"; {report.leader} leads" if report.leader else ""
     up = f"stands by for {report.leader or 'nobody yet'}" if report.stands_by else "up" if report.up else "not up"
     for name, text in (
-        ("home", f"{home.elsewhere or home.root}, {up}"),
+        ("home", f"{home.elsewhere or home.root}, {up}{elsewhere if not report.up else ''}"),
         ("policy", report.policy or "-"),
         ("fleet", f"{report.fleet}, declared" if report.fleet else _undeclared(home)),
         ("nodes", f"{report.nodes}{lost}"),
@@ -390,18 +400,9 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     nodes = [home.node / "lock", *sorted(home.nodes.glob("*/lock"))]
     was_up = running_here(home) or supervised(home) or any(map(is_held, (*nodes, home.ray / "lock")))
     if was_up:
-        client = Client(home)
-        cannot_start = failure_of(home) is not None  # then nobody can tell, and nothing is to be lost by stopping
-        unfinished = [] if leave or cannot_start else _unfinished(client, home, cancel_jobs)
-        if unfinished and cancel_jobs:
-            _cancel_all(client, [job.id for job in unfinished])
-        elif unfinished:
-            raise Conflict(
-                "one job is unfinished" if len(unfinished) == 1 else f"{len(unfinished)} jobs are unfinished",
-                have=", ".join(job.id for job in unfinished[:8]),
-                hint="`poise down --cancel` ends them, `poise down --leave` lets running commands go on",
-            )
-        client.close()
+        cannot_start = failure_of(home) is not None and not home.others
+        if not leave and not cannot_start:  # else nobody can tell, and nothing is to be lost by stopping
+            _see_to_work(home, cancel_jobs)
         seconds = RAY_STOP_SECONDS if (home.ray / "lock").exists() else STOP_SECONDS
         _stop(home.supervisor, home.lock, home.ray / "lock", *nodes, seconds=seconds)
     if as_json:
@@ -411,10 +412,62 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     return 0
 
 
-def _unfinished(client: Client, home: Home, cancel_jobs: bool) -> list[JobReport]:
+def _see_to_work(home: Home, cancel_jobs: bool) -> None:
+    """Cancel what is unfinished, or raise `Conflict`. Where another control plane leads, jobs are its to end: this home
+    answers for what runs on its own nodes.
+    """
+    with Client(home) as client:
+        unfinished = _unfinished(client, home)
+        leader = _leader_elsewhere(home, LED_SECONDS if cancel_jobs else 0.0) if unfinished else None
+        if unfinished and leader is None:
+            if not cancel_jobs:
+                raise Conflict(
+                    "one job is unfinished" if len(unfinished) == 1 else f"{len(unfinished)} jobs are unfinished",
+                    have=", ".join(job.id for job in unfinished[:8]),
+                    hint="`poise down --cancel` ends them, `poise down --leave` lets running commands go on",
+                )
+            _cancel_all(client, [job.id for job in unfinished])
+        elif unfinished and cancel_jobs:
+            raise Conflict(
+                "this home stands by: the jobs are those of the control plane that leads",
+                field=str(home.root),
+                have=f"{leader} leads" if leader else "nobody leads yet",
+                hint="`poise down` stops this one only; `poise cancel JOB`, or `poise down --cancel` where the other "
+                "one runs, ends jobs",
+            )
+        elif unfinished and (busy := _busy(client, home)):
+            raise Conflict(
+                "work runs on this machine, which would begin anew elsewhere",
+                field=", ".join(busy[:8]),
+                hint=f"`poise down --leave` lets it go on, `poise drain {busy[0]} --move` moves it first",
+            )
+
+
+def _leader_elsewhere(home: Home, within: float) -> str | None:
+    """The address of the control plane that leads in place of this home's, empty while none is known; none where this
+    one leads, as it does `within` moments after another left in order.
+    """
+    deadline = time.monotonic() + within
+    with Client(home) as client:
+        while True:
+            status = client.status()
+            if client.door != home.doors[0]:
+                return status.leader if status.stands_by else str(client.door)
+            if not status.stands_by or time.monotonic() >= deadline:
+                return status.leader if status.stands_by else None
+            time.sleep(0.05)
+
+
+def _busy(client: Client, home: Home) -> list[str]:
+    """Nodes on which something runs, and whose agents are this home's."""
+    own = {lock.parent.name for lock in home.nodes.glob("*/lock") if is_held(lock)}
+    if is_held(home.node / "lock"):
+        own.add(os.uname().nodename)
+    return [node.name for node in client.nodes() if node.name in own and node.running]
+
+
+def _unfinished(client: Client, home: Home) -> list[JobReport]:
     try:
-        if not cancel_jobs and client.status().stands_by:
-            return []  # another one sees to them
         return [job for job in client.jobs() if job.exit_code is None]
     except Unreachable as error:
         if home.left.exists():
