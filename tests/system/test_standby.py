@@ -441,6 +441,10 @@ def test_while_the_store_is_away_what_runs_goes_on_and_what_needs_it_waits(pair:
         load.wait_for(5)
         pair.server.kill()
         time.sleep(seconds)
+        if seconds:
+            until(lambda: not Client(Home(pair.second.home.root)).status().leader, "nobody leads", pair.story)
+            with pytest.raises(PoiseError, match=r"nobody is known to lead: .* does not answer"):
+                Client(Home(pair.second.home.root), patience=0).cancel(held)
         assert not diary.endings().count("$POISE_TASK")
         pair.server.start()
         load.wait_for(5)
@@ -574,6 +578,21 @@ def test_who_has_another_token_is_told_before_it_is_needed(pair: Pair) -> None:
         assert done.error["have"] == str(pair.first.home.socket)
     finally:
         third.destroy()
+
+
+def test_who_has_another_authority_is_told_before_it_is_needed(postgres: PostgresServer) -> None:
+    url, leading = postgres.database(), 64 * "a"
+    store = store_at(url, encode_event, decode_event)
+    lease = lease_of(url, "a", address=f"head:7718#{leading}")
+    wanting = lease_of(url, "b")
+    with contextlib.closing(store), contextlib.closing(lease):
+        assert lease.take()
+        for same in (leading, ""):  # of one that is reached by its socket there is none to compare
+            assert Shared(store, Ledger(), wanting, "", same).leader() == "head:7718"
+        with pytest.raises(PoiseError) as refused:
+            Shared(store, Ledger(), wanting, "", 64 * "b").leader()
+    assert (refused.value.record.code, refused.value.record.field) == ("E121", "authority")
+    assert "head:7718" in refused.value.record.need
 
 
 def test_a_log_of_a_newer_version_is_refused_naming_it(postgres: PostgresServer) -> None:
