@@ -1,9 +1,11 @@
 """`poise up` and `poise down`."""
 
+import contextlib
 import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +22,7 @@ from poise.decoding import json_decoder
 from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
-from poise.errors import Conflict, Fault, InputError, Unreachable
+from poise.errors import Conflict, Fault, InputError, StoreAway, Unreachable
 from poise.model.reports import JobReport, StatusReport
 from poise.model.spec import parse_or_raise
 from poise.model.times import Times
@@ -43,6 +45,9 @@ LONGEST = 1 * MINUTE
 
 LATE = ("port", "decide_within", "share", "listen", "no_agent")
 """Options that count when it starts."""
+
+ONCE = ("policy", *LATE)
+"""Options that are not kept for the next start."""
 
 
 def own_home() -> Home:
@@ -140,6 +145,7 @@ def up(
     _settle_store(home, store)
     if cluster is not None:
         listen = cluster.listen
+    once = [option for option in ONCE if cluster is None or option != "listen"]
     options = ["--policy", name]
     if no_agent:
         options.append("--no-agent")
@@ -156,9 +162,12 @@ def up(
     if foreground:
         if supervised(home) or running_here(home):
             raise Conflict("Poise is up already", code="E204", field=str(home.root), hint="`poise down`")
+        _note_last_options(home, once)
         program = str(Path(__file__).parent.parent / "control" / "supervisor.py")
         os.execv(sys.executable, [sys.executable, "-S", program, str(home.root), *options])  # noqa: S606 — our own program
     already = running_here(home) or supervised(home)
+    if not already:
+        _note_last_options(home, once)
     if already and _was_given("policy"):
         _check_policy(Client(home).status().policy, label, policy)
     client = ensure_up(home, *options)
@@ -179,6 +188,29 @@ def up(
         if address := address_of(home):
             say(f"other machines: export POISE_ADDRESS={address}, and a token in POISE_TOKEN_FILE (`poise token add`)")
     return 0
+
+
+def _note_last_options(home: Home, once: Sequence[str]) -> None:
+    """These options count for one start: tell which of the last one are not given now, and note those that are."""
+    import msgspec
+
+    context, last = click.get_current_context(), dict[str, str]()
+    with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):  # it only serves to tell
+        last = json_decoder(dict[str, str]).decode(home.options.read_bytes())
+    given = {name: str(context.params[name]) for name in once if _was_given(name)}
+    gone = [_typed(name, text) for name, text in last.items() if name not in given]
+    if gone:
+        say(f"poise: it was up with {', '.join(gone)} before; without that, it is not now")
+    ensure_home(home)
+    draft = home.options.with_suffix(".new")
+    with contextlib.suppress(OSError):  # a full disk does not keep it from starting
+        draft.write_bytes(msgspec.json.encode(given))
+        draft.replace(home.options)
+
+
+def _typed(name: str, text: str) -> str:
+    option = f"--{name.replace('_', '-')}"
+    return f"`{option}`" if text == "True" else f"`{option} {text}`"
 
 
 def _when_led(client: Client) -> StatusReport:
@@ -305,6 +337,8 @@ def _settle_ray(home: Home, on: str | None, listen: str | None, *, gone: bool) -
     file = home.ray / "cluster.json"
     kept = json_decoder(OnRay).decode(file.read_bytes()) if file.exists() else None
     wanted = None if gone else kept
+    if wanted is not None and listen is not None:
+        wanted = msgspec.structs.replace(wanted, listen=listen)
     if on is not None:
         engine, _, address = on.partition(":")
         if engine != "ray":
@@ -316,6 +350,14 @@ def _settle_ray(home: Home, on: str | None, listen: str | None, *, gone: bool) -
     if wanted == kept:
         return wanted
     if running_here(home) or supervised(home):
+        if wanted is not None and kept is not None and wanted.address == kept.address:
+            raise Conflict(
+                "it is up, and listens to its nodes elsewhere",
+                field="--listen",
+                need=wanted.listen,
+                have=kept.listen,
+                hint=f"`poise down --leave`, then `poise up --listen {wanted.listen}`; running work goes on",
+            )
         raise Conflict(
             "it is up with other nodes",
             field="--on",
@@ -380,9 +422,15 @@ def _settle_store(home: Home, store: str | None) -> None:
     if store == "home":
         home.store.unlink()
         return
+    import msgspec
+
     from poise.drivers.led import check_store
 
-    check_store(store)  # what is wrong with it is seen here
+    try:
+        check_store(store)  # what is wrong with it is seen here
+    except StoreAway as error:  # and is waited for by nobody
+        error.record = msgspec.structs.replace(error.record, hint="see that it runs, then `poise up` again")
+        raise
     ensure_home(home)
     draft = home.store.with_suffix(".new")
     draft.touch(mode=0o600)  # it may hold a password
