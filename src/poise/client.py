@@ -18,7 +18,7 @@ import msgspec
 from poise.config import Address, Door, Home
 from poise.decoding import json_decoder
 from poise.drivers.lock import is_held
-from poise.drivers.reach import STANDBY, door_of, environment_home, home_at, reach
+from poise.drivers.reach import STANDBY, door_of, environment_home, home_at, names_at, reach
 from poise.drivers.security import digest, new_secret, token_for
 from poise.errors import (
     ErrorRecord,
@@ -520,6 +520,8 @@ def _is_kept_alive(home: Home) -> bool:
 def _unreachable(home: Home, error: Exception) -> PoiseError:
     if isinstance(home.elsewhere, Address):
         hint = "`poise status` where it runs; a firewall may be between"
+        if "certificate is not valid for" in str(error) and (names := names_at(home.elsewhere)):
+            hint = f"name it in POISE_ADDRESS as its certificate does: {', '.join(names)}"
         return Unreachable("no control plane answers", field=str(home.elsewhere), have=str(error), hint=hint)
     if home.elsewhere is not None:
         if not home.elsewhere.exists():
