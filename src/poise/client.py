@@ -15,12 +15,22 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
-from poise.config import Address, Home
+from poise.config import Address, Door, Home
 from poise.decoding import json_decoder
 from poise.drivers.lock import is_held
-from poise.drivers.reach import STANDBY, door_of, environment_home, home_at, reach
+from poise.drivers.reach import STANDBY, door_of, environment_home, home_at, names_at, reach
 from poise.drivers.security import digest, new_secret, token_for
-from poise.errors import ErrorRecord, Fault, NotFound, NotLeading, PoiseError, SpecError, Unreachable, from_record
+from poise.errors import (
+    ErrorRecord,
+    Fault,
+    NotFound,
+    NotLeading,
+    PoiseError,
+    SpecError,
+    Unreachable,
+    from_code,
+    from_record,
+)
 from poise.model.reports import (
     Drained,
     Explanation,
@@ -123,6 +133,11 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def door(self) -> Door:
+        """Where it asks: of several the one that answered last."""
+        return door_of(self.home, self._turn)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -487,15 +502,12 @@ def _decode_error(content: bytes, status: int) -> PoiseError:
         return Fault(f"the control plane answered {status}", have=content[:200].decode("utf-8", "replace"))
 
 
-def failure_of(home: Home) -> Fault | None:
+def failure_of(home: Home) -> PoiseError | None:
     """Why the control plane of this home could not start, if only a person can mend it."""
     try:
-        record = json_decoder(ErrorRecord).decode(home.failure.read_bytes())
+        return from_code(json_decoder(ErrorRecord).decode(home.failure.read_bytes()))
     except (OSError, msgspec.DecodeError):
         return None
-    fault = Fault(record.message)
-    fault.record = record
-    return fault
 
 
 def _is_kept_alive(home: Home) -> bool:
@@ -505,9 +517,11 @@ def _is_kept_alive(home: Home) -> bool:
     return bool(home.others) or is_held(home.lock) or is_held(home.supervisor)
 
 
-def _unreachable(home: Home, error: Exception) -> Fault:
+def _unreachable(home: Home, error: Exception) -> PoiseError:
     if isinstance(home.elsewhere, Address):
         hint = "`poise status` where it runs; a firewall may be between"
+        if "certificate is not valid for" in str(error) and (names := names_at(home.elsewhere)):
+            hint = f"name it in POISE_ADDRESS as its certificate does: {', '.join(names)}"
         return Unreachable("no control plane answers", field=str(home.elsewhere), have=str(error), hint=hint)
     if home.elsewhere is not None:
         if not home.elsewhere.exists():

@@ -126,6 +126,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "store"
 
     @property
+    def options(self) -> Path:
+        """What `poise up` was given last that is not kept: the next one tells what it lacks of it."""
+        return self.root / "options.json"
+
+    @property
     def endpoint(self) -> Path:
         """Written when the control plane is ready: its process id, port and version."""
         return self.root / "control.json"

@@ -251,7 +251,15 @@ _BY_STATUS: dict[int, type[PoiseError]] = {
 
 def from_record(record: ErrorRecord, status: int) -> PoiseError:
     """The exception that a client raises for an error answer."""
-    kind = _BY_STATUS.get(status, InputError if 400 <= status < 500 else Fault)
+    return _with(record, _BY_STATUS.get(status, InputError if 400 <= status < 500 else Fault))
+
+
+def from_code(record: ErrorRecord) -> PoiseError:
+    """The exception for an error that was on file: whose fault it is, its code says."""
+    return _with(record, InputError if record.code.startswith("E1") or record.code == "E204" else Fault)
+
+
+def _with(record: ErrorRecord, kind: type[PoiseError]) -> PoiseError:
     error = kind(record.message)
     error.record = record
     return error

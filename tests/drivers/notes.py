@@ -37,9 +37,14 @@ def noted_at(url: str, **options: Any) -> LedStore[Note]:
 
 
 def lease_of(
-    url: str, holder: str, *, lasts: int = MINUTE, on_lost: Callable[[NotLeading], object] = lambda _: None
+    url: str,
+    holder: str,
+    *,
+    address: str = "",
+    lasts: int = MINUTE,
+    on_lost: Callable[[NotLeading], object] = lambda _: None,
 ) -> Lease:
-    lease = lease_at(url, holder=holder, address=f"at {holder}", token="", lasts=lasts, on_lost=on_lost)
+    lease = lease_at(url, holder=holder, address=address or f"at {holder}", token="", lasts=lasts, on_lost=on_lost)
     leases.append(lease)
     return lease
 

@@ -169,6 +169,8 @@ def test_what_a_person_has_to_mend_is_told_and_no_secret_with_it(url: str, wrong
         noted_at(name)
     assert told.value.record.code == "E213"
     assert "secret" not in repr(told.value.record)
+    typed = {"nobody": "psql 'postgresql://somebody@", "no database": "createdb --maintenance-db='postgresql://poise@"}
+    assert typed[wrong] in told.value.record.hint
 
 
 def test_a_file_that_the_control_plane_would_not_find_is_told(url: str) -> None:

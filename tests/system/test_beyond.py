@@ -31,6 +31,7 @@ from poise.drivers.lock import holder
 from poise.drivers.logs import KEEP_FILES
 from poise.drivers.reach import trusting
 from poise.drivers.security import ensure_home
+from poise.errors import Unreachable
 from poise.kernel.frames import Frames
 from poise.model.messages import Attempt, Hello, Met, Output
 from poise.model.resources import Node
@@ -196,6 +197,16 @@ def test_who_speaks_for_the_address_is_checked_before_anything_is_said(beyond: B
     assert len(heard) == 1
     assert b"Authorization" not in heard[0]
     assert beyond.ann("ls", "--json", address="127.0.0.1").error["field"] == "POISE_ADDRESS"
+
+
+def test_the_names_of_a_certificate_that_has_another_one_are_told(
+    beyond: Beyond, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POISE_TOKEN_FILE", str(beyond.living.home.token))
+    unnamed = msgspec.structs.replace(beyond.address, host="127.1")  # where the same is, to the system
+    with pytest.raises(Unreachable) as refused:
+        Client(Home(tmp_path, unnamed), patience=0).status()
+    assert "localhost" in refused.value.record.hint
 
 
 def ask(beyond: Beyond, path: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -528,6 +529,21 @@ def test_down_refuses_leaves_or_cancels(living: Living) -> None:
     another = living.poise("submit", "--", "sleep", "60").text.strip()
     assert living.poise("down", "--cancel").code == 0
     assert living.poise("show", another, "--json").value["exit_code"] == 130
+
+
+def test_up_tells_what_it_was_up_with_before_and_is_not_now(living: Living) -> None:
+    living.up("--no-agent", "--listen", "127.0.0.1:0")
+    assert living.poise("down").code == 0
+    said = living.poise("up", "--port", "0", "--no-agent").err
+    assert "`--listen 127.0.0.1:0` before" in said and "--no-agent" not in said
+    assert living.poise("down").code == 0
+    assert "before" not in living.poise("up", "--port", "0", "--no-agent").err  # it is told once
+
+
+def test_what_was_asked_for_wrongly_ends_with_1_also_where_the_control_plane_finds_out(living: Living) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = living.poise("up", "--port", "0", "--listen", f"127.0.0.1:{taken.getsockname()[1]}", "--json")
+    assert (done.code, done.error["code"]) == (1, "E102")
 
 
 def test_a_home_with_a_long_path_works(living: Living) -> None:

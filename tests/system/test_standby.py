@@ -100,6 +100,8 @@ class Pair:
 
     def close(self) -> None:
         for living in (self.first, self.second):  # the processes of each name the other
+            if living is self.second and self.second.pid("control"):
+                until(lambda: self.leads(self.second), "what is unfinished is its to cancel", self.story)
             done = living.poise("down", "--leave" if living is self.first else "--cancel")
             assert done.code == 0, (done.err, self.story())
         self.first.close()
@@ -197,6 +199,39 @@ def test_who_stands_by_answers_what_can_be_read_and_refuses_the_rest(pair: Pair)
     assert pair.second.poise("down").code == 0  # what is unfinished is not its to finish
     pair.client().cancel(done.value["job"])
     assert pair.client().wait(done.value["job"]).exit_code
+
+
+def found_by_doctor(living: Living, what: str) -> list[tuple[str, str]]:
+    checks = living.poise("doctor", "--json").value["checks"]
+    return [(check["status"], check["text"]) for check in checks if check["name"] == what]
+
+
+def test_who_stands_by_ends_nothing_of_the_one_that_leads_and_takes_no_work_away_unasked(pair: Pair) -> None:
+    diary = Diary(pair.first.work / "diary")
+    held = pair.client().submit({"name": "held", "run": ["sh", "-c", diary.held()], "resources": {"cpu": 0.1}})
+    until(lambda: list(diary.entries()), "it runs", pair.story)
+    refused = pair.second.poise("down", "--cancel", "--json")
+    assert (refused.code, refused.error["code"]) == (1, "E121")
+    assert str(pair.first.home.socket) in refused.error["have"]
+    ((status, text),) = found_by_doctor(pair.second, "control plane")
+    assert (status, text.partition(":")[0]) == ("ok", f"stands by for {pair.first.home.socket}")
+    pair.pull_the_plug()
+    until(lambda: pair.leads(pair.second), "the other one leads", pair.story)
+    pair.first.up()
+    until(lambda: [node.running for node in pair.client().nodes()] == [1], "the agent is back", pair.story)
+    refused = pair.first.poise("down", "--json")
+    assert (refused.code, refused.error["code"]) == (1, "E121")
+    assert "--leave" in refused.error["hint"]
+    diary.release()
+    assert pair.client().wait(held, PATIENCE).exit_code == 0
+    assert pair.first.poise("down").code == 0
+    assert f"not up; {pair.second.home.socket} leads" in pair.first.poise("status").text
+    ((status, text),) = found_by_doctor(pair.first, "control plane")
+    assert (status, text.partition(":")[0]) == ("warn", f"not up here; {pair.second.home.socket} leads")
+    assert not found_by_doctor(pair.first, "supervisor") and not found_by_doctor(pair.first, "bound to")
+    assert pair.second.poise("down").code == 0
+    assert [job["id"] for job in pair.first.poise("ls", "--all", "--json").value] == [held]
+    assert "not up" in pair.first.poise("status").text
 
 
 def test_what_was_just_submitted_and_what_it_wrote_is_found_by_way_of_one_that_stands_by(pair: Pair) -> None:
@@ -406,6 +441,10 @@ def test_while_the_store_is_away_what_runs_goes_on_and_what_needs_it_waits(pair:
         load.wait_for(5)
         pair.server.kill()
         time.sleep(seconds)
+        if seconds:
+            until(lambda: not Client(Home(pair.second.home.root)).status().leader, "nobody leads", pair.story)
+            with pytest.raises(PoiseError, match=r"nobody is known to lead: .* does not answer"):
+                Client(Home(pair.second.home.root), patience=0).cancel(held)
         assert not diary.endings().count("$POISE_TASK")
         pair.server.start()
         load.wait_for(5)
@@ -541,6 +580,21 @@ def test_who_has_another_token_is_told_before_it_is_needed(pair: Pair) -> None:
         third.destroy()
 
 
+def test_who_has_another_authority_is_told_before_it_is_needed(postgres: PostgresServer) -> None:
+    url, leading = postgres.database(), 64 * "a"
+    store = store_at(url, encode_event, decode_event)
+    lease = lease_of(url, "a", address=f"head:7718#{leading}")
+    wanting = lease_of(url, "b")
+    with contextlib.closing(store), contextlib.closing(lease):
+        assert lease.take()
+        for same in (leading, ""):  # of one that is reached by its socket there is none to compare
+            assert Shared(store, Ledger(), wanting, "", same).leader() == "head:7718"
+        with pytest.raises(PoiseError) as refused:
+            Shared(store, Ledger(), wanting, "", 64 * "b").leader()
+    assert (refused.value.record.code, refused.value.record.field) == ("E121", "authority")
+    assert "head:7718" in refused.value.record.need
+
+
 def test_a_log_of_a_newer_version_is_refused_naming_it(postgres: PostgresServer) -> None:
     living = Living()
     try:
@@ -588,6 +642,7 @@ def test_a_store_that_is_none_is_told_and_nothing_is_started(store: str, code: s
     try:
         done = living.poise("up", "--store", store, "--json")
         assert done.error["code"] == code
+        assert "tried again" not in done.error.get("hint", "")  # for the command has ended
         assert not living.home.store.exists()
         assert not living.processes()
     finally:

@@ -92,6 +92,7 @@ class Apart:
 
     def close(self) -> None:
         self.first.poise("down", "--leave")
+        until(lambda: Client(Home(self.second.home.root)).status().accepting, "it leads", self.story)
         done = self.second.poise("down", "--cancel")
         assert done.code == 0, (done.err, self.story())
         self.agent.terminate()

@@ -11,7 +11,7 @@ from poise.cli import output
 from poise.cli.output import Column, Shown
 from poise.client import current_home, failure_of
 from poise.config import Address, Endpoint, Home
-from poise.control.start import connected, running, supervised
+from poise.control.start import connected, may_be_asked, running_here, supervised
 from poise.decoding import json_decoder
 from poise.drivers.checkup import examine
 from poise.drivers.lock import is_held
@@ -58,14 +58,14 @@ def _control(home: Home) -> Iterator[Check]:
             yield Check("socket", "fail", f"{home.elsewhere} is not there", "set POISE_SOCKET to the whole path")
         yield from _running(home)
         return
-    up, kept = running(home), supervised(home)
+    up, kept = may_be_asked(home), supervised(home)
     failure = failure_of(home)
     if failure is not None:
         yield Check("last failure", "fail", str(failure), failure.record.hint or f"tail {home.messages}")
-    if up or kept:
+    if up:
         yield from _running(home)
         yield from _bound(home)
-        if not kept:
+        if running_here(home) and not kept:
             yield Check("supervisor", "warn", "nobody keeps the control plane alive", "poise up")
     else:
         yield Check("control plane", "ok", "not running", "poise up")
@@ -76,7 +76,7 @@ def _control(home: Home) -> Iterator[Check]:
 def _running(home: Home) -> Iterator[Check]:
     try:
         with contextlib.closing(connected(home)) as client:
-            status = client.status()
+            status, door = client.status(), client.door
     except PoiseError as error:
         remedy = f"tail {home.messages}" if home.elsewhere is None else "ask who shares it"
         yield Check("control plane", "fail", str(error), error.record.hint or remedy)
@@ -84,10 +84,22 @@ def _running(home: Home) -> Iterator[Check]:
     nodes = "1 node" if status.nodes == 1 else f"{status.nodes} nodes"
     jobs = "1 job" if status.unfinished == 1 else f"{status.unfinished} jobs"
     text = f"up, policy {status.policy}, revision {status.revision}, {nodes}, {jobs}"
-    if not status.accepting:
+    if door != home.doors[0]:
+        leader = status.leader if status.stands_by else str(door)
+        leads = f"{leader} leads" if leader else "nobody is known to lead"
+        yield Check("control plane", "warn", f"not up here; {leads}: {text.removeprefix('up, ')}", "poise up")
+    elif status.stands_by:
+        text = f"stands by for {status.leader or 'nobody yet'}: {text.removeprefix('up, ')}"
+        yield (
+            Check("control plane", "ok", text)
+            if status.leader
+            else Check("control plane", "warn", text, f"tail {home.messages}")
+        )
+    elif not status.accepting:
         yield Check("control plane", "fail", f"{text}; its log cannot be written", "df -h; poise events | tail")
     elif status.lost:
-        yield Check("control plane", "warn", f"{text}; {status.lost} nodes are lost", "poise nodes")
+        lost = "1 node is lost" if status.lost == 1 else f"{status.lost} nodes are lost"
+        yield Check("control plane", "warn", f"{text}; {lost}", "poise nodes")
     else:
         yield Check("control plane", "ok", text)
 
@@ -99,6 +111,8 @@ def _bound(home: Home) -> Iterator[Check]:
     try:
         endpoint = json_decoder(Endpoint).decode(home.endpoint.read_bytes())
         found = psutil.Process(endpoint.pid).net_connections(kind="inet")
+    except (FileNotFoundError, psutil.NoSuchProcess):
+        return  # it is not there, or not yet: it is told whether it answers
     except (OSError, msgspec.MsgspecError, psutil.Error) as error:
         yield Check("bound to", "warn", f"it cannot be told: {error}", f"tail {home.messages}")
         return

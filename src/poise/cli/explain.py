@@ -12,7 +12,7 @@ from poise.cli.render import ago, print_json, say, status_text, tell
 from poise.cli.submit import asked_for
 from poise.client import current_home
 from poise.config import Home
-from poise.control.start import connected, running, supervised, user_name
+from poise.control.start import connected, may_be_asked, user_name
 from poise.drivers.yamlfile import located
 from poise.model.decisions import SERVES, Reason, Spot
 from poise.model.reports import (
@@ -134,7 +134,7 @@ def unblock(job: str, form: str) -> int:
 
 def _is_up(home: Home) -> bool:
     """Whether to ask a control plane; if none is there, that is said."""
-    up = running(home) or supervised(home)
+    up = may_be_asked(home)
     if not up:
         say("poise: no control plane is running; this is what one would say that began now")
     return up

@@ -11,7 +11,7 @@ from poise.cli import output, training
 from poise.cli.output import Column, Shown
 from poise.cli.render import LOGGED, NOT_FOUND, ago, counts_text, print_json, say, shorten, status_text
 from poise.client import current_home
-from poise.control.start import connected, running, supervised
+from poise.control.start import connected, may_be_asked
 from poise.errors import SpecError
 from poise.model.reports import JobReport, TaskReport
 from poise.model.tenants import DEFAULT
@@ -26,7 +26,7 @@ COMMAND_WIDTH = 60
 def ls(everything: bool, form: str, watch: bool) -> int:
     """List unfinished jobs and the latest finished ones."""
     home = current_home()
-    if watch or running(home) or supervised(home):
+    if watch or may_be_asked(home):
         client = connected(home)
         return output.show(lambda: _jobs_shown(client.jobs(everything=everything)), form, watch)
     from poise.cli import offline
@@ -67,7 +67,7 @@ def show(job: str, form: str, watch: bool) -> int:
     With --watch, until it is over.
     """
     home = current_home()
-    if watch or running(home) or supervised(home):
+    if watch or may_be_asked(home):
         client = connected(home)
         return output.show(lambda: _job_shown(client.job(job)), form, watch)
     from poise.cli import offline

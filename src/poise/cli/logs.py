@@ -6,7 +6,7 @@ import click
 
 from poise.cli.render import print_json
 from poise.client import current_home
-from poise.control.start import connected, running, supervised
+from poise.control.start import connected, may_be_asked
 from poise.model.reports import LogPiece
 
 
@@ -18,7 +18,7 @@ from poise.model.reports import LogPiece
 def logs(job: str, follow: bool, task: str, as_json: bool) -> int:
     """Print what JOB (id, name, or JOB.TASK) wrote: its standard output to stdout, its standard error to stderr."""
     home = current_home()
-    if running(home) or supervised(home):
+    if may_be_asked(home):
         lines = connected(home).logs(job, task=task, follow=follow)
     else:
         from poise.cli import offline

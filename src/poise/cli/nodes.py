@@ -12,7 +12,7 @@ from poise.cli.output import Column, Shown
 from poise.cli.render import LOGGED, print_json, say, status_text
 from poise.client import current_home
 from poise.config import Home
-from poise.control.start import connected, running, supervised
+from poise.control.start import connected, may_be_asked
 from poise.decoding import json_decoder
 from poise.model.load import Load, Upkeep
 from poise.model.reports import DeviceReport, Drained, NodeReport, report_of
@@ -39,7 +39,7 @@ def nodes(fleet_file: Path | None, form: str, watch: bool) -> int:
         declared = [report_of(node) for node in read_fleet(fleet_file).nodes]
         return output.show(lambda: _shown(declared), form, watch)
     home = current_home()
-    if watch or running(home) or supervised(home):
+    if watch or may_be_asked(home):
         client = connected(home)
         return output.show(lambda: _shown(client.nodes()), form, watch)
     from poise.cli import offline

@@ -8,7 +8,7 @@ from poise.cli import output
 from poise.cli.output import Column, Shown
 from poise.cli.render import LOGGED, say
 from poise.client import current_home
-from poise.control.start import connected, running, supervised
+from poise.control.start import connected, may_be_asked
 from poise.model.usage import PROFILED, SIGNALS, NodeProfile, SignalUse
 
 TITLES = {name: name.replace("_", " ").upper() for name in SIGNALS}
@@ -25,7 +25,7 @@ def profile(form: str, watch: bool, node: str | None) -> int:
     needed in bursts, `shrink` where it could be off at some hours, or for good, else `keep`.
     """
     home = current_home()
-    if watch or running(home) or supervised(home):
+    if watch or may_be_asked(home):
         client = connected(home)
         return output.show(lambda: _shown(client.profiles(node or ""), node), form, watch)
     from poise.cli import offline

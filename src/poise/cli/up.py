@@ -1,9 +1,11 @@
 """`poise up` and `poise down`."""
 
+import contextlib
 import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +17,12 @@ from poise.cli.output import TEXT, forms
 from poise.cli.render import LOGGED, print_json, say
 from poise.client import Client, current_home, failure_of
 from poise.config import LISTEN_PORT, Endpoint, Home, OnRay, parse_place
-from poise.control.start import START_SECONDS, ensure_up, running, running_here, supervised
+from poise.control.start import START_SECONDS, ensure_up, may_be_asked, running_here, supervised
 from poise.decoding import json_decoder
 from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
-from poise.errors import Conflict, Fault, InputError, Unreachable
+from poise.errors import Conflict, Fault, InputError, StoreAway, Unreachable
 from poise.model.reports import JobReport, StatusReport
 from poise.model.spec import parse_or_raise
 from poise.model.times import Times
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 STOP_SECONDS = 15.0
 RAY_STOP_SECONDS = 75.0
 
+LED_SECONDS = 2.0
+"""Within which one that stands by leads, once another has left in order."""
+
 DEFAULT_POLICY = "poise"
 
 LONGEST = 1 * MINUTE
@@ -40,6 +45,9 @@ LONGEST = 1 * MINUTE
 
 LATE = ("port", "decide_within", "share", "listen", "no_agent")
 """Options that count when it starts."""
+
+ONCE = ("policy", *LATE)
+"""Options that are not kept for the next start."""
 
 
 def own_home() -> Home:
@@ -137,6 +145,7 @@ def up(
     _settle_store(home, store)
     if cluster is not None:
         listen = cluster.listen
+    once = [option for option in ONCE if cluster is None or option != "listen"]
     options = ["--policy", name]
     if no_agent:
         options.append("--no-agent")
@@ -153,9 +162,12 @@ def up(
     if foreground:
         if supervised(home) or running_here(home):
             raise Conflict("Poise is up already", code="E204", field=str(home.root), hint="`poise down`")
+        _note_last_options(home, once)
         program = str(Path(__file__).parent.parent / "control" / "supervisor.py")
         os.execv(sys.executable, [sys.executable, "-S", program, str(home.root), *options])  # noqa: S606 — our own program
     already = running_here(home) or supervised(home)
+    if not already:
+        _note_last_options(home, once)
     if already and _was_given("policy"):
         _check_policy(Client(home).status().policy, label, policy)
     client = ensure_up(home, *options)
@@ -176,6 +188,29 @@ def up(
         if address := address_of(home):
             say(f"other machines: export POISE_ADDRESS={address}, and a token in POISE_TOKEN_FILE (`poise token add`)")
     return 0
+
+
+def _note_last_options(home: Home, once: Sequence[str]) -> None:
+    """These options count for one start: tell which of the last one are not given now, and note those that are."""
+    import msgspec
+
+    context, last = click.get_current_context(), dict[str, str]()
+    with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):  # it only serves to tell
+        last = json_decoder(dict[str, str]).decode(home.options.read_bytes())
+    given = {name: str(context.params[name]) for name in once if _was_given(name)}
+    gone = [_typed(name, text) for name, text in last.items() if name not in given]
+    if gone:
+        say(f"poise: it was up with {', '.join(gone)} before; without that, it is not now")
+    ensure_home(home)
+    draft = home.options.with_suffix(".new")
+    with contextlib.suppress(OSError):  # a full disk does not keep it from starting
+        draft.write_bytes(msgspec.json.encode(given))
+        draft.replace(home.options)
+
+
+def _typed(name: str, text: str) -> str:
+    option = f"--{name.replace('_', '-')}"
+    return f"`{option}`" if text == "True" else f"`{option} {text}`"
 
 
 def _when_led(client: Client) -> StatusReport:
@@ -228,9 +263,15 @@ def _check_policy(current: str, label: str, given: str) -> None:
 @forms(*TEXT)
 def status(form: str) -> int:
     """Tell what runs here: whether Poise is up, which policy decides, on which fleet, and how much there is to do."""
+    import msgspec
+
     home = current_home()
-    if running(home) or supervised(home):
-        report = Client(home).status()
+    if may_be_asked(home):
+        client = Client(home)
+        report = client.status()
+        if client.door != home.doors[0]:
+            leader = report.leader if report.stands_by else str(client.door)
+            report = msgspec.structs.replace(report, up=False, stands_by=False, leader=leader)
     else:
         from poise.cli import offline
 
@@ -242,9 +283,10 @@ def status(form: str) -> int:
     lost = f", {report.lost} of them lost" if report.lost else ""
     writes = report.accepting or report.stands_by or not report.up
     refused = "" if writes else ", which cannot be written: nothing new is accepted"
+    elsewhere = f"; {report.leader} leads" if report.leader else ""
     up = f"stands by for {report.leader or 'nobody yet'}" if report.stands_by else "up" if report.up else "not up"
     for name, text in (
-        ("home", f"{home.elsewhere or home.root}, {up}"),
+        ("home", f"{home.elsewhere or home.root}, {up}{elsewhere if not report.up else ''}"),
         ("policy", report.policy or "-"),
         ("fleet", f"{report.fleet}, declared" if report.fleet else _undeclared(home)),
         ("nodes", f"{report.nodes}{lost}"),
@@ -295,6 +337,8 @@ def _settle_ray(home: Home, on: str | None, listen: str | None, *, gone: bool) -
     file = home.ray / "cluster.json"
     kept = json_decoder(OnRay).decode(file.read_bytes()) if file.exists() else None
     wanted = None if gone else kept
+    if wanted is not None and listen is not None:
+        wanted = msgspec.structs.replace(wanted, listen=listen)
     if on is not None:
         engine, _, address = on.partition(":")
         if engine != "ray":
@@ -306,6 +350,14 @@ def _settle_ray(home: Home, on: str | None, listen: str | None, *, gone: bool) -
     if wanted == kept:
         return wanted
     if running_here(home) or supervised(home):
+        if wanted is not None and kept is not None and wanted.address == kept.address:
+            raise Conflict(
+                "it is up, and listens to its nodes elsewhere",
+                field="--listen",
+                need=wanted.listen,
+                have=kept.listen,
+                hint=f"`poise down --leave`, then `poise up --listen {wanted.listen}`; running work goes on",
+            )
         raise Conflict(
             "it is up with other nodes",
             field="--on",
@@ -370,9 +422,15 @@ def _settle_store(home: Home, store: str | None) -> None:
     if store == "home":
         home.store.unlink()
         return
+    import msgspec
+
     from poise.drivers.led import check_store
 
-    check_store(store)  # what is wrong with it is seen here
+    try:
+        check_store(store)  # what is wrong with it is seen here
+    except StoreAway as error:  # and is waited for by nobody
+        error.record = msgspec.structs.replace(error.record, hint="see that it runs, then `poise up` again")
+        raise
     ensure_home(home)
     draft = home.store.with_suffix(".new")
     draft.touch(mode=0o600)  # it may hold a password
@@ -390,18 +448,9 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     nodes = [home.node / "lock", *sorted(home.nodes.glob("*/lock"))]
     was_up = running_here(home) or supervised(home) or any(map(is_held, (*nodes, home.ray / "lock")))
     if was_up:
-        client = Client(home)
-        cannot_start = failure_of(home) is not None  # then nobody can tell, and nothing is to be lost by stopping
-        unfinished = [] if leave or cannot_start else _unfinished(client, home, cancel_jobs)
-        if unfinished and cancel_jobs:
-            _cancel_all(client, [job.id for job in unfinished])
-        elif unfinished:
-            raise Conflict(
-                "one job is unfinished" if len(unfinished) == 1 else f"{len(unfinished)} jobs are unfinished",
-                have=", ".join(job.id for job in unfinished[:8]),
-                hint="`poise down --cancel` ends them, `poise down --leave` lets running commands go on",
-            )
-        client.close()
+        cannot_start = failure_of(home) is not None and not home.others
+        if not leave and not cannot_start:  # else nobody can tell, and nothing is to be lost by stopping
+            _see_to_work(home, cancel_jobs)
         seconds = RAY_STOP_SECONDS if (home.ray / "lock").exists() else STOP_SECONDS
         _stop(home.supervisor, home.lock, home.ray / "lock", *nodes, seconds=seconds)
     if as_json:
@@ -411,10 +460,62 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     return 0
 
 
-def _unfinished(client: Client, home: Home, cancel_jobs: bool) -> list[JobReport]:
+def _see_to_work(home: Home, cancel_jobs: bool) -> None:
+    """Cancel what is unfinished, or raise `Conflict`. Where another control plane leads, jobs are its to end: this home
+    answers for what runs on its own nodes.
+    """
+    with Client(home) as client:
+        unfinished = _unfinished(client, home)
+        leader = _leader_elsewhere(home, LED_SECONDS if cancel_jobs else 0.0) if unfinished else None
+        if unfinished and leader is None:
+            if not cancel_jobs:
+                raise Conflict(
+                    "one job is unfinished" if len(unfinished) == 1 else f"{len(unfinished)} jobs are unfinished",
+                    have=", ".join(job.id for job in unfinished[:8]),
+                    hint="`poise down --cancel` ends them, `poise down --leave` lets running commands go on",
+                )
+            _cancel_all(client, [job.id for job in unfinished])
+        elif unfinished and cancel_jobs:
+            raise Conflict(
+                "this home stands by: the jobs are those of the control plane that leads",
+                field=str(home.root),
+                have=f"{leader} leads" if leader else "nobody leads yet",
+                hint="`poise down` stops this one only; `poise cancel JOB`, or `poise down --cancel` where the other "
+                "one runs, ends jobs",
+            )
+        elif unfinished and (busy := _busy(client, home)):
+            raise Conflict(
+                "work runs on this machine, which would begin anew elsewhere",
+                field=", ".join(busy[:8]),
+                hint=f"`poise down --leave` lets it go on, `poise drain {busy[0]} --move` moves it first",
+            )
+
+
+def _leader_elsewhere(home: Home, within: float) -> str | None:
+    """The address of the control plane that leads in place of this home's, empty while none is known; none where this
+    one leads, as it does `within` moments after another left in order.
+    """
+    deadline = time.monotonic() + within
+    with Client(home) as client:
+        while True:
+            status = client.status()
+            if client.door != home.doors[0]:
+                return status.leader if status.stands_by else str(client.door)
+            if not status.stands_by or time.monotonic() >= deadline:
+                return status.leader if status.stands_by else None
+            time.sleep(0.05)
+
+
+def _busy(client: Client, home: Home) -> list[str]:
+    """Nodes on which something runs, and whose agents are this home's."""
+    own = {lock.parent.name for lock in home.nodes.glob("*/lock") if is_held(lock)}
+    if is_held(home.node / "lock"):
+        own.add(os.uname().nodename)
+    return [node.name for node in client.nodes() if node.name in own and node.running]
+
+
+def _unfinished(client: Client, home: Home) -> list[JobReport]:
     try:
-        if not cancel_jobs and client.status().stands_by:
-            return []  # another one sees to them
         return [job for job in client.jobs() if job.exit_code is None]
     except Unreachable as error:
         if home.left.exists():

@@ -123,7 +123,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     choice = choose(options.policy)
     loop = asyncio.get_running_loop()
     beyond = await asyncio.to_thread(_beyond, home, options.listen) if options.listen else None
-    shared = await _shared(home, token, str(beyond.address if beyond else home.socket))
+    shared = await _shared(home, token, beyond.address.text if beyond else str(home.socket))
     store: Store = (
         shared.store
         if shared is not None

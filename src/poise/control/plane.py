@@ -43,10 +43,12 @@ class Plane(Host):
 
     `behind` is None where this control plane leads. Else it stands by: it takes in what the one that leads has written,
     answers what can be read, and refuses what would be written; `behind` is the address of that one, empty while nobody
-    is known to lead. `leads` tells a leader whether that holds still: for as long, nobody else can lead.
+    is known to lead, as while the store is `away`, which says why. `leads` tells a leader whether that holds still: for
+    as long, nobody else can lead.
     """
 
     behind: str | None = None
+    away: str = ""
 
     def __init__(
         self,
@@ -86,13 +88,14 @@ class Plane(Host):
 
     def check_leading(self) -> None:
         """Raises `NotLeading` where another control plane is the one to ask."""
-        if self.behind is not None:
-            hint = (
-                "set POISE_CONTROL to the sockets and addresses of all"
-                if self.behind
-                else "try again: one will lead soon"
-            )
+        if self.behind is None:
+            return
+        if self.behind:
+            hint = "set POISE_CONTROL to the sockets and addresses of all"
             raise NotLeading("this control plane stands by", need=self.behind, hint=hint)
+        if self.away:
+            raise NotLeading(f"nobody is known to lead: {self.away}", hint="try again once the store answers")
+        raise NotLeading("this control plane stands by, and nobody leads yet", hint="try again: one will lead soon")
 
     def start_from(self, ledger: Ledger) -> None:
         """Stand by with this ledger: what lies between it and what was known is no longer in the log."""

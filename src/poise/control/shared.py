@@ -6,6 +6,7 @@ Whoever stands by asks the store each quarter of a second for what is new, and f
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 from typing import NamedTuple
@@ -13,14 +14,14 @@ from typing import NamedTuple
 import msgspec
 
 from poise import __version__
-from poise.config import Home
+from poise.config import Address, Home
 from poise.control.plane import Plane, leave
 from poise.drivers.devices import identity
 from poise.drivers.led import Lease, LedStore, lease_at, store_at
 from poise.drivers.security import digest
 from poise.drivers.system import boottime
 from poise.engine.host import load_ledger
-from poise.errors import Conflict, PoiseError
+from poise.errors import Conflict, InputError, PoiseError
 from poise.kernel.ledger import Ledger
 from poise.model.events import Event, decode_event, encode_event
 from poise.model.times import Times
@@ -36,6 +37,14 @@ for good, and nobody would lead once it is well again.
 """
 
 _log = logging.getLogger("poise.control")
+
+
+def _parted(address: str) -> tuple[str, str]:
+    """Where one is reached, and the fingerprint of the authority that speaks for it; a socket needs none."""
+    with contextlib.suppress(InputError):
+        told = Address.parse(address)
+        return str(told), told.authority
+    return address, ""
 
 
 async def open_shared(url: str, home: Home, token: str, address: str) -> "Shared":
@@ -55,7 +64,7 @@ async def open_shared(url: str, home: Home, token: str, address: str) -> "Shared
             url, encode_event, decode_event, call_soon=call_soon, warn=_log.warning, written_by=__version__
         )
         try:
-            shared = Shared(store, load_ledger(store), lease, digest(token))
+            shared = Shared(store, load_ledger(store), lease, digest(token), _parted(address)[1])
             shared.leader()
             return shared
         except PoiseError:
@@ -77,26 +86,39 @@ async def open_shared(url: str, home: Home, token: str, address: str) -> "Shared
 
 
 class Shared(NamedTuple):
-    """`ledger` is what the log said when it was opened; `token` the digest of the home's: who has another one could not
-    be spoken to after a change of leader.
+    """`ledger` is what the log said when it was opened; `token` the digest of the home's, and `authority` the
+    fingerprint of the one that speaks for it, where it listens to other machines: who has another one could not be
+    spoken to after a change of leader.
     """
 
     store: LedStore[Event]
     ledger: Ledger
     lease: Lease
     token: str
+    authority: str = ""
 
     def leader(self) -> str:
         """The address of the one that leads, if one does. Raises `Conflict` where it could not be followed."""
         led = self.lease.look()
-        if led.held and led.token != self.token:
+        if not led.held:
+            return ""
+        address, authority = _parted(led.address)
+        if led.token != self.token:
             raise Conflict(
                 "the control plane that leads has another token",
                 field="token",
-                have=led.address,
+                have=address,
                 hint="copy the file `token` of its home into this one, readable by its owner only",
             )
-        return led.address if led.held else ""
+        if authority and self.authority and authority != self.authority:
+            raise Conflict(
+                "another authority speaks for the control plane that leads",
+                field="authority",
+                need=f"{authority[:12]}…, of {address}",
+                have=f"{self.authority[:12]}…",
+                hint="copy the folder `authority` of its home in place of this one's, readable by its owner only",
+            )
+        return address
 
     async def lead(self, plane: Plane) -> None:
         """Stand by until it leads, and then for as long as it does. Raises what a person has to see to."""
@@ -115,13 +137,14 @@ class Shared(NamedTuple):
                     await self._lead(plane, term)
                     return
                 plane.behind = await asyncio.to_thread(self.leader)
-                away = False
+                away, plane.away = False, ""
             except PoiseError as error:
                 if error.record.code not in PASSING:
                     raise
                 if not away:
                     _log.warning("%s", error)
                 away = True
+                plane.behind, plane.away = "", str(error)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _catch_up(self, plane: Plane) -> bool:

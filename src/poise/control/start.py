@@ -13,10 +13,14 @@ import msgspec
 from poise.client import Client, failure_of
 from poise.config import Home
 from poise.drivers.lock import is_held
+from poise.drivers.reach import reach
 from poise.drivers.security import ensure_token
-from poise.errors import Fault, Unreachable
+from poise.errors import Fault, PoiseError, Unreachable
 
 START_SECONDS = 60.0
+
+RESTART_SECONDS = 1.0
+"""In which one that was killed is there again."""
 
 
 KEPT = ("PATH", "HOME", "VIRTUAL_ENV", "LANG")
@@ -47,6 +51,32 @@ def running_here(home: Home) -> bool:
 def supervised(home: Home) -> bool:
     """Whether somebody keeps the control plane of this home alive, even if it is just being restarted."""
     return is_held(home.supervisor)
+
+
+def may_be_asked(home: Home) -> bool:
+    """Whether there is a control plane to ask, rather than the log: of this home, or another one that answers now."""
+    if home.elsewhere is not None or running_here(home) or supervised(home):
+        return True
+    deadline = time.monotonic() + RESTART_SECONDS
+    while home.others:
+        if any(_listens(home, turn) for turn in range(len(home.doors))):
+            return True
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    return False
+
+
+def _listens(home: Home, turn: int) -> bool:
+    import ssl
+
+    try:
+        reach(home, turn=turn).close()
+    except (PoiseError, ssl.SSLError):
+        return True  # somebody does, and whoever asks is told what is wrong
+    except OSError:
+        return False
+    return True
 
 
 def connected(home: Home) -> Client:

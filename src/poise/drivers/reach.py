@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from poise.config import Address, Door, Home
 from poise.drivers import sockets
-from poise.errors import Denied, InputError
+from poise.errors import Denied, InputError, PoiseError
 
 if TYPE_CHECKING:
     import ssl
@@ -131,6 +131,21 @@ def trusting(address: Address) -> "ssl.SSLContext":
             hint="`poise status`, where the control plane runs, prints the whole address",
         )
     return ssl.create_default_context(cadata=certificate.decode("ascii"))
+
+
+def names_at(address: Address) -> list[str]:
+    """What the control plane at an address is called by its certificate; nothing where that cannot be told."""
+    try:
+        context = trusting.__wrapped__(address)  # one of its own, which asks for no name
+        context.check_hostname = False
+        with (
+            socket.create_connection((address.host, address.port), SILENCE_SECONDS) as plain,
+            context.wrap_socket(plain) as channel,
+        ):
+            told: Any = channel.getpeercert()
+    except (OSError, PoiseError):
+        return []
+    return [name for _, name in told.get("subjectAltName", ())]
 
 
 def fingerprint(certificate: bytes) -> str:

@@ -324,8 +324,8 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """The control plane at a glance. `unfinished` counts jobs, `pending` units that could be placed, `active` units
     that hold room. `policy` decides; `fleet` is the declared one, empty for this machine. Without `up` no control plane
-    runs, and it is what the log says. One that `stands_by` tells what the one that leads has written; `leader` is the
-    address of that one, where it is known.
+    of the home runs, and it is what another one says, or else the log. One that `stands_by` tells what the one that
+    leads has written. `leader` is the address of the one that leads in its place, where it is known.
     """
 
     version: str

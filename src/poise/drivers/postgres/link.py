@@ -5,9 +5,9 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from poise.drivers.led.link import WITHIN, Answer, Link, check_whole, loop, why
+from poise.drivers.led.link import WITHIN, Answer, Link, check_whole, is_unclear, loop, why
 from poise.errors import Fault, PoiseError, StoreAway, StoreFull
 
 try:
@@ -43,6 +43,7 @@ CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchrono
 class PostgresLink(Link[Any]):
     def __init__(self, url: str) -> None:
         super().__init__(url)
+        self._url = url
         check_whole(file for name, file in parse_qsl(urlsplit(url).query) if name in FILES)
         self._places = deque(places_of(url))
         self._connection: Any = None
@@ -60,7 +61,7 @@ class PostgresLink(Link[Any]):
                 self._hang_up()  # it may be in the middle of something
                 raise StoreAway(f"`{self.name}` does not answer: {why(error)}", hint="it is tried again") from error
             except (asyncpg.PostgresError, ValueError) as error:
-                raise _unusable(self.name, error) from error
+                raise _unusable(self._url, self.name, error) from error
 
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):
@@ -94,7 +95,21 @@ def places_of(url: str) -> list[str]:
     return [parts._replace(netloc=login + at + server).geturl() for server in servers.split(",")]
 
 
-def _unusable(name: str, error: Exception) -> PoiseError:
+def _unusable(url: str, name: str, error: Exception) -> PoiseError:
     if isinstance(error, asyncpg.InsufficientResourcesError):  # no disk, no memory
         return StoreFull(f"`{name}` cannot be written: {error}", hint="its administrator sees why; it is tried again")
-    return Fault(f"`{name}` cannot be used: {error}", code="E213", hint=f"`psql {name}`")
+    return Fault(f"`{name}` cannot be used: {error}", code="E213", hint=_remedy(url, error))
+
+
+def _remedy(url: str, error: Exception) -> str:
+    """What to type: without what may be a secret, but with all that says where and as whom."""
+    parts = urlsplit(url)
+    if is_unclear(parts):
+        return "`psql`, with the same URL"
+    places = [(name, text) for name, text in parse_qsl(parts.query) if name in ("host", "port", "user")]
+    login, at, servers = parts.netloc.rpartition("@")
+    there = parts._replace(netloc=login.partition(":")[0] + at + servers, query=urlencode(places), fragment="")
+    if isinstance(error, asyncpg.InvalidCatalogNameError):
+        maintenance = there._replace(path="/postgres").geturl()
+        return f"`createdb --maintenance-db='{maintenance}' {parts.path.strip('/')}`"
+    return f"`psql '{there.geturl()}'`"
