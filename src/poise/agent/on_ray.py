@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -47,10 +48,14 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Nodes:
-    """What the control plane knows of its nodes, and is told of them."""
+    """What the control plane knows of its nodes, and is told of them. Those that were open until their machines were
+    drained are kept in a file, with Ray's names for these, to be opened again by whoever keeps them then.
+    """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, file: Path) -> None:
         self._client = client
+        self._file = file
+        self._emptied: dict[str, str] = json_decoder(dict[str, str]).decode(file.read_bytes()) if file.exists() else {}
 
     def idle(self) -> set[str]:
         return {node.name for node in self._client.nodes() if not node.running and not node.queued}
@@ -61,6 +66,29 @@ class Nodes:
     def gone(self, name: str) -> None:
         with contextlib.suppress(NotFound):  # it has never joined
             self._client.give_up(name)
+
+    def empty(self, leaving: Mapping[str, str]) -> None:
+        for node in self._client.nodes():
+            if node.name in leaving and node.status in ("up", "suspect", "drained"):
+                if node.status != "drained":  # else somebody has closed it, and opens it again
+                    self._keep({**self._emptied, node.name: leaving[node.name]})
+                self._client.drain(node.name, moves=True)
+
+    def open_but(self, leaving: Mapping[str, str]) -> None:
+        """Open what was emptied, unless its machine is still the one that leaves."""
+        back = {name for name, machine in self._emptied.items() if leaving.get(name) != machine}
+        if not back:
+            return
+        for node in self._client.nodes():
+            if node.name in back:
+                self._client.drain(node.name, on=False)
+        self._keep({name: machine for name, machine in self._emptied.items() if name not in back})
+
+    def _keep(self, emptied: dict[str, str]) -> None:
+        draft = self._file.with_suffix(".new")
+        draft.write_bytes(msgspec.json.encode(emptied))
+        draft.replace(self._file)
+        self._emptied = emptied
 
 
 def main() -> int:
@@ -93,12 +121,13 @@ def _keep(home: Home, on: OnRay) -> None:
     cluster = Cluster(where)
     told = Told(_told_address(home, address, own_address()), token, address.authority[:12])
     _log.info("on Ray at %s", where)
-    nodes, leads = Nodes(Client(home, patience=0)), not home.store.exists()
+    nodes, leads = Nodes(Client(home, patience=0), home.ray / "emptied.json"), not home.store.exists()
     while signal.sigtimedwait(STOPS, LOOK_SECONDS) is None:
         leads = _leads(home)
-        if leads:
-            with contextlib.suppress(Fault):  # it is away, or its disk is full: it is told and asked again
+        with contextlib.suppress(Fault):  # it is away, or its disk is full: it is told and asked again
+            if leads:
                 cluster.keep(told, nodes)
+            nodes.open_but(cluster.leaving(told.home))  # whoever leads: nobody else knows which were open
     if leads and cluster.end(told.home) and not on.address:
         _end_own_cluster(home)
 

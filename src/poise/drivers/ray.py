@@ -11,7 +11,8 @@ An agent lives no longer than its actor. What it has started does: the next agen
 
 What Ray knows of its machines and what Poise knows of its nodes is compared again and again. One that has left the
 cluster, or was given back, is given up at once, where its silence alone would tell ten seconds later. One that was
-given up while Ray takes it to be there gets a new agent, or a new actor where that does not answer.
+given up while Ray takes it to be there gets a new agent, or a new actor where that does not answer. One that Ray drains
+is emptied, and its actor leaves once nothing runs there, so that Ray need not wait for it.
 """
 
 import contextlib
@@ -87,6 +88,9 @@ class Nodes(Protocol):
 
     def gone(self, name: str) -> None:
         """This one is to be given up."""
+
+    def empty(self, leaving: Mapping[str, str]) -> None:
+        """What runs on these is to go on elsewhere, and nothing new to come: Ray's names for their machines, by name."""
 
 
 class Told(NamedTuple):
@@ -202,10 +206,13 @@ class Cluster:
                 del names[actor], there[node]
         free = _free()
         asked = [] if self._are_placing() else _asked_for()
-        self._share(names, there, free, asked, nodes)
-        self._hear_from_all(names, nodes)
+        leaving = self._leaving(names)
+        self._let_go(leaving, nodes)
+        staying = {actor: identity for actor, identity in names.items() if actor not in leaving}
+        self._share(staying, there, free, asked, nodes)
+        self._hear_from_all(staying, nodes)
         taken = {actor.split()[1] for actor in names}
-        for identity in sorted(there.keys() - set(names.values())):
+        for identity in sorted(there.keys() - set(names.values()) - _draining()):
             node, room = there[identity], free.get(identity, {})
             theirs = any(_fits(of, room) for of in asked) and not self._has_had_time(identity)
             name = node["NodeName"] if node["NodeName"] not in taken else f"{node['NodeName']}-{identity[:6]}"
@@ -213,17 +220,40 @@ class Cluster:
             if not theirs:
                 self._place(Place(identity, name, room), told)
 
+    def leaving(self, home: str) -> dict[str, str]:
+        """The nodes of a home whose machines Ray drains, with Ray's names for those."""
+        return {actor.split()[1]: identity for actor, identity in self._leaving(self._named(home)).items()}
+
     def end(self, home: str) -> bool:
         """End all agents of a home, and give back what they held, but for those whose commands go on; whether there are
         none of those.
         """
+        return all(self._end(self._named(home)).values())
+
+    def _end(self, actors: Collection[str]) -> dict[str, bool]:
+        """Which of these have ended, asked all at once."""
         asked = {}
-        for name in self._named(home):
+        for name in actors:
             with contextlib.suppress(ValueError):  # it has just gone
                 asked[name] = ray.get_actor(name).end.remote()
         until = time.monotonic() + ANSWER_SECONDS  # for all of them: who ends this process waits no longer
-        ended = [self._ended(name, answer, until) for name, answer in asked.items()]
-        return all(ended)
+        return {name: self._ended(name, answer, until) for name, answer in asked.items()}
+
+    def _leaving(self, names: Mapping[str, str]) -> dict[str, str]:
+        """Those of these actors that have begun, and whose machines Ray drains."""
+        draining = _draining()
+        return {actor: of for actor, of in names.items() if of in draining and actor not in self._placing}
+
+    def _let_go(self, leaving: Mapping[str, str], nodes: Nodes) -> None:
+        """Empty the nodes of machines that Ray drains, and give those back on which nothing runs any more."""
+        if not leaving:
+            return
+        nodes.empty({actor.split()[1]: identity for actor, identity in leaving.items()})
+        idle = nodes.idle()
+        for actor, ended in self._end([actor for actor in leaving if actor.split()[1] in idle]).items():
+            if ended:
+                _log.info("%s is given back: Ray drains its machine", actor)
+                nodes.gone(actor.split()[1])
 
     def _share(
         self,
@@ -355,6 +385,16 @@ def _asked_for() -> list[dict[str, float]]:
 
 def _fits(bundle: Mapping[str, float], room: Mapping[str, float]) -> bool:
     return all(amount <= room.get(of, 0.0) for of, amount in bundle.items())
+
+
+def _draining() -> set[str]:
+    """Ray's names for the machines that are to leave the cluster: those on which it places nothing more."""
+    from ray._private import state
+
+    try:
+        return set(state.state.get_draining_nodes())
+    except AttributeError:  # a Ray that does not say so: its machines are then lost when they leave
+        return set()
 
 
 def _free() -> dict[str, dict[str, float]]:
