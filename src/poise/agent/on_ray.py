@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,7 +30,10 @@ from poise.config import Address, Endpoint, Home, OnRay
 from poise.decoding import json_decoder
 from poise.drivers.lock import take_lock
 from poise.drivers.reach import home_at
-from poise.errors import Fault, InputError, NotFound, PoiseError
+from poise.errors import ErrorRecord, Fault, InputError, NotFound, PoiseError
+
+if TYPE_CHECKING:
+    from poise.drivers.ray import Cluster
 
 LOOK_SECONDS = 1.0
 START_SECONDS = 60.0
@@ -112,15 +116,11 @@ def main() -> int:
 def _keep(home: Home, on: OnRay) -> None:
     token = _node_token(home)
     address = _listening(home)
-    where = on.address or _own_cluster(home)
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # Ray has handlers of its own, and threads: they are waited for
-    if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys() or Path("~/.ray/auth_token").expanduser().exists():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # as the head of a cluster does, and nobody who joins it
-    from poise.drivers.ray import Cluster, Told, own_address  # dear: after what may fail without it
+    cluster = _cluster(home, on)
+    from poise.drivers.ray import Told, own_address
 
-    cluster = Cluster(where)
     told = Told(_told_address(home, address, own_address()), token, address.authority[:12])
-    _log.info("on Ray at %s", where)
+    _log.info("on Ray at %s", on.address or "this machine alone")
     nodes, leads = Nodes(Client(home, patience=0), home.ray / "emptied.json"), not home.store.exists()
     while signal.sigtimedwait(STOPS, LOOK_SECONDS) is None:
         leads = _leads(home)
@@ -130,6 +130,31 @@ def _keep(home: Home, on: OnRay) -> None:
             nodes.open_but(cluster.leaving(told.home))  # whoever leads: nobody else knows which were open
     if leads and cluster.end(told.home) and not on.address:
         _end_own_cluster(home)
+
+
+def _cluster(home: Home, on: OnRay) -> "Cluster":
+    """The cluster of this home. Who waits for it is told that it is there, or why not."""
+    try:
+        where = on.address or _own_cluster(home)
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # Ray has handlers of its own, and threads: they are waited for
+        file = Path("~/.ray/auth_token").expanduser()
+        if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys() or file.exists():
+            os.environ.setdefault("RAY_AUTH_MODE", "token")  # as the head of a cluster does, and nobody who joins it
+        from poise.drivers.ray import Cluster  # dear: after what may fail without it
+
+        cluster = Cluster(where)
+    except PoiseError as error:
+        _answer(home, error.record)
+        raise
+    _answer(home, None)
+    return cluster
+
+
+def _answer(home: Home, record: ErrorRecord | None) -> None:
+    """What `poise up` and `poise doctor` read."""
+    draft = home.ray_answer.with_suffix(".new")
+    draft.write_bytes(msgspec.json.encode(record))
+    draft.replace(home.ray_answer)
 
 
 def _leads(home: Home) -> bool:

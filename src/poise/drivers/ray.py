@@ -20,6 +20,7 @@ import logging
 import math
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -32,7 +33,9 @@ import msgspec
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from poise.config import parse_place
 from poise.drivers.devices import Part
+from poise.errors import Fault
 
 NAMESPACE = "poise"
 ANSWER_SECONDS = 30.0
@@ -41,6 +44,7 @@ ANSWER_SECONDS = 30.0
 GONE_SECONDS = 5.0
 """What an actor may take to answer, when another machine has come under the name of its own."""
 
+KNOCK_SECONDS = 5.0
 STOP_SECONDS = 10.0
 PAUSES = (0.1, 5.0)
 """Seconds before an agent that ended is started again: at first, and at most."""
@@ -90,7 +94,7 @@ class Nodes(Protocol):
         """This one is to be given up."""
 
     def empty(self, leaving: Mapping[str, str]) -> None:
-        """What runs on these is to go on elsewhere, and nothing new to come: Ray's names for their machines, by name."""
+        """What runs on these is to go on elsewhere, and nothing new to come. With Ray's names for their machines."""
 
 
 class Told(NamedTuple):
@@ -176,7 +180,13 @@ class Cluster:
     """
 
     def __init__(self, address: str) -> None:
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
+        """Raises Fault, with what a person can do about it."""
+        _knock(address)
+        try:
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            hint = f"`ray start --address {address}` on this machine, with the same Ray"
+            raise _no_ray("this machine is not one of Ray's", address, error, hint) from error
         self._known: set[str] = set()
         self._placing: dict[str, tuple[Any, float]] = {}
         self._given_back: dict[str, float] = {}
@@ -372,6 +382,31 @@ def called(node: Mapping[str, Any]) -> str:
 def own_address() -> str:
     """This machine's address, as the others of the cluster know it."""
     return str(ray.util.get_node_ip_address())
+
+
+def _knock(address: str) -> None:
+    """See within seconds what `ray.init` tries for minutes, and does not say then."""
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # it is not in its stub
+
+    if ":" not in address:  # `auto`: Ray finds it
+        return
+    host, port = parse_place(address, "--on")
+    try:
+        socket.create_connection((host, port), KNOCK_SECONDS).close()
+    except OSError as error:
+        raise _no_ray("no Ray answers there", address, error, "`ray start --head` there") from None
+    try:
+        GcsClient(address=address)
+    except ray.exceptions.AuthenticationError as error:
+        hint = "copy `~/.ray/auth_token` of Ray's head to this machine"
+        raise _no_ray("Ray does not let this machine in without its secret", address, error, hint) from None
+    except ray.exceptions.RayError as error:
+        raise _no_ray("what listens there is no Ray", address, error, "`ray start --head` there") from None
+
+
+def _no_ray(what: str, address: str, error: Exception, hint: str) -> Fault:
+    have = f"{address}: {str(error).partition(chr(10))[0][:200]}"
+    return Fault(what, code="E214", field="--on", have=have, hint=f"{hint}; it is tried again until `poise down`")
 
 
 def _asked_for() -> list[dict[str, float]]:
