@@ -59,7 +59,7 @@ class Nodes:
     def __init__(self, client: Client, file: Path) -> None:
         self._client = client
         self._file = file
-        self._emptied: dict[str, str] = json_decoder(dict[str, str]).decode(file.read_bytes()) if file.exists() else {}
+        self.emptied: dict[str, str] = json_decoder(dict[str, str]).decode(file.read_bytes()) if file.exists() else {}
 
     def idle(self) -> set[str]:
         return {node.name for node in self._client.nodes() if not node.running and not node.queued}
@@ -75,24 +75,24 @@ class Nodes:
         for node in self._client.nodes():
             if node.name in leaving and node.status in ("up", "suspect", "drained"):
                 if node.status != "drained":  # else somebody has closed it, and opens it again
-                    self._keep({**self._emptied, node.name: leaving[node.name]})
+                    self._keep({**self.emptied, node.name: leaving[node.name]})
                 self._client.drain(node.name, moves=True)
 
     def open_but(self, leaving: Mapping[str, str]) -> None:
         """Open what was emptied, unless its machine is still the one that leaves."""
-        back = {name for name, machine in self._emptied.items() if leaving.get(name) != machine}
+        back = {name for name, machine in self.emptied.items() if leaving.get(name) != machine}
         if not back:
             return
         for node in self._client.nodes():
             if node.name in back:
                 self._client.drain(node.name, on=False)
-        self._keep({name: machine for name, machine in self._emptied.items() if name not in back})
+        self._keep({name: machine for name, machine in self.emptied.items() if name not in back})
 
     def _keep(self, emptied: dict[str, str]) -> None:
         draft = self._file.with_suffix(".new")
         draft.write_bytes(msgspec.json.encode(emptied))
         draft.replace(self._file)
-        self._emptied = emptied
+        self.emptied = emptied
 
 
 def main() -> int:
@@ -127,7 +127,8 @@ def _keep(home: Home, on: OnRay) -> None:
         with contextlib.suppress(Fault):  # it is away, or its disk is full: it is told and asked again
             if leads:
                 cluster.keep(told, nodes)
-            nodes.open_but(cluster.leaving(told.home))  # whoever leads: nobody else knows which were open
+            if nodes.emptied:  # whoever leads: nobody else knows which were open
+                nodes.open_but(cluster.leaving(told.home))
     if leads and cluster.end(told.home) and not on.address:
         _end_own_cluster(home)
 
