@@ -123,9 +123,10 @@ def _keep(home: Home, on: OnRay) -> None:
     _log.info("on Ray at %s", on.address or "this machine alone")
     nodes, leads = Nodes(Client(home, patience=0), home.ray / "emptied.json"), not home.store.exists()
     while signal.sigtimedwait(STOPS, LOOK_SECONDS) is None:
-        leads = _leads(home)
+        answer = _leads(home)
+        leads = leads if answer is None else answer  # it ends before this process does, in `poise down`
         with contextlib.suppress(Fault):  # it is away, or its disk is full: it is told and asked again
-            if leads:
+            if answer:
                 cluster.keep(told, nodes)
             if nodes.emptied:  # whoever leads: nobody else knows which were open
                 nodes.open_but(cluster.leaving(told.home))
@@ -158,13 +159,13 @@ def _answer(home: Home, record: ErrorRecord | None) -> None:
     draft.replace(home.ray_answer)
 
 
-def _leads(home: Home) -> bool:
-    """Whether the control plane of this home is the one whose nodes these are."""
+def _leads(home: Home) -> bool | None:
+    """Whether the control plane of this home is the one whose nodes these are; none if it does not answer."""
     if not home.store.exists():
         return True
     with contextlib.suppress(PoiseError):
         return not Client(Home(home.root), patience=0).status().stands_by
-    return False
+    return None
 
 
 def _told_address(home: Home, own: Address, here: str) -> str:
