@@ -196,6 +196,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "ray"
 
     @property
+    def ray_answer(self) -> Path:
+        """Why there is no Ray cluster, or `null` since there is one; it is not there until that is known."""
+        return self.ray / "answer.json"
+
+    @property
     def policy(self) -> Path:
         """What the policy file said that this home was brought up with: the file itself may change or go."""
         return self.root / "policy.json"

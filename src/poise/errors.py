@@ -66,6 +66,7 @@ CODES = {
     "E211": "the store of the log does not answer",
     "E212": "another control plane leads, or none does yet",
     "E213": "the store of the log cannot be used",
+    "E214": "the Ray cluster does not answer, or does not let this machine in",
     "E299": "an internal error",
 }
 

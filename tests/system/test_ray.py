@@ -225,6 +225,30 @@ def test_a_machine_that_leaves_is_lost_as_soon_as_ray_says_so(on_ray: OnRay) -> 
     until(lambda: on_ray.node("b").status == "up", "it is back", on_ray.messages)
 
 
+def test_a_machine_that_ray_drains_is_emptied_and_leaves_in_order(on_ray: OnRay) -> None:
+    """What may move goes on elsewhere; one that comes in its place is open."""
+    living = on_ray.living
+    until(lambda: all(on_ray.node(name).cpu == 2000 for name in NODES), "all is Poise's", on_ray.messages)
+    assert living.poise("drain", "a").code == 0
+    job = on_ray.submit("[ $POISE_EPOCH = 2 ] || exec sleep 1000")
+    until(lambda: living.client().job(job).status == "running", "it runs", on_ray.messages)
+    assert on_ray.where(job) == ["b"]
+    assert living.poise("drain", "a", "--undo").code == 0
+    busy = on_ray.submit("exec sleep 1000")
+    until(lambda: living.client().job(busy).status == "running", "it runs", on_ray.messages)
+    on_ray.raylets["b"].terminate()
+    until(lambda: on_ray.node("b").status == "emptying", "it is emptied", on_ray.messages)
+    assert living.poise("cancel", busy).code == 0
+    assert living.poise("wait", job).code == 0, "it has gone on elsewhere"
+    assert on_ray.where(job) == ["a"]
+    on_ray.raylets["b"].wait(PATIENCE)
+    assert "ungracefully" not in (on_ray.folder / "b.log").read_text()
+    until(lambda: on_ray.node("b").status == "lost", "it is lost", on_ray.messages)
+    on_ray.start("b")
+    until(lambda: on_ray.node("b").status == "up", "it is back", on_ray.messages)
+    assert living.poise("run", "--cpu", "2", "--", "true").code == 0
+
+
 def test_a_node_that_is_given_up_while_ray_has_it_gets_another_agent(on_ray: OnRay) -> None:
     """Its agent hangs, and so nobody ends and starts it again. What it ran goes on, as nobody else could run it."""
     living, file = on_ray.living, on_ray.living.work / "release"
@@ -286,6 +310,29 @@ def test_a_cluster_that_is_still_starting_ends_with_who_started_it(living: Livin
     until(lambda: not Path(head["folder"]).exists(), "and left nothing", living.messages)
     up.kill()
     up.communicate()
+
+
+def test_who_brings_it_up_is_told_that_there_is_no_ray(living: Living, on_ray: OnRay) -> None:
+    """Nothing answers, or it is a cluster whose secret is another: both are told where they are typed."""
+    (living.work / "token").write_text("0" * 64)
+    (living.work / "token").chmod(0o600)
+    other = {**on_ray.token, "RAY_AUTH_TOKEN_PATH": str(living.work / "token")}
+    for address, environment, what, hint in (
+        (f"127.0.0.1:{free_port()}", {}, "no Ray answers there", "ray start"),
+        (on_ray.address, other, "Ray does not let this machine in without its secret", "auth_token"),
+    ):
+        listen = f"127.0.0.1:{free_port()}"
+        done = living.poise("up", "--port", "0", "--on", f"ray:{address}", "--listen", listen, "--json", **environment)
+        assert (done.code, done.error["code"], done.error["message"]) == (2, "E214", what), living.messages()[-2000:]
+        assert address in done.error["have"]
+        assert hint in done.error["hint"]
+        doctor = living.poise("doctor", "--json")
+        [check] = [check for check in doctor.value["checks"] if check["name"] == "Ray"]
+        assert (doctor.code, check["status"]) == (1, "fail")
+        assert what in check["text"]
+        assert living.poise("down").code == 0
+    [check] = [check for check in on_ray.living.poise("doctor", "--json").value["checks"] if check["name"] == "Ray"]
+    assert check["status"] == "ok"
 
 
 def test_a_cluster_of_this_machine_alone(living: Living) -> None:

@@ -19,7 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,7 +30,10 @@ from poise.config import Address, Endpoint, Home, OnRay
 from poise.decoding import json_decoder
 from poise.drivers.lock import take_lock
 from poise.drivers.reach import home_at
-from poise.errors import Fault, InputError, NotFound, PoiseError
+from poise.errors import ErrorRecord, Fault, InputError, NotFound, PoiseError
+
+if TYPE_CHECKING:
+    from poise.drivers.ray import Cluster
 
 LOOK_SECONDS = 1.0
 START_SECONDS = 60.0
@@ -47,10 +52,14 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Nodes:
-    """What the control plane knows of its nodes, and is told of them."""
+    """What the control plane knows of its nodes, and is told of them. Those that were open until their machines were
+    drained are kept in a file, with Ray's names for these, to be opened again by whoever keeps them then.
+    """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, file: Path) -> None:
         self._client = client
+        self._file = file
+        self.emptied: dict[str, str] = json_decoder(dict[str, str]).decode(file.read_bytes()) if file.exists() else {}
 
     def idle(self) -> set[str]:
         return {node.name for node in self._client.nodes() if not node.running and not node.queued}
@@ -61,6 +70,29 @@ class Nodes:
     def gone(self, name: str) -> None:
         with contextlib.suppress(NotFound):  # it has never joined
             self._client.give_up(name)
+
+    def empty(self, leaving: Mapping[str, str]) -> None:
+        for node in self._client.nodes():
+            if node.name in leaving and node.status in ("up", "suspect", "drained"):
+                if node.status != "drained":  # else somebody has closed it, and opens it again
+                    self._keep({**self.emptied, node.name: leaving[node.name]})
+                self._client.drain(node.name, moves=True)
+
+    def open_but(self, leaving: Mapping[str, str]) -> None:
+        """Open what was emptied, unless its machine is still the one that leaves."""
+        back = {name for name, machine in self.emptied.items() if leaving.get(name) != machine}
+        if not back:
+            return
+        for node in self._client.nodes():
+            if node.name in back:
+                self._client.drain(node.name, on=False)
+        self._keep({name: machine for name, machine in self.emptied.items() if name not in back})
+
+    def _keep(self, emptied: dict[str, str]) -> None:
+        draft = self._file.with_suffix(".new")
+        draft.write_bytes(msgspec.json.encode(emptied))
+        draft.replace(self._file)
+        self.emptied = emptied
 
 
 def main() -> int:
@@ -84,32 +116,56 @@ def main() -> int:
 def _keep(home: Home, on: OnRay) -> None:
     token = _node_token(home)
     address = _listening(home)
-    where = on.address or _own_cluster(home)
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # Ray has handlers of its own, and threads: they are waited for
-    if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys() or Path("~/.ray/auth_token").expanduser().exists():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # as the head of a cluster does, and nobody who joins it
-    from poise.drivers.ray import Cluster, Told, own_address  # dear: after what may fail without it
+    cluster = _cluster(home, on)
+    from poise.drivers.ray import Told, own_address
 
-    cluster = Cluster(where)
     told = Told(_told_address(home, address, own_address()), token, address.authority[:12])
-    _log.info("on Ray at %s", where)
-    nodes, leads = Nodes(Client(home, patience=0)), not home.store.exists()
+    _log.info("on Ray at %s", on.address or "this machine alone")
+    nodes, leads = Nodes(Client(home, patience=0), home.ray / "emptied.json"), not home.store.exists()
     while signal.sigtimedwait(STOPS, LOOK_SECONDS) is None:
-        leads = _leads(home)
-        if leads:
-            with contextlib.suppress(Fault):  # it is away, or its disk is full: it is told and asked again
+        answer = _leads(home)
+        leads = leads if answer is None else answer  # it ends before this process does, in `poise down`
+        with contextlib.suppress(Fault):  # it is away, or its disk is full: it is told and asked again
+            if answer:
                 cluster.keep(told, nodes)
+            if nodes.emptied:  # whoever leads: nobody else knows which were open
+                nodes.open_but(cluster.leaving(told.home))
     if leads and cluster.end(told.home) and not on.address:
         _end_own_cluster(home)
 
 
-def _leads(home: Home) -> bool:
-    """Whether the control plane of this home is the one whose nodes these are."""
+def _cluster(home: Home, on: OnRay) -> "Cluster":
+    """The cluster of this home. Who waits for it is told that it is there, or why not."""
+    try:
+        where = on.address or _own_cluster(home)
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # Ray has handlers of its own, and threads: they are waited for
+        file = Path("~/.ray/auth_token").expanduser()
+        if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys() or file.exists():
+            os.environ.setdefault("RAY_AUTH_MODE", "token")  # as the head of a cluster does, and nobody who joins it
+        from poise.drivers.ray import Cluster  # dear: after what may fail without it
+
+        cluster = Cluster(where)
+    except PoiseError as error:
+        _answer(home, error.record)
+        raise
+    _answer(home, None)
+    return cluster
+
+
+def _answer(home: Home, record: ErrorRecord | None) -> None:
+    """What `poise up` and `poise doctor` read."""
+    draft = home.ray_answer.with_suffix(".new")
+    draft.write_bytes(msgspec.json.encode(record))
+    draft.replace(home.ray_answer)
+
+
+def _leads(home: Home) -> bool | None:
+    """Whether the control plane of this home is the one whose nodes these are; none if it does not answer."""
     if not home.store.exists():
         return True
     with contextlib.suppress(PoiseError):
         return not Client(Home(home.root), patience=0).status().stands_by
-    return False
+    return None
 
 
 def _told_address(home: Home, own: Address, here: str) -> str:

@@ -9,8 +9,8 @@ import msgspec
 
 from poise.cli import output
 from poise.cli.output import Column, Shown
-from poise.client import current_home, failure_of
-from poise.config import Address, Endpoint, Home
+from poise.client import answer_of_ray, current_home, failure_of
+from poise.config import Address, Endpoint, Home, OnRay
 from poise.control.start import connected, may_be_asked, running_here, supervised
 from poise.decoding import json_decoder
 from poise.drivers.checkup import examine
@@ -65,6 +65,7 @@ def _control(home: Home) -> Iterator[Check]:
     if up:
         yield from _running(home)
         yield from _bound(home)
+        yield from _ray(home)
         if running_here(home) and not kept:
             yield Check("supervisor", "warn", "nobody keeps the control plane alive", "poise up")
     else:
@@ -125,6 +126,24 @@ def _bound(home: Home) -> Iterator[Check]:
         yield Check("bound to", "warn", f"{text}: other machines can reach it", "poise down; poise up")
     else:
         yield Check("bound to", "ok", f"{text}: this machine only, with the token")
+
+
+def _ray(home: Home) -> Iterator[Check]:
+    """The Ray cluster whose machines are the nodes, where there is one."""
+    if not (home.ray / "cluster.json").exists():
+        return
+    address = json_decoder(OnRay).decode((home.ray / "cluster.json").read_bytes()).address or "of this machine alone"
+    try:
+        fault = answer_of_ray(home)
+    except FileNotFoundError:
+        yield Check("Ray", "warn", f"{address}: nothing is known of it yet", f"tail {home.messages}")
+        return
+    if fault is not None:
+        yield Check("Ray", "fail", f"{fault}, {fault.record.have}", fault.record.hint)
+    elif not is_held(home.ray / "lock"):
+        yield Check("Ray", "warn", f"{address}: nobody speaks with it now", f"tail {home.messages}")
+    else:
+        yield Check("Ray", "ok", f"{address}: its machines are nodes")
 
 
 def _left(home: Home) -> Iterator[Check]:

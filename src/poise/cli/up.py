@@ -15,7 +15,7 @@ import click
 from poise.cli.nodes import declared_fleet, read_fleet
 from poise.cli.output import TEXT, forms
 from poise.cli.render import LOGGED, print_json, say
-from poise.client import Client, current_home, failure_of
+from poise.client import Client, answer_of_ray, current_home, failure_of
 from poise.config import LISTEN_PORT, Endpoint, Home, OnRay, parse_place
 from poise.control.start import START_SECONDS, ensure_up, may_be_asked, running_here, supervised
 from poise.decoding import json_decoder
@@ -170,11 +170,15 @@ def up(
         _note_last_options(home, once)
     if already and _was_given("policy"):
         _check_policy(Client(home).status().policy, label, policy)
+    if not already:
+        home.ray_answer.unlink(missing_ok=True)
     client = ensure_up(home, *options)
     client.stay()
     if fleet and not no_agent:
         _wait_for_nodes(client, fleet)
     status = _when_led(client)
+    if cluster is not None and not no_agent:
+        _wait_for_ray(home, 0.0 if already else START_SECONDS)
     if already and (late := [of for of in LATE if _was_given(of)]):
         names = " and ".join(f"`--{of.replace('_', '-')}`" for of in late)
         say(f"poise: it was up already; {names} {'counts' if len(late) == 1 else 'count'} when it starts")
@@ -241,6 +245,20 @@ def _wait_for_nodes(client: Client, fleet: "DeclaredFleet") -> None:
             return
         time.sleep(0.05)
     say(f"poise: {len(missing)} of {len(fleet.nodes)} nodes have not joined yet: {', '.join(sorted(missing)[:8])}")
+
+
+def _wait_for_ray(home: Home, seconds: float) -> None:
+    """Until the cluster is there. Raises Fault where it is not, and says why: Poise is up, and goes on trying."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not home.ray_answer.exists():
+        time.sleep(0.05)
+    try:
+        fault = answer_of_ray(home)
+    except FileNotFoundError:
+        say("poise: nothing is known of Ray yet: `poise doctor` tells")
+        return
+    if fault is not None:
+        raise fault
 
 
 def _was_given(option: str) -> bool:

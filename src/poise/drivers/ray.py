@@ -11,7 +11,8 @@ An agent lives no longer than its actor. What it has started does: the next agen
 
 What Ray knows of its machines and what Poise knows of its nodes is compared again and again. One that has left the
 cluster, or was given back, is given up at once, where its silence alone would tell ten seconds later. One that was
-given up while Ray takes it to be there gets a new agent, or a new actor where that does not answer.
+given up while Ray takes it to be there gets a new agent, or a new actor where that does not answer. One that Ray drains
+is emptied, and its actor leaves once nothing runs there, so that Ray need not wait for it.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ import logging
 import math
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -31,7 +33,9 @@ import msgspec
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from poise.config import parse_place
 from poise.drivers.devices import Part
+from poise.errors import Fault
 
 NAMESPACE = "poise"
 ANSWER_SECONDS = 30.0
@@ -40,6 +44,7 @@ ANSWER_SECONDS = 30.0
 GONE_SECONDS = 5.0
 """What an actor may take to answer, when another machine has come under the name of its own."""
 
+KNOCK_SECONDS = 5.0
 STOP_SECONDS = 10.0
 PAUSES = (0.1, 5.0)
 """Seconds before an agent that ended is started again: at first, and at most."""
@@ -87,6 +92,9 @@ class Nodes(Protocol):
 
     def gone(self, name: str) -> None:
         """This one is to be given up."""
+
+    def empty(self, leaving: Mapping[str, str]) -> None:
+        """What runs on these is to go on elsewhere, and nothing new to come. With Ray's names for their machines."""
 
 
 class Told(NamedTuple):
@@ -172,7 +180,13 @@ class Cluster:
     """
 
     def __init__(self, address: str) -> None:
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
+        """Raises Fault, with what a person can do about it."""
+        _knock(address)
+        try:
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            hint = f"`ray start --address {address}` on this machine, with the same Ray"
+            raise _no_ray("this machine is not one of Ray's", address, error, hint) from error
         self._known: set[str] = set()
         self._placing: dict[str, tuple[Any, float]] = {}
         self._given_back: dict[str, float] = {}
@@ -202,10 +216,13 @@ class Cluster:
                 del names[actor], there[node]
         free = _free()
         asked = [] if self._are_placing() else _asked_for()
-        self._share(names, there, free, asked, nodes)
-        self._hear_from_all(names, nodes)
+        leaving = self._leaving(names)
+        self._let_go(leaving, nodes)
+        staying = {actor: identity for actor, identity in names.items() if actor not in leaving}
+        self._share(staying, there, free, asked, nodes)
+        self._hear_from_all(staying, nodes)
         taken = {actor.split()[1] for actor in names}
-        for identity in sorted(there.keys() - set(names.values())):
+        for identity in sorted(there.keys() - set(names.values()) - _draining()):
             node, room = there[identity], free.get(identity, {})
             theirs = any(_fits(of, room) for of in asked) and not self._has_had_time(identity)
             name = node["NodeName"] if node["NodeName"] not in taken else f"{node['NodeName']}-{identity[:6]}"
@@ -213,17 +230,40 @@ class Cluster:
             if not theirs:
                 self._place(Place(identity, name, room), told)
 
+    def leaving(self, home: str) -> dict[str, str]:
+        """The nodes of a home whose machines Ray drains, with Ray's names for those."""
+        return {actor.split()[1]: identity for actor, identity in self._leaving(self._named(home)).items()}
+
     def end(self, home: str) -> bool:
         """End all agents of a home, and give back what they held, but for those whose commands go on; whether there are
         none of those.
         """
+        return all(self._end(self._named(home)).values())
+
+    def _end(self, actors: Collection[str]) -> dict[str, bool]:
+        """Which of these have ended, asked all at once."""
         asked = {}
-        for name in self._named(home):
+        for name in actors:
             with contextlib.suppress(ValueError):  # it has just gone
                 asked[name] = ray.get_actor(name).end.remote()
         until = time.monotonic() + ANSWER_SECONDS  # for all of them: who ends this process waits no longer
-        ended = [self._ended(name, answer, until) for name, answer in asked.items()]
-        return all(ended)
+        return {name: self._ended(name, answer, until) for name, answer in asked.items()}
+
+    def _leaving(self, names: Mapping[str, str]) -> dict[str, str]:
+        """Those of these actors that have begun, and whose machines Ray drains."""
+        draining = _draining()
+        return {actor: of for actor, of in names.items() if of in draining and actor not in self._placing}
+
+    def _let_go(self, leaving: Mapping[str, str], nodes: Nodes) -> None:
+        """Empty the nodes of machines that Ray drains, and give those back on which nothing runs any more."""
+        if not leaving:
+            return
+        nodes.empty({actor.split()[1]: identity for actor, identity in leaving.items()})
+        idle = nodes.idle()
+        for actor, ended in self._end([actor for actor in leaving if actor.split()[1] in idle]).items():
+            if ended:
+                _log.info("%s is given back: Ray drains its machine", actor)
+                nodes.gone(actor.split()[1])
 
     def _share(
         self,
@@ -344,6 +384,31 @@ def own_address() -> str:
     return str(ray.util.get_node_ip_address())
 
 
+def _knock(address: str) -> None:
+    """See within seconds what `ray.init` tries for minutes, and does not say then."""
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # it is not in its stub
+
+    if ":" not in address:  # `auto`: Ray finds it
+        return
+    host, port = parse_place(address, "--on")
+    try:
+        socket.create_connection((host, port), KNOCK_SECONDS).close()
+    except OSError as error:
+        raise _no_ray("no Ray answers there", address, error, "`ray start --head` there") from None
+    try:
+        GcsClient(address=address)
+    except ray.exceptions.AuthenticationError as error:
+        hint = "copy `~/.ray/auth_token` of Ray's head to this machine"
+        raise _no_ray("Ray does not let this machine in without its secret", address, error, hint) from None
+    except ray.exceptions.RayError as error:
+        raise _no_ray("what listens there is no Ray", address, error, "`ray start --head` there") from None
+
+
+def _no_ray(what: str, address: str, error: Exception, hint: str) -> Fault:
+    have = f"{address}: {str(error).partition(chr(10))[0][:200]}"
+    return Fault(what, code="E214", field="--on", have=have, hint=f"{hint}; it is tried again until `poise down`")
+
+
 def _asked_for() -> list[dict[str, float]]:
     """What tasks, actors and placement groups of others wait for, each a part of one machine."""
     from ray.autoscaler.v2.sdk import get_cluster_status
@@ -355,6 +420,16 @@ def _asked_for() -> list[dict[str, float]]:
 
 def _fits(bundle: Mapping[str, float], room: Mapping[str, float]) -> bool:
     return all(amount <= room.get(of, 0.0) for of, amount in bundle.items())
+
+
+def _draining() -> set[str]:
+    """Ray's names for the machines that are to leave the cluster: those on which it places nothing more."""
+    from ray._private import state
+
+    try:
+        return set(state.state.get_draining_nodes())
+    except AttributeError:  # a Ray that does not say so: its machines are then lost when they leave
+        return set()
 
 
 def _free() -> dict[str, dict[str, float]]:
