@@ -228,7 +228,6 @@ def test_what_is_too_large_for_one_request_is_written_read_and_forgotten_whole(s
             store.checkpoint(revision, b"s" * (3 * MEGABYTE) + b"%d" % revision)
         found = store.latest_checkpoint()
         assert found is not None and found.state.endswith(b"s5")
-        store.prune(5)
         assert [event for _, event in store.read()] == [note(5)]
         store.append([note(6)], expected=5)
         store.checkpoint(6, b"small")

@@ -361,7 +361,6 @@ def test_a_pruned_log_without_a_checkpoint_is_refused(path: Path) -> None:
         store.append(notes(1, 20), expected=0)
         store.checkpoint(10, b"ten")
         store.checkpoint(20, b"twenty")
-        store.prune(20)
     change(path, "UPDATE checkpoint SET state = x'00'")
     with pytest.raises(StoreDamaged):
         open_store(path)

@@ -382,14 +382,11 @@ def test_pruning_keeps_what_the_older_checkpoint_does_not_cover(place: Place, th
     call_soon = Owner().call_soon if threaded else None
     with contextlib.closing(place.open(keep=5, call_soon=call_soon)) as store:
         store.append(notes(1, 20), expected=0)
-        store.prune(15)
     with contextlib.closing(place.open(keep=5, call_soon=call_soon)) as store:
         assert store.first_revision() == 1  # no checkpoint yet
         store.checkpoint(10, b"ten")
     with contextlib.closing(place.open(keep=5, call_soon=call_soon)) as store:
         store.checkpoint(18, b"eighteen")
-    with contextlib.closing(place.open(keep=5, call_soon=call_soon)) as store:
-        store.prune(15)
     with contextlib.closing(place.open(warn=pytest.fail)) as store:
         assert store.first_revision() == 11
         assert [revision for revision, _ in store.read()] == list(range(11, 21))
@@ -406,5 +403,4 @@ def test_pruning_keeps_a_number_of_events(place: Place) -> None:
         store.append(notes(1, 20), expected=0)
         store.checkpoint(19, b"nineteen")
         store.checkpoint(20, b"twenty")
-        store.prune(20)
         assert store.first_revision() == 9

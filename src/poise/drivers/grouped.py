@@ -79,7 +79,7 @@ class GroupedStore:
         self._closed = False
         self._queue: list[tuple[int, bytes]] = []
         self._checkpoint: StoredCheckpoint | None = None
-        self._prune_before = 0
+        self._prunes = False
         self._changed = threading.Condition()  # guards the fields above
         self._writing = threading.Lock()  # guards the writer
         self._thread: threading.Thread | None = None
@@ -114,13 +114,6 @@ class GroupedStore:
             if revision > self._head:
                 raise Conflict(f"a checkpoint at revision {revision} is ahead of the log, which ends at {self._head}")
             self._checkpoint = StoredCheckpoint(revision, state)
-            self._changed.notify()
-        self._write_if_synchronous()
-
-    def prune(self, before_revision: int) -> None:
-        """Removes records before `before_revision`, as far as the older checkpoint covers them and `keep` allows."""
-        with self._changed:
-            self._prune_before = max(self._prune_before, before_revision)
             self._changed.notify()
         self._write_if_synchronous()
 
@@ -191,7 +184,7 @@ class GroupedStore:
 
     def _has_work(self) -> bool:
         due = self._checkpoint is not None and self._checkpoint.revision <= self._durable
-        return bool(self._queue) or due or self._prune_before > 0
+        return bool(self._queue) or due or self._prunes
 
     def _write_once(self) -> PoiseError | None:
         before = self._durable
@@ -247,19 +240,17 @@ class GroupedStore:
             self._checkpoint = None
         try:
             self._writer.add_checkpoint(wanted)
+            self._prunes = True
         except PoiseError as error:
             self._warn(f"the checkpoint at revision {wanted.revision} was not written: {error}")
 
     def _prune_some(self) -> None:
-        """One slice per round, so that commits never wait long; the request stays until nothing is left to remove."""
-        before = self._prune_before
-        if before == 0:
-            return
+        """Removes old records after each checkpoint, as far as the older one covers them and `keep` allows. One slice
+        per round, so that commits never wait long.
+        """
+        before = min(self._durable - self._keep + 1, self._durable)
         try:
-            if self._writer.prune(min(before, self._durable - self._keep + 1, self._durable)):
-                return
+            self._prunes = self._prunes and before > 1 and self._writer.prune(before)
         except PoiseError as error:
             self._warn(f"old records were not removed: {error}")
-        with self._changed:
-            if self._prune_before == before:
-                self._prune_before = 0
+            self._prunes = False
