@@ -209,7 +209,8 @@ def found_by_doctor(living: Living, what: str) -> list[tuple[str, str]]:
 def test_who_stands_by_ends_nothing_of_the_one_that_leads_and_takes_no_work_away_unasked(pair: Pair) -> None:
     diary = Diary(pair.first.work / "diary")
     held = pair.client().submit({"name": "held", "run": ["sh", "-c", diary.held()], "resources": {"cpu": 0.1}})
-    until(lambda: list(diary.entries()), "it runs", pair.story)
+    alone = Client(Home(pair.second.home.root))
+    until(lambda: [one.status for one in alone.jobs()] == ["running"], "it is seen to run there", pair.story)
     refused = pair.second.poise("down", "--cancel", "--json")
     assert (refused.code, refused.error["code"]) == (1, "E121")
     assert str(pair.first.home.socket) in refused.error["have"]

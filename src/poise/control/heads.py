@@ -16,7 +16,7 @@ SECONDS = 10.0
 """Within so long a request has begun and its headers are there, and what is left of an answered one has come."""
 
 MAX_HEAD = 64 * 1024
-MAX_LEFT = 64 * 2**20
+MAX_LEFT = 256 * 2**20
 
 
 class Heads(HttpToolsProtocol):
