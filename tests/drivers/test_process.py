@@ -422,6 +422,32 @@ def test_a_slot_works_again_after_its_keeper_was_killed(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
+def test_a_keeper_that_is_killed_as_soon_as_it_has_answered_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is lost before whoever made it goes on."""
+    whole, killed = process._Slot._on_whole, list[int]()
+
+    def kill_it(slot: process._Slot) -> None:
+        whole(slot)
+        if not killed:
+            killed.append(slot._keeper)
+            os.kill(slot._keeper, signal.SIGKILL)
+            assert slot._transport is not None
+            slot._transport.abort()
+
+    monkeypatch.setattr(process._Slot, "_on_whole", kill_it)
+
+    async def story() -> None:
+        async with fleet(tmp_path) as one:
+            one.start(0, "j1.a", "sleep 60")
+            assert await one.until_ended("j1.a") in (["lost"], ["returned"])
+            one.start(0, "j1.b", "true")
+            assert await one.until_ended("j1.b") == ["done"]
+
+    run(tmp_path, story)
+
+
 def test_agent_and_keeper_are_both_killed(tmp_path: Path) -> None:
     async def story() -> None:
         async with fleet(tmp_path) as first:

@@ -627,19 +627,25 @@ class _Slot(asyncio.Protocol):
 
     async def _bring_up(self) -> None:
         """Starts a keeper and connects to it; hands everything back if that cannot be done."""
-        why = ""
         try:
-            for delay in (0.05, 0.2, 0.0):
-                try:
-                    await self._spawn()
-                    await self._connect()
-                    return
-                except OSError as error:
-                    why = str(error) or type(error).__name__
-                await asyncio.sleep(delay)
-            self._return(f"no keeper could be started: {why}")
+            was_up = await self._brought_up()
         finally:
             self._work = None
+        if was_up and self._transport is None and not self._keepers.closing:  # it was lost again meanwhile
+            self._work = self._loop.create_task(self._after_loss())
+
+    async def _brought_up(self) -> bool:
+        why = ""
+        for delay in (0.05, 0.2, 0.0):
+            try:
+                await self._spawn()
+                await self._connect()
+                return True
+            except OSError as error:
+                why = str(error) or type(error).__name__
+            await asyncio.sleep(delay)
+        self._return(f"no keeper could be started: {why}")
+        return False
 
     async def _spawn(self) -> None:
         process = await asyncio.create_subprocess_exec(
@@ -692,7 +698,8 @@ class _Slot(asyncio.Protocol):
             while not self._dismissed and await self._still_locked():  # it lives: its command is not lost
                 with contextlib.suppress(OSError):
                     await self._connect()
-                    return
+                    if self._transport is not None:  # else it was lost again meanwhile
+                        return
                 await asyncio.sleep(next(pauses, _PAUSES[-1]))
             gone: dict[Attempt, Held] = {}
             if not self._dismissed:  # else it has been sent nothing since
