@@ -11,7 +11,7 @@ BESIDE := --dist loadfile --no-loadscope-reorder
 # real processes on a machine whose cores others take for seconds: what failed beside others has to pass by itself
 AGAIN = { test $$? = 1 && echo "what failed, once more by itself:" && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
-.PHONY: help setup servers demo demo-serve test faults chaos fuzz schemathesis lint format bench quality gpu-check peers docs site clean
+.PHONY: help setup servers demo demo-serve test test-slow faults chaos fuzz schemathesis lint format bench quality gpu-check peers docs site clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,8 +39,11 @@ servers: setup   ## Debian's packages of the servers that tests talk to, unpacke
 
 test: setup servers  ## all tests: in memory, then with real processes, both side by side; then those that time something
 	$(BIN)/python -m pytest --numprocesses 2 $(BESIDE) $(SIMULATED)
-	$(BIN)/python -m pytest --numprocesses 3 $(BESIDE) -m "not timed" $(SIMULATED:%=--ignore %) || $(AGAIN)
+	$(BIN)/python -m pytest --numprocesses 3 $(BESIDE) -m "not timed and not slow" $(SIMULATED:%=--ignore %) || $(AGAIN)
 	$(BIN)/python -m pytest -m timed tests/drivers tests/gateway tests/system || $(AGAIN)
+
+test-slow: setup servers  ## the longest tests with real processes, which `make test` leaves out
+	$(BIN)/python -m pytest -m slow tests/docs tests/system
 
 faults: setup    ## 12,000 seeds of a simulated fleet in which everything breaks, then planted bugs and a herd (FIRST=1 SEEDS=12000)
 	$(BIN)/poise faults --first $(or $(FIRST),1) --seeds $(or $(SEEDS),12000) --keep .faults

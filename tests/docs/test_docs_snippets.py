@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -107,7 +107,15 @@ def without_columns(text: str) -> str:
     return "".join(lines)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
+LONG = ("train-with-other-trainers", "elastic-training", "train-under-torchrun", "many-machines")
+"""Guides that train for a while, or bring up a cluster."""
+
+
+def marked(document: Path) -> Any:
+    return pytest.param(document, marks=[pytest.mark.slow] if document.stem in LONG else [], id=document.stem)
+
+
+@pytest.mark.parametrize("document", [marked(one) for one in DOCUMENTS])
 def test_what_the_document_shows_is_what_happens(document: Path) -> None:
     if document.stem in NEEDS and find_spec(NEEDS[document.stem]) is None:
         pytest.skip(f"{NEEDS[document.stem]} is not installed")

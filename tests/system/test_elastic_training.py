@@ -170,6 +170,7 @@ def test_it_makes_room_for_a_service_in_its_processes_and_grows_back(living: Liv
     assert "digits-2 serves digits: P99 is " in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["2", "1..2"])
 def test_a_script_of_two_sessions_that_is_killed_in_its_second_goes_on_with_that(living: Living, workers: str) -> None:
     """A gang of a fixed size is started again; of one that may change the other goes on, and a new one joins it."""

@@ -95,6 +95,7 @@ def test_functions_are_called_on_the_machines_of_the_cluster(on_ray: OnRay) -> N
     assert (found["square"], found["files"], found["array"]) == (49, 300_000, [30, 50])
 
 
+@pytest.mark.slow
 def test_training_grows_onto_another_machine_and_back(on_ray: OnRay) -> None:
     pytest.importorskip("torch")
     from train.gangs import HERE
@@ -147,6 +148,7 @@ def test_what_runs_goes_on_when_something_is_killed(on_ray: OnRay, killed: str) 
     diary.check()
 
 
+@pytest.mark.slow
 def test_what_others_have_is_theirs_and_what_they_wait_for_is_lent(on_ray: OnRay) -> None:
     living, file = on_ray.living, on_ray.living.work / "others"
     until(lambda: all(on_ray.node(name).cpu == 2000 for name in NODES), "all is Poise's", on_ray.messages)
@@ -335,6 +337,7 @@ def test_who_brings_it_up_is_told_that_there_is_no_ray(living: Living, on_ray: O
     assert check["status"] == "ok"
 
 
+@pytest.mark.slow
 def test_a_cluster_of_this_machine_alone(living: Living) -> None:
     done = living.poise("up", "--port", "0", "--on", "ray", "--listen", f"127.0.0.1:{free_port()}")
     assert done.code == 0, done.err
