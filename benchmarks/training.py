@@ -148,8 +148,7 @@ def overhead(
 
 def apart(make: Callable[[], tuple[Any, Any, Any]], steps: int, batch: int, one_by_one: bool) -> tuple[float, float]:
     """`overhead` in a process of its own that keeps what it frees. Else glibc gives memory back and asks for it again
-    in the midst of a step, a thousand pages or none of one loop or the other as chance has laid them out, which is a
-    tenth of a step up or down.
+    in the midst of a step, of one loop or the other as chance has laid them out.
     """
     with mock.patch.dict(os.environ, KEEPS_MEMORY), ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(overhead, make, steps, batch, one_by_one=one_by_one).result()

@@ -11,7 +11,6 @@ import socket
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from poise.config import Address, Door, Home
@@ -33,7 +32,6 @@ MAX_CERTIFICATE = 64 * 1024
 
 ALONE_SECONDS, SILENCE_SECONDS = 15.0, 3.0
 """How long a connection to another machine may take; where there is another one to go to, it is not waited for."""
-
 
 PING_SECONDS, CLOSE_SECONDS = 2.0, 1.0
 """How often one of several is asked whether it is there still, and how long a connection that is given up may take."""
@@ -60,7 +58,7 @@ def reach(home: Home, timeout: float | None = None, turn: int = 0) -> socket.soc
 
 
 def channel_to(
-    home: Home, path: str, secret: str, turn: int, headers: Mapping[str, str] = MappingProxyType({})
+    home: Home, path: str, secret: str, turn: int, headers: Mapping[str, str] | None = None
 ) -> "ClientConnection":
     """A WebSocket to the control plane of a home, or to the one of several whose turn it is: that one is left for the
     next when it stands still, or its machine is gone, of which nobody tells. Raises what `reach` does, and
@@ -80,7 +78,7 @@ def channel_to(
     connection: ClientConnection = connect(
         f"ws://poise{path}",
         sock=sock,
-        additional_headers={"Authorization": f"Bearer {secret}", **headers},
+        additional_headers={"Authorization": f"Bearer {secret}", **(headers or {})},
         compression=None,
         max_size=None,
         **watched,
