@@ -30,6 +30,7 @@ from poise.config import Address, Endpoint, Home, OnRay
 from poise.decoding import json_decoder
 from poise.drivers.lock import take_lock
 from poise.drivers.reach import home_at
+from poise.drivers.whole import write_whole
 from poise.errors import ErrorRecord, Fault, InputError, NotFound, PoiseError
 
 if TYPE_CHECKING:
@@ -89,9 +90,7 @@ class Nodes:
         self._keep({name: machine for name, machine in self.emptied.items() if name not in back})
 
     def _keep(self, emptied: dict[str, str]) -> None:
-        draft = self._file.with_suffix(".new")
-        draft.write_bytes(msgspec.json.encode(emptied))
-        draft.replace(self._file)
+        write_whole(self._file, msgspec.json.encode(emptied))
         self.emptied = emptied
 
 
@@ -154,9 +153,7 @@ def _cluster(home: Home, on: OnRay) -> "Cluster":
 
 def _answer(home: Home, record: ErrorRecord | None) -> None:
     """What `poise up` and `poise doctor` read."""
-    draft = home.ray_answer.with_suffix(".new")
-    draft.write_bytes(msgspec.json.encode(record))
-    draft.replace(home.ray_answer)
+    write_whole(home.ray_answer, msgspec.json.encode(record))
 
 
 def _leads(home: Home) -> bool | None:

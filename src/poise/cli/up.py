@@ -22,6 +22,7 @@ from poise.decoding import json_decoder
 from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
+from poise.drivers.whole import write_whole
 from poise.errors import Conflict, Fault, InputError, StoreAway, Unreachable
 from poise.model.reports import JobReport, StatusReport
 from poise.model.spec import parse_or_raise
@@ -206,10 +207,8 @@ def _note_last_options(home: Home, once: Sequence[str]) -> None:
     if gone:
         say(f"poise: it was up with {', '.join(gone)} before; without that, it is not now")
     ensure_home(home)
-    draft = home.options.with_suffix(".new")
     with contextlib.suppress(OSError):  # a full disk does not keep it from starting
-        draft.write_bytes(msgspec.json.encode(given))
-        draft.replace(home.options)
+        write_whole(home.options, msgspec.json.encode(given))
 
 
 def _typed(name: str, text: str) -> str:
@@ -342,9 +341,7 @@ def _settle_policy(home: Home, policy: str) -> tuple[str, str]:
         return policy, choice.label
     if not (running_here(home) or supervised(home)):
         ensure_home(home)
-        draft = home.policy.with_suffix(".new")
-        draft.write_bytes(msgspec.json.encode(document))
-        draft.replace(home.policy)
+        write_whole(home.policy, msgspec.json.encode(document))
     return str(home.policy), choice.label
 
 
@@ -387,9 +384,7 @@ def _settle_ray(home: Home, on: str | None, listen: str | None, *, gone: bool) -
         return None
     ensure_home(home)
     home.ray.mkdir(mode=0o700, exist_ok=True)
-    draft = file.with_suffix(".new")
-    draft.write_bytes(msgspec.json.encode(wanted))
-    draft.replace(file)
+    write_whole(file, msgspec.json.encode(wanted))
     return wanted
 
 
@@ -419,9 +414,7 @@ def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFle
         return None
     check_local(wanted)
     ensure_home(home)
-    draft = home.fleet.with_suffix(".new")
-    draft.write_bytes(msgspec.json.encode(wanted))
-    draft.replace(home.fleet)
+    write_whole(home.fleet, msgspec.json.encode(wanted))
     return wanted
 
 
@@ -450,10 +443,7 @@ def _settle_store(home: Home, store: str | None) -> None:
         error.record = msgspec.structs.replace(error.record, hint="see that it runs, then `poise up` again")
         raise
     ensure_home(home)
-    draft = home.store.with_suffix(".new")
-    draft.touch(mode=0o600)  # it may hold a password
-    draft.write_text(store + "\n")
-    draft.replace(home.store)
+    write_whole(home.store, f"{store}\n".encode(), mode=0o600)  # it may hold a password
 
 
 @click.command()

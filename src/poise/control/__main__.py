@@ -43,6 +43,7 @@ from poise.drivers.sockets import listen, notice_loss, share
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import boot_id, boottime, open_many_files, settle_memory
 from poise.drivers.tidy import remove_abandoned
+from poise.drivers.whole import write_whole
 from poise.engine.host import load_ledger
 from poise.errors import Conflict, InputError, PoiseError, SpecError, StoreAway
 from poise.kernel.controller import Controller, Settings
@@ -334,12 +335,9 @@ def _loopback(port: int) -> tuple[socket.socket, int]:
 
 def _write_endpoint(home: Home, port: int, address: str) -> None:
     """Atomically: a reader finds the whole file or none. A full disk does not keep the control plane from serving."""
-    draft = home.endpoint.with_suffix(".new")
+    endpoint = Endpoint(pid=os.getpid(), port=port, version=__version__, address=address)
     try:
-        draft.write_bytes(
-            msgspec.json.encode(Endpoint(pid=os.getpid(), port=port, version=__version__, address=address))
-        )
-        draft.replace(home.endpoint)
+        write_whole(home.endpoint, msgspec.json.encode(endpoint))
     except OSError as error:
         _log.warning("%s cannot be written: %s", home.endpoint, error.strerror)
 

@@ -17,6 +17,7 @@ from poise.config import Home
 from poise.drivers.measured import load_measured
 from poise.drivers.probes import Accelerators, Answer, Probe, Use, why_none
 from poise.drivers.system import boot_id, cpu_quota, memory_limit
+from poise.drivers.whole import write_whole
 from poise.errors import SpecError
 from poise.model.devicefile import Declared, compile_devices, with_declared
 from poise.model.figures import with_figures, with_processor
@@ -158,7 +159,5 @@ def identity(home: Path) -> str:
     if len(text) != 32 or not all(sign in "0123456789abcdef" for sign in text):
         home.mkdir(parents=True, exist_ok=True)
         text = uuid.uuid4().hex
-        fresh = path.with_suffix(".new")
-        fresh.write_text(text + "\n")
-        fresh.replace(path)
+        write_whole(path, f"{text}\n".encode())
     return text

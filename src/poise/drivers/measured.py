@@ -18,6 +18,7 @@ import msgspec
 
 from poise.decoding import json_decoder
 from poise.drivers.bench import Report
+from poise.drivers.whole import write_whole
 from poise.errors import Fault
 from poise.model.measured import Measured
 
@@ -48,9 +49,7 @@ def save_measured(folder: Path, measured: Measured) -> Path:
     """Replaces what was measured of the same device under the same driver."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = profile_path(folder, measured.device, measured.driver)
-    draft = path.with_suffix(".new")
-    draft.write_bytes(msgspec.json.format(msgspec.json.encode(measured)))
-    draft.replace(path)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(measured)))
     return path
 
 

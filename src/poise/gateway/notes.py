@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from poise.decoding import json_decoder
+from poise.drivers.whole import write_whole
 
 
 class Noted(msgspec.Struct):
@@ -32,10 +33,8 @@ class Notes:
 
     def write(self) -> None:
         """As it is now, in one piece. Where it cannot be written, only the next gateway has anything of it."""
-        new = self._path.with_suffix(".new")
         with contextlib.suppress(OSError):
-            new.write_bytes(msgspec.json.encode(self.noted))
-            new.replace(self._path)
+            write_whole(self._path, msgspec.json.encode(self.noted))
 
     def forget(self) -> None:
         """There will be no next."""

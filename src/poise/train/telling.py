@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from poise.drivers.whole import write_whole
 from poise.model.training import REPORT, Training
 
 EVERY_SECONDS = 1.0
@@ -48,10 +49,8 @@ class Teller:
             self._write(self._path, msgspec.structs.replace(self.said, step_time=0))
 
     def _write(self, path: Path, said: Training) -> None:
-        draft = path.with_name(f"{path.name}.new")
         with self._writing, contextlib.suppress(OSError):  # it is no reason to fail
-            draft.write_bytes(msgspec.json.encode(said))
-            draft.replace(path)
+            write_whole(path, msgspec.json.encode(said))
 
 
 __all__ = ["Teller"]
