@@ -17,10 +17,11 @@ seeds that nobody has looked at. `--known` keeps what was measured of the other 
 import argparse
 import json
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from math import exp
+from math import exp, inf
 from pathlib import Path
 from statistics import fmean
 from time import process_time
@@ -43,6 +44,9 @@ from poise.units import HOUR, MINUTE, SECOND
 POLICIES = "poise,fifo,sjf,srtf,las,tiresias,goodput,edf,elasticflow"
 SPEEDS = {"H100": 1.0, "A100": 0.55, "V100": 0.25}
 JOBS = 150
+LONGEST = 60.0
+"""Seconds of CPU after which a policy is taken for never coming to an end."""
+
 UNIT = "main"
 SERVICE = "service"
 
@@ -283,7 +287,18 @@ def _with(unit: Unit, due: bool) -> Unit:
 def trial(world: World, policy: str) -> dict[str, Any]:
     nodes, workload = world.make()
     began = process_time()
-    result = simulate(workload, nodes, policy_named(policy), Settings())
+    signal.signal(signal.SIGVTALRM, _give_up)
+    signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST)
+    try:
+        result = simulate(workload, nodes, policy_named(policy), Settings())
+    except TimeoutError:
+        return {
+            "world": world.name, "policy": policy, "jobs": 0, "missing": len(workload.arrivals), "mean_h": inf,
+            "p99_wait_h": inf, "due": 0, "met": 0.0, "worst_rho": inf, "makespan_h": inf, "preempted": inf,
+            "cpu_ms_per_job": inf,
+        }  # fmt: skip
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     took = process_time() - began
     of = {f"j{number}": arrival for number, arrival in enumerate(workload.arrivals, 1)}
     jobs = [job for job in result.jobs if not job.name.startswith(SERVICE)]
@@ -307,6 +322,10 @@ def trial(world: World, policy: str) -> dict[str, Any]:
         "preempted": sum(job.preempted for job in jobs) / max(1, len(jobs)),
         "cpu_ms_per_job": 1000 * took / max(1, len(jobs)),
     }
+
+
+def _give_up(*_: object) -> None:
+    raise TimeoutError
 
 
 def _weight(arrival: Arrival | None) -> float:

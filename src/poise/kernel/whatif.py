@@ -81,7 +81,7 @@ def explain(policy: ClusterPolicy, view: Snapshot, asked: Question, *, everythin
     plan = policy.decide(view)
     later = hypothetical.after(view, plan)
     order = hypothetical.order_of(policy)
-    ordered = order.sort(view) if asked.pending and order is not None else []
+    ordered = order.sort(view, timely_in(view)) if asked.pending and order is not None else []
     waiting = [_waiting(policy, view, later, plan, ordered, alike, everything) for alike in asked.pending]
     waiting += [
         Waiting(count=len(of.units), named=_some(of.units, everything), asks="", reasons=of.reasons)

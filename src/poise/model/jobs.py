@@ -42,6 +42,10 @@ class Priority(IntEnum):
     LOW = 3
 
 
+CLASS_WEIGHT = (8, 4, 2, 1)
+"""By priority class: how many of the class below a second of it is worth, doubled each time."""
+
+
 class Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When a failed unit is tried again: at most `limit` times, after `backoff` nanoseconds doubled each time; of these
     at most `ooms` times after it ran out of memory, and then smaller where it can be (0, as in logs of old: as after

@@ -23,6 +23,7 @@ from poise.policy.fragments import Typical, typical
 from poise.policy.predict import Speeds
 from poise.policy.room import Room, room_on
 from poise.policy.running import Running
+from poise.policy.timely import Timely, look
 from poise.policy.score import DEVICE_TERMS, WORK_TERMS, Scoring, Term, score, score_devices, speed, weights_where
 
 LOOKAHEAD = BRIEF
@@ -129,7 +130,18 @@ class Draft:
         self._taken = 0
         self._kind: list[int] = fleet.kind.tolist()
 
+    def afresh(self) -> "Draft":
+        """One of the same view in which nothing was placed yet."""
+        made = Draft(self.view, self._weights, self._terms, spread=self._spread)
+        made.__dict__.update({name: self.__dict__[name] for name in ("timely", "running") if name in self.__dict__})
+        return made
+
     # --- looking -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def timely(self) -> Timely:
+        """Which deadlines can be met, and what has to start for that."""
+        return look(self.view, self.speeds, self.running)
 
     @cached_property
     def running(self) -> Running:

@@ -15,6 +15,7 @@ from poise.model.resources import PLENTY, WHOLE
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import ability
 from poise.policy.predict import Speeds
+from poise.policy.timely import NO_DEADLINES, Timely
 from poise.units import HOUR, MINUTE, SECOND, format_duration
 
 Words = Callable[[Candidate, int], str]
@@ -36,6 +37,9 @@ LENDING = AGEING
 """For so long after that, or as long as `ageing` takes, others may use this room meanwhile if they say that they will
 be gone in time; then nobody may any more, since what is said of run times may be wrong again and again."""
 
+NEVER = 2**62
+"""An instant after all others."""
+
 RESERVATIONS = 4
 """Units for which room is kept in one round; the next ones get theirs when these have started."""
 
@@ -51,21 +55,21 @@ class Order(NamedTuple):
     earlier lane is there than it shows, a round serves no later lane.
     """
 
-    sort: Callable[[Snapshot], list[Candidate]]
+    sort: Callable[[Snapshot, Timely], list[Candidate]]
     words: Words
     lane: Lane
 
 
-def by_arrival(view: Snapshot) -> list[Candidate]:
+def by_arrival(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
     """First come, first served; classes and deadlines are not looked at."""
     return list(view.candidates)  # a snapshot shows candidates in order of submission
 
 
-def by_urgency(view: Snapshot) -> list[Candidate]:
-    """Priority class (raised by waiting), then time left before the deadline's latest start, then the few that have
+def by_urgency(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
+    """What has to start now to be on time, by deadline; then priority class (raised by waiting), then the few that have
     waited longest, then the job that has the least left to do, and of its units the one with the longest path ahead.
 
-    Within a class, work whose latest start is near goes first (the fast lane). Then those whose patience is over, as
+    Of a class, those go first whose patience is over, as
     many as room is kept for, so that what is large comes through. Of the others the shortest remaining job does: what
     fills the gaps best is short (EASY with shortest-job backfilling, Tsafrir et al., 2007). Within a job the longest
     path to the end of its graph does (the rule of Hu, 1961, and of HEFT's upward rank, Topcuoglu et al., 2002). Ties go
@@ -73,10 +77,10 @@ def by_urgency(view: Snapshot) -> list[Candidate]:
     """
     if _is_in_order(view):
         return list(view.candidates)
-    return _in_lanes(view, np.array(_to_go(view, [one.tail for one in view.candidates]), float))
+    return _in_lanes(view, timely, np.array(_to_go(view, [one.tail for one in view.candidates]), float))
 
 
-def by_value(view: Snapshot) -> list[Candidate]:
+def by_value(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
     """As `by_urgency`, but for work with devices: of a class that goes first which is worth most for the device time it
     takes (`density`), and waiting counts against its own length. So a long wait of what is long does not keep devices
     from what is short, and what is wide waits longer than what is narrow for the same work.
@@ -84,7 +88,7 @@ def by_value(view: Snapshot) -> list[Candidate]:
     if _is_in_order(view):
         return list(view.candidates)
     if not any(one.shape.gpus for one in view.candidates):
-        return by_urgency(view)
+        return by_urgency(view, timely)
     fleet = view.fleet
     speeds = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
     runs: dict[object, int] = {}
@@ -96,7 +100,7 @@ def by_value(view: Snapshot) -> list[Candidate]:
             run = runs[alike] = speeds.shortest(one, ability(fleet, one.shape).models)
         lengths.append(one.tail - one.expected + run)
     left = np.array(_to_go(view, lengths), float)
-    return _in_lanes(view, left, np.array([one.shape.gpus > 0 for one in view.candidates]))
+    return _in_lanes(view, timely, left, np.array([one.shape.gpus > 0 for one in view.candidates]))
 
 
 def _is_in_order(view: Snapshot) -> bool:
@@ -116,8 +120,10 @@ def _to_go(view: Snapshot, lengths: Sequence[int]) -> Sequence[int]:
     return lengths if len(left) == len(lengths) else [left[one.job] for one in view.candidates]
 
 
-def _in_lanes(view: Snapshot, left: Floats, by_density: Bools | None = None) -> list[Candidate]:
-    """By class, raised by waiting; then whose latest start is near, then the few that have waited longest with their
+def _in_lanes(
+    view: Snapshot, timely: Timely, left: Floats, by_density: Bools | None = None
+) -> list[Candidate]:
+    """Those that have to start now first; then by class, raised by waiting; then the few that have waited longest with their
     patience over, then by the nanoseconds `left` of their jobs; those marked `by_density` by what they are worth for
     each second of each device instead (Smith's rule, 1956, for jobs of unequal width), more the longer they wait.
     Worked out for all at once: there are tens of thousands in bulk.
@@ -139,29 +145,34 @@ def _in_lanes(view: Snapshot, left: Floats, by_density: Bools | None = None) -> 
     for index in longest.tolist():
         if by_density is None or not by_density[index]:
             stage[index], rank[index], second[index] = 2, ready[index] - now, 0
-    for index, one in enumerate(ones):
-        if one.due and is_pressed(one, now):
-            stage[index], rank[index], second[index] = 1, one.due - one.expected - now, 0
     classes[overdue], stage[overdue], rank[overdue], second[overdue] = 0, 0, -waited[overdue], 0
+    for index, one in enumerate(ones) if timely.pressed else ():
+        if one.unit in timely.pressed:
+            classes[index], rank[index], second[index] = -1, one.due - now, 0
     return [ones[index] for index in np.lexsort((ordinals, second, rank, stage, classes)).tolist()]
 
 
-def by_run(view: Snapshot) -> list[Candidate]:
+def by_run(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
     """Shortest expected run first."""
     return sorted(view.candidates, key=lambda candidate: (candidate.expected, candidate.ordinal))
 
 
-def by_remaining(view: Snapshot) -> list[Candidate]:
+def by_deadline(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
+    """Earliest deadline first (Jackson, 1955); what has none comes last."""
+    return sorted(view.candidates, key=lambda candidate: (candidate.due or NEVER, candidate.ordinal))
+
+
+def by_remaining(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
     """Shortest expected remaining run first. Work that starts over has all of it before it again."""
-    return by_run(view)
+    return by_run(view, timely)
 
 
-def by_attained(view: Snapshot) -> list[Candidate]:
+def by_attained(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
     """Least attained service first (Tiresias): run time so far, times devices, times tasks."""
     return sorted(view.candidates, key=lambda candidate: (candidate.attained, candidate.ordinal))
 
 
-def by_level(view: Snapshot) -> list[Candidate]:
+def by_level(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
     """Multi-level feedback queue: by level of attained service, then by arrival; long waiting raises to the first."""
     now = view.now
     return sorted(view.candidates, key=lambda candidate: (candidate_level(candidate, now), candidate.ordinal))
@@ -186,13 +197,6 @@ def effective_class(candidate: Candidate, now: int) -> int:
     """The priority class with ageing; never above urgent."""
     waited = now - candidate.ready
     return candidate.priority if waited < AGEING else max(0, candidate.priority - waited // ageing(candidate))
-
-
-def is_pressed(candidate: Candidate, now: int) -> bool:
-    """Whether a deadline puts the unit into the fast lane: little more time is left than it needs."""
-    if not candidate.due:
-        return False
-    return candidate.due - now - candidate.expected < max(candidate.tail, 10 * SECOND)
 
 
 def in_words(candidate: Candidate, now: int) -> str:
@@ -323,7 +327,7 @@ def by_terms(weights: Mapping[str, float], terms: Mapping[str, RankTerm] = RANK_
             total += factor * found
         return total
 
-    def sort(view: Snapshot) -> list[Candidate]:
+    def sort(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
         def key(candidate: Candidate) -> tuple[int, int, float, int]:
             if view.now - candidate.ready >= ageing(candidate) * (candidate.priority + 1):
                 return (-1, candidate.ready, 0.0, candidate.ordinal)
@@ -345,6 +349,14 @@ def _expected(candidate: Candidate, now: int) -> int:
     return candidate.expected
 
 
+def _due(candidate: Candidate, now: int) -> int:
+    return candidate.due or NEVER
+
+
+def _due_in(candidate: Candidate, now: int) -> str:
+    return f"due in {format_duration(candidate.due - now)}" if candidate.due else "no deadline"
+
+
 def _in(duration: int, what: str) -> str:
     return f"{format_duration(duration)} {what}"
 
@@ -360,5 +372,6 @@ ORDERS: dict[str, Order] = {
     "run": Order(by_run, lambda candidate, now: _in(candidate.expected, "to run"), _expected),
     "remaining": Order(by_remaining, lambda candidate, now: _in(candidate.expected, "remaining"), _expected),
     "attained": Order(by_attained, lambda candidate, now: _in(candidate.attained, "of service so far"), _attained),
+    "deadline": Order(by_deadline, lambda candidate, now: _due_in(candidate, now), _due),
     "level": Order(by_level, lambda candidate, now: f"level {candidate_level(candidate, now)}", candidate_level),
 }

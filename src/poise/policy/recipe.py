@@ -34,7 +34,7 @@ MAX_TERMS = 64
 
 Turns = Literal["no", "equal", "weighted"]
 TURNS = ("no", "equal", "weighted")
-YIELDS_BY = ("class", "value", "remaining", "attained", "level")
+YIELDS_BY = ("class", "value", "remaining", "attained", "level", "deadline")
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -77,6 +77,7 @@ RECIPES = (
     Recipe(name="least-loaded", order="arrival", score={"load": 1.0}, spread=True),
     Recipe(name="sjf", order="run"),
     Recipe(name="srtf", order="remaining", preempt=Preemption(by="remaining", budget=100)),
+    Recipe(name="edf", order="deadline", preempt=Preemption(by="deadline", budget=100)),
     Recipe(name="las", order="attained", preempt=Preemption(by="attained", budget=100)),
     Recipe(name="mlfq", order="level", preempt=Preemption(by="level", budget=100)),
 )

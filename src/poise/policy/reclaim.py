@@ -21,18 +21,16 @@ import msgspec
 import numpy as np
 
 from poise.model.fleet import CLASSES, CPU, DEVICES, MEMORY, NETWORK, Bools, Fleet, Resident
-from poise.model.jobs import GRACE
+from poise.model.jobs import CLASS_WEIGHT, GRACE
 from poise.model.profiles import BRIEF, remaining
 from poise.model.resources import Shape
 from poise.model.views import Candidate
 from poise.policy.place import Draft
 from poise.policy.predict import Speeds
-from poise.policy.rank import STARVES, candidate_level, effective_class, is_pressed, level_of
+from poise.policy.rank import NEVER, STARVES, candidate_level, effective_class, level_of
 from poise.policy.room import Room, give_back
+from poise.policy.running import lost_work
 from poise.units import MINUTE, SECOND
-
-CLASS_WEIGHT = (8, 4, 2, 1)
-"""By priority class: how many of the class below a second of it is worth, doubled each time."""
 
 HYSTERESIS = 1.2
 """What runs yields only to what is worth so much more: estimates err, and every change costs something."""
@@ -42,13 +40,10 @@ QUANTUM = 4
 would else take turns without end."""
 
 PRESSED = 1000.0
-"""How much more a unit is worth when its deadline is near."""
+"""How much more a unit is worth that has to start now to be on time."""
 
 LOOKED_AT = 32
 """Nodes that are looked at closely for room to come, the nearest to having it first; for a gang one more per task."""
-
-NEVER = 2**62
-"""An instant after all others."""
 
 MIN_RUN = 30 * SECOND
 """What has run for less is not stopped: starting and saving would be most of what it did."""
@@ -65,14 +60,15 @@ RENEWED = 30 * MINUTE
 class Preemption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who may make whom yield: `class` a lower priority class, if the gain is larger than the cost; `value` the same,
     and what has devices whatever else has them and is worth less for its time, of any class; `remaining` who has longer
-    to run; `attained` who has had more service by a quantum; `level` who is on a later level of feedback.
+    to run; `attained` who has had more service by a quantum; `level` who is on a later level of feedback; `deadline` who
+    is due later.
 
     `min_run` nanoseconds must have been run. A unit yields `budget` times, and then only after it has run for long;
     and `at_once` units in one round, or as many as the one they yield to has devices or tasks. The budget is not for
     what loses no more than `min_run` when it yields, where value counts.
     """
 
-    by: Literal["class", "value", "remaining", "attained", "level"] = "class"
+    by: Literal["class", "value", "remaining", "attained", "level", "deadline"] = "class"
     min_run: int = MIN_RUN
     budget: int = 3
     at_once: int = 16
@@ -115,15 +111,6 @@ def ends(resident: Resident, now: int, speeds: Speeds) -> int:
     return now + remaining(elapsed, estimate.mean, estimate.deviation)
 
 
-def lost_work(resident: Resident, now: int) -> int:
-    """Nanoseconds of one task's work that are lost if it yields now, and of restoring it."""
-    elapsed = max(0, now - resident.since) if resident.running else 0
-    if resident.kept:
-        return max(0, now - resident.kept) + resident.restore
-    lost = elapsed % resident.checkpoint if resident.checkpoint else elapsed
-    return lost + resident.restore
-
-
 def next_checkpoint(resident: Resident, now: int) -> int:
     """The instant of the next one of what makes some."""
     return now + resident.checkpoint - (now - (resident.kept or resident.since)) % resident.checkpoint
@@ -160,6 +147,8 @@ def price_of(resident: Resident, draft: Draft, by: str) -> float:
     now = draft.view.now
     if by == "class":
         return cost_of(resident, now)
+    if by == "deadline":
+        return -float(resident.due or NEVER)
     if by == "remaining":
         return 1 / (1 + max(0, ends(resident, now, draft.speeds) - now) / SECOND)
     attained = service(resident, now)
@@ -230,13 +219,14 @@ def standings(draft: Draft, rules: Preemption) -> dict[str, float]:
     return dict(zip([running.residents[row].unit for row in rows.tolist()], standing[rows].tolist(), strict=True))
 
 
-def value(candidate: Candidate, run: int, now: int) -> float:
+def value(candidate: Candidate, run: int, now: int, *, pressed: bool = False) -> float:
     """What it is worth to start a unit that is foreseen to run for so long: its weight over that time; twice as much
-    when it has waited as long as `STARVES` runs. One whose deadline is near is worth more than any of its class.
+    when it has waited as long as `STARVES` runs. One that has to start now to be on time is worth more than any of its
+    class.
     """
     of_class = effective_class(candidate, now)
     weight = worth(of_class, candidate.weight) * (1 + (now - candidate.ready) / (STARVES * max(run, SECOND)))
-    if is_pressed(candidate, now):
+    if pressed:
         weight *= PRESSED
     return weight / (max(run, 1) / SECOND)
 
@@ -299,20 +289,22 @@ def make_way(
     rules: Preemption,
     prices: Prices,
     worth: float,
-    within: Bools | None,
     asked: Collection[str],
+    run: int = 0,
 ) -> Yielding | None:
-    """The cheapest set of units found, each of a price below `worth`, that would leave room for so many tasks on the
-    nodes `within`; None if there is none.
+    """The cheapest set of units found, each of a price below `worth`, that would leave room for so many tasks; None if
+    there is none. None of them misses a deadline for yielding to what `runs` so long.
     """
     if prices.least >= worth:
         return None
-    of = prices.of
+    of, spare = prices.of, draft.timely.spare
 
     def may(resident: Resident) -> bool:
+        if resident.due and spare.get(resident.unit, run) < run:
+            return False
         return of.get(resident.unit, inf) < worth and resident.unit not in asked and not resident.stopping
 
-    near = _cheapest_rows(draft, shape, tasks, prices, within)
+    near = _cheapest_rows(draft, shape, tasks, prices)
     most = rules.at_most(shape, tasks) - len(asked)
     free = draft.capacity(shape)
     at_least = {row: 0.0 if free[row] else prices.on.get(row, inf) for row in near}
@@ -459,6 +451,8 @@ def _may_yield(
             return False
         if rules.by == "class":
             return resident.priority > candidate.priority
+        if rules.by == "deadline":
+            return bool(candidate.due) and (resident.due or NEVER) > candidate.due
         if rules.by == "remaining":
             return ends(resident, now, draft.speeds) - now > candidate.expected
         if rules.by == "attained":
@@ -492,13 +486,11 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
     return [int(row) for row in rows[np.argsort(lacks, kind="stable")[: LOOKED_AT + tasks - 1]]]
 
 
-def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices, within: Bools | None) -> list[int]:
+def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices) -> list[int]:
     """Rows that could hold a task of the shape: for a gang those with room for one, then where room costs least."""
     fleet, able = draft.fleet, draft.able(shape)
     could = np.take(able.room > 0, fleet.kind) & (fleet.closed == 0)
     could[list(draft.kept)] = False
-    if within is not None:
-        could &= within
     most = LOOKED_AT + tasks - 1
     rows = np.flatnonzero(could & (draft.capacity(shape) > 0))[:most].tolist() if tasks > 1 else []
     known = set(rows)

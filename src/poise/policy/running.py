@@ -12,12 +12,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from poise.model.fleet import Fleet, Ints, Resident
+from poise.model.fleet import Fleet, Floats, Ints, Resident
 from poise.model.jobs import GRACE
 from poise.model.profiles import remaining, remaining_each
 from poise.policy.predict import Speeds
 
 SINCE, RUNS, STOPPING, MEAN, DEVIATION, LIKELY, LIKELY_DEVIATION = range(7)
+
+
+def lost_work(resident: Resident, now: int) -> int:
+    """Nanoseconds of one task's work that are lost if it yields now, and of restoring it."""
+    elapsed = max(0, now - resident.since) if resident.running else 0
+    if resident.kept:
+        return max(0, now - resident.kept) + resident.restore
+    lost = elapsed % resident.checkpoint if resident.checkpoint else elapsed
+    return lost + resident.restore
 
 
 class _Seen(NamedTuple):
@@ -65,6 +74,13 @@ class Running:
         columns = self._columns
         left: Ints = remaining_each(self.elapsed, columns[LIKELY], columns[LIKELY_DEVIATION])
         return left
+
+    @property
+    def varies(self) -> Floats:
+        """(A,): the mean deviation of each one's run time, as a part of it."""
+        columns = self._columns
+        varies: Floats = columns[DEVIATION] / np.maximum(1, columns[MEAN])
+        return varies
 
     def endings(self, row: int) -> tuple[list[tuple[int, int]], list[int]]:
         """What runs on a row in the order in which it will end: the instant, and its number there; and how many

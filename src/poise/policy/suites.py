@@ -131,24 +131,26 @@ class Suite:
         Where there is room for all that is shown, the order does not matter, and what is alike is placed together;
         should that not work out after all (room is in pieces), the units are served one by one.
         """
-        ordered = self.order.sort(view)
+        draft = Draft(view, self.recipe.score, self.terms, spread=self.recipe.spread)
+        ordered = self.order.sort(view, draft.timely)
         emptied = being_emptied(view.fleet)
         if view.yielded or emptied:  # room was made for them, or is there, whatever the order says now
             ordered.sort(key=lambda candidate: _promised(candidate, view, emptied))
         in_turn = self.recipe.spread or self.recipe.turns != "no"
         if not (in_turn or emptied) and len(ordered) >= TOGETHER and _may_have_room(view, ordered):
-            plan = _Round(self, view).place_all(ordered)
+            plan = _Round(self, draft).place_all(ordered)
             if plan is not None:
                 return plan
-        return _Round(self, view).decide(_serving_first(ordered) if self.recipe.preempt is not None else ordered)
+            draft = draft.afresh()
+        return _Round(self, draft).decide(_serving_first(ordered) if self.recipe.preempt is not None else ordered)
 
 
 class _Round:
     """One decision in the making."""
 
-    def __init__(self, suite: Suite, view: Snapshot) -> None:
-        self.recipe, self.order, self.view = suite.recipe, suite.order, view
-        self.draft = Draft(view, self.recipe.score, suite.terms, spread=self.recipe.spread)
+    def __init__(self, suite: Suite, draft: Draft) -> None:
+        view = draft.view
+        self.recipe, self.order, self.view, self.draft = suite.recipe, suite.order, view, draft
         self.decisions: list[Decision] = []
         self.holds: dict[str, Reasons] = {}
         self.turns = _Turns(self.recipe.turns, view)
@@ -301,7 +303,7 @@ class _Round:
 
         last = {candidate.queue: candidate for candidate in ordered}
         limit = min(lane(last[queue]) for queue in self._unseen)
-        if self.view.yielded:  # beneficiaries stand before all others
+        if self.view.yielded or self.draft.timely.pressed:  # those stand before all others
             before = [candidate for candidate in ordered if lane(candidate) <= limit]
         else:
             before = ordered[: bisect_right(ordered, limit, key=lane)]
@@ -332,6 +334,8 @@ class _Round:
             self._move_stragglers()
             self._follow_phases()
             self._move_up()
+        if self.draft.timely.next:
+            self._ask_again(self.draft.timely.next)
         if self._postponed:
             self._ask_again(self.view.now + 1)
         elif self.recipe.elastic and not self.holds:
@@ -611,19 +615,21 @@ class _Round:
         """Ask what is worth least to yield, on the model of device where that wins most."""
         draft, now, needed = self.draft, self.view.now, candidate.least or candidate.tasks
         best: tuple[float, float, Yielding, Shape] | None = None
+        pressed = candidate.unit in draft.timely.pressed
         if candidate.unit in self._target:
             index = self._target[candidate.unit]
             shape = _on_model(candidate.shape, self.view.fleet.models[index].name)
-            gain = value(candidate, draft.speeds.left(candidate, shape, draft.able(shape).models)[index], now)
-            found = make_way(shape, draft, needed, rules, self._leaving, _ANY, None, self._yielding)
+            run = draft.speeds.left(candidate, shape, draft.able(shape).models)[index]
+            gain = value(candidate, run, now, pressed=pressed)
+            found = make_way(shape, draft, needed, rules, self._leaving, _ANY, self._yielding, run)
             if found and found.victims:
                 best = (gain, gain, found, shape)
         guess = self._is_guess(candidate)
         prices = self._had_turns if guess else self._prices
         for shape in (candidate.shape, *candidate.others) if not self._target else ():
             run = draft.speeds.shortest(candidate, draft.able(shape).models)
-            gain = value(candidate, run, now)
-            found = make_way(shape, draft, needed, rules, prices, gain, None, self._yielding)
+            gain = value(candidate, run, now, pressed=pressed)
+            found = make_way(shape, draft, needed, rules, prices, gain, self._yielding, run)
             if found and found.victims and gain > found.price and (best is None or gain - found.price > best[0]):
                 best = (gain - found.price, gain, found, shape)
         if best is not None and guess and any(one.unit not in self._had_turns.of for one in best[2].victims):
@@ -918,7 +924,7 @@ class _Round:
             if rows:
                 room, victims = Counter(rows), NOBODY
             else:
-                found = make_way(shape, self.draft, resident.size, rules, self._leaving, _ANY, None, self._yielding)
+                found = make_way(shape, self.draft, resident.size, rules, self._leaving, _ANY, self._yielding)
                 if found is None:
                     nowhere.add((shape, resident.size))
                     continue

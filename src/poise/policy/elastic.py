@@ -1,0 +1,83 @@
+"""How much each unit should have: devices go, one after the other, to where they bring most.
+
+A unit that is worth `w` and has work for `x` seconds on one task does with `k` tasks `s(k)` seconds of it in one. With
+them it is `w s(k) / x` nearer to its end every second, and one task more is worth
+
+    w (s(k + 1) - s(k)) / x
+
+to it. Given to the largest of these first, devices make the sum over all units as large as it can be, as long as
+speedups are concave; where they are not, several tasks are given at once. For work that scales without loss that is
+shortest remaining time first; the worse it scales, the more evenly it is shared out. A gang of one size is one step.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from poise.model.jobs import Speedups
+
+LOSS = 0.1
+"""The part of the work of an elastic unit that is taken not to be done in parallel where nothing is known of it: with
+eight tasks it is then 4.7 times as fast as with one (Amdahl, 1967)."""
+
+
+class Bid(NamedTuple):
+    """A unit that could use from `least` to so many tasks as it has `speeds` for, of `width` devices each. `worth` is
+    its weight over the seconds that it has left on one task; `speeds` are with 0, 1, ... tasks.
+    """
+
+    unit: str
+    worth: float
+    speeds: Sequence[float]
+    least: int = 1
+    width: int = 1
+    ordinal: int = 0
+
+
+@lru_cache(maxsize=16_384)
+def speeds_with(told: Speedups | None, most: int) -> tuple[float, ...]:
+    """With 0, 1, ... `most` tasks, over that with one: as told, beyond that as with the most that was told."""
+    if told is None or not told.together:
+        return (0.0, *(tasks / (1 + LOSS * (tasks - 1)) for tasks in range(1, most + 1)))
+    best: list[float] = [0.0]
+    for tasks in range(1, most + 1):
+        here = [of[min(tasks, len(of)) - 1] / 1000 for of in (told.together, told.apart) if of]
+        best.append(max(best[-1], *here))
+    return tuple(best)
+
+
+def share_out(bids: Sequence[Bid], devices: int) -> dict[str, int]:
+    """Tasks for each unit that gets some."""
+    given: dict[str, int] = {}
+    heap = [step for bid in bids if (step := _next(bid, 0)) is not None]
+    heapify(heap)
+    while heap and devices > 0:
+        _, _, tasks, bid = heappop(heap)
+        takes = (tasks - given.get(bid.unit, 0)) * bid.width
+        if takes > devices:
+            continue
+        given[bid.unit], devices = tasks, devices - takes
+        if (step := _next(bid, tasks)) is not None:
+            heappush(heap, step)
+    return given
+
+
+def marginal(bid: Bid, tasks: int) -> float:
+    """What one task more is worth to it for each device, or as many more as are worth most together."""
+    step = _next(bid, tasks)
+    return -step[0] if step is not None else 0.0
+
+
+def _next(bid: Bid, tasks: int) -> tuple[float, int, int, Bid] | None:
+    """The step from so many tasks that is worth most for each of its devices (negative, for a heap); None if none is."""
+    speeds, first = bid.speeds, max(1, bid.least) if tasks == 0 else tasks + 1
+    best, to = 0.0, 0
+    for more in range(first, len(speeds)):
+        slope = (speeds[more] - speeds[tasks]) / (more - tasks)
+        if slope > best:
+            best, to = slope, more
+    return (-bid.worth * best / bid.width, bid.ordinal, to, bid) if to else None
+
+
+__all__ = ["Bid", "marginal", "share_out", "speeds_with"]

@@ -1,0 +1,161 @@
+"""Which deadlines of a view are kept, what has to start now for that, and for how long what runs could stand still.
+
+`look` asks `deadlines` of all work with a deadline, once for what has devices and once for what has none. What can no
+longer be on time, or was given up so that more is, is named in `late`, and is ordinary work to every rule.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from poise.model.fleet import CPU, DEVICES, Resident
+from poise.model.jobs import CLASS_WEIGHT, GRACE
+from poise.model.profiles import Estimate
+from poise.model.resources import WHOLE, Shape
+from poise.model.views import Candidate, Snapshot
+from poise.policy.deadlines import Owed, latest_starts, met
+from poise.policy.elastic import speeds_with
+from poise.policy.feasible import ability
+from poise.policy.predict import Speeds
+from poise.policy.running import Running, lost_work
+
+LOOKED_AT = 512
+"""Units with a deadline that are looked at in a round, those with the earliest latest start first."""
+
+SAFETY = 1.0
+"""Mean deviations of its estimate by which work starts before it has to."""
+
+
+class Timely(NamedTuple):
+    """By unit: `pressed` what waits and has to start now, with the latest start, `spare` for how long what runs could
+    stand still (nanoseconds), `share` the fewest tasks with which an elastic one is on time. `late` are those whose
+    deadline is not kept, `next` is the instant at which the next one is pressed (0: none).
+    """
+
+    pressed: Mapping[str, int] = {}
+    spare: Mapping[str, int] = {}
+    share: Mapping[str, int] = {}
+    late: frozenset[str] = frozenset()
+    next: int = 0
+
+
+NO_DEADLINES = Timely()
+
+
+def timely_in(view: Snapshot) -> Timely:
+    """The same for who has nothing but the view."""
+    fleet = view.fleet
+    speeds = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
+    return look(view, speeds, Running(fleet, speeds, view.now))
+
+
+def look(view: Snapshot, speeds: Speeds, running: Running) -> Timely:
+    """Of all that waits, as far as it is shown, and all that runs."""
+    residents = [one for one in running.residents if one.due]
+    candidates = [one for one in view.candidates if one.due]
+    if not residents and not candidates:
+        return NO_DEADLINES
+    return _Look(view, speeds, running).all(candidates)
+
+
+class _Look:
+    """One look, at one view."""
+
+    def __init__(self, view: Snapshot, speeds: Speeds, running: Running) -> None:
+        self.view, self.speeds, self.running = view, speeds, running
+        self.shares: dict[str, int] = {}
+
+    def all(self, candidates: list[Candidate]) -> Timely:
+        now, fleet = self.view.now, self.view.fleet
+        left = self._residents()
+        pressed: dict[str, int] = {}
+        spare: dict[str, int] = {}
+        late: set[str] = set()
+        soonest: list[int] = []
+        is_open = fleet.closed == 0
+        for on_devices in (True, False):
+            waiting = [one for one in candidates if (one.shape.gpus > 0) == on_devices]
+            runs = {unit: of for unit, of in left.items() if (of[0].shape.gpus > 0) == on_devices}
+            owed = [self._waiting(one) for one in waiting]
+            owed += [self._running(one, *of) for one, *of in runs.values() if one.due]
+            if not owed:
+                continue
+            owed = sorted(owed, key=_latest)[:LOOKED_AT]
+            row = DEVICES if on_devices else CPU
+            total = int(fleet.total[row, is_open].sum()) * (WHOLE if on_devices else 1)
+            taken = [
+                (now + ns, _width(one.shape, one.size))
+                for one, ns, _ in runs.values()
+                if not one.due and (one.serves or not one.preemptible)
+            ]
+            kept = met(owed, total, now, taken)
+            starts = latest_starts(kept, total)
+            late.update({one.unit for one in owed} - starts.keys())
+            for one in waiting:
+                if one.unit in starts:
+                    if starts[one.unit] <= now:
+                        pressed[one.unit] = starts[one.unit]
+                    else:
+                        soonest.append(starts[one.unit])
+            for resident, *_ in runs.values():
+                if resident.unit in starts:
+                    spare[resident.unit] = starts[resident.unit] - now - lost_work(resident, now) - GRACE
+        return Timely(pressed, spare, self.shares, frozenset(late), min(soonest, default=0))
+
+    def _residents(self) -> dict[str, tuple[Resident, int, float]]:
+        """By unit: how long it goes on, and how uncertain that is as a part of it."""
+        running = self.running
+        if not running.residents:
+            return {}
+        rows = zip(running.residents, running.left.tolist(), running.varies.tolist(), strict=True)
+        return {one.unit: (one, left, part) for one, left, part in rows if not one.stopping}
+
+    def _running(self, one: Resident, left: int, varies: float) -> Owed:
+        speeds, time = self._speeds(one.unit, one.most), one.due - self.view.now
+        if one.least:
+            self.shares[one.unit] = _fewest(time, left * speeds[one.size], one.least, speeds)
+        weight = CLASS_WEIGHT[one.priority] * one.weight
+        return Owed(one.unit, one.due, left, _width(one.shape, one.size), weight, int(SAFETY * varies * left))
+
+    def _waiting(self, one: Candidate) -> Owed:
+        shape, tasks = one.shape, one.least or one.tasks
+        of = self.speeds.of(one.kind, shape.wants.precision, one.declared, one.work, devices=shape.gpus > 0)
+        left, varies = one.expected, max(of, key=_mean)
+        if shape.gpus:
+            models = ability(self.view.fleet, shape).models
+            left = self.speeds.shortest(one, models)
+            varies = min((of[index] for index in range(len(of)) if models[index]), key=_mean, default=varies)
+        margin = int(SAFETY * varies.deviation * left / max(1, varies.mean)) + GRACE
+        if one.least:
+            speeds, time = self._speeds(one.unit, one.tasks), one.due - self.view.now - margin
+            work = left * speeds[one.least]
+            tasks = self.shares[one.unit] = _fewest(time, work, one.least, speeds)
+            left = int(work / speeds[tasks])
+        weight = CLASS_WEIGHT[one.priority] * one.weight
+        return Owed(one.unit, one.due, left, _width(shape, tasks), weight, margin)
+
+    def _speeds(self, unit: str, most: int) -> Sequence[float]:
+        return speeds_with(self.view.speedups.get(unit), most)
+
+
+def _fewest(time: int, work: float, least: int, speeds: Sequence[float]) -> int:
+    """The tasks with which work of so many nanoseconds for one is done in time; the fastest number where none is."""
+    for tasks in range(max(1, least), len(speeds)):
+        if work <= time * speeds[tasks]:
+            return tasks
+    return max(range(max(1, least), len(speeds)), key=speeds.__getitem__)
+
+
+def _width(shape: Shape, tasks: int) -> int:
+    """What it takes of a pool: thousandths of devices, or milli-CPU."""
+    return max(1, shape.gpus * shape.share if shape.gpus else shape.cpu) * tasks
+
+
+def _latest(one: Owed) -> int:
+    return one.due - one.left - one.margin
+
+
+def _mean(estimate: Estimate) -> int:
+    return estimate.mean
+
+
+__all__ = ["NO_DEADLINES", "Timely", "look", "timely_in"]
