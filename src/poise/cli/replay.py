@@ -91,9 +91,11 @@ def _opened(log: Path | None, until: int | None) -> Iterator[Recording[Event]]:
 
 
 def _policy(name: str) -> "ClusterPolicy":
-    from poise.drivers.plugins import build, choose
+    from poise.drivers.plugins import build, check_needs, choose
 
-    return build(choose(name))
+    choice = choose(name)
+    check_needs(choice)
+    return build(choice)
 
 
 def _replay(recording: Recording[Event], first: int, instead: "ClusterPolicy | None", *, anyway: bool) -> "Replayed":

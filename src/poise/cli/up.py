@@ -328,12 +328,13 @@ def _settle_policy(home: Home, policy: str) -> tuple[str, str]:
         return policy, policy
     import msgspec
 
-    from poise.drivers.plugins import choose, choose_document, is_file
+    from poise.drivers.plugins import check_needs, choose, choose_document, is_file
     from poise.drivers.yamlfile import load_kind, located, place_in_file
 
     document = load_kind(Path(policy), "policy") if is_file(policy) else None
     with located(place_in_file(Path(policy))):
         choice = choose_document(document) if is_file(policy) else choose(policy)
+    check_needs(choice)
     if choice.foreign:
         from poise.control.decider import try_out
 
