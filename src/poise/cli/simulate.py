@@ -30,7 +30,10 @@ FLAGS = (
     click.option("--format", "kind", metavar="NAME", help="Of the trace. [default: found out]"),
     click.option("--map", "columns", metavar="FIELD=COLUMN,…", help="What the columns of a CSV are: `submit=created`."),
     click.option(
-        "--throughputs", type=click.Path(path_type=Path), metavar="FILE", help="The table of a trace of steps."
+        "--throughputs",
+        type=click.Path(path_type=Path),
+        metavar="FILE|FOLDER",
+        help="Rates of a trace of steps, or of elastic jobs.",
     ),
     click.option(
         "--elastic", is_flag=True, help="Jobs that could take any size do, where a trace knows how they scale."
