@@ -103,7 +103,7 @@ def shapes_of(data: Path, pods: str) -> list[Shape]:
 
 def _shape(row: Mapping[str, str]) -> Shape:
     gpus = int(row["num_gpu"])
-    models = tuple(row["gpu_spec"].split("|")) if row["gpu_spec"] else ()
+    models = tuple(filter(None, (row.get("gpu_spec") or "").split("|")))  # some lists have five columns, without it
     return Shape(
         cpu=int(row["cpu_milli"]),
         memory=int(row["memory_mib"]) * MIB,

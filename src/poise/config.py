@@ -64,7 +64,7 @@ def _is_host(text: str) -> bool:
 
 
 def _is_port(text: str) -> bool:
-    return text.isdecimal() and len(text) <= 5 and int(text) < 2**16
+    return text.isdecimal() and text.isascii() and len(text) <= 5 and int(text) < 2**16
 
 
 Door = Path | Address

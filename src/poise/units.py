@@ -93,6 +93,13 @@ def parse_cpu(text: str | int | float) -> int:
     return _bounded(Decimal(match[1]) * (1 if match[2] else 1000), text)
 
 
+def is_plain(text: str) -> bool:
+    """Whether a number is written in ASCII and without `_`. Python's `int` and `float` also take `1_000`, and the
+    digits of every script.
+    """
+    return text.isascii() and "_" not in text
+
+
 def format_duration(nanoseconds: int | None) -> str:
     """A duration for people: `350 ms`, `2.4 s`, `3m12s`, `2d4h`; `-` for none."""
     if nanoseconds is None:

@@ -14,6 +14,7 @@ import pytest
 from poise.drivers.plugins import Choice, build, choose, choose_document, code_of, policy_of, sample_view, tried
 from poise.errors import Fault, SpecError
 from poise.model.events import Began
+from poise.policy.suites import POLICIES
 from poise.testing import World
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "terms"
@@ -262,3 +263,26 @@ def test_what_fails_and_ships_with_poise_is_no_mistake_of_whoever_asked() -> Non
     assert policy.decide(sample_view()).policy == "fifo"
     with pytest.raises(Fault, match="the policy `fifo` raised AttributeError"):
         policy.decide(None)  # type: ignore[arg-type]
+
+
+def test_a_policy_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything begins: while it decides, another policy would be named, and no package."""
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    solving = [
+        f"{name}{agnostic}"
+        for name in ("max-min", "finish-time-fair", "min-makespan")
+        for agnostic in ("", "-agnostic")
+    ]
+    for name in solving:
+        with pytest.raises(SpecError) as caught:
+            tried(choose(name))
+        record = caught.value.record
+        assert (record.message, record.field) == (
+            f"the policy `{name}` needs a package that is not installed",
+            "--policy",
+        )
+        assert record.hint == "`pip install 'poise[lp]'`, or a policy that needs none, such as `--policy fifo`"
+        assert "`pip install" not in str(policy_of(began(choose("fifo"))))
+        assert "needs a package" in str(policy_of(began(choose(name))))
+    for name in sorted({*POLICIES} - {*solving}):
+        assert tried(choose(name)).name == name

@@ -14,9 +14,13 @@ from poise.units import (
     format_bytes,
     format_cpu,
     format_duration,
+    is_plain,
     parse_bytes,
     parse_cpu,
     parse_duration,
+    parse_flops,
+    parse_rate,
+    parse_share,
 )
 
 
@@ -132,3 +136,17 @@ def test_bytes_for_people(amount: int | None, text: str) -> None:
 @given(st.integers(0, 10**9))
 def test_cpus_for_people_read_back(milli: int) -> None:
     assert parse_cpu(format_cpu(milli)) == milli
+
+
+@pytest.mark.parametrize("parse", [parse_duration, parse_bytes, parse_cpu, parse_rate, parse_flops, parse_share])
+@pytest.mark.parametrize("text", ["1_000", "0_1", "\uff11\uff12", "\u0661", "1_0%", "\u00b2"])
+def test_numbers_are_written_in_plain_digits(parse: Any, text: str) -> None:
+    """Python's own `int` and `float` take all of these but the last."""
+    with pytest.raises(ValueError, match="not `"):
+        parse(text)
+    assert not is_plain(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1.5", "1e9", "nan", ""])
+def test_plain_text_is_plain(text: str) -> None:
+    assert is_plain(text)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from poise.cli import output
+from poise.cli.numbers import WholeRange
 from poise.cli.output import Column, Shown
 from poise.cli.render import say, status_text
 from poise.client import current_home
@@ -24,9 +25,9 @@ if TYPE_CHECKING:  # the twin brings numpy
 
 
 @click.command()
-@click.option("--futures", type=click.IntRange(2, 10_000), metavar="N", help="Follow N futures. [default: 200]")
+@click.option("--futures", type=WholeRange(2, 10_000), metavar="N", help="Follow N futures. [default: 200]")
 @click.option("--budget", metavar="TIME", help="Stop following them after so long. [default: 10s]")
-@click.option("--seed", type=click.IntRange(0, 2**53), default=0, metavar="N", help="Draw other run times.")
+@click.option("--seed", type=WholeRange(0, 2**53), default=0, metavar="N", help="Draw other run times.")
 @click.option("--check", is_flag=True, help="Look back: how often past jobs came when it would have been foreseen.")
 @click.option("--from", "log", type=click.Path(path_type=Path), metavar="LOG", help="Look back at this log instead.")
 @output.forms(*output.ROWS)

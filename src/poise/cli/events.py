@@ -4,12 +4,13 @@ import sys
 
 import click
 
+from poise.cli.numbers import Whole
 from poise.client import current_home
 from poise.control.start import connected
 
 
 @click.command()
-@click.option("--after", type=int, default=0, metavar="REVISION", help="Only what came after this revision.")
+@click.option("--after", type=Whole(), default=0, metavar="REVISION", help="Only what came after this revision.")
 @click.option("--decisions", is_flag=True, help="Only decisions, and what forced them.")
 @click.option("-f", "--follow", is_flag=True, help="Go on as things happen; with --json, one line each.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value: a list of records.")

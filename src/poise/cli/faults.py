@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from poise.cli.numbers import WholeRange
 from poise.cli.render import print_json, say
 from poise.errors import InputError
 from poise.units import DAY, HOUR, SECOND, parse_duration
@@ -34,13 +35,13 @@ BROKEN = 2
 
 
 @click.command()
-@click.option("--seeds", type=click.IntRange(1, 10**9), metavar="N", help="Try N seeds. [default: 100]")
-@click.option("--first", type=click.IntRange(0, 2**53), metavar="SEED", help="The first of them. [default: 1]")
-@click.option("--seed", type=click.IntRange(0, 2**53), metavar="SEED", help="Try this one, and print all that happens.")
+@click.option("--seeds", type=WholeRange(1, 10**9), metavar="N", help="Try N seeds. [default: 100]")
+@click.option("--first", type=WholeRange(0, 2**53), metavar="SEED", help="The first of them. [default: 1]")
+@click.option("--seed", type=WholeRange(0, 2**53), metavar="SEED", help="Try this one, and print all that happens.")
 @click.option("--scenario", type=click.Path(path_type=Path), metavar="FILE", help="Run a scenario that was kept.")
 @click.option("--nemesis", multiple=True, metavar="NAME", help="Only this one, by name or file. Repeatable. [by seed]")
 @click.option("--until", metavar="TIME", help="Stop one seed or scenario there, e.g. 12.5s.")
-@click.option("--processes", type=click.IntRange(1, 256), default=2, metavar="N", help="Side by side. [default: 2]")
+@click.option("--processes", type=WholeRange(1, 256), default=2, metavar="N", help="Side by side. [default: 2]")
 @click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="Write what breaks one there, shrunk.")
 @click.option("--list", "listing", is_flag=True, help="List the nemeses.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

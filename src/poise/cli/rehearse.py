@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from poise.cli import output
+from poise.cli.numbers import Number, WholeRange
 from poise.cli.output import Column, Shown
 from poise.cli.render import say
 from poise.cli.simulate import parsed_time
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
 @click.option("--routers", metavar="NAME,…", help="Of upstreams, one after the other. [default: as FILE says]")
 @click.option("--scalers", metavar="NAME,…", help="Of a service, one after the other. [default: as FILE says]")
 @click.option("--replicas", metavar="N|A..B,…", help="Of a service, one after the other. [default: as FILE says]")
-@click.option("--requests", type=click.IntRange(0), default=0, metavar="N", help="The first N only. [default: all]")
+@click.option("--requests", type=WholeRange(0), default=0, metavar="N", help="The first N only. [default: all]")
 @click.option("--until", metavar="TIME", help="Those of the first so long: `1d`. [default: all]")
-@click.option("--load", type=float, default=1.0, metavar="X", help="They come X times as fast. [default: 1]")
+@click.option("--load", type=Number(), default=1.0, metavar="X", help="They come X times as fast. [default: 1]")
 @click.option("--column", default="", metavar="NAME", help="Of a file of rates: whose.")
-@click.option("--seed", type=click.IntRange(0, 2**53), default=0, metavar="N", help="Of all chance. [default: 0]")
+@click.option("--seed", type=WholeRange(0, 2**53), default=0, metavar="N", help="Of all chance. [default: 0]")
 @click.option("--strict", is_flag=True, help="Refuse a trace with a row that cannot be read.")
 @output.forms("table", "wide", "json")
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE.yaml")

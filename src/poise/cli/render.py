@@ -54,7 +54,7 @@ def _error_lines(record: ErrorRecord) -> Iterator[str]:
 
 def _line_of(record: ErrorRecord) -> tuple[bool, list[int]]:
     """The order of the file; what has no place in it comes last."""
-    numbers = [int(part) for part in record.at.rsplit(":", 2)[1:] if part.isdigit()]
+    numbers = [int(part) for part in record.at.rsplit(":", 2)[1:] if part.isascii() and part.isdigit()]
     return not numbers, numbers
 
 

@@ -11,6 +11,7 @@ import click
 
 from poise import __version__
 from poise.cli import output
+from poise.cli.numbers import WholeRange
 from poise.cli.output import Column, Shown
 from poise.cli.render import print_json, say, shorten
 from poise.client import current_home
@@ -29,8 +30,8 @@ WIDE = 72
 
 @click.command()
 @click.option("--policy", metavar="NAME|FILE", help="Ask this policy of each round instead; nothing follows from it.")
-@click.option("--from", "after", type=click.IntRange(1), metavar="REVISION", help="Compare rounds from here on.")
-@click.option("--until", type=click.IntRange(1), metavar="REVISION", help="Go so far and no further.")
+@click.option("--from", "after", type=WholeRange(1), metavar="REVISION", help="Compare rounds from here on.")
+@click.option("--until", type=WholeRange(1), metavar="REVISION", help="Go so far and no further.")
 @click.option("--anyway", is_flag=True, help="Compare also what other code than that which is here has decided.")
 @click.option("--export", "file", type=click.Path(path_type=Path), metavar="FILE", help="Write the log to a file.")
 @output.forms(*output.TEXT)
@@ -90,9 +91,11 @@ def _opened(log: Path | None, until: int | None) -> Iterator[Recording[Event]]:
 
 
 def _policy(name: str) -> "ClusterPolicy":
-    from poise.drivers.plugins import build, choose
+    from poise.drivers.plugins import build, check_needs, choose
 
-    return build(choose(name))
+    choice = choose(name)
+    check_needs(choice)
+    return build(choice)
 
 
 def _replay(recording: Recording[Event], first: int, instead: "ClusterPolicy | None", *, anyway: bool) -> "Replayed":

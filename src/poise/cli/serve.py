@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from poise.cli.asking import merged, needed, needing
+from poise.cli.numbers import Whole, WholeRange
 from poise.cli.render import print_json, say, tell
 from poise.cli.submit import fill_in
 from poise.client import current_home
@@ -28,12 +29,12 @@ DEFAULT_PORT = 8080
 @click.option("--name", metavar="NAME", help="What the service is called. [default: as the file with the class]")
 @click.option("--replicas", metavar="N|A..B", help="Processes that answer; of a range as many as pay. [default: 1]")
 @click.option("--objective", metavar="TIME", help="Latency that one answer in a hundred may exceed, e.g. 200ms.")
-@click.option("--batch", type=int, metavar="N", help="Requests in one batch at most. [default: 64]")
+@click.option("--batch", type=Whole(), metavar="N", help="Requests in one batch at most. [default: 64]")
 @click.option("--timeout", metavar="TIME", help="When a request is given up. [default: 30s]")
 @click.option("--python", metavar="PROGRAM", help="The interpreter of the replicas. [default: this one]")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, metavar="N", help="0: a free one."
+    "--port", type=WholeRange(0, 65535), default=DEFAULT_PORT, show_default=True, metavar="N", help="0: a free one."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value once it listens: the address.")
 @click.argument("target", nargs=-1, required=True, metavar="app.py:Model | FILE.yaml...")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from poise.cli import output
+from poise.cli.numbers import Number, WholeRange
 from poise.cli.output import Column, Shown
 from poise.cli.render import say, show_error
 from poise.errors import InputError, SpecError, from_record
@@ -29,17 +30,20 @@ FLAGS = (
     click.option("--format", "kind", metavar="NAME", help="Of the trace. [default: found out]"),
     click.option("--map", "columns", metavar="FIELD=COLUMN,…", help="What the columns of a CSV are: `submit=created`."),
     click.option(
-        "--throughputs", type=click.Path(path_type=Path), metavar="FILE", help="The table of a trace of steps."
+        "--throughputs",
+        type=click.Path(path_type=Path),
+        metavar="FILE|FOLDER",
+        help="Rates of a trace of steps, or of elastic jobs.",
     ),
     click.option(
         "--elastic", is_flag=True, help="Jobs that could take any size do, where a trace knows how they scale."
     ),
-    click.option("--jobs", type=click.IntRange(0), default=0, metavar="N", help="The first N only. [default: all]"),
-    click.option("--load", type=float, default=1.0, metavar="X", help="Arrivals come X times as fast. [default: 1]"),
+    click.option("--jobs", type=WholeRange(0), default=0, metavar="N", help="The first N only. [default: all]"),
+    click.option("--load", type=Number(), default=1.0, metavar="X", help="Arrivals come X times as fast. [default: 1]"),
     click.option(
         "--know", type=click.Choice(KNOW), default="estimated", help="What is known of run times. [default: estimated]"
     ),
-    click.option("--seed", type=click.IntRange(0, 2**53), default=0, metavar="N", help="Of all chance. [default: 0]"),
+    click.option("--seed", type=WholeRange(0, 2**53), default=0, metavar="N", help="Of all chance. [default: 0]"),
     click.option(
         "--world", type=click.Path(path_type=Path), metavar="FILE", help="What restarts cost, what is lost, …"
     ),

@@ -43,16 +43,27 @@ def _time(text: str) -> str:
     days, dash, rest = text.rpartition("-")
     numbers = rest.split(":")
     units = "hms" if dash or len(numbers) == 3 else "ms"
-    told = "".join(f"{int(number)}{unit}" for number, unit in zip(numbers, units, strict=False) if int(number))
-    return (f"{int(days)}d" if days else "") + told
+    told = "".join(f"{_whole(number)}{unit}" for number, unit in zip(numbers, units, strict=False) if _whole(number))
+    return (f"{_whole(days)}d" if days else "") + told
+
+
+def _whole(text: str) -> int:
+    """Python's `int` alone would take `1_0` and the digits of every script."""
+    if not _is_whole(text):
+        raise ValueError(text)
+    return int(text)
+
+
+def _is_whole(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 def _array(text: str) -> str:
     """`0-99` is so many parts; other lists are a sweep."""
     which, _, most = text.partition("%")
-    limit = f" at_most={int(most)}" if most else ""
+    limit = f" at_most={_whole(most)}" if most else ""
     first, dash, last = which.partition("-")
-    if dash and first == "0" and last.isdigit():
+    if dash and first == "0" and _is_whole(last):
         return f"parts={int(last) + 1}{limit}"
     return f"sweep=i={which.replace('-', '..')}{limit}"
 
@@ -69,7 +80,7 @@ def _begin(text: str) -> str:
 def _gpus(text: str) -> str:
     words = text.removeprefix("gpu:").split(":")
     model = f" gpu_model={words[0]}" if len(words) > 1 else ""
-    return f"gpu={words[-1] if words[-1].isdigit() else 1}{model}"
+    return f"gpu={words[-1] if _is_whole(words[-1]) else 1}{model}"
 
 
 _OF_SLURM: dict[str, Callable[[str], str]] = {

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import click
 
 from poise.cli.asking import asked, asking, is_script, merged, note_unused, told_as_flags
+from poise.cli.numbers import WholeRange
 from poise.cli.render import print_json, say, tell
 from poise.client import current_home
 from poise.control.start import connected, user_name
@@ -23,7 +24,7 @@ FILE_ENDINGS = (".yaml", ".yml", ".json")
 @asking
 @click.option(
     "--if-revision",
-    type=click.IntRange(min=0),
+    type=WholeRange(min=0),
     metavar="N",
     help="Only if nothing has happened since revision N, which `poise plan` told.",
 )

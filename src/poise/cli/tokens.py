@@ -7,6 +7,7 @@ import click
 import msgspec
 
 from poise.cli import output
+from poise.cli.numbers import Whole
 from poise.cli.output import Column, Shown
 from poise.cli.render import ago, print_json, say
 from poise.client import current_home
@@ -102,7 +103,7 @@ def whoami(as_json: bool) -> int:
 
 
 @click.command()
-@click.option("--after", type=int, default=0, metavar="REVISION", help="Only what came after this revision.")
+@click.option("--after", type=Whole(), default=0, metavar="REVISION", help="Only what came after this revision.")
 @click.option("--refused", is_flag=True, help="Requests that were refused since the control plane started instead.")
 @output.rows
 def audit(after: int, refused: bool, form: str, watch: bool) -> int:

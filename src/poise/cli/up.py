@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from poise.cli.nodes import declared_fleet, read_fleet
+from poise.cli.numbers import Whole
 from poise.cli.output import TEXT, forms
 from poise.cli.render import LOGGED, print_json, say
 from poise.client import Client, answer_of_ray, current_home, failure_of
@@ -78,7 +79,7 @@ def own_home() -> Home:
     help="How long a policy that does not ship with Poise may take over a round. [default: 1s]",
 )
 @click.option(
-    "--port", type=int, default=None, metavar="N", help="Loopback port of the API. [default: 7717, or a free one]"
+    "--port", type=Whole(), default=None, metavar="N", help="Loopback port of the API. [default: 7717, or a free one]"
 )
 @click.option(
     "--fleet",
@@ -327,12 +328,13 @@ def _settle_policy(home: Home, policy: str) -> tuple[str, str]:
         return policy, policy
     import msgspec
 
-    from poise.drivers.plugins import choose, choose_document, is_file
+    from poise.drivers.plugins import check_needs, choose, choose_document, is_file
     from poise.drivers.yamlfile import load_kind, located, place_in_file
 
     document = load_kind(Path(policy), "policy") if is_file(policy) else None
     with located(place_in_file(Path(policy))):
         choice = choose_document(document) if is_file(policy) else choose(policy)
+    check_needs(choice)
     if choice.foreign:
         from poise.control.decider import try_out
 

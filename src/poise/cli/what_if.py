@@ -7,6 +7,7 @@ import click
 
 from poise.cli import output
 from poise.cli.eta import deciding, known_now, seconds_of, target_of, time_text
+from poise.cli.numbers import WholeRange
 from poise.cli.output import Column, Shown
 from poise.client import current_home
 from poise.errors import NotFound, SpecError
@@ -33,9 +34,9 @@ CLASSES = tuple(priority.name.lower() for priority in Priority)
 @click.option("--without", multiple=True, metavar="NODE", help="This node is lost. Repeatable.")
 @click.option("--priority", multiple=True, metavar="JOB=CLASS", help="JOB is urgent, high, medium or low. Repeatable.")
 @click.option("--from", "log", metavar="LOG|live", help="Of what LOG has recorded, from its beginning. [default: live]")
-@click.option("--futures", type=click.IntRange(2, 10_000), metavar="N", help="Follow N pairs of futures. [default: 50]")
+@click.option("--futures", type=WholeRange(2, 10_000), metavar="N", help="Follow N pairs of futures. [default: 50]")
 @click.option("--budget", metavar="TIME", help="Stop following them after so long. [default: 10s]")
-@click.option("--seed", type=click.IntRange(0, 2**53), default=0, metavar="N", help="Draw other run times.")
+@click.option("--seed", type=WholeRange(0, 2**53), default=0, metavar="N", help="Draw other run times.")
 @output.forms(*output.TEXT)
 @click.argument("jobs", nargs=-1, metavar="[JOB]...")
 def what_if(

@@ -28,7 +28,7 @@ from poise import __version__
 from poise.decoding import convert
 from poise.drivers.views import Unsound, check_plan, decode_plan, encode_plan
 from poise.drivers.yamlfile import load_yaml
-from poise.errors import Fault, PoiseError, SpecError
+from poise.errors import Fault, InputError, PoiseError, SpecError
 from poise.model.decisions import Plan
 from poise.model.document import near
 from poise.model.events import Began
@@ -38,6 +38,7 @@ from poise.model.resources import Device, Node, Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.rank import RANK_TERMS, RankTerm
 from poise.policy.recipe import Recipe, compile_recipe, digest_of
+from poise.policy.rounds import Rounds
 from poise.policy.score import TERMS, Scoring, Term
 from poise.policy.suites import POLICIES, ClusterPolicy, Suite
 from poise.units import SECOND
@@ -120,10 +121,27 @@ def build(choice: Choice) -> ClusterPolicy:
     return Suite(recipe, terms, rank_terms)
 
 
+def check_needs(choice: Choice) -> None:
+    """Raise `SpecError` where a shipped policy needs a package that is not installed. Runs nobody's code."""
+    policy = POLICIES.get(choice.name) if choice.recipe is None else None
+    if not isinstance(policy, Rounds):
+        return
+    try:
+        policy.check()
+    except InputError as error:
+        raise SpecError(
+            f"the policy `{choice.name}` needs a package that is not installed", field="--policy",
+            need="highspy, which solves linear programs", have="no highspy",
+            hint=f"`{error.record.hint}`, or a policy that needs none, such as `--policy fifo`",
+        ) from error  # fmt: skip
+
+
 def tried(choice: Choice) -> ClusterPolicy:
     """The policy, built, for a twin. Where it raises, or gives a plan that would not be taken live, its `decide` raises
-    a `PoiseError` that names policy and place: nobody takes over here, as the figures would be another's.
+    a `PoiseError` that names policy and place: nobody takes over here, as the figures would be another's. Raises
+    `SpecError` where a package that it needs is missing.
     """
+    check_needs(choice)
     return _Tried(build(choice), foreign=choice.foreign)
 
 

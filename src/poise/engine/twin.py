@@ -496,7 +496,8 @@ class Twin:
             self._speedups[unit.id] = told
             attempt, (name, _) = next(iter(work.launches.items()))
             self._report(name, told=Told(attempt=attempt, speedups=told))
-        self.timeline.call_in(truth.tells, self._tell, work)
+        if truth.tells:
+            self.timeline.call_in(truth.tells, self._tell, work)
 
     def _foresee(self, work: _Work) -> None:
         """Set the instant at which it will end, as things are."""

@@ -182,7 +182,7 @@ def _seconds(text: bytes) -> int:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < MOST_SECONDS:
+    if not 0 < seconds < MOST_SECONDS or b"_" in text:  # which Python's `float` takes
         raise Refused(400, f"X-Request-Timeout-Seconds is a number above 0 and below {MOST_SECONDS}")
     return max(1, int(seconds * SECOND))
 

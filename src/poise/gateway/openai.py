@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from poise.decoding import json_decoder
-from poise.units import MILLISECOND, SECOND
+from poise.units import MILLISECOND, SECOND, is_plain
 
 CHAT, COMPLETIONS, EMBEDDINGS, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"
 ASKED = (CHAT, COMPLETIONS, EMBEDDINGS)
@@ -222,7 +222,7 @@ def _time(name: str, said: str, scale: int) -> int:
         value = float(said)
     except ValueError:
         value = -1.0
-    if not 0 < value < MOST_SECONDS:
+    if not (0 < value < MOST_SECONDS and is_plain(said)):
         unit = "seconds" if scale == SECOND else "milliseconds"
         message = f"The header {name} is not a number of {unit} above 0: `{said[:40]}`"
         raise Refused(400, message, code="invalid_header", param=name)

@@ -103,8 +103,8 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     latest checkpoint (one every `checkpoint` nanoseconds of running; 0: from the start), which is also what is left
     after a failure. Its first start takes `start` nanoseconds before it gets on, coming back `restore`. An attempt ends
     with `outcome` when it has done `until` of its work. With a `telling` it says how it scales when it begins to get
-    on, and looks again each `tells` nanoseconds; with `reports` it says how far it has come when it is stopped. An
-    elastic gang that `resizes` says so, and goes on in whatever size it is given.
+    on, and looks again each `tells` nanoseconds (0: never); with `reports` it says how far it has come when it is
+    stopped. An elastic gang that `resizes` says so, and goes on in whatever size it is given.
     """
 
     pace: Pace
@@ -133,10 +133,12 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """A trace that has been read: what arrives, in order, and the speeds that are publicly known (`throughputs`, as of
-    a fleet file, by `class@model`). `skipped` counts what of the trace was left out, by reason.
+    a fleet file, by `class@model`). `skipped` counts what of the trace was left out, by reason; `notes` are sentences
+    on what was read in another way than was asked for.
     """
 
     name: str
     arrivals: tuple[Arrival, ...]
     throughputs: dict[str, float] = {}
     skipped: dict[str, int] = {}
+    notes: tuple[str, ...] = ()

@@ -32,7 +32,16 @@ from poise.policy.place import Draft, close_together
 from poise.policy.predict import Speeds
 from poise.policy.room import Room, room_on
 from poise.policy.score import TERMS
-from poise.policy.shares import Allocate, Claims, alone_rate, finish_time_fair, first_come, max_min, min_makespan
+from poise.policy.shares import (
+    Allocate,
+    Claims,
+    alone_rate,
+    finish_time_fair,
+    first_come,
+    max_min,
+    min_makespan,
+    solver,
+)
 from poise.units import MINUTE, SECOND
 
 TURN = 6 * MINUTE
@@ -119,6 +128,11 @@ class Rounds:
         self.aware = aware
         self.idle = idle
         self.turn = turn
+
+    def check(self) -> None:
+        """Raise `InputError` where the solver that it needs is not installed."""
+        if self.allocate is not first_come:
+            solver()
 
     def decide(self, view: Snapshot, /) -> Plan:
         """Account for the time since the last plan, work out shares if anything has changed, begin a turn if it is

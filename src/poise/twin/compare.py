@@ -172,6 +172,7 @@ def _loaded(asked: Asked) -> _Loaded:
 
 
 def _notes(loaded: _Loaded) -> Iterator[str]:
+    yield from loaded.workload.notes
     missing = left_out(loaded.nemeses)
     if missing:
         yield f"faults that no twin has are left out: {', '.join(missing)}; `poise faults` has them"

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,15 @@ def test_policies_side_by_side_and_a_page(capsys: pytest.CaptureFixture[str], tm
     links, panels = set(re.findall(r'href="#(p\d-j\d+)"', html)), set(re.findall(r'id="(p\d-j\d+)"', html))
     assert links == panels
     assert len(panels) == 40
+
+
+def test_a_policy_whose_package_is_missing_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    for typed in (["simulate", *FEW, "--policy", "max-min"], ["compare", *FEW, "--policies", "fifo,finish-time-fair"]):
+        assert main(typed) == 1
+        assert "hint: `pip install 'poise[lp]'`, or a policy that needs none" in capsys.readouterr().err
 
 
 BAD = """

@@ -1,6 +1,7 @@
 """`poise up` as typed, where it is refused before anything is started."""
 
 import json
+import sys
 from pathlib import Path
 
 import msgspec
@@ -24,3 +25,15 @@ def test_another_place_to_listen_for_the_nodes_of_a_ray_cluster_is_refused_by_it
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["field"], error["need"], error["have"]) == ("--listen", "0.0.0.0:7719", "0.0.0.0:7718")
     assert (home.ray / "cluster.json").read_bytes() == kept
+
+
+def test_a_policy_whose_package_is_missing_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POISE_HOME", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    assert main(["up", "--policy", "max-min", "--json"]) == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["field"], error["have"]) == ("--policy", "no highspy")
+    assert error["hint"].startswith("`pip install 'poise[lp]'`")
+    assert not list(tmp_path.iterdir())

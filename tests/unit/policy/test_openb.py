@@ -1,6 +1,8 @@
 """Placement of shared devices on an excerpt of Alibaba's cluster of 2023, and figures that were published with it."""
 
 import csv
+import gzip
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from poise.kernel.controller import Cancel, Settings
 from poise.model.events import Event, Placed
 from poise.model.fleet import Fleet
 from poise.model.jobs import Task, Unit
-from poise.model.resources import WHOLE, Device, Node, Shape
+from poise.model.resources import WHOLE, Device, Node, Shape, Wants
 from poise.model.workload import Arrival, Steady, Truth
 from poise.policy import fragments as measure
 from poise.policy.fragments import Typical, fragments
@@ -21,6 +23,9 @@ from poise.policy.recipe import RECIPES, Recipe
 from poise.policy.suites import Suite
 from poise.twin.traces.openb import read_nodes
 from poise.units import SECOND
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+from fidelity_fgd import shapes_of
 
 MIB = 2**20
 EXCERPT = Path(__file__).parent / "openb"
@@ -108,3 +113,14 @@ def test_best_fit_allocates_more_than_chance_fragmentation_more_than_that_and_pr
 def test_the_default_policy_allocates_more_than_fragmentation_gradients() -> None:
     fragmentation = Recipe(name="ours", order="arrival", score={"fragmentation": 1.0}, spread=True)
     assert allocated(RECIPES[0]) >= allocated(fragmentation)
+
+
+def test_the_benchmark_reads_lists_of_five_columns(tmp_path: Path) -> None:
+    """Some of the artifact's lists of pods end after `gpu_milli`: none of their pods wants a model."""
+    with (EXCERPT / "pods.csv").open() as file:
+        rows = list(csv.reader(file))
+    for name, columns in (("whole", 11), ("five", 5)):
+        with gzip.open(tmp_path / f"openb_pod_list_{name}.csv.gz", "wt") as packed:
+            csv.writer(packed).writerows(row[:columns] for row in rows)
+    whole, five = shapes_of(tmp_path, "whole"), shapes_of(tmp_path, "five")
+    assert five == [msgspec.structs.replace(shape, wants=Wants()) for shape in whole]

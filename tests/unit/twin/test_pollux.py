@@ -147,3 +147,10 @@ def test_half_a_profile_is_none(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as raised:
         read_trace(path)
     assert "step_time" in raised.value.record.need
+
+
+def test_a_file_of_another_name_is_no_profile(tmp_path: Path) -> None:
+    path = excerpt(tmp_path)
+    for name in ("validation-old.csv", "validation-1_2.csv", "validation-\uff11.csv"):
+        (tmp_path / "profiles" / "bert" / name).write_text("not read\n")
+    assert len(read_trace(path).arrivals) == 2

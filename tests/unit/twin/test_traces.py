@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 from poise.errors import NotFound, PoiseError, SpecError
 from poise.model.jobs import Priority
 from poise.model.workload import Arrival, Seats
+from poise.twin.traces import rows
 from poise.twin.traces.formats import read_trace
 from poise.twin.traces.openb import read_nodes
 from poise.twin.traces.options import Options
 from poise.twin.traces.plain import parse_mapping
+from poise.twin.traces.rows import MAX_ROW
 from poise.units import DAY, SECOND
 
 PHILLY = """\
@@ -232,6 +235,9 @@ BAD = [
     ("2017-10-09 07:01:55,66,1.5,66.0,a", "`num_gpus` is not a whole number"),
     ("2017-10-09 07:01:55,66,0,66.0,a", "`num_gpus` is below 1"),
     ("2017-10-09 07:01:55,66,99999999999,66.0,a", "`num_gpus` is absurd"),
+    ("2017-10-09 07:01:55,1_000,1,66.0,a", "`duration` is not written in plain digits"),
+    ("2017-10-09 07:01:55,66,\uff11\uff12,66.0,a", "`num_gpus` is not written in plain digits"),
+    ("1_507_532_515,66,1,66.0,a", "`timestamp` is not written in plain digits"),
     ("yesterday,66,1,66.0,a", "`timestamp` is neither a number nor a date"),
     ("2017-10-09 07:01:55,66,1", "the row has too few columns"),
     ("2017-10-09 07:01:55,66,1,66.0,a,b", "the row has too many columns"),
@@ -272,6 +278,52 @@ def test_a_trace_is_never_half_read(tmp_path: Path) -> None:
         error = refused(path)
         assert said in str(error), (name, str(error))
         assert error.record.code == "E109"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("format", ["philly", "gavel", "mooncake"])
+def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path: Path, format: str, packed: bool) -> None:
+    """It would take nine times its length of memory. A packed one of 1 GB is 1 MB long."""
+    content = b"," * (MAX_ROW + MAX_ROW // 4)
+    path = tmp_path / "trace"
+    path.write_bytes(gzip.compress(content, 1) if packed else content)
+    (tmp_path / "simulation_throughputs.json").write_text(json.dumps(RATES))
+    tracemalloc.start()
+    try:
+        with pytest.raises(SpecError) as raised:
+            read_trace(path, format=format)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (raised.value.record.message, raised.value.record.at) == ("the row is too long", f"{path}:1")
+    assert raised.value.record.need == "at most 16,777,216 characters"
+    assert peak < 8 * MAX_ROW
+
+
+def test_nor_is_a_row_of_many_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line is short, and the row has no end: there is a line break in every cell."""
+    monkeypatch.setattr(rows, "MAX_ROW", 1000)
+    path = write(tmp_path, PHILLY + '"' + '\n","' * 1000)
+    assert refused(path).record.message == "the row is too long"
+    assert len(read_trace(write(tmp_path, PHILLY + "2017-10-09 07:01:55,66,1,66.0,a\n" * 100)).arrivals) == 103
+
+
+@pytest.mark.parametrize("format", ["philly", "gavel"])
+def test_a_row_of_too_many_columns_is_no_row_of_a_trace(tmp_path: Path, format: str) -> None:
+    between = "\t" if format == "gavel" else ","
+    (tmp_path / "simulation_throughputs.json").write_text(json.dumps(RATES))
+    path = write(tmp_path, (between.join("a" * 5000) + "\n") * 2)
+    with pytest.raises(SpecError) as raised:
+        read_trace(path, format=format)
+    assert (raised.value.record.need, raised.value.record.have) == ("at most 4,096", "5,000")
+
+
+def test_a_table_without_an_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MAX_TABLE", 10_000)
+    path = tmp_path / "table.json"
+    path.write_bytes(gzip.compress(b" " * 20_000))
+    record = refused(gavel(tmp_path), throughputs=path).record
+    assert (record.message, record.at) == ("the file is too large", str(path))
 
 
 def test_a_trace_that_is_not_there(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from poise.errors import SpecError
 from poise.model.workload import Workload
 from poise.twin.traces import (
+    chronus,
     elasticflow,
     gavel,
     helios,
@@ -66,8 +67,14 @@ FORMATS = {
         Format(
             "elasticflow",
             "ElasticFlow, jobs with deadlines",
-            lambda head: head.names(*elasticflow.COLUMNS),
+            lambda head: head.names(*elasticflow.COLUMNS) or head.names(*elasticflow.MICROSOFT),
             elasticflow.read,
+        ),
+        Format(
+            "chronus",
+            "Chronus, jobs with deadlines or none",
+            lambda head: head.names(*chronus.RECOGNISED),
+            chronus.read,
         ),
         Format(
             "azure",

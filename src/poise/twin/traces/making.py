@@ -19,7 +19,7 @@ from poise.errors import SpecError
 from poise.model.jobs import Outcome, Priority, Task, Unit
 from poise.model.resources import ANY_GPU, WHOLE, Shape, Wants
 from poise.model.tenants import DEFAULT, class_of_tenant
-from poise.model.workload import Arrival, Pace, Steady, Truth, Workload
+from poise.model.workload import Arrival, Pace, Steady, Telling, Truth, Workload
 from poise.twin.traces.options import SIGMA, Options
 from poise.twin.traces.rows import MAX_SECONDS, BadRow, Tally, fault
 from poise.units import SECOND
@@ -40,12 +40,15 @@ class Said(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a trace says of a job. Times in seconds, `at` since any beginning; `seconds` are the run time on the device
     that suits it best, `tasks` of `gpus` devices each (a `share` of each, in thousandths). `cpu` in milli-CPU and
     `memory` in bytes are those of a task. `rates` are by model of device, over the best; without a `pace` the work
-    gets on steadily. `guess` is what its user expected (0: nothing was said), `deadline` is after its arrival.
+    gets on steadily. `guess` is what its user expected (0: nothing was said), `deadline` is after its arrival. With a
+    `least` it is elastic: it starts with as many tasks or more, `seconds` are the run time with these, and its
+    `telling` says how it scales.
     """
 
     at: float
     seconds: float
     tasks: int = 1
+    least: int = 0
     gpus: int = 1
     share: int = WHOLE
     cpu: int = 0
@@ -55,6 +58,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tenant: str = DEFAULT
     rates: Mapping[str, float] = {}
     pace: Pace | None = None
+    telling: Telling | None = None
     guess: float = 0.0
     deadline: float = 0.0
     priority: Priority = Priority.MEDIUM
@@ -69,6 +73,7 @@ class Maker:
         options.check()
         self.tally = Tally(path, strict=options.strict)
         self.throughputs: dict[str, float] = {}
+        self.notes: list[str] = []
         self._name = name
         self._path = path
         self._options = options
@@ -121,6 +126,7 @@ class Maker:
             arrivals=tuple(arrivals),
             throughputs=self.throughputs,
             skipped=dict(self.tally.counts),
+            notes=tuple(self.notes),
         )
 
 
@@ -135,6 +141,7 @@ def _arrival(said: Said, options: Options, at: int, noise: float) -> Arrival:
         deadline=round(min(said.deadline, MAX_OFFSET) * SECOND),
         expect=_expected(said, options, noise),
         kind=class_of_tenant(said.kind, said.tenant),
+        least=said.least,
         checkpoint=options.checkpoint,
         restore=options.restore,
         weight=said.weight,
@@ -147,6 +154,8 @@ def _arrival(said: Said, options: Options, at: int, noise: float) -> Arrival:
         restore=options.restore,
         outcome=said.outcome,
         reports=options.information != "none",  # who knows how far it has come knows how long it takes
+        telling=said.telling,
+        tells=0,  # a table does not change
     )
     return Arrival(at=at, units=(unit,), truths={UNIT: truth}, tenant=said.tenant)
 

@@ -27,9 +27,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     `load` divides the times between arrivals, `seed` decides the noise of estimates. With `strict` the first bad row is
     an error. `cpu_work` also reads jobs without a device, in traces of training.
 
-    With `elastic` the jobs of a trace that knows how they scale (Pollux's) take any size, and choose their batches.
+    With `elastic` the jobs of a trace that knows how they scale take any size: Pollux's, which also choose their
+    batches, and ElasticFlow's, as far as the tables of `throughputs` go.
 
-    `columns` says which column of a plain CSV is what. `throughputs` is the table that goes with a trace of steps.
+    `columns` says which column of a plain CSV is what. `throughputs` is the table that goes with a trace of steps, or
+    the folder of the profiles or tables that elastic jobs need.
     `requests` are how many requests of a trace of requests one device serves at once.
 
     What stopping costs is in no trace: with `saves` work goes on where it was stopped, and else, as after a failure,

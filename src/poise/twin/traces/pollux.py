@@ -18,6 +18,7 @@ Source: github.com/petuum/adaptdl, branch osdi21-artifact, simulator/ (Apache-2.
 """
 
 import random
+import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import ceil
@@ -61,6 +62,8 @@ class Made(NamedTuple):
     largest: int = 0
 
 
+_VALIDATION = re.compile(r"validation-([0-9]{1,9})\.csv")
+
 APPLICATIONS = {
     "bert": Made(2),
     "cifar10": Made(100),
@@ -92,7 +95,8 @@ class Application:
         """Raises `SpecError` where something is missing, or no such file."""
         made = APPLICATIONS[name]
         self.name = name
-        files = {int(path.stem.rpartition("-")[2]): path for path in folder.glob("validation-*.csv")}
+        named = ((path, _VALIDATION.fullmatch(path.name)) for path in folder.glob("validation-*.csv"))
+        files = {int(name[1]): path for path, name in named if name is not None}
         validation = {size: _columns(path, VALIDATION) for size, path in files.items()}
         if not validation:
             raise fault(f"there is no profile of `{name}`", folder, need="`validation-BATCH.csv`", have="no such file")

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from poise.decoding import json_decoder
-from poise.twin.traces.rows import fault, opened, short
+from poise.twin.traces.rows import content_of, fault, short
 
 SPREAD = "_unconsolidated"
 BESIDE = ("simulation_throughputs.json", "tacc_throughputs.json", "physical_cluster_throughputs.json")
 """What Gavel and Shockwave call their tables."""
 
-_KEY = re.compile(r"\('(.+)', (\d+)\)")
+_KEY = re.compile(r"\('(.+)', ([0-9]{1,9})\)")
 
 
 class Size(NamedTuple):
@@ -60,8 +60,7 @@ def table_for(trace: Path, given: Path | None) -> Rates:
 @lru_cache(maxsize=4)
 def read_table(path: Path) -> Rates:
     """Raises `SpecError` for what is no such table."""
-    with opened(path) as file:
-        content = file.read()
+    content = content_of(path)
     try:
         tables = json_decoder(dict[str, dict[str, dict[str, Any]]]).decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

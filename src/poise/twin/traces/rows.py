@@ -18,6 +18,7 @@ from typing import IO, NamedTuple
 import msgspec
 
 from poise.errors import NotFound, SpecError
+from poise.units import format_bytes, is_plain
 
 CODE = "E109"
 HEAD = 65_536
@@ -29,10 +30,16 @@ MAX_SECONDS = 1e9
 MAX_DEVICES = 65_536
 """Of one job."""
 
-MAX_CELL = 1 << 24
-"""Characters of one cell; Mooncake's lists of blocks are long."""
+MAX_ROW = 1 << 24
+"""Characters of one row; Mooncake's lists of blocks are long. A packed file of 1 MB can hold a line of 1 GB."""
 
-csv.field_size_limit(MAX_CELL)
+MAX_COLUMNS = 4096
+"""Of one row."""
+
+MAX_TABLE = 1 << 26
+"""Bytes, unpacked, of a file that is read as one value; Gavel's table of throughputs has 1.2 MB."""
+
+csv.field_size_limit(MAX_ROW)
 
 
 class BadRow(Exception):
@@ -114,15 +121,56 @@ def head_of(path: Path) -> bytes:
         return file.read(HEAD)
 
 
+def content_of(path: Path) -> bytes:
+    """All of a file that is one value. Raises `SpecError` where it is larger than such a file could be."""
+    with opened(path) as file:
+        content = file.read(MAX_TABLE + 1)
+    if len(content) > MAX_TABLE:
+        raise fault(
+            "the file is too large", path, need=f"at most {format_bytes(MAX_TABLE)} unpacked", have="more",
+            hint=f"`zcat -f {path} | wc -c`",
+        )  # fmt: skip
+    return content
+
+
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     """Lines that hold something, with their numbers from 1."""
     with opened(path) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline=None)
-        for number, line in enumerate(text, start=1):
+        lines = _Lines(path, io.TextIOWrapper(file, encoding="utf-8-sig", newline=None))
+        for line in lines:
+            lines.room = MAX_ROW
             if "\0" in line:
-                raise fault("the file is not text", path, number, have="a byte 0", hint=f"`file {path}`")
+                raise fault("the file is not text", path, lines.number, have="a byte 0", hint=f"`file {path}`")
             if line.strip():
-                yield number, line.rstrip("\n")
+                yield lines.number, line.rstrip("\n")
+
+
+class _Lines:
+    """The lines of a file, each read only as far as there is `room` for its row: a row in quotes can have several
+    lines. Whoever reads a row sets the room for the next one.
+    """
+
+    def __init__(self, path: Path, text: io.TextIOWrapper) -> None:
+        self.number = 0
+        self.room = MAX_ROW
+        self._path = path
+        self._text = text
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._text.readline(self.room + 1)
+        if not line:
+            raise StopIteration
+        self.number += 1
+        self.room -= len(line)
+        if self.room < 0:
+            raise fault(
+                "the row is too long", self._path, self.number, need=f"at most {MAX_ROW:,} characters", have="more",
+                hint=f"`zcat -f {self._path} | head -c 300`",
+            )  # fmt: skip
+        return line
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
@@ -175,6 +223,8 @@ def number(text: str, name: str, *, least: float = 0.0, most: float = 1e15) -> f
         raise BadRow(f"`{name}` {what}", name, "a number", short(text)) from None
     if not math.isfinite(value):
         raise BadRow(f"`{name}` is not a number", name, "a number", short(text))
+    if not is_plain(text):
+        raise _not_plain(text, name)
     if value < least:
         reason = f"`{name}` is negative" if least == 0 else f"`{name}` is below {least:g}"
         raise BadRow(reason, name, f"{least:g} or more", short(text))
@@ -200,7 +250,13 @@ def instant(text: str, name: str, scale: float = 1.0) -> float:
         raise BadRow(f"`{name}` {what}", name, "2017-10-09 07:01:55, or a number", short(text)) from None
     if not math.isfinite(value) or abs(value) > 1e13:
         raise BadRow(f"`{name}` is absurd", name, "an instant", short(text))
+    if not is_plain(text):
+        raise _not_plain(text, name)
     return value
+
+
+def _not_plain(text: str, name: str) -> BadRow:
+    return BadRow(f"`{name}` is not written in plain digits", name, "digits 0 to 9, without `_`", short(text))
 
 
 def header_of(path: Path) -> tuple[str, ...]:
@@ -231,8 +287,15 @@ def table(path: Path, tally: Tally, needed: Sequence[str], *, header: Sequence[s
 
 def tabbed(path: Path, tally: Tally, columns: Sequence[str]) -> Iterator[Row]:
     """The rows of a file of columns between TABs, without a line that names them."""
-    rows = ((line, text.split("\t")) for line, text in lines_of(path))
+    rows = ((line, _cells(path, line, text)) for line, text in lines_of(path))
     yield from _whole(path, tally, rows, {name: place for place, name in enumerate(columns)})
+
+
+def _cells(path: Path, line: int, text: str) -> list[str]:
+    cells = text.split("\t", MAX_COLUMNS)
+    if len(cells) > MAX_COLUMNS:
+        raise _too_wide(path, line, text.count("\t") + 1)
+    return cells
 
 
 def _whole(
@@ -253,16 +316,27 @@ def _whole(
 def _csv(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Rows that hold something, with the line that each ends on."""
     with opened(path) as file:
-        reader = csv.reader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter=delimiter, strict=True)
+        lines = _Lines(path, io.TextIOWrapper(file, encoding="utf-8-sig", newline=""))
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
         try:
             for cells in reader:
+                lines.room = MAX_ROW
                 if not cells:
                     continue
+                if len(cells) > MAX_COLUMNS:
+                    raise _too_wide(path, reader.line_num, len(cells))
                 if "\0" in "".join(cells):
                     raise fault("the file is not text", path, reader.line_num, have="a byte 0", hint=f"`file {path}`")
                 yield reader.line_num, cells
         except csv.Error as error:
             raise fault("the row cannot be taken apart", path, reader.line_num, have=str(error)) from None
+
+
+def _too_wide(path: Path, line: int, columns: int) -> SpecError:
+    return fault(
+        "the row has too many columns", path, line, need=f"at most {MAX_COLUMNS:,}", have=f"{columns:,}",
+        hint=f"`zcat -f {path} | head -c 300`",
+    )  # fmt: skip
 
 
 def short(text: str, most: int = 60) -> str:

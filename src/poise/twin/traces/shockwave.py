@@ -75,7 +75,7 @@ DOUBLED: dict[tuple[str, int, int], tuple[int, ...]] = {
 }
 """Epochs at which the batches of `gns` double, by model, batch size and devices; those of others stay as they are."""
 
-_TYPE = re.compile(r"(\S+) \(batch size (\d{1,6})\)")
+_TYPE = re.compile(r"(\S+) \(batch size ([0-9]{1,6})\)")
 
 
 class Phases(msgspec.Struct, frozen=True):
