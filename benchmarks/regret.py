@@ -90,7 +90,7 @@ def drawn(seed: int) -> World:
         "resizes": pick([True, False]),
         "classes": pick([False, False, True]),
         "weights": pick([False, False, True]),
-        "checkpoint": pick([0, 60, 600, -1]),
+        "checkpoint": pick([0, 60, 600, 600]),
         "restore": pick([0, 30, 120]),
         "services": pick([0.0, 0.0, 0.2]),
     }
@@ -176,7 +176,7 @@ def _job(
         tasks, least, gpus, alone = min(2 * size, 16), 1, 1, seconds * scaling.speedup(size)
     else:
         tasks, least, gpus, alone = (1, 0, size, seconds) if size <= wide else (size // wide, 0, wide, seconds)
-    checkpoint, restore = max(0, about["checkpoint"]) * SECOND, about["restore"] * SECOND
+    checkpoint, restore = about["checkpoint"] * SECOND, about["restore"] * SECOND
     unit = Unit(
         name=UNIT,
         tasks=_tasks(tasks),
@@ -193,7 +193,7 @@ def _job(
     truth = Truth(
         pace=Steady(alone, 1 if elastic else tasks, rates, scaling),
         checkpoint=checkpoint,
-        saves=about["checkpoint"] >= 0,
+        saves=checkpoint > 0,
         restore=restore,
         reports=error is not None,
         telling=Tells(scaling) if elastic else None,

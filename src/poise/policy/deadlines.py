@@ -17,7 +17,7 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-GIVEN_UP = 64
+GIVEN_UP = 32
 """Units given up in one round at most; the schedule is worked out anew after each."""
 
 

@@ -18,7 +18,7 @@ from poise.policy.feasible import ability
 from poise.policy.predict import Speeds
 from poise.policy.running import Running, lost_work
 
-LOOKED_AT = 512
+LOOKED_AT = 128
 """Units with a deadline that are looked at in a round, those with the earliest latest start first."""
 
 SAFETY = 1.0
