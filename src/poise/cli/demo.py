@@ -28,6 +28,9 @@ FILE_WIDTH = 120
 CELLS = 72
 """Of the strip that shows who held a device."""
 
+ABOVE_STORY = 10
+"""Lines of the picture that are not of the story."""
+
 MARKS = {"service": ("░", "blue"), "training": ("▒", "cyan"), "urgent": ("█", "magenta"), "": ("·", "dim")}
 STYLES = {"service": "blue", "training": "cyan", "urgent": "magenta", "kill": "red", "": ""}
 
@@ -113,9 +116,12 @@ def _shown(console: Console) -> "Iterator[Callable[[Scene], None]]":
         yield tell
         return
     with Redrawn(console=console, transient=True, auto_refresh=False, vertical_overflow="crop") as redrawn:
-        yield lambda scene: redrawn.update(
-            Group(strips(scene), Text(scene.status, style="dim"), *map(_line, scene.moments)), refresh=True
-        )
+
+        def redraw(scene: "Scene") -> None:
+            latest = scene.moments[-max(1, console.height - ABOVE_STORY) :]
+            redrawn.update(Group(strips(scene), Text(scene.status, style="dim"), *map(_line, latest)), refresh=True)
+
+        yield redraw
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ Show = Callable[[Scene], None]
 def run(folder: Path, show: Show) -> Live:
     """Tell the whole story in `folder`. Raises `TimeoutError` for what never happens."""
     stage = Stage(folder, show)
-    stage.say("by hand: the same scripts run first without Poise, for the results to compare with")
+    stage.say("by hand: the same scripts run without Poise first, for the results to compare with")
     expected = by_hand(stage.work)
     stage.poise("up", "--fleet", str(FLEET), "--port", "0")
     try:
@@ -387,7 +387,7 @@ class Stage:
 
         with suppress(TimeoutError):
             self.until(replaced, "another worker", limit=REPLACED_SECONDS)
-            self.say(f"  the others went on at once; a new worker came after {self.at - since:.1f} s", "kill")
+            self.say(f"  the others kept running; a new worker started after {self.at - since:.1f} s", "kill")
         self._rest(BETWEEN_KILLS)
 
     def _kill_agent(self, node: str) -> None:
@@ -416,15 +416,15 @@ class Stage:
         now = self._processes()
         again = [name for name, process in now.items() if before.get(name, process) != process]
         self._restarted += again
-        went = f"started again: {', '.join(again)}" if again else "every process of a job went on"
+        went = f"restarted: {', '.join(again)}" if again else "no process of a job was restarted"
         self.say(f"  {who} was back after {took:.1f} s; {went}", "kill")
 
     # --- looking ---
 
     @property
     def _count(self) -> int:
-        """Workers of training that run."""
-        return sum(task.status == "running" for task in self._tasks("training"))
+        """Workers of training that run, also those whose agent is away at the moment."""
+        return sum(task.status in ("running", "recovering") for task in self._tasks("training"))
 
     def _all_up(self) -> bool:
         with suppress(PoiseError):
@@ -485,7 +485,7 @@ class Stage:
             elif count > known:
                 text = "grows to"
             else:
-                text = "goes on with" if self._killed else "gives way and goes on with"
+                text = "continues with" if self._killed else "gives way and continues with"
             self._workers.append(count)
             self.say(f"training: {text} {_workers(count)}", "training")
 

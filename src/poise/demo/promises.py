@@ -11,7 +11,7 @@ def promises(live: Live) -> list[tuple[str, str, str]]:
     when = f"{left:.1f} s before its deadline" if urgent.met else "NOT before its deadline"
     workers = " → ".join(map(str, training.workers))
     same = "the same weights" if training.same else "OTHER weights"
-    again = f"started again: {', '.join(live.restarted)}" if live.restarted else "nothing else was started again"
+    again = f"restarted: {', '.join(live.restarted)}" if live.restarted else "no other process restarted"
     rows = [
         ("urgent job", f"waited {format_duration(round(urgent.waited * SECOND))}, done {when}", urgent.met),
         (
@@ -22,7 +22,7 @@ def promises(live: Live) -> list[tuple[str, str, str]]:
         ),
         ("training", f"{workers} workers, never stopped", training.fewest > 0),
         ("kill -9", f"{', '.join(live.killed)}; {again}", not live.restarted),
-        ("results", f"{same} and labels as the scripts run by hand", training.same and urgent.same),
+        ("results", f"{same} and labels as without Poise and without kills", training.same and urgent.same),
     ]
     told = [(name, text, "yes" if kept else "NO") for name, text, kept in rows]
     return [*told, ("devices", f"{live.use:.0%} in use while training was there", "")]
