@@ -92,13 +92,14 @@ def _place(keep: bool, console: Console) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="poise-demo-"))
     try:
         yield folder
-    except BaseException:
-        console.print(f"kept for a look: {folder}")
+    except Exception:
+        keep = True
         raise
-    if keep:
-        console.print(f"kept: {folder}")
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        if keep:
+            console.print(f"kept: {folder}", soft_wrap=True)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -163,7 +164,7 @@ def twin_parts(rows: "Sequence[Standing]") -> list[Any]:
         table.add_row(row.policy, *cells)
     return [
         "",
-        Text("a week of a real cluster, in the twin", style="bold"),
+        Text("a week of a real cluster, in the twin: simulated time, the same scheduler", style="bold"),
         Text(f"{ABOUT}.", style="dim"),
         table,
         Text(f"* the best of its column; {BASELINES}.", style="dim"),

@@ -29,7 +29,7 @@ import numpy as np
 
 from poise.demo.network import Floats, Labels, accuracy, gradient, initial
 
-STEPS = int(os.environ.get("DEMO_STEPS", "500"))
+STEPS = int(os.environ.get("DEMO_STEPS", "600"))
 SHARDS = 12
 BATCH = 96  # images
 RATE = 0.2  # falls to nothing over the steps

@@ -63,6 +63,9 @@ BETWEEN_KILLS = 1.5
 REPLACED_SECONDS = 8.0
 """How long a killed worker's replacement is waited for before the next kill."""
 
+GROWN_SECONDS = 10.0
+"""How long training is given to take all devices that are idle."""
+
 HOLDING = ("placed", "running", "stopping", "recovering")
 """Statuses of tasks that have devices."""
 
@@ -337,12 +340,12 @@ class Stage:
         """Tell everything from the start of training to its end."""
         self._asker = asker
         self._submit("training")
-        self.until(lambda: self._count == LEFT_BY_SERVICE, "training on all idle devices")
+        self._await_all_devices()
         self._rest(BEFORE_URGENT)
         self._submit("urgent")
         self.say(f"urgent: submitted, needs both fast devices, deadline in {DEADLINE:.0f} s", "urgent")
         self.until(lambda: self._is_over("urgent"), "the end of the urgent job")
-        self.until(lambda: self._count == LEFT_BY_SERVICE or self._is_over("training"), "training to grow again")
+        self._await_all_devices()
         self._rest(BETWEEN_KILLS)
         self._kill_worker()
         self._kill_agent("fast")
@@ -362,6 +365,12 @@ class Stage:
         """Look on for a while."""
         end = self.at + seconds
         self.until(lambda: self.at >= end, "time to pass")
+
+    def _await_all_devices(self) -> None:
+        """Look on until training has every device that is left, or for long enough: the story says how many it has."""
+        self.until(lambda: self._count > 0 or self._is_over("training"), "training to start")
+        with suppress(TimeoutError):
+            self.until(lambda: self._count == LEFT_BY_SERVICE or self._is_over("training"), "", limit=GROWN_SECONDS)
 
     def _submit(self, name: str) -> None:
         spec = load_kind(SCRIPTS / f"{name}.yaml", "job")

@@ -16,7 +16,7 @@ import pytest
 from poise.demo import elastic
 
 SCRIPT = Path(elastic.__file__)
-STEPS = 60
+STEPS = 40
 
 
 class Workers:
@@ -106,10 +106,10 @@ def workers(digits: Path, tmp_path: Path) -> Iterator[Workers]:
 
 def test_who_comes_and_goes_changes_nothing(workers: Workers, alone: dict[str, Any]) -> None:
     workers.start("slow", rank=0)
-    workers.until(3)
+    workers.until(2)
     joins = workers.start("fast", rank=1)
     workers.start("slow", rank=2)
-    workers.until(15)
+    workers.until(10)
     joins.kill()
     joins.wait()
     assert workers.outcome() == alone
@@ -117,11 +117,11 @@ def test_who_comes_and_goes_changes_nothing(workers: Workers, alone: dict[str, A
 
 def test_another_leads_on_where_worker_0_was_killed(workers: Workers, alone: dict[str, Any]) -> None:
     first = workers.start("slow", rank=0)
-    workers.until(3)
+    workers.until(2)
     workers.start("fast", rank=1)
     workers.start("slow", rank=2)
     time.sleep(0.5)
-    workers.until(12)
+    workers.until(8)
     first.kill()
     first.wait()
     workers.tell(1, rank=0)
