@@ -157,6 +157,7 @@ def run(folder: Path, show: Show) -> Live:
         stage.say("up: 2 fast and 2 slow devices; they are declared, and their speeds are emulated")
         with served(stage) as asker:
             stage.play(asker)
+            asker.stop()  # once what was asked is answered: a question on its way is not late yet
             service = asker.outcome()
         report = json_decoder(RunReport).decode(stage.poise("report", "--json"))
     finally:
@@ -203,7 +204,6 @@ def served(stage: "Stage") -> "Iterator[Asker]":
             rate = f"{QUESTIONS_PER_SECOND} questions a second"
             stage.say(f"service: answers {rate} on a slow device; P99 objective {1000 * OBJECTIVE:.0f} ms", "service")
             yield asker
-            asker.stop()
         finally:
             gateway.send_signal(signal.SIGTERM)
             gateway.wait()
