@@ -25,7 +25,7 @@ $(READY): pyproject.toml constraints.txt
 	  || echo "the weights of MiniLM could not be fetched: the tests that need them are skipped" >&2
 	touch $(READY)
 
-demo: setup      ## a graph of real work, undisturbed and under kill -9, beside the baseline policies
+demo: setup      ## a deadline, elastic training, a service and kill -9, then a real trace beside the baselines (poise-demo.html)
 	$(BIN)/poise demo
 
 demo-serve: setup  ## a live service under a load that rises beyond what it can do, with a page of curves (serving.html)

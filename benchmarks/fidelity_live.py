@@ -2,10 +2,10 @@
 
     python benchmarks/fidelity_live.py [--only demo|mix] [--jobs 200] [--repeats 1] [--seed 1] [--json]
 
-Two recordings under the policy `poise`, each in a home of its own: the graph of `poise demo` on this machine, and a mix
-of jobs on a declared fleet of two nodes with four cores and four devices each: brief commands, commands that sleep,
-some that compute, gangs, all priority classes, deadlines. The twin is given what was submitted when, what users said,
-and how long each command ran; whom it serves when and where is decided anew.
+Two recordings under the policy `poise`, each in a home of its own: the demo's graph `digits.yaml` on this machine, and
+a mix of jobs on a declared fleet of two nodes with four cores and four devices each: brief commands, commands that
+sleep, some that compute, gangs, all priority classes, deadlines. The twin is given what was submitted when, what users
+said, and how long each command ran; whom it serves when and where is decided anew.
 
 From a decision to a command's first instruction, and from its last until its end is known, time passes in which a slot
 is taken and no work done. Its median is measured on the recording itself ("overhead"), and every attempt in the twin

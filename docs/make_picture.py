@@ -1,11 +1,12 @@
 """Draws docs/images/demo.svg: the real demo, as `poise demo` prints it at its end.
 
-python docs/make_picture.py           run the demo's graph and draw what came out (a few minutes)
-python docs/make_picture.py --again   draw the same runs anew, without running them
+python docs/make_picture.py           run the demo and draw what came out (about a minute)
+python docs/make_picture.py --again   draw the same run anew, without running it
 """
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -13,13 +14,13 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-from poise.cli import demo
+from poise.cli.demo import live_parts, twin_parts
+from poise.demo import compared, live
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "images" / "demo.svg"
 RUNS = ROOT / ".bench" / "picture.json"
-COLUMNS = 120
-WHY = 33
+COLUMNS = 112
 
 GREY, WHITE, FAINT = (13, 17, 23), (230, 237, 243), (110, 118, 129)
 RED, GREEN, YELLOW, BLUE = (255, 123, 114), (63, 185, 80), (227, 179, 65), (88, 166, 255)
@@ -56,19 +57,22 @@ FORMAT = """\
 """
 
 
+class Shown(msgspec.Struct, frozen=True):
+    """What one run of the demo showed."""
+
+    live: live.Live
+    twin: list[compared.Standing]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="draw docs/images/demo.svg")
-    parser.add_argument("--again", action="store_true", help="draw the runs of the last time")
+    parser.add_argument("--again", action="store_true", help="draw the run of the last time")
     options = parser.parse_args()
-    runs = msgspec.json.decode(RUNS.read_bytes(), type=list[demo.Run]) if options.again else _run_all()
+    shown = msgspec.json.decode(RUNS.read_bytes(), type=Shown) if options.again else _run()
     picture = Console(record=True, width=COLUMNS, file=sys.stderr, force_terminal=True, color_system="truecolor")
-    killed = next(run for run in runs if run.killed)
-    picture.print(Text("$ poise demo", style="bold"), Text("…", style="dim"))
-    tasks = demo.task_table(killed, killed.policy)
-    tasks.columns[-1].no_wrap, tasks.columns[-1].max_width, tasks.columns[-1].overflow = True, WHY, "ellipsis"
-    picture.print(tasks)
-    picture.print()
-    picture.print(demo.comparison(runs), demo._verdict(runs, all(run.results == runs[0].results for run in runs)))
+    picture.print(Text("$ poise demo", style="bold"))
+    for part in (*live_parts(shown.live, story=True), *twin_parts(shown.twin)):
+        picture.print(part)
     PICTURE.write_text(
         picture.export_svg(title="poise demo", theme=THEME, code_format=FORMAT, unique_id="poise"), encoding="utf-8"
     )
@@ -76,15 +80,13 @@ def main() -> int:
     return 0
 
 
-def _run_all() -> list[demo.Run]:
-    console = Console(stderr=True)
-    runs = []
-    for policy, disturb in (("poise", False), ("poise", True), *((name, False) for name in demo.BASELINES)):
-        with demo._place(False, console) as folder:
-            runs.append(demo._run(policy, disturb, folder, console))
+def _run() -> Shown:
+    with tempfile.TemporaryDirectory(prefix="poise-demo-") as folder:
+        told = live.run(Path(folder), lambda scene: None)
+    shown = Shown(told, compared.standings(compared.run()))
     RUNS.parent.mkdir(exist_ok=True)
-    RUNS.write_bytes(msgspec.json.encode(runs))
-    return runs
+    RUNS.write_bytes(msgspec.json.encode(shown))
+    return shown
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ COMMANDS = {
     "completion": ("poise.cli.completion", "Print what a shell needs to complete commands and names"),
     "schema": ("poise.cli.schema", "Print the JSON Schema of a kind of file, for editors and checks"),
     "faults": ("poise.cli.faults", "Break a simulated fleet in every way a seed says, and check every promise"),
-    "demo": ("poise.cli.demo", "Run a graph of real work, kill things, and compare the results"),
+    "demo": ("poise.cli.demo", "Show what Poise does in a minute, live and in the twin"),
 }
 
 COMPLETE = "__complete"

@@ -16,22 +16,19 @@ import pickle
 import time
 from collections.abc import Callable
 from contextlib import chdir
-from itertools import pairwise
 from pathlib import Path
 from socket import AF_UNIX, socket
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.svm import SVC
 
-Floats = NDArray[np.float64]
-Labels = NDArray[np.uint8]
+from poise.demo.network import LAYERS, Floats, Labels, gradient, initial, layers
 
 ESTIMATORS: dict[str, Callable[[], Any]] = {
     "logistic": lambda: LogisticRegression(solver="newton-cg", tol=1e-8),  # so close that rounding no longer shows
@@ -96,7 +93,6 @@ def forest_part(part: int) -> Path:
 
 # --- a gang ---
 
-LAYERS = (64, 128, 10)  # pixels, hidden, digits
 PASSES = 60  # over the training images
 BATCH = 64  # images, half of them for each rank
 RATE = 0.2  # falls to nothing over the passes
@@ -117,7 +113,7 @@ def train_mlp() -> None:
     peer = meet(rank, Path(os.environ["POISE_GANG_DIR"])) if world == 2 else None
 
     rng = np.random.default_rng(0)
-    weights = np.concatenate([rng.normal(0, (2 / a) ** 0.5, (a + 1) * b) for a, b in pairwise(LAYERS)])
+    weights = initial(rng)
     speed = np.zeros_like(weights)
     for turn in range(PASSES):
         rate = RATE * (1 - turn / PASSES)
@@ -134,27 +130,6 @@ def train_mlp() -> None:
         raise SystemExit("the two ranks should hold the same weights, and do not")
     if rank == 0:
         finish("mlp", as_estimator(weights, images, labels), Path("model-mlp.pkl"), processes=world)
-
-
-def gradient(weights: Floats, images: Floats, labels: Labels) -> Floats:
-    """Work out the gradient of the summed cross-entropy loss, in one row like the weights."""
-    (into, bias), (out, tilt) = layers(weights)
-    hidden = np.maximum(images @ into + bias, 0)
-    scores = hidden @ out + tilt
-    odds = np.exp(scores - scores.max(axis=1, keepdims=True))
-    error = odds / odds.sum(axis=1, keepdims=True) - np.eye(LAYERS[-1])[labels]
-    blame = (error @ out.T) * (hidden > 0)
-    pieces = images.T @ blame, blame.sum(axis=0), hidden.T @ error, error.sum(axis=0)
-    return np.concatenate([piece.ravel() for piece in pieces])
-
-
-def layers(weights: Floats) -> list[tuple[Floats, Floats]]:
-    """See the weights as a matrix and a bias for each layer; no copies."""
-    found = []
-    for a, b in pairwise(LAYERS):
-        found.append((weights[: a * b].reshape(a, b), weights[a * b : (a + 1) * b]))
-        weights = weights[(a + 1) * b :]
-    return found
 
 
 def as_estimator(weights: Floats, images: Floats, labels: Labels) -> MLPClassifier:

@@ -37,7 +37,7 @@ POINTS = 250
 COLOURS = ("#1f6fb2", "#c0392b", "#2f7d4f", "#b7791f", "#7d4fb0", "#16808a", "#b0447a", "#5c6370")
 _PALE = ("#5aa9e6", "#ef6a5b", "#4fae78", "#e0a94a", "#b392e0", "#4dc0ca", "#e58bb6", "#9aa3af")
 
-_STYLE = (
+PANELS = (
     STYLE
     + "".join(
         f".c{hue} {{ stroke: {colour}; fill: none; stroke-width: 1.5; }} rect.c{hue} {{ fill: {colour}; }}\n"
@@ -56,11 +56,18 @@ a .bar { cursor: pointer; }
 @media print { .panel { display: none; } }
 """
 )
+"""The style of a page with what `draw` adds."""
 
 
 def render(told: Comparison) -> str:
     """The page. Raises nothing: any comparison makes one."""
-    page = Page(f"{told.trace} on {told.fleet}", _STYLE)
+    page = Page(f"{told.trace} on {told.fleet}", PANELS)
+    draw(page, told)
+    return page.text()
+
+
+def draw(page: Page, told: Comparison) -> None:
+    """Add it to a page, which has the style `PANELS`."""
     _head(page, told)
     _figures(page, told)
     _distribution(page, told.trials)
@@ -69,7 +76,6 @@ def render(told: Comparison) -> str:
         _timeline(page, number, trial)
     for number, trial in enumerate(told.trials):
         _panels(page, number, trial)
-    return page.text()
 
 
 def _head(page: Page, told: Comparison) -> None:
