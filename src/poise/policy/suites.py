@@ -22,6 +22,7 @@ from poise.model.resources import WHOLE, Shape
 from poise.model.views import LEAST_SHOWN, Candidate, Snapshot
 from poise.policy.allowance import Allowance
 from poise.policy.assign import assign
+from poise.policy.choose import Item, choose
 from poise.policy.emptying import being_emptied, hand_over, keep_for_leaving
 from poise.policy.feasible import room_when_empty
 from poise.policy.goodput import Goodput
@@ -36,6 +37,7 @@ from poise.policy.rank import (
     PRESETS,
     RANK_TERMS,
     RESERVATIONS,
+    STARVES,
     Order,
     RankTerm,
     ageing,
@@ -85,12 +87,18 @@ WEIGHED = 2048
 """Attempts, and units that wait, of which a round weighs what each is worth; where more runs, work with devices yields
 and is placed as other work is. A weighing takes some 10 us for each, and a round at most 50 ms."""
 
+WEIGHED_WAITING = 256
+"""Units that wait, the first in order, of which a round looks which are worth most together."""
+
 TURN = 16 * HOUR
 """Of one device: what saves itself and has had so much makes way for work of which nothing is known. That is the
 threshold of Tiresias' queues (Gu et al., 2019) in the simulator of Pollux's artifact."""
 
 TOGETHER = 64
 """Candidates from which on it pays to see first whether all of them have room."""
+
+IDLES = 0.1
+"""Room is kept for what waits only where less than this part of its own device time stands idle for that."""
 
 COOL_DOWN = 60 * SECOND
 """Time between two reallocations off one node, and before an elastic unit is restarted larger."""
@@ -247,6 +255,8 @@ class _Round:
         if self._is_uneven():
             within = (one for one in ordered if not (one.tenant and self.allowance.against(one)))
             self._target = assign(self.draft, list(islice(within, WEIGHED - self._attempts)), self._prices.of)
+        elif self._weighs_worth:
+            ordered = self._most_worth_first(ordered)
         first = ""  # the unit that nobody may overtake, where overtaking is not allowed
         only_behind = False  # it waits on a node already, and others may follow it there
         last_lane: int | None = None  # more of it is there than was shown, all of which was placed
@@ -287,6 +297,28 @@ class _Round:
                 continue
             self._blocked(candidate)
         return self._finish()
+
+    def _most_worth_first(self, ordered: list[Candidate]) -> list[Candidate]:
+        """Of each class those first that are worth most together with what runs, where gangs wait for devices."""
+        here = [one for one in ordered if one.shape.gpus and one.shape.share == WHOLE and not one.others][:WEIGHED_WAITING]
+        if not any(_width(one) > 1 for one in here):
+            return ordered
+        draft, prices, now = self.draft, self._prices.of, self.view.now
+        fleet, pressed = self.view.fleet, draft.timely.pressed
+        widths = {one.unit: one.shape.gpus * one.size for of in fleet.residents for one in of if one.shape.share == WHOLE}
+        free = int(((draft.share == WHOLE) & (fleet.closed == 0)[:, None]).sum())
+        items = [Item(unit, prices[unit], width) for unit, width in widths.items() if prices.get(unit, _ANY) < _ANY and width]
+        devices = free + sum(item.width for item in items)
+        for one in here:
+            run = draft.speeds.shortest(one, draft.able(one.shape).models)
+            items.append(Item(one.unit, value(one, run, now, pressed=one.unit in pressed), _width(one)))
+        chosen = choose(items, devices)
+        behind = {one.unit for one in here} - chosen
+
+        def place(one: Candidate) -> tuple[int, bool]:
+            return -2 if one.unit in pressed else self.order.lane(one, now), one.unit in behind
+
+        return sorted(ordered, key=place)
 
     def _is_uneven(self) -> bool:
         """Whether there are devices of several models, and who runs where may be changed."""
@@ -540,7 +572,10 @@ class _Round:
 
     def _make_yield(self, candidate: Candidate, rules: Preemption) -> Reasons:
         """Ask the cheapest units to yield if that is worth it, and keep what they leave."""
-        if not self._occupied or self._searches >= YIELD_SEARCHES:
+        if self._searches >= YIELD_SEARCHES or not (self._occupied or self.decisions):
+            return ()
+        if not self._occupied:
+            self._ask_again(self.view.now + rules.min_run)
             return ()
         self._searches += 1
         needed, now = candidate.least or candidate.tasks, self.view.now
@@ -727,7 +762,7 @@ class _Round:
         if now < lent_until:
             self._ask_again(lent_until)
             soonest = self._soonest(candidate)
-            if soonest is not None:
+            if soonest is not None and self._pays(candidate, soonest[1], soonest[0]):
                 self._reservations += 1
                 self._keep_rows(candidate, soonest[1], soonest[0].rows, soonest[0].at)
             return
@@ -737,6 +772,19 @@ class _Round:
                 self._reservations += 1
                 self._keep_rows(candidate, shape, rows, now)
                 return
+
+    def _pays(self, candidate: Candidate, shape: Shape, soonest: Reservation) -> bool:
+        """Whether the device time that stands idle for it until it starts is a small part of its own; a larger part,
+        the longer it has waited.
+        """
+        if not shape.gpus or IDLES is None:
+            return True
+        now = self.view.now
+        room = self.draft.capacity(shape)
+        free = sum(min(int(room[row]), tasks) for row, tasks in soonest.rows.items())
+        run = self.draft.speeds.shortest(candidate, self.draft.able(shape).models)
+        waited = now - candidate.ready
+        return free * (soonest.at - now) <= IDLES * (candidate.least or candidate.tasks) * (run + waited / STARVES)
 
     def _keep_rows(self, candidate: Candidate, shape: Shape, rows: Mapping[int, int], until: int) -> None:
         for row, tasks in rows.items():
@@ -1129,6 +1177,11 @@ class _Turns:
         total = int(draft.fleet.total[CPU, row])
         used = 1 - int(draft.free[CPU, row]) / total if total else 0.0
         return turn_weight(used, draft.fleet.nodes[row].latency)
+
+
+def _width(candidate: Candidate) -> int:
+    """The devices that it must have."""
+    return candidate.shape.gpus * (candidate.least or candidate.tasks)
 
 
 def _serving_first(ordered: list[Candidate]) -> list[Candidate]:
