@@ -26,6 +26,9 @@ from poise.units import SECOND
 MOST_RUNS = 65_536
 """Run times that are remembered; then they are worked out anew."""
 
+HUNDREDTH = ALL // 100
+"""What has done less of its work says nothing of its pace."""
+
 PACE_VARIES = 10
 """One part in so many of what training foresees of itself by its pace is left as uncertainty."""
 
@@ -109,7 +112,7 @@ class Speeds:
         if of.count(of[0]) == len(of):  # not told apart
             return dict.fromkeys(could, left_of(candidate, of[0]))
         fastest = min(could, key=lambda index: of[index].mean)
-        left, mean = left_of(candidate, of[fastest]), max(1, of[fastest].mean)
+        left, mean = left_of(candidate, of[fastest], told_apart=True), max(1, of[fastest].mean)
         return {index: max(1, left * of[index].mean // mean) for index in could}
 
     def of_attempt(self, resident: Resident, *, count_on: bool = False) -> Estimate:
@@ -135,6 +138,9 @@ class Speeds:
             estimate = likely(estimate)
         estimate = in_size(outlasting(estimate, resident.outlived), resident.least, resident.size)
         if resident.progress:
+            seen = 0 if self.throughputs else whole_by_progress(resident.attained, shape, resident.size, resident)
+            if seen:
+                estimate = estimate._replace(mean=seen, deviation=seen // PACE_VARIES)
             left = max(1, estimate.mean * (ALL - resident.progress) // ALL)
             return estimate._replace(mean=left + resident.restore)
         if not resident.saved:
@@ -216,14 +222,26 @@ def likely(estimate: Estimate) -> Estimate:
     return estimate._replace(mean=mean, deviation=mean // 2)
 
 
-def left_of(candidate: Candidate, estimate: Estimate) -> int:
-    """Nanoseconds that a waiting unit likely still has to run where all of it is foreseen to take so long."""
+def left_of(candidate: Candidate, estimate: Estimate, *, told_apart: bool = False) -> int:
+    """Nanoseconds that a waiting unit likely still has to run where all of it is foreseen to take so long; where models
+    are `told_apart` the pace that it had on one of them says nothing of the others.
+    """
     if candidate.left:
         return candidate.left
     mean = outlasting(likely(estimate), candidate.outlived).mean
     if candidate.progress:
-        return max(1, mean * (ALL - candidate.progress) // ALL)
+        seen = 0 if told_apart else whole_by_progress(candidate.attained, candidate.shape, candidate.tasks, candidate)
+        return max(1, (seen or mean) * (ALL - candidate.progress) // ALL)
     return max(1, mean - candidate.saved // (candidate.least or candidate.tasks)) if candidate.saved else mean
+
+
+def whole_by_progress(attained: int, shape: Shape, tasks: int, of: Candidate | Resident) -> int:
+    """Nanoseconds that all of the work takes at the pace at which its earlier attempts got on; 0 where they say too
+    little, or where it was not of one size.
+    """
+    if of.least or not shape.gpus or of.progress < HUNDREDTH:
+        return 0
+    return attained // (shape.gpus * tasks) * ALL // of.progress
 
 
 def in_size(estimate: Estimate, least: int, size: int) -> Estimate:

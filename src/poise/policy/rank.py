@@ -22,7 +22,7 @@ Words = Callable[[Candidate, int], str]
 Lane = Callable[[Candidate, int], int]
 
 AGEING = 5 * MINUTE
-AGES_BY = 4
+AGES_BY = 100
 """Waiting this long raises a unit by one priority class; one that has waited so long as urgent goes before all others,
 in order of readiness. So nothing starves, however much keeps coming. What has devices waits so many times its own run
 time for that, if it is more: what is long does not stand in the way of what is short for having waited a little."""
