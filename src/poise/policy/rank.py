@@ -33,6 +33,9 @@ STARVES = 10
 PATIENCE = (0, 1 * SECOND, 10 * SECOND, 30 * SECOND)
 """By priority class: a unit that has been ready and without room this long has room kept for it."""
 
+PRESSED = 1000.0
+"""How much more a unit is worth that has to start now to be on time."""
+
 LENDING = AGEING
 """For so long after that, or as long as `ageing` takes, others may use this room meanwhile if they say that they will
 be gone in time; then nobody may any more, since what is said of run times may be wrong again and again."""
@@ -136,6 +139,8 @@ def _in_lanes(
         left = np.maximum(left, SECOND)
         devices = np.array([one.shape.gpus * one.shape.share * (one.least or one.tasks) for one in ones]) / WHOLE
         weight = np.array([one.weight for one in ones]) / 1000
+        if timely.pressed:
+            weight = weight * np.where([one.unit in timely.pressed for one in ones], PRESSED, 1.0)
         rank = np.where(by_density, left * np.maximum(1, devices) / (weight * (1 + waited / (STARVES * left))), rank)
     aged = np.flatnonzero(waited >= AGEING)
     classes[aged] -= waited[aged] // np.array([ageing(ones[index]) for index in aged.tolist()], np.int64)
@@ -147,7 +152,7 @@ def _in_lanes(
             stage[index], rank[index], second[index] = 2, ready[index] - now, 0
     classes[overdue], stage[overdue], rank[overdue], second[overdue] = 0, 0, -waited[overdue], 0
     for index, one in enumerate(ones) if timely.pressed else ():
-        if one.unit in timely.pressed:
+        if one.unit in timely.pressed and (by_density is None or not by_density[index]):
             classes[index], rank[index], second[index] = -1, one.due - now, 0
     return [ones[index] for index in np.lexsort((ordinals, second, rank, stage, classes)).tolist()]
 

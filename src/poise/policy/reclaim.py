@@ -27,7 +27,7 @@ from poise.model.resources import Shape
 from poise.model.views import Candidate
 from poise.policy.place import Draft
 from poise.policy.predict import Speeds
-from poise.policy.rank import NEVER, STARVES, candidate_level, effective_class, level_of
+from poise.policy.rank import NEVER, PRESSED, STARVES, candidate_level, effective_class, level_of
 from poise.policy.room import Room, give_back
 from poise.policy.running import lost_work
 from poise.units import MINUTE, SECOND
@@ -38,9 +38,6 @@ HYSTERESIS = 1.2
 QUANTUM = 4
 """What does not tell its progress is let run, each time, for one part in so many of what it has run in all: its like
 would else take turns without end."""
-
-PRESSED = 1000.0
-"""How much more a unit is worth that has to start now to be on time."""
 
 LOOKED_AT = 32
 """Nodes that are looked at closely for room to come, the nearest to having it first; for a gang one more per task."""

@@ -316,7 +316,7 @@ class _Round:
         behind = {one.unit for one in here} - chosen
 
         def place(one: Candidate) -> tuple[int, bool]:
-            return -2 if one.unit in pressed else self.order.lane(one, now), one.unit in behind
+            return self.order.lane(one, now), one.unit in behind
 
         return sorted(ordered, key=place)
 
