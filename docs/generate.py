@@ -512,6 +512,7 @@ def job_file() -> str:
                 ("artifacts.NAME", "ArtifactSpec"),
                 ("work", "WorkSpec"),
                 ("checkpoint", "CheckpointSpec"),
+                ("deadline", "DeadlineSpec"),
                 ("phases", "PhaseSpec"),
             )
         ),
