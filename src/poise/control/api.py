@@ -60,7 +60,18 @@ from poise.kernel.find import names as find_names
 from poise.kernel.ledger import Ledger
 from poise.kernel.overview import overview
 from poise.kernel.visible import Sight
-from poise.model.events import AUDITED, Event, Held, NodeLevelled, Placed, PolicyFailed, Preempted, Resized, Triggered
+from poise.model.events import (
+    AUDITED,
+    DeadlinesMissed,
+    Event,
+    Held,
+    NodeLevelled,
+    Placed,
+    PolicyFailed,
+    Preempted,
+    Resized,
+    Triggered,
+)
 from poise.model.messages import Attempt
 from poise.model.reports import (
     AuditReport,
@@ -99,7 +110,7 @@ Revision = Annotated[int, Parameter(le=MAX_REVISION)]
 WHOLE = b": whole\n\n"
 """Ends a stream of events that was not to be followed; without it, it was cut off."""
 
-DECISIONS = Placed | Held | Preempted | Resized | NodeLevelled | Triggered | PolicyFailed
+DECISIONS = Placed | Held | Preempted | Resized | DeadlinesMissed | NodeLevelled | Triggered | PolicyFailed
 """What was decided, and what made it be: events of a stream of decisions."""
 
 VIEWER, SUBMITTER = {"role": Role.VIEWER}, {"role": Role.SUBMITTER}
