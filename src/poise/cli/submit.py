@@ -77,10 +77,8 @@ def asked_for(source: Sequence[str], flags: dict[str, Any]) -> Asked:
 
 def _but_for(own: dict[str, Any], place: Place) -> Place:
     """Where a field was written, unless a flag says it instead."""
-    inner = ("env", "resources")
-    said = {f"{name}.{one}" for name in inner for one in own.get(name, {})} | {
-        name for name in own if name not in inner
-    }
+    inner = [name for name in ("env", "resources", "deadline") if isinstance(own.get(name), dict)]
+    said = {f"{name}.{one}" for name in inner for one in own[name]} | {name for name in own if name not in inner}
     return lambda field: "" if not said.isdisjoint((field, *above(field))) else place(field)
 
 

@@ -389,7 +389,7 @@ _EXAMPLES = {
     "priority": "priority: high",
     "begin": "begin: 2h",
     "deadline": "deadline: 30m",
-    "by": "deadline: {by: 30m, if-late: cancel}",
+    "by": "by: 30m",
     "if-late": "if-late: cancel",
     "expect": "expect: 10m",
     "gpu_share": "gpu_share: 0.5",
