@@ -36,20 +36,3 @@ class Missed(msgspec.Struct, frozen=True, array_like=True):
     unit: str
     left: int = 0
     of: str = ""
-
-
-class DeadlineForecast(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How likely a job meets its deadlines, from so many simulated `futures`. Durations are nanoseconds from now.
-
-    `due` is the time left to the last of its `deadlines`, `chance` the probability that all of them are met, in
-    thousandths (-1: nothing is known of its run times). By `p50` the work that has a deadline is done in half of the
-    futures, by `p90` in nine tenths; None where it is not done in as many.
-    """
-
-    job: str
-    deadlines: int
-    due: int
-    chance: int
-    p50: int | None
-    p90: int | None
-    futures: int
