@@ -535,8 +535,9 @@ class Controller:
         return self._flush()
 
     def tick(self, now: int, heard_until: int | None = None) -> Sequence[Effect]:
-        """What time alone brings: lost nodes, rounds, recovery of the log. What nodes said before `heard_until` has
-        been handed in (none: all that they have said): until then their silence is known, and no longer.
+        """What time alone brings: lost nodes, lost deadlines, rounds, recovery of the log. What nodes said before
+        `heard_until` has been handed in (none: all that they have said): until then their silence is known, and no
+        longer.
         """
         self._now = now
         heard_until = now if heard_until is None else heard_until
