@@ -34,7 +34,7 @@ from poise.config import Home
 from poise.control.api import make_app
 from poise.control.guard import PUBLIC
 from poise.drivers.schemas import FILES, schema_of
-from poise.model import jobs, spec
+from poise.model import deadlines, jobs, spec
 from poise.model.catalogue import CATALOGUE, TERA, device_of, per_watt
 from poise.model.fleetfile import PRECISIONS
 from poise.model.reports import STATUSES
@@ -47,6 +47,7 @@ KINDS = {"JOB": "job", "NODE": "node", "TENANT": "tenant", "FILE": "file", "--] 
 WORDS = {
     "--priority": list(get_args(spec.PriorityName)),
     "--lease": list(get_args(jobs.Lease)),
+    "--if-late": list(get_args(deadlines.IfLate)),
     "--precision": [name for name in get_args(spec.ResourcesSpec.__annotations__["precision"]) if name],
     "--policy": [*POLICIES, ":files"],
 }
@@ -512,6 +513,7 @@ def job_file() -> str:
                 ("artifacts.NAME", "ArtifactSpec"),
                 ("work", "WorkSpec"),
                 ("checkpoint", "CheckpointSpec"),
+                ("deadline", "DeadlineSpec"),
                 ("phases", "PhaseSpec"),
             )
         ),

@@ -31,6 +31,7 @@ from poise.errors import (
     from_code,
     from_record,
 )
+from poise.model.chances import DeadlineForecast
 from poise.model.reports import (
     Drained,
     Explanation,
@@ -160,7 +161,8 @@ class Client:
         """
         body = {"spec": spec, "key": key or secrets.token_hex(8), "user": user}
         condition = "" if if_revision is None else f"?if_revision={if_revision}"
-        accepted = self._call("POST", f"/v1/jobs{condition}", Receipt, body)
+        timeout = THOUGHT if is_strict(spec) else PATIENCE
+        accepted = self._call("POST", f"/v1/jobs{condition}", Receipt, body, timeout=timeout)
         if say is not None and accepted.note:
             say(accepted.note)
         return accepted.job
@@ -176,6 +178,10 @@ class Client:
         """Why a job waits and what frees it, why it is where it is, or what happened to it."""
         path = f"/v1/jobs/{_part(name)}/explanation?all={str(everything).lower()}"
         return self._call("GET", path, Explanation, timeout=THOUGHT)
+
+    def deadline(self, name: str) -> DeadlineForecast:
+        """How likely a job, or some of its tasks, meet their deadlines: simulated, which takes some seconds."""
+        return self._call("GET", f"/v1/jobs/{_part(name)}/deadline", DeadlineForecast, timeout=THOUGHT)
 
     def why_not(self, name: str, node: str) -> WhyNot:
         """Every reason against a node for a job; or how it scores there."""
@@ -479,6 +485,19 @@ class Client:
             connection.close()
 
 
+def deadlines_in(spec: Mapping[str, Any]) -> Iterator[Any]:
+    """What a job, as a file would hold it, says of its deadline and of those of its tasks."""
+    tasks = spec.get("tasks")
+    for of in (spec, *(tasks.values() if isinstance(tasks, dict) else ())):
+        if isinstance(of, dict) and of.get("deadline") is not None:
+            yield of["deadline"]
+
+
+def is_strict(spec: Mapping[str, Any]) -> bool:
+    """Whether it is looked before the answer how likely a deadline is met."""
+    return any(isinstance(said, dict) and said.get("if-late") == "refuse" for said in deadlines_in(spec))
+
+
 def _encoded(body: Any) -> bytes:
     try:
         return msgspec.json.encode(body)
@@ -602,6 +621,10 @@ class AsyncClient:
 
     async def explain(self, name: str, *, everything: bool = False) -> Explanation:
         return await self._ask(lambda client: client.explain(name, everything=everything))
+
+    async def deadline(self, name: str) -> DeadlineForecast:
+        """How likely a job, or some of its tasks, meet their deadlines."""
+        return await self._ask(lambda client: client.deadline(name))
 
     async def why_not(self, name: str, node: str) -> WhyNot:
         return await self._ask(lambda client: client.why_not(name, node))

@@ -179,8 +179,32 @@ def emptied() -> World:
     return world.restart().finish_all(run="20s")
 
 
+def deadlines() -> World:
+    """Deadlines are lost: what waits and what runs is cancelled, with what only it needs; parts pass their turns on."""
+    world = World().nodes(3, cpu=1).job("busy", cpu=1, workers=2, expect="1h", preemptible=False).round()
+    late = {"by": "20s", "if-late": "cancel"}
+    world.job("runs", cpu=1, expect="10s", deadline=late, **{"class": "brief"}).round()
+    world.start("busy.main[0]", "busy.main[1]", "runs").after("1s")
+    tasks: dict[str, dict[str, Any]] = {
+        "prepare": {"cpu": 1, "expect": "5m"},
+        "train": {"cpu": 1, "expect": "10m", "needs": ["prepare"], "deadline": {"by": "16m", "if-late": "cancel"}},
+        "check": {"cpu": 1, "expect": "1m", "class": "check"},
+        "publish": {
+            "cpu": 1,
+            "expect": "1m",
+            "needs": ["check"],
+            "deadline": late | {"by": "150s"},
+            "class": "publish",
+        },
+        "report": {"cpu": 1, "expect": "1m", "needs": ["prepare"], "deadline": "2h"},
+    }
+    world.graph("graph", tasks=tasks, priority="high").job("swept", cpu=1, parts=4, at_most=1)
+    world.cancel("swept.main[0]").after("32s").start("graph.prepare").after("68s")
+    return world.restart().finish_all(run="2s")
+
+
 SCENES: tuple[Callable[[], World], ...] = (
-    noops, gangs, lost, calls, tenants, troubles, scaling, training, resizing, emptied,
+    noops, gangs, lost, calls, tenants, troubles, scaling, training, resizing, emptied, deadlines,
 )  # fmt: skip
 
 

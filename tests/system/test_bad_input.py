@@ -81,6 +81,13 @@ BAD: dict[str, tuple[Any, str, str, str]] = {
     "a graph without tasks": ({"kind": "graph"}, "E104", "tasks", ""),
     "a deadline in the past": (ECHO | {"deadline": "2020-01-01T00:00:00Z"}, "E108", "deadline", "2020"),
     "a deadline of no time": (ECHO | {"deadline": "0s"}, "E108", "deadline", ""),
+    "a way to be late that is none": (
+        ECHO | {"deadline": {"by": "1h", "if-late": "panic"}},
+        "E102",
+        "deadline.if-late",
+        "refuse",
+    ),
+    "what is late without a deadline": (ECHO | {"deadline": {"if-late": "cancel"}}, "E102", "deadline.by", ""),
     "a moment without a zone": (ECHO | {"deadline": "2050-01-01T00:00:00"}, "E103", "deadline", "zone"),
     "a name that is taken": (ECHO | {"name": "undisturbed"}, "E107", "name", "taken"),
     "a name that is none": (ECHO | {"name": "../../etc"}, "E107", "name", ""),

@@ -1,5 +1,6 @@
 """What the core decides, from the user's side: a fleet of the examples, files of the examples, real commands."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,6 +111,39 @@ def test_a_deadline_that_cannot_be_met_is_refused_and_one_that_may_not_is_told(l
     assert "it may be late: " in lab.poise("show", told.text.strip()).text
     for job in (busy, told.text.strip()):
         lab.poise("cancel", job)
+
+
+def test_a_deadline_is_told_with_its_chance_and_may_refuse_or_cancel(living: Living) -> None:
+    """On a fleet of one CPU, which is held for ten minutes."""
+    living.up("--fleet", str(living.file("fleet.yaml", "kind: fleet\nnodes: {n1: {cpu: 1, memory: 1GiB}}\n")))
+    told = living.poise("submit", "--expect", "10m", "--deadline", "1h", "--no-preempt", "--", "sleep", "600")
+    assert (told.code, told.text) == (0, "j1\n")
+    chance = r"poise: deadline in (1h0m|59m5\ds): (9\d) % likely \(P50 end in [\dm]+s, P90 in [\dhm]+s?\)"
+    assert re.fullmatch(chance, told.err.splitlines()[-1]), told.err
+    until(lambda: living.client().job("j1").status == "running", "it runs", living.messages)
+    quiet = living.poise("submit", "--quiet", "--expect", "10m", "--deadline", "1h", "--", "sleep", "600")
+    assert (quiet.text, quiet.err) == ("j2\n", "")
+    machine = living.poise("submit", "--json", "--expect", "10m", "--deadline", "2h", "--", "sleep", "600").value
+    assert machine["job"] == machine["deadline"]["job"] == "j3"
+    assert machine["deadline"]["chance"] > 700
+    strict = ("--expect", "10m", "--deadline", "15m", "--if-late", "refuse")
+    refused = living.poise("submit", *strict, "--", "sleep", "600")
+    assert refused.code == 1
+    assert "error[E108]: the deadline is unlikely to be met" in refused.err
+    hint = re.search(r"hint: --deadline (\d+)s$", refused.err.strip())
+    assert hint, refused.err
+    assert int(hint[1]) > 1500
+    assert living.client().status().unfinished == 3, "nothing was accepted"
+    late = ("--name", "late", "--expect", "10m", "--deadline", "601s", "--if-late", "cancel")
+    assert living.poise("submit", "--quiet", *late, "--", "sleep", "600").text == "j4\n"
+    assert living.poise("wait", "late").code == 130
+    said = "its deadline of 10m1s could not be met any more (at least 10m0s of work were left)"
+    assert f"cancelled: {said}" in living.poise("show", "late").text
+    assert f"main cancelled: {said}" in living.poise("explain", "late").text
+    ran = living.poise("run", "--deadline", "1s", "--if-late", "cancel", "--", "sleep", "600")
+    assert ran.code == 130
+    assert "j5.main cancelled: its deadline of 1.0 s could not be met any more" in ran.err
+    assert "deadlines-missed" in living.poise("events", "--after", "0", "--decisions").text
 
 
 def test_a_quota_holds_back_the_work_of_one_tenant_alone(living: Living) -> None:

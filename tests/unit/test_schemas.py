@@ -71,6 +71,8 @@ MORE: dict[str, list[Any]] = {
     "job": [
         {"run": ["x"], "sweep": {"lr": [0.1, "a", True], "seed": "1..5", "zip": {"a": [1, 2], "b": "1..2"}}},
         {"run": "x", "sweep": [{"a": 1}, {"a": 2}], "at_most": 1, "merge": ["y"], "deadline": "2050-01-01T00:00:00Z"},
+        {"run": "x", "deadline": {"by": "2050-01-01T00:00:00Z", "if-late": "cancel"}},
+        {"kind": "graph", "tasks": {"a": {"run": "x", "deadline": {"by": 9}}}, "deadline": {"by": "1h"}},
         {"run": "x", "workers": {"min": 1, "max": 2}, "checkpoint": "5m", "retry": {"limit": 0, "when": []}},
         {"run": "x", "split": {"items": 9, "size": 2}, "resources": {"gpu": 1, "gpu_share": 0.5, "network": "1Gbit"}},
     ],

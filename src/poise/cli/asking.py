@@ -39,6 +39,11 @@ _FLAGS = [
     *_NEEDS[:-1],
     click.option("--begin", metavar="TIME", help="Not before: 2h from now, or 2026-12-01T02:00:00Z."),
     click.option("--deadline", metavar="TIME", help="When it must be done: 30m, or 2026-12-01T12:00:00Z."),
+    click.option(
+        "--if-late",
+        metavar="WORD",
+        help="When the deadline cannot be met: refuse the job, run it all the same, or cancel it. [default: run]",
+    ),
     click.option("--expect", metavar="TIME", help="How long it should run, until history knows better."),
     click.option(
         "--after", metavar="JOB", multiple=True, help="Start after this job (id or name) is done. Repeatable."
@@ -113,7 +118,13 @@ def needed(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
 def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
     """The fields of a job that the flags set."""
     spec = needed(flags, environ)
-    for field in ("begin", "deadline", "expect", "checkpoint", "name", "hang", "lease", "grace"):
+    if flags["if_late"] is not None:  # of a deadline that this flag does not give, the file or script may tell the time
+        spec["deadline"] = {"if-late": flags["if_late"]}
+        if flags["deadline"] is not None:
+            spec["deadline"] = {"by": flags["deadline"]} | spec["deadline"]
+    elif flags["deadline"] is not None:
+        spec["deadline"] = flags["deadline"]
+    for field in ("begin", "expect", "checkpoint", "name", "hang", "lease", "grace"):
         if flags[field] is not None:
             spec[field] = flags[field]
     for field in ("workers", "parts", "at_most", "weight"):
@@ -132,7 +143,7 @@ def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
     return spec
 
 
-_A_FIELD = re.compile(r"(\w+): ([^\s{}\[\]]+)")
+_A_FIELD = re.compile(r"([\w-]+): ([^\s{}\[\]]+)")
 
 
 @contextmanager
@@ -148,7 +159,8 @@ def told_as_flags(flags: dict[str, Any]) -> Iterator[None]:
 
 def _as_flag(record: ErrorRecord, flags: dict[str, Any]) -> ErrorRecord:
     name = _flag_of(record.field)
-    if record.at or not flags.get(name):
+    given = flags.get(name) or (name == "deadline" and flags.get("if_late"))
+    if record.at or not given:
         return msgspec.structs.replace(record, others=())
     match = _A_FIELD.fullmatch(record.hint)
     hint = f"{_typed(_flag_of(match[1]))} {match[2]}" if match and _flag_of(match[1]) in flags else record.hint
@@ -159,8 +171,10 @@ def _as_flag(record: ErrorRecord, flags: dict[str, Any]) -> ErrorRecord:
 
 def _flag_of(field: str) -> str:
     """The keyword of the flag that sets a field."""
+    if field.removeprefix("deadline.") == "if-late":
+        return "if_late"
     name = re.split(r"[.\[]", field.removeprefix("resources."))[0]
-    return {"retry": "retries", "class": "kind"}.get(name, name)
+    return {"retry": "retries", "class": "kind", "by": "deadline"}.get(name, name)
 
 
 def _typed(name: str) -> str:
@@ -177,13 +191,22 @@ def note_unused(spec: dict[str, Any]) -> None:
 
 
 def merged(spec: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """A job with the fields of `own` in place of its own; resources and variables are replaced one by one."""
+    """A job with the fields of `own` in place of its own; resources, variables and what is said of the deadline are
+    replaced one by one.
+    """
     both = {
         name: spec[name] | own[name]
         for name in ("env", "resources")
         if isinstance(spec.get(name), dict) and isinstance(own.get(name), dict)
     }
+    if spec.get("deadline") is not None and own.get("deadline") is not None:
+        both["deadline"] = _of_deadline(spec["deadline"]) | _of_deadline(own["deadline"])
     return spec | own | both
+
+
+def _of_deadline(said: Any) -> dict[str, Any]:
+    """`30m` as a mapping."""
+    return said if isinstance(said, dict) else {"by": said}
 
 
 def _sweep(given: tuple[str, ...]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ _NEARLY_BEGINS = re.compile(r"\s*#+\s*poise[: ]\s*-*", re.IGNORECASE)
 _NOT_HERE = ("kind", "tasks", "needs", "run", "artifacts", "folder")
 """Fields of a job file that a script does not say: it is what is run, where it is submitted."""
 
-_FIELD_OF = {"no_preempt": "preemptible", "retries": "retry"}
+_FIELD_OF = {"no_preempt": "preemptible", "retries": "retry", "if_late": "deadline.if-late"}
 _RESOURCES = tuple(field.encode_name for field in msgspec.structs.fields(ResourcesSpec))
 _FIELDS = tuple(field.encode_name for field in msgspec.structs.fields(JobSpec) if field.encode_name not in _NOT_HERE)
 

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from poise.cli.asking import asked, asking, is_script, merged, note_unused, told_as_flags
+from poise.cli.deadlines import forecast_of, has_deadline
 from poise.cli.render import NOT_FOUND, print_json, say, tell
 from poise.client import Client, current_home
 from poise.config import Home
@@ -30,9 +31,10 @@ _SHELL = re.compile(r"[\s|&;<>$`*?]")
 
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @asking
+@click.option("-q", "--quiet", is_flag=True, help="Do not forecast a deadline.")
 @click.option("--json", "as_json", is_flag=True, help="Print the finished job as JSON; what it writes goes to stderr.")
 @click.argument("command", nargs=-1, required=True, metavar="[--] COMMAND...")
-def run(command: tuple[str, ...], as_json: bool, **flags: Any) -> int:
+def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> int:
     """Run COMMAND when there is room, stream what it writes, and end with its exit code.
 
     Nothing needs to be started first. The command runs in this folder and keeps PATH, HOME, VIRTUAL_ENV, CONDA_* and
@@ -56,6 +58,8 @@ def run(command: tuple[str, ...], as_json: bool, **flags: Any) -> int:
         over = threading.Event()
         telling = threading.Thread(target=_say_why, args=(home, job, over), daemon=True)
         telling.start()
+        if has_deadline(spec) and not (quiet or as_json):
+            threading.Thread(target=_say_chance, args=(home, job, over), daemon=True).start()
         try:
             code = _stream(client, job, sys.stderr.buffer if as_json else sys.stdout.buffer)
             report = client.job(job)
@@ -72,7 +76,9 @@ def run(command: tuple[str, ...], as_json: bool, **flags: Any) -> int:
         print_json(report)
     else:
         for task in report.tasks:
-            if task.outcome not in ("", "done", "failed") or task.note:
+            if task.status == "cancelled" and task.reasons:
+                say(f"poise: {task.task} {'; '.join(task.reasons)}")
+            elif task.outcome not in ("", "done", "failed") or task.note:
                 say(f"poise: {task.task} {task.outcome}{f': {task.note}' if task.note else ''}")
             elif task.outcome == "failed" and len(report.tasks) > 1:
                 tried = ", ".join(f"{name}={value}" for name, value in task.sweep.items())
@@ -152,6 +158,13 @@ class _Interrupts:
         say(f"poise: cancelling {self._job}")
         with contextlib.suppress(PoiseError):  # it may be over by now
             Client(self._home).cancel(self._job)
+
+
+def _say_chance(home: Home, job: str, over: threading.Event) -> None:
+    """How likely the deadline is met, unless the job is over by then."""
+    told = forecast_of(Client(home, patience=0), job)
+    if told is not None and not over.is_set():
+        tell(told.sentence())
 
 
 def _say_why(home: Home, job: str, over: threading.Event) -> None:

@@ -26,7 +26,7 @@ def of_slurm(head: Iterable[str], said: Collection[str]) -> str:
                 told += translate(value).split(" ") if translate and value else []
             except ValueError:  # an option that is written as no option is
                 continue
-    told = [one for one in dict.fromkeys(told) if one.partition("=")[0] not in said]
+    told = [one for one in dict.fromkeys(told) if one.partition("=")[0].replace("if-late", "deadline") not in said]
     if told:
         return f"`#SBATCH` lines are not obeyed; the same here: `#POISE {' '.join(told)}`"
     return "`#SBATCH` lines are not obeyed, and nothing here is the same" if lines and not said else ""
@@ -77,6 +77,11 @@ def _begin(text: str) -> str:
     return f"begin={7 * count}d" if unit == "w" else f"begin={count}{unit}"
 
 
+def _deadline(text: str) -> str:
+    """`now+1hour`: Slurm removes a job that could not end before its deadline any more."""
+    return f"{_begin(text).replace('begin', 'deadline')} if-late=cancel"
+
+
 def _gpus(text: str) -> str:
     words = text.removeprefix("gpu:").split(":")
     model = f" gpu_model={words[0]}" if len(words) > 1 else ""
@@ -95,6 +100,7 @@ _OF_SLURM: dict[str, Callable[[str], str]] = {
     "job-name": lambda text: f"name={shlex.quote(text)}",
     "array": _array,
     "begin": _begin,
+    "deadline": _deadline,
 }
 """What it takes to say the same here. The time is a limit there; here it is what is expected."""
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import click
 
 from poise.cli.asking import asked, asking, is_script, merged, note_unused, told_as_flags
+from poise.cli.deadlines import forecast_of, has_deadline
 from poise.cli.numbers import WholeRange
 from poise.cli.render import print_json, say, tell
 from poise.client import current_home
@@ -28,9 +29,10 @@ FILE_ENDINGS = (".yaml", ".yml", ".json")
     metavar="N",
     help="Only if nothing has happened since revision N, which `poise plan` told.",
 )
+@click.option("-q", "--quiet", is_flag=True, help="Print the id and nothing else; do not forecast a deadline.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("source", nargs=-1, required=True, metavar="FILE.yaml | SCRIPT | -- COMMAND...")
-def submit(source: tuple[str, ...], if_revision: int | None, as_json: bool, **flags: Any) -> int:
+def submit(source: tuple[str, ...], if_revision: int | None, quiet: bool, as_json: bool, **flags: Any) -> int:
     """Submit a job or graph from FILE.yaml, a SCRIPT (.sh, .bash, .py), or a command after `--`, print its id, and
     return.
 
@@ -38,13 +40,18 @@ def submit(source: tuple[str, ...], if_revision: int | None, as_json: bool, **fl
     are relative to the file's folder. A script says what it needs in `#POISE` lines at its head. Flags override both.
     """
     spec, place = asked_for(source, flags)
+    client = connected(current_home())
     with told_as_flags(flags), located(place):
-        job = connected(current_home()).submit(spec, user=user_name(), say=tell, if_revision=if_revision)
+        job = client.submit(spec, user=user_name(), say=None if quiet else tell, if_revision=if_revision)
+    looks = has_deadline(spec) and not quiet
     if as_json:
-        print_json({"job": job})
-    else:
-        click.echo(job)
+        print_json({"job": job} | ({"deadline": forecast_of(client, job)} if looks else {}))
+        return 0
+    click.echo(job)
+    if not quiet:
         say(f"poise: `poise show {job}` tells how it goes, `poise logs -f {job}` what it writes")
+    if looks and (told := forecast_of(client, job)) is not None:
+        tell(told.sentence())
     return 0
 
 
@@ -78,10 +85,8 @@ def asked_for(source: Sequence[str], flags: dict[str, Any]) -> Asked:
 
 def _but_for(own: dict[str, Any], place: Place) -> Place:
     """Where a field was written, unless a flag says it instead."""
-    inner = ("env", "resources")
-    said = {f"{name}.{one}" for name in inner for one in own.get(name, {})} | {
-        name for name in own if name not in inner
-    }
+    inner = [name for name in ("env", "resources", "deadline") if isinstance(own.get(name), dict)]
+    said = {f"{name}.{one}" for name in inner for one in own[name]} | {name for name in own if name not in inner}
     return lambda field: "" if not said.isdisjoint((field, *above(field))) else place(field)
 
 

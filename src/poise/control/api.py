@@ -25,6 +25,7 @@ from litestar.response import Stream
 
 from poise import __version__
 from poise.config import Home
+from poise.control.chances import Chances
 from poise.control.gatekeeper import Gatekeeper
 from poise.control.guard import PUBLIC, App, ErrorBody, Guard
 from poise.control.hot import (
@@ -60,7 +61,19 @@ from poise.kernel.find import names as find_names
 from poise.kernel.ledger import Ledger
 from poise.kernel.overview import overview
 from poise.kernel.visible import Sight
-from poise.model.events import AUDITED, Event, Held, NodeLevelled, Placed, PolicyFailed, Preempted, Resized, Triggered
+from poise.model.chances import DeadlineForecast
+from poise.model.events import (
+    AUDITED,
+    DeadlinesMissed,
+    Event,
+    Held,
+    NodeLevelled,
+    Placed,
+    PolicyFailed,
+    Preempted,
+    Resized,
+    Triggered,
+)
 from poise.model.messages import Attempt
 from poise.model.reports import (
     AuditReport,
@@ -99,7 +112,7 @@ Revision = Annotated[int, Parameter(le=MAX_REVISION)]
 WHOLE = b": whole\n\n"
 """Ends a stream of events that was not to be followed; without it, it was cut off."""
 
-DECISIONS = Placed | Held | Preempted | Resized | NodeLevelled | Triggered | PolicyFailed
+DECISIONS = Placed | Held | Preempted | Resized | DeadlinesMissed | NodeLevelled | Triggered | PolicyFailed
 """What was decided, and what made it be: events of a stream of decisions."""
 
 VIEWER, SUBMITTER = {"role": Role.VIEWER}, {"role": Role.SUBMITTER}
@@ -155,13 +168,16 @@ def make_app(
     *,
     known_as: Collection[str] = (),
     authority: bytes = b"",
+    chances: Chances | None = None,
 ) -> App:
     """The whole API behind its guard. `imagined` gives the policy in charge, to be asked what if. `known_as` are the
     names of this machine to others, and `authority` the certificate by which they know it, where it listens to them.
+    `chances` answers questions about deadlines.
     """
 
     gate = Gatekeeper(plane, token)
     series = Series(home.series)
+    chances = chances or Chances(plane, home)
 
     def allowed(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
         if (path := connection.scope["path"]) not in PUBLIC:
@@ -224,6 +240,7 @@ def make_app(
     )
     async def submit(bearer: Bearer, data: Submission, if_revision: Revision | None = None) -> Submitted:
         compiled = plane.controller.prepare(data.spec, plane.clock.wall(), plane.clock.now(), bearer.tenant)
+        await chances.check(compiled, data.key, data.user)
         job = await plane.request(
             lambda request: machine.Submit(request, compiled, data.key, data.user, if_revision, bearer)
         )
@@ -269,6 +286,15 @@ def make_app(
         view, asked = await asked_about(bearer, name, everything)
         told = await thought_about(lambda policy: whatif.explain(policy, view, asked, everything=everything))
         return Sight(plane.ledger, bearer).only(told)
+
+    @get(
+        "/v1/jobs/{name:str}/deadline",
+        summary="How likely a job, or some of its tasks, meet their deadlines; takes some seconds",
+        opt=VIEWER,
+    )
+    async def deadline(bearer: Bearer, name: str) -> DeadlineForecast:
+        _, found = await settled_job(bearer, name)
+        return await chances.of(found)
 
     @get("/v1/jobs/{name:str}/why-not/{node:str}", summary="Every reason against a node for a job", opt=VIEWER)
     async def why_not(bearer: Bearer, name: str, node: str) -> WhyNot:
@@ -477,6 +503,7 @@ def make_app(
             jobs,
             job,
             explanation,
+            deadline,
             why_not,
             unblock,
             plan,
@@ -519,7 +546,7 @@ def make_app(
         return worker_key(token, attempt)
 
     hot: dict[str, tuple[Role | None, App]] = {
-        "submissions": (Role.SUBMITTER, Submissions(plane, gate)),
+        "submissions": (Role.SUBMITTER, Submissions(plane, gate, chances)),
         "channel": (Role.NODE, NodeChannel(plane, gate, series, home, key_of)),
         "calls": (Role.SUBMITTER, CallerChannel(plane, gate)),
         "workers": (None, WorkerChannel(plane, gate, key_of)),

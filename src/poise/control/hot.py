@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from poise.config import MAX_BODY, Home
+from poise.control.chances import Chances
 from poise.control.gatekeeper import Gatekeeper
 from poise.control.guard import Receive, Scope, Send, hang_up, refuse, secret_of, text_headers
 from poise.control.plane import Plane
@@ -74,13 +75,17 @@ _submission = json_decoder(Submission)
 _accepted = msgspec.json.Encoder()
 
 
-def submit(plane: Plane, bearer: Bearer, line: bytes, wall: float, done: "Done") -> None:
-    """Compile one submission and post it; raises PoiseError when it cannot be compiled."""
+async def submit(plane: Plane, chances: Chances, bearer: Bearer, line: bytes, wall: float, done: "Done") -> None:
+    """Compile one submission and post it; raises PoiseError when it cannot be compiled, or has a strict deadline that
+    is unlikely to be met. Only the latter is waited for.
+    """
     try:
         submission = _submission.decode(line)
     except UNREADABLE as error:
         raise not_json(error) from None
     compiled = plane.controller.prepare(submission.spec, wall, plane.clock.now(), bearer.tenant)
+    if compiled.strict:
+        await chances.check(compiled, submission.key, submission.user)
     answer = _answering(done, compiled.note)
     plane.ask(lambda request: machine.Submit(request, compiled, submission.key, submission.user, bearer=bearer), answer)
 
@@ -88,9 +93,10 @@ def submit(plane: Plane, bearer: Bearer, line: bytes, wall: float, done: "Done")
 class Submissions:
     """One `POST` of many lines; answers stream back while lines still come in, for as long as the token stands."""
 
-    def __init__(self, plane: Plane, gate: Gatekeeper) -> None:
+    def __init__(self, plane: Plane, gate: Gatekeeper, chances: Chances) -> None:
         self._plane = plane
         self._gate = gate
+        self._chances = chances
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         bearer: Bearer = scope["bearer"]
@@ -111,7 +117,7 @@ class Submissions:
                 more = message.get("more_body", False)
                 if not more and rest:
                     lines.append(rest)
-                self._take(bearer, lines, stream)
+                await self._take(bearer, lines, stream)
                 if len(rest) > MAX_BODY:
                     stream.expect()(Accepted(error=_too_long().record))
                     break
@@ -120,14 +126,14 @@ class Submissions:
             stream.close()
             await writer
 
-    def _take(self, bearer: Bearer, lines: list[bytes], stream: "_Stream") -> None:
+    async def _take(self, bearer: Bearer, lines: list[bytes], stream: "_Stream") -> None:
         wall = self._plane.clock.wall()
         for line in lines:
             if not line.strip():
                 continue
             done = stream.expect()
             try:
-                submit(self._plane, bearer, line, wall, done)
+                await submit(self._plane, self._chances, bearer, line, wall, done)
             except PoiseError as error:
                 done(Accepted(error=error.record))
 

@@ -129,7 +129,8 @@ _FORMS: dict[str, Schema] = {
         "additionalProperties": {"type": ["string", "number", "null"]},
     },
     "begin": {"anyOf": [_MOMENT, {"type": "null"}]},
-    "deadline": {"anyOf": [_MOMENT, {"type": "null"}]},
+    "deadline": {"anyOf": [_MOMENT, {"$ref": "#/$defs/DeadlineSpec"}, {"type": "null"}]},
+    "deadline.by": _MOMENT,
     "expect": {"anyOf": [_DURATION, {"type": "null"}]},
     "hang": _DURATION,
     "grace": {"anyOf": [_DURATION, {"type": "null"}]},
@@ -424,7 +425,7 @@ MEANING = {
     "env": "Environment variables. `null` takes the value from whoever submits.",
     "priority": "Class of the task. In a graph, the job's class holds where a task names none. `medium` by default.",
     "begin": "Not before: a time from submission (`2h`) or a moment with its zone (`2026-12-01T02:00:00Z`).",
-    "deadline": "A time from submission (`30m`) or a moment with its zone (`2026-12-01T12:00:00Z`).",
+    "deadline": "A time from submission (`30m`) or a moment with its zone (`2026-12-01T12:00:00Z`); or a mapping.",
     "expect": "How long it should run, until finished runs of its class say more. Of an elastic gang: with its least "
     "workers. It says nothing of the `merge`.",
     "workers": "A gang: this many tasks, started together or not at all. `2..8` or `{min: 2, max: 8}` is elastic: it "
@@ -485,6 +486,10 @@ MEANING = {
     "phase.cpu": "At most so many CPUs; without it, as many as it asks for in all.",
     "phase.device_memory": "The part of the device memory that it asks for, or of each of its devices: `60%`. The "
     "command is told it as `POISE_DEVICE_MEMORY`.",
+    "deadline.by": "A time from submission, or a moment with its zone.",
+    "deadline.if-late": "What becomes of work whose deadline cannot be met. `run`: it goes on as work without a "
+    "deadline. `cancel`: Poise cancels it, what needs it, and what only it needs. `refuse`: Poise refuses the "
+    "submission unless the deadline is likely to be met.",
     "checkpoint.every": "How often its state is saved.",
     "checkpoint.restore": "How long it takes to go on from it.",
     "fleet.kind": "`fleet`.",

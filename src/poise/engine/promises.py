@@ -16,6 +16,7 @@ from poise.kernel.ledger import JobState, Ledger, UnitState, attempt_of, is_loss
 from poise.kernel.visible import Sight
 from poise.model.decisions import Spot
 from poise.model.events import (
+    DeadlinesMissed,
     DeviceCordoned,
     DeviceDrained,
     Event,
@@ -232,6 +233,8 @@ class Judge:
                     self._cancelled.update(dict.fromkeys(self._units_of[event.job], event.at))
                 case UnitsCancelled():
                     self._cancelled.update(dict.fromkeys(event.units, event.at))
+                case DeadlinesMissed():
+                    self._cancelled.update((missed.unit, event.at) for missed in event.units)
                 case QuotaSet():
                     self._quotas.pop(event.tenant, None)
                     if event.quota is not None:

@@ -21,6 +21,7 @@ from poise.kernel.dispatch import Dispatch
 from poise.kernel.explain import LastWord, logged
 from poise.kernel.find import find, find_node
 from poise.kernel.fitting import check_all
+from poise.kernel.lateness import Lateness
 from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of, orders_of
 from poise.kernel.schedulable import prepare
 from poise.kernel.straggle import Paces, stragglers
@@ -439,6 +440,7 @@ class Controller:
         self._last_recall = 0
         self._last_comparison = 0
         self._paces = Paces()
+        self._lateness = Lateness()
         self._training: dict[str, tuple[int, LastWord]] = {}  # by unit, with its epoch; newer than what is in the log
         self._full = False
         self._last_recovery = 0
@@ -533,8 +535,9 @@ class Controller:
         return self._flush()
 
     def tick(self, now: int, heard_until: int | None = None) -> Sequence[Effect]:
-        """What time alone brings: lost nodes, rounds, recovery of the log. What nodes said before `heard_until` has
-        been handed in (none: all that they have said): until then their silence is known, and no longer.
+        """What time alone brings: lost nodes, lost deadlines, rounds, recovery of the log. What nodes said before
+        `heard_until` has been handed in (none: all that they have said): until then their silence is known, and no
+        longer.
         """
         self._now = now
         heard_until = now if heard_until is None else heard_until
@@ -559,6 +562,7 @@ class Controller:
                 self._commit(straggling)
             for lagging in list(self._paces.lagging(self.ledger, now)):
                 self._commit(lagging)
+        self._cancel_late(now)
         self._dispatch.tick(now)
         effects = list(self._flush())
         if self._may_decide(now) and self._should_decide(now):
@@ -568,6 +572,15 @@ class Controller:
             effects.append(Decide(self._asked))
             self._fired.clear()  # what fires while this is decided on is told to the next round
         return effects
+
+    def _cancel_late(self, now: int) -> None:
+        """What its user wants cancelled once its deadline cannot be met: before more devices are given to it."""
+        for missed in self._lateness.missed(self.ledger, now):
+            units = [self.ledger.unit(one.unit) for one in missed.units]
+            self._commit(missed)
+            for unit in units:
+                if unit is not None and unit.status == "active":
+                    self._stop(unit, now)
 
     def _forget_nodes(self, now: int) -> None:
         """Those that have been lost for long, and are missed by nobody."""
@@ -652,7 +665,7 @@ class Controller:
         """When to tick next, if nothing happens before."""
         if self._full:
             return self._last_recovery + RECOVER_EVERY
-        due = [self._watch.due(), self._dispatch.wakeup()]
+        due = [self._watch.due(), self._dispatch.wakeup(), self._lateness.wakeup(self.ledger)]
         if self.settings.dead_after:
             due.append(self._look_at)
         if not self._deciding:  # else the plan comes as a message, and the next round is not before it
@@ -698,6 +711,8 @@ class Controller:
         job = self.would_submit(message.compiled, message.user)
         undecided = self._dirty or self._deciding
         self._commit(JobSubmitted(at=now, job=job, key=message.key, by=message.bearer.token))
+        if job.id in self.ledger.cancelling:
+            self._lateness.submitted(job.id)
         if self._closed and not undecided:
             self._dirty = not all(self.ledger.held_queue(unit.queue) for unit in self.ledger.jobs[job.id].units)
         return job.id
@@ -747,7 +762,8 @@ class Controller:
             self._commit(JobCancelled(at=now, job=job.id, by=by))
         else:
             ids = tuple(unit.id for unit in units)
-            self._commit(UnitsCancelled(at=now, job=job.id, units=ids, by=by))
+            turns = any(unit.spec.at_most for unit in units)
+            self._commit(UnitsCancelled(at=now, job=job.id, units=ids, by=by, turns=turns))
         for unit in units:
             if unit.status == "active":
                 self._stop(unit, now)
@@ -1329,6 +1345,7 @@ class Controller:
         self.ledger, self._durable = message.ledger, message.ledger.revision
         self._checkpointed = min(self._checkpointed, self.ledger.revision)
         self._full, self._deciding, self._asked, self._reloaded = True, False, None, now
+        self._lateness = Lateness()
         self._events.clear()
         refused = [
             effect if effect.barrier or effect.error else Reply(effect.request, error=message.error)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from poise.kernel.book import CallBook
+from poise.kernel.lateness import lost_deadlines
 from poise.kernel.ledger import (
     CAUSES,
     Cordon,
@@ -92,6 +93,7 @@ def job_report(
             status = task_status(job, unit, task)
             counts[status] = counts.get(status, 0) + 1
     path, slack = paths(job) if tasks and len(job.units) > 1 and job.calls is None else ((), {})
+    lost = lost_deadlines(ledger, job, now) if tasks and not job.ended else {}
     return JobReport(
         id=job.id,
         name=job.name,
@@ -114,7 +116,7 @@ def job_report(
             if (known := heard(unit)) is not None
         ),
         tasks=tuple(
-            task_report(ledger, job, unit, index, now, slack.get(unit.spec.name, unit.slack))
+            task_report(ledger, job, unit, index, now, slack.get(unit.spec.name, unit.slack), lost.get(unit.id))
             for unit in job.units
             for index in range(len(unit.tasks))
         )
@@ -143,8 +145,10 @@ def _calls_report(book: CallBook) -> CallsReport:
     )
 
 
-def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now: int, slack: int) -> TaskReport:
-    """One task as of `now`."""
+def task_report(
+    ledger: Ledger, job: JobState, unit: UnitState, index: int, now: int, slack: int, late: Reason | None = None
+) -> TaskReport:
+    """One task as of `now`; `late` tells that its deadline is lost."""
     task, spec = unit.tasks[index], unit.spec.tasks[index]
     ending = task.ending or Ending(outcome="returned")
     has_ended = task.ending is not None
@@ -177,7 +181,9 @@ def task_report(ledger: Ledger, job: JobState, unit: UnitState, index: int, now:
         limit=ending.limit,
         note=ending.note,
         why=unit.why.sentence() if unit.why and placed else "",
-        reasons=tuple(reason.sentence() for reason in reasons(ledger, job, unit, now)),
+        reasons=tuple(
+            reason.sentence() for reason in (*reasons(ledger, job, unit, now), *([late] if late is not None else []))
+        ),
         attempts=tuple(
             AttemptReport(
                 epoch=past.epoch,
@@ -218,9 +224,13 @@ def _stopped_for_another(unit: UnitState, task: TaskState) -> bool:
 
 
 def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Reason]:
-    """Every reason why a unit has not started, or never will; once it has, whether anything is wrong with it."""
+    """Every reason why a unit has not started, or never will; once it has, whether anything is wrong with it. That its
+    deadline is lost is told by `lost_deadlines`, for all units of a job at once.
+    """
     found: list[Reason] = []
-    if unit.status == "waiting":
+    if unit.missed is not None and (unit.status == "cancelled" or (unit.status == "active" and unit.stopping)):
+        found.append(_too_late(ledger, unit))
+    elif unit.status == "waiting":
         needed = {need: ledger.unit(f"{job.id}.{need}") for need in unit.spec.needs}
         found += [
             Reason(code="NEEDS", need=need, wakes="finished")
@@ -262,6 +272,16 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
     return found
 
 
+def _too_late(ledger: Ledger, unit: UnitState) -> Reason:
+    """By which deadline it was cancelled."""
+    if unit.missed is None or not unit.missed.of:
+        left = unit.missed.left if unit.missed is not None else 0
+        have = f"at least {format_duration(left)} of work were left" if left else "it had passed"
+        return Reason(code="CANCELLED_LATE", need=format_duration(unit.spec.deadline), have=have, fixable="never")
+    other = ledger.unit(unit.missed.of)
+    return Reason(code="CANCELLED_FOR", subject=other.spec.name if other is not None else "", fixable="never")
+
+
 def _back(unit: UnitState, now: int) -> list[Reason]:
     """Why it may not be placed before its `free_at`."""
     delay = unit.not_before - now
@@ -297,7 +317,8 @@ class Alike(NamedTuple):
     """Units of a job that wait and ask for the same: the ids of all, and the first of them as a policy would see it.
 
     Before `not_before` (an instant, 0: none) it is not tried again, for the reasons `back`; `unseen` units of the queue
-    come before it and are not shown in the view. `artifacts` names what it has to choose from, by number.
+    come before it and are not shown in the view. `artifacts` names what it has to choose from, by number. `late` tells
+    that its deadline is lost.
     """
 
     units: tuple[str, ...]
@@ -306,6 +327,7 @@ class Alike(NamedTuple):
     back: tuple[Reason, ...]
     unseen: int
     artifacts: tuple[str, ...]
+    late: tuple[Reason, ...] = ()
 
 
 class After(NamedTuple):
@@ -365,14 +387,15 @@ def question(
     happened = story(ledger, job, units, most)
     told = happened if everything else happened[:1] + happened[1:][-3 * SOME :]
     left_out = len(alike) + len(active) - min(len(alike), most) - min(len(active), most)
-    pending = tuple(_alike(ledger, of, view) for of in list(alike.values())[:most])
+    lost = lost_deadlines(ledger, job, view.now)
+    pending = tuple(_alike(ledger, of, view, lost) for of in list(alike.values())[:most])
     return Question(
         job=job.id,
         name=job.name,
         status=job_status(job),
         pending=pending,
-        waiting=() if job.calls is not None else tuple(_waiting(ledger, job, units, view.now)),
-        active=tuple(_active(ledger, job, unit, view.now) for unit in active[:most]),
+        waiting=() if job.calls is not None else tuple(_waiting(ledger, job, units, view.now, lost)),
+        active=tuple(_active(ledger, job, unit, view.now, lost) for unit in active[:most]),
         story=tuple(told),
         left_out=left_out + len(happened) - len(told),
         beyond=_beyond(ledger, job.tenant, pending[0].candidate) if pending else "",
@@ -540,7 +563,7 @@ def units_exit_code(units: Sequence[UnitState]) -> int | None:
     return {"done": 0, "cancelled": 130}.get(units_status(units), 125)
 
 
-def _alike(ledger: Ledger, units: list[UnitState], view: Snapshot) -> Alike:
+def _alike(ledger: Ledger, units: list[UnitState], view: Snapshot, lost: Mapping[str, Reason]) -> Alike:
     first = min(units, key=_place_in_queue)
     queue = first.queue
     mine = _place_in_queue(first)
@@ -556,10 +579,17 @@ def _alike(ledger: Ledger, units: list[UnitState], view: Snapshot) -> Alike:
         back=tuple(_back(first, view.now)),
         unseen=unseen,
         artifacts=artifacts_of(first.spec),
+        late=_late(first, lost),
     )
 
 
-def _waiting(ledger: Ledger, job: JobState, units: Sequence[UnitState], now: int) -> list[After]:
+def _late(unit: UnitState, lost: Mapping[str, Reason]) -> tuple[Reason, ...]:
+    return (lost[unit.id],) if unit.id in lost else ()
+
+
+def _waiting(
+    ledger: Ledger, job: JobState, units: Sequence[UnitState], now: int, lost: Mapping[str, Reason]
+) -> list[After]:
     """What waits for other units, as one: for those of them that could run or do; and for other jobs."""
     waiting = [unit for unit in units if unit.status == "waiting"]
     if not waiting:
@@ -572,10 +602,11 @@ def _waiting(ledger: Ledger, job: JobState, units: Sequence[UnitState], now: int
         if by_name[need].status in ("pending", "active")
     ]
     found += [reason for reason in reasons(ledger, job, waiting[0], now) if reason.code != "NEEDS"]
+    found += next((_late(unit, lost) for unit in waiting if unit.id in lost), ())
     return [After(tuple(unit.id for unit in waiting), tuple(found))]
 
 
-def _active(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> Active:
+def _active(ledger: Ledger, job: JobState, unit: UnitState, now: int, lost: Mapping[str, Reason]) -> Active:
     holding = [task for task in unit.tasks if task.active]
     started = min((task.started for task in holding if task.started), default=0)
     return Active(
@@ -584,7 +615,7 @@ def _active(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> Active:
         nodes=tuple(dict.fromkeys(task.node for task in holding)),
         elapsed=now - started if started else 0,
         why=unit.why,
-        reasons=tuple(reasons(ledger, job, unit, now)),
+        reasons=(*reasons(ledger, job, unit, now), *_late(unit, lost)),
         artifacts=artifacts_of(unit.spec),
         variant=unit.variant,
     )
@@ -628,6 +659,7 @@ def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int,
         yield unit.placed, f"attempt {unit.founded or unit.epoch} of {unit.spec.name} placed on {nodes}{behind}{why}"
     if unit.status in ("cancelled", "skipped"):
         because = "; ".join(reason.sentence() for reason in reasons(ledger, job, unit, unit.ended))
+        because = because.removeprefix(f"{unit.status}: ")
         yield unit.ended, f"{unit.spec.name} {unit.status}{f': {because}' if because else ''}"
     elif unit.over:
         ending = deciding_ending(unit)

@@ -23,6 +23,7 @@ from poise.kernel.ledger import CAUSES, JobState, Ledger, UnitState, job_status
 from poise.model.decisions import Spot
 from poise.model.document import near
 from poise.model.events import (
+    DeadlinesMissed,
     DeviceCordoned,
     DeviceDrained,
     Event,
@@ -72,6 +73,9 @@ LANES = 24
 
 POINTS = 600
 """Points of the curve of what waits."""
+
+FEW = 8
+"""Units that one text names."""
 
 LONGEST = 400
 """Letters of one text."""
@@ -272,6 +276,11 @@ class History:
         match event:
             case JobCancelled():
                 self._note(event.at, "cancelled", event.job, f"by {event.by or 'its user'}", event.job)
+            case DeadlinesMissed():
+                named = ", ".join(missed.unit.partition(".")[2] for missed in event.units[:FEW])
+                more = f" and {len(event.units) - FEW} more" if len(event.units) > FEW else ""
+                text = f"{named}{more}: the deadline could not be met any more"
+                self._note(event.at, "cancelled", event.job, text, event.job)
             case NodeJoined():
                 self._note(event.at, "node joined", event.node.name, "")
             case NodeLost():

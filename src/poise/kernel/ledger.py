@@ -33,12 +33,14 @@ import msgspec
 from poise.decoding import msgpack_decoder
 from poise.kernel.book import CallBook
 from poise.model import graph
+from poise.model.deadlines import Missed
 from poise.model.decisions import Cause, Reason, Spot, Why
 from poise.model.events import (
     Began,
     Called,
     CallsClosed,
     CallTried,
+    DeadlinesMissed,
     DeviceCordoned,
     DeviceDrained,
     Event,
@@ -142,6 +144,10 @@ PAST_TOKENS = 256
 MAX_CORDONS = 4096
 """Devices that have failed and are open again are remembered, so that their work is kept off them: the latest."""
 
+PASSED_OVER = -(2**30)
+"""What a part of a task still waits for (`missing`) that was cancelled before its turn: so much less than nothing that
+no end of what it needed makes it more."""
+
 MAX_PROFILES = 4096
 """Classes whose run times are kept; of more, those not seen for longest are forgotten."""
 
@@ -207,7 +213,8 @@ class UnitState(msgspec.Struct, gc=False):
     One that resizes changes its size in place, and `generation` counts how often since it was placed, in the epoch
     `founded` (0: the latest), the last time at the instant `resized`; `losses` is how often it has lost members since
     it was steady.
-    `carried` is what it did in this placement before that, in nanoseconds of one task.
+    `carried` is what it did in this placement before that, in nanoseconds of one task. One that was `missed` is
+    cancelled, since a deadline could not be met any more.
     """
 
     spec: Unit
@@ -261,6 +268,7 @@ class UnitState(msgspec.Struct, gc=False):
     resized: int = 0
     losses: int = 0
     carried: int = 0
+    missed: Missed | None = None
 
     @property
     def resizes(self) -> bool:
@@ -650,6 +658,11 @@ class Ledger:
         """Units that could be placed, or will be when their back-off ends."""
         return self._pending_count
 
+    @property
+    def cancelling(self) -> Mapping[str, JobState]:
+        """Unfinished jobs, by id, of which something is to be cancelled when its deadline is lost."""
+        return self._cancelling
+
     def unfinished_units(self) -> int:
         """Units that are not over, whatever they wait for."""
         return self._unfinished_count
@@ -780,12 +793,35 @@ class Ledger:
         self._end_if_over(job, event.at)
 
     def _units_cancelled(self, event: UnitsCancelled) -> None:
-        units = [self._units[unit] for unit in event.units]
-        self._cancel(units, event.at)
+        job, units = self._state.jobs[event.job], [self._units[unit] for unit in event.units]
+        self._cancel_some(job, units, event.at, turns=event.turns)
+        self._end_if_over(job, event.at)
+
+    def _deadlines_missed(self, event: DeadlinesMissed) -> None:
+        job, units = self._state.jobs[event.job], [self._units[missed.unit] for missed in event.units]
+        for unit, missed in zip(units, event.units, strict=True):
+            unit.missed = missed
+        self._cancel_some(job, units, event.at, turns=True)
+        self._plan_again(job)  # what is left is due by the deadlines that are left
+        self._end_if_over(job, event.at)
+
+    def _cancel_some(self, job: JobState, units: Sequence[UnitState], at: int, *, turns: bool) -> None:
+        """Units of a job, and what needs them. A part that was to run now passes its `turns` on; one that had none yet
+        is passed over when its own comes.
+        """
+        passing: list[UnitState] = []
+        for unit in units if turns else ():
+            if unit.spec.at_most and unit.status in ("waiting", "pending"):
+                if unit.spec.tasks[0].part < unit.spec.at_most + job.turns.get(unit.spec.name.partition("[")[0], 0):
+                    passing.append(unit)
+                else:
+                    unit.missing = PASSED_OVER
+        self._cancel(units, at)
         for unit in units:
             if unit.status == "cancelled":
-                self._skip(self._dependents[unit.id], event.at)
-        self._end_if_over(self._state.jobs[event.job], event.at)
+                self._skip(self._dependents[unit.id], at)
+        for unit in passing:
+            self._pass_turn(job, unit.spec, at)
 
     def _cancel(self, units: Iterable[UnitState], at: int) -> None:
         """What has not started never will; what holds room is cancelled once its attempts have ended."""
@@ -1355,8 +1391,7 @@ class Ledger:
                 if follower.missing == 0 and follower.status == "waiting" and not job.awaited:
                     self._make_pending(follower, at)
             if len(job.units) > 1 and job.unfinished % max(1, len(job.units) // 64) == 0:
-                self._plan_graph(job.units, job.submitted)
-                self._refresh_candidates(job)
+                self._plan_again(job)
         else:
             self._skip(followers, at)
         if unit.spec.at_most and not job.cancelled_by:
@@ -1367,8 +1402,12 @@ class Ledger:
         """A part has ended where only so many run at once: the next one may."""
         task = ended.name.partition("[")[0]
         given = job.turns.get(task, 0)
-        job.turns[task] = given + 1
-        follower = self._units.get(f"{job.id}.{task}[{ended.at_most + given}]")
+        while True:
+            follower = self._units.get(f"{job.id}.{task}[{ended.at_most + given}]")
+            given += 1
+            if follower is None or follower.missing > PASSED_OVER:
+                break
+        job.turns[task] = given
         if follower is not None:
             follower.missing -= 1
             if follower.missing == 0 and follower.status == "waiting" and not job.awaited:
@@ -1406,6 +1445,7 @@ class Ledger:
             if job.unfinished or job.ended:
                 continue
             job.ended = at
+            self._cancelling.pop(job.id, None)
             if job.calls is not None:
                 job.calls.forget()
             self._state.finished.append(job.id)
@@ -1456,6 +1496,13 @@ class Ledger:
             if unit.missing == 0 and unit.status == "waiting":
                 self._make_pending(unit, at)
 
+    def _plan_again(self, job: JobState) -> None:
+        """Of what waits and of what runs something else may be due now."""
+        self._plan_graph(job.units, job.submitted)
+        self._refresh_candidates(job)
+        for unit in job.units:
+            self._mark(unit)
+
     def _plan_graph(self, units: list[UnitState], submitted: int) -> None:
         """Critical path and due times of a job, with what has been learned of durations."""
         for unit in units:
@@ -1470,7 +1517,11 @@ class Ledger:
                 unit.depth = depths[unit.spec.name].earliest
         needs = {unit.spec.name: unit.spec.needs for unit in units}
         durations = {unit.spec.name: unit.expected for unit in units}
-        deadlines = {unit.spec.name: submitted + unit.spec.deadline for unit in units if unit.spec.deadline}
+        deadlines = {
+            unit.spec.name: submitted + unit.spec.deadline
+            for unit in units
+            if unit.spec.deadline and unit.missed is None
+        }
         planned = graph.times(needs, durations)
         due = graph.due_times(needs, durations, deadlines) if deadlines else {}
         for unit in units:
@@ -1974,6 +2025,7 @@ class Ledger:
             JobSubmitted: self._job_submitted,
             JobCancelled: self._job_cancelled,
             UnitsCancelled: self._units_cancelled,
+            DeadlinesMissed: self._deadlines_missed,
             Placed: self._placed,
             Preempted: self._preempted,
             Resized: self._resized,
@@ -2011,6 +2063,7 @@ class Ledger:
         self._tasks: dict[str, tuple[UnitState, int]] = {}
         self._dependents: dict[str, list[UnitState]] = {}
         self._awaited_by: dict[str, dict[str, None]] = {}
+        self._cancelling: dict[str, JobState] = {}
         self._names: dict[tuple[str, str], str] = {}
         self._keys: dict[tuple[str, str], str] = {}
         self._queues: dict[str, dict[str, Candidate]] = {}
@@ -2081,6 +2134,8 @@ class Ledger:
         for unit in job.units:
             self._units[unit.id] = unit
             self._dependents[unit.id] = []
+            if unit.spec.if_late == "cancel" and not job.ended:
+                self._cancelling[job.id] = job
             for index, task in enumerate(unit.spec.tasks):
                 self._tasks[f"{job.id}.{task.name}"] = (unit, index)
         for unit in job.units:
@@ -2115,6 +2170,7 @@ class Ledger:
             "_phased",
             "_stragglers",
             "_recovering",
+            "_cancelling",
         ):
             mine, theirs = getattr(self, index), getattr(again, index)
             _hold(mine.keys() == theirs.keys(), f"index {index} differs from one made anew")

@@ -18,6 +18,7 @@ from poise.model.events import (
     Called,
     CallsClosed,
     CallTried,
+    DeadlinesMissed,
     DeviceCordoned,
     DeviceDrained,
     Event,
@@ -132,7 +133,7 @@ class Sight:
                 return self._asked(event)
             case Placed() | Preempted() | Resized():
                 return self._only(event, frozenset()) if self._is_own(event.unit) else None
-            case FunctionTold() | Called() | CallTried() | Returned() | CallsClosed():
+            case DeadlinesMissed() | FunctionTold() | Called() | CallTried() | Returned() | CallsClosed():
                 return event if self._is_own(event.job) else None
             case Started() | Finished() | Straggling() | Lagging():
                 return event if self._is_own(event.task) else None

@@ -112,7 +112,7 @@ def _waiting(
     """`later` is the view once `plan` has been carried out, `ordered` the order in which it served."""
     candidate = alike.candidate
     why = _why_held(plan, candidate, alike.unseen)
-    held = (*alike.back, *(reason for reason in why if not alike.back or reason.code != "NEXT_ROUND"))
+    held = (*alike.back, *(reason for reason in why if not alike.back or reason.code != "NEXT_ROUND"), *alike.late)
     order = hypothetical.order_of(policy)
     ahead, first = _before(order, view, ordered, alike, everything) if order is not None else (0, ())
     going = hypothetical.placed(plan, candidate.unit)

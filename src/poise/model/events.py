@@ -10,6 +10,7 @@ import msgspec
 
 from poise.decoding import msgpack_decoder
 from poise.model.calls import Call, Function, Result
+from poise.model.deadlines import Missed
 from poise.model.decisions import Cause, Reason, Spot, Why
 from poise.model.jobs import Ending, Job, Speedups
 from poise.model.quotas import Quota
@@ -57,12 +58,25 @@ class JobCancelled(msgspec.Struct, frozen=True, tag="cancelled", kw_only=True, o
 
 
 class UnitsCancelled(msgspec.Struct, frozen=True, tag="units-cancelled", kw_only=True, omit_defaults=True):
-    """Some units of a job are cancelled, by id; what needs them is skipped, and the rest goes on."""
+    """Some units of a job are cancelled, by id; what needs them is skipped, and the rest goes on. With `turns`, parts
+    of a task of which only some run at once pass theirs on.
+    """
 
     at: int
     job: str
     units: tuple[str, ...]
     by: str = ""
+    turns: bool = False
+
+
+class DeadlinesMissed(msgspec.Struct, frozen=True, tag="deadlines-missed", kw_only=True):
+    """Deadlines of a job could not be met any more, and its user wanted such work cancelled: these units are cancelled,
+    what needs them is skipped, and the rest goes on.
+    """
+
+    at: int
+    job: str
+    units: tuple[Missed, ...]
 
 
 class Placed(msgspec.Struct, frozen=True, tag="placed", kw_only=True, omit_defaults=True, gc=False):
@@ -376,6 +390,7 @@ Event = (
     | JobSubmitted
     | JobCancelled
     | UnitsCancelled
+    | DeadlinesMissed
     | Placed
     | Preempted
     | Resized

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from poise.model.deadlines import IfLate
 from poise.model.resources import Shape
 from poise.model.tenants import DEFAULT
 from poise.units import SECOND
@@ -173,7 +174,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     (0: any number). Its commands say at least every `hang` nanoseconds that they get on (0: they say nothing). Of what
     has an exclusive `lease` no two copies run at once, whatever happens to its node. What `serves` answers requests
     until it is ended: the text says for which service, and why it was asked for. What trains may ask for less in some
-    of its `phases`.
+    of its `phases`. `if_late` says what becomes of it when its deadline cannot be met.
     """
 
     name: str
@@ -200,6 +201,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     lease: Lease = "fenced"
     serves: str = ""
     phases: tuple[InPhase, ...] = ()
+    if_late: IfLate = "run"
 
     def shape_of(self, variant: int) -> Shape:
         """The shape of its artifact number `variant`; 0 is the unit's own."""

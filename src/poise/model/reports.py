@@ -27,7 +27,7 @@ STATUSES = {
     "done": "its command has ended with 0",
     "failed": "it has ended otherwise, and is not tried again; its outcome says how",
     "stopped": "Poise has stopped it, since another of its gang had failed",
-    "cancelled": "somebody has cancelled it",
+    "cancelled": "somebody has cancelled it, or its deadline could not be met any more (`if-late: cancel`)",
     "skipped": "something that it needs has failed or was cancelled",
 }
 """What a task is, and what that means. All of a job is one of them too."""

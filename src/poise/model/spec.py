@@ -20,6 +20,7 @@ import msgspec
 from poise.errors import SpecError
 from poise.model import graph
 from poise.model.catalogue import models_named
+from poise.model.deadlines import IfLate
 from poise.model.document import Findings, field_parts, near, shown
 from poise.model.jobs import (
     EXCLUSIVE_GRACE,
@@ -165,6 +166,13 @@ class CheckpointSpec(msgspec.Struct, forbid_unknown_fields=True):
     restore: Quantity = 0
 
 
+class DeadlineSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """Until when the work must be done, and what becomes of it when that cannot be."""
+
+    by: Quantity
+    if_late: IfLate = msgspec.field(name="if-late", default="run")
+
+
 PHASES = ("initial", "convergence", "fine-tuning")
 
 AUTO_PHASES = (
@@ -201,7 +209,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     resources: ResourcesSpec = msgspec.field(default_factory=ResourcesSpec)
     env: dict[str, Any] = {}
     priority: PriorityName | None = None
-    deadline: Quantity | None = None
+    deadline: Quantity | DeadlineSpec | None = None
     expect: Quantity | None = None
     workers: int | str | WorkersSpec = 1
     parts: int = 0
@@ -249,6 +257,11 @@ class Compiled(NamedTuple):
     due_by: Mapping[str, str] = {}
     calls: bool = False
     tenant: str = DEFAULT
+
+    @property
+    def strict(self) -> tuple[Unit, ...]:
+        """Units that are refused unless their deadline is likely to be met."""
+        return tuple(unit for unit in self.units if unit.deadline and unit.if_late == "refuse")
 
     def job(self, job_id: str, after: tuple[str, ...], user: str = "") -> Job:
         return Job(
@@ -313,8 +326,8 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], tenant: str,
     for index, other in enumerate(top.after):
         found.get(None, check_text, other, f"after[{index}]")
     env = _environment(top.env, "env", found)
-    deadline = found.get(0, _time_to, top.deadline, "deadline", wall)
-    begin = found.get(0, _time_to, top.begin, "begin", wall)
+    deadline = _due(top.deadline, "deadline", wall, found)
+    begin = found.get(0, _time_to, top.begin, "begin", wall, "begin")
     inherited = _Defaults(top.priority or "medium", deadline, wall, top.name, cut, tenant)
     due_by: dict[str, str] = {}
     if top.kind == "graph" or (top.tasks and found.doubts("kind")):
@@ -340,6 +353,10 @@ def _serves(top: JobSpec, found: Findings) -> bool:
     """Workers that serve calls are parts of one command: each is placed by itself, and takes what calls there are."""
     if not top.calls:
         return False
+    if isinstance(top.deadline, DeadlineSpec) and top.deadline.if_late != "run":
+        what, hint = "what serves calls ends when its caller does, and has no end that could be late", "if-late: run"
+        error = SpecError(what, code="E105", field="deadline.if-late", have=top.deadline.if_late, hint=hint)
+        found.add(error)
     given = {
         "kind": top.kind == "graph",
         "workers": top.workers != 1,
@@ -372,6 +389,8 @@ _EXAMPLES = {
     "priority": "priority: high",
     "begin": "begin: 2h",
     "deadline": "deadline: 30m",
+    "by": "by: 30m",
+    "if-late": "if-late: cancel",
     "expect": "expect: 10m",
     "gpu_share": "gpu_share: 0.5",
     "gpu_kind": "gpu_kind: npu",
@@ -423,9 +442,20 @@ def _example(field: str) -> str:
     return _EXAMPLES[known[-1]] if known else "run: echo hello"
 
 
+class _Due(NamedTuple):
+    """A deadline in nanoseconds after submission (0: none), and what becomes of work that cannot meet it."""
+
+    deadline: int = 0
+    if_late: IfLate = "run"
+
+    def of(self, unit: Unit) -> Unit:
+        """The unit with this deadline."""
+        return msgspec.structs.replace(unit, deadline=self.deadline, if_late=self.if_late)
+
+
 class _Defaults(NamedTuple):
     priority: PriorityName
-    deadline: int
+    deadline: _Due
     wall: float
     job: str
     cut: Callable[[bool], Cut]
@@ -458,7 +488,7 @@ def _job_units(top: JobSpec, env: Mapping[str, str], inherited: _Defaults, found
     )
     sizes = _bounded({"": own}, {"": size}, found)
     made = _units("main", own, sizes[""], "", inherited, found)
-    return [msgspec.structs.replace(unit, deadline=inherited.deadline) for unit in made]
+    return [inherited.deadline.of(unit) for unit in made]
 
 
 def _graph_units(top: JobSpec, inherited: _Defaults, due_by: dict[str, str], found: Findings) -> list[Unit]:
@@ -489,8 +519,8 @@ def _graph_units(top: JobSpec, inherited: _Defaults, due_by: dict[str, str], fou
     resolved = _resolve(units, specs, stands_for)
     followed = {need for unit in resolved for need in unit.needs}
     return [
-        msgspec.structs.replace(unit, deadline=inherited.deadline)
-        if inherited.deadline and not unit.deadline and unit.name not in followed
+        inherited.deadline.of(unit)
+        if inherited.deadline.deadline and not unit.deadline and unit.name not in followed
         else unit
         for unit in resolved
     ]
@@ -700,15 +730,14 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
     )
     env = _environment(spec.env, f"{field}env", found)
     checkpoint, restore = _checkpoint(spec.checkpoint, f"{field}checkpoint", found)
+    due = _due(spec.deadline, f"{field}deadline", inherited.wall, found)
     base = Unit(
         name=name,
         tasks=(Task(name=name, argv=argv, env=env),),
         shape=shape,
         needs=tuple(spec.needs),
         priority=Priority[(spec.priority or inherited.priority).upper()],
-        deadline=0
-        if spec.deadline is None
-        else found.get(0, _time_to, spec.deadline, f"{field}deadline", inherited.wall),
+        deadline=due.deadline,
         expect=found.get(0, _duration, spec.expect, f"{field}expect") if spec.expect is not None else 0,
         retry=RETRY if spec.retry is None else _retry(spec.retry, f"{field}retry", found),
         kind=class_of_tenant(kind, inherited.tenant),
@@ -725,6 +754,7 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         weight=WEIGHT if spec.weight == 1 else found.get(WEIGHT, _weight, spec.weight, f"{field}weight"),
         serves=spec.serves,
         phases=_phases(spec, f"{field}phases", shape, found),
+        if_late=due.if_late,
     )
     if parts:
         merge = found.get((), _command, spec.merge, f"{field}merge") if spec.merge is not None else ()
@@ -1099,8 +1129,16 @@ def read_moment(value: str, field: str) -> datetime:
     return moment
 
 
-def _time_to(value: Quantity | None, field: str, wall: float) -> int:
-    """Nanoseconds from submission, from `30m` or `2026-12-01T12:00:00+01:00`; 0 for none."""
+def _due(value: Quantity | DeadlineSpec | None, field: str, wall: float, found: Findings) -> _Due:
+    """From `30m` or `{by: 30m, if-late: cancel}`."""
+    if isinstance(value, DeadlineSpec):
+        deadline = found.get(0, _time_to, value.by, f"{field}.by", wall, "deadline")
+        return _Due(deadline, value.if_late if deadline else "run")
+    return _Due(found.get(0, _time_to, value, field, wall, "deadline"))
+
+
+def _time_to(value: Quantity | None, field: str, wall: float, what: str) -> int:
+    """Nanoseconds from submission, from `30m` or `2026-12-01T12:00:00+01:00`; 0 for none. `what` it is, for people."""
     if value is None:
         return 0
     if isinstance(value, str) and re.match(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", value):
@@ -1111,9 +1149,8 @@ def _time_to(value: Quantity | None, field: str, wall: float) -> int:
     else:
         left = _duration(value, field)
     if left <= 0:
-        code = "E108" if field.endswith("deadline") else "E103"
+        code = "E108" if what == "deadline" else "E103"
         raise SpecError(
-            f"the {field.rpartition('.')[2]} has passed already", code=code, field=field, have=shown(value),
-            need="a time to come",
-        )  # fmt: skip
+            f"the {what} has passed already", code=code, field=field, have=shown(value), need="a time to come"
+        )
     return left

@@ -51,8 +51,8 @@ class Range(msgspec.Struct, frozen=True):
 
 class Eta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is foreseen of a job, or of the tasks of it that were asked for. `start` is None once it has started.
-    `on_time` is the part of the futures, in thousandths, in which everything with a deadline meets it (-1: nothing has
-    one), `fails` that in which something of it is not done.
+    `on_time` is the part of the futures, in thousandths, in which everything with a deadline is done by it (-1: nothing
+    has one), `fails` that in which something of it is not done.
     """
 
     job: str
@@ -271,7 +271,10 @@ def _eta(target: Target, seen: Sequence[Happened], now: int) -> Eta:
     if not has_started:
         start = range_of((min(happened.started.get(unit.id, inf) for unit in open_units) for happened in seen), now)
     due = {unit.id: target.job.submitted + unit.spec.deadline for unit in open_units if unit.spec.deadline}
-    met = sum(all(happened.ended.get(unit, inf) <= at for unit, at in due.items()) for happened in seen)
+    met = sum(
+        all(happened.ended.get(unit, inf) <= at and unit not in happened.failed for unit, at in due.items())
+        for happened in seen
+    )
     failed = sum(not happened.failed.isdisjoint(target.units) for happened in seen)
     return Eta(
         job=target.called,

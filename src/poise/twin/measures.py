@@ -35,6 +35,7 @@ from poise.kernel.history import spread
 from poise.kernel.ledger import JobState, Ledger
 from poise.model.decisions import Spot
 from poise.model.events import (
+    DeadlinesMissed,
     Event,
     Finished,
     JobCancelled,
@@ -350,6 +351,7 @@ class Recorder:
             Finished: self._finished,
             JobCancelled: self._cancelled,
             UnitsCancelled: self._cancelled,
+            DeadlinesMissed: self._cancelled,
             NodeJoined: self._joined,
             NodeLost: self._lost,
         }
@@ -549,7 +551,7 @@ class Recorder:
         else:
             heapq.heappushpop(self._longest, entry)
 
-    def _cancelled(self, event: JobCancelled | UnitsCancelled) -> None:
+    def _cancelled(self, event: JobCancelled | UnitsCancelled | DeadlinesMissed) -> None:
         self._end_if_over(event.job, event.at)
 
     def _end_if_over(self, name: str, at: int) -> None:

@@ -148,10 +148,13 @@ def _figures(
     yield compared("mean end of all", "time", lambda of: _mean(of.ended, every) - now)
     yield compared("all has ended in", "time", partial(_ends_in, every, now))
     if due:
-        yield compared(
-            "deadlines missed", "count", lambda of: sum(of.ended.get(unit, inf) > at for unit, at in due.items())
-        )
+        yield compared("deadlines missed", "count", partial(_missed, due))
     yield compared("orders to yield", "count", lambda of: of.preempted)
+
+
+def _missed(due: Mapping[str, int], of: Happened) -> int:
+    """How many of these units are not done by the instant at which they are due."""
+    return sum(of.ended.get(unit, inf) > at or unit in of.failed for unit, at in due.items())
 
 
 def _starts_in(units: Sequence[str], now: int, of: Happened) -> float:

@@ -7,7 +7,7 @@ import click
 import msgspec
 import pytest
 
-from poise.cli.asking import asked, asking, told_as_flags
+from poise.cli.asking import asked, asking, merged, told_as_flags
 from poise.errors import SpecError
 from poise.model.spec import JobSpec, ResourcesSpec, compile_spec
 
@@ -52,6 +52,8 @@ def flags_of(*given: str) -> dict[str, Any]:
         ("--backend cuda", "resources", {"backend": "cuda"}),
         ("--no-preempt", "preemptible", False),
         ("--lease exclusive", "lease", "exclusive"),
+        ("--deadline 30m", "deadline", "30m"),
+        ("--deadline 30m --if-late cancel", "deadline", {"by": "30m", "if-late": "cancel"}),
     ],
 )
 def test_a_flag_sets_its_field(given: str, field: str, value: object) -> None:
@@ -75,6 +77,21 @@ def test_every_field_has_a_flag_or_a_reason() -> None:
     assert {*names(JobSpec), *names(ResourcesSpec)} - set_here == IN_FILES_ONLY.keys()
 
 
+@pytest.mark.parametrize(
+    ("file", "given", "made"),
+    [
+        ("30m", "--if-late cancel", {"by": "30m", "if-late": "cancel"}),
+        ({"by": "30m", "if-late": "cancel"}, "--deadline 1h", {"by": "1h", "if-late": "cancel"}),
+        ({"by": "30m", "if-late": "cancel"}, "--if-late run", {"by": "30m", "if-late": "run"}),
+        ("30m", "--deadline 1h", {"by": "1h"}),
+        (None, "--deadline 1h", "1h"),
+    ],
+)
+def test_what_flags_say_of_a_deadline_stands_in_its_place_in_the_file(file: Any, given: str, made: object) -> None:
+    assert merged({"run": "x", "deadline": file}, flags_of(*given.split()))["deadline"] == made
+    assert merged({"run": "x", "deadline": "1h"}, flags_of("--cpu", "1"))["deadline"] == "1h"
+
+
 @pytest.mark.parametrize("given", ["a=", "a=1,,2", "a"])
 def test_a_sweep_without_values_is_refused(given: str) -> None:
     with pytest.raises(SpecError):
@@ -83,10 +100,18 @@ def test_a_sweep_without_values_is_refused(given: str) -> None:
 
 @pytest.mark.parametrize(
     ("given", "where", "hint"),
-    [("--memory lots", "--memory", "--memory 8GiB"), ("--retries -1", "--retries", "--retries 3")],
+    [
+        ("--memory lots", "--memory", "--memory 8GiB"),
+        ("--retries -1", "--retries", "--retries 3"),
+        ("--deadline soon --if-late run", "--deadline", "--deadline 30m"),
+        ("--deadline 1h --if-late panic", "--if-late", "--if-late cancel"),
+        ("--if-late cancel", "--deadline", "--deadline 30m"),
+    ],
 )
 def test_errors_about_flags_name_the_flag(given: str, where: str, hint: str) -> None:
-    flags = {"memory": None, "retries": None} | {given.split()[0][2:]: given.split()[1]}
+    words = given.split()
+    flags = dict.fromkeys(("memory", "retries", "deadline", "if_late"))
+    flags |= {name[2:].replace("-", "_"): value for name, value in zip(words[::2], words[1::2], strict=True)}
     with pytest.raises(SpecError) as caught, told_as_flags(flags):
         compile_spec({"run": "x"} | flags_of(*given.split()), wall=0.0)
     assert (caught.value.record.field, caught.value.record.hint) == (where, hint)

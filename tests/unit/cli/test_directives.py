@@ -95,6 +95,28 @@ def test_every_mistake_is_told_with_its_line(tmp_path: Path) -> None:
     assert all(record.hint for record in records)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#POISE deadline=30m if-late=cancel",
+        "#POISE --deadline=30m if_late=cancel",
+        '#POISE deadline="{by: 30m, if-late: cancel}"',
+        '#POISE deadline="{by: 30m}" if-late=cancel',
+    ],
+)
+def test_a_deadline_and_what_becomes_of_late_work(tmp_path: Path, line: str) -> None:
+    assert read(tmp_path, line, "true").spec == {"deadline": {"by": "30m", "if-late": "cancel"}}
+
+
+def test_what_is_wrong_with_a_deadline_is_told_with_its_line(tmp_path: Path) -> None:
+    made = read(tmp_path, "#POISE deadline=soon", "#POISE if-late=panic", "true")
+    for spec, where in ((made.spec, 2), (made.spec | {"deadline": {"by": "soon"}}, 1)):
+        with pytest.raises(PoiseError) as caught:
+            compile_spec(spec | {"run": made.command}, wall=0.0)
+        [record] = placed(caught.value.record, made.place).all()[:1]
+        assert record.at == f"{tmp_path}/train.sh:{where}"
+
+
 def test_what_the_scheduler_refuses_is_told_with_its_line(tmp_path: Path) -> None:
     made = read(tmp_path, "#!/bin/sh", "#POISE memory=lots", "#POISE env=1=x")
     with pytest.raises(PoiseError) as caught:
@@ -115,6 +137,8 @@ def test_what_the_scheduler_refuses_is_told_with_its_line(tmp_path: Path) -> Non
         ("--begin=now+2hours -n 2", "begin=2h workers=2"),
         ("--begin=now+90 --begin=16:00", "begin=90s"),
         ("--begin=now+0 --begin=now+1month -n 2", "workers=2"),
+        ("--deadline=now+2hours", "deadline=2h if-late=cancel"),
+        ("--deadline=16:00 -n 2", "workers=2"),
     ],
 )
 def test_slurms_lines_are_told_and_not_obeyed(line: str, same: str) -> None:
@@ -125,6 +149,7 @@ def test_slurms_lines_are_told_and_not_obeyed(line: str, same: str) -> None:
 
 def test_what_is_said_already_is_not_told() -> None:
     assert of_slurm(["#SBATCH --mem=1G"], ("memory",)) == ""
+    assert of_slurm(["#SBATCH --deadline=now+1hour"], ("deadline",)) == ""
     assert of_slurm(["# no line of theirs"], ()) == ""
     assert of_slurm(["#SBATCH --partition=long"], ()).endswith("nothing here is the same")
 

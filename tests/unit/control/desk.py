@@ -7,21 +7,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import msgspec
+
 from poise.config import Home
 from poise.control.api import make_app
+from poise.control.chances import Chances
 from poise.control.guard import App
 from poise.control.lifetime import Lifetime
 from poise.control.plane import Plane
 from poise.drivers.security import digest
-from poise.kernel.controller import AddToken, Controller
+from poise.kernel.controller import AddToken, Controller, Settings
 from poise.kernel.ledger import Ledger
 from poise.kernel.overview import Rates
+from poise.model.chances import DeadlineForecast, DeadlineQuestion
 from poise.model.tenants import Role
 from poise.policy.suites import policy_named
 from poise.testing import WALL, World
+from poise.twin import deadlines
 
 OWNER = "home"
 PATIENCE = 10.0
+FUTURES = 20
 
 
 class Answer(NamedTuple):
@@ -116,19 +122,38 @@ class _Lifetime:
         self.asked.append("stay")
 
 
+class _Chances(Chances):
+    """Answers in this process, from a few futures of the world as it is; `asked` are the questions."""
+
+    def __init__(self, desk: "Desk") -> None:
+        super().__init__(desk.plane, desk.home, joins_within=0.0)
+        self._desk = desk
+        self.asked: list[DeadlineQuestion] = []
+
+    def answer(self, question: DeadlineQuestion) -> DeadlineForecast:
+        self.asked.append(question)
+        ledger = Ledger.decode(self._desk.world.ledger.encode())
+        few = msgspec.structs.replace(question, futures=FUTURES, seconds=PATIENCE)
+        return deadlines.answer(ledger, policy_named("poise"), Settings(), few)
+
+
 class Desk:
     """Ask the API about a world. `tokens` are secrets: each is known by the name that it was given."""
 
     def __init__(self, world: World | None = None, logs: Path = Path("/nowhere"), known_as: Sequence[str] = ()) -> None:
         self.world = world or World()
         self.lifetime = _Lifetime()
+        self.plane = cast(Plane, _Plane(self))
+        self.home = Home(logs)
+        self.chances = _Chances(self)
         self.app: App = make_app(
-            cast(Plane, _Plane(self)),
-            Home(logs),
+            self.plane,
+            self.home,
             OWNER,
             cast(Lifetime, self.lifetime),
             lambda: policy_named(self.world.ledger.policy),
             known_as=known_as,
+            chances=self.chances,
         )
 
     def token(self, secret: str, tenant: str, role: Role, *, lasts: int = 0) -> str:

@@ -24,6 +24,7 @@ NEEDS = {
     "GET /v1/jobs/{name}": Role.VIEWER,
     "POST /v1/jobs/{name}/cancel": Role.SUBMITTER,
     "GET /v1/jobs/{name}/explanation": Role.VIEWER,
+    "GET /v1/jobs/{name}/deadline": Role.VIEWER,
     "GET /v1/jobs/{name}/why-not/{node}": Role.VIEWER,
     "GET /v1/jobs/{name}/unblock": Role.VIEWER,
     "GET /v1/jobs/{name}/logs": Role.VIEWER,

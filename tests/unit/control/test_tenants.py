@@ -25,7 +25,7 @@ AT_LARGE = (
     "/v1/names/job?typed=j", "/v1/events?after=0&follow=false", "/v1/events?after=0&follow=false&decisions=true",
     "/v1/refusals",
 )  # fmt: skip
-ABOUT_A_JOB = ("", "/explanation?all=true", "/unblock", "/logs", "/why-not/n0", "/why-not/n9")
+ABOUT_A_JOB = ("", "/explanation?all=true", "/deadline", "/unblock", "/logs", "/why-not/n0", "/why-not/n9")
 STEPS = ("submit", "submit", "submit", "graph", "let", "let", "end", "cancel", "quota", "lose", "wait")
 FEW = 3
 """Jobs of others that are asked about: they are not there, one like the other."""

@@ -19,7 +19,7 @@ from poise.model.messages import Ended
 from poise.model.resources import Shape
 from poise.policy.suites import POLICIES
 from poise.testing import World, node, replay
-from poise.units import SECOND
+from poise.units import MINUTE, SECOND
 
 
 def job(name: str, *, after: tuple[str, ...] = (), kind: str = "", **fields: Any) -> Job:
@@ -407,6 +407,20 @@ def test_times_of_a_graph_follow_what_is_learned() -> None:
     assert world.unit("g.c").slack == 6 * SECOND  # `a` took three seconds, not one
     [shown] = world.ledger.snapshot(world.now).candidates
     assert (shown.unit, shown.critical, shown.tail) == ("j1.b", True, 5 * SECOND)
+
+
+def test_what_runs_is_seen_to_be_due_earlier_when_what_follows_is_learned_to_take_longer() -> None:
+    tasks: dict[str, dict[str, Any]] = {
+        "a": {"cpu": 1, "expect": "5m"},
+        "b": {"cpu": 1, "needs": ["a"], "expect": "9m", "deadline": "2h", "class": "alike"},
+        "c": {"cpu": 1, "expect": "1m", "class": "alike"},
+    }
+    world = World().nodes(2, cpu=1).graph("g", tasks=tasks).round().start("g.a", "g.c")
+    assert world.unit("g.a").due == world.state("g").submitted + 111 * MINUTE
+    world.after("9m").finish("g.c", run="9m")  # nine times what was declared
+    assert world.unit("g.a").due == world.state("g").submitted + 39 * MINUTE
+    fleet = world.controller.snapshot(world.now).fleet
+    assert [of.due for residents in fleet.residents for of in residents] == [world.unit("g.a").due]
 
 
 def test_profiles_are_bounded_and_the_oldest_forgotten() -> None:

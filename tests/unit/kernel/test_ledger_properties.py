@@ -47,7 +47,7 @@ class Story(RuleBasedStateMachine):
         priority=st.sampled_from(["urgent", "medium", "low"]),
         retry=st.sampled_from(RETRIES),
         kind=st.sampled_from(["x", "y"]),
-        deadline=st.sampled_from([None, "10s"]),
+        deadline=st.sampled_from([None, "10s", {"by": "2s", "if-late": "cancel"}]),
         after=st.booleans(),
     )
     def submit_job(self, after: bool, **fields: Any) -> None:
@@ -60,8 +60,9 @@ class Story(RuleBasedStateMachine):
         shape=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=6),
         parts=st.sampled_from([0, 3]),
         retry=st.sampled_from(RETRIES),
+        deadline=st.sampled_from(["1h", {"by": "3s", "if-late": "cancel"}]),
     )
-    def submit_graph(self, shape: list[tuple[int, int]], parts: int, retry: dict[str, Any]) -> None:
+    def submit_graph(self, shape: list[tuple[int, int]], parts: int, retry: dict[str, Any], deadline: Any) -> None:
         tasks: dict[str, dict[str, Any]] = {}
         for number, needs in enumerate(shape):
             tasks[f"t{number}"] = {
@@ -70,9 +71,9 @@ class Story(RuleBasedStateMachine):
                 "retry": retry,
             }
         if parts:
-            tasks["t0"] |= {"parts": parts, "merge": "true"}
+            tasks["t0"] |= {"parts": parts, "merge": "true", "at_most": 2}
         reordered = dict(reversed(tasks.items()))  # a file may name a task before what it needs
-        self._submit({"kind": "graph", "tasks": reordered, "deadline": "1h"})
+        self._submit({"kind": "graph", "tasks": reordered, "deadline": deadline})
 
     def _submit(self, document: dict[str, Any]) -> None:
         resources = {field: document.pop(field) for field in ("cpu", "gpu") if field in document}

@@ -97,6 +97,54 @@ def test_an_absolute_deadline_counts_from_submission() -> None:
     assert compiled(run="x", deadline="2023-11-14T23:14:20+01:00").units[0].deadline == 60 * SECOND
 
 
+def test_a_deadline_says_what_becomes_of_work_that_is_late() -> None:
+    """As in the documentation: `deadline: {by: 30m, if-late: cancel}`."""
+    [unit] = compiled(run="x", deadline={"by": "30m", "if-late": "cancel"}).units
+    assert (unit.deadline, unit.if_late) == (30 * MINUTE, "cancel")
+    for plain in ("30m", {"by": "30m"}, {"by": "30m", "if-late": "run"}):
+        [unit] = compiled(run="x", deadline=plain).units
+        assert (unit.deadline, unit.if_late) == (30 * MINUTE, "run")
+        assert b"if_late" not in msgspec.msgpack.encode(unit), "as in logs of old"
+    [moment] = compiled(run="x", deadline={"by": "2023-11-14T22:14:20Z", "if-late": "refuse"}).units
+    assert (moment.deadline, moment.if_late) == (60 * SECOND, "refuse")
+
+
+def test_what_becomes_of_late_work_goes_with_its_deadline() -> None:
+    """That of the graph with the graph's, that of a task with its own; parts and their merge share one."""
+    tasks = {
+        "a": {"run": "x"},
+        "b": {"run": "x", "needs": ["a"]},
+        "c": {"run": "x", "needs": ["a"], "deadline": "30m"},
+        "d": {"run": "x", "deadline": {"by": "10m", "if-late": "refuse"}},
+    }
+    made = compiled(kind="graph", deadline={"by": "1h", "if-late": "cancel"}, tasks=tasks)
+    assert {unit.name: unit.if_late for unit in made.units} == {"a": "run", "b": "cancel", "c": "run", "d": "refuse"}
+    assert made.due_by == {"b": "deadline", "c": "tasks.c.deadline", "d": "tasks.d.deadline"}
+    assert [unit.name for unit in made.strict] == ["d"]
+    cut = compiled(run="x", parts=2, merge="y", deadline={"by": "1h", "if-late": "cancel"})
+    assert [unit.if_late for unit in cut.units] == ["cancel"] * 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "field"),
+    [
+        ({"deadline": {"if-late": "cancel"}}, "E102", "deadline.by"),
+        ({"deadline": {"by": "1h", "if-late": "panic"}}, "E102", "deadline.if-late"),
+        ({"deadline": {"by": "1h", "if_late": "run"}}, "E102", "deadline.if_late"),
+        ({"deadline": {"by": "soon"}}, "E103", "deadline.by"),
+        ({"deadline": {"by": "0s", "if-late": "cancel"}}, "E108", "deadline.by"),
+        ({"deadline": {"by": "1h", "if-late": "cancel"}, "begin": "2h"}, "E102", "deadline"),
+        ({"deadline": {"by": "1h", "if-late": "cancel"}, "calls": True, "parts": 2}, "E105", "deadline.if-late"),
+    ],
+)
+def test_a_deadline_that_cannot_be_read_names_its_place(fields: dict[str, Any], code: str, field: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        compiled(run="x", **fields)
+    record = caught.value.record
+    assert (record.code, record.field) == (code, field)
+    assert record.hint or record.need
+
+
 def test_a_job_may_begin_later() -> None:
     assert {unit.begin for unit in compiled(run="x", begin="2h", parts=2).units} == {2 * HOUR}
     assert compiled(run="x", begin="2023-11-14T22:14:20Z").units[0].begin == 60 * SECOND
@@ -483,7 +531,7 @@ def test_a_small_file_cannot_ask_for_the_memory_of_the_machine(document: Any) ->
 
 _words = st.sampled_from(
     ["run", "tasks", "needs", "a", "b", "a.merge", "kind", "graph", "resources", "cpu", "gpu", "parts", "merge",
-     "retry", "when", "deadline", "env", "class", "workers", "1h", "-1", "priority", "high"]
+     "retry", "when", "deadline", "by", "if-late", "cancel", "env", "class", "workers", "1h", "-1", "priority", "high"]
 )  # fmt: skip
 _values = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 5) | st.integers() | st.floats() | _words | st.text(max_size=5),
