@@ -27,7 +27,7 @@ from poise.kernel.straggle import Paces, stragglers
 from poise.kernel.verify import verify_hold, verify_place, verify_preempt, verify_resize
 from poise.kernel.watch import Fired, Watch
 from poise.model.calls import FromCaller, FromWorker, ToCaller, ToWorker
-from poise.model.decisions import Hold, Place, Plan, Preempt, Resize
+from poise.model.decisions import Ask, Hold, Place, Plan, Preempt, Resize
 from poise.model.events import (
     Began,
     Called,
@@ -96,6 +96,7 @@ from poise.model.training import DEVICE_MEMORY, LIBRARY_THREADS, PHASE, TELL_EVE
 from poise.model.triggers import Triggers
 from poise.model.views import Snapshot
 from poise.policy.emptying import may_go
+from poise.policy.feasible import ability, capacity
 from poise.units import MILLISECOND, SECOND
 
 ROUND = 200 * MILLISECOND
@@ -433,6 +434,8 @@ class Controller:
         self._failing, self._told_failing = "", 0
         self._until: int | None = None
         self._closed = False
+        self._asks: tuple[Ask, ...] | None = None
+        self._freed = False  # attempts are done, which is of no matter unless there is room for what is asked
         self._watch = Watch(settings.triggers)
         self._fired: list[str] = []
         self._last_round = 0
@@ -562,7 +565,7 @@ class Controller:
         self._dispatch.tick(now)
         effects = list(self._flush())
         if self._may_decide(now) and self._should_decide(now):
-            self._dirty, self._deciding, self._last_round, self._until = False, True, now, None
+            self._dirty, self._freed, self._deciding, self._last_round, self._until = False, False, True, now, None
             self._head = self.ledger.head()
             self._asked = self.snapshot(now)
             effects.append(Decide(self._asked))
@@ -604,6 +607,10 @@ class Controller:
         return not self._deciding and (not every or now % every == 0)
 
     def _should_decide(self, now: int) -> bool:
+        if self._freed and not self._dirty:
+            self._freed, self._dirty = False, self._has_room()
+            if not self._dirty:
+                self._fire(self._watch.use(self._use(), now), now)
         if self._dirty or (self._until is not None and self._until <= now):
             return True
         poll = self.settings.poll
@@ -611,6 +618,16 @@ class Controller:
             return True
         backed_off = self.ledger.wakeup(self._last_round)
         return backed_off is not None and backed_off <= now
+
+    def _has_room(self) -> bool:
+        """Whether there is room for any of what the last plan asks for."""
+        if not self._asks:
+            return False
+        fleet = self.ledger.fleet()
+        arrays = fleet.free, fleet.device_memory, fleet.device_share
+        return any(
+            int(capacity(fleet, ask.shape, ability(fleet, ask.shape), *arrays).sum()) >= ask.tasks for ask in self._asks
+        )
 
     def snapshot(self, now: int) -> Snapshot:
         """What the policy is shown now."""
@@ -666,7 +683,7 @@ class Controller:
         if self.settings.poll and self.ledger.pending():
             due.append(self._last_round + self.settings.poll)
         every = self.settings.every
-        if every and self._dirty:
+        if every and (self._dirty or self._freed):
             due.append(self._now)
         soonest = min((at for at in due if at is not None), default=None)
         return soonest if soonest is None or not every else -(-max(soonest, self._now) // every) * every
@@ -698,7 +715,7 @@ class Controller:
         job = self.would_submit(message.compiled, message.user)
         undecided = self._dirty or self._deciding
         self._commit(JobSubmitted(at=now, job=job, key=message.key, by=message.bearer.token))
-        if self._closed and not undecided:
+        if (self._closed or self._asks is not None) and not undecided:
             self._dirty = not all(self.ledger.held_queue(unit.queue) for unit in self.ledger.jobs[job.id].units)
         return job.id
 
@@ -1064,8 +1081,11 @@ class Controller:
         if found and found[1] is found[0].first:
             self._keep_last_word(found[0], now)
         generation = found[0].generation if found else 0
+        undecided, waited = self._dirty or self._deciding, self.ledger.pending()
         self._commit(Finished(at=now, task=attempt.task, epoch=attempt.epoch, ending=ending, until=until))
         self._dirty = True
+        if self._asks is not None and not undecided and ending.outcome == "done" and self.ledger.pending() <= waited:
+            self._dirty, self._freed = False, True
         self._dispatch.ended(attempt, now, blame=ending.outcome not in ("stopped", "returned"))
         if found and found[0].brief and ending.outcome == "done":
             self._fire(self._watch.response(now - found[0].ready), now)
@@ -1164,6 +1184,7 @@ class Controller:
         if self._full:
             return
         self._until, self._closed = plan.until, plan.closed
+        self._asks = plan.asks if plan.policy == self.settings.policy and not plan.failed else None
         stale = view is None or view.revision != self.ledger.revision  # whatever the plan says: a policy may be wrong
         if plan.failed and (plan.failed != self._failing or now - self._told_failing >= TELL_AGAIN):
             self._told_failing = now
@@ -1197,6 +1218,7 @@ class Controller:
     def _place(self, place: Place, now: int, launches: dict[str, list[Launch]], *, stale: bool) -> None:
         placed = verify_place(self.ledger, place, now)
         if not isinstance(placed, Placed):
+            self._asks = None  # what it says of what comes is wrong
             self._dirty |= stale  # the world has moved: decide again, but do not spin on a policy that is wrong
             return
         self._commit(placed)
@@ -1208,6 +1230,7 @@ class Controller:
     def _preempt(self, preempt: Preempt, now: int, *, stale: bool) -> None:
         preempted = verify_preempt(self.ledger, preempt, now)
         if not isinstance(preempted, Preempted):
+            self._asks = None  # what it says of what comes is wrong
             self._dirty |= stale
             return
         self._commit(preempted)
@@ -1226,6 +1249,7 @@ class Controller:
     ) -> None:
         event = verify_resize(self.ledger, resize, now)
         if not isinstance(event, Resized):
+            self._asks = None
             self._dirty |= stale
             return
         self._commit(event)
@@ -1329,6 +1353,7 @@ class Controller:
         self.ledger, self._durable = message.ledger, message.ledger.revision
         self._checkpointed = min(self._checkpointed, self.ledger.revision)
         self._full, self._deciding, self._asked, self._reloaded = True, False, None, now
+        self._asks = None
         self._events.clear()
         refused = [
             effect if effect.barrier or effect.error else Reply(effect.request, error=message.error)

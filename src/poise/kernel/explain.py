@@ -234,7 +234,7 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
         ]
         found += turn_of(job, unit)
     elif unit.status == "pending":
-        found += [*_back(unit, now), *ledger.held(unit)]
+        found += [*_back(unit, now), *_held(ledger, unit)]
         if not found:
             found.append(Reason(code="NEXT_ROUND", wakes="decided"))
     elif unit.status == "skipped":
@@ -260,6 +260,17 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
             computes, usual = format_duration(lags.computes), format_duration(lags.usual)
             found.append(Reason(code="LAGGING", subject=lags.node, have=computes, need=usual))
     return found
+
+
+def _held(ledger: Ledger, unit: UnitState) -> list[Reason]:
+    """As recorded for its queue; behind whom it waits is looked up, as that is not recorded."""
+    first = ledger.first_in_line()
+    return [
+        Reason(code=reason.code, subject=first, wakes=reason.wakes)
+        if reason.code == "BEHIND" and not reason.subject and first != unit.id
+        else reason
+        for reason in ledger.held(unit)
+    ]
 
 
 def _back(unit: UnitState, now: int) -> list[Reason]:

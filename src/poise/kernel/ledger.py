@@ -622,6 +622,21 @@ class Ledger:
     def held_queue(self, queue: str) -> tuple[Reason, ...]:
         return self._state.held.get(queue, ())
 
+    def first_in_line(self) -> str:
+        """The unit behind which all wait that may not pass it: the first that is held for reasons of its own, and not
+        for ever. Empty where there is none.
+        """
+        revision, found = self._first_in_line
+        if revision != self._state.revision:
+            heads = [
+                next(iter(self._queues[queue].values()))
+                for queue, reasons in self._state.held.items()
+                if any(reason.code not in ("BEHIND", "QUOTA") and reason.fixable != "never" for reason in reasons)
+            ]
+            found = min(heads, key=_ordinal).unit if heads else ""
+            self._first_in_line = self._state.revision, found
+        return found
+
     def waits(self, queue: str) -> bool:
         """Whether any unit is pending in this queue."""
         return queue in self._queues
@@ -2027,6 +2042,7 @@ class Ledger:
         self._fleet = None
         self._outdated = Fleet()
         self._stale: set[str] = set()
+        self._first_in_line = (-1, "")
         self._unsorted: set[str] = set()
         self._pending_count = 0
         self._unfinished_count = 0

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from poise.model.resources import Shape
+
 SERVES = "serves"
 """The source of a run time that has no end: it goes on until it is ended."""
 
@@ -30,7 +32,8 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def sentence(self) -> str:
         """For people: `node n1: 2 CPU free, 4 needed`."""
-        text = REASONS.get(self.code, self.code).format(need=self.need, have=self.have, subject=self.subject)
+        subject = self.subject or "others"
+        text = REASONS.get(self.code, self.code).format(need=self.need, have=self.have, subject=subject)
         return f"{self.subject}: {text}" if self.subject and "{subject}" not in REASONS.get(self.code, "") else text
 
 
@@ -176,11 +179,20 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
 Decision = Place | Preempt | Resize | Hold
 
 
+class Ask(msgspec.Struct, frozen=True, array_like=True):
+    """Room for so many tasks of a shape at once."""
+
+    shape: Shape
+    tasks: int
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A policy's verdict on a snapshot of revision `base`.
 
     `until` is the earliest instant at which the answer could change by itself. `memory` comes back in the next view.
-    With `closed`, more work of queues that are held changes nothing: it waits behind what was here before it.
+    With `closed`, more work of queues that are held changes nothing: it waits behind what was here before it. Where
+    `asks` are told, it changes nothing either, nor does an attempt that is done, unless there is room for one of these
+    then: no round is run for it.
     """
 
     base: int
@@ -189,6 +201,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     until: int | None = None
     memory: dict[str, Any] | None = None
     closed: bool = False
+    asks: tuple[Ask, ...] | None = None
     failed: str = ""
 
 

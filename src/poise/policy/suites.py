@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Resize, Spot, Why
+from poise.model.decisions import Ask, Decision, Hold, Place, Plan, Preempt, Reason, Resize, Spot, Why
 from poise.model.fleet import CPU, DEVICES, HOT, MEMORY, NETWORK, Ints, Phased, Resident
 from poise.model.jobs import FIRST_PHASE, GRACE
 from poise.model.profiles import expected_run, is_brief
@@ -95,6 +95,9 @@ TOGETHER = 64
 COOL_DOWN = 60 * SECOND
 """Time between two reallocations off one node, and before an elastic unit is restarted larger."""
 
+MOST_ASKS = 8
+"""Sizes of waiting work for which it is looked whether there is room before a round is run."""
+
 MADE, FOUND, NOTHING = range(3)
 """What a unit that waits was promised: room that others make, room that was there already, or none."""
 
@@ -123,6 +126,7 @@ class Suite:
             terms[name]
         if not sum(recipe.score.values()) > 0:
             raise ValueError("the weights of a score must add up to more than 0")
+        self.only_room = _only_room(recipe)
         self.why_behind = Why(policy=recipe.name, rank="short work, queued behind its like")
 
     def decide(self, view: Snapshot, /) -> Plan:
@@ -154,6 +158,7 @@ class _Round:
         self.turns = _Turns(self.recipe.turns, view)
         self.memory: dict[str, Any] = {}
         self._why_behind = suite.why_behind
+        self._only_room = suite.only_room
         self._full: set[Shape] = set()
         self._told: dict[Shape, Reasons] = {}
         self._left: dict[Shape, int] = {}
@@ -339,14 +344,45 @@ class _Round:
         for candidate in self._waiting:  # with what is free now that all is placed
             self.holds[candidate.queue] += self._reasons(candidate)
         self.decisions.extend(Hold(queue=queue, reasons=reasons) for queue, reasons in self.holds.items())
+        asks = self._asks()
         return Plan(
             base=self.view.revision,
             policy=self.recipe.name,
             decisions=tuple(self.decisions),
-            until=self._until,
+            until=self._until if asks is None else None,
             memory=self._remember(),
             closed=self._closed,
+            asks=asks,
         )
+
+    def _asks(self) -> tuple[Ask, ...] | None:
+        """Room without which nothing more would be decided, whatever the time and whatever else is done; None where
+        that cannot be said.
+        """
+        view, recipe = self.view, self.recipe
+        if self._postponed or self._emptied or view.quotas or view.yielded:
+            return None
+        if not self._only_room:
+            return () if not view.candidates and not self.decisions and self._rests() else None
+        if not (recipe.overtake or self._closed or not self.holds) or not self.holds.keys() >= self._unseen.keys():
+            return None
+        if any([candidate.recovering for candidate in view.candidates]):
+            return None
+        asks: dict[Ask, None] = {}
+        for candidate in self._waiting:
+            needed = candidate.least or candidate.tasks
+            for shape in (candidate.shape, *candidate.others):
+                if needed == 1 and not shape.gpus:
+                    return None  # it may turn out to be brief, and wait behind its like
+                asks[Ask(shape, needed)] = None
+        return tuple(asks) if len(asks) <= MOST_ASKS else None
+
+    def _rests(self) -> bool:
+        """Whether nothing that runs could be grown or moved, even if there were more room."""
+        view, recipe = self.view, self.recipe
+        if self._until is not None or (recipe.elastic and view.elastic) or self._is_uneven():
+            return False
+        return not recipe.reallocate or not (view.stragglers or view.phased or (view.fleet.levels == HOT).any())
 
     # --- placing -----------------------------------------------------------------------------------------------------
 
@@ -1123,6 +1159,12 @@ class _Turns:
         total = int(draft.fleet.total[CPU, row])
         used = 1 - int(draft.free[CPU, row]) / total if total else 0.0
         return turn_weight(used, draft.fleet.nodes[row].latency)
+
+
+def _only_room(recipe: Recipe) -> bool:
+    """Whether all that keeps a unit waiting is that there is no room, or that another came before it."""
+    moves = recipe.preempt is not None or recipe.reserve or recipe.elastic or recipe.reallocate
+    return not moves and recipe.score.keys() <= TERMS.keys() - {"random"}
 
 
 def _serving_first(ordered: list[Candidate]) -> list[Candidate]:
