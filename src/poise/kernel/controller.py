@@ -65,7 +65,6 @@ from poise.model.events import (
     Triggered,
     UnitsCancelled,
 )
-from poise.model.fleet import CPU, DEVICES
 from poise.model.jobs import Ending, Job
 from poise.model.load import Load, Upkeep
 from poise.model.messages import (
@@ -551,7 +550,7 @@ class Controller:
         for change in self._watch.settled(now):
             self._commit(NodeLevelled(at=now, name=change.node, level=change.level, hot=change.hot))
         if self._watch.is_long_full(now):
-            self._fire(self._watch.use(self._use(), now), now)
+            self._fire(self._watch.use(self.ledger.use(), now), now)
         if now - self._last_recall >= RECALL_AFTER:
             self._last_recall = now
             self._recall_queued(now)
@@ -610,7 +609,7 @@ class Controller:
         if self._freed and not self._dirty:
             self._freed, self._dirty = False, self._has_room()
             if not self._dirty:
-                self._fire(self._watch.use(self._use(), now), now)
+                self._fire(self._watch.use(self.ledger.use(), now), now)
         if self._dirty or (self._until is not None and self._until <= now):
             return True
         poll = self.settings.poll
@@ -623,7 +622,7 @@ class Controller:
         """Whether there is room for any of what the last plan asks for."""
         if not self._asks:
             return False
-        fleet = self.ledger.fleet()
+        fleet = self.ledger.room()
         arrays = fleet.free, fleet.device_memory, fleet.device_share
         return any(
             int(capacity(fleet, ask.shape, ability(fleet, ask.shape), *arrays).sum()) >= ask.tasks for ask in self._asks
@@ -635,7 +634,7 @@ class Controller:
 
     def prepare(self, document: Any, wall: float, now: int, tenant: str = DEFAULT) -> Compiled:
         """A tenant's request compiled for the fleet as it is `now`; raises SpecError. `wall` in seconds since 1970."""
-        return prepare(lambda: self.snapshot(now), lambda: self._use() / 1000, document, wall, tenant)
+        return prepare(lambda: self.snapshot(now), lambda: self.ledger.use() / 1000, document, wall, tenant)
 
     def load_of(self, node: str) -> Load | None:
         """What the node last said of how busy it is."""
@@ -651,13 +650,6 @@ class Controller:
         if known is None or known.node.incarnation == node.incarnation or node.name not in self._connected:
             return False
         return known.condition != "suspect" and now - self._contact(node.name).heard <= self.settings.suspect_after
-
-    def _use(self) -> int:
-        """The share of the open nodes' CPUs or devices that is taken, in thousandths, whichever is more."""
-        fleet, rows = self.ledger.fleet(), [CPU, DEVICES]
-        opened = fleet.closed == 0
-        total, free = (fleet.total[rows] @ opened).tolist(), (fleet.free[rows] @ opened).tolist()
-        return max((int(1000 - 1000 * left / of) for left, of in zip(free, total, strict=True) if of), default=0)
 
     def _fire(self, fired: Fired | None, now: int) -> None:
         """A trigger forces a round, and the round is told which."""
@@ -736,7 +728,7 @@ class Controller:
         own = Bearer(tenant, Role.SUBMITTER)
         after = tuple(self._awaited(name, own).id for name in compiled.after)
         quotas = self.ledger.quotas()
-        check_all(compiled.units, self.ledger.fleet(), tenant, quotas[tenant][0] if tenant in quotas else None)
+        check_all(compiled.units, self.ledger.room(), tenant, quotas[tenant][0] if tenant in quotas else None)
         return compiled.job(self.ledger.next_job_id(), after, user)
 
     def _cancel(self, message: Cancel, now: int) -> str:
@@ -1213,7 +1205,7 @@ class Controller:
             self._send(node, Desired(launches=tuple(batch)))
         for unit in resized.values():  # who joins is there to be told
             self._order(unit)
-        self._fire(self._watch.use(self._use(), now), now)
+        self._fire(self._watch.use(self.ledger.use(), now), now)
 
     def _place(self, place: Place, now: int, launches: dict[str, list[Launch]], *, stale: bool) -> None:
         placed = verify_place(self.ledger, place, now)

@@ -345,6 +345,8 @@ class Draft:
         rows = fits(self.fleet, shape, self.able(shape), self.free, self.memory, self.share)
         estimates = self.estimates(candidate, shape)
         fitting = len(rows)
+        if not fitting:
+            return Openings([], [], 0, estimates, self._taken)
         most = SCORED_SHARED if self._weights_for(shape) is not self._weights_whole else SCORED
         if fitting > most and not self._spread:
             rows = self._preselect(rows, shape, estimates, most)

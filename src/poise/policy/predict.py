@@ -43,13 +43,14 @@ class Speeds:
         runs: dict[Any, Any] | None = None,
     ) -> None:
         self._models = models
-        self._profiles = profiles
+        self.profiles = profiles
         self.throughputs = throughputs
         self._runs = {} if runs is None else runs
         self._looked_up: dict[tuple[str, str, int, Work, bool], list[Estimate]] = {}
         self._sources: dict[str, tuple[Profile | None, ...]] = {}
         self._known: dict[tuple[str, bool], tuple[dict[int, DeviceModel], dict[int, float], dict[int, Profile]]] = {}
         self._places: dict[tuple[str, bool], int] = {}
+        self._devices = [index for index, model in enumerate(models) if model.kind != "cpu"]
         self._called = tuple(dict.fromkeys(model.called for model in models))
         for index, model in enumerate(models):
             self._places.setdefault((model.called, model.kind != "cpu"), index)
@@ -88,13 +89,19 @@ class Speeds:
 
     def profiles_of(self, names: tuple[str, ...]) -> tuple[Profile | None, ...]:
         """The profiles as they are now; None where nothing was learned."""
-        return tuple(map(self._profiles.get, names))
+        return tuple(map(self.profiles.get, names))
 
     def shortest(self, candidate: Candidate, able: Sequence[bool]) -> int:
         """Nanoseconds that a waiting unit still has to run in its own artifact where that is least, of the models that
         are `able` to run it.
         """
-        return min(self.left(candidate, candidate.shape, able).values(), default=candidate.expected)
+        shape = candidate.shape
+        if not shape.gpus or not any([able[index] for index in self._devices]):
+            return candidate.expected
+        of = self.of(candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=True)
+        if of.count(of[0]) == len(of):  # not told apart
+            return left_of(candidate, of[0])
+        return min(self.left(candidate, shape, able).values(), default=candidate.expected)
 
     def left(self, candidate: Candidate, shape: Shape, able: Sequence[bool]) -> dict[int, int]:
         """The same by model, for those that have the devices it needs. How long it has outlived what was foreseen says
@@ -103,7 +110,7 @@ class Speeds:
         if not shape.gpus:
             return {}
         of = self.of(candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=True)
-        could = [index for index, model in enumerate(self._models) if able[index] and model.kind != "cpu"]
+        could = [index for index in self._devices if able[index]]
         if not could:
             return {}
         if of.count(of[0]) == len(of):  # not told apart
@@ -122,12 +129,12 @@ class Speeds:
         if resident.foreseen:
             return Estimate(resident.foreseen, resident.foreseen // PACE_VARIES, "its own pace")
         shape, devices = resident.shape, resident.shape.gpus > 0
-        measured = self._profiles.get(f"{resident.kind}@{resident.model}")
+        measured = self.profiles.get(f"{resident.kind}@{resident.model}")
         place = self._places.get((resident.model, devices))
         if measured is not None and measured.count and not self.throughputs:
             estimate = estimate_run(measured, resident.declared)
         elif place is None:  # its node has gone
-            estimate = estimate_run(measured or self._profiles.get(resident.kind), resident.declared)
+            estimate = estimate_run(measured or self.profiles.get(resident.kind), resident.declared)
         else:
             of = self.of(resident.kind, shape.wants.precision, resident.declared, resident.work, devices=devices)
             estimate = of[place]
@@ -145,7 +152,7 @@ class Speeds:
         looked_at, tabled, measured = self._known_of(kind, devices)
         if measured and len(measured) == len(looked_at) and not tabled:
             return self._by_model({index: estimate_run(profile, declared) for index, profile in measured.items()})
-        anywhere = estimate_run(self._profiles.get(kind), declared)
+        anywhere = estimate_run(self.profiles.get(kind), declared)
         if anywhere.source == "history":
             anywhere = anywhere._replace(source="history elsewhere")
         said = estimate_run(None, declared) if declared else None
@@ -187,7 +194,7 @@ class Speeds:
             measured = {
                 index: profile
                 for index, model in looked_at.items()
-                if (profile := self._profiles.get(f"{kind}@{model.called}")) and profile.count
+                if (profile := self.profiles.get(f"{kind}@{model.called}")) and profile.count
             }
             found = self._known[kind, devices] = looked_at, tabled, measured
         return found

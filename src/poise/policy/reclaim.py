@@ -11,7 +11,6 @@ Whoever yields has run for a minimum, and not too often. What serves has no end:
 the clock. What is of a lower class makes room for it, the cheapest first, and nothing makes it yield for being shorter.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -23,7 +22,7 @@ import numpy as np
 from poise.model.fleet import CLASSES, CPU, DEVICES, MEMORY, NETWORK, Bools, Fleet, Resident
 from poise.model.jobs import GRACE
 from poise.model.profiles import BRIEF, remaining
-from poise.model.resources import Shape
+from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate
 from poise.policy.place import Draft
 from poise.policy.predict import Speeds
@@ -174,13 +173,12 @@ class Prices:
         self._free = draft.fleet.free[DEVICES]
         self._offers: dict[int, list[tuple[float, int]]] = {}
         self._rows: dict[int, list[int]] = {}
-        for row, residents in enumerate(draft.fleet.residents):
-            held: dict[str, int] = {}
-            for resident in residents:
-                if of.get(resident.unit, inf) < inf:
-                    held[resident.unit] = held.get(resident.unit, 0) + resident.shape.gpus
-            if held:
-                self._offers[row] = sorted((of[unit], devices) for unit, devices in held.items())
+        self._least: dict[int, dict[int, float]] = {}
+        for row, held in enumerate(draft.running.holders):
+            offers = [(price, devices) for unit, devices in held if (price := of.get(unit, inf)) < inf]
+            if offers:
+                offers.sort()
+                self._offers[row] = offers
         self.on = {row: offers[0][0] for row, offers in self._offers.items()}
         self.least = min(self.on.values(), default=inf)
 
@@ -190,6 +188,22 @@ class Prices:
             costs = ((self._cost(row, devices), row) for row in self._offers)
             self._rows[devices] = [row for cost, row in sorted(costs) if cost < inf]
         return self._rows[devices]
+
+    def at_least(self, devices: int) -> dict[int, float]:
+        """By row, less than what it costs at least that so many devices are free on one node: the price of the last of
+        the cheapest of which so many come free, since without it, or one that is dearer, there are too few. Rows where
+        so many never come free are left out.
+        """
+        if devices not in self._least:
+            found = self._least[devices] = {}
+            for row, offers in self._offers.items():
+                lacks = devices - int(self._free[row])
+                for price, frees in offers:
+                    lacks -= frees
+                    if lacks <= 0:
+                        found[row] = price
+                        break
+        return self._least[devices]
 
     def _cost(self, row: int, devices: int) -> float:
         """The sum of the least prices on a node of which so many devices come free."""
@@ -312,10 +326,13 @@ def make_way(
     def may(resident: Resident) -> bool:
         return of.get(resident.unit, inf) < worth and resident.unit not in asked and not resident.stopping
 
+    free = draft.capacity(shape)
+    bounds = prices.at_least(shape.gpus if shape.share == WHOLE else 0)
+    if not free.any() and min(bounds.values(), default=inf) >= worth:
+        return None
     near = _cheapest_rows(draft, shape, tasks, prices, within)
     most = rules.at_most(shape, tasks) - len(asked)
-    free = draft.capacity(shape)
-    at_least = {row: 0.0 if free[row] else prices.on.get(row, inf) for row in near}
+    at_least = {row: 0.0 if free[row] else bounds.get(row, inf) for row in near}
     return _cheapest(shape, draft, tasks, at_least, most, may, lambda resident: of[resident.unit], worth)
 
 
@@ -512,17 +529,8 @@ def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices, withi
 
 def _earliest(draft: Draft, shape: Shape, rows: list[int]) -> list[tuple[int, int]]:
     """Of these rows those that will have devices for one task, the soonest first, and when that is."""
-    now, need = draft.view.now, shape.gpus * shape.share
-    found = []
-    for row, free in zip(rows, np.maximum(draft.share[rows], 0).sum(axis=1).tolist(), strict=True):
-        if free >= need:
-            found.append((now, row))
-            continue
-        endings, freed = draft.running.endings(row)
-        number = bisect_left(freed, need - free)
-        if number < len(freed):
-            found.append((endings[number][0], row))
-    return sorted(found)
+    free = np.maximum(draft.share[rows], 0).sum(axis=1)
+    return draft.running.soonest(rows, shape.gpus * shape.share - free)
 
 
 def openings_on(draft: Draft, row: int, shape: Shape, most: int, now: int, before: int | None = None) -> list[int]:
@@ -535,7 +543,7 @@ def openings_on(draft: Draft, row: int, shape: Shape, most: int, now: int, befor
     if brief is not None and len(instants) < most:
         room.cpu, room.memory, room.network = room.cpu + brief[0], room.memory + brief[1], room.network + brief[2]
         _fill(room, shape, able, now + BRIEF, most, instants)
-    for at, number in draft.running.endings(row)[0]:
+    for at, number in draft.running.endings(row):
         if len(instants) >= most or (before is not None and at > before):
             break
         give_back(room, residents[number])
