@@ -1049,6 +1049,7 @@ class Ledger:
             self._learn(unit, task, ending)
         elif ending.outcome in ("failed", "signal", "oom", "hung") and unit.spec.kind in self._state.profiles:
             profiles, kind = self._state.profiles, unit.spec.kind
+            self._shown_profiles = None
             profiles[kind] = profiles[kind].failed(self._state.revision)
         if ending.outcome == "stopped" and unit.stopping in CAUSES and not task.leaving:
             unit.attained += unit.run_in_size(task) * max(1, unit.shape.gpus)
@@ -1523,6 +1524,7 @@ class Ledger:
         elif spec.least or unit.saved:
             run = (unit.saved + unit.carried + run * unit.size) // (spec.least or unit.size)
         model = model_under(self._state.nodes[task.node].node, task.devices)
+        self._shown_profiles = None
         known, there = profiles.get(kind, _UNKNOWN), profiles.get(f"{kind}@{model}", _UNKNOWN)
         learned = profiles[kind] = known.observe(ending, self._state.revision, run, spec.expect)
         if there != known:  # else all of the class has run on this model
@@ -1794,7 +1796,7 @@ class Ledger:
             fleet=self.fleet().copy(),
             candidates=tuple(candidates),
             backlog={queue: len(units) for queue, units in self._queues.items()},
-            profiles=dict(self._state.profiles),
+            profiles=self._profiles_shown(),
             throughputs=NO_RATES if throughputs is None else throughputs,
             speedups=dict(self._speedups),
             elastic=tuple(
@@ -1827,6 +1829,12 @@ class Ledger:
             triggers=triggers,
             seed=seed,
         )
+
+    def _profiles_shown(self) -> Mapping[str, Profile]:
+        """The very same as in the last snapshot if nothing was learned since."""
+        if self._shown_profiles is None:
+            self._shown_profiles = dict(self._state.profiles)
+        return self._shown_profiles
 
     def queued_in(self, queue: str) -> Iterable[Candidate]:
         """All that waits in a queue, shown or not."""
@@ -2098,6 +2106,7 @@ class Ledger:
         self._residents: dict[str, dict[int, Resident]] = {}  # as they were shown, by unit and the number of the task
         self._shared: set[str] = set()  # nodes of whose devices parts were held when their room was looked at
         self._open = [0, 0, 0, 0]  # CPU and devices of the open nodes: all, then what is free
+        self._shown_profiles: dict[str, Profile] | None = None
         self._first_in_line = (-1, "")
         self._unsorted: set[str] = set()
         self._pending_count = 0

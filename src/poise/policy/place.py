@@ -20,7 +20,7 @@ from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import NAMED, Ability, Summary, ability, capacity, capacity_on, fits, refusals
 from poise.policy.fragments import Typical, typical
-from poise.policy.predict import Speeds
+from poise.policy.predict import speeds_of
 from poise.policy.room import Room, room_on
 from poise.policy.running import Running
 from poise.policy.score import DEVICE_TERMS, WORK_TERMS, Scoring, Term, score, score_devices, speed, weights_where
@@ -109,7 +109,7 @@ class Draft:
         self.free: Ints = fleet.free.copy()
         self.memory: Ints = fleet.device_memory.copy()
         self.share: Ints = fleet.device_share.copy()
-        self.speeds = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
+        self.speeds = speeds_of(view)
         self.kept: dict[int, list[Kept]] = {}
         self._weights, self._terms, self._spread = weights, terms, spread
         self._weights_whole, self._weights_shared = (weights_where(weights, shared=shared) for shared in (False, True))
@@ -124,6 +124,7 @@ class Draft:
         self._pools: dict[str, dict[int, PoolView]] = {}
         self._summary: Summary | None = None
         self._now: Fleet | None = None
+        self._compute: tuple[int, Ints] | None = None
         self._fullness: Floats | None = None
         self._by_fullness: Ints = np.zeros(0, np.int64)
         self._taken = 0
@@ -232,6 +233,12 @@ class Draft:
                 room[rows] = capacity_on(rows, self.fleet, shape, able, *arrays)
         self._capacity[shape] = (room, len(self._changed))
         return room
+
+    def compute(self) -> Ints:
+        """(N,): thousandths of devices that are free on each node, kept or not; to be read only."""
+        if self._compute is None or self._compute[0] != self._taken:
+            self._compute = self._taken, np.maximum(self.share, 0).sum(axis=1)
+        return self._compute[1]
 
     def reasons_on(self, row: int, shape: Shape) -> list[Reason]:
         """Every reason why one task of the shape cannot start on this node, with what has been placed in this draft."""

@@ -14,7 +14,7 @@ from poise.model.jobs import Priority
 from poise.model.resources import PLENTY, WHOLE
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import ability
-from poise.policy.predict import Speeds
+from poise.policy.predict import speeds_of
 from poise.units import HOUR, MINUTE, SECOND, format_duration
 
 Words = Callable[[Candidate, int], str]
@@ -85,8 +85,7 @@ def by_value(view: Snapshot) -> list[Candidate]:
         return list(view.candidates)
     if not any(one.shape.gpus for one in view.candidates):
         return by_urgency(view)
-    fleet = view.fleet
-    speeds = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
+    fleet, speeds = view.fleet, speeds_of(view)
     runs: dict[object, int] = {}
     lengths: list[int] = []
     for one in view.candidates:

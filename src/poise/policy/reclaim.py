@@ -498,7 +498,7 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
     mask: Bools = np.take(able.room > 0, fleet.kind)
     mask &= fleet.closed == 0
     mask[list(draft.kept)] = False  # as if those had started for whom it is kept, and did not end
-    rows = np.flatnonzero(mask)
+    rows = mask.nonzero()[0]
     most = 1 if yielding_to is not None else np.minimum(able.room[fleet.kind[rows]], tasks)
     lacks = np.zeros(len(rows))
     for resource, need in ((CPU, shape.cpu), (MEMORY, shape.memory), (NETWORK, shape.network), (DEVICES, shape.gpus)):
@@ -506,7 +506,8 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
             lacks += np.maximum(0.0, 1 - free[resource, rows] / (need * most))
     if yielding_to is not None:
         rows, lacks = rows[lacks <= 0], lacks[lacks <= 0]
-    return [int(row) for row in rows[np.argsort(lacks, kind="stable")[: LOOKED_AT + tasks - 1]]]
+    found: list[int] = rows[lacks.argsort(kind="stable")[: LOOKED_AT + tasks - 1]].tolist()
+    return found
 
 
 def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices, within: Bools | None) -> list[int]:
@@ -529,8 +530,7 @@ def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices, withi
 
 def _earliest(draft: Draft, shape: Shape, rows: list[int]) -> list[tuple[int, int]]:
     """Of these rows those that will have devices for one task, the soonest first, and when that is."""
-    free = np.maximum(draft.share[rows], 0).sum(axis=1)
-    return draft.running.soonest(rows, shape.gpus * shape.share - free)
+    return draft.running.soonest(rows, shape.gpus * shape.share - draft.compute()[rows])
 
 
 def openings_on(draft: Draft, row: int, shape: Shape, most: int, now: int, before: int | None = None) -> list[int]:

@@ -42,14 +42,15 @@ class _Seen(NamedTuple):
 
 class _Endings(NamedTuple):
     """All attempts in the order of rows, and on each in the order in which they will end: `at` an instant, as `number`
-    on its row; `freed` are the thousandths of devices that have come free with it, on the rows before it as well. Those
-    of a row begin at `first[row]`.
+    on its row; `freed` are the thousandths of devices that have come free with it, on the rows before it as well, and
+    `before` it. Those of a row begin at `first[row]`. There is one instant more than attempts.
     """
 
     first: Ints
     at: Ints
     number: Ints
     freed: Ints
+    before: Ints
 
 
 class Running:
@@ -58,6 +59,7 @@ class Running:
     def __init__(self, fleet: Fleet, speeds: Speeds, now: int) -> None:
         self._fleet, self._speeds, self._now = fleet, speeds, now
         self.residents = [one for on in fleet.residents for one in on]
+        self._endings_on: dict[int, list[tuple[int, int]]] = {}
 
     def each(self, name: object, make: Callable[[Resident], list[int]]) -> Ints:
         """What `make` says of each attempt, in columns; of what still runs where it ran it is remembered under this
@@ -108,23 +110,24 @@ class Running:
 
     def endings(self, row: int) -> list[tuple[int, int]]:
         """What runs on a row in the order in which it will end: the instant, and its number there."""
-        found = self._endings
-        start, end = found.first[row : row + 2].tolist()
-        return list(zip(found.at[start:end].tolist(), found.number[start:end].tolist(), strict=True))
+        known = self._endings_on.get(row)
+        if known is None:
+            found = self._endings
+            start, end = found.first[row : row + 2].tolist()
+            at, number = found.at[start:end].tolist(), found.number[start:end].tolist()
+            known = self._endings_on[row] = list(zip(at, number, strict=True))
+        return known
 
     def soonest(self, rows: Sequence[int], lacks: Ints) -> list[tuple[int, int]]:
         """The instant at which so many thousandths of devices more will be free on each of these rows, and the row: the
         soonest first, without those where that will never be. What lacks nothing has it now.
         """
-        found, on = self._endings, np.asarray(rows, np.int64)
-        start, end = found.first[on], found.first[on + 1]
-        before = np.concatenate(([0], found.freed))[start]
-        number = np.searchsorted(found.freed, before + lacks)
-        ends = np.append(found.at, 0)[np.minimum(number, len(found.at))]
-        at = np.where(lacks <= 0, self._now, ends)
-        could = np.flatnonzero((lacks <= 0) | (number < end))
-        order = could[np.lexsort((on[could], at[could]))]
-        return list(zip(at[order].tolist(), on[order].tolist(), strict=True))
+        found, on = self._endings, np.array(rows, np.int64)
+        number = found.freed.searchsorted(found.before[found.first[on]] + lacks)
+        has = lacks <= 0
+        instants = np.where(has, self._now, found.at[number]).tolist()
+        could = (has | (number < found.first[on + 1])).tolist()
+        return sorted([(at, row) for at, row, may in zip(instants, rows, could, strict=True) if may])
 
     @cached_property
     def _endings(self) -> _Endings:
@@ -138,7 +141,8 @@ class Running:
         left = remaining_each(elapsed, columns[MEAN], columns[DEVIATION])
         at = self._now + np.where(columns[STOPPING] > 0, GRACE, left)
         order = np.lexsort((number, at, row))
-        return _Endings(first, at[order], number[order], np.cumsum(columns[HOLDS][order]))
+        freed = np.concatenate(([0], np.cumsum(columns[HOLDS][order])))
+        return _Endings(first, np.append(at[order], 0), number[order], freed[1:], freed)
 
     @cached_property
     def _columns(self) -> Ints:
@@ -171,13 +175,13 @@ class Running:
             sources = self._speeds.sources_of(one.kind, one.model)
             names.update(sources)
             of = before.get(id(one))  # `known` has it still, so that no other can have its place
-            if of is None or not changed.isdisjoint(sources):
+            if of is None or (changed and not changed.isdisjoint(sources)):
                 of = self._foreseen(one)
             foreseen.append(of)
         return _On(residents, frozenset(names), foreseen, np.array(foreseen, np.int64).T if foreseen else _NOTHING)
 
     def _foreseen(self, resident: Resident) -> list[int]:
-        mean, likely = self._speeds.of_attempt(resident), self._speeds.of_attempt(resident, count_on=True)
+        mean, likely = self._speeds.both_of_attempt(resident)
         return [
             resident.since,
             resident.running,

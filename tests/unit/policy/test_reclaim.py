@@ -132,7 +132,7 @@ def test_what_is_foreseen_in_columns_is_what_is_foreseen_of_each(first: list[Any
             each = sorted((ends(one, NOW, now_known.speeds), number) for number, one in enumerate(of))
             assert now_known.running.endings(row)[0] == each
             for one in of:
-                likely = now_known.speeds.of_attempt(one, count_on=True)
+                likely = now_known.speeds.both_of_attempt(one)[1]
                 lefts.append(remaining(NOW - one.since, likely.mean, likely.deviation))
         assert now_known.running.left.tolist() == lefts
 
