@@ -307,6 +307,8 @@ class Draft:
         """For how many tasks of a unit there is room already where room is kept for it."""
         tasks = 0
         for row, keeps in self.kept.items():
+            if all(kept.unit != unit for kept in keeps):
+                continue
             room = self.room(row).copy()
             for kept in keeps:
                 if kept.unit == unit:

@@ -166,21 +166,19 @@ def price_of(resident: Resident, draft: Draft, by: str) -> float:
 
 
 class Prices:
-    """What each unit may yield for, by unit; the least of these `on` each node by row, and `least` of all."""
+    """What each unit may yield for, by unit, and the `least` of all."""
 
     def __init__(self, of: Mapping[str, float], draft: Draft) -> None:
         self.of = of
         self._free = draft.fleet.free[DEVICES]
+        held = [(row, of.get(unit, inf), devices) for row, unit, devices in draft.running.holders]
+        offers = sorted([offer for offer in held if offer[1] < inf])
         self._offers: dict[int, list[tuple[float, int]]] = {}
+        for row, price, devices in offers:
+            self._offers.setdefault(row, []).append((price, devices))
         self._rows: dict[int, list[int]] = {}
         self._least: dict[int, dict[int, float]] = {}
-        for row, held in enumerate(draft.running.holders):
-            offers = [(price, devices) for unit, devices in held if (price := of.get(unit, inf)) < inf]
-            if offers:
-                offers.sort()
-                self._offers[row] = offers
-        self.on = {row: offers[0][0] for row, offers in self._offers.items()}
-        self.least = min(self.on.values(), default=inf)
+        self.least = min([offer[1] for offer in offers], default=inf)
 
     def rows(self, devices: int) -> list[int]:
         """Where so many devices could be free on one node, those first where the cheapest that free them cost least."""
@@ -268,7 +266,7 @@ def reserve(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> Res
         before = slots[-1][0] if len(slots) == tasks else None
         if before is not None and earliest > before:
             break
-        slots += [(at, row) for at in openings_on(draft, row, shape, tasks, now, before)]
+        slots += [(at, row) for at in openings_on(draft, row, shape, tasks, now, before, earliest)]
         slots = sorted(slots)[:tasks]
     if len(slots) < tasks:
         return None
@@ -533,11 +531,16 @@ def _earliest(draft: Draft, shape: Shape, rows: list[int]) -> list[tuple[int, in
     return draft.running.soonest(rows, shape.gpus * shape.share - draft.compute()[rows])
 
 
-def openings_on(draft: Draft, row: int, shape: Shape, most: int, now: int, before: int | None = None) -> list[int]:
-    """The instants at which this node has room for one more task, up to `most` of them; later than `before` none."""
+def openings_on(
+    draft: Draft, row: int, shape: Shape, most: int, now: int, before: int | None = None, since: int = 0
+) -> list[int]:
+    """The instants at which this node has room for one more task, up to `most` of them; later than `before` none, and
+    it is known that there are none earlier than `since`.
+    """
     room, able = draft.room(row).copy(), draft.able(shape).models
     instants: list[int] = []
-    _fill(room, shape, able, now, most, instants)
+    if since <= now:
+        _fill(room, shape, able, now, most, instants)
     residents = draft.fleet.residents[row]
     brief = _held_by_brief(draft.fleet, row, residents)
     if brief is not None and len(instants) < most:
@@ -547,7 +550,8 @@ def openings_on(draft: Draft, row: int, shape: Shape, most: int, now: int, befor
         if len(instants) >= most or (before is not None and at > before):
             break
         give_back(room, residents[number])
-        _fill(room, shape, able, at, most, instants)
+        if at >= since:
+            _fill(room, shape, able, at, most, instants)
     return instants
 
 

@@ -7,6 +7,8 @@ came from are the same.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
+from operator import is_not
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,17 +18,20 @@ from poise.model.jobs import GRACE
 from poise.model.profiles import Profile, remaining_each
 from poise.policy.predict import Speeds
 
-SINCE, RUNS, STOPPING, MEAN, DEVIATION, LIKELY, LIKELY_DEVIATION, HOLDS = range(8)
-"""Rows of the columns; `HOLDS` are thousandths of devices."""
+SINCE, RUNS, STOPPING, MEAN, DEVIATION, LIKELY, LIKELY_DEVIATION, HOLDS, STAYS = range(9)
+"""Rows of the columns; `HOLDS` are thousandths of devices, and what `STAYS` has some and loses all when it yields."""
 
-_NOTHING: Ints = np.zeros((HOLDS + 1, 0), np.int64)
+_NOTHING: Ints = np.zeros((STAYS + 1, 0), np.int64)
 
 
 class _On(NamedTuple):
-    """What is foreseen of each of a node's attempts, in `columns` (8, A) as well, and of which profiles that came."""
+    """What is foreseen of each of a node's attempts, in `columns` (9, A) as well, and from which profiles that came: of
+    each its `sources`, and all `names` of them.
+    """
 
     residents: tuple[Resident, ...]
     names: frozenset[str]
+    sources: list[tuple[str, ...]]
     foreseen: list[list[int]]
     columns: Ints
 
@@ -83,17 +88,26 @@ class Running:
         return all_of_it
 
     @cached_property
-    def holders(self) -> list[list[tuple[str, int]]]:
-        """By row: the units that run there, and how many devices each has on it; to be read only."""
-        known: list[tuple[tuple[Resident, ...], list[tuple[str, int]]]] = self._fleet.runs.get("holders", ())
-        if len(known) != len(self._fleet):
-            known = [((), [])] * len(self._fleet)
-        known = [
-            of if of[0] is residents else (residents, _devices_by_unit(residents))
-            for of, residents in zip(known, self._fleet.residents, strict=True)
-        ]
-        self._fleet.runs["holders"] = known
-        return [of for _, of in known]
+    def holders(self) -> list[tuple[int, str, int]]:
+        """Row by row: the units that run there, and how many devices each has on it; to be read only."""
+        rows, found = self._fleet.runs.get("holders", ((), []))
+        if len(rows) != len(self._fleet) or any(map(is_not, rows, self._fleet.residents)):
+            found = [
+                (row, unit, devices)
+                for row, residents in enumerate(self._fleet.residents)
+                for unit, devices in _devices_by_unit(residents).items()
+            ]
+            self._fleet.runs["holders"] = self._fleet.residents.copy(), found
+        return found
+
+    @cached_property
+    def any_stopping(self) -> bool:
+        return bool(self._columns[STOPPING].any())
+
+    @cached_property
+    def any_stays(self) -> bool:
+        """Whether anything that has devices does not save itself, or may not be asked to yield."""
+        return bool(self._columns[STAYS].any())
 
     @cached_property
     def elapsed(self) -> Ints:
@@ -155,7 +169,7 @@ class Running:
         rows, same = seen.rows.copy(), True
         for row, residents in enumerate(fleet.residents):
             known = rows[row]
-            if known is None or known.residents is not residents or not known.names.isdisjoint(changed):
+            if known is None or known.residents is not residents or (changed and not known.names.isdisjoint(changed)):
                 rows[row], same = self._look(residents, known, changed), False
         if same and seen.profiles is speeds.profiles:
             return seen.columns
@@ -166,19 +180,23 @@ class Running:
 
     def _look(self, residents: tuple[Resident, ...], known: _On | None, changed: set[str]) -> _On:
         """What is foreseen on a row where something is not as it was."""
+        if known is not None and known.residents is residents:  # something was learned
+            foreseen = [
+                of if changed.isdisjoint(sources) else self._foreseen(one)
+                for one, of, sources in zip(residents, known.foreseen, known.sources, strict=True)
+            ]
+            return known._replace(foreseen=foreseen, columns=np.array(foreseen, np.int64).T)
         before: dict[int, list[int]] = {}
         if known is not None:
-            before = {id(one): of for one, of in zip(known.residents, known.foreseen, strict=True)}
-        names: set[str] = set()
-        foreseen = []
-        for one in residents:
-            sources = self._speeds.sources_of(one.kind, one.model)
-            names.update(sources)
-            of = before.get(id(one))  # `known` has it still, so that no other can have its place
-            if of is None or (changed and not changed.isdisjoint(sources)):
-                of = self._foreseen(one)
-            foreseen.append(of)
-        return _On(residents, frozenset(names), foreseen, np.array(foreseen, np.int64).T if foreseen else _NOTHING)
+            before = {
+                id(one): of
+                for one, of, sources in zip(known.residents, known.foreseen, known.sources, strict=True)
+                if not changed or changed.isdisjoint(sources)
+            }
+        sources = [self._speeds.sources_of(one.kind, one.model) for one in residents]
+        foreseen = [before.get(id(one)) or self._foreseen(one) for one in residents]  # `known` has it still
+        columns = np.array(foreseen, np.int64).T if foreseen else _NOTHING
+        return _On(residents, frozenset(chain.from_iterable(sources)), sources, foreseen, columns)
 
     def _foreseen(self, resident: Resident) -> list[int]:
         mean, likely = self._speeds.both_of_attempt(resident)
@@ -191,14 +209,15 @@ class Running:
             likely.mean,
             likely.deviation,
             resident.shape.share * resident.shape.gpus,
+            resident.shape.gpus > 0 and not (resident.checkpoint and resident.preemptible),
         ]
 
 
-def _devices_by_unit(residents: Sequence[Resident]) -> list[tuple[str, int]]:
+def _devices_by_unit(residents: Sequence[Resident]) -> dict[str, int]:
     held: dict[str, int] = {}
     for resident in residents:
         held[resident.unit] = held.get(resident.unit, 0) + resident.shape.gpus
-    return list(held.items())
+    return held
 
 
 def _changed(before: Mapping[str, Profile], now: Mapping[str, Profile]) -> set[str]:

@@ -703,16 +703,11 @@ class _Round:
     @cached_property
     def _all_save(self) -> bool:
         """Whether all that runs with devices saves itself, and may be asked to yield when it has had its turn."""
-        return all(
-            one.checkpoint and one.preemptible
-            for residents in self.view.fleet.residents
-            for one in residents
-            if one.shape.gpus
-        )
+        return not self.draft.running.any_stays
 
     @cached_property
     def _stopping(self) -> bool:
-        return any(resident.stopping for residents in self.view.fleet.residents for resident in residents)
+        return self.draft.running.any_stopping
 
     def _is_guess(self, candidate: Candidate) -> bool:
         """Whether nothing is known of how long it takes, on any device."""
