@@ -709,7 +709,11 @@ class Ledger:
 
     def queued_since(self, instant: int) -> Iterator[tuple[UnitState, TaskState]]:
         """Units that were queued behind their like at that instant or before, and have not started."""
-        queued = [unit for unit in self._active.values() if unit.queued and not unit.stopping]
+        if not self._behind:
+            return
+        for unit in [unit for unit in self._behind.values() if unit.status != "active" or not unit.queued]:
+            del self._behind[unit.id]
+        queued = [unit for unit in self._behind.values() if not unit.stopping]
         for unit in sorted(queued, key=_ordinal):
             if unit.placed <= instant and unit.tasks[0].status == "queued":
                 yield unit, unit.tasks[0]
@@ -1214,6 +1218,8 @@ class Ledger:
         del self._state.nodes[event.name]
         self._stale.discard(event.name)
         self._moved.discard(event.name)
+        self._count_open(event.name, (0, 0, 0, 0))
+        del self._opened[event.name]
         self._outdate_fleet()
 
     def _node_drained(self, event: NodeDrained) -> None:
@@ -1899,10 +1905,6 @@ class Ledger:
             self._fleet = Fleet([self.seen(state.node) for state in self._state.nodes.values()])
             self._stale.update(self._fleet.take_over(self._outdated))
             self._outdated = Fleet()
-            opened, rows = self._fleet.closed == 0, [CPU, DEVICES]
-            self._open = [
-                amount for of in (self._fleet.total, self._fleet.free) for amount in (of[rows] @ opened).tolist()
-            ]
         for name in sorted(self._stale):
             self._refresh(self._fleet, self._fleet.rows[name], self._state.nodes[name])
         self._moved |= self._stale
@@ -1933,11 +1935,11 @@ class Ledger:
             taken = state.devices
             share = [0 if device_key(device.index) in taken else WHOLE for device in node.devices]
         fleet.device_share[row, : len(share)] = share
-        cpu, free = node.cpu - state.used_cpu, share.count(WHOLE)
-        self._count_open(fleet, row, -1)
-        fleet.free[:, row] = (cpu, node.memory - state.used_memory, network, free)
-        fleet.closed[row] = CONDITIONS.index(state.condition)
-        self._count_open(fleet, row, 1)
+        cpu, free, columns = node.cpu - state.used_cpu, share.count(WHOLE), fleet.free
+        columns[CPU, row], columns[MEMORY, row], columns[DEVICES, row] = cpu, node.memory - state.used_memory, free
+        columns[NETWORK, row] = network
+        closed = fleet.closed[row] = CONDITIONS.index(state.condition)
+        self._count_open(node.name, (0, 0, 0, 0) if closed else (node.cpu, len(node.devices), cpu, free))
         fleet.levels[row] = HOT if state.hot else state.level
         fleet.failures[row] = state.failures / 1000
 
@@ -1952,13 +1954,12 @@ class Ledger:
             memory.append(device.memory - (sum([of.memory for of in shares]) if shares else 0))
         return share, memory
 
-    def _count_open(self, fleet: Fleet, row: int, sign: int) -> None:
-        """What open nodes have, and have free, with this one or without it."""
-        if not fleet.closed[row]:
-            of = self._open
-            for place, resource in enumerate((CPU, DEVICES)):
-                of[place] += sign * int(fleet.total[resource, row])
-                of[place + 2] += sign * int(fleet.free[resource, row])
+    def _count_open(self, name: str, amounts: tuple[int, int, int, int]) -> None:
+        """What a node has and has free, if it is open, is part of what all have."""
+        of, before = self._open, self._opened.get(name, (0, 0, 0, 0))
+        self._opened[name] = amounts
+        for place in range(4):
+            of[place] += amounts[place] - before[place]
 
     def _refresh_residents(self, fleet: Fleet, row: int, state: NodeState) -> None:
         """What runs on one node, in its row. What has not changed is the very same as it was."""
@@ -2106,6 +2107,8 @@ class Ledger:
         self._residents: dict[str, dict[int, Resident]] = {}  # as they were shown, by unit and the number of the task
         self._shared: set[str] = set()  # nodes of whose devices parts were held when their room was looked at
         self._open = [0, 0, 0, 0]  # CPU and devices of the open nodes: all, then what is free
+        self._opened: dict[str, tuple[int, int, int, int]] = {}  # of each of them
+        self._behind: dict[str, UnitState] = {}  # units that were queued behind their like
         self._shown_profiles: dict[str, Profile] | None = None
         self._first_in_line = (-1, "")
         self._unsorted: set[str] = set()
@@ -2147,6 +2150,8 @@ class Ledger:
 
     def _hold_room(self, unit: UnitState) -> None:
         self._active[unit.id] = unit
+        if unit.queued:
+            self._behind[unit.id] = unit
         if unit.spec.least:
             self._elastic[unit.id] = unit
         if len(unit.tasks) > 1 or unit.spec.tasks[0].parts:

@@ -364,7 +364,9 @@ class _Round:
             return None
         if not self._only_room:
             return () if not view.candidates and not self.decisions and self._rests() else None
-        if not (recipe.overtake or self._closed or not self.holds) or not self.holds.keys() >= self._unseen.keys():
+        if not (recipe.overtake or self._closed or not self.holds):
+            return None
+        if not (self.holds.keys() >= view.backlog.keys() or self.holds.keys() >= self._unseen.keys()):
             return None
         if any([candidate.recovering for candidate in view.candidates]):
             return None
