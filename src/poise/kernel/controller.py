@@ -661,13 +661,12 @@ class Controller:
         """When to tick next, if nothing happens before."""
         if self._full:
             return self._last_recovery + RECOVER_EVERY
-        due = [self._watch.due(), self._dispatch.wakeup()]
-        if self.settings.dead_after:
-            due.append(self._look_at)
-        if not self._deciding:  # else the plan comes as a message, and the next round is not before it
-            due.append(self._next_round())
-        soonest = min((at for at in due if at is not None), default=FOREVER)
-        return None if soonest == FOREVER else soonest
+        soonest = self._look_at if self.settings.dead_after else FOREVER
+        next_round = None if self._deciding else self._next_round()  # the plan comes as a message, and none before it
+        for at in (self._watch.due(), self._dispatch.wakeup(), next_round):
+            if at is not None and at < soonest:
+                soonest = at
+        return None if soonest >= FOREVER else soonest
 
     def _next_round(self) -> int | None:
         """When a round is due, if nothing happens before."""

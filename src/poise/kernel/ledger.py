@@ -703,6 +703,8 @@ class Ledger:
 
     def wakeup(self, after: int) -> int | None:
         """The next instant after this one at which a unit's back-off or the lease of its earlier copy ends."""
+        if not self._delayed and not self._recovering:
+            return None
         back = chain(self._delayed.values(), self._recovering.values())
         ends = (unit.free_at for unit in back if unit.free_at > after)
         return min(ends, default=None)

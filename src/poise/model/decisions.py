@@ -16,7 +16,7 @@ SERVES = "serves"
 Fixable = Literal["now", "later", "never"]
 
 
-class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Why something was not done.
 
     `subject` is what refused (a node, a unit), `fixable` whether it can pass by itself, `wakes` the kind of event after
@@ -169,7 +169,7 @@ class Resize(msgspec.Struct, frozen=True, kw_only=True, tag="resize"):
     to: str = ""
 
 
-class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
+class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold", gc=False):
     """Leave a queue (units alike in class, shape and priority) waiting, for these reasons."""
 
     queue: str

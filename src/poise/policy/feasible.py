@@ -76,13 +76,17 @@ class Ability(NamedTuple):
 
     `models`: by device model (one more False for `no device`), whether such a device could serve it. `room`: by kind of
     node, how many tasks an empty one holds; `most`: how many all of the fleet does. `uniform`: by kind, whether every
-    device will do, so that counting them is enough.
+    device will do, so that counting them is enough, and `exact` if so of all kinds. `where` is, by row, whether an empty
+    one holds any, and `everywhere` if all do.
     """
 
     models: list[bool]
     room: Ints
     uniform: list[bool]
     most: int
+    exact: bool
+    where: Bools
+    everywhere: bool
 
 
 def ability(fleet: Fleet, shape: Shape) -> Ability:
@@ -115,7 +119,10 @@ def _ability(fleet: Fleet, shape: Shape) -> Ability:
         room = np.where(can[fleet.processor[likes]], room, 0)
     room.setflags(write=False)
     nodes = np.bincount(fleet.kind, minlength=len(likes)).tolist()
-    return Ability(models, room, (may == has).all(axis=1).tolist(), room_when_empty(room, nodes))
+    uniform: list[bool] = (may == has).all(axis=1).tolist()
+    where = np.take(room > 0, fleet.kind)
+    where.setflags(write=False)
+    return Ability(models, room, uniform, room_when_empty(room, nodes), all(uniform), where, bool(where.all()))
 
 
 def _of_processor(wants: Wants) -> Wants:
@@ -135,10 +142,10 @@ def fits(fleet: Fleet, shape: Shape, able: Ability, free: Ints, memory: Ints, sh
         mask &= free[NETWORK] >= shape.network
     if shape.gpus and shape.share == WHOLE:
         mask &= free[DEVICES] >= shape.gpus
-    if not (able.room > 0).all():
-        mask &= np.take(able.room > 0, fleet.kind)
-    rows = np.flatnonzero(mask)
-    if shape.gpus and (shape.share != WHOLE or not all(able.uniform)):
+    if not able.everywhere:
+        mask &= able.where
+    rows = mask.nonzero()[0]
+    if shape.gpus and (shape.share != WHOLE or not able.exact):
         rows = rows[usable_devices(fleet, shape, able, memory[rows], share[rows], rows).sum(axis=1) >= shape.gpus]
     return rows
 
@@ -169,7 +176,7 @@ def capacity_on(rows: Ints, fleet: Fleet, shape: Shape, able: Ability, free: Int
         here = np.minimum(here, free[MEMORY, rows] // shape.memory)
     if shape.network:
         here = np.minimum(here, free[NETWORK, rows] // shape.network)
-    if shape.gpus and shape.share == WHOLE and all(able.uniform):
+    if shape.gpus and shape.share == WHOLE and able.exact:
         here = np.minimum(here, free[DEVICES, rows] // shape.gpus)
     elif shape.gpus:
         usable = usable_devices(fleet, shape, able, memory[rows], share[rows], rows).astype(np.int64)

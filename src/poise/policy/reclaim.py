@@ -493,8 +493,7 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
     if yielding_to is not None:
         for lower in range(yielding_to.priority + 1, CLASSES):
             free += fleet.yielding[lower]
-    mask: Bools = np.take(able.room > 0, fleet.kind)
-    mask &= fleet.closed == 0
+    mask: Bools = able.where & (fleet.closed == 0)
     mask[list(draft.kept)] = False  # as if those had started for whom it is kept, and did not end
     rows = mask.nonzero()[0]
     most = 1 if yielding_to is not None else np.minimum(able.room[fleet.kind[rows]], tasks)
@@ -511,7 +510,7 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
 def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices, within: Bools | None) -> list[int]:
     """Rows that could hold a task of the shape: for a gang those with room for one, then where room costs least."""
     fleet, able = draft.fleet, draft.able(shape)
-    could = np.take(able.room > 0, fleet.kind) & (fleet.closed == 0)
+    could = able.where & (fleet.closed == 0)
     could[list(draft.kept)] = False
     if within is not None:
         could &= within
