@@ -149,7 +149,7 @@ def test_devices_come_free_in_the_order_in_which_what_has_them_ends(
     """Each row has some that end after so many minutes, and hold so many devices."""
     on = [
         [
-            resident(f"u{row}-{number}", ran=0, declared=minutes * MINUTE, shape=Shape(gpus=gpus))
+            resident(f"u{10 * row + number}", ran=0, declared=minutes * MINUTE, shape=Shape(gpus=gpus))
             for number, (minutes, gpus) in enumerate(of)
         ]
         for row, of in enumerate(rows)
