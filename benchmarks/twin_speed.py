@@ -1,7 +1,7 @@
 """What one job of a trace costs the twin: CPU time, rounds, what the log would hold, and a digest of what became of it.
 
     python benchmarks/twin_speed.py [--data ../shared/data] [--policies fifo,poise] [--trace philly] [--jobs 3000]
-        [--know estimated] [--repeat 3] [--json]
+        [--load 1.5] [--know estimated] [--repeat 3] [--json]
 
 Run on two checkouts (`PYTHONPATH=…/src`), one after the other, the ratio of `ms/job` is what a change has brought, and
 the digest, of where and when each attempt began and how it ended, says whether it has decided anything else. The trace
@@ -25,10 +25,13 @@ from poise.twin.traces.formats import read_trace
 from poise.twin.trial import simulate
 
 
-def timed(name: str, data: Path, policy: str, jobs: int, know: str, repeat: int) -> dict[str, Any]:
+def timed(
+    name: str, data: Path, policy: str, jobs: int, know: str, repeat: int, load: float | None = None
+) -> dict[str, Any]:
     case = CASES[name]
     table = data / case.table if case.table else None
-    options = msgspec.structs.replace(case.options, jobs=jobs, information=know, throughputs=table)
+    load = case.options.load if load is None else load
+    options = msgspec.structs.replace(case.options, jobs=jobs, information=know, throughputs=table, load=load)
     workload, nodes = read_trace(data / case.file, options), case.nodes()
     took = []
     for _ in range(repeat):
@@ -68,13 +71,14 @@ def main() -> None:
     parser.add_argument("--policies", default="fifo,poise")
     parser.add_argument("--trace", default="philly", choices=CASES)
     parser.add_argument("--jobs", type=int, default=3000)
+    parser.add_argument("--load", type=float, help="how many times as fast jobs arrive; as in quality.py by default")
     parser.add_argument("--know", default="estimated")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     rows = []
     for policy in given.policies.split(","):
-        rows.append(row := timed(given.trace, given.data, policy, given.jobs, given.know, given.repeat))
+        rows.append(row := timed(given.trace, given.data, policy, given.jobs, given.know, given.repeat, given.load))
         if not given.json:
             print(
                 f"{policy:20} {row['jobs']:6} jobs {row['cpu_ms_per_job']:8.3f} ms/job {row['rounds']:7} rounds "

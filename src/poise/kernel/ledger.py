@@ -494,6 +494,8 @@ class Ledger:
 
     def __init__(self, state: State | None = None) -> None:
         self._before = 0  # the instant of the event before the latest one
+        self._shown_profiles: dict[str, Profile] | None = None  # as in the last snapshot, if nothing was learned since
+        self._first_in_line = (-1, "")  # as of a revision
         self._state = state or State()
         self._state.jobs = dict(sorted(self._state.jobs.items(), key=lambda item: item[1].units[0].ordinal))
         self._state.nodes = dict(sorted(self._state.nodes.items()))
@@ -2111,8 +2113,6 @@ class Ledger:
         self._open = [0, 0, 0, 0]  # CPU and devices of the open nodes: all, then what is free
         self._opened: dict[str, tuple[int, int, int, int]] = {}  # of each of them
         self._behind: dict[str, UnitState] = {}  # units that were queued behind their like
-        self._shown_profiles: dict[str, Profile] | None = None
-        self._first_in_line = (-1, "")
         self._unsorted: set[str] = set()
         self._pending_count = 0
         self._unfinished_count = 0

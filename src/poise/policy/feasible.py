@@ -76,8 +76,8 @@ class Ability(NamedTuple):
 
     `models`: by device model (one more False for `no device`), whether such a device could serve it. `room`: by kind of
     node, how many tasks an empty one holds; `most`: how many all of the fleet does. `uniform`: by kind, whether every
-    device will do, so that counting them is enough, and `exact` if so of all kinds. `where` is, by row, whether an empty
-    one holds any, and `everywhere` if all do.
+    device will do, so that counting them is enough, and `exact` if so of all kinds. `where` is, by row, whether an
+    empty node holds any, and `everywhere` if all do.
     """
 
     models: list[bool]

@@ -102,7 +102,7 @@ class Speeds:
         are `able` to run it.
         """
         shape = candidate.shape
-        if not shape.gpus or not any([able[index] for index in self._devices]):
+        if not shape.gpus or not any(able[index] for index in self._devices):
             return candidate.expected
         of = self.of(candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=True)
         if of.count(of[0]) == len(of):  # not told apart

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from operator import is_not
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,6 +58,10 @@ class _Endings(NamedTuple):
     before: Ints
 
 
+_Each = tuple[list[tuple[tuple[Resident, ...], Ints] | None], Ints | None]
+"""What something says of each attempt: by row, with those it was said of, and all of it."""
+
+
 class Running:
     """All attempts of a fleet at an instant, row by row: `residents` and all columns are in that order."""
 
@@ -70,19 +74,18 @@ class Running:
         """What `make` says of each attempt, in columns; of what still runs where it ran it is remembered under this
         `name`.
         """
-        known: list[tuple[tuple[Resident, ...], Ints] | None] | None
-        known, all_of_it = self._fleet.runs.get(name, (None, None))
-        if known is None or len(known) != len(self._fleet):
-            known, all_of_it = [None] * len(self._fleet), None
+        remembered: _Each | None = self._fleet.runs.get(name)
+        if remembered is None or len(remembered[0]) != len(self._fleet):
+            remembered = [None] * len(self._fleet), None
+        known, all_of_it = remembered
         for row, residents in enumerate(self._fleet.residents):
             of = known[row]
             if of is None or of[0] is not residents:
-                if all_of_it is not None:
+                if known is remembered[0]:
                     known, all_of_it = known.copy(), None
-                columns = np.array([make(one) for one in residents], np.int64).T if residents else None
-                known[row] = residents, columns
+                known[row] = residents, np.array([make(one) for one in residents], np.int64).T
         if all_of_it is None:
-            parts = [of[1] for of in known if of is not None and of[1] is not None]
+            parts = [of[1] for of in known if of is not None and of[0]]
             all_of_it = np.concatenate(parts, axis=1) if parts else np.zeros((0, 0), np.int64)
             self._fleet.runs[name] = known, all_of_it
         return all_of_it
@@ -90,7 +93,9 @@ class Running:
     @cached_property
     def holders(self) -> list[tuple[int, str, int]]:
         """Row by row: the units that run there, and how many devices each has on it; to be read only."""
-        rows, found = self._fleet.runs.get("holders", ((), []))
+        known: tuple[list[tuple[Resident, ...]], list[tuple[int, str, int]]]
+        known = self._fleet.runs.get("holders", ([], []))
+        rows, found = known
         if len(rows) != len(self._fleet) or any(map(is_not, rows, self._fleet.residents)):
             found = [
                 (row, unit, devices)

@@ -18,7 +18,6 @@ from poise.policy.feasible import ability, usable_devices
 from poise.policy.fragments import Account, Typical, all_of_it, as_foreseen, fragments
 from poise.units import MILLISECOND
 
-
 _NEVER = np.iinfo(np.int64).max
 
 

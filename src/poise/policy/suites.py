@@ -368,7 +368,7 @@ class _Round:
             return None
         if not (self.holds.keys() >= view.backlog.keys() or self.holds.keys() >= self._unseen.keys()):
             return None
-        if any([candidate.recovering for candidate in view.candidates]):
+        if any(candidate.recovering for candidate in view.candidates):
             return None
         asks: dict[Ask, None] = {}
         for candidate in self._waiting:
