@@ -494,16 +494,18 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
         for lower in range(yielding_to.priority + 1, CLASSES):
             free += fleet.yielding[lower]
     mask: Bools = able.where & (fleet.closed == 0)
-    mask[list(draft.kept)] = False  # as if those had started for whom it is kept, and did not end
-    rows = mask.nonzero()[0]
-    most = 1 if yielding_to is not None else np.minimum(able.room[fleet.kind[rows]], tasks)
-    lacks = np.zeros(len(rows))
-    for resource, need in ((CPU, shape.cpu), (MEMORY, shape.memory), (NETWORK, shape.network), (DEVICES, shape.gpus)):
-        if need:
-            lacks += np.maximum(0.0, 1 - free[resource, rows] / (need * most))
+    if draft.kept:
+        mask[list(draft.kept)] = False  # as if those had started for whom it is kept, and did not end
+    asks = {CPU: shape.cpu, MEMORY: shape.memory, NETWORK: shape.network, DEVICES: shape.gpus}
+    needs = np.array([[need] for need in asks.values() if need])
+    if tasks > 1 and yielding_to is None:
+        needs = needs * np.clip(able.room[fleet.kind], 1, tasks)
+    resources = [resource for resource, need in asks.items() if need]
+    lacks = np.maximum(0.0, 1 - free[resources] / needs).sum(axis=0) if resources else np.zeros(len(fleet))
     if yielding_to is not None:
-        rows, lacks = rows[lacks <= 0], lacks[lacks <= 0]
-    found: list[int] = rows[lacks.argsort(kind="stable")[: LOOKED_AT + tasks - 1]].tolist()
+        mask &= lacks <= 0
+    rows = mask.nonzero()[0]
+    found: list[int] = rows[lacks[rows].argsort(kind="stable")[: LOOKED_AT + tasks - 1]].tolist()
     return found
 
 
@@ -541,7 +543,7 @@ def openings_on(
     if since <= now:
         _fill(room, shape, able, now, most, instants)
     residents = draft.fleet.residents[row]
-    brief = _held_by_brief(draft.fleet, row, residents)
+    brief = _held_by_brief(draft.fleet, row, residents) if draft.fleet.pools else None
     if brief is not None and len(instants) < most:
         room.cpu, room.memory, room.network = room.cpu + brief[0], room.memory + brief[1], room.network + brief[2]
         _fill(room, shape, able, now + BRIEF, most, instants)

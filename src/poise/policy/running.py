@@ -47,8 +47,8 @@ class _Seen(NamedTuple):
 
 class _Endings(NamedTuple):
     """All attempts in the order of rows, and on each in the order in which they will end: `at` an instant, as `number`
-    on its row; `freed` are the thousandths of devices that have come free with it, on the rows before it as well, and
-    `before` it. Those of a row begin at `first[row]`. There is one instant more than attempts.
+    on its row; `freed` are the thousandths of devices that have come free with it, on the rows before it as well. Those
+    of a row begin at `first[row]`; so many have come free `before` them. There is one instant more than attempts.
     """
 
     first: Ints
@@ -142,7 +142,7 @@ class Running:
         soonest first, without those where that will never be. What lacks nothing has it now.
         """
         found, on = self._endings, np.array(rows, np.int64)
-        number = found.freed.searchsorted(found.before[found.first[on]] + lacks)
+        number = found.freed.searchsorted(found.before[on] + lacks)
         has = lacks <= 0
         instants = np.where(has, self._now, found.at[number]).tolist()
         could = (has | (number < found.first[on + 1])).tolist()
@@ -161,7 +161,7 @@ class Running:
         at = self._now + np.where(columns[STOPPING] > 0, GRACE, left)
         order = np.lexsort((number, at, row))
         freed = np.concatenate(([0], np.cumsum(columns[HOLDS][order])))
-        return _Endings(first, np.append(at[order], 0), number[order], freed[1:], freed)
+        return _Endings(first, np.append(at[order], 0), number[order], freed[1:], freed[first[:-1]])
 
     @cached_property
     def _columns(self) -> Ints:
