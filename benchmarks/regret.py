@@ -73,7 +73,7 @@ class Tells(msgspec.Struct, frozen=True):
 
 
 def drawn(seed: int) -> World:
-    draw = random.Random(f"regret {seed}")  # noqa: S311 what a seed decides is no secret
+    draw = random.Random(f"regret {seed}")
     pick = draw.choice
     about: dict[str, Any] = {
         "models": pick([1, 1, 2, 3]),
@@ -98,7 +98,7 @@ def drawn(seed: int) -> World:
 
 
 def _make(seed: str, about: dict[str, Any]) -> tuple[list[Node], Workload]:
-    draw = random.Random(seed)  # noqa: S311
+    draw = random.Random(seed)
     models = draw.sample(list(SPEEDS), about["models"])
     count = max(1, about["devices"] // about["wide"])
     names = [models[number * len(models) // count] for number in range(count)]
@@ -130,9 +130,7 @@ def _make(seed: str, about: dict[str, Any]) -> tuple[list[Node], Workload]:
 
 
 def _node(name: str, model: str, wide: int) -> Node:
-    devices = tuple(
-        Device(index=index, memory=2**36, uuid=f"{name}-{index}", model=model) for index in range(wide)
-    )
+    devices = tuple(Device(index=index, memory=2**36, uuid=f"{name}-{index}", model=model) for index in range(wide))
     return Node(name=name, incarnation="1", cpu=2**30, memory=2**40, devices=devices)
 
 
@@ -264,11 +262,13 @@ def _slice(
         read = read_trace(path, msgspec.structs.replace(options, devices_per_node=widest, seed=seed))
         arrivals = read.arrivals
         if jobs and len(arrivals) > jobs:
-            first = random.Random(f"{name} {seed}").randrange(len(arrivals) - jobs)  # noqa: S311
+            first = random.Random(f"{name} {seed}").randrange(len(arrivals) - jobs)
             arrivals = arrivals[first : first + jobs]
         devices = sum(len(node.devices) for node in nodes)
         arrivals = tuple(
-            msgspec.structs.replace(one, at=one.at - arrivals[0].at, units=tuple(_with(unit, due) for unit in one.units))
+            msgspec.structs.replace(
+                one, at=one.at - arrivals[0].at, units=tuple(_with(unit, due) for unit in one.units)
+            )
             for one in arrivals
             if sum(unit.shape.gpus * (unit.least or len(unit.tasks)) for unit in one.units) <= devices
         )

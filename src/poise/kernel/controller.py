@@ -28,7 +28,7 @@ from poise.kernel.straggle import Paces, stragglers
 from poise.kernel.verify import verify_hold, verify_place, verify_preempt, verify_resize
 from poise.kernel.watch import Fired, Watch
 from poise.model.calls import FromCaller, FromWorker, ToCaller, ToWorker
-from poise.model.decisions import Hold, Place, Plan, Preempt, Resize
+from poise.model.decisions import Ask, Hold, Place, Plan, Preempt, Resize
 from poise.model.events import (
     Began,
     Called,
@@ -66,7 +66,6 @@ from poise.model.events import (
     Triggered,
     UnitsCancelled,
 )
-from poise.model.fleet import CPU, DEVICES
 from poise.model.jobs import Ending, Job
 from poise.model.load import Load, Upkeep
 from poise.model.messages import (
@@ -97,6 +96,7 @@ from poise.model.training import DEVICE_MEMORY, LIBRARY_THREADS, PHASE, TELL_EVE
 from poise.model.triggers import Triggers
 from poise.model.views import Snapshot
 from poise.policy.emptying import may_go
+from poise.policy.feasible import ability, capacity
 from poise.units import MILLISECOND, SECOND
 
 ROUND = 200 * MILLISECOND
@@ -434,6 +434,8 @@ class Controller:
         self._failing, self._told_failing = "", 0
         self._until: int | None = None
         self._closed = False
+        self._asks: tuple[Ask, ...] | None = None
+        self._freed = False  # attempts are done, which is of no matter unless there is room for what is asked
         self._watch = Watch(settings.triggers)
         self._fired: list[str] = []
         self._last_round = 0
@@ -551,7 +553,7 @@ class Controller:
         for change in self._watch.settled(now):
             self._commit(NodeLevelled(at=now, name=change.node, level=change.level, hot=change.hot))
         if self._watch.is_long_full(now):
-            self._fire(self._watch.use(self._use(), now), now)
+            self._fire(self._watch.use(self.ledger.use(), now), now)
         if now - self._last_recall >= RECALL_AFTER:
             self._last_recall = now
             self._recall_queued(now)
@@ -566,7 +568,7 @@ class Controller:
         self._dispatch.tick(now)
         effects = list(self._flush())
         if self._may_decide(now) and self._should_decide(now):
-            self._dirty, self._deciding, self._last_round, self._until = False, True, now, None
+            self._dirty, self._freed, self._deciding, self._last_round, self._until = False, False, True, now, None
             self._head = self.ledger.head()
             self._asked = self.snapshot(now)
             effects.append(Decide(self._asked))
@@ -617,6 +619,10 @@ class Controller:
         return not self._deciding and (not every or now % every == 0)
 
     def _should_decide(self, now: int) -> bool:
+        if self._freed and not self._dirty:
+            self._freed, self._dirty = False, self._has_room()
+            if not self._dirty:
+                self._fire(self._watch.use(self.ledger.use(), now), now)
         if self._dirty or (self._until is not None and self._until <= now):
             return True
         poll = self.settings.poll
@@ -625,13 +631,23 @@ class Controller:
         backed_off = self.ledger.wakeup(self._last_round)
         return backed_off is not None and backed_off <= now
 
+    def _has_room(self) -> bool:
+        """Whether there is room for any of what the last plan asks for."""
+        if not self._asks:
+            return False
+        fleet = self.ledger.room()
+        arrays = fleet.free, fleet.device_memory, fleet.device_share
+        return any(
+            int(capacity(fleet, ask.shape, ability(fleet, ask.shape), *arrays).sum()) >= ask.tasks for ask in self._asks
+        )
+
     def snapshot(self, now: int) -> Snapshot:
         """What the policy is shown now."""
         return self.ledger.snapshot(now, self.settings.seed, self.settings.throughputs, tuple(self._fired))
 
     def prepare(self, document: Any, wall: float, now: int, tenant: str = DEFAULT) -> Compiled:
         """A tenant's request compiled for the fleet as it is `now`; raises SpecError. `wall` in seconds since 1970."""
-        return prepare(lambda: self.snapshot(now), lambda: self._use() / 1000, document, wall, tenant)
+        return prepare(lambda: self.snapshot(now), lambda: self.ledger.use() / 1000, document, wall, tenant)
 
     def load_of(self, node: str) -> Load | None:
         """What the node last said of how busy it is."""
@@ -648,13 +664,6 @@ class Controller:
             return False
         return known.condition != "suspect" and now - self._contact(node.name).heard <= self.settings.suspect_after
 
-    def _use(self) -> int:
-        """The share of the open nodes' CPUs or devices that is taken, in thousandths, whichever is more."""
-        fleet, rows = self.ledger.fleet(), [CPU, DEVICES]
-        opened = fleet.closed == 0
-        total, free = (fleet.total[rows] @ opened).tolist(), (fleet.free[rows] @ opened).tolist()
-        return max((int(1000 - 1000 * left / of) for left, of in zip(free, total, strict=True) if of), default=0)
-
     def _fire(self, fired: Fired | None, now: int) -> None:
         """A trigger forces a round, and the round is told which."""
         if fired is not None:
@@ -665,13 +674,12 @@ class Controller:
         """When to tick next, if nothing happens before."""
         if self._full:
             return self._last_recovery + RECOVER_EVERY
-        due = [self._watch.due(), self._dispatch.wakeup(), self._lateness.wakeup(self.ledger)]
-        if self.settings.dead_after:
-            due.append(self._look_at)
-        if not self._deciding:  # else the plan comes as a message, and the next round is not before it
-            due.append(self._next_round())
-        soonest = min((at for at in due if at is not None), default=FOREVER)
-        return None if soonest == FOREVER else soonest
+        soonest = self._look_at if self.settings.dead_after else FOREVER
+        next_round = None if self._deciding else self._next_round()  # the plan comes as a message, and none before it
+        for at in (self._watch.due(), self._dispatch.wakeup(), self._lateness.wakeup(self.ledger), next_round):
+            if at is not None and at < soonest:
+                soonest = at
+        return None if soonest >= FOREVER else soonest
 
     def _next_round(self) -> int | None:
         """When a round is due, if nothing happens before."""
@@ -679,7 +687,7 @@ class Controller:
         if self.settings.poll and self.ledger.pending():
             due.append(self._last_round + self.settings.poll)
         every = self.settings.every
-        if every and self._dirty:
+        if every and (self._dirty or self._freed):
             due.append(self._now)
         soonest = min((at for at in due if at is not None), default=None)
         return soonest if soonest is None or not every else -(-max(soonest, self._now) // every) * every
@@ -713,7 +721,7 @@ class Controller:
         self._commit(JobSubmitted(at=now, job=job, key=message.key, by=message.bearer.token))
         if job.id in self.ledger.cancelling:
             self._lateness.submitted(job.id)
-        if self._closed and not undecided:
+        if (self._closed or self._asks is not None) and not undecided:
             self._dirty = not all(self.ledger.held_queue(unit.queue) for unit in self.ledger.jobs[job.id].units)
         return job.id
 
@@ -734,7 +742,7 @@ class Controller:
         own = Bearer(tenant, Role.SUBMITTER)
         after = tuple(self._awaited(name, own).id for name in compiled.after)
         quotas = self.ledger.quotas()
-        check_all(compiled.units, self.ledger.fleet(), tenant, quotas[tenant][0] if tenant in quotas else None)
+        check_all(compiled.units, self.ledger.room(), tenant, quotas[tenant][0] if tenant in quotas else None)
         return compiled.job(self.ledger.next_job_id(), after, user)
 
     def _cancel(self, message: Cancel, now: int) -> str:
@@ -1080,8 +1088,11 @@ class Controller:
         if found and found[1] is found[0].first:
             self._keep_last_word(found[0], now)
         generation = found[0].generation if found else 0
+        undecided, waited = self._dirty or self._deciding, self.ledger.pending()
         self._commit(Finished(at=now, task=attempt.task, epoch=attempt.epoch, ending=ending, until=until))
         self._dirty = True
+        if self._asks is not None and not undecided and ending.outcome == "done" and self.ledger.pending() <= waited:
+            self._dirty, self._freed = False, True
         self._dispatch.ended(attempt, now, blame=ending.outcome not in ("stopped", "returned"))
         if found and found[0].brief and ending.outcome == "done":
             self._fire(self._watch.response(now - found[0].ready), now)
@@ -1180,6 +1191,7 @@ class Controller:
         if self._full:
             return
         self._until, self._closed = plan.until, plan.closed
+        self._asks = plan.asks if plan.policy == self.settings.policy and not plan.failed else None
         stale = view is None or view.revision != self.ledger.revision  # whatever the plan says: a policy may be wrong
         if plan.failed and (plan.failed != self._failing or now - self._told_failing >= TELL_AGAIN):
             self._told_failing = now
@@ -1208,11 +1220,12 @@ class Controller:
             self._send(node, Desired(launches=tuple(batch)))
         for unit in resized.values():  # who joins is there to be told
             self._order(unit)
-        self._fire(self._watch.use(self._use(), now), now)
+        self._fire(self._watch.use(self.ledger.use(), now), now)
 
     def _place(self, place: Place, now: int, launches: dict[str, list[Launch]], *, stale: bool) -> None:
         placed = verify_place(self.ledger, place, now)
         if not isinstance(placed, Placed):
+            self._asks = None  # what it says of what comes is wrong
             self._dirty |= stale  # the world has moved: decide again, but do not spin on a policy that is wrong
             return
         self._commit(placed)
@@ -1224,6 +1237,7 @@ class Controller:
     def _preempt(self, preempt: Preempt, now: int, *, stale: bool) -> None:
         preempted = verify_preempt(self.ledger, preempt, now)
         if not isinstance(preempted, Preempted):
+            self._asks = None  # what it says of what comes is wrong
             self._dirty |= stale
             return
         self._commit(preempted)
@@ -1242,6 +1256,7 @@ class Controller:
     ) -> None:
         event = verify_resize(self.ledger, resize, now)
         if not isinstance(event, Resized):
+            self._asks = None
             self._dirty |= stale
             return
         self._commit(event)
@@ -1346,6 +1361,7 @@ class Controller:
         self._checkpointed = min(self._checkpointed, self.ledger.revision)
         self._full, self._deciding, self._asked, self._reloaded = True, False, None, now
         self._lateness = Lateness()
+        self._asks = None
         self._events.clear()
         refused = [
             effect if effect.barrier or effect.error else Reply(effect.request, error=message.error)

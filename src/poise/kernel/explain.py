@@ -244,7 +244,7 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
         ]
         found += turn_of(job, unit)
     elif unit.status == "pending":
-        found += [*_back(unit, now), *ledger.held(unit)]
+        found += [*_back(unit, now), *_held(ledger, unit)]
         if not found:
             found.append(Reason(code="NEXT_ROUND", wakes="decided"))
     elif unit.status == "skipped":
@@ -280,6 +280,17 @@ def _too_late(ledger: Ledger, unit: UnitState) -> Reason:
         return Reason(code="CANCELLED_LATE", need=format_duration(unit.spec.deadline), have=have, fixable="never")
     other = ledger.unit(unit.missed.of)
     return Reason(code="CANCELLED_FOR", subject=other.spec.name if other is not None else "", fixable="never")
+
+
+def _held(ledger: Ledger, unit: UnitState) -> list[Reason]:
+    """As recorded for its queue; behind whom it waits is looked up, as that is not recorded."""
+    first = ledger.first_in_line()
+    return [
+        Reason(code=reason.code, subject=first, wakes=reason.wakes)
+        if reason.code == "BEHIND" and not reason.subject and first != unit.id
+        else reason
+        for reason in ledger.held(unit)
+    ]
 
 
 def _back(unit: UnitState, now: int) -> list[Reason]:

@@ -76,6 +76,7 @@ from poise.model.events import (
     UnitsCancelled,
 )
 from poise.model.fleet import (
+    CLASSES,
     CONDITIONS,
     CORDONED,
     CPU,
@@ -501,6 +502,8 @@ class Ledger:
 
     def __init__(self, state: State | None = None) -> None:
         self._before = 0  # the instant of the event before the latest one
+        self._shown_profiles: dict[str, Profile] | None = None  # as in the last snapshot, if nothing was learned since
+        self._first_in_line = (-1, "")  # as of a revision
         self._state = state or State()
         self._state.jobs = dict(sorted(self._state.jobs.items(), key=lambda item: item[1].units[0].ordinal))
         self._state.nodes = dict(sorted(self._state.nodes.items()))
@@ -630,6 +633,21 @@ class Ledger:
     def held_queue(self, queue: str) -> tuple[Reason, ...]:
         return self._state.held.get(queue, ())
 
+    def first_in_line(self) -> str:
+        """The unit behind which all wait that may not pass it: the first that is held for reasons of its own, and not
+        for ever. Empty where there is none.
+        """
+        revision, found = self._first_in_line
+        if revision != self._state.revision:
+            heads = [
+                next(iter(self._queues[queue].values()))
+                for queue, reasons in self._state.held.items()
+                if any(reason.code not in ("BEHIND", "QUOTA") and reason.fixable != "never" for reason in reasons)
+            ]
+            found = min(heads, key=_ordinal).unit if heads else ""
+            self._first_in_line = self._state.revision, found
+        return found
+
     def waits(self, queue: str) -> bool:
         """Whether any unit is pending in this queue."""
         return queue in self._queues
@@ -700,13 +718,19 @@ class Ledger:
 
     def wakeup(self, after: int) -> int | None:
         """The next instant after this one at which a unit's back-off or the lease of its earlier copy ends."""
+        if not self._delayed and not self._recovering:
+            return None
         back = chain(self._delayed.values(), self._recovering.values())
         ends = (unit.free_at for unit in back if unit.free_at > after)
         return min(ends, default=None)
 
     def queued_since(self, instant: int) -> Iterator[tuple[UnitState, TaskState]]:
         """Units that were queued behind their like at that instant or before, and have not started."""
-        queued = [unit for unit in self._active.values() if unit.queued and not unit.stopping]
+        if not self._behind:
+            return
+        for unit in [unit for unit in self._behind.values() if unit.status != "active" or not unit.queued]:
+            del self._behind[unit.id]
+        queued = [unit for unit in self._behind.values() if not unit.stopping]
         for unit in sorted(queued, key=_ordinal):
             if unit.placed <= instant and unit.tasks[0].status == "queued":
                 yield unit, unit.tasks[0]
@@ -1048,6 +1072,7 @@ class Ledger:
         task = unit.tasks[index]
         task.status, task.pid, task.cpus = "running", event.pid, event.cpus
         task.started = task.started or event.at
+        self._residents.pop(unit.id, None)
         self._stale.add(task.node)
 
     def _finished(self, event: Finished) -> None:
@@ -1068,6 +1093,7 @@ class Ledger:
             self._learn(unit, task, ending)
         elif ending.outcome in ("failed", "signal", "oom", "hung") and unit.spec.kind in self._state.profiles:
             profiles, kind = self._state.profiles, unit.spec.kind
+            self._shown_profiles = None
             profiles[kind] = profiles[kind].failed(self._state.revision)
         if ending.outcome == "stopped" and unit.stopping in CAUSES and not task.leaving:
             unit.attained += unit.run_in_size(task) * max(1, unit.shape.gpus)
@@ -1194,7 +1220,7 @@ class Ledger:
                     self._index_recovering(unit)
                     if unit.resizes:
                         self._mark(unit)
-        self._stale.add(name)
+        self._look_anew(name)
         self._outdate_fleet()
 
     def _end_leases(self, node: str) -> None:
@@ -1216,27 +1242,30 @@ class Ledger:
             self._index_recovering(unit)
         node.failures += (1000 - node.failures) // UNSTABLE
         node.level, node.hot = 0, False
-        self._stale.add(event.name)
+        self._look_anew(event.name)
 
     def _node_suspected(self, event: NodeSuspected) -> None:
         self._state.nodes[event.name].suspect = True
-        self._stale.add(event.name)
+        self._look_anew(event.name)
 
     def _node_trusted(self, event: NodeTrusted) -> None:
         self._state.nodes[event.name].suspect = False
-        self._stale.add(event.name)
+        self._look_anew(event.name)
 
     def _node_forgotten(self, event: NodeForgotten) -> None:
         if self._on.pop(event.name, None):
             raise InvariantBroken(f"node {event.name} was forgotten with attempts on it")
         del self._state.nodes[event.name]
         self._stale.discard(event.name)
+        self._moved.discard(event.name)
+        self._count_open(event.name, (0, 0, 0, 0))
+        del self._opened[event.name]
         self._outdate_fleet()
 
     def _node_drained(self, event: NodeDrained) -> None:
         node = self._state.nodes[event.name]
         node.drained, node.moves = event.on, event.on and event.moves
-        self._stale.add(event.name)
+        self._look_anew(event.name)
 
     def _device_cordoned(self, event: DeviceCordoned) -> None:
         self._state.cordons[event.id] = Cordon(event.at, event.code, event.text)
@@ -1245,7 +1274,7 @@ class Ledger:
                 if not unit.barred:  # it is no longer like the others of its queue
                     unit.queue = f"{unit.queue}{'' if unit.queue.endswith('/') else '/'}{unit.id}"
                 unit.barred = unit.barred | {event.id: unit.epoch}
-        self._stale.add(event.node)
+        self._look_anew(event.node)
         self._outdate_fleet()  # the device is a model of its own from now on
 
     def _device_drained(self, event: DeviceDrained) -> None:
@@ -1259,7 +1288,7 @@ class Ledger:
                 del cordons[device]
         else:
             cordons.pop(event.id, None)
-        self._stale.add(event.node)
+        self._look_anew(event.node)
 
     @property
     def cordons(self) -> dict[str, Cordon]:
@@ -1556,6 +1585,7 @@ class Ledger:
         elif spec.least or unit.saved:
             run = (unit.saved + unit.carried + run * unit.size) // (spec.least or unit.size)
         model = model_under(self._state.nodes[task.node].node, task.devices)
+        self._shown_profiles = None
         known, there = profiles.get(kind, _UNKNOWN), profiles.get(f"{kind}@{model}", _UNKNOWN)
         learned = profiles[kind] = known.observe(ending, self._state.revision, run, spec.expect)
         if there != known:  # else all of the class has run on this model
@@ -1594,6 +1624,7 @@ class Ledger:
                 node.devices[key] = unit.id
             else:
                 node.shares.setdefault(key, []).append(Share(unit.id, shape.share, shape.gpu_memory))
+        self._residents.pop(unit.id, None)
         self._stale.add(node.node.name)
 
     def _give_back(self, unit: UnitState, index: int) -> None:
@@ -1625,6 +1656,7 @@ class Ledger:
                 node.shares[key].remove(Share(unit.id, shape.share, shape.gpu_memory))
                 if not node.shares[key]:
                     del node.shares[key]
+        self._residents.pop(unit.id, None)
         self._stale.add(task.node)
 
     def _count_failure(self, node: NodeState, ending: Ending) -> None:
@@ -1825,7 +1857,7 @@ class Ledger:
             fleet=self.fleet().copy(),
             candidates=tuple(candidates),
             backlog={queue: len(units) for queue, units in self._queues.items()},
-            profiles=dict(self._state.profiles),
+            profiles=self._profiles_shown(),
             throughputs=NO_RATES if throughputs is None else throughputs,
             speedups=dict(self._speedups),
             elastic=tuple(
@@ -1858,6 +1890,12 @@ class Ledger:
             triggers=triggers,
             seed=seed,
         )
+
+    def _profiles_shown(self) -> Mapping[str, Profile]:
+        """The very same as in the last snapshot if nothing was learned since."""
+        if self._shown_profiles is None:
+            self._shown_profiles = dict(self._state.profiles)
+        return self._shown_profiles
 
     def queued_in(self, queue: str) -> Iterable[Candidate]:
         """All that waits in a queue, shown or not."""
@@ -1910,15 +1948,30 @@ class Ledger:
 
     def fleet(self) -> Fleet:
         """The fleet as columns, as it is now; the ledger's own, to be read at once and not kept."""
+        fleet = self.room()
+        for name in sorted(self._moved):
+            self._refresh_residents(fleet, fleet.rows[name], self._state.nodes[name])
+        self._moved.clear()
+        return fleet
+
+    def room(self) -> Fleet:
+        """The same, but that what runs there may be as it was: for whoever looks at what is free alone."""
         if self._fleet is None:
             self._fleet = Fleet([self.seen(state.node) for state in self._state.nodes.values()])
             self._stale.update(self._fleet.take_over(self._outdated))
             self._outdated = Fleet()
-        fleet = self._fleet
         for name in sorted(self._stale):
-            self._refresh(fleet, fleet.rows[name], self._state.nodes[name])
+            self._refresh(self._fleet, self._fleet.rows[name], self._state.nodes[name])
+        self._moved |= self._stale
         self._stale.clear()
-        return fleet
+        return self._fleet
+
+    def use(self) -> int:
+        """The share of the open nodes' CPUs or devices that is taken, in thousandths, whichever is more."""
+        self.room()
+        cpu, devices, free_cpu, free_devices = self._open
+        shares = ((free_cpu, cpu), (free_devices, devices))
+        return max([int(1000 - 1000 * left / of) for left, of in shares if of], default=0)
 
     def _outdate_fleet(self) -> None:
         """It is made anew when it is next looked at, once for all that has changed by then."""
@@ -1926,37 +1979,64 @@ class Ledger:
             self._outdated, self._fleet = self._fleet, None
 
     def _refresh(self, fleet: Fleet, row: int, state: NodeState) -> None:
-        """One node's row, from the state."""
+        """What there is on one node, in its row, from the state."""
         node = state.node
         network = (node.network or PLENTY) - state.used_network
+        if state.shares or self._state.cordons or node.name in self._shared:
+            share, memory = self._parts(state)
+            fleet.device_memory[row, : len(memory)] = memory
+            (self._shared.add if state.shares else self._shared.discard)(node.name)
+        else:
+            taken = state.devices
+            share = [0 if device_key(device.index) in taken else WHOLE for device in node.devices]
+        fleet.device_share[row, : len(share)] = share
+        cpu, free, columns = node.cpu - state.used_cpu, share.count(WHOLE), fleet.free
+        columns[CPU, row], columns[MEMORY, row], columns[DEVICES, row] = cpu, node.memory - state.used_memory, free
+        columns[NETWORK, row] = network
+        closed = fleet.closed[row] = CONDITIONS.index(state.condition)
+        self._count_open(node.name, (0, 0, 0, 0) if closed else (node.cpu, len(node.devices), cpu, free))
+        fleet.levels[row] = HOT if state.hot else state.level
+        fleet.failures[row] = state.failures / 1000
+
+    def _parts(self, state: NodeState) -> tuple[list[int], list[int]]:
+        """What is free of each device's compute, and of its memory."""
         share, memory = [], []
-        for device in node.devices:
+        for device in state.node.devices:
             key = device_key(device.index)
             shares = state.shares.get(key, ())
             taken = sum([of.share for of in shares]) if shares else WHOLE if key in state.devices else 0
-            share.append(CORDONED if self.cordon_of(node.name, device) is not None else WHOLE - taken)
+            share.append(CORDONED if self.cordon_of(state.node.name, device) is not None else WHOLE - taken)
             memory.append(device.memory - (sum([of.memory for of in shares]) if shares else 0))
-        fleet.device_share[row, : len(share)], fleet.device_memory[row, : len(memory)] = share, memory
-        free = share.count(WHOLE)
-        fleet.free[:, row] = (node.cpu - state.used_cpu, node.memory - state.used_memory, network, free)
-        fleet.closed[row] = CONDITIONS.index(state.condition)
-        fleet.levels[row] = HOT if state.hot else state.level
-        fleet.failures[row] = state.failures / 1000
-        on = self._on.get(node.name, {})
+        return share, memory
+
+    def _count_open(self, name: str, amounts: tuple[int, int, int, int]) -> None:
+        """What a node has and has free, if it is open, is part of what all have."""
+        of, before = self._open, self._opened.get(name, (0, 0, 0, 0))
+        self._opened[name] = amounts
+        for place in range(4):
+            of[place] += amounts[place] - before[place]
+
+    def _refresh_residents(self, fleet: Fleet, row: int, state: NodeState) -> None:
+        """What runs on one node, in its row. What has not changed is the very same as it was."""
+        on = self._on.get(state.node.name, {})
         static = self._state.policy == "static"
         residents = []
-        fleet.yielding[:, :, row] = 0
+        yielding = [[0] * 4 for _ in range(CLASSES)]
         for unit, index in sorted(on.values(), key=_ordinal_and_index):
             if (unit.brief and not static) or unit.queued:
                 continue
-            resident = self._resident(unit, index)
+            known = self._residents.setdefault(unit.id, {})
+            resident = known.get(index)
+            if resident is None:
+                resident = known[index] = self._resident(unit, index)
             residents.append(resident)
             if resident.preemptible and not resident.stopping:
-                shape, held = unit.shape, fleet.yielding[int(unit.spec.priority)]
-                held[CPU, row] += shape.cpu
-                held[MEMORY, row] += shape.memory
-                held[NETWORK, row] += shape.network
-                held[DEVICES, row] += shape.gpus
+                shape, held = resident.shape, yielding[resident.priority]
+                held[CPU] += shape.cpu
+                held[MEMORY] += shape.memory
+                held[NETWORK] += shape.network
+                held[DEVICES] += shape.gpus
+        fleet.yielding[:, :, row] = yielding
         fleet.residents[row] = tuple(residents)
         for key in [key for key, of in fleet.pools.items() if of.pop(row, None) is not None and not of]:
             del fleet.pools[key]
@@ -2080,6 +2160,12 @@ class Ledger:
         self._fleet = None
         self._outdated = Fleet()
         self._stale: set[str] = set()
+        self._moved: set[str] = set()  # nodes whose room is known, and not what runs there
+        self._residents: dict[str, dict[int, Resident]] = {}  # as they were shown, by unit and the number of the task
+        self._shared: set[str] = set()  # nodes of whose devices parts were held when their room was looked at
+        self._open = [0, 0, 0, 0]  # CPU and devices of the open nodes: all, then what is free
+        self._opened: dict[str, tuple[int, int, int, int]] = {}  # of each of them
+        self._behind: dict[str, UnitState] = {}  # units that were queued behind their like
         self._unsorted: set[str] = set()
         self._pending_count = 0
         self._unfinished_count = 0
@@ -2108,10 +2194,19 @@ class Ledger:
 
     def _mark(self, unit: UnitState) -> None:
         """Something of its attempts shows in the columns."""
+        self._residents.pop(unit.id, None)
         self._stale.update(task.node for task in unit.tasks if task.active)
+
+    def _look_anew(self, node: str) -> None:
+        """Something of a node shows in the columns, and perhaps in all that runs there."""
+        for unit, _ in self._on.get(node, {}).values():
+            self._residents.pop(unit.id, None)
+        self._stale.add(node)
 
     def _hold_room(self, unit: UnitState) -> None:
         self._active[unit.id] = unit
+        if unit.queued:
+            self._behind[unit.id] = unit
         if unit.spec.least:
             self._elastic[unit.id] = unit
         if len(unit.tasks) > 1 or unit.spec.tasks[0].parts:

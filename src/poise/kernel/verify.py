@@ -151,17 +151,24 @@ def _against_resizing(
 
 
 def verify_hold(ledger: Ledger, hold: Hold, now: int) -> Held | None:
-    """The event for a hold, if something waits there and it says something new. In a larger fleet how much is free
-    changes all the time, and is told when somebody asks.
+    """The event for a hold, if something waits there and it says something new. Behind whom it waits, and in a larger
+    fleet how much is free, changes all the time, and is told when somebody asks.
     """
     if not ledger.waits(hold.queue):
         return None
-    known = ledger.held_queue(hold.queue)
-    if known == hold.reasons:
+    known, reasons = ledger.held_queue(hold.queue), hold.reasons
+    if len(known) == len(reasons) == 1 and known[0].code == reasons[0].code == "BEHIND":
         return None
-    if len(ledger.nodes) > NAMED and [_gist(reason) for reason in known] == [_gist(reason) for reason in hold.reasons]:
+    reasons = tuple([_BEHIND if reason.code == "BEHIND" else reason for reason in reasons])
+    if known == reasons:
         return None
-    return Held(at=now, queue=hold.queue, reasons=hold.reasons)
+    if len(ledger.nodes) > NAMED and [_gist(reason) for reason in known] == [_gist(reason) for reason in reasons]:
+        return None
+    return Held(at=now, queue=hold.queue, reasons=reasons)
+
+
+_BEHIND = Reason(code="BEHIND", wakes="placed")
+"""As it is recorded: without the unit that comes first, of which there is another with each that begins."""
 
 
 def _gist(reason: Reason) -> tuple[str, str, str]:

@@ -48,6 +48,7 @@ from poise.policy.hypothetical import LOOKED_AT, ClusterPolicy, Forecast
 from poise.policy.predict import Speeds, in_size
 from poise.policy.rank import Order
 from poise.policy.reclaim import Reservation, cost_of, ends, reserve
+from poise.policy.timely import timely_in
 from poise.units import (
     HOUR,
     format_bytes,
@@ -623,7 +624,7 @@ def plan(
         if unit not in done:
             waiting.setdefault(candidate.queue, []).append(unit)
     order = hypothetical.order_of(policy)
-    ordered = order.sort(with_it) if waiting and order is not None else []
+    ordered = order.sort(with_it, timely_in(with_it)) if waiting and order is not None else []
     artifacts = {f"{proposal.job.id}.{unit.name}": artifacts_of(unit) for unit in proposal.job.units}
     return PlanReport(
         revision=view.revision,

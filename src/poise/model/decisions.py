@@ -8,13 +8,15 @@ from typing import Any, Literal
 
 import msgspec
 
+from poise.model.resources import Shape
+
 SERVES = "serves"
 """The source of a run time that has no end: it goes on until it is ended."""
 
 Fixable = Literal["now", "later", "never"]
 
 
-class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Why something was not done.
 
     `subject` is what refused (a node, a unit), `fixable` whether it can pass by itself, `wakes` the kind of event after
@@ -30,7 +32,8 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def sentence(self) -> str:
         """For people: `node n1: 2 CPU free, 4 needed`."""
-        text = REASONS.get(self.code, self.code).format(need=self.need, have=self.have, subject=self.subject)
+        subject = self.subject or "others"
+        text = REASONS.get(self.code, self.code).format(need=self.need, have=self.have, subject=subject)
         return f"{self.subject}: {text}" if self.subject and "{subject}" not in REASONS.get(self.code, "") else text
 
 
@@ -170,7 +173,7 @@ class Resize(msgspec.Struct, frozen=True, kw_only=True, tag="resize"):
     to: str = ""
 
 
-class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
+class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold", gc=False):
     """Leave a queue (units alike in class, shape and priority) waiting, for these reasons."""
 
     queue: str
@@ -180,11 +183,20 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
 Decision = Place | Preempt | Resize | Hold
 
 
+class Ask(msgspec.Struct, frozen=True, array_like=True):
+    """Room for so many tasks of a shape at once."""
+
+    shape: Shape
+    tasks: int
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A policy's verdict on a snapshot of revision `base`.
 
     `until` is the earliest instant at which the answer could change by itself. `memory` comes back in the next view.
-    With `closed`, more work of queues that are held changes nothing: it waits behind what was here before it.
+    With `closed`, more work of queues that are held changes nothing: it waits behind what was here before it. Where
+    `asks` are told, it changes nothing either, nor does an attempt that is done, unless there is room for one of these
+    then: no round is run for it.
     """
 
     base: int
@@ -193,6 +205,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     until: int | None = None
     memory: dict[str, Any] | None = None
     closed: bool = False
+    asks: tuple[Ask, ...] | None = None
     failed: str = ""
 
 

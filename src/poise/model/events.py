@@ -187,7 +187,7 @@ class TrainingTold(msgspec.Struct, frozen=True, tag="training", kw_only=True):
     training: Training
 
 
-class Held(msgspec.Struct, frozen=True, tag="held", kw_only=True):
+class Held(msgspec.Struct, frozen=True, tag="held", kw_only=True, gc=False):
     """The reasons for which a queue waits have changed."""
 
     at: int

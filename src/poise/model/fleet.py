@@ -51,7 +51,7 @@ class PoolView(msgspec.Struct, frozen=True, array_like=True):
     long: int = 0
 
 
-class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """An attempt that holds room and is not known to be brief: what could be waited for, or asked to yield.
 
     `since` is the instant at which it started (or was placed). `kind` and `model` are the class and the model of device

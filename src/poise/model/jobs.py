@@ -83,7 +83,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     parts: int = 0
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, cache_hash=True):
     """What one task has to do, as far as its user says: floating-point operations, bytes of device memory it moves,
     bytes of input and bytes of its model. From these come its weight and, where nothing was learned, its speed.
     """

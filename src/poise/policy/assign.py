@@ -19,7 +19,8 @@ from poise.model.fleet import Resident
 from poise.model.resources import WHOLE
 from poise.model.views import Candidate
 from poise.policy.place import Draft
-from poise.policy.reclaim import lost_work, value, worth
+from poise.policy.reclaim import value, worth
+from poise.policy.running import lost_work
 from poise.units import SECOND
 
 Entry = tuple[float, int, str, int, list[tuple[float, int]]]

@@ -20,7 +20,7 @@ Find = Callable[[Resident, int], Sequence[int]]
 
 def being_emptied(fleet: Fleet) -> frozenset[str]:
     """Names of the nodes."""
-    if EMPTYING not in fleet.closed:
+    if EMPTYING not in fleet.closed.tobytes():
         return frozenset()
     return frozenset(fleet.names[row] for row in np.flatnonzero(fleet.closed == EMPTYING).tolist())
 

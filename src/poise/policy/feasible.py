@@ -76,13 +76,17 @@ class Ability(NamedTuple):
 
     `models`: by device model (one more False for `no device`), whether such a device could serve it. `room`: by kind of
     node, how many tasks an empty one holds; `most`: how many all of the fleet does. `uniform`: by kind, whether every
-    device will do, so that counting them is enough.
+    device will do, so that counting them is enough, and `exact` if so of all kinds. `where` is, by row, whether an
+    empty node holds any, and `everywhere` if all do.
     """
 
     models: list[bool]
     room: Ints
     uniform: list[bool]
     most: int
+    exact: bool
+    where: Bools
+    everywhere: bool
 
 
 def ability(fleet: Fleet, shape: Shape) -> Ability:
@@ -115,7 +119,10 @@ def _ability(fleet: Fleet, shape: Shape) -> Ability:
         room = np.where(can[fleet.processor[likes]], room, 0)
     room.setflags(write=False)
     nodes = np.bincount(fleet.kind, minlength=len(likes)).tolist()
-    return Ability(models, room, (may == has).all(axis=1).tolist(), room_when_empty(room, nodes))
+    uniform: list[bool] = (may == has).all(axis=1).tolist()
+    where = np.take(room > 0, fleet.kind)
+    where.setflags(write=False)
+    return Ability(models, room, uniform, room_when_empty(room, nodes), all(uniform), where, bool(where.all()))
 
 
 def _of_processor(wants: Wants) -> Wants:
@@ -135,10 +142,10 @@ def fits(fleet: Fleet, shape: Shape, able: Ability, free: Ints, memory: Ints, sh
         mask &= free[NETWORK] >= shape.network
     if shape.gpus and shape.share == WHOLE:
         mask &= free[DEVICES] >= shape.gpus
-    if not (able.room > 0).all():
-        mask &= np.take(able.room > 0, fleet.kind)
-    rows = np.flatnonzero(mask)
-    if shape.gpus and (shape.share != WHOLE or not all(able.uniform)):
+    if not able.everywhere:
+        mask &= able.where
+    rows = mask.nonzero()[0]
+    if shape.gpus and (shape.share != WHOLE or not able.exact):
         rows = rows[usable_devices(fleet, shape, able, memory[rows], share[rows], rows).sum(axis=1) >= shape.gpus]
     return rows
 
@@ -169,7 +176,7 @@ def capacity_on(rows: Ints, fleet: Fleet, shape: Shape, able: Ability, free: Int
         here = np.minimum(here, free[MEMORY, rows] // shape.memory)
     if shape.network:
         here = np.minimum(here, free[NETWORK, rows] // shape.network)
-    if shape.gpus and shape.share == WHOLE and all(able.uniform):
+    if shape.gpus and shape.share == WHOLE and able.exact:
         here = np.minimum(here, free[DEVICES, rows] // shape.gpus)
     elif shape.gpus:
         usable = usable_devices(fleet, shape, able, memory[rows], share[rows], rows).astype(np.int64)
@@ -309,31 +316,20 @@ class Summary:
 
     def __init__(self, fleet: Fleet, free: Ints) -> None:
         self._fleet = fleet
-        self._free = free
-        order = np.argsort(fleet.kind, kind="stable")
-        counts = np.bincount(fleet.kind)
-        starts = np.cumsum(counts) - counts
-        opened = np.where(fleet.closed == 0, free, -1)[:, order]
-        self._most = np.maximum.reduceat(opened, starts, axis=1)
-        self._opened = [rows[fleet.closed[rows] == 0] for rows in np.split(order, starts[1:])]
-        self._subjects = [_name_them(fleet, rows) for rows in self._opened]
-        self._closed = [
-            closed_reason(code, _name_them(fleet, rows))
-            for code in range(1, len(CLOSED_CODES))
-            if len(rows := np.flatnonzero(fleet.closed == code))
-        ]
+        self._kinds = kinds = _kinds_of(fleet)
+        opened = free if kinds.all_open else np.where(fleet.closed == 0, free, -1)
+        most = np.maximum.reduceat(opened[:, kinds.order], kinds.starts, axis=1)
+        self._most: list[list[int]] = most.T.tolist()
 
     def reasons(self, shape: Shape, able: Ability) -> list[Reason]:
         """By kind of node: why none of that kind has room; then the nodes that are closed."""
         fleet, reasons = self._fleet, []
-        for kind in range(len(self._opened)):
-            if not len(self._opened[kind]):
-                continue
-            like, subject = fleet.nodes[fleet.likes[kind]], self._subjects[kind]
+        for kind, subject in self._kinds.opened:
             if not able.room[kind]:
+                like = fleet.nodes[fleet.likes[kind]]
                 reasons += [_renamed(reason, subject) for reason in never(like, shape)]
                 continue
-            cpu, memory, network, devices = (int(amount) for amount in self._most[:, kind])
+            cpu, memory, network, devices = self._most[kind]
             found = []
             if cpu < shape.cpu:
                 found.append(_busy("CPU_BUSY", subject, format_cpu(shape.cpu), f"at most {format_cpu(cpu)}"))
@@ -346,7 +342,39 @@ class Summary:
             if shape.gpus and shape.share == WHOLE and devices < shape.gpus:
                 found.append(_busy("GPU_BUSY", subject, str(shape.gpus), f"at most {devices}"))
             reasons += found or [_busy("NOT_AT_ONCE", subject, shape.describe(), "")]
-        return reasons + self._closed
+        return reasons + self._kinds.closed
+
+
+class _Kinds(NamedTuple):
+    """Nodes in `order` of their kinds, which begin at `starts`; the kinds of which any is `opened`, with the names of
+    those that are; and what there is to say of those that are `closed`, which they are as in `key`.
+    """
+
+    key: bytes
+    order: Ints
+    starts: Ints
+    all_open: bool
+    opened: list[tuple[int, str]]
+    closed: list[Reason]
+
+
+def _kinds_of(fleet: Fleet) -> _Kinds:
+    """Worked out anew when a node was closed or opened."""
+    key = fleet.closed.tobytes()
+    known: _Kinds | None = fleet.runs.get("kinds")
+    if known is None or known.key != key:
+        order = np.argsort(fleet.kind, kind="stable")
+        counts = np.bincount(fleet.kind)
+        starts = np.cumsum(counts) - counts
+        opened = [rows[fleet.closed[rows] == 0] for rows in np.split(order, starts[1:])]
+        closed = [
+            closed_reason(code, _name_them(fleet, rows))
+            for code in range(1, len(CLOSED_CODES))
+            if len(rows := np.flatnonzero(fleet.closed == code))
+        ]
+        named = [(kind, _name_them(fleet, rows)) for kind, rows in enumerate(opened) if len(rows)]
+        known = fleet.runs["kinds"] = _Kinds(key, order, starts, not closed, named, closed)
+    return known
 
 
 def _name_them(fleet: Fleet, rows: Sequence[int] | Ints) -> str:

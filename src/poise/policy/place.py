@@ -20,11 +20,11 @@ from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import NAMED, Ability, Summary, ability, capacity, capacity_on, fits, refusals
 from poise.policy.fragments import Typical, typical
-from poise.policy.predict import Speeds
+from poise.policy.predict import speeds_of
 from poise.policy.room import Room, room_on
 from poise.policy.running import Running
-from poise.policy.timely import Timely, look
 from poise.policy.score import DEVICE_TERMS, WORK_TERMS, Scoring, Term, score, score_devices, speed, weights_where
+from poise.policy.timely import Timely, look
 
 LOOKAHEAD = BRIEF
 """Foreseen work in nanoseconds that may wait on a node behind running tasks of the same shape."""
@@ -110,7 +110,7 @@ class Draft:
         self.free: Ints = fleet.free.copy()
         self.memory: Ints = fleet.device_memory.copy()
         self.share: Ints = fleet.device_share.copy()
-        self.speeds = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
+        self.speeds = speeds_of(view)
         self.kept: dict[int, list[Kept]] = {}
         self._weights, self._terms, self._spread = weights, terms, spread
         self._weights_whole, self._weights_shared = (weights_where(weights, shared=shared) for shared in (False, True))
@@ -125,6 +125,7 @@ class Draft:
         self._pools: dict[str, dict[int, PoolView]] = {}
         self._summary: Summary | None = None
         self._now: Fleet | None = None
+        self._compute: tuple[int, Ints] | None = None
         self._fullness: Floats | None = None
         self._by_fullness: Ints = np.zeros(0, np.int64)
         self._taken = 0
@@ -245,6 +246,12 @@ class Draft:
         self._capacity[shape] = (room, len(self._changed))
         return room
 
+    def compute(self) -> Ints:
+        """(N,): thousandths of devices that are free on each node, kept or not; to be read only."""
+        if self._compute is None or self._compute[0] != self._taken:
+            self._compute = self._taken, np.maximum(self.share, 0).sum(axis=1)
+        return self._compute[1]
+
     def reasons_on(self, row: int, shape: Shape) -> list[Reason]:
         """Every reason why one task of the shape cannot start on this node, with what has been placed in this draft."""
         reasons = refusals(self._as_fleet(), row, shape)
@@ -312,6 +319,8 @@ class Draft:
         """For how many tasks of a unit there is room already where room is kept for it."""
         tasks = 0
         for row, keeps in self.kept.items():
+            if all(kept.unit != unit for kept in keeps):
+                continue
             room = self.room(row).copy()
             for kept in keeps:
                 if kept.unit == unit:
@@ -357,6 +366,8 @@ class Draft:
         rows = fits(self.fleet, shape, self.able(shape), self.free, self.memory, self.share)
         estimates = self.estimates(candidate, shape)
         fitting = len(rows)
+        if not fitting:
+            return Openings([], [], 0, estimates, self._taken)
         most = SCORED_SHARED if self._weights_for(shape) is not self._weights_whole else SCORED
         if fitting > most and not self._spread:
             rows = self._preselect(rows, shape, estimates, most)

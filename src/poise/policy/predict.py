@@ -19,7 +19,7 @@ from poise.model.jobs import ALL, Work
 from poise.model.profiles import NO_END, Estimate, Profile, estimate_run, outlasting
 from poise.model.resources import Shape
 from poise.model.tenants import declared_class
-from poise.model.views import Candidate
+from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import precision_on
 from poise.units import SECOND
 
@@ -46,13 +46,15 @@ class Speeds:
         runs: dict[Any, Any] | None = None,
     ) -> None:
         self._models = models
-        self._profiles = profiles
+        self.profiles = profiles
         self.throughputs = throughputs
         self._runs = {} if runs is None else runs
         self._looked_up: dict[tuple[str, str, int, Work, bool], list[Estimate]] = {}
         self._sources: dict[str, tuple[Profile | None, ...]] = {}
+        self._names: dict[tuple[str, str], tuple[str, ...]] = {}
         self._known: dict[tuple[str, bool], tuple[dict[int, DeviceModel], dict[int, float], dict[int, Profile]]] = {}
         self._places: dict[tuple[str, bool], int] = {}
+        self._devices = [index for index, model in enumerate(models) if model.kind != "cpu"]
         self._called = tuple(dict.fromkeys(model.called for model in models))
         for index, model in enumerate(models):
             self._places.setdefault((model.called, model.kind != "cpu"), index)
@@ -66,6 +68,8 @@ class Speeds:
         key = (kind, precision, declared, work, devices)
         found = self._looked_up.get(key)
         if found is None:
+            if len(self._looked_up) >= MOST_RUNS:
+                self._looked_up.clear()
             found = self._looked_up[key] = self._remembered(key)
         return found
 
@@ -86,18 +90,27 @@ class Speeds:
 
     def sources_of(self, kind: str, model: str = "") -> tuple[str, ...]:
         """Names of the profiles that estimates of a class may come from; also of runs on a `model` that is gone."""
-        elsewhere = (f"{kind}@{model}",) if model and model not in self._called else ()
-        return (kind, *[f"{kind}@{name}" for name in self._called], *elsewhere)
+        known = self._names.get((kind, model))
+        if known is None:
+            elsewhere = (f"{kind}@{model}",) if model and model not in self._called else ()
+            known = self._names[kind, model] = (kind, *[f"{kind}@{name}" for name in self._called], *elsewhere)
+        return known
 
     def profiles_of(self, names: tuple[str, ...]) -> tuple[Profile | None, ...]:
         """The profiles as they are now; None where nothing was learned."""
-        return tuple(map(self._profiles.get, names))
+        return tuple(map(self.profiles.get, names))
 
     def shortest(self, candidate: Candidate, able: Sequence[bool]) -> int:
         """Nanoseconds that a waiting unit still has to run in its own artifact where that is least, of the models that
         are `able` to run it.
         """
-        return min(self.left(candidate, candidate.shape, able).values(), default=candidate.expected)
+        shape = candidate.shape
+        if not shape.gpus or not any(able[index] for index in self._devices):
+            return candidate.expected
+        of = self.of(candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=True)
+        if of.count(of[0]) == len(of):  # not told apart
+            return left_of(candidate, of[0])
+        return min(self.left(candidate, shape, able).values(), default=candidate.expected)
 
     def left(self, candidate: Candidate, shape: Shape, able: Sequence[bool]) -> dict[int, int]:
         """The same by model, for those that have the devices it needs. How long it has outlived what was foreseen says
@@ -106,7 +119,7 @@ class Speeds:
         if not shape.gpus:
             return {}
         of = self.of(candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=True)
-        could = [index for index, model in enumerate(self._models) if able[index] and model.kind != "cpu"]
+        could = [index for index in self._devices if able[index]]
         if not could:
             return {}
         if of.count(of[0]) == len(of):  # not told apart
@@ -115,43 +128,39 @@ class Speeds:
         left, mean = left_of(candidate, of[fastest], told_apart=True), max(1, of[fastest].mean)
         return {index: max(1, left * of[index].mean // mean) for index in could}
 
-    def of_attempt(self, resident: Resident, *, count_on: bool = False) -> Estimate:
+    def of_attempt(self, resident: Resident) -> Estimate:
         """The run time in nanoseconds of an attempt, from its start: on the device it has, in the artifact and in the
-        size it runs in, without what earlier attempts have saved; the mean of it, or what to `count_on` (`likely`).
-        What serves is not foreseen to end.
+        size it runs in, without what earlier attempts have saved. What serves is not foreseen to end.
         """
-        if resident.serves:
-            return NO_END
-        if resident.foreseen:
-            return Estimate(resident.foreseen, resident.foreseen // PACE_VARIES, "its own pace")
+        known, told_apart = _by_itself(resident), bool(self.throughputs)
+        return _without_saved(resident, self._of_work(resident), told_apart=told_apart) if known is None else known
+
+    def both_of_attempt(self, resident: Resident) -> tuple[Estimate, Estimate]:
+        """The same, the mean and what to count on (`likely`)."""
+        known, told_apart = _by_itself(resident), bool(self.throughputs)
+        if known is not None:
+            return known, known
+        whole = self._of_work(resident)
+        counted_on, mean = likely(whole), _without_saved(resident, whole, told_apart=told_apart)
+        return mean, mean if counted_on is whole else _without_saved(resident, counted_on, told_apart=told_apart)
+
+    def _of_work(self, resident: Resident) -> Estimate:
+        """Of all that it has to do, in its least size."""
         shape, devices = resident.shape, resident.shape.gpus > 0
-        measured = self._profiles.get(f"{resident.kind}@{resident.model}")
+        measured = self.profiles.get(f"{resident.kind}@{resident.model}")
         place = self._places.get((resident.model, devices))
         if measured is not None and measured.count and not self.throughputs:
-            estimate = estimate_run(measured, resident.declared)
-        elif place is None:  # its node has gone
-            estimate = estimate_run(measured or self._profiles.get(resident.kind), resident.declared)
-        else:
-            of = self.of(resident.kind, shape.wants.precision, resident.declared, resident.work, devices=devices)
-            estimate = of[place]
-        if count_on:
-            estimate = likely(estimate)
-        estimate = in_size(outlasting(estimate, resident.outlived), resident.least, resident.size)
-        if resident.progress:
-            seen = 0 if self.throughputs else whole_by_progress(resident.attained, shape, resident.size, resident)
-            if seen:
-                estimate = estimate._replace(mean=seen, deviation=seen // PACE_VARIES)
-            left = max(1, estimate.mean * (ALL - resident.progress) // ALL)
-            return estimate._replace(mean=left + resident.restore)
-        if not resident.saved:
-            return estimate
-        return estimate._replace(mean=max(1, estimate.mean - resident.saved // resident.size + resident.restore))
+            return estimate_run(measured, resident.declared)
+        if place is None:  # its node has gone
+            return estimate_run(measured or self.profiles.get(resident.kind), resident.declared)
+        of = self.of(resident.kind, shape.wants.precision, resident.declared, resident.work, devices=devices)
+        return of[place]
 
     def _estimate(self, kind: str, precision: str, declared: int, work: Work, *, devices: bool) -> list[Estimate]:
         looked_at, tabled, measured = self._known_of(kind, devices)
         if measured and len(measured) == len(looked_at) and not tabled:
             return self._by_model({index: estimate_run(profile, declared) for index, profile in measured.items()})
-        anywhere = estimate_run(self._profiles.get(kind), declared)
+        anywhere = estimate_run(self.profiles.get(kind), declared)
         if anywhere.source == "history":
             anywhere = anywhere._replace(source="history elsewhere")
         said = estimate_run(None, declared) if declared else None
@@ -193,7 +202,7 @@ class Speeds:
             measured = {
                 index: profile
                 for index, model in looked_at.items()
-                if (profile := self._profiles.get(f"{kind}@{model.called}")) and profile.count
+                if (profile := self.profiles.get(f"{kind}@{model.called}")) and profile.count
             }
             found = self._known[kind, devices] = looked_at, tabled, measured
         return found
@@ -204,6 +213,38 @@ class Speeds:
         if all(estimate == some for estimate in estimates.values()):
             return [some] * len(self._models)
         return [estimates.get(index, some) for index in range(len(self._models))]
+
+
+def speeds_of(view: Snapshot) -> Speeds:
+    """The estimates for a view; those for an earlier one where they come from the same."""
+    fleet = view.fleet
+    known: Speeds | None = fleet.runs.get("speeds")
+    if known is None or known.profiles is not view.profiles or known.throughputs is not view.throughputs:
+        known = fleet.runs["speeds"] = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
+    return known
+
+
+def _by_itself(resident: Resident) -> Estimate | None:
+    """What is foreseen of an attempt whatever its class takes; None where that has to be asked."""
+    if resident.serves:
+        return NO_END
+    if resident.foreseen:
+        return Estimate(resident.foreseen, resident.foreseen // PACE_VARIES, "its own pace")
+    return None
+
+
+def _without_saved(resident: Resident, estimate: Estimate, *, told_apart: bool) -> Estimate:
+    """Of what is left of its work, in the size that it has."""
+    estimate = in_size(outlasting(estimate, resident.outlived), resident.least, resident.size)
+    if resident.progress:
+        seen = 0 if told_apart else whole_by_progress(resident.attained, resident.shape, resident.size, resident)
+        if seen:
+            estimate = estimate._replace(mean=seen, deviation=seen // PACE_VARIES)
+        left = max(1, estimate.mean * (ALL - resident.progress) // ALL)
+        return estimate._replace(mean=left + resident.restore)
+    if not resident.saved:
+        return estimate
+    return estimate._replace(mean=max(1, estimate.mean - resident.saved // resident.size + resident.restore))
 
 
 def _uncertainty(estimate: Estimate) -> float:

@@ -14,7 +14,7 @@ from poise.model.jobs import Priority
 from poise.model.resources import PLENTY, WHOLE
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import ability
-from poise.policy.predict import Speeds
+from poise.policy.predict import speeds_of
 from poise.policy.timely import NO_DEADLINES, Timely
 from poise.units import HOUR, MINUTE, SECOND, format_duration
 
@@ -92,8 +92,7 @@ def by_value(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
         return list(view.candidates)
     if not any(one.shape.gpus for one in view.candidates):
         return by_urgency(view, timely)
-    fleet = view.fleet
-    speeds = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
+    fleet, speeds = view.fleet, speeds_of(view)
     runs: dict[object, int] = {}
     lengths: list[int] = []
     for one in view.candidates:
@@ -123,9 +122,7 @@ def _to_go(view: Snapshot, lengths: Sequence[int]) -> Sequence[int]:
     return lengths if len(left) == len(lengths) else [left[one.job] for one in view.candidates]
 
 
-def _in_lanes(
-    view: Snapshot, timely: Timely, left: Floats, by_density: Bools | None = None
-) -> list[Candidate]:
+def _in_lanes(view: Snapshot, timely: Timely, left: Floats, by_density: Bools | None = None) -> list[Candidate]:
     """Those that have to start now first; then by class, raised by waiting; then the few that have waited longest with their
     patience over, then by the nanoseconds `left` of their jobs; those marked `by_density` by what they are worth for
     each second of each device instead (Smith's rule, 1956, for jobs of unequal width), more the longer they wait.

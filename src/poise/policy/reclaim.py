@@ -11,7 +11,6 @@ Whoever yields has run for a minimum, and not too often. What serves has no end:
 the clock. What is of a lower class makes room for it, the cheapest first, and nothing makes it yield for being shorter.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -23,7 +22,7 @@ import numpy as np
 from poise.model.fleet import CLASSES, CPU, DEVICES, MEMORY, NETWORK, Bools, Fleet, Resident
 from poise.model.jobs import CLASS_WEIGHT, GRACE
 from poise.model.profiles import BRIEF, remaining
-from poise.model.resources import Shape
+from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate
 from poise.policy.place import Draft
 from poise.policy.predict import Speeds
@@ -153,22 +152,19 @@ def price_of(resident: Resident, draft: Draft, by: str) -> float:
 
 
 class Prices:
-    """What each unit may yield for, by unit; the least of these `on` each node by row, and `least` of all."""
+    """What each unit may yield for, by unit, and the `least` of all."""
 
     def __init__(self, of: Mapping[str, float], draft: Draft) -> None:
         self.of = of
         self._free = draft.fleet.free[DEVICES]
+        held = [(row, of.get(unit, inf), devices) for row, unit, devices in draft.running.holders]
+        offers = sorted([offer for offer in held if offer[1] < inf])
         self._offers: dict[int, list[tuple[float, int]]] = {}
+        for row, price, devices in offers:
+            self._offers.setdefault(row, []).append((price, devices))
         self._rows: dict[int, list[int]] = {}
-        for row, residents in enumerate(draft.fleet.residents):
-            held: dict[str, int] = {}
-            for resident in residents:
-                if of.get(resident.unit, inf) < inf:
-                    held[resident.unit] = held.get(resident.unit, 0) + resident.shape.gpus
-            if held:
-                self._offers[row] = sorted((of[unit], devices) for unit, devices in held.items())
-        self.on = {row: offers[0][0] for row, offers in self._offers.items()}
-        self.least = min(self.on.values(), default=inf)
+        self._least: dict[int, dict[int, float]] = {}
+        self.least = min([offer[1] for offer in offers], default=inf)
 
     def rows(self, devices: int) -> list[int]:
         """Where so many devices could be free on one node, those first where the cheapest that free them cost least."""
@@ -176,6 +172,22 @@ class Prices:
             costs = ((self._cost(row, devices), row) for row in self._offers)
             self._rows[devices] = [row for cost, row in sorted(costs) if cost < inf]
         return self._rows[devices]
+
+    def at_least(self, devices: int) -> dict[int, float]:
+        """By row, less than what it costs at least that so many devices are free on one node: the price of the last of
+        the cheapest of which so many come free, since without it, or one that is dearer, there are too few. Rows where
+        so many never come free are left out.
+        """
+        if devices not in self._least:
+            found = self._least[devices] = {}
+            for row, offers in self._offers.items():
+                lacks = devices - int(self._free[row])
+                for price, frees in offers:
+                    lacks -= frees
+                    if lacks <= 0:
+                        found[row] = price
+                        break
+        return self._least[devices]
 
     def _cost(self, row: int, devices: int) -> float:
         """The sum of the least prices on a node of which so many devices come free."""
@@ -241,7 +253,7 @@ def reserve(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> Res
         before = slots[-1][0] if len(slots) == tasks else None
         if before is not None and earliest > before:
             break
-        slots += [(at, row) for at in openings_on(draft, row, shape, tasks, now, before)]
+        slots += [(at, row) for at in openings_on(draft, row, shape, tasks, now, before, earliest)]
         slots = sorted(slots)[:tasks]
     if len(slots) < tasks:
         return None
@@ -301,10 +313,13 @@ def make_way(
             return False
         return of.get(resident.unit, inf) < worth and resident.unit not in asked and not resident.stopping
 
+    free = draft.capacity(shape)
+    bounds = prices.at_least(shape.gpus if shape.share == WHOLE else 0)
+    if not free.any() and min(bounds.values(), default=inf) >= worth:
+        return None
     near = _cheapest_rows(draft, shape, tasks, prices)
     most = rules.at_most(shape, tasks) - len(asked)
-    free = draft.capacity(shape)
-    at_least = {row: 0.0 if free[row] else prices.on.get(row, inf) for row in near}
+    at_least = {row: 0.0 if free[row] else bounds.get(row, inf) for row in near}
     return _cheapest(shape, draft, tasks, at_least, most, may, lambda resident: of[resident.unit], worth)
 
 
@@ -469,24 +484,26 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
     if yielding_to is not None:
         for lower in range(yielding_to.priority + 1, CLASSES):
             free += fleet.yielding[lower]
-    mask: Bools = np.take(able.room > 0, fleet.kind)
-    mask &= fleet.closed == 0
-    mask[list(draft.kept)] = False  # as if those had started for whom it is kept, and did not end
-    rows = np.flatnonzero(mask)
-    most = 1 if yielding_to is not None else np.minimum(able.room[fleet.kind[rows]], tasks)
-    lacks = np.zeros(len(rows))
-    for resource, need in ((CPU, shape.cpu), (MEMORY, shape.memory), (NETWORK, shape.network), (DEVICES, shape.gpus)):
-        if need:
-            lacks += np.maximum(0.0, 1 - free[resource, rows] / (need * most))
+    mask: Bools = able.where & (fleet.closed == 0)
+    if draft.kept:
+        mask[list(draft.kept)] = False  # as if those had started for whom it is kept, and did not end
+    asks = {CPU: shape.cpu, MEMORY: shape.memory, NETWORK: shape.network, DEVICES: shape.gpus}
+    needs = np.array([[need] for need in asks.values() if need])
+    if tasks > 1 and yielding_to is None:
+        needs = needs * np.clip(able.room[fleet.kind], 1, tasks)
+    resources = [resource for resource, need in asks.items() if need]
+    lacks = np.maximum(0.0, 1 - free[resources] / needs).sum(axis=0) if resources else np.zeros(len(fleet))
     if yielding_to is not None:
-        rows, lacks = rows[lacks <= 0], lacks[lacks <= 0]
-    return [int(row) for row in rows[np.argsort(lacks, kind="stable")[: LOOKED_AT + tasks - 1]]]
+        mask &= lacks <= 0
+    rows = mask.nonzero()[0]
+    found: list[int] = rows[lacks[rows].argsort(kind="stable")[: LOOKED_AT + tasks - 1]].tolist()
+    return found
 
 
 def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices) -> list[int]:
     """Rows that could hold a task of the shape: for a gang those with room for one, then where room costs least."""
     fleet, able = draft.fleet, draft.able(shape)
-    could = np.take(able.room > 0, fleet.kind) & (fleet.closed == 0)
+    could = able.where & (fleet.closed == 0)
     could[list(draft.kept)] = False
     most = LOOKED_AT + tasks - 1
     rows = np.flatnonzero(could & (draft.capacity(shape) > 0))[:most].tolist() if tasks > 1 else []
@@ -501,34 +518,30 @@ def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices) -> li
 
 def _earliest(draft: Draft, shape: Shape, rows: list[int]) -> list[tuple[int, int]]:
     """Of these rows those that will have devices for one task, the soonest first, and when that is."""
-    now, need = draft.view.now, shape.gpus * shape.share
-    found = []
-    for row, free in zip(rows, np.maximum(draft.share[rows], 0).sum(axis=1).tolist(), strict=True):
-        if free >= need:
-            found.append((now, row))
-            continue
-        endings, freed = draft.running.endings(row)
-        number = bisect_left(freed, need - free)
-        if number < len(freed):
-            found.append((endings[number][0], row))
-    return sorted(found)
+    return draft.running.soonest(rows, shape.gpus * shape.share - draft.compute()[rows])
 
 
-def openings_on(draft: Draft, row: int, shape: Shape, most: int, now: int, before: int | None = None) -> list[int]:
-    """The instants at which this node has room for one more task, up to `most` of them; later than `before` none."""
+def openings_on(
+    draft: Draft, row: int, shape: Shape, most: int, now: int, before: int | None = None, since: int = 0
+) -> list[int]:
+    """The instants at which this node has room for one more task, up to `most` of them; later than `before` none, and
+    it is known that there are none earlier than `since`.
+    """
     room, able = draft.room(row).copy(), draft.able(shape).models
     instants: list[int] = []
-    _fill(room, shape, able, now, most, instants)
+    if since <= now:
+        _fill(room, shape, able, now, most, instants)
     residents = draft.fleet.residents[row]
-    brief = _held_by_brief(draft.fleet, row, residents)
+    brief = _held_by_brief(draft.fleet, row, residents) if draft.fleet.pools else None
     if brief is not None and len(instants) < most:
         room.cpu, room.memory, room.network = room.cpu + brief[0], room.memory + brief[1], room.network + brief[2]
         _fill(room, shape, able, now + BRIEF, most, instants)
-    for at, number in draft.running.endings(row)[0]:
+    for at, number in draft.running.endings(row):
         if len(instants) >= most or (before is not None and at > before):
             break
         give_back(room, residents[number])
-        _fill(room, shape, able, at, most, instants)
+        if at >= since:
+            _fill(room, shape, able, at, most, instants)
     return instants
 
 

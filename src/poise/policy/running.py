@@ -1,23 +1,39 @@
 """What runs, in columns: when each attempt is foreseen to end, and how long it likely goes on.
 
-Most of what runs is the same from one view to the next, and so is what is foreseen of it: what was worked out for a
-node is remembered with the fleet (`Fleet.runs`), and holds as long as the same attempts run there and the profiles that
-it came from are the same.
+Most of what runs is the same from one view to the next, and so is what is foreseen of it: what was worked out for an
+attempt is remembered with the fleet (`Fleet.runs`), and holds as long as the same runs there and the profiles that it
+came from are the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate
-from typing import Any, NamedTuple
+from itertools import chain
+from operator import is_not
+from typing import NamedTuple
 
 import numpy as np
 
 from poise.model.fleet import Fleet, Floats, Ints, Resident
 from poise.model.jobs import GRACE
-from poise.model.profiles import remaining, remaining_each
+from poise.model.profiles import Profile, remaining_each
 from poise.policy.predict import Speeds
 
-SINCE, RUNS, STOPPING, MEAN, DEVIATION, LIKELY, LIKELY_DEVIATION = range(7)
+SINCE, RUNS, STOPPING, MEAN, DEVIATION, LIKELY, LIKELY_DEVIATION, HOLDS, STAYS = range(9)
+"""Rows of the columns; `HOLDS` are thousandths of devices, and what `STAYS` has some and loses all when it yields."""
+
+_NOTHING: Ints = np.zeros((STAYS + 1, 0), np.int64)
+
+
+class _On(NamedTuple):
+    """What is foreseen of each of a node's attempts, in `columns` (9, A) as well, and from which profiles that came: of
+    each its `sources`, and all `names` of them.
+    """
+
+    residents: tuple[Resident, ...]
+    names: frozenset[str]
+    sources: list[tuple[str, ...]]
+    foreseen: list[list[int]]
+    columns: Ints
 
 
 def lost_work(resident: Resident, now: int) -> int:
@@ -30,14 +46,29 @@ def lost_work(resident: Resident, now: int) -> int:
 
 
 class _Seen(NamedTuple):
-    """What is foreseen of each of a node's attempts, in `columns` (7, A) as well, and what that came from."""
+    """The same of a fleet, by row, of these profiles; and all of it in `columns`."""
 
-    residents: tuple[Resident, ...]
+    profiles: Mapping[str, Profile]
     throughputs: object
-    names: tuple[str, ...]
-    profiles: tuple[Any, ...]
-    foreseen: list[list[int]]
+    rows: list[_On | None]
     columns: Ints
+
+
+class _Endings(NamedTuple):
+    """All attempts in the order of rows, and on each in the order in which they will end: `at` an instant, as `number`
+    on its row; `freed` are the thousandths of devices that have come free with it, on the rows before it as well. Those
+    of a row begin at `first[row]`; so many have come free `before` them. There is one instant more than attempts.
+    """
+
+    first: Ints
+    at: Ints
+    number: Ints
+    freed: Ints
+    before: Ints
+
+
+_Each = tuple[list[tuple[tuple[Resident, ...], Ints] | None], Ints | None]
+"""What something says of each attempt: by row, with those it was said of, and all of it."""
 
 
 class Running:
@@ -45,22 +76,52 @@ class Running:
 
     def __init__(self, fleet: Fleet, speeds: Speeds, now: int) -> None:
         self._fleet, self._speeds, self._now = fleet, speeds, now
-        self._seen: dict[int, _Seen] = {}
-        self._endings: dict[int, tuple[list[tuple[int, int]], list[int]]] = {}
         self.residents = [one for on in fleet.residents for one in on]
+        self._endings_on: dict[int, list[tuple[int, int]]] = {}
 
     def each(self, name: object, make: Callable[[Resident], list[int]]) -> Ints:
         """What `make` says of each attempt, in columns; of what still runs where it ran it is remembered under this
         `name`.
         """
-        runs, parts = self._fleet.runs, []
+        remembered: _Each | None = self._fleet.runs.get(name)
+        if remembered is None or len(remembered[0]) != len(self._fleet):
+            remembered = [None] * len(self._fleet), None
+        known, all_of_it = remembered
         for row, residents in enumerate(self._fleet.residents):
-            if residents:
-                known = runs.get((name, row))
-                if known is None or known[0] is not residents:
-                    known = runs[name, row] = (residents, np.array([make(one) for one in residents], np.int64).T)
-                parts.append(known[1])
-        return np.concatenate(parts, axis=1) if parts else np.zeros((0, 0), np.int64)
+            of = known[row]
+            if of is None or of[0] is not residents:
+                if known is remembered[0]:
+                    known, all_of_it = known.copy(), None
+                known[row] = residents, np.array([make(one) for one in residents], np.int64).T
+        if all_of_it is None:
+            parts = [of[1] for of in known if of is not None and of[0]]
+            all_of_it = np.concatenate(parts, axis=1) if parts else np.zeros((0, 0), np.int64)
+            self._fleet.runs[name] = known, all_of_it
+        return all_of_it
+
+    @cached_property
+    def holders(self) -> list[tuple[int, str, int]]:
+        """Row by row: the units that run there, and how many devices each has on it; to be read only."""
+        known: tuple[list[tuple[Resident, ...]], list[tuple[int, str, int]]]
+        known = self._fleet.runs.get("holders", ([], []))
+        rows, found = known
+        if len(rows) != len(self._fleet) or any(map(is_not, rows, self._fleet.residents)):
+            found = [
+                (row, unit, devices)
+                for row, residents in enumerate(self._fleet.residents)
+                for unit, devices in _devices_by_unit(residents).items()
+            ]
+            self._fleet.runs["holders"] = self._fleet.residents.copy(), found
+        return found
+
+    @cached_property
+    def any_stopping(self) -> bool:
+        return bool(self._columns[STOPPING].any())
+
+    @cached_property
+    def any_stays(self) -> bool:
+        """Whether anything that has devices does not save itself, or may not be asked to yield."""
+        return bool(self._columns[STAYS].any())
 
     @cached_property
     def elapsed(self) -> Ints:
@@ -82,56 +143,84 @@ class Running:
         varies: Floats = columns[DEVIATION] / np.maximum(1, columns[MEAN])
         return varies
 
-    def endings(self, row: int) -> tuple[list[tuple[int, int]], list[int]]:
-        """What runs on a row in the order in which it will end: the instant, and its number there; and how many
-        thousandths of devices have come free with it.
-        """
-        found = self._endings.get(row)
-        if found is None:
-            residents = self._fleet.residents[row]
-            order = sorted((self._end(foreseen), number) for number, foreseen in enumerate(self._on(row).foreseen))
-            freed = accumulate(residents[number].shape.share * residents[number].shape.gpus for _, number in order)
-            found = self._endings[row] = order, list(freed)
-        return found
+    def endings(self, row: int) -> list[tuple[int, int]]:
+        """What runs on a row in the order in which it will end: the instant, and its number there."""
+        known = self._endings_on.get(row)
+        if known is None:
+            found = self._endings
+            start, end = found.first[row : row + 2].tolist()
+            at, number = found.at[start:end].tolist(), found.number[start:end].tolist()
+            known = self._endings_on[row] = list(zip(at, number, strict=True))
+        return known
 
-    def _end(self, foreseen: list[int]) -> int:
-        """The instant at which it is expected to end; what has overrun is estimated anew."""
-        since, runs, stopping, mean, deviation, *_ = foreseen
-        if stopping:
-            return self._now + GRACE
-        return self._now + remaining(max(0, self._now - since) if runs else 0, mean, deviation)
+    def soonest(self, rows: Sequence[int], lacks: Ints) -> list[tuple[int, int]]:
+        """The instant at which so many thousandths of devices more will be free on each of these rows, and the row: the
+        soonest first, without those where that will never be. What lacks nothing has it now.
+        """
+        found, on = self._endings, np.array(rows, np.int64)
+        number = found.freed.searchsorted(found.before[on] + lacks)
+        has = lacks <= 0
+        instants = np.where(has, self._now, found.at[number]).tolist()
+        could = (has | (number < found.first[on + 1])).tolist()
+        return sorted([(at, row) for at, row, may in zip(instants, rows, could, strict=True) if may])
+
+    @cached_property
+    def _endings(self) -> _Endings:
+        """What has overrun is estimated anew."""
+        columns = self._columns
+        counts = np.fromiter(map(len, self._fleet.residents), np.int64, len(self._fleet))
+        first = np.concatenate(([0], np.cumsum(counts)))
+        row = np.repeat(np.arange(len(counts)), counts)
+        number = np.arange(len(row)) - first[row]
+        elapsed = np.where(columns[RUNS] > 0, self.elapsed, 0)
+        left = remaining_each(elapsed, columns[MEAN], columns[DEVIATION])
+        at = self._now + np.where(columns[STOPPING] > 0, GRACE, left)
+        order = np.lexsort((number, at, row))
+        freed = np.concatenate(([0], np.cumsum(columns[HOLDS][order])))
+        return _Endings(first, np.append(at[order], 0), number[order], freed[1:], freed[first[:-1]])
 
     @cached_property
     def _columns(self) -> Ints:
-        parts = [self._on(row).columns for row, residents in enumerate(self._fleet.residents) if residents]
-        return np.concatenate(parts, axis=1) if parts else np.zeros((LIKELY_DEVIATION + 1, 0), np.int64)
+        """What was seen for an earlier view, as far as it still holds."""
+        fleet, speeds = self._fleet, self._speeds
+        seen: _Seen | None = fleet.runs.get("running")
+        if seen is None or seen.throughputs is not speeds.throughputs or len(seen.rows) != len(fleet):
+            seen = _Seen({}, speeds.throughputs, [None] * len(fleet), _NOTHING)
+        changed = _changed(seen.profiles, speeds.profiles)
+        rows, same = seen.rows.copy(), True
+        for row, residents in enumerate(fleet.residents):
+            known = rows[row]
+            if known is None or known.residents is not residents or (changed and not known.names.isdisjoint(changed)):
+                rows[row], same = self._look(residents, known, changed), False
+        if same and seen.profiles is speeds.profiles:
+            return seen.columns
+        parts = [on.columns for on in rows if on is not None and on.residents]
+        columns = seen.columns if same else np.concatenate(parts, axis=1) if parts else _NOTHING
+        fleet.runs["running"] = _Seen(speeds.profiles, speeds.throughputs, rows, columns)
+        return columns
 
-    def _on(self, row: int) -> _Seen:
-        found = self._seen.get(row)
-        if found is None:
-            found = self._seen[row] = self._look(row)
-        return found
-
-    def _look(self, row: int) -> _Seen:
-        """What was seen of it for an earlier view, if that still holds."""
-        residents, speeds, runs = self._fleet.residents[row], self._speeds, self._fleet.runs
-        known: _Seen | None = runs.get(("running", row))
-        if (
-            known is not None
-            and known.residents is residents
-            and known.throughputs is speeds.throughputs
-            and known.profiles == speeds.profiles_of(known.names)
-        ):
-            return known
-        foreseen = [self._foreseen(one) for one in residents]
-        names = tuple(dict.fromkeys(name for one in residents for name in speeds.sources_of(one.kind, one.model)))
-        found = runs["running", row] = _Seen(
-            residents, speeds.throughputs, names, speeds.profiles_of(names), foreseen, np.array(foreseen, np.int64).T
-        )
-        return found
+    def _look(self, residents: tuple[Resident, ...], known: _On | None, changed: set[str]) -> _On:
+        """What is foreseen on a row where something is not as it was."""
+        if known is not None and known.residents is residents:  # something was learned
+            foreseen = [
+                of if changed.isdisjoint(sources) else self._foreseen(one)
+                for one, of, sources in zip(residents, known.foreseen, known.sources, strict=True)
+            ]
+            return known._replace(foreseen=foreseen, columns=np.array(foreseen, np.int64).T)
+        before: dict[int, list[int]] = {}
+        if known is not None:
+            before = {
+                id(one): of
+                for one, of, sources in zip(known.residents, known.foreseen, known.sources, strict=True)
+                if not changed or changed.isdisjoint(sources)
+            }
+        sources = [self._speeds.sources_of(one.kind, one.model) for one in residents]
+        foreseen = [before.get(id(one)) or self._foreseen(one) for one in residents]  # `known` has it still
+        columns = np.array(foreseen, np.int64).T if foreseen else _NOTHING
+        return _On(residents, frozenset(chain.from_iterable(sources)), sources, foreseen, columns)
 
     def _foreseen(self, resident: Resident) -> list[int]:
-        mean, likely = self._speeds.of_attempt(resident), self._speeds.of_attempt(resident, count_on=True)
+        mean, likely = self._speeds.both_of_attempt(resident)
         return [
             resident.since,
             resident.running,
@@ -140,4 +229,23 @@ class Running:
             mean.deviation,
             likely.mean,
             likely.deviation,
+            resident.shape.share * resident.shape.gpus,
+            resident.shape.gpus > 0 and not (resident.checkpoint and resident.preemptible),
         ]
+
+
+def _devices_by_unit(residents: Sequence[Resident]) -> dict[str, int]:
+    held: dict[str, int] = {}
+    for resident in residents:
+        held[resident.unit] = held.get(resident.unit, 0) + resident.shape.gpus
+    return held
+
+
+def _changed(before: Mapping[str, Profile], now: Mapping[str, Profile]) -> set[str]:
+    """Names of the profiles that are not what they were."""
+    if before is now:
+        return set()
+    changed = {name for name, profile in now.items() if before.get(name) is not profile}
+    if len(before) + len(changed) > len(now):
+        changed.update(before.keys() - now.keys())
+    return changed

@@ -18,6 +18,8 @@ from poise.policy.feasible import ability, usable_devices
 from poise.policy.fragments import Account, Typical, all_of_it, as_foreseen, fragments
 from poise.units import MILLISECOND
 
+_NEVER = np.iinfo(np.int64).max
+
 
 class Scoring:
     """What a term may look at. `free` is (4, N) with what was placed in this round taken off, `rows` the nodes to
@@ -206,7 +208,7 @@ def _without(scoring: Scoring) -> tuple[Ints, Ints]:
     if not shape.gpus:
         return share, memory
     usable = usable_devices(fleet, shape, ability(fleet, shape), memory, share, rows)
-    order = np.argsort(np.where(usable, share, np.iinfo(np.int64).max), axis=1, kind="stable")[:, : shape.gpus]
+    order = np.argsort(np.where(usable, share, _NEVER), axis=1, kind="stable")[:, : shape.gpus]
     taken = np.zeros(share.shape, np.int64)
     np.put_along_axis(taken, order, 1, axis=1)
     return share - taken * shape.share, memory - taken * (shape.gpu_memory if shape.share != WHOLE else 0)
@@ -214,7 +216,7 @@ def _without(scoring: Scoring) -> tuple[Ints, Ints]:
 
 def speed(scoring: Scoring) -> Floats:
     """The fastest foreseen run over the one foreseen here; 1 everywhere where nothing tells devices apart."""
-    runs = np.array([*(estimate.mean for estimate in scoring.estimates), np.iinfo(np.int64).max], np.float64)
+    runs = np.array([*(estimate.mean for estimate in scoring.estimates), _NEVER], np.float64)
     if len(scoring.estimates) < 2 or runs[:-1].min() == runs[:-1].max():
         return np.ones(len(scoring.rows))
     fleet = scoring.fleet

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Resize, Spot, Why
+from poise.model.decisions import Ask, Decision, Hold, Place, Plan, Preempt, Reason, Resize, Spot, Why
 from poise.model.fleet import CPU, DEVICES, HOT, MEMORY, NETWORK, Ints, Phased, Resident
 from poise.model.jobs import FIRST_PHASE, GRACE
 from poise.model.profiles import expected_run, is_brief
@@ -57,7 +57,6 @@ from poise.policy.reclaim import (
     find_yielding,
     gain_of,
     is_coming,
-    lost_work,
     make_way,
     may_yield_at,
     next_checkpoint,
@@ -70,6 +69,7 @@ from poise.policy.reclaim import (
 )
 from poise.policy.resizing import SETTLES, Members, find_smaller, grows_at, more_of
 from poise.policy.rounds import SHARING
+from poise.policy.running import lost_work
 from poise.policy.score import TERMS, Term, turn_weight
 from poise.policy.static import Static
 from poise.units import HOUR, SECOND, format_duration
@@ -103,6 +103,9 @@ IDLES = 0.1
 COOL_DOWN = 60 * SECOND
 """Time between two reallocations off one node, and before an elastic unit is restarted larger."""
 
+MOST_ASKS = 8
+"""Sizes of waiting work for which it is looked whether there is room before a round is run."""
+
 MADE, FOUND, NOTHING = range(3)
 """What a unit that waits was promised: room that others make, room that was there already, or none."""
 
@@ -131,6 +134,7 @@ class Suite:
             terms[name]
         if not sum(recipe.score.values()) > 0:
             raise ValueError("the weights of a score must add up to more than 0")
+        self.only_room = _only_room(recipe)
         self.why_behind = Why(policy=recipe.name, rank="short work, queued behind its like")
 
     def decide(self, view: Snapshot, /) -> Plan:
@@ -164,6 +168,7 @@ class _Round:
         self.turns = _Turns(self.recipe.turns, view)
         self.memory: dict[str, Any] = {}
         self._why_behind = suite.why_behind
+        self._only_room = suite.only_room
         self._full: set[Shape] = set()
         self._told: dict[Shape, Reasons] = {}
         self._left: dict[Shape, int] = {}
@@ -300,14 +305,20 @@ class _Round:
 
     def _most_worth_first(self, ordered: list[Candidate]) -> list[Candidate]:
         """Of each class those first that are worth most together with what runs, where gangs wait for devices."""
-        here = [one for one in ordered if one.shape.gpus and one.shape.share == WHOLE and not one.others][:WEIGHED_WAITING]
+        here = [one for one in ordered if one.shape.gpus and one.shape.share == WHOLE and not one.others][
+            :WEIGHED_WAITING
+        ]
         if not any(_width(one) > 1 for one in here):
             return ordered
         draft, prices, now = self.draft, self._prices.of, self.view.now
         fleet, pressed = self.view.fleet, draft.timely.pressed
-        widths = {one.unit: one.shape.gpus * one.size for of in fleet.residents for one in of if one.shape.share == WHOLE}
+        widths = {
+            one.unit: one.shape.gpus * one.size for of in fleet.residents for one in of if one.shape.share == WHOLE
+        }
         free = int(((draft.share == WHOLE) & (fleet.closed == 0)[:, None]).sum())
-        items = [Item(unit, prices[unit], width) for unit, width in widths.items() if prices.get(unit, _ANY) < _ANY and width]
+        items = [
+            Item(unit, prices[unit], width) for unit, width in widths.items() if prices.get(unit, _ANY) < _ANY and width
+        ]
         devices = free + sum(item.width for item in items)
         for one in here:
             run = draft.speeds.shortest(one, draft.able(one.shape).models)
@@ -375,14 +386,47 @@ class _Round:
         for candidate in self._waiting:  # with what is free now that all is placed
             self.holds[candidate.queue] += self._reasons(candidate)
         self.decisions.extend(Hold(queue=queue, reasons=reasons) for queue, reasons in self.holds.items())
+        asks = self._asks()
         return Plan(
             base=self.view.revision,
             policy=self.recipe.name,
             decisions=tuple(self.decisions),
-            until=self._until,
+            until=self._until if asks is None else None,
             memory=self._remember(),
             closed=self._closed,
+            asks=asks,
         )
+
+    def _asks(self) -> tuple[Ask, ...] | None:
+        """Room without which nothing more would be decided, whatever the time and whatever else is done; None where
+        that cannot be said.
+        """
+        view, recipe = self.view, self.recipe
+        if self._postponed or self._emptied or view.quotas or view.yielded:
+            return None
+        if not self._only_room:
+            return () if not view.candidates and not self.decisions and self._rests() else None
+        if not (recipe.overtake or self._closed or not self.holds):
+            return None
+        if not (self.holds.keys() >= view.backlog.keys() or self.holds.keys() >= self._unseen.keys()):
+            return None
+        if any(candidate.recovering for candidate in view.candidates):
+            return None
+        asks: dict[Ask, None] = {}
+        for candidate in self._waiting:
+            needed = candidate.least or candidate.tasks
+            for shape in (candidate.shape, *candidate.others):
+                if needed == 1 and not shape.gpus:
+                    return None  # it may turn out to be brief, and wait behind its like
+                asks[Ask(shape, needed)] = None
+        return tuple(asks) if len(asks) <= MOST_ASKS else None
+
+    def _rests(self) -> bool:
+        """Whether nothing that runs could be grown or moved, even if there were more room."""
+        view, recipe = self.view, self.recipe
+        if self._until is not None or (recipe.elastic and view.elastic) or self._is_uneven():
+            return False
+        return not recipe.reallocate or not (view.stragglers or view.phased or (view.fleet.levels == HOT).any())
 
     # --- placing -----------------------------------------------------------------------------------------------------
 
@@ -708,16 +752,11 @@ class _Round:
     @cached_property
     def _all_save(self) -> bool:
         """Whether all that runs with devices saves itself, and may be asked to yield when it has had its turn."""
-        return all(
-            one.checkpoint and one.preemptible
-            for residents in self.view.fleet.residents
-            for one in residents
-            if one.shape.gpus
-        )
+        return not self.draft.running.any_stays
 
     @cached_property
     def _stopping(self) -> bool:
-        return any(resident.stopping for residents in self.view.fleet.residents for resident in residents)
+        return self.draft.running.any_stopping
 
     def _is_guess(self, candidate: Candidate) -> bool:
         """Whether nothing is known of how long it takes, on any device."""
@@ -1182,6 +1221,12 @@ class _Turns:
 def _width(candidate: Candidate) -> int:
     """The devices that it must have."""
     return candidate.shape.gpus * (candidate.least or candidate.tasks)
+
+
+def _only_room(recipe: Recipe) -> bool:
+    """Whether all that keeps a unit waiting is that there is no room, or that another came before it."""
+    moves = recipe.preempt is not None or recipe.reserve or recipe.elastic or recipe.reallocate
+    return not moves and recipe.score.keys() <= TERMS.keys() - {"random"}
 
 
 def _serving_first(ordered: list[Candidate]) -> list[Candidate]:

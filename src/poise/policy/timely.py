@@ -15,7 +15,7 @@ from poise.model.views import Candidate, Snapshot
 from poise.policy.deadlines import Owed, latest_starts, met
 from poise.policy.elastic import speeds_with
 from poise.policy.feasible import ability
-from poise.policy.predict import Speeds
+from poise.policy.predict import Speeds, speeds_of
 from poise.policy.running import Running, lost_work
 
 LOOKED_AT = 128
@@ -43,9 +43,8 @@ NO_DEADLINES = Timely()
 
 def timely_in(view: Snapshot) -> Timely:
     """The same for who has nothing but the view."""
-    fleet = view.fleet
-    speeds = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
-    return look(view, speeds, Running(fleet, speeds, view.now))
+    speeds = speeds_of(view)
+    return look(view, speeds, Running(view.fleet, speeds, view.now))
 
 
 def look(view: Snapshot, speeds: Speeds, running: Running) -> Timely:
@@ -76,7 +75,7 @@ class _Look:
             waiting = [one for one in candidates if (one.shape.gpus > 0) == on_devices]
             runs = {unit: of for unit, of in left.items() if (of[0].shape.gpus > 0) == on_devices}
             owed = [self._waiting(one) for one in waiting]
-            owed += [self._running(one, *of) for one, *of in runs.values() if one.due]
+            owed += [self._running(one, ns, varies) for one, ns, varies in runs.values() if one.due]
             if not owed:
                 continue
             owed = sorted(owed, key=_latest)[:LOOKED_AT]

@@ -325,6 +325,7 @@ class Recorder:
         self._units: dict[str, _Unit] = {}
         self._attempts: dict[str, _Attempt] = {}
         self._nodes: dict[str, Node] = {}
+        self._devices = 0  # that are there
         self._kinds: dict[str, _Kind] = {CPU: _Kind()}
         self._asked = {CPU: 0.0, DEVICES: 0.0}
         self._crowd = {CPU: 0.0, DEVICES: 0.0}
@@ -594,6 +595,7 @@ class Recorder:
         self._kinds[CPU].there += sign * node.cpu / 1000
         for device in node.devices:
             self._kinds.setdefault(device.model or device.kind, _Kind()).there += sign
+            self._devices += sign
             self._watts += sign * device.power / 1000
             self._price += sign * device.price / 1e6
             if not device.power:
@@ -617,13 +619,10 @@ class Recorder:
         self._free_for += self._free * took
         self._wanted_for += self._wanted * took
         for what, asked in self._asked.items():
-            there = self._kinds[CPU].there if what == CPU else self._devices_there()
+            there = self._kinds[CPU].there if what == CPU else self._devices
             self._crowd[what] += (asked / there if there else 1.0) * took
         self._draw(self._now - self._began, at - self._began)
         self._now = at
-
-    def _devices_there(self) -> float:
-        return sum(kind.there for name, kind in self._kinds.items() if name != CPU)
 
     def _totals(self) -> _Totals:
         return _Totals(
@@ -761,7 +760,7 @@ def stranded(ledger: Ledger) -> tuple[float, float, float]:
     """Devices that are free and that nothing which waits could use, all that are free, and all that are there; none
     while nothing waits for devices.
     """
-    fleet = ledger.fleet()
+    fleet = ledger.room()
     usable = np.zeros(len(fleet), bool)
     seen = set()
     for unit in ledger.first_waiting(SHAPES):

@@ -1,7 +1,7 @@
 """Devices shared out by marginal worth, worked out by hand."""
 
-from poise.policy.elastic import Bid, share_out, speeds_with
 from poise.model.jobs import Speedups
+from poise.policy.elastic import Bid, share_out, speeds_with
 
 CONCAVE = (0.0, 1.0, 1.8, 2.4, 2.7)
 LINEAR = (0.0, 1.0, 2.0, 3.0, 4.0)

@@ -4,6 +4,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 
@@ -11,7 +12,7 @@ from poise.model.decisions import Place, Preempt
 from poise.model.fleet import Fleet, Resident
 from poise.model.jobs import GRACE
 from poise.model.profiles import Profile, remaining
-from poise.model.resources import Shape
+from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.place import Draft
 from poise.policy.predict import Speeds
@@ -27,6 +28,7 @@ from poise.policy.reclaim import (
     reserve,
     service,
 )
+from poise.policy.running import Running
 from poise.policy.score import TERMS
 from poise.testing import World, node
 from poise.units import HOUR, MINUTE, SECOND
@@ -130,11 +132,42 @@ def test_what_is_foreseen_in_columns_is_what_is_foreseen_of_each(first: list[Any
         lefts = []
         for row, of in enumerate(rows):
             each = sorted((ends(one, NOW, now_known.speeds), number) for number, one in enumerate(of))
-            assert now_known.running.endings(row)[0] == each
+            assert now_known.running.endings(row) == each
             for one in of:
-                likely = now_known.speeds.of_attempt(one, count_on=True)
+                likely = now_known.speeds.both_of_attempt(one)[1]
                 lefts.append(remaining(NOW - one.since, likely.mean, likely.deviation))
         assert now_known.running.left.tolist() == lefts
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), max_size=4), min_size=1, max_size=3),
+    st.lists(st.integers(-1, 7), min_size=3, max_size=3),
+)
+def test_devices_come_free_in_the_order_in_which_what_has_them_ends(
+    rows: list[list[tuple[int, int]]], lacks: list[int]
+) -> None:
+    """Each row has some that end after so many minutes, and hold so many devices."""
+    on = [
+        [
+            resident(f"u{10 * row + number}", ran=0, declared=minutes * MINUTE, shape=Shape(gpus=gpus))
+            for number, (minutes, gpus) in enumerate(of)
+        ]
+        for row, of in enumerate(rows)
+    ]
+    running = Running(draft(*on, cpu=20).fleet, Speeds((), {}, {}), NOW)
+    wanted = []
+    for row, of in enumerate(rows):
+        freed, left = 0, lacks[row]
+        if left <= 0:
+            wanted.append((NOW, row))
+            continue
+        for minutes, gpus in sorted(of, key=lambda one: one[0]):
+            freed += gpus
+            if freed >= left:
+                wanted.append((NOW + minutes * MINUTE, row))
+                break
+    asked = np.array(lacks[: len(rows)]) * WHOLE
+    assert running.soonest(list(range(len(rows))), asked) == sorted(wanted)
 
 
 def test_what_was_learned_on_its_device_goes_before_what_was_learned_anywhere() -> None:
