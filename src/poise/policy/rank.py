@@ -33,7 +33,7 @@ STARVES = 10
 PATIENCE = (0, 1 * SECOND, 10 * SECOND, 30 * SECOND)
 """By priority class: a unit that has been ready and without room this long has room kept for it."""
 
-PRESSED = 1000.0
+PRESSED = 8.0
 """How much more a unit is worth that has to start now to be on time."""
 
 LENDING = AGEING
