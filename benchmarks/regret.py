@@ -301,7 +301,7 @@ def trial(world: World, policy: str) -> dict[str, Any]:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     took = process_time() - began
     of = {f"j{number}": arrival for number, arrival in enumerate(workload.arrivals, 1)}
-    jobs = [job for job in result.jobs if not job.name.startswith(SERVICE)]
+    jobs = list(result.jobs)
     done = [job for job in jobs if job.ended >= 0]
     weights = [_weight(of.get(job.id)) for job in done]
     waits = sorted((job.completion - job.run) / HOUR for job in done)

@@ -192,7 +192,7 @@ def candidate_level(candidate: Candidate, now: int) -> int:
 
 def ageing(candidate: Candidate) -> int:
     """How long it waits for each class by which it is raised."""
-    return max(AGEING, AGES_BY * candidate.expected) if candidate.shape.gpus else AGEING
+    return min(NEVER, max(AGEING, AGES_BY * candidate.expected)) if candidate.shape.gpus else AGEING
 
 
 def effective_class(candidate: Candidate, now: int) -> int:

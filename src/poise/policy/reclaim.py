@@ -34,6 +34,9 @@ from poise.units import MINUTE, SECOND
 HYSTERESIS = 1.2
 """What runs yields only to what is worth so much more: estimates err, and every change costs something."""
 
+QUEUE = 3.0
+UNSURE = 3.0
+
 QUANTUM = 4
 """What does not tell its progress is let run, each time, for one part in so many of what it has run in all: its like
 would else take turns without end."""
@@ -213,19 +216,32 @@ def standings(draft: Draft, rules: Preemption) -> dict[str, float]:
     def terms(one: Resident) -> list[int]:
         may = one.preemptible and one.running and not one.stopping and not one.serves
         asked_from = may_be_asked(one, rules) if may else NEVER
-        return [asked_from, one.checkpoint, one.kept, one.restore, one.priority, one.weight, may]
+        width = one.shape.gpus * one.size
+        return [asked_from, one.checkpoint, one.kept, one.restore, one.priority, one.weight, may, width]
 
     if not running.residents:
         return {}
-    asked_from, checkpoint, kept, restore, priority, weight, may = running.each(rules, terms)
+    asked_from, checkpoint, kept, restore, priority, weight, may, width = running.each(rules, terms)
     elapsed = running.elapsed
     by_interval = np.where(checkpoint > 0, elapsed % np.maximum(1, checkpoint), elapsed)
     lost = np.where(kept > 0, np.maximum(0, draft.view.now - kept), by_interval) + restore
+    worths = np.array(CLASS_WEIGHT)[priority] * weight / 1000
+    lost = lost * (
+        1 + QUEUE * width * crowding(draft) / np.maximum(worths, 1e-9)
+    ) + UNSURE * running.varies * np.minimum(lost, running.left)
     spared = running.left - lost
-    of = HYSTERESIS * (np.array(CLASS_WEIGHT)[priority] * weight / 1000) / (np.maximum(1, spared) / SECOND)
+    of = HYSTERESIS * worths / (np.maximum(1, spared) / SECOND)
     standing = np.where((spared > 0) & (draft.view.now >= asked_from), of, inf)
     rows = np.flatnonzero(may)[::-1]  # of a gang the first counts
     return dict(zip([running.residents[row].unit for row in rows.tolist()], standing[rows].tolist(), strict=True))
+
+
+def crowding(draft: Draft) -> float:
+    """The weights of all that waits for whole devices, for each device there is: what is done again delays them all."""
+    fleet = draft.fleet
+    devices = int(fleet.total[DEVICES, fleet.closed == 0].sum())
+    waiting = sum(worth(one.priority, one.weight) for one in draft.view.candidates if one.shape.gpus)
+    return waiting / max(1, devices)
 
 
 def value(candidate: Candidate, run: int, now: int, *, pressed: bool = False) -> float:

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from heapq import heappop, heappush
 from itertools import islice
 from typing import Any, Literal
 
@@ -16,13 +17,14 @@ import numpy as np
 
 from poise.model.decisions import Ask, Decision, Hold, Place, Plan, Preempt, Reason, Resize, Spot, Why
 from poise.model.fleet import CPU, DEVICES, HOT, MEMORY, NETWORK, Ints, Phased, Resident
-from poise.model.jobs import FIRST_PHASE, GRACE
+from poise.model.jobs import FIRST_PHASE, GRACE, Speedups
 from poise.model.profiles import expected_run, is_brief
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import LEAST_SHOWN, Candidate, Snapshot
 from poise.policy.allowance import Allowance
 from poise.policy.assign import assign
 from poise.policy.choose import Item, choose
+from poise.policy.elastic import speeds_with
 from poise.policy.emptying import being_emptied, hand_over, keep_for_leaving
 from poise.policy.feasible import room_when_empty
 from poise.policy.goodput import Goodput
@@ -66,6 +68,7 @@ from poise.policy.reclaim import (
     standings,
     stands_still,
     value,
+    worth,
 )
 from poise.policy.resizing import SETTLES, Members, find_smaller, grows_at, more_of
 from poise.policy.rounds import SHARING
@@ -87,6 +90,7 @@ WEIGHED = 2048
 """Attempts, and units that wait, of which a round weighs what each is worth; where more runs, work with devices yields
 and is placed as other work is. A weighing takes some 10 us for each, and a round at most 50 ms."""
 
+NOWAIT = True
 WEIGHED_WAITING = 256
 """Units that wait, the first in order, of which a round looks which are worth most together."""
 
@@ -96,6 +100,9 @@ threshold of Tiresias' queues (Gu et al., 2019) in the simulator of Pollux's art
 
 TOGETHER = 64
 """Candidates from which on it pays to see first whether all of them have room."""
+
+PAYS = 0.3
+"""A further task of an elastic unit has to bring this part of what its first does."""
 
 IDLES = 0.1
 """Room is kept for what waits only where less than this part of its own device time stands idle for that."""
@@ -555,24 +562,30 @@ class _Round:
         return [(index, (fleet.device_model == index).any(axis=1)) for index in ordered]
 
     def _place_elastic(self) -> None:
-        """What is left goes to elastic units, in the order in which they were served: beside the members that are
-        placed, then where they run no slower, since a gang is as fast as its slowest member.
+        """What is left goes to elastic units, one task after the other to the one that it brings most: beside the
+        members that are placed, then where they run no slower, since a gang is as fast as its slowest member.
         """
-        draft = self.draft
-        for candidate, shape, variant, spots, why in self._elastic:
-            least = len(spots)
-            most = min(candidate.tasks, least + self.allowance.room_of(candidate, shape))
-            rows = [draft.fleet.rows[spot.node] for spot in spots]
-            for row in dict.fromkeys(rows):
-                while len(spots) < most and draft.room_for(row, shape):
-                    spots.append(draft.take(row, candidate, shape))
-            slowest = max(self.draft.run_on(candidate, shape, row).mean for row in rows)
-            while len(spots) < most and (found := draft.best(candidate, shape)) is not None:
-                if self.draft.run_on(candidate, shape, found[0]).mean > slowest:
-                    break
-                spots.append(draft.take(found[0], candidate, shape))
-            self.allowance.take(candidate, shape, len(spots) - least)
-            self.decisions.append(Place(unit=candidate.unit, spots=tuple(spots), why=why, variant=variant))
+        wishes: list[tuple[float, int, _Wish]] = []
+        for number, (candidate, shape, variant, spots, why) in enumerate(self._elastic):
+            wish = _Wish(candidate, shape, variant, spots, why, self.view.speedups.get(candidate.unit), self.draft)
+            wish.most = min(candidate.tasks, len(spots) + self.allowance.room_of(candidate, shape))
+            if (gain := wish.gain()) > 0:
+                heappush(wishes, (-gain, number, wish))
+            else:
+                self._place_wish(wish)
+        while wishes:
+            _, number, wish = heappop(wishes)
+            if not wish.takes_one():
+                self._place_wish(wish)
+            elif (gain := wish.gain()) > 0:
+                heappush(wishes, (-gain, number, wish))
+            else:
+                self._place_wish(wish)
+
+    def _place_wish(self, wish: "_Wish") -> None:
+        self.allowance.take(wish.candidate, wish.shape, len(wish.spots) - wish.least)
+        place = Place(unit=wish.candidate.unit, spots=tuple(wish.spots), why=wish.why, variant=wish.variant)
+        self.decisions.append(place)
 
     def _behind(self, candidate: Candidate) -> Place | None:
         profile = self.view.profiles.get(candidate.kind)
@@ -699,7 +712,7 @@ class _Round:
             index = self._target[candidate.unit]
             shape = _on_model(candidate.shape, self.view.fleet.models[index].name)
             run = draft.speeds.left(candidate, shape, draft.able(shape).models)[index]
-            gain = value(candidate, run, now, pressed=pressed)
+            gain = value(candidate, run, candidate.ready if NOWAIT else now, pressed=pressed)
             found = make_way(shape, draft, needed, rules, self._leaving, _ANY, self._yielding, run)
             if found and found.victims:
                 best = (gain, gain, found, shape)
@@ -707,7 +720,7 @@ class _Round:
         prices = self._had_turns if guess else self._prices
         for shape in (candidate.shape, *candidate.others) if not self._target else ():
             run = draft.speeds.shortest(candidate, draft.able(shape).models)
-            gain = value(candidate, run, now, pressed=pressed)
+            gain = value(candidate, run, candidate.ready if NOWAIT else now, pressed=pressed)
             found = make_way(shape, draft, needed, rules, prices, gain, self._yielding, run)
             if found and found.victims and gain > found.price and (best is None or gain - found.price > best[0]):
                 best = (gain - found.price, gain, found, shape)
@@ -797,13 +810,13 @@ class _Round:
         """Keep the room where it could start first, lent to what says that it will be gone by then; after `lent_until`
         (an instant) to nobody.
         """
-        now = self.view.now
+        now, soonest = self.view.now, self._soonest(candidate)
+        if soonest is None or not self._pays(candidate, soonest[1], soonest[0]):
+            return
         if now < lent_until:
             self._ask_again(lent_until)
-            soonest = self._soonest(candidate)
-            if soonest is not None and self._pays(candidate, soonest[1], soonest[0]):
-                self._reservations += 1
-                self._keep_rows(candidate, soonest[1], soonest[0].rows, soonest[0].at)
+            self._reservations += 1
+            self._keep_rows(candidate, soonest[1], soonest[0].rows, soonest[0].at)
             return
         for shape in (candidate.shape, *candidate.others):
             rows = drain(shape, self.draft, candidate.least or candidate.tasks)
@@ -890,10 +903,12 @@ class _Round:
             if size < GROWS_BY * resident.size and not comes_back:
                 continue
             left = ends(resident, now, self.draft.speeds) - now
-            worth = (left * (1 - slower * resident.size / size) - lost_work(resident, now)) * resident.size
-            if worth > 0 and (best is None or worth > best[0]):
-                best = (worth, resident)
-            elif worth <= 0 and resident.checkpoint:  # least is lost just after a checkpoint
+            speeds = speeds_with(self.view.speedups.get(resident.unit), resident.most)
+            sooner = 1 - slower * speeds[resident.size] / speeds[size]
+            won = (left * sooner - lost_work(resident, now)) * resident.size
+            if won > 0 and (best is None or won > best[0]):
+                best = (won, resident)
+            elif won <= 0 and resident.checkpoint:  # least is lost just after a checkpoint
                 self._ask_again(next_checkpoint(resident, now))
         if best is not None:
             why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"room for more than {best[1].size} tasks")
@@ -1180,6 +1195,50 @@ class _Round:
     def _remember(self) -> dict[str, Any] | None:
         memory = {**self.view.memory, **self.turns.memory(), **self.memory}
         return memory if memory != self.view.memory else None
+
+
+class _Wish:
+    """An elastic unit that is placed with its least, and could use more."""
+
+    def __init__(
+        self, candidate: Candidate, shape: Shape, variant: int, spots: list[Spot], why: Why,
+        told: Speedups | None, draft: Draft,
+    ) -> None:  # fmt: skip
+        self.candidate, self.shape, self.variant, self.spots, self.why = candidate, shape, variant, spots, why
+        self.least, self.most = len(spots), candidate.tasks
+        self.speeds = speeds_with(told, candidate.tasks)
+        self._draft = draft
+        rows = [draft.fleet.rows[spot.node] for spot in spots]
+        self._rows = list(dict.fromkeys(rows))
+        self._slowest = max(draft.run_on(candidate, shape, row).mean for row in self._rows)
+        run = draft.speeds.shortest(candidate, draft.able(shape).models) * self.speeds[self.least]
+        self._worth = worth(candidate.priority, candidate.weight) / max(1, run)
+
+    def gain(self) -> float:
+        """What one task more brings for each of its devices; nothing where it brings too little of one."""
+        tasks = len(self.spots)
+        if tasks >= self.most:
+            return 0.0
+        more = self.speeds[tasks + 1] - self.speeds[tasks]
+        return (
+            self._worth * more / self.shape.gpus
+            if self.shape.gpus and more >= PAYS
+            else (1.0 if not self.shape.gpus else 0.0)
+        )
+
+    def takes_one(self) -> bool:
+        """Whether there was room for one more."""
+        draft, shape = self._draft, self.shape
+        for row in self._rows:
+            if draft.room_for(row, shape):
+                self.spots.append(draft.take(row, self.candidate, shape))
+                return True
+        found = draft.best(self.candidate, shape)
+        if found is None or draft.run_on(self.candidate, shape, found[0]).mean > self._slowest:
+            return False
+        self.spots.append(draft.take(found[0], self.candidate, shape))
+        self._rows.append(found[0])
+        return True
 
 
 class _Turns:
