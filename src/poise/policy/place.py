@@ -125,7 +125,6 @@ class Draft:
         self._pools: dict[str, dict[int, PoolView]] = {}
         self._summary: Summary | None = None
         self._now: Fleet | None = None
-        self._compute: tuple[int, Ints] | None = None
         self._fullness: Floats | None = None
         self._by_fullness: Ints = np.zeros(0, np.int64)
         self._taken = 0
@@ -245,12 +244,6 @@ class Draft:
                 room[rows] = capacity_on(rows, self.fleet, shape, able, *arrays)
         self._capacity[shape] = (room, len(self._changed))
         return room
-
-    def compute(self) -> Ints:
-        """(N,): thousandths of devices that are free on each node, kept or not; to be read only."""
-        if self._compute is None or self._compute[0] != self._taken:
-            self._compute = self._taken, np.maximum(self.share, 0).sum(axis=1)
-        return self._compute[1]
 
     def reasons_on(self, row: int, shape: Shape) -> list[Reason]:
         """Every reason why one task of the shape cannot start on this node, with what has been placed in this draft."""

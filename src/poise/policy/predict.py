@@ -132,15 +132,16 @@ class Speeds:
         """The run time in nanoseconds of an attempt, from its start: on the device it has, in the artifact and in the
         size it runs in, without what earlier attempts have saved. What serves is not foreseen to end.
         """
-        known, told_apart = _by_itself(resident), bool(self.throughputs)
-        return _without_saved(resident, self._of_work(resident), told_apart=told_apart) if known is None else known
+        if resident.serves or resident.foreseen:
+            return _by_itself(resident)
+        return _without_saved(resident, self._of_work(resident), told_apart=bool(self.throughputs))
 
     def both_of_attempt(self, resident: Resident) -> tuple[Estimate, Estimate]:
         """The same, the mean and what to count on (`likely`)."""
-        known, told_apart = _by_itself(resident), bool(self.throughputs)
-        if known is not None:
+        if resident.serves or resident.foreseen:
+            known = _by_itself(resident)
             return known, known
-        whole = self._of_work(resident)
+        whole, told_apart = self._of_work(resident), bool(self.throughputs)
         counted_on, mean = likely(whole), _without_saved(resident, whole, told_apart=told_apart)
         return mean, mean if counted_on is whole else _without_saved(resident, counted_on, told_apart=told_apart)
 
@@ -224,18 +225,15 @@ def speeds_of(view: Snapshot) -> Speeds:
     return known
 
 
-def _by_itself(resident: Resident) -> Estimate | None:
-    """What is foreseen of an attempt whatever its class takes; None where that has to be asked."""
-    if resident.serves:
-        return NO_END
-    if resident.foreseen:
-        return Estimate(resident.foreseen, resident.foreseen // PACE_VARIES, "its own pace")
-    return None
+def _by_itself(resident: Resident) -> Estimate:
+    """Of an attempt that has no end, or tells its pace: whatever its class takes."""
+    return NO_END if resident.serves else Estimate(resident.foreseen, resident.foreseen // PACE_VARIES, "its own pace")
 
 
 def _without_saved(resident: Resident, estimate: Estimate, *, told_apart: bool) -> Estimate:
     """Of what is left of its work, in the size that it has."""
-    estimate = in_size(outlasting(estimate, resident.outlived), resident.least, resident.size)
+    if resident.outlived or resident.least:
+        estimate = in_size(outlasting(estimate, resident.outlived), resident.least, resident.size)
     if resident.progress:
         seen = 0 if told_apart else whole_by_progress(resident.attained, resident.shape, resident.size, resident)
         if seen:

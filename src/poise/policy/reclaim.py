@@ -534,7 +534,8 @@ def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices) -> li
 
 def _earliest(draft: Draft, shape: Shape, rows: list[int]) -> list[tuple[int, int]]:
     """Of these rows those that will have devices for one task, the soonest first, and when that is."""
-    return draft.running.soonest(rows, shape.gpus * shape.share - draft.compute()[rows])
+    free = np.maximum(draft.share[rows], 0).sum(axis=1)
+    return draft.running.soonest(rows, shape.gpus * shape.share - free)
 
 
 def openings_on(
