@@ -1167,6 +1167,7 @@ class Ledger:
         if unit.over:
             raise InvariantBroken(f"{event.unit} told how it scales, but is {unit.status}")
         unit.speedups = self._speedups[unit.id] = event.speedups
+        self._mark(unit)
 
     def _training_told(self, event: TrainingTold) -> None:
         unit = self._units[event.unit]
@@ -2086,7 +2087,17 @@ class Ledger:
             resizes=unit.resizes and self.is_whole(unit),
             resized=unit.resized,
             losses=unit.losses,
+            gains=self._gains(unit),
         )
+
+    def _gains(self, unit: UnitState) -> int:
+        """How much faster an elastic unit is than with its least tasks, by what it told of how it scales."""
+        if unit.speedups is None or not unit.spec.least or unit.size == unit.spec.least:
+            return 0
+        apart = len({unit.tasks[index].node for index in unit.members}) > 1
+        told = unit.speedups.apart if apart and unit.speedups.apart else unit.speedups.together
+        alone = unit.speedups.together[min(unit.spec.least, len(unit.speedups.together)) - 1] if told else 0
+        return told[min(unit.size, len(told)) - 1] * 1000 // alone if told and alone else 0
 
     def _foreseen(self, unit: UnitState) -> int:
         """For how long it runs in all, since it was started or resized, in the size that it has."""

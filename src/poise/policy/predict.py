@@ -20,6 +20,7 @@ from poise.model.profiles import NO_END, Estimate, Profile, estimate_run, outlas
 from poise.model.resources import Shape
 from poise.model.tenants import declared_class
 from poise.model.views import Candidate, Snapshot
+from poise.policy.elastic import speeds_with
 from poise.policy.feasible import precision_on
 from poise.units import SECOND
 
@@ -233,7 +234,7 @@ def _by_itself(resident: Resident) -> Estimate:
 def _without_saved(resident: Resident, estimate: Estimate, *, told_apart: bool) -> Estimate:
     """Of what is left of its work, in the size that it has."""
     if resident.outlived or resident.least:
-        estimate = in_size(outlasting(estimate, resident.outlived), resident.least, resident.size)
+        estimate = in_size(outlasting(estimate, resident.outlived), resident.least, resident.size, resident.gains)
     if resident.progress:
         seen = 0 if told_apart else whole_by_progress(resident.attained, resident.shape, resident.size, resident)
         if seen:
@@ -283,11 +284,15 @@ def whole_by_progress(attained: int, shape: Shape, tasks: int, of: Candidate | R
     return attained // (shape.gpus * tasks) * ALL // of.progress
 
 
-def in_size(estimate: Estimate, least: int, size: int) -> Estimate:
-    """What is foreseen of the `least` tasks of an elastic unit (0: it is not elastic), for as many as it has."""
+def in_size(estimate: Estimate, least: int, size: int, gains: int = 0) -> Estimate:
+    """What is foreseen of the `least` tasks of an elastic unit (0: it is not elastic), for as many as it has: with what
+    it `gains` by them in thousandths, or where it has not said that (0) as `elastic.speeds_with` takes for granted.
+    """
     if not least or size == least:
         return estimate
-    return estimate._replace(mean=max(1, estimate.mean * least // size), deviation=estimate.deviation * least // size)
+    speeds = speeds_with(None, max(least, size))
+    times = 1000 / gains if gains else speeds[least] / speeds[size]
+    return estimate._replace(mean=max(1, int(estimate.mean * times)), deviation=int(estimate.deviation * times))
 
 
 def _by_table(index: int, tabled: Mapping[int, float], declared: int) -> Estimate:

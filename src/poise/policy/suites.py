@@ -24,7 +24,7 @@ from poise.model.views import LEAST_SHOWN, Candidate, Snapshot
 from poise.policy.allowance import Allowance
 from poise.policy.assign import assign
 from poise.policy.choose import Item, choose
-from poise.policy.elastic import speeds_with
+from poise.policy.elastic import Bid, share_out, speeds_with
 from poise.policy.emptying import being_emptied, hand_over, keep_for_leaving
 from poise.policy.feasible import room_when_empty
 from poise.policy.goodput import Goodput
@@ -75,7 +75,7 @@ from poise.policy.rounds import SHARING
 from poise.policy.running import lost_work
 from poise.policy.score import TERMS, Term, turn_weight
 from poise.policy.static import Static
-from poise.units import HOUR, SECOND, format_duration
+from poise.units import HOUR, MINUTE, SECOND, format_duration
 
 ClusterPolicy = Policy[Snapshot, Plan]
 Reasons = tuple[Reason, ...]
@@ -100,6 +100,9 @@ threshold of Tiresias' queues (Gu et al., 2019) in the simulator of Pollux's art
 
 TOGETHER = 64
 """Candidates from which on it pays to see first whether all of them have room."""
+
+HORIZON = 10 * MINUTE
+"""What is won by sharing devices out anew is counted for so long: then something has come or gone."""
 
 PAYS = 0.3
 """A further task of an elastic unit has to bring this part of what its first does."""
@@ -913,6 +916,50 @@ class _Round:
         if best is not None:
             why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"room for more than {best[1].size} tasks")
             self.decisions.append(Preempt(unit=best[1].unit, cause="grow", why=why))
+        else:
+            self._rebalance()
+
+    def _rebalance(self) -> None:
+        """Elastic units that are started anew to change their size are all given what `elastic.share_out` says, if so
+        much is won by that in `HORIZON` as is lost by starting those anew whose size changes much.
+        """
+        now, draft = self.view.now, self.draft
+        here = [one for one in self.view.elastic if not one.resizes and one.preemptible and one.size and one.shape.gpus]
+        here = [one for one in here if not (one.stopping or one.serves or one.unit in self._yielding)]
+        if len(here) < 2:
+            return
+        shared = int(self.view.memory.get("rebalanced", 0))
+        if shared and now < shared + COOL_DOWN:
+            self._ask_again(shared + COOL_DOWN)
+            return
+        bids, lasts = [], {}
+        for one in here:
+            lasts[one.unit] = max(SECOND, ends(one, now, draft.speeds) - now)
+            speeds = speeds_with(self.view.speedups.get(one.unit), one.most)
+            work = lasts[one.unit] * speeds[one.size]
+            weight = worth(one.priority, one.weight)
+            bids.append(Bid(one.unit, weight / work, speeds, max(1, one.least), one.shape.gpus, one.ordinal))
+        free = int(((draft.share == WHOLE) & (self.view.fleet.closed == 0)[:, None]).sum())
+        sizes = share_out(bids, free + sum(one.size * one.shape.gpus for one in here))
+        won, going = 0.0, list[Resident]()
+        for one, bid in zip(here, bids, strict=True):
+            to = sizes.get(one.unit, 0)
+            if max(to, one.size) < GROWS_BY * min(to, one.size) or not to:
+                continue
+            if now < (at := settled(one, COOL_DOWN)):
+                self._ask_again(at)
+                return
+            going.append(one)
+            horizon = min(HORIZON, lasts[one.unit])
+            won += bid.worth * ((bid.speeds[to] - bid.speeds[one.size]) * horizon - bid.speeds[to] * lost_work(one, now))
+        if won <= 0 or len(going) < 2:
+            return
+        self.memory["rebalanced"] = now
+        self._ask_again(now + COOL_DOWN)
+        for one in going:
+            cause: Literal["grow", "shrink"] = "grow" if sizes[one.unit] > one.size else "shrink"
+            why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"{sizes[one.unit]} tasks are worth more")
+            self.decisions.append(Preempt(unit=one.unit, cause=cause, why=why))
 
     def _grow_in_place(self, resident: Resident) -> None:
         """It goes on with as many more tasks as there is room for where they run no slower than those that it has."""
