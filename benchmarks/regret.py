@@ -31,17 +31,16 @@ import msgspec
 from clusters import gavel, nodes_of
 
 from poise.kernel.controller import Settings
-from poise.model.jobs import Priority, Speedups, Task, Unit
+from poise.model.jobs import CLASS_WEIGHT, Priority, Speedups, Task, Unit
 from poise.model.resources import Device, Node, Shape
 from poise.model.workload import Arrival, Scaling, Seats, Steady, Truth, Workload
-from poise.policy.reclaim import CLASS_WEIGHT
 from poise.policy.suites import policy_named
 from poise.twin.traces.formats import read_trace
-from poise.twin.traces.options import Options
+from poise.twin.traces.options import Information, Options
 from poise.twin.trial import simulate
 from poise.units import HOUR, MINUTE, SECOND
 
-POLICIES = "poise,fifo,sjf,srtf,las,tiresias,goodput,edf,elasticflow"
+POLICIES = "poise,fifo,sjf,srtf,las,tiresias,goodput,edf"
 SPEEDS = {"H100": 1.0, "A100": 0.55, "V100": 0.25}
 JOBS = 150
 LONGEST = 60.0
@@ -49,6 +48,7 @@ LONGEST = 60.0
 
 UNIT = "main"
 SERVICE = "service"
+INFORMATION: tuple[Information, ...] = ("estimated", "none")
 
 
 class World(NamedTuple):
@@ -223,23 +223,23 @@ def traces(data: Path, seed: int) -> Iterator[World]:
     """Of each trace, and for each of a few fleets: as many jobs as are quick to run through, from a place that the seed
     decides.
     """
-    free = {"checkpoint": SECOND, "restore": 0, "devices_per_node": 1}
+    free = Options(checkpoint=SECOND, restore=0, devices_per_node=1)
     gavel_table, shockwave_table = data / "gavel/simulation_throughputs.json", data / "shockwave/tacc_throughputs.json"
     for file, cluster, jobs in (
         ("max_min_fairness.trace", (8, 16, 24), 96),
         ("minimize_makespan.trace", (8, 16, 24), 100),
         ("artifact_evaluation.trace", (2, 2, 2), 15),
     ):
-        options = Options(**free, throughputs=gavel_table, jobs=jobs)
+        options = msgspec.structs.replace(free, throughputs=gavel_table, jobs=jobs)
         yield _slice(f"gavel {file}", data / "gavel/traces" / file, nodes_of(gavel(cluster)), options, seed)
     for path in sorted((data / "shockwave/traces").iterdir()):
-        options = Options(**free, throughputs=shockwave_table)
+        options = msgspec.structs.replace(free, throughputs=shockwave_table)
         yield _slice(f"shockwave {path.name[:3]}", path, nodes_of({"V100": 32}), options, seed)
     for path in sorted((data / "pollux-osdi21/workloads").glob("workload-*.csv")):
         for elastic in (False, True):
-            for know in ("estimated", "none"):
+            for know in INFORMATION:
                 name = f"pollux {path.stem[-1]}{' elastic' if elastic else ''} {know}"
-                options = Options(devices_per_node=4, elastic=elastic, information=know)  # type: ignore[arg-type]
+                options = Options(devices_per_node=4, elastic=elastic, information=know)
                 yield _slice(name, path, nodes_of({"T4": 16}, 4), options, seed)
     for load, count in ((1.0, 60), (1.5, 60), (1.0, 20)):
         name = f"philly {load:g} on {8 * count}"
@@ -406,16 +406,16 @@ def show_world(world: World, rows: Sequence[dict[str, Any]], mine: str) -> None:
     about = " ".join(f"{name}={value}" for name, value in world.about.items())
     print(
         f"{world.name:34} mean {me['mean']:+7.1%} ({best}) wait {me['wait']:+8.1%} met {row['met']:4.0%} of "
-        f"{most['met']:4.0%} ({most['policy']}, {row['due']}) rho {row['worst_rho']:6.2f} yields {row['preempted']:5.2f} "
-        f"{row['cpu_ms_per_job']:5.1f} ms {'missing ' + str(row['missing']) if row['missing'] else ''} {about}",
+        f"{most['met']:4.0%} ({most['policy']}, {row['due']}) rho {row['worst_rho']:6.2f} "
+        f"yields {row['preempted']:5.2f} {row['cpu_ms_per_job']:5.1f} ms missing {row['missing']} {about}",
         flush=True,
     )
 
 
 def show(found: Sequence[tuple[World, list[dict[str, Any]]]], policies: Sequence[str]) -> None:
     print(
-        f"\n{'policy':14} {'mean completion: mean':>21} {'P90':>7} {'worst':>8} {'P99 wait: median':>17} {'on front':>9} "
-        f"{'deadlines: mean':>16} {'worst':>7} {'rho: median':>12} {'yields a job':>13} {'worst':>6}"
+        f"\n{'policy':14} {'mean completion: mean':>21} {'P90':>7} {'worst':>8} {'P99 wait: median':>17} "
+        f"{'on front':>9} {'deadlines: mean':>16} {'worst':>7} {'rho: median':>12} {'yields a job':>13} {'worst':>6}"
     )
     of = [regrets(rows) for _, rows in found]
     due = [one for one, (_, rows) in zip(of, found, strict=True) if rows[0]["due"]]

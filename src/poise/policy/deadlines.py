@@ -1,7 +1,7 @@
 """Deadlines: which can still be met, and when each of these has to start at the latest.
 
-Work that could be on time is never given up for work that cannot, so two questions are asked of all that has a deadline,
-waiting and running, as if nothing else were there.
+Work that could be on time is never given up for work that cannot. So two questions are asked of all that has a
+deadline, waiting and running, as if nothing else were there.
 
 *Which are met?* In the order of their deadlines (Jackson, 1955), each starts as soon as its devices are free. When one
 would be late, the one that takes most device time for what it is worth is given up, of it and all before it: the rule

@@ -70,7 +70,7 @@ def marginal(bid: Bid, tasks: int) -> float:
 
 
 def _next(bid: Bid, tasks: int) -> tuple[float, int, int, Bid] | None:
-    """The step from so many tasks that is worth most for each of its devices (negative, for a heap); None if none is."""
+    """The step from so many tasks that is worth most for a device (negative, for a heap); None if none is."""
     speeds, first = bid.speeds, max(1, bid.least) if tasks == 0 else tasks + 1
     best, to = 0.0, 0
     for more in range(first, len(speeds)):

@@ -15,7 +15,7 @@ from poise.model.resources import PLENTY, WHOLE
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import ability
 from poise.policy.predict import speeds_of
-from poise.policy.timely import NO_DEADLINES, Timely
+from poise.policy.timely import NO_DEADLINES, PRESSED, Timely
 from poise.units import HOUR, MINUTE, SECOND, format_duration
 
 Words = Callable[[Candidate, int], str]
@@ -32,9 +32,6 @@ STARVES = 10
 
 PATIENCE = (0, 1 * SECOND, 10 * SECOND, 30 * SECOND)
 """By priority class: a unit that has been ready and without room this long has room kept for it."""
-
-PRESSED = 8.0
-"""How much more a unit is worth that has to start now to be on time."""
 
 LENDING = AGEING
 """For so long after that, or as long as `ageing` takes, others may use this room meanwhile if they say that they will
@@ -123,7 +120,7 @@ def _to_go(view: Snapshot, lengths: Sequence[int]) -> Sequence[int]:
 
 
 def _in_lanes(view: Snapshot, timely: Timely, left: Floats, by_density: Bools | None = None) -> list[Candidate]:
-    """Those that have to start now first; then by class, raised by waiting; then the few that have waited longest with their
+    """What has to start now, then by class, raised by waiting; then the few that have waited longest with their
     patience over, then by the nanoseconds `left` of their jobs; those marked `by_density` by what they are worth for
     each second of each device instead (Smith's rule, 1956, for jobs of unequal width), more the longer they wait.
     Worked out for all at once: there are tens of thousands in bulk.

@@ -26,7 +26,7 @@ from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate
 from poise.policy.place import Draft
 from poise.policy.predict import Speeds
-from poise.policy.rank import NEVER, PRESSED, STARVES, candidate_level, effective_class, level_of
+from poise.policy.rank import NEVER, STARVES, candidate_level, effective_class, level_of
 from poise.policy.room import Room, give_back
 from poise.policy.running import lost_work
 from poise.units import MINUTE, SECOND
@@ -34,8 +34,11 @@ from poise.units import MINUTE, SECOND
 HYSTERESIS = 1.2
 """What runs yields only to what is worth so much more: estimates err, and every change costs something."""
 
-QUEUE = 3.0
+LEAST = 1e-9
+"""A weight below all others."""
+
 UNSURE = 3.0
+"""What is lost for certain counts so many times the deviation of what is won by it, as a part of its mean."""
 
 QUANTUM = 4
 """What does not tell its progress is let run, each time, for one part in so many of what it has run in all: its like
@@ -59,8 +62,8 @@ RENEWED = 30 * MINUTE
 class Preemption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who may make whom yield: `class` a lower priority class, if the gain is larger than the cost; `value` the same,
     and what has devices whatever else has them and is worth less for its time, of any class; `remaining` who has longer
-    to run; `attained` who has had more service by a quantum; `level` who is on a later level of feedback; `deadline` who
-    is due later.
+    to run; `attained` who has had more service by a quantum; `level` who is on a later level of feedback; `deadline`
+    who is due later.
 
     `min_run` nanoseconds must have been run. A unit yields `budget` times, and then only after it has run for long;
     and `at_once` units in one round, or as many as the one they yield to has devices or tasks. The budget is not for
@@ -209,7 +212,9 @@ def standings(draft: Draft, rules: Preemption) -> dict[str, float]:
 
     That is its weight by the time that its end is put off less when it goes on than when it yields. With `R` left to
     run and `L` lost by yielding, one that runs for `T` in its place gains `R` and costs it `T + L`: that is a gain if
-    `R - L > T` (two jobs on one machine, as in Smith, 1956).
+    `R - L > T` (two jobs on one machine, as in Smith, 1956). What is lost has to be done again on its `n` devices, and
+    that delays all that waits: `L` counts `1 + n c / w` times, where `c` is the weight that waits for each device.
+    And it is lost for certain, where what is won is a guess: it counts more, the less sure that is (`UNSURE`).
     """
     running = draft.running
 
@@ -226,9 +231,8 @@ def standings(draft: Draft, rules: Preemption) -> dict[str, float]:
     by_interval = np.where(checkpoint > 0, elapsed % np.maximum(1, checkpoint), elapsed)
     lost = np.where(kept > 0, np.maximum(0, draft.view.now - kept), by_interval) + restore
     worths = np.array(CLASS_WEIGHT)[priority] * weight / 1000
-    lost = lost * (
-        1 + QUEUE * width * crowding(draft) / np.maximum(worths, 1e-9)
-    ) + UNSURE * running.varies * np.minimum(lost, running.left)
+    delays = 1 + width * crowding(draft) / np.maximum(worths, LEAST)
+    lost = lost * delays + UNSURE * running.varies * np.minimum(lost, running.left)
     spared = running.left - lost
     of = HYSTERESIS * worths / (np.maximum(1, spared) / SECOND)
     standing = np.where((spared > 0) & (draft.view.now >= asked_from), of, inf)
@@ -244,15 +248,13 @@ def crowding(draft: Draft) -> float:
     return waiting / max(1, devices)
 
 
-def value(candidate: Candidate, run: int, now: int, *, pressed: bool = False) -> float:
+def value(candidate: Candidate, run: int, now: int, *, pressed: float = 1.0) -> float:
     """What it is worth to start a unit that is foreseen to run for so long: its weight over that time; twice as much
-    when it has waited as long as `STARVES` runs. One that has to start now to be on time is worth more than any of its
-    class.
+    when it has waited as long as `STARVES` runs. One that has to start now to be on time is worth `pressed`
+    times as much.
     """
     of_class = effective_class(candidate, now)
-    weight = worth(of_class, candidate.weight) * (1 + (now - candidate.ready) / (STARVES * max(run, SECOND)))
-    if pressed:
-        weight *= PRESSED
+    weight = pressed * worth(of_class, candidate.weight) * (1 + (now - candidate.ready) / (STARVES * max(run, SECOND)))
     return weight / (max(run, 1) / SECOND)
 
 

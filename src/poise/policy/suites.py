@@ -75,6 +75,7 @@ from poise.policy.rounds import SHARING
 from poise.policy.running import lost_work
 from poise.policy.score import TERMS, Term, turn_weight
 from poise.policy.static import Static
+from poise.policy.timely import PRESSED
 from poise.units import HOUR, MINUTE, SECOND, format_duration
 
 ClusterPolicy = Policy[Snapshot, Plan]
@@ -90,7 +91,6 @@ WEIGHED = 2048
 """Attempts, and units that wait, of which a round weighs what each is worth; where more runs, work with devices yields
 and is placed as other work is. A weighing takes some 10 us for each, and a round at most 50 ms."""
 
-NOWAIT = True
 WEIGHED_WAITING = 256
 """Units that wait, the first in order, of which a round looks which are worth most together."""
 
@@ -332,7 +332,9 @@ class _Round:
         devices = free + sum(item.width for item in items)
         for one in here:
             run = draft.speeds.shortest(one, draft.able(one.shape).models)
-            items.append(Item(one.unit, value(one, run, now, pressed=one.unit in pressed), _width(one)))
+            items.append(
+                Item(one.unit, value(one, run, now, pressed=PRESSED if one.unit in pressed else 1.0), _width(one))
+            )
         chosen = choose(items, devices)
         behind = {one.unit for one in here} - chosen
 
@@ -710,12 +712,12 @@ class _Round:
         """Ask what is worth least to yield, on the model of device where that wins most."""
         draft, now, needed = self.draft, self.view.now, candidate.least or candidate.tasks
         best: tuple[float, float, Yielding, Shape] | None = None
-        pressed = candidate.unit in draft.timely.pressed
+        pressed = PRESSED if candidate.unit in draft.timely.pressed else 1.0
         if candidate.unit in self._target:
             index = self._target[candidate.unit]
             shape = _on_model(candidate.shape, self.view.fleet.models[index].name)
             run = draft.speeds.left(candidate, shape, draft.able(shape).models)[index]
-            gain = value(candidate, run, candidate.ready if NOWAIT else now, pressed=pressed)
+            gain = value(candidate, run, now, pressed=pressed)
             found = make_way(shape, draft, needed, rules, self._leaving, _ANY, self._yielding, run)
             if found and found.victims:
                 best = (gain, gain, found, shape)
@@ -723,7 +725,7 @@ class _Round:
         prices = self._had_turns if guess else self._prices
         for shape in (candidate.shape, *candidate.others) if not self._target else ():
             run = draft.speeds.shortest(candidate, draft.able(shape).models)
-            gain = value(candidate, run, candidate.ready if NOWAIT else now, pressed=pressed)
+            gain = value(candidate, run, now, pressed=pressed)
             found = make_way(shape, draft, needed, rules, prices, gain, self._yielding, run)
             if found and found.victims and gain > found.price and (best is None or gain - found.price > best[0]):
                 best = (gain - found.price, gain, found, shape)
@@ -951,7 +953,9 @@ class _Round:
                 return
             going.append(one)
             horizon = min(HORIZON, lasts[one.unit])
-            won += bid.worth * ((bid.speeds[to] - bid.speeds[one.size]) * horizon - bid.speeds[to] * lost_work(one, now))
+            won += bid.worth * (
+                (bid.speeds[to] - bid.speeds[one.size]) * horizon - bid.speeds[to] * lost_work(one, now)
+            )
         if won <= 0 or len(going) < 2:
             return
         self.memory["rebalanced"] = now

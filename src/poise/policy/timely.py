@@ -21,6 +21,11 @@ from poise.policy.running import Running, lost_work
 LOOKED_AT = 128
 """Units with a deadline that are looked at in a round, those with the earliest latest start first."""
 
+PRESSED = 8.0
+"""How much more a unit is worth that has to start now to be on time: as much as lies between the lowest class and the
+highest. If it were worth more than anything else, whatever is long would drive out all that is short, only to be
+overtaken itself by what comes next, and what made way for it would be late in vain."""
+
 SAFETY = 1.0
 """Mean deviations of its estimate by which work starts before it has to."""
 

@@ -13,7 +13,7 @@ from poise.model.messages import Attempt, Report, Told
 from poise.model.tenants import Bearer, Role
 from poise.model.training import Saved, Training, decode
 from poise.policy.predict import Speeds
-from poise.policy.reclaim import lost_work
+from poise.policy.running import lost_work
 from poise.testing import World, replay
 from poise.units import SECOND
 

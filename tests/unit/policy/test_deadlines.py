@@ -80,7 +80,7 @@ jobs = st.lists(
 
 @given(jobs, st.integers(3, 5))
 def test_those_that_start_in_time_are_on_time(drawn: list[tuple[int, int, int]], devices: int) -> None:
-    """Whoever starts at the latest start holds its devices until its deadline at most, and never more than there are."""
+    """Whoever starts at the latest start holds its devices until its deadline at most; there are enough."""
     kept = met([owed(f"u{number}", *of) for number, of in enumerate(drawn)], devices, now=0)
     starts = latest_starts(kept, devices)
     assert all(starts[one.unit] + one.left <= one.due for one in kept)

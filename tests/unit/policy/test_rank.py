@@ -27,6 +27,7 @@ from poise.policy.rank import (
     in_words,
     level_of,
 )
+from poise.policy.timely import NO_DEADLINES, Timely
 from poise.testing import node
 from poise.units import HOUR, MINUTE, SECOND
 
@@ -51,11 +52,12 @@ def view(*candidates: Candidate) -> Snapshot:
     return Snapshot(revision=1, now=NOW, fleet=Fleet(), candidates=candidates, backlog=backlog, profiles={})
 
 
-def urgency(*candidates: Candidate) -> list[int]:
-    return [one.ordinal for one in by_urgency(view(*candidates))]
+def urgency(*candidates: Candidate, pressed: tuple[str, ...] = ()) -> list[int]:
+    timely = Timely(pressed=dict.fromkeys(pressed, NOW))
+    return [one.ordinal for one in by_urgency(view(*candidates), timely)]
 
 
-def test_classes_then_deadlines_then_paths_then_arrival() -> None:
+def test_what_has_to_start_now_then_classes_then_paths_then_arrival() -> None:
     assert urgency(
         candidate(1, priority=3),
         candidate(2),
@@ -64,15 +66,16 @@ def test_classes_then_deadlines_then_paths_then_arrival() -> None:
         candidate(5, left=5 * SECOND),
         candidate(6, left=3 * SECOND),
         candidate(7, priority=0),
-    ) == [7, 6, 5, 4, 2, 3, 1]
+        pressed=("u5", "u6"),
+    ) == [6, 5, 7, 4, 2, 3, 1]
 
 
 def test_a_far_deadline_does_not_press() -> None:
     assert urgency(candidate(1, left=9 * HOUR), candidate(2, tail=2 * SECOND)) == [2, 1]
 
 
-def test_a_missed_deadline_presses_most() -> None:
-    assert urgency(candidate(1, left=SECOND), candidate(2, left=-HOUR)) == [2, 1]
+def test_a_missed_deadline_does_not_press() -> None:
+    assert urgency(candidate(1), candidate(2, left=-HOUR)) == [1, 2]
 
 
 def test_ageing_raises_one_class_at_a_time_and_never_above_urgent() -> None:
@@ -125,7 +128,9 @@ def test_shortest_first_and_least_served_first_and_by_level() -> None:
         candidate(3, expected=5 * SECOND),
         candidate(4, expected=3 * SECOND, attained=2 * HOUR),
     )
-    orders = {name: [one.ordinal for one in ORDERS[name].sort(shown)] for name in ("run", "attained", "level")}
+    orders = {
+        name: [one.ordinal for one in ORDERS[name].sort(shown, NO_DEADLINES)] for name in ("run", "attained", "level")
+    }
     assert orders == {"run": [2, 4, 3, 1], "attained": [3, 1, 2, 4], "level": [1, 3, 2, 4]}
 
 
@@ -215,7 +220,7 @@ def test_a_preset_orders_by_class_and_age_first(preset: str) -> None:
         candidate(4, priority=2, left=HOUR, followers=9, depth=2),
         candidate(5, priority=3, waited=AGEING),
     )
-    ordered = [one.ordinal for one in by_terms(PRESETS[preset]).sort(shown)]
+    ordered = [one.ordinal for one in by_terms(PRESETS[preset]).sort(shown, NO_DEADLINES)]
     assert ordered[:2] == [3, 2]
     assert set(ordered[2:]) == {1, 4, 5}
 
@@ -223,12 +228,12 @@ def test_a_preset_orders_by_class_and_age_first(preset: str) -> None:
 def test_the_highest_sum_goes_first_and_ties_by_arrival() -> None:
     shown = view(candidate(3, followers=2), candidate(2, followers=7), candidate(1, followers=2))
     order = by_terms({"dependencies": 1.0})
-    assert [one.ordinal for one in order.sort(shown)] == [2, 1, 3]
-    assert [one.ordinal for one in by_terms({"dependencies": -1.0}).sort(shown)] == [1, 3, 2]
+    assert [one.ordinal for one in order.sort(shown, NO_DEADLINES)] == [2, 1, 3]
+    assert [one.ordinal for one in by_terms({"dependencies": -1.0}).sort(shown, NO_DEADLINES)] == [1, 3, 2]
     assert order.words(shown.candidates[0], NOW) == "medium, by 1 dependencies"
 
 
 def test_a_term_of_ones_own_that_gives_nonsense_is_named() -> None:
     terms: Any = {"mine": lambda candidate, view: float("nan")}
     with pytest.raises(ValueError, match="`mine` gave nan for u1, not a finite number"):
-        by_terms({"mine": 1.0}, terms).sort(view(candidate(1)))
+        by_terms({"mine": 1.0}, terms).sort(view(candidate(1)), NO_DEADLINES)

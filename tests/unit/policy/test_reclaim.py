@@ -24,11 +24,10 @@ from poise.policy.reclaim import (
     ends,
     find_yielding,
     gain_of,
-    lost_work,
     reserve,
     service,
 )
-from poise.policy.running import Running
+from poise.policy.running import Running, lost_work
 from poise.policy.score import TERMS
 from poise.testing import World, node
 from poise.units import HOUR, MINUTE, SECOND
