@@ -20,7 +20,6 @@ from poise.model.profiles import NO_END, Estimate, Profile, estimate_run, outlas
 from poise.model.resources import Shape
 from poise.model.tenants import declared_class
 from poise.model.views import Candidate, Snapshot
-from poise.policy.elastic import speeds_with
 from poise.policy.feasible import precision_on
 from poise.units import SECOND
 
@@ -286,13 +285,12 @@ def whole_by_progress(attained: int, shape: Shape, tasks: int, of: Candidate | R
 
 def in_size(estimate: Estimate, least: int, size: int, gains: int = 0) -> Estimate:
     """What is foreseen of the `least` tasks of an elastic unit (0: it is not elastic), for as many as it has: with what
-    it `gains` by them in thousandths, or where it has not said that (0) as `elastic.speeds_with` takes for granted.
+    it says that it `gains` by them in thousandths, else (0) in proportion, as what it did is counted too.
     """
     if not least or size == least:
         return estimate
-    speeds = speeds_with(None, max(least, size))
-    times = 1000 / gains if gains else speeds[least] / speeds[size]
-    return estimate._replace(mean=max(1, int(estimate.mean * times)), deviation=int(estimate.deviation * times))
+    over, under = (1000, gains) if gains else (least, size)
+    return estimate._replace(mean=max(1, estimate.mean * over // under), deviation=estimate.deviation * over // under)
 
 
 def _by_table(index: int, tabled: Mapping[int, float], declared: int) -> Estimate:

@@ -336,7 +336,7 @@ class _Round:
                 Item(one.unit, value(one, run, now, pressed=PRESSED if one.unit in pressed else 1.0), _width(one))
             )
         chosen = choose(items, devices)
-        behind = {one.unit for one in here} - chosen
+        behind = {one.unit for one in here if _width(one) <= devices} - chosen  # the others keep room for later
 
         def place(one: Candidate) -> tuple[int, bool]:
             return self.order.lane(one, now), one.unit in behind

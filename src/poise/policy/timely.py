@@ -160,6 +160,3 @@ def _latest(one: Owed) -> int:
 
 def _mean(estimate: Estimate) -> int:
     return estimate.mean
-
-
-__all__ = ["NO_DEADLINES", "Timely", "look", "timely_in"]
