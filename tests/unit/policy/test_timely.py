@@ -1,0 +1,30 @@
+"""Deadlines in a whole world: what can be kept is kept, and what cannot changes nothing."""
+
+from poise.testing import World
+
+
+def test_a_near_deadline_makes_ordinary_work_yield() -> None:
+    world = World().nodes(1, gpus=1).job("long", gpu=1, expect="10h", checkpoint="30s").round().start("long")
+    world.after("40m").job("due", gpu=1, expect="10m", deadline="11m").after("1s").round()
+    assert world.status("due") in ("placed", "running")
+    assert world.status("long") == "pending"
+
+
+def test_a_far_deadline_waits_its_turn() -> None:
+    """An hour of work in front of it is shorter, and the deadline leaves time for both."""
+    world = World().nodes(1, gpus=1).job("short", gpu=1, expect="1h").round().start("short")
+    world.job("due", gpu=1, expect="2h", deadline="20h").after("1s").round()
+    assert (world.status("short"), world.status("due")) == ("running", "pending")
+
+
+def test_what_is_late_is_ordinary_work() -> None:
+    """It has been waiting for 15 hours, is due in one, and takes 16: it is longer than what is left of what runs."""
+    world = World().nodes(1, gpus=1).job("running", gpu=1, expect="20h", checkpoint="30s").round().start("running")
+    world.after("10m").job("late", gpu=1, expect="16h", deadline="16h 10m").after("15h").round()
+    assert world.status("running") == "running"
+
+
+def test_who_is_on_time_does_not_yield_to_who_would_make_it_late() -> None:
+    world = World().nodes(1, gpus=1).job("kept", gpu=1, expect="50m", deadline="1h", checkpoint="30s").round()
+    world.start("kept").after("5m").job("short", gpu=1, expect="20m", deadline="2h").after("1s").round()
+    assert world.status("kept") == "running"
