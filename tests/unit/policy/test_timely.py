@@ -1,4 +1,4 @@
-"""Deadlines in a whole world: what can be kept is kept, and what cannot changes nothing."""
+"""Deadlines in a whole world."""
 
 from poise.testing import World
 
@@ -15,13 +15,6 @@ def test_a_far_deadline_waits_its_turn() -> None:
     world = World().nodes(1, gpus=1).job("short", gpu=1, expect="1h").round().start("short")
     world.job("due", gpu=1, expect="2h", deadline="20h").after("1s").round()
     assert (world.status("short"), world.status("due")) == ("running", "pending")
-
-
-def test_what_is_late_is_ordinary_work() -> None:
-    """It has been waiting for 15 hours, is due in one, and takes 16: it is longer than what is left of what runs."""
-    world = World().nodes(1, gpus=1).job("running", gpu=1, expect="20h", checkpoint="30s").round().start("running")
-    world.after("10m").job("late", gpu=1, expect="16h", deadline="16h 10m").after("15h").round()
-    assert world.status("running") == "running"
 
 
 def test_who_is_on_time_does_not_yield_to_who_would_make_it_late() -> None:
