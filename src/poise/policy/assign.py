@@ -21,7 +21,6 @@ from poise.model.views import Candidate
 from poise.policy.place import Draft
 from poise.policy.reclaim import value, worth
 from poise.policy.running import lost_work
-from poise.policy.timely import PRESSED
 from poise.units import SECOND
 
 Entry = tuple[float, int, str, int, list[tuple[float, int]]]
@@ -157,7 +156,6 @@ def _running(draft: Draft, resident: Resident, here: int, standing: float, left:
 def _waiting(draft: Draft, candidate: Candidate) -> Entry:
     shape, now = candidate.shape, draft.view.now
     left = draft.speeds.left(candidate, shape, draft.able(shape).models)
-    pressed = PRESSED if candidate.unit in draft.timely.pressed else 1.0
-    worths = [(value(candidate, run, now, pressed=pressed), index) for index, run in left.items()]
+    worths = [(value(candidate, run, now, draft.timely), index) for index, run in left.items()]
     devices = shape.gpus * (candidate.least or candidate.tasks)
     return (-max(worths, default=(0.0, 0))[0] / devices, candidate.ordinal, candidate.unit, devices, worths)

@@ -75,6 +75,3 @@ def _density(item: Item) -> float:
 
 def _worth(item: Item) -> float:
     return item.worth
-
-
-__all__ = ["Item", "choose"]

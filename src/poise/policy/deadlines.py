@@ -17,6 +17,8 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from poise.model.deadlines import can_meet
+
 GIVEN_UP = 32
 """Units given up in one round at most; the schedule is worked out anew after each."""
 
@@ -32,11 +34,6 @@ class Owed(NamedTuple):
     width: int = 1
     worth: float = 1.0
     margin: int = 0
-
-
-def can_meet(due: int, now: int, left: int) -> bool:
-    """Whether work that runs for `left` nanoseconds more ends in time if it starts now."""
-    return now + left <= due
 
 
 def met(owed: Iterable[Owed], devices: int, now: int, taken: Iterable[tuple[int, int]] = ()) -> list[Owed]:
@@ -99,6 +96,3 @@ def _by_due(one: Owed) -> tuple[int, int, str]:
 def _price(one: Owed) -> tuple[float, str]:
     """Device time for what it is worth."""
     return one.left * one.width / one.worth, one.unit
-
-
-__all__ = ["Owed", "can_meet", "latest_starts", "met"]

@@ -21,18 +21,19 @@ LOSS = 0.1
 """The part of the work of an elastic unit that is taken not to be done in parallel where nothing is known of it: with
 eight tasks it is then 4.7 times as fast as with one (Amdahl, 1967)."""
 
+PAYS = 0.3
+"""A task beyond the least has to bring this part of what one task alone does; it would be idle for most of its time."""
+
 
 class Bid(NamedTuple):
     """A unit that could use from `least` to so many tasks as it has `speeds` for, of `width` devices each. `worth` is
-    its weight over the seconds that it has left on one task; `speeds` are with 0, 1, ... tasks.
+    its weight over the time that it would need on one task; `speeds` are with 0, 1, ... tasks.
     """
 
-    unit: str
     worth: float
     speeds: Sequence[float]
     least: int = 1
     width: int = 1
-    ordinal: int = 0
 
 
 @lru_cache(maxsize=16_384)
@@ -47,37 +48,40 @@ def speeds_with(told: Speedups | None, most: int) -> tuple[float, ...]:
     return tuple(best)
 
 
-def share_out(bids: Sequence[Bid], devices: int) -> dict[str, int]:
-    """Tasks for each unit that gets some."""
-    given: dict[str, int] = {}
-    heap = [step for bid in bids if (step := _next(bid, 0)) is not None]
+def share_out(bids: Sequence[Bid], devices: int) -> list[int]:
+    """Tasks for each."""
+    given = [0] * len(bids)
+    heap = [(*found, number) for number, bid in enumerate(bids) if (found := step(bid, 0))]
     heapify(heap)
     while heap and devices > 0:
-        _, _, tasks, bid = heappop(heap)
-        takes = (tasks - given.get(bid.unit, 0)) * bid.width
+        _, to, number = heappop(heap)
+        bid, takes = bids[number], (to - given[number]) * bids[number].width
         if takes > devices:
             continue
-        given[bid.unit], devices = tasks, devices - takes
-        if (step := _next(bid, tasks)) is not None:
-            heappush(heap, step)
+        given[number], devices = to, devices - takes
+        if found := step(bid, to):
+            heappush(heap, (*found, number))
     return given
 
 
-def marginal(bid: Bid, tasks: int) -> float:
-    """What one task more is worth to it for each device, or as many more as are worth most together."""
-    step = _next(bid, tasks)
-    return -step[0] if step is not None else 0.0
+def worth_having(speeds: Sequence[float], least: int) -> int:
+    """The most tasks of which each step pays."""
+    bid, tasks = Bid(1.0, speeds, least), least
+    while found := step(bid, tasks):
+        tasks = found[1]
+    return tasks
 
 
-def _next(bid: Bid, tasks: int) -> tuple[float, int, int, Bid] | None:
-    """The step from so many tasks that is worth most for a device (negative, for a heap); None if none is."""
+def step(bid: Bid, tasks: int) -> tuple[float, int] | None:
+    """The step from so many tasks that is worth most for a device (negative, for a heap), and to how many it leads;
+    None if none pays.
+    """
     speeds, first = bid.speeds, max(1, bid.least) if tasks == 0 else tasks + 1
     best, to = 0.0, 0
     for more in range(first, len(speeds)):
         slope = (speeds[more] - speeds[tasks]) / (more - tasks)
         if slope > best:
             best, to = slope, more
-    return (-bid.worth * best / bid.width, bid.ordinal, to, bid) if to else None
-
-
-__all__ = ["Bid", "marginal", "share_out", "speeds_with"]
+    if not to or (tasks and best < PAYS):
+        return None
+    return -bid.worth * best / bid.width, to

@@ -130,12 +130,6 @@ class Draft:
         self._taken = 0
         self._kind: list[int] = fleet.kind.tolist()
 
-    def afresh(self) -> "Draft":
-        """One of the same view in which nothing was placed yet."""
-        made = Draft(self.view, self._weights, self._terms, spread=self._spread)
-        made.__dict__.update({name: self.__dict__[name] for name in ("timely", "running") if name in self.__dict__})
-        return made
-
     # --- looking -----------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -307,6 +301,10 @@ class Draft:
         if shape.share != WHOLE:  # whole devices are what others could take away from it
             self.free[DEVICES, row] -= shape.gpus * tasks
         self._summary = self._now = None
+
+    def whole_devices_free(self) -> int:
+        """How many devices of open nodes nobody has any of."""
+        return int(((self.share == WHOLE) & (self.fleet.closed == 0)[:, None]).sum())
 
     def kept_now(self, unit: str) -> int:
         """For how many tasks of a unit there is room already where room is kept for it."""

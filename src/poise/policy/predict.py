@@ -235,7 +235,7 @@ def _without_saved(resident: Resident, estimate: Estimate, *, told_apart: bool) 
     if resident.outlived or resident.least:
         estimate = in_size(outlasting(estimate, resident.outlived), resident.least, resident.size, resident.gains)
     if resident.progress:
-        seen = 0 if told_apart else whole_by_progress(resident.attained, resident.shape, resident.size, resident)
+        seen = 0 if told_apart else whole_by_progress(resident, resident.size)
         if seen:
             estimate = estimate._replace(mean=seen, deviation=seen // PACE_VARIES)
         left = max(1, estimate.mean * (ALL - resident.progress) // ALL)
@@ -269,18 +269,18 @@ def left_of(candidate: Candidate, estimate: Estimate, *, told_apart: bool = Fals
         return candidate.left
     mean = outlasting(likely(estimate), candidate.outlived).mean
     if candidate.progress:
-        seen = 0 if told_apart else whole_by_progress(candidate.attained, candidate.shape, candidate.tasks, candidate)
+        seen = 0 if told_apart else whole_by_progress(candidate, candidate.tasks)
         return max(1, (seen or mean) * (ALL - candidate.progress) // ALL)
     return max(1, mean - candidate.saved // (candidate.least or candidate.tasks)) if candidate.saved else mean
 
 
-def whole_by_progress(attained: int, shape: Shape, tasks: int, of: Candidate | Resident) -> int:
+def whole_by_progress(of: Candidate | Resident, tasks: int) -> int:
     """Nanoseconds that all of the work takes at the pace at which its earlier attempts got on; 0 where they say too
     little, or where it was not of one size.
     """
-    if of.least or not shape.gpus or of.progress < HUNDREDTH:
+    if of.least or not of.shape.gpus or of.progress < HUNDREDTH:
         return 0
-    return attained // (shape.gpus * tasks) * ALL // of.progress
+    return of.attained // (of.shape.gpus * tasks) * ALL // of.progress
 
 
 def in_size(estimate: Estimate, least: int, size: int, gains: int = 0) -> Estimate:

@@ -15,7 +15,7 @@ from poise.model.resources import PLENTY, WHOLE
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import ability
 from poise.policy.predict import speeds_of
-from poise.policy.timely import NO_DEADLINES, PRESSED, Timely
+from poise.policy.timely import NO_DEADLINES, Timely
 from poise.units import HOUR, MINUTE, SECOND, format_duration
 
 Words = Callable[[Candidate, int], str]
@@ -120,10 +120,11 @@ def _to_go(view: Snapshot, lengths: Sequence[int]) -> Sequence[int]:
 
 
 def _in_lanes(view: Snapshot, timely: Timely, left: Floats, by_density: Bools | None = None) -> list[Candidate]:
-    """What has to start now, then by class, raised by waiting; then the few that have waited longest with their
-    patience over, then by the nanoseconds `left` of their jobs; those marked `by_density` by what they are worth for
-    each second of each device instead (Smith's rule, 1956, for jobs of unequal width), more the longer they wait.
-    Worked out for all at once: there are tens of thousands in bulk.
+    """By class, raised by waiting; then the few that have waited longest with their patience over, then by the
+    nanoseconds `left` of their jobs; those marked `by_density` by what they are worth for each second of each device
+    instead (Smith's rule, 1956, for jobs of unequal width), more the longer they wait. What has to start now to be on
+    time goes before all of that without devices, and is worth more for its devices. Worked out for all at once: there
+    are tens of thousands in bulk.
     """
     ones, now = view.candidates, view.now
     ready, ordinals = np.array([one.ready for one in ones]), np.array([one.ordinal for one in ones])
@@ -134,7 +135,7 @@ def _in_lanes(view: Snapshot, timely: Timely, left: Floats, by_density: Bools | 
         devices = np.array([one.shape.gpus * one.shape.share * (one.least or one.tasks) for one in ones]) / WHOLE
         weight = np.array([one.weight for one in ones]) / 1000
         if timely.pressed:
-            weight = weight * np.where([one.unit in timely.pressed for one in ones], PRESSED, 1.0)
+            weight = weight * np.array([timely.times(one.unit) for one in ones])
         rank = np.where(by_density, left * np.maximum(1, devices) / (weight * (1 + waited / (STARVES * left))), rank)
     aged = np.flatnonzero(waited >= AGEING)
     classes[aged] -= waited[aged] // np.array([ageing(ones[index]) for index in aged.tolist()], np.int64)

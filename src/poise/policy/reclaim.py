@@ -29,6 +29,7 @@ from poise.policy.predict import Speeds
 from poise.policy.rank import NEVER, STARVES, candidate_level, effective_class, level_of
 from poise.policy.room import Room, give_back
 from poise.policy.running import lost_work
+from poise.policy.timely import NO_DEADLINES, Timely
 from poise.units import MINUTE, SECOND
 
 HYSTERESIS = 1.2
@@ -150,7 +151,7 @@ def price_of(resident: Resident, draft: Draft, by: str) -> float:
     if by == "class":
         return cost_of(resident, now)
     if by == "deadline":
-        return -float(resident.due or NEVER)
+        return 1 / (1 + (resident.due or NEVER) / SECOND)
     if by == "remaining":
         return 1 / (1 + max(0, ends(resident, now, draft.speeds) - now) / SECOND)
     attained = service(resident, now)
@@ -248,13 +249,17 @@ def crowding(draft: Draft) -> float:
     return waiting / max(1, devices)
 
 
-def value(candidate: Candidate, run: int, now: int, *, pressed: float = 1.0) -> float:
+def value(candidate: Candidate, run: int, now: int, timely: Timely = NO_DEADLINES) -> float:
     """What it is worth to start a unit that is foreseen to run for so long: its weight over that time; twice as much
-    when it has waited as long as `STARVES` runs. One that has to start now to be on time is worth `pressed`
-    times as much.
+    when it has waited as long as `STARVES` runs. One that has to start now to be on time is worth
+    `PRESSED` times as much.
     """
     of_class = effective_class(candidate, now)
-    weight = pressed * worth(of_class, candidate.weight) * (1 + (now - candidate.ready) / (STARVES * max(run, SECOND)))
+    weight = (
+        timely.times(candidate.unit)
+        * worth(of_class, candidate.weight)
+        * (1 + (now - candidate.ready) / (STARVES * max(run, SECOND)))
+    )
     return weight / (max(run, 1) / SECOND)
 
 
@@ -318,16 +323,18 @@ def make_way(
     worth: float,
     asked: Collection[str],
     run: int = 0,
+    priority: int = CLASSES - 1,
 ) -> Yielding | None:
     """The cheapest set of units found, each of a price below `worth`, that would leave room for so many tasks; None if
-    there is none. None of them misses a deadline for yielding to what `runs` so long.
+    there is none. None of them that is of no lower class than `priority` misses a deadline for yielding for so
+    long a `run`.
     """
     if prices.least >= worth:
         return None
-    of, spare = prices.of, draft.timely.spare
+    of = prices.of
 
     def may(resident: Resident) -> bool:
-        if resident.due and spare.get(resident.unit, run) < run:
+        if draft.timely.makes_late(resident, run, priority):
             return False
         return of.get(resident.unit, inf) < worth and resident.unit not in asked and not resident.stopping
 

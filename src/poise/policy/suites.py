@@ -8,26 +8,26 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from heapq import heappop, heappush
 from itertools import islice
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from poise.model.decisions import Ask, Decision, Hold, Place, Plan, Preempt, Reason, Resize, Spot, Why
+from poise.model.decisions import Ask, Decision, Hold, Place, Plan, Preempt, Reason, Resize, Why
 from poise.model.fleet import CPU, DEVICES, HOT, MEMORY, NETWORK, Ints, Phased, Resident
-from poise.model.jobs import FIRST_PHASE, GRACE, Speedups
+from poise.model.jobs import FIRST_PHASE, GRACE
 from poise.model.profiles import expected_run, is_brief
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import LEAST_SHOWN, Candidate, Snapshot
 from poise.policy.allowance import Allowance
 from poise.policy.assign import assign
 from poise.policy.choose import Item, choose
-from poise.policy.elastic import Bid, share_out, speeds_with
+from poise.policy.elastic import speeds_with, worth_having
 from poise.policy.emptying import being_emptied, hand_over, keep_for_leaving
 from poise.policy.feasible import room_when_empty
 from poise.policy.goodput import Goodput
+from poise.policy.growing import GROWS_BY, Begun, anew, hand_out
 from poise.policy.place import Draft, close_together
 from poise.policy.protocol import Policy
 from poise.policy.queues import Tiresias
@@ -68,15 +68,13 @@ from poise.policy.reclaim import (
     standings,
     stands_still,
     value,
-    worth,
 )
 from poise.policy.resizing import SETTLES, Members, find_smaller, grows_at, more_of
 from poise.policy.rounds import SHARING
 from poise.policy.running import lost_work
 from poise.policy.score import TERMS, Term, turn_weight
 from poise.policy.static import Static
-from poise.policy.timely import PRESSED
-from poise.units import HOUR, MINUTE, SECOND, format_duration
+from poise.units import HOUR, SECOND, format_duration
 
 ClusterPolicy = Policy[Snapshot, Plan]
 Reasons = tuple[Reason, ...]
@@ -101,12 +99,6 @@ threshold of Tiresias' queues (Gu et al., 2019) in the simulator of Pollux's art
 TOGETHER = 64
 """Candidates from which on it pays to see first whether all of them have room."""
 
-HORIZON = 10 * MINUTE
-"""What is won by sharing devices out anew is counted for so long: then something has come or gone."""
-
-PAYS = 0.3
-"""A further task of an elastic unit has to bring this part of what its first does."""
-
 IDLES = 0.1
 """Room is kept for what waits only where less than this part of its own device time stands idle for that."""
 
@@ -122,10 +114,6 @@ MADE, FOUND, NOTHING = range(3)
 _ANY = float("inf")
 NOBODY: tuple[Resident, ...] = ()
 _NEVER = np.iinfo(np.int64).max
-
-GROWS_BY = 1.5
-"""An elastic unit is restarted larger only for half as many tasks again: less would not pay. One that has yielded
-comes back to all that it can use, even if that is one task more."""
 
 
 class Suite:
@@ -163,7 +151,7 @@ class Suite:
             plan = _Round(self, draft).place_all(ordered)
             if plan is not None:
                 return plan
-            draft = draft.afresh()
+            draft = Draft(view, self.recipe.score, self.terms, spread=self.recipe.spread)
         return _Round(self, draft).decide(_serving_first(ordered) if self.recipe.preempt is not None else ordered)
 
 
@@ -195,7 +183,7 @@ class _Round:
         self._closed = False
         self._postponed = False  # what was not looked at comes at once, with more of what goes before it
         self._waiting: list[Candidate] = []
-        self._elastic: list[tuple[Candidate, Shape, int, list[Spot], Why]] = []
+        self._begun: list[Begun] = []
         self.allowance = Allowance(view.quotas)
         self._emptied = being_emptied(view.fleet)
         self._handed_over = not self._emptied
@@ -315,26 +303,19 @@ class _Round:
 
     def _most_worth_first(self, ordered: list[Candidate]) -> list[Candidate]:
         """Of each class those first that are worth most together with what runs, where gangs wait for devices."""
-        here = [one for one in ordered if one.shape.gpus and one.shape.share == WHOLE and not one.others][
-            :WEIGHED_WAITING
-        ]
+        whole = (one for one in ordered if one.shape.gpus and one.shape.share == WHOLE and not one.others)
+        here = list(islice(whole, WEIGHED_WAITING))
         if not any(_width(one) > 1 for one in here):
             return ordered
         draft, prices, now = self.draft, self._prices.of, self.view.now
-        fleet, pressed = self.view.fleet, draft.timely.pressed
-        widths = {
-            one.unit: one.shape.gpus * one.size for of in fleet.residents for one in of if one.shape.share == WHOLE
-        }
-        free = int(((draft.share == WHOLE) & (fleet.closed == 0)[:, None]).sum())
+        widths = {one.unit: one.shape.gpus * one.size for one in draft.running.residents if one.shape.share == WHOLE}
         items = [
             Item(unit, prices[unit], width) for unit, width in widths.items() if prices.get(unit, _ANY) < _ANY and width
         ]
-        devices = free + sum(item.width for item in items)
+        devices = draft.whole_devices_free() + sum(item.width for item in items)
         for one in here:
             run = draft.speeds.shortest(one, draft.able(one.shape).models)
-            items.append(
-                Item(one.unit, value(one, run, now, pressed=PRESSED if one.unit in pressed else 1.0), _width(one))
-            )
+            items.append(Item(one.unit, value(one, run, now, draft.timely), _width(one)))
         chosen = choose(items, devices)
         behind = {one.unit for one in here if _width(one) <= devices} - chosen  # the others keep room for later
 
@@ -515,7 +496,7 @@ class _Round:
         spots = [self.draft.take(row, candidate, shape) for row in rows]
         self.allowance.take(candidate, shape, needed)
         if needed < candidate.tasks:
-            self._elastic.append((candidate, shape, variant, spots, why))
+            self._begun.append(Begun(candidate, shape, variant, spots, why))
         else:
             self.decisions.append(Place(unit=candidate.unit, spots=tuple(spots), why=why, variant=variant))
         return True
@@ -567,30 +548,10 @@ class _Round:
         return [(index, (fleet.device_model == index).any(axis=1)) for index in ordered]
 
     def _place_elastic(self) -> None:
-        """What is left goes to elastic units, one task after the other to the one that it brings most: beside the
-        members that are placed, then where they run no slower, since a gang is as fast as its slowest member.
-        """
-        wishes: list[tuple[float, int, _Wish]] = []
-        for number, (candidate, shape, variant, spots, why) in enumerate(self._elastic):
-            wish = _Wish(candidate, shape, variant, spots, why, self.view.speedups.get(candidate.unit), self.draft)
-            wish.most = min(candidate.tasks, len(spots) + self.allowance.room_of(candidate, shape))
-            if (gain := wish.gain()) > 0:
-                heappush(wishes, (-gain, number, wish))
-            else:
-                self._place_wish(wish)
-        while wishes:
-            _, number, wish = heappop(wishes)
-            if not wish.takes_one():
-                self._place_wish(wish)
-            elif (gain := wish.gain()) > 0:
-                heappush(wishes, (-gain, number, wish))
-            else:
-                self._place_wish(wish)
-
-    def _place_wish(self, wish: "_Wish") -> None:
-        self.allowance.take(wish.candidate, wish.shape, len(wish.spots) - wish.least)
-        place = Place(unit=wish.candidate.unit, spots=tuple(wish.spots), why=wish.why, variant=wish.variant)
-        self.decisions.append(place)
+        hand_out(self._begun, self.draft, self.allowance)
+        for one in self._begun:
+            place = Place(unit=one.candidate.unit, spots=tuple(one.spots), why=one.why, variant=one.variant)
+            self.decisions.append(place)
 
     def _behind(self, candidate: Candidate) -> Place | None:
         profile = self.view.profiles.get(candidate.kind)
@@ -634,10 +595,9 @@ class _Round:
 
     def _make_yield(self, candidate: Candidate, rules: Preemption) -> Reasons:
         """Ask the cheapest units to yield if that is worth it, and keep what they leave."""
-        if self._searches >= YIELD_SEARCHES or not (self._occupied or self.decisions):
-            return ()
-        if not self._occupied:
+        if not self._occupied and self.decisions:  # what is placed in this round may be asked later
             self._ask_again(self.view.now + rules.min_run)
+        if not self._occupied or self._searches >= YIELD_SEARCHES:
             return ()
         self._searches += 1
         needed, now = candidate.least or candidate.tasks, self.view.now
@@ -712,21 +672,20 @@ class _Round:
         """Ask what is worth least to yield, on the model of device where that wins most."""
         draft, now, needed = self.draft, self.view.now, candidate.least or candidate.tasks
         best: tuple[float, float, Yielding, Shape] | None = None
-        pressed = PRESSED if candidate.unit in draft.timely.pressed else 1.0
         if candidate.unit in self._target:
             index = self._target[candidate.unit]
             shape = _on_model(candidate.shape, self.view.fleet.models[index].name)
             run = draft.speeds.left(candidate, shape, draft.able(shape).models)[index]
-            gain = value(candidate, run, now, pressed=pressed)
-            found = make_way(shape, draft, needed, rules, self._leaving, _ANY, self._yielding, run)
+            gain = value(candidate, run, now, draft.timely)
+            found = make_way(shape, draft, needed, rules, self._leaving, _ANY, self._yielding, run, candidate.priority)
             if found and found.victims:
                 best = (gain, gain, found, shape)
         guess = self._is_guess(candidate)
         prices = self._had_turns if guess else self._prices
         for shape in (candidate.shape, *candidate.others) if not self._target else ():
             run = draft.speeds.shortest(candidate, draft.able(shape).models)
-            gain = value(candidate, run, now, pressed=pressed)
-            found = make_way(shape, draft, needed, rules, prices, gain, self._yielding, run)
+            gain = value(candidate, run, now, draft.timely)
+            found = make_way(shape, draft, needed, rules, prices, gain, self._yielding, run, candidate.priority)
             if found and found.victims and gain > found.price and (best is None or gain - found.price > best[0]):
                 best = (gain - found.price, gain, found, shape)
         if best is not None and guess and any(one.unit not in self._had_turns.of for one in best[2].victims):
@@ -834,7 +793,7 @@ class _Round:
         """Whether the device time that stands idle for it until it starts is a small part of its own; a larger part,
         the longer it has waited.
         """
-        if not shape.gpus or IDLES is None:
+        if not shape.gpus:
             return True
         now = self.view.now
         room = self.draft.capacity(shape)
@@ -904,11 +863,13 @@ class _Round:
                 self._ask_again(at)
                 continue
             size, slower = self._anew(resident)
-            comes_back = resident.preempted > 0 and size == resident.most
+            speeds = speeds_with(self.view.speedups.get(resident.unit), resident.most)
+            most = worth_having(speeds, resident.least)
+            size = min(size, most)
+            comes_back = resident.preempted > 0 and size == most
             if size < GROWS_BY * resident.size and not comes_back:
                 continue
             left = ends(resident, now, self.draft.speeds) - now
-            speeds = speeds_with(self.view.speedups.get(resident.unit), resident.most)
             sooner = 1 - slower * speeds[resident.size] / speeds[size]
             won = (left * sooner - lost_work(resident, now)) * resident.size
             if won > 0 and (best is None or won > best[0]):
@@ -919,51 +880,29 @@ class _Round:
             why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"room for more than {best[1].size} tasks")
             self.decisions.append(Preempt(unit=best[1].unit, cause="grow", why=why))
         else:
-            self._rebalance()
+            self._share_anew()
 
-    def _rebalance(self) -> None:
-        """Elastic units that are started anew to change their size are all given what `elastic.share_out` says, if so
-        much is won by that in `HORIZON` as is lost by starting those anew whose size changes much.
-        """
-        now, draft = self.view.now, self.draft
-        here = [one for one in self.view.elastic if not one.resizes and one.preemptible and one.size and one.shape.gpus]
-        here = [one for one in here if not (one.stopping or one.serves or one.unit in self._yielding)]
-        if len(here) < 2:
+    def _share_anew(self) -> None:
+        """Elastic units that are started anew to change their size are, at most once in `COOL_DOWN`."""
+        now = self.view.now
+        here = [one for one in self.view.elastic if not (one.resizes or one.stopping or one.unit in self._yielding)]
+        here = [one for one in here if one.preemptible and one.shape.gpus and not one.serves]
+        again = int(self.view.memory.get("shared_anew", 0))
+        for at in (again, *(settled(one, COOL_DOWN) for one in here)) if len(here) > 1 else ():
+            self._ask_again(at)
+        here = [one for one in here if now >= settled(one, COOL_DOWN)]
+        if len(here) < 2 or now < again:
             return
-        shared = int(self.view.memory.get("rebalanced", 0))
-        if shared and now < shared + COOL_DOWN:
-            self._ask_again(shared + COOL_DOWN)
+        sizes = anew(self.draft, here, self.draft.whole_devices_free())
+        if not sizes:
             return
-        bids, lasts = [], {}
+        self.memory["shared_anew"] = now + COOL_DOWN
         for one in here:
-            lasts[one.unit] = max(SECOND, ends(one, now, draft.speeds) - now)
-            speeds = speeds_with(self.view.speedups.get(one.unit), one.most)
-            work = lasts[one.unit] * speeds[one.size]
-            weight = worth(one.priority, one.weight)
-            bids.append(Bid(one.unit, weight / work, speeds, max(1, one.least), one.shape.gpus, one.ordinal))
-        free = int(((draft.share == WHOLE) & (self.view.fleet.closed == 0)[:, None]).sum())
-        sizes = share_out(bids, free + sum(one.size * one.shape.gpus for one in here))
-        won, going = 0.0, list[Resident]()
-        for one, bid in zip(here, bids, strict=True):
-            to = sizes.get(one.unit, 0)
-            if max(to, one.size) < GROWS_BY * min(to, one.size) or not to:
-                continue
-            if now < (at := settled(one, COOL_DOWN)):
-                self._ask_again(at)
-                return
-            going.append(one)
-            horizon = min(HORIZON, lasts[one.unit])
-            won += bid.worth * (
-                (bid.speeds[to] - bid.speeds[one.size]) * horizon - bid.speeds[to] * lost_work(one, now)
-            )
-        if won <= 0 or len(going) < 2:
-            return
-        self.memory["rebalanced"] = now
-        self._ask_again(now + COOL_DOWN)
-        for one in going:
-            cause: Literal["grow", "shrink"] = "grow" if sizes[one.unit] > one.size else "shrink"
-            why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"{sizes[one.unit]} tasks are worth more")
-            self.decisions.append(Preempt(unit=one.unit, cause=cause, why=why))
+            if one.unit in sizes:
+                cause: Literal["grow", "shrink"] = "grow" if sizes[one.unit] > one.size else "shrink"
+                rank = f"{sizes[one.unit]} tasks are worth more"
+                why = Why(policy=self.recipe.name, base=self.view.revision, rank=rank)
+                self.decisions.append(Preempt(unit=one.unit, cause=cause, why=why))
 
     def _grow_in_place(self, resident: Resident) -> None:
         """It goes on with as many more tasks as there is room for where they run no slower than those that it has."""
@@ -1246,50 +1185,6 @@ class _Round:
     def _remember(self) -> dict[str, Any] | None:
         memory = {**self.view.memory, **self.turns.memory(), **self.memory}
         return memory if memory != self.view.memory else None
-
-
-class _Wish:
-    """An elastic unit that is placed with its least, and could use more."""
-
-    def __init__(
-        self, candidate: Candidate, shape: Shape, variant: int, spots: list[Spot], why: Why,
-        told: Speedups | None, draft: Draft,
-    ) -> None:  # fmt: skip
-        self.candidate, self.shape, self.variant, self.spots, self.why = candidate, shape, variant, spots, why
-        self.least, self.most = len(spots), candidate.tasks
-        self.speeds = speeds_with(told, candidate.tasks)
-        self._draft = draft
-        rows = [draft.fleet.rows[spot.node] for spot in spots]
-        self._rows = list(dict.fromkeys(rows))
-        self._slowest = max(draft.run_on(candidate, shape, row).mean for row in self._rows)
-        run = draft.speeds.shortest(candidate, draft.able(shape).models) * self.speeds[self.least]
-        self._worth = worth(candidate.priority, candidate.weight) / max(1, run)
-
-    def gain(self) -> float:
-        """What one task more brings for each of its devices; nothing where it brings too little of one."""
-        tasks = len(self.spots)
-        if tasks >= self.most:
-            return 0.0
-        more = self.speeds[tasks + 1] - self.speeds[tasks]
-        return (
-            self._worth * more / self.shape.gpus
-            if self.shape.gpus and more >= PAYS
-            else (1.0 if not self.shape.gpus else 0.0)
-        )
-
-    def takes_one(self) -> bool:
-        """Whether there was room for one more."""
-        draft, shape = self._draft, self.shape
-        for row in self._rows:
-            if draft.room_for(row, shape):
-                self.spots.append(draft.take(row, self.candidate, shape))
-                return True
-        found = draft.best(self.candidate, shape)
-        if found is None or draft.run_on(self.candidate, shape, found[0]).mean > self._slowest:
-            return False
-        self.spots.append(draft.take(found[0], self.candidate, shape))
-        self._rows.append(found[0])
-        return True
 
 
 class _Turns:

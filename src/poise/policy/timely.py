@@ -1,7 +1,7 @@
 """Which deadlines of a view are kept, what has to start now for that, and for how long what runs could stand still.
 
 `look` asks `deadlines` of all work with a deadline, once for what has devices and once for what has none. What can no
-longer be on time, or was given up so that more is, is named in `late`, and is ordinary work to every rule.
+longer be on time, or was given up so that more is, is ordinary work to every rule.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,16 +31,22 @@ SAFETY = 1.0
 
 
 class Timely(NamedTuple):
-    """By unit: `pressed` what waits and has to start now, with the latest start, `spare` for how long what runs could
-    stand still (nanoseconds), `share` the fewest tasks with which an elastic one is on time. `late` are those whose
-    deadline is not kept, `next` is the instant at which the next one is pressed (0: none).
+    """The units that are `pressed`, which wait and have to start now; by unit for how long what runs could stand still
+    (`spare`, nanoseconds), and the instant at which the `next` one is pressed (0: none). Deadlines that are not kept
+    are in none of these.
     """
 
-    pressed: Mapping[str, int] = {}
+    pressed: frozenset[str] = frozenset()
     spare: Mapping[str, int] = {}
-    share: Mapping[str, int] = {}
-    late: frozenset[str] = frozenset()
     next: int = 0
+
+    def times(self, unit: str) -> float:
+        """How much more it is worth to start it."""
+        return PRESSED if unit in self.pressed else 1.0
+
+    def makes_late(self, resident: Resident, run: int, priority: int) -> bool:
+        """Whether a kept deadline is missed if this stands still for such a run, of a class that is no higher."""
+        return resident.priority <= priority and self.spare.get(resident.unit, run) < run
 
 
 NO_DEADLINES = Timely()
@@ -66,14 +72,12 @@ class _Look:
 
     def __init__(self, view: Snapshot, speeds: Speeds, running: Running) -> None:
         self.view, self.speeds, self.running = view, speeds, running
-        self.shares: dict[str, int] = {}
 
     def all(self, candidates: list[Candidate]) -> Timely:
         now, fleet = self.view.now, self.view.fleet
         left = self._residents()
-        pressed: dict[str, int] = {}
+        pressed: list[str] = []
         spare: dict[str, int] = {}
-        late: set[str] = set()
         soonest: list[int] = []
         is_open = fleet.closed == 0
         for on_devices in (True, False):
@@ -93,17 +97,16 @@ class _Look:
             ]
             kept = met(owed, total, now, taken)
             starts = latest_starts(kept, total)
-            late.update({one.unit for one in owed} - starts.keys())
             for one in waiting:
                 if one.unit in starts:
                     if starts[one.unit] <= now:
-                        pressed[one.unit] = starts[one.unit]
+                        pressed.append(one.unit)
                     else:
                         soonest.append(starts[one.unit])
             for resident, *_ in runs.values():
                 if resident.unit in starts:
                     spare[resident.unit] = starts[resident.unit] - now - lost_work(resident, now) - GRACE
-        return Timely(pressed, spare, self.shares, frozenset(late), min(soonest, default=0))
+        return Timely(frozenset(pressed), spare, min(soonest, default=0))
 
     def _residents(self) -> dict[str, tuple[Resident, int, float]]:
         """By unit: how long it goes on, and how uncertain that is as a part of it."""
@@ -114,9 +117,6 @@ class _Look:
         return {one.unit: (one, left, part) for one, left, part in rows if not one.stopping}
 
     def _running(self, one: Resident, left: int, varies: float) -> Owed:
-        speeds, time = self._speeds(one.unit, one.most), one.due - self.view.now
-        if one.least:
-            self.shares[one.unit] = _fewest(time, left * speeds[one.size], one.least, speeds)
         weight = CLASS_WEIGHT[one.priority] * one.weight
         return Owed(one.unit, one.due, left, _width(one.shape, one.size), weight, int(SAFETY * varies * left))
 
@@ -130,15 +130,13 @@ class _Look:
             varies = min((of[index] for index in range(len(of)) if models[index]), key=_mean, default=varies)
         margin = int(SAFETY * varies.deviation * left / max(1, varies.mean)) + GRACE
         if one.least:
-            speeds, time = self._speeds(one.unit, one.tasks), one.due - self.view.now - margin
+            speeds = speeds_with(self.view.speedups.get(one.unit), one.tasks)
+            time = one.due - self.view.now - margin
             work = left * speeds[one.least]
-            tasks = self.shares[one.unit] = _fewest(time, work, one.least, speeds)
+            tasks = _fewest(time, work, one.least, speeds)
             left = int(work / speeds[tasks])
         weight = CLASS_WEIGHT[one.priority] * one.weight
         return Owed(one.unit, one.due, left, _width(shape, tasks), weight, margin)
-
-    def _speeds(self, unit: str, most: int) -> Sequence[float]:
-        return speeds_with(self.view.speedups.get(unit), most)
 
 
 def _fewest(time: int, work: float, least: int, speeds: Sequence[float]) -> int:

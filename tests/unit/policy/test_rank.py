@@ -53,7 +53,7 @@ def view(*candidates: Candidate) -> Snapshot:
 
 
 def urgency(*candidates: Candidate, pressed: tuple[str, ...] = ()) -> list[int]:
-    timely = Timely(pressed=dict.fromkeys(pressed, NOW))
+    timely = Timely(pressed=frozenset(pressed))
     return [one.ordinal for one in by_urgency(view(*candidates), timely)]
 
 

@@ -424,3 +424,11 @@ def test_backfill_lets_pass_what_is_gone_in_time_and_nothing_else() -> None:
     assert world.codes("long") == ["CPU_BUSY"] or "RESERVED" in world.codes("long")
     world.finish("short", "holder").after("1s")
     assert (world.status("large"), world.status("long")) == ("placed", "pending")
+
+
+def test_of_those_due_later_the_one_due_last_yields_first() -> None:
+    """By `edf`: what has no deadline before all others."""
+    world = World(policy="edf").nodes(1, gpus=2).job("loose", gpu=1, deadline="20h", expect="1h")
+    world.job("none", gpu=1, expect="1h").round().start("loose", "none").after("1m")
+    world.job("tight", gpu=1, deadline="2h", expect="1h").round()
+    assert (world.status("loose"), world.status("none")) == ("running", "pending")
