@@ -319,8 +319,10 @@ class _Round:
         chosen = choose(items, devices)
         behind = {one.unit for one in here if _width(one) <= devices} - chosen  # the others keep room for later
 
-        def place(one: Candidate) -> tuple[int, bool]:
-            return self.order.lane(one, now), one.unit in behind
+        def place(one: Candidate) -> tuple[int, bool, int, bool]:
+            pressed = one.unit in draft.timely.pressed
+            lane = 0 if pressed else self.order.lane(one, now)
+            return _promised(one, self.view, self._emptied), not pressed, lane, one.unit in behind
 
         return sorted(ordered, key=place)
 
@@ -1033,15 +1035,8 @@ class _Round:
 
     @cached_property
     def _leaving(self) -> Prices:
-        """Running units that should be elsewhere, or not run."""
-        models = self.view.fleet.models
-        on = {one.unit: one.model for residents in self.view.fleet.residents for one in residents}
-        of = {
-            unit: worth
-            for unit, worth in self._prices.of.items()
-            if unit not in self._target or models[self._target[unit]].called != on[unit]
-        }
-        return Prices(of, self.draft)
+        """Running units that should not run now. One that should run on another model leaves only when it has room."""
+        return Prices({unit: price for unit, price in self._prices.of.items() if unit not in self._target}, self.draft)
 
     def _move_stragglers(self) -> None:
         """What takes longer than its like begins anew on another node like its own, if that wins: what is left of it
