@@ -7,14 +7,14 @@ filled in order of their deadlines. A new job is *admitted* if the deadlines of 
 then. Devices that nobody needs now go one step at a time to the job with the largest *marginal return*: the step that
 adds least device time for the work that it gets done. Sizes are a gang's least, and powers of two above it.
 
-ElasticFlow drops what it does not admit. Here it becomes best-effort work, as is all work without a deadline or of which
-no run time is known: it gets what is left, what runs before what waits, and then in order of arrival. It is admitted
-later if its deadline can be met in what the others leave. An admitted job whose deadline cannot be met any more (its
-estimate was too low) becomes best-effort work as well.
+ElasticFlow drops what it does not admit. Here that becomes best-effort work, as does work without a deadline or without
+a known run time. Best-effort work gets what is left: what runs before what waits, then in order of arrival. It is
+admitted later if its deadline can be met in what the others leave. An admitted job whose deadline cannot be met any
+more (its estimate was too low) becomes best-effort work as well.
 
 ElasticFlow has devices of one model. Here each model has a future of its own: what waits is filled on the model that is
-fastest for it first, what runs stays on its model. What serves comes before all else. Work that may not be preempted, or
-runs on a closed node, keeps its devices until its expected end.
+fastest for it first, and what runs stays on its model. What serves comes before all else. Work that may not be
+preempted, or runs on a closed node, keeps its devices until its expected end.
 """
 
 from collections import Counter
@@ -26,9 +26,10 @@ from zlib import crc32
 import numpy as np
 
 from poise.model.decisions import Plan
-from poise.model.fleet import Bools, Floats, Ints
+from poise.model.fleet import DEVICES, Bools, Floats, Ints
 from poise.model.profiles import ENDLESS
-from poise.model.views import Candidate, Snapshot
+from poise.model.resources import Shape
+from poise.model.views import Snapshot
 from poise.policy.allowance import Allowance
 from poise.policy.claims import Claim, Rows, carry_out, claims_of, devices_by_model, same, vacated
 from poise.policy.elastic import speeds_with
@@ -227,6 +228,7 @@ class _Jobs:
         left = running.left.tolist() if running.residents else []
         self.left = {one.unit: ns for one, ns in zip(running.residents, left, strict=True)}
         self._rows: dict[int, Bools] = {}
+        self._room: dict[Shape, dict[int, int]] = {}
         self.jobs = [job for claim in claimed if not self.keeps(claim) and (job := self._job(claim))]
 
     def keeps(self, claim: Claim) -> bool:
@@ -250,13 +252,7 @@ class _Jobs:
         return self.models[called] if called in self.models else found.most_common(1)[0][0]
 
     def _job(self, claim: Claim) -> Job | None:
-        able = ability(self.fleet, claim.shape)
-        room = able.room[self.fleet.kind]
-        holds = {
-            model: min(int(room[self.rows(model)].sum()), devices // claim.shape.gpus)
-            for model, devices in self.capacity.items()
-            if able.models[model]
-        }
+        able, holds = ability(self.fleet, claim.shape), self._holds(claim.shape)
         work, known = self._running(claim) if claim.resident is not None else self._waiting(claim, able.models)
         work = {model: left for model, left in work.items() if holds.get(model, 0) >= claim.least}
         most = min(claim.most, max((holds[model] for model in work), default=claim.least))
@@ -267,7 +263,8 @@ class _Jobs:
         tasks = [0, claim.least]
         tasks += [size for size in _powers(claim.least, most) if speeds[size] > speeds[tasks[-1]]]
         one = claim.resident
-        due = (one.due if one is not None else claim.candidate.due if claim.candidate is not None else 0) if known else 0
+        said = one or claim.candidate
+        due = said.due if known and said is not None else 0
         return Job(
             claim=claim,
             tasks=tuple(tasks),
@@ -277,6 +274,19 @@ class _Jobs:
             due=self.view.now + int((due - self.view.now) * (1 - MARGIN)) if due else 0,
             restart=(lost_work(one, self.view.now) + (RESTART if not one.restore else 0)) if one is not None else 0,
         )
+
+    def _holds(self, shape: Shape) -> dict[int, int]:
+        """How many tasks the open nodes hold, by model that would do."""
+        found = self._room.get(shape)
+        if found is None:
+            able = ability(self.fleet, shape)
+            room = able.room[self.fleet.kind]
+            found = self._room[shape] = {
+                model: min(int(room[self.rows(model)].sum()), devices // shape.gpus)
+                for model, devices in self.capacity.items()
+                if able.models[model]
+            }
+        return found
 
     def _running(self, claim: Claim) -> tuple[dict[int, float], bool]:
         """What is left, on the model it has; and whether that is known."""
@@ -348,10 +358,8 @@ class _Planned:
             model: [(None, future)] for model, future in futures.items()
         }
         jobs = [job for job in jobs if job.due]
-        lost: list[Job] = []
-        for job in sorted((job for job in jobs if job.unit in admitted), key=_by_due):
-            if not self._append(chains, job):
-                lost.append(job)
+        promised = sorted((job for job in jobs if job.unit in admitted), key=_by_due)
+        lost = [job for job in promised if not self._append(chains, job)]
         tests = TESTS
         for job in [*(job for job in jobs if job.unit not in admitted), *lost]:
             if self._append(chains, job):
@@ -371,7 +379,8 @@ class _Planned:
                 job, levels = filled.job, filled.levels
                 self.admitted.add(job.unit)
                 self.given[job.unit] = (job, int(levels[0]), model)
-                self.words[job.unit] = f"its deadline is kept with {job.tasks[int(levels.max())]} tasks"
+                share = job.tasks[int(levels.max())]
+                self.words[job.unit] = f"its deadline is kept with {share} task{'s' * (share > 1)}"
                 self.until = min(self.until, filled.changes or self.until)
         return free
 
@@ -479,15 +488,14 @@ class _Planned:
         """Where the tasks run. What is admitted has its room, if need be by moving others."""
         given = [of for of in self.given.values() if of[1]]
         given.sort(key=lambda of: (of[0].unit not in self.admitted, -of[0].devices[of[1]], of[0].claim.ordinal))
-        best: dict[str, Rows] = {}
-        for moves in range(3):
-            made, missing = self._pack(given, moves)
-            if not moves or missing < fewest:
-                best, fewest = made, missing
-            if not fewest:
-                break
+        best, fewest = self._pack(given, 0)
+        for moves in (1, 2):
+            if fewest:
+                made, missing = self._pack(given, moves)
+                if missing < fewest:
+                    best, fewest = made, missing
         for job, _, _ in given:
-            self.words.setdefault(job.unit, "best effort" if not job.due else "best effort, as its deadline is not kept")
+            self.words.setdefault(job.unit, "best effort" + ", as its deadline is not kept" * (job.due > 0))
         return best
 
     def _pack(self, given: Sequence[tuple[Job, int, int]], moves: int) -> tuple[dict[str, Rows], int]:
@@ -549,8 +557,10 @@ class Board:
     def __init__(self, view: Snapshot, claims: Sequence[Claim]) -> None:
         self.now = view.now
         self.draft = vacated(view, {claim.unit for claim in claims})
+        self._left = int(self.draft.free[DEVICES].sum())  # devices, those of closed nodes as well
 
     def put(self, claim: Claim, rows: Rows) -> None:
+        self._left -= claim.shape.gpus * len(rows)
         for row, tasks in Counter(rows).items():
             self.draft.keep(row, claim.unit, claim.shape, self.now, tasks)
 
@@ -563,6 +573,8 @@ class Board:
         """Rows for so many tasks: where it runs as far as it can stay there, the fullest node that holds the rest, or
         as few nodes as hold it; nothing if there is too little room.
         """
+        if tasks * claim.shape.gpus > self._left:
+            return ()
         mine: Rows = ()
         if claim.rows and not claim.stopping:
             ordered = [row for row, count in Counter(claim.rows).most_common() for _ in range(count)]
@@ -585,8 +597,8 @@ class Board:
 
 
 def _go_on(view: Snapshot, claimed: Sequence[Claim], plan: Mapping[str, Sequence[str]]) -> dict[str, Rows]:
-    """Between two plans: what runs stays, what is planned comes to its nodes, and what else waits gets the least of what
-    is free, in order of arrival.
+    """Between two plans: what runs stays, what is planned comes to its nodes, and what else waits gets its least size
+    where that is free, in order of arrival.
     """
     rows_of, over = view.fleet.rows, _over_quota(view, claimed)
     board = Board(view, claimed)
