@@ -18,7 +18,7 @@ preempted, or runs on a closed node, keeps its devices until its expected end.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -524,6 +524,7 @@ class _Planned:
             if rows:
                 board.put(job.claim, rows)
                 wanted[job.unit] = rows
+        board.fill_up(self.claimed, wanted, self._over)
         return wanted, missing
 
 
@@ -595,6 +596,16 @@ class Board:
             room[row] = 0
         return tuple(rows) if len(rows) == tasks else ()
 
+    def fill_up(self, claims: Sequence[Claim], wanted: dict[str, Rows], over: Collection[str]) -> None:
+        """What else waits gets its least size where that is free, in order of arrival."""
+        where: Bools = self.draft.fleet.closed == 0
+        for claim in claims:
+            if claim.candidate is not None and claim.unit not in wanted and claim.unit not in over:
+                rows = self.find(claim, claim.least, where)
+                if rows:
+                    wanted[claim.unit] = rows
+                    self.put(claim, rows)
+
 
 def _go_on(view: Snapshot, claimed: Sequence[Claim], plan: Mapping[str, Sequence[str]]) -> dict[str, Rows]:
     """Between two plans: what runs stays, what is planned comes to its nodes, and what else waits gets its least size
@@ -602,7 +613,6 @@ def _go_on(view: Snapshot, claimed: Sequence[Claim], plan: Mapping[str, Sequence
     """
     rows_of, over = view.fleet.rows, _over_quota(view, claimed)
     board = Board(view, claimed)
-    where: Bools = view.fleet.closed == 0
     wanted: dict[str, Rows] = {}
     planned = {
         claim.unit: tuple(rows_of[name] for name in plan[claim.unit])
@@ -620,12 +630,7 @@ def _go_on(view: Snapshot, claimed: Sequence[Claim], plan: Mapping[str, Sequence
             if rows:
                 wanted[claim.unit] = rows
                 board.put(claim, rows)
-    for claim in claimed:
-        if claim.candidate is not None and claim.unit not in wanted and claim.unit not in over:
-            rows = board.find(claim, claim.least, where)
-            if rows:
-                wanted[claim.unit] = rows
-                board.put(claim, rows)
+    board.fill_up(claimed, wanted, over)
     return wanted
 
 
