@@ -50,8 +50,9 @@ RESTART = 30 * SECOND
 MARGIN = 0.05
 """The part of the time until a deadline that is kept free: for starting, restarts, and errors of estimates."""
 
-TESTS = 8
-"""New jobs in one plan for which the admitted ones are filled again; the others are tested in the next plan."""
+REFILLS = 128
+"""Fills in one plan that test new jobs which do not fit behind the admitted ones (0.1 ms each). The other new jobs are
+tested in the next plan."""
 
 UNKNOWN = "default"
 """The source of an estimate that is a guess."""
@@ -60,7 +61,8 @@ UNKNOWN = "default"
 class Job(NamedTuple):
     """A claim with the sizes it may have: `devices` and `speeds` (over that of one task) are by *level*, from none to
     its largest size. `work` is by model what is left to do, in nanoseconds of one task. `due` is the latest instant at
-    which it should end (0: best effort), `restart` the cost of another size.
+    which it should end (0: best effort), `restart` the time that another size costs, and `changes` the work that could
+    be done in it, by level.
     """
 
     claim: Claim
@@ -70,6 +72,7 @@ class Job(NamedTuple):
     work: Mapping[int, float]
     due: int
     restart: int
+    changes: Floats
 
     @property
     def unit(self) -> str:
@@ -81,10 +84,7 @@ class Job(NamedTuple):
 
     def needs(self, model: int) -> Floats:
         """The work by level, with what a change of size costs."""
-        needs = np.full(len(self.tasks), self.work[model])
-        if self.runs:
-            needs += np.where(np.array(self.tasks) == len(self.claim.rows), 0.0, self.restart * self.speeds)
-        return needs
+        return self.work[model] + self.changes
 
     def pays(self, level: int, model: int) -> bool:
         """Whether what runs ends sooner with this size, though it has to be restarted for it."""
@@ -118,7 +118,8 @@ class Future:
         if not stretches:
             return None
         at = self.at[:stretches]
-        lasts = np.diff(at, append=job.due)
+        lasts = np.empty(stretches, np.int64)
+        lasts[:-1], lasts[-1] = at[1:] - at[:-1], job.due - at[-1]
         fitting = np.searchsorted(job.devices, self.free[:stretches], "right") - 1
         limits = np.arange(1, len(job.tasks))
         levels: Ints = np.minimum(fitting, limits[:, None])
@@ -151,11 +152,10 @@ class Future:
         """With so much taken of the first stretches, the last of them until `end`."""
         at, free = self.at, self.free
         if stretches == len(at) or at[stretches] > end:
-            at, free = np.insert(at, stretches, end), np.insert(free, stretches, free[stretches - 1])
-        else:
-            free = free.copy()
-        free[:stretches] -= taken
-        return Future(at, free)
+            at = np.concatenate((at[:stretches], [end], at[stretches:]))
+            free = np.concatenate((free[:stretches] - taken, free[stretches - 1 : stretches], free[stretches:]))
+            return Future(at, free)
+        return Future(at, np.concatenate((free[:stretches] - taken, free[stretches:])))
 
 
 class ElasticFlow:
@@ -263,16 +263,20 @@ class _Jobs:
         tasks = [0, claim.least]
         tasks += [size for size in _powers(claim.least, most) if speeds[size] > speeds[tasks[-1]]]
         one = claim.resident
+        restart = (lost_work(one, self.view.now) + (RESTART if not one.restore else 0)) if one is not None else 0
+        by_level = np.array([speeds[size] for size in tasks])
+        others = np.array([size != len(claim.rows) for size in tasks])
         said = one or claim.candidate
         due = said.due if known and said is not None else 0
         return Job(
             claim=claim,
             tasks=tuple(tasks),
             devices=np.array(tasks) * claim.shape.gpus,
-            speeds=np.array([speeds[size] for size in tasks]),
+            speeds=by_level,
             work=work,
             due=self.view.now + int((due - self.view.now) * (1 - MARGIN)) if due else 0,
-            restart=(lost_work(one, self.view.now) + (RESTART if not one.restore else 0)) if one is not None else 0,
+            restart=restart,
+            changes=restart * by_level * others * (not claim.stopping),
         )
 
     def _holds(self, shape: Shape) -> dict[int, int]:
@@ -339,6 +343,7 @@ class _Planned:
         self.view, self.claimed = view, claimed
         self._known = _Jobs(view, claimed)
         self._over = _over_quota(view, claimed)
+        self._refills = REFILLS
         self.until = view.now + LATEST
         self.words: dict[str, str] = {}
         self.admitted: set[str] = set()
@@ -360,16 +365,12 @@ class _Planned:
         jobs = [job for job in jobs if job.due]
         promised = sorted((job for job in jobs if job.unit in admitted), key=_by_due)
         lost = [job for job in promised if not self._append(chains, job)]
-        tests = TESTS
         for job in [*(job for job in jobs if job.unit not in admitted), *lost]:
             if self._append(chains, job):
                 continue
-            if job.unit in refused or job in lost:
+            known = job.unit in refused or job in lost
+            if known or (self._refills and not self._insert(chains, job)):
                 self.refused.add(job.unit)
-            elif tests:
-                tests -= 1
-                if not self._insert(chains, job):
-                    self.refused.add(job.unit)
         free = {}
         for model, chain in chains.items():
             free[model] = int(chain[-1][1].free[0])
@@ -425,6 +426,7 @@ class _Planned:
             made = chain[:place]
             for one in [job, *sorted((of.job for of, _ in chain[place:] if of), key=_by_due)]:
                 filled = made[-1][1].fill(one, model)
+                self._refills = max(0, self._refills - 1)
                 if filled is None:
                     break
                 made.append((filled, made[-1][1].without(filled)))
