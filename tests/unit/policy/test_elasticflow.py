@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
-from poise.model.decisions import Place
+from poise.model.decisions import Place, Preempt
 from poise.model.resources import Node
+from poise.policy.suites import policy_named
 from poise.testing import World, node
 
 from .test_goodput import sizes
@@ -226,3 +227,24 @@ def test_it_forgets_what_has_gone() -> None:
     decided(arrive(world, a=due("10m", "20m")))
     decided(until(world, "5m", "a"))
     assert world.ledger.snapshot(world.now, 0).memory.get(NAME, {}) == {}
+
+
+def test_what_serves_comes_first_and_never_yields() -> None:
+    """One device. a (10m, due in 15m) came first, but b serves: it has the device for good, and a is turned down."""
+    world = World(NAME).nodes(1, cpu=8, gpus=1)
+    arrive(world, a=due("10m", "15m"), b={**SAVES})
+    view = world.controller.snapshot(world.now)
+    a, b = view.candidates
+    plan = policy_named(NAME).decide(
+        msgspec.structs.replace(view, candidates=(a, msgspec.structs.replace(b, serves="chat")))
+    )
+    assert [decision.unit for decision in plan.decisions if isinstance(decision, Place)] == [b.unit]
+    assert plan.memory is not None
+    assert (plan.memory[NAME]["admitted"], plan.memory[NAME]["refused"]) == ([], [a.unit])
+
+    served = World(NAME).nodes(1, cpu=8, gpus=1)
+    decided(arrive(served, b={**SAVES}))
+    view = until(arrive(served, a=due("10m", "15m")), "2m").controller.snapshot(served.now)
+    view.fleet.residents[0] = tuple(msgspec.structs.replace(one, serves="chat") for one in view.fleet.residents[0])
+    plan = policy_named(NAME).decide(view)
+    assert not [decision for decision in plan.decisions if isinstance(decision, Preempt)]
