@@ -24,6 +24,7 @@ from poise.policy.allowance import Allowance
 from poise.policy.assign import assign
 from poise.policy.choose import Item, choose
 from poise.policy.elastic import speeds_with, worth_having
+from poise.policy.elasticflow import ElasticFlow
 from poise.policy.emptying import being_emptied, hand_over, keep_for_leaving
 from poise.policy.feasible import room_when_empty
 from poise.policy.goodput import Goodput
@@ -1313,7 +1314,7 @@ def _order_of(order: str | Mapping[str, float], terms: Mapping[str, RankTerm]) -
 
 
 POLICIES: dict[str, ClusterPolicy] = {recipe.name: Suite(recipe) for recipe in RECIPES} | {
-    policy.name: policy for policy in (Static(), Tiresias(), Goodput(), *SHARING)
+    policy.name: policy for policy in (Static(), Tiresias(), Goodput(), ElasticFlow(), *SHARING)
 }
 
 SAFE_POLICY = "fifo"
