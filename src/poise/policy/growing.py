@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from poise.model.decisions import Spot, Why
+from poise.model.fleet import Resident
 from poise.model.jobs import Work
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate
@@ -26,10 +27,17 @@ GROWS_BY = 1.5
 """An elastic unit is restarted in another size only for half as many tasks again: less would not pay. One that has
 yielded comes back to all that it can use, even if that is one task more."""
 
+CHANGES_BY = 1.25
+"""A restart for a change of size by less does not pay: estimates err by more."""
+
+COOL_DOWN = MINUTE
+"""Time between two reallocations off one node, and before an elastic unit changes its size again; longer, the more
+often it was restarted."""
+
 HORIZON = 10 * MINUTE
 """What is won by another size is counted for so long: then something has come or gone."""
 
-SCALES = 0.5
+SCALES = 0.3
 """The exponent `p` of the speedup `k^p` for which the order of the remaining work is weighed (Berg et al., 2020)."""
 
 UNSERVED = 1000.0
@@ -118,6 +126,14 @@ def sizes(units: Sequence[Unit], devices: int) -> dict[str, int]:
         gains[place, : len(gain)] = gain
     found = share_out(gains, np.array([unit.width for unit in units]), devices)
     return {unit.name: int(size) for unit, size in zip(units, found, strict=True)}
+
+
+def changes(resident: Resident, to: int, now: int) -> bool:
+    """Whether a running unit is to be given so many tasks now."""
+    if resident.resizes:
+        return to != resident.size and now >= resident.since + COOL_DOWN
+    much = max(to, resident.size) >= CHANGES_BY * min(to, resident.size)
+    return much and now >= resident.since + COOL_DOWN * (1 + resident.preempted)
 
 
 def _by_place(units: Sequence[Unit]) -> list[float]:

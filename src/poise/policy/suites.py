@@ -28,7 +28,7 @@ from poise.policy.elasticflow import ElasticFlow
 from poise.policy.emptying import being_emptied, hand_over, keep_for_leaving
 from poise.policy.feasible import room_when_empty
 from poise.policy.goodput import Goodput
-from poise.policy.growing import GROWS_BY, Begun, hand_out, sizes, units_of
+from poise.policy.growing import COOL_DOWN, GROWS_BY, Begun, changes, hand_out, sizes, units_of
 from poise.policy.place import Draft, close_together
 from poise.policy.protocol import Policy
 from poise.policy.queues import Tiresias
@@ -102,9 +102,6 @@ TOGETHER = 64
 
 IDLES = 0.1
 """Room is kept for what waits only where less than this part of its own device time stands idle for that."""
-
-COOL_DOWN = 60 * SECOND
-"""Time between two reallocations off one node, and before an elastic unit is restarted larger."""
 
 MOST_ASKS = 8
 """Sizes of waiting work for which it is looked whether there is room before a round is run."""
@@ -924,7 +921,7 @@ class _Round:
         if now < again:
             self._ask_again(again)
             return
-        changing = [one for one in here if self._sizes[one.unit] != one.size and now >= one.since + COOL_DOWN]
+        changing = [one for one in here if changes(one, self._sizes[one.unit], now)]
         short += sum(one.shape.gpus * max(0, self._sizes[one.unit] - one.size) for one in changing)
         if not changing or not short:
             self._ask_again(now + COOL_DOWN)

@@ -26,7 +26,7 @@ PRESSED = 8.0
 highest. If it were worth more than anything else, whatever is long would drive out all that is short, only to be
 overtaken itself by what comes next, and what made way for it would be late in vain."""
 
-SAFETY = 3.0
+SAFETY = 2.0
 """Mean deviations of its estimate by which work starts before it has to."""
 
 
@@ -126,7 +126,10 @@ class _Look:
         if one.least:
             speeds = speeds_with(self.view.speedups.get(one.unit), one.most)
             work = left * speeds[one.size]
-            tasks = self.shares[one.unit] = _fewest(one.due - self.view.now - int(varies * left), work, one.least, speeds)
+            time = one.due - self.view.now
+            if left > time:  # else it stays as it is: what it wins by another size is a guess
+                tasks = _fewest(time, work * (1 + SAFETY * varies), one.least, speeds)
+            self.shares[one.unit] = tasks
             left = int(work / speeds[tasks])
         return Owed(one.unit, one.due, left, _width(one.shape, tasks), weight, int(SAFETY * varies * left))
 
@@ -138,15 +141,13 @@ class _Look:
             models = ability(self.view.fleet, shape).models
             left = self.speeds.shortest(one, models)
             varies = min((of[index] for index in range(len(of)) if models[index]), key=_mean, default=varies)
-        margin = int(SAFETY * varies.deviation * left / max(1, varies.mean)) + GRACE
-        if varies.source == "default":
-            margin = max(margin, one.due - self.view.now)
+        part, time = SAFETY * varies.deviation / max(1, varies.mean), one.due - self.view.now
         if one.least:
             speeds = speeds_with(self.view.speedups.get(one.unit), one.tasks)
-            time = one.due - self.view.now - margin
             work = left * speeds[one.least]
-            tasks = self.shares[one.unit] = _fewest(time, work, one.least, speeds)
+            tasks = self.shares[one.unit] = _fewest(time - GRACE, work * (1 + part), one.least, speeds)
             left = int(work / speeds[tasks])
+        margin = time if varies.source == "default" else int(part * left) + GRACE
         weight = CLASS_WEIGHT[one.priority] * one.weight
         return Owed(one.unit, one.due, left, _width(shape, tasks), weight, margin)
 
