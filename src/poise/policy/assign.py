@@ -156,6 +156,6 @@ def _running(draft: Draft, resident: Resident, here: int, standing: float, left:
 def _waiting(draft: Draft, candidate: Candidate) -> Entry:
     shape, now = candidate.shape, draft.view.now
     left = draft.speeds.left(candidate, shape, draft.able(shape).models)
-    worths = [(value(candidate, run, now, draft.timely), index) for index, run in left.items()]
+    worths = [(value(candidate, run, now, draft.timely, waits=draft.waits), index) for index, run in left.items()]
     devices = shape.gpus * (candidate.least or candidate.tasks)
     return (-max(worths, default=(0.0, 0))[0] / devices, candidate.ordinal, candidate.unit, devices, worths)

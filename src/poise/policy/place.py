@@ -99,13 +99,20 @@ class Kept(NamedTuple):
 
 class Draft:
     """A statement of hypothetical placements on an immutable view. `weights` say how nodes are scored; with `spread`
-    they are scored again after each task, without it a node is filled as long as it has room.
+    they are scored again after each task, without it a node is filled as long as it has room. `waits` is the power to
+    which waiting counts.
     """
 
     def __init__(
-        self, view: Snapshot, weights: Mapping[str, float], terms: Mapping[str, Term], *, spread: bool = False
+        self,
+        view: Snapshot,
+        weights: Mapping[str, float],
+        terms: Mapping[str, Term],
+        *,
+        spread: bool = False,
+        waits: float = 1.0,
     ) -> None:
-        self.view = view
+        self.view, self.waits = view, waits
         self.fleet = fleet = view.fleet
         self.free: Ints = fleet.free.copy()
         self.memory: Ints = fleet.device_memory.copy()

@@ -249,18 +249,14 @@ def crowding(draft: Draft) -> float:
     return waiting / max(1, devices)
 
 
-def value(candidate: Candidate, run: int, now: int, timely: Timely = NO_DEADLINES) -> float:
-    """What it is worth to start a unit that is foreseen to run for so long: its weight over that time; twice as much
-    when it has waited as long as `STARVES` runs. One that has to start now to be on time is worth
-    `PRESSED` times as much.
+def value(candidate: Candidate, run: int, now: int, timely: Timely = NO_DEADLINES, *, waits: float = 1.0) -> float:
+    """What it is worth to start a unit that is foreseen to run for so long: its weight over that time. A wait as long as
+    `STARVES` runs doubles that, where waiting counts once (to the power `waits`). A unit that has to start now to be on
+    time is worth `PRESSED` times as much.
     """
-    of_class = effective_class(candidate, now)
-    weight = (
-        timely.times(candidate.unit)
-        * worth(of_class, candidate.weight)
-        * (1 + (now - candidate.ready) / (STARVES * max(run, SECOND)))
-    )
-    return weight / (max(run, 1) / SECOND)
+    longs_for: float = (1 + (now - candidate.ready) / (STARVES * max(run, SECOND))) ** waits
+    weight = timely.times(candidate.unit) * worth(effective_class(candidate, now), candidate.weight)
+    return weight * longs_for / (max(run, 1) / SECOND)
 
 
 def worth(priority: int, weight: int) -> float:
@@ -323,18 +319,16 @@ def make_way(
     worth: float,
     asked: Collection[str],
     run: int = 0,
-    priority: int = CLASSES - 1,
 ) -> Yielding | None:
     """The cheapest set of units found, each of a price below `worth`, that would leave room for so many tasks; None if
-    there is none. None of them that is of no lower class than `priority` misses a deadline for yielding for so
-    long a `run`.
+    there is none. None of them misses a deadline that is kept for standing still for so long a `run`.
     """
     if prices.least >= worth:
         return None
     of = prices.of
 
     def may(resident: Resident) -> bool:
-        if draft.timely.makes_late(resident, run, priority):
+        if draft.timely.makes_late(resident, run):
             return False
         return of.get(resident.unit, inf) < worth and resident.unit not in asked and not resident.stopping
 

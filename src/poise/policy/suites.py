@@ -7,7 +7,7 @@ blocked gets room kept or makes others yield (reclaim); what still waits is held
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -45,7 +45,9 @@ from poise.policy.rank import (
     RankTerm,
     ageing,
     by_terms,
+    by_value,
     effective_class,
+    power_of,
 )
 from poise.policy.recipe import RECIPES, Recipe
 from poise.policy.reclaim import (
@@ -124,7 +126,8 @@ class Suite:
     ) -> None:
         self.recipe = recipe
         self.name = recipe.name
-        self.order = _order_of(recipe.order, rank_terms)
+        self.waits = power_of(recipe.fairness)
+        self.order = _order_of(recipe.order, rank_terms, self.waits)
         self.terms = terms
         for name in recipe.score:
             terms[name]
@@ -139,7 +142,7 @@ class Suite:
         Where there is room for all that is shown, the order does not matter, and what is alike is placed together;
         should that not work out after all (room is in pieces), the units are served one by one.
         """
-        draft = Draft(view, self.recipe.score, self.terms, spread=self.recipe.spread)
+        draft = Draft(view, self.recipe.score, self.terms, spread=self.recipe.spread, waits=self.waits)
         ordered = self.order.sort(view, draft.timely)
         emptied = being_emptied(view.fleet)
         if view.yielded or emptied:  # room was made for them, or is there, whatever the order says now
@@ -149,7 +152,7 @@ class Suite:
             plan = _Round(self, draft).place_all(ordered)
             if plan is not None:
                 return plan
-            draft = Draft(view, self.recipe.score, self.terms, spread=self.recipe.spread)
+            draft = Draft(view, self.recipe.score, self.terms, spread=self.recipe.spread, waits=self.waits)
         return _Round(self, draft).decide(_serving_first(ordered) if self.recipe.preempt is not None else ordered)
 
 
@@ -316,7 +319,7 @@ class _Round:
         devices = draft.whole_devices_free() + sum(item.width for item in items)
         for one in here:
             run = draft.speeds.shortest(one, draft.able(one.shape).models)
-            items.append(Item(one.unit, value(one, run, now, draft.timely), _width(one)))
+            items.append(Item(one.unit, value(one, run, now, draft.timely, waits=draft.waits), _width(one)))
         chosen = choose(items, devices)
         behind = {one.unit for one in here if _width(one) <= devices} - chosen  # the others keep room for later
 
@@ -672,9 +675,7 @@ class _Round:
         for resident in (of[0][1] for of in self._members.of.values()):
             self._ask_again(resident.since + SETTLES)
         for shape in shapes:
-            found = find_smaller(
-                candidate, shape, self.draft, needed, self._members, self._yielding, self._sizes
-            )
+            found = find_smaller(candidate, shape, self.draft, needed, self._members, self._yielding, self._sizes)
             if found is None:
                 continue
             rank = candidate.serves or self.order.words(candidate, self.view.now)
@@ -701,16 +702,16 @@ class _Round:
             index = self._target[candidate.unit]
             shape = _on_model(candidate.shape, self.view.fleet.models[index].name)
             run = draft.speeds.left(candidate, shape, draft.able(shape).models)[index]
-            gain = value(candidate, run, now, draft.timely)
-            found = make_way(shape, draft, needed, rules, self._leaving, _ANY, self._yielding, run, candidate.priority)
+            gain = value(candidate, run, now, draft.timely, waits=min(1.0, draft.waits))
+            found = make_way(shape, draft, needed, rules, self._leaving, _ANY, self._yielding, run)
             if found and found.victims:
                 best = (gain, gain, found, shape)
         guess = self._is_guess(candidate) and candidate.unit not in draft.timely.pressed
         prices = self._had_turns if guess else self._prices
         for shape in (candidate.shape, *candidate.others) if not self._target else ():
             run = draft.speeds.shortest(candidate, draft.able(shape).models)
-            gain = value(candidate, run, now, draft.timely)
-            found = make_way(shape, draft, needed, rules, prices, gain, self._yielding, run, candidate.priority)
+            gain = value(candidate, run, now, draft.timely, waits=min(1.0, draft.waits))
+            found = make_way(shape, draft, needed, rules, prices, gain, self._yielding, run)
             if found and found.victims and gain > found.price and (best is None or gain - found.price > best[0]):
                 best = (gain - found.price, gain, found, shape)
         if best is not None and guess and any(one.unit not in self._had_turns.of for one in best[2].victims):
@@ -1345,11 +1346,13 @@ def _told(worth: float) -> float:
     return float(f"{3600 * worth:.3g}")
 
 
-def _order_of(order: str | Mapping[str, float], terms: Mapping[str, RankTerm]) -> Order:
+def _order_of(order: str | Mapping[str, float], terms: Mapping[str, RankTerm], waits: float) -> Order:
     if not isinstance(order, str):
         for name in order:
             terms[name]
         return by_terms(order, terms)
+    if order == "value":
+        return ORDERS[order]._replace(sort=partial(by_value, waits=waits))
     return by_terms(PRESETS[order]) if order in PRESETS else ORDERS[order]
 
 

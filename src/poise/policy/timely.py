@@ -23,17 +23,17 @@ LOOKED_AT = 128
 
 PRESSED = 8.0
 """How much more a unit is worth that has to start now to be on time: as much as lies between the lowest class and the
-highest. If it were worth more than anything else, whatever is long would drive out all that is short, only to be
-overtaken itself by what comes next, and what made way for it would be late in vain."""
+highest."""
 
 SAFETY = 2.0
-"""Mean deviations of its estimate by which work starts before it has to."""
+"""Mean deviations of its estimate by which work starts before it has to. Nine in ten runs are shorter than twice what
+is declared of them (lognormal errors with a P90 of 2, as the twin draws them)."""
 
 
 class Timely(NamedTuple):
-    """The units that are `pressed`, which wait and have to start now; by unit for how long what runs could stand still
-    (`spare`, nanoseconds) and how many tasks an elastic one needs (`shares`), and the instant at which the `next` one is pressed (0: none). Deadlines that are not kept
-    are in none of these.
+    """The units that are `pressed`: they wait, and have to start now. By unit, for how long a running one could stand
+    still (`spare`, nanoseconds), and how many tasks an elastic one needs (`shares`). `next` is the instant at which
+    the next unit is pressed (0: none). Units whose deadline is not kept are in none of these.
     """
 
     pressed: frozenset[str] = frozenset()
@@ -45,8 +45,8 @@ class Timely(NamedTuple):
         """How much more it is worth to start it."""
         return PRESSED if unit in self.pressed else 1.0
 
-    def makes_late(self, resident: Resident, run: int, priority: int) -> bool:
-        """Whether a kept deadline is missed if this stands still for such a run, of a class that is no higher."""
+    def makes_late(self, resident: Resident, run: int) -> bool:
+        """Whether a kept deadline is missed if this stands still for such a run."""
         return self.spare.get(resident.unit, run) < run
 
 
@@ -99,9 +99,8 @@ class _Look:
             ]
             kept = met(owed, total, now, taken)
             starts = latest_starts(kept, total)
-            for one in owed:
-                if one.unit not in starts:
-                    self.shares.pop(one.unit, None)
+            for unit in {one.unit for one in owed} - starts.keys():
+                self.shares.pop(unit, None)
             for one in waiting:
                 if one.unit in starts:
                     if starts[one.unit] <= now:
