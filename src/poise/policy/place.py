@@ -128,6 +128,7 @@ class Draft:
         self._fullness: Floats | None = None
         self._by_fullness: Ints = np.zeros(0, np.int64)
         self._taken = 0
+        self._meanwhile: dict[tuple[int, Shape], bool] = {}
         self._kind: list[int] = fleet.kind.tolist()
 
     # --- looking -----------------------------------------------------------------------------------------------------
@@ -326,7 +327,11 @@ class Draft:
 
     def has_room_meanwhile(self, row: int, shape: Shape) -> bool:
         """Whether one task fits on the node while room on it is kept for somebody else."""
-        return not self.fleet.closed[row] and self.room(row).pick(shape, self.able(shape).models) is not None
+        found = self._meanwhile.get((row, shape))
+        if found is None:
+            room, able = self.room(row), self.able(shape).models
+            found = self._meanwhile[row, shape] = not self.fleet.closed[row] and room.pick(shape, able) is not None
+        return found
 
     def place_behind(self, candidate: Candidate, run: int) -> Spot | None:
         """A place behind brief tasks of the same shape, where so little work is foreseen that waiting costs little.
@@ -449,6 +454,7 @@ class Draft:
     def _add(self, row: int, shape: Shape, tasks: int) -> None:
         free = self.free
         self._changed.append(row)
+        self._meanwhile.clear()
         free[CPU, row] -= shape.cpu * tasks
         if shape.memory:
             free[MEMORY, row] -= shape.memory * tasks

@@ -12,7 +12,7 @@ sooner.
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 from poise.model.fleet import DeviceModel, Resident
 from poise.model.jobs import ALL, Work
@@ -31,6 +31,17 @@ HUNDREDTH = ALL // 100
 
 PACE_VARIES = 10
 """One part in so many of what training foresees of itself by its pace is left as uncertainty."""
+
+
+class _Shortest(NamedTuple):
+    """A candidate's shortest run time (`Speeds.shortest`) with everything that it depends on: it holds as long as all
+    of these are the same objects.
+    """
+
+    candidate: Candidate
+    able: Sequence[bool]
+    of: list[Estimate]
+    run: int
 
 
 class Speeds:
@@ -54,6 +65,8 @@ class Speeds:
         self._names: dict[tuple[str, str], tuple[str, ...]] = {}
         self._known: dict[tuple[str, bool], tuple[dict[int, DeviceModel], dict[int, float], dict[int, Profile]]] = {}
         self._places: dict[tuple[str, bool], int] = {}
+        self._shortest: dict[str, _Shortest] = {}
+        self._shortest_before: dict[str, _Shortest] = {}
         self._devices = [index for index, model in enumerate(models) if model.kind != "cpu"]
         self._called = tuple(dict.fromkeys(model.called for model in models))
         for index, model in enumerate(models):
@@ -104,13 +117,28 @@ class Speeds:
         """Nanoseconds that a waiting unit still has to run in its own artifact where that is least, of the models that
         are `able` to run it.
         """
+        known = self._shortest.get(candidate.unit)
+        if known is not None and known.candidate is candidate and known.able is able:
+            return known.run
         shape = candidate.shape
-        if not shape.gpus or not any(able[index] for index in self._devices):
+        if not shape.gpus or not any([able[index] for index in self._devices]):
             return candidate.expected
         of = self.of(candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=True)
-        if of.count(of[0]) == len(of):  # not told apart
-            return left_of(candidate, of[0])
-        return min(self.left(candidate, shape, able).values(), default=candidate.expected)
+        before = self._shortest_before.get(candidate.unit)
+        if before is not None and before.of is of and before.candidate is candidate and before.able is able:
+            run = before.run
+        elif of.count(of[0]) == len(of):  # not told apart
+            run = left_of(candidate, of[0])
+        else:
+            run = min(self.left(candidate, shape, able).values(), default=candidate.expected)
+        if len(self._shortest) >= MOST_RUNS:
+            self._shortest.clear()
+        self._shortest[candidate.unit] = _Shortest(candidate, able, of, run)
+        return run
+
+    def take_over(self, earlier: "Speeds") -> None:
+        """Reuse the run times that were asked of `earlier`, for the same fleet, where they are of the same estimates."""
+        self._shortest_before = earlier._shortest
 
     def left(self, candidate: Candidate, shape: Shape, able: Sequence[bool]) -> dict[int, int]:
         """The same by model, for those that have the devices it needs. How long it has outlived what was foreseen says
@@ -221,7 +249,10 @@ def speeds_of(view: Snapshot) -> Speeds:
     fleet = view.fleet
     known: Speeds | None = fleet.runs.get("speeds")
     if known is None or known.profiles is not view.profiles or known.throughputs is not view.throughputs:
-        known = fleet.runs["speeds"] = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
+        found = fleet.runs["speeds"] = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
+        if known is not None:
+            found.take_over(known)
+        return found
     return known
 
 

@@ -505,6 +505,8 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
     lack least of what they could hold; with what may yield to a unit counted as free, only those that lack nothing.
     """
     fleet, able = draft.fleet, draft.able(shape)
+    if len(draft.kept) == len(fleet):
+        return []
     free = np.maximum(draft.free, 0)
     if yielding_to is not None:
         for lower in range(yielding_to.priority + 1, CLASSES):
