@@ -121,7 +121,7 @@ class Speeds:
         if known is not None and known.candidate is candidate and known.able is able:
             return known.run
         shape = candidate.shape
-        if not shape.gpus or not any([able[index] for index in self._devices]):
+        if not shape.gpus or not any(able[index] for index in self._devices):
             return candidate.expected
         of = self.of(candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=True)
         before = self._shortest_before.get(candidate.unit)
@@ -137,7 +137,7 @@ class Speeds:
         return run
 
     def take_over(self, earlier: "Speeds") -> None:
-        """Reuse the run times that were asked of `earlier`, for the same fleet, where they are of the same estimates."""
+        """Reuse the run times that `earlier` found for the same fleet, where they come from the same estimates."""
         self._shortest_before = earlier._shortest
 
     def left(self, candidate: Candidate, shape: Shape, able: Sequence[bool]) -> dict[int, int]:
