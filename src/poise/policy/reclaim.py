@@ -164,14 +164,17 @@ class Prices:
     def __init__(self, of: Mapping[str, float], draft: Draft) -> None:
         self.of = of
         self._free = draft.fleet.free[DEVICES]
-        held = [(row, of.get(unit, inf), devices) for row, unit, devices in draft.running.holders]
-        offers = sorted([offer for offer in held if offer[1] < inf])
-        self._offers: dict[int, list[tuple[float, int]]] = {}
-        for row, price, devices in offers:
-            self._offers.setdefault(row, []).append((price, devices))
+        offers: dict[int, list[tuple[float, int]]] = {}
+        for row, unit, devices in draft.running.holders:
+            price = of.get(unit, inf)
+            if price < inf:
+                offers.setdefault(row, []).append((price, devices))
+        for here in offers.values():
+            here.sort()
+        self._offers = offers
         self._rows: dict[int, list[int]] = {}
         self._least: dict[int, dict[int, float]] = {}
-        self.least = min([offer[1] for offer in offers], default=inf)
+        self.least = min([here[0][0] for here in offers.values()], default=inf)
 
     def rows(self, devices: int) -> list[int]:
         """Where so many devices could be free on one node, those first where the cheapest that free them cost least."""
@@ -237,7 +240,10 @@ def standings(draft: Draft, rules: Preemption) -> dict[str, float]:
     spared = running.left - lost
     of = HYSTERESIS * worths / (np.maximum(1, spared) / SECOND)
     standing = np.where((spared > 0) & (draft.view.now >= asked_from), of, inf)
-    rows = np.flatnonzero(may)[::-1]  # of a gang the first counts
+    if may.all():
+        prices = standing[::-1].tolist()  # of a gang the first counts
+        return dict(zip([one.unit for one in reversed(running.residents)], prices, strict=True))
+    rows = np.flatnonzero(may)[::-1]
     return dict(zip([running.residents[row].unit for row in rows.tolist()], standing[rows].tolist(), strict=True))
 
 
@@ -507,19 +513,22 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
     fleet, able = draft.fleet, draft.able(shape)
     if len(draft.kept) == len(fleet):
         return []
-    free = np.maximum(draft.free, 0)
+    asks = {CPU: shape.cpu, MEMORY: shape.memory, NETWORK: shape.network, DEVICES: shape.gpus}
+    resources = [resource for resource, need in asks.items() if need]
+    free = np.maximum(draft.free[resources], 0)
     if yielding_to is not None:
         for lower in range(yielding_to.priority + 1, CLASSES):
-            free += fleet.yielding[lower]
+            free += fleet.yielding[lower][resources]
     mask: Bools = able.where & (fleet.closed == 0)
     if draft.kept:
         mask[list(draft.kept)] = False  # as if those had started for whom it is kept, and did not end
-    asks = {CPU: shape.cpu, MEMORY: shape.memory, NETWORK: shape.network, DEVICES: shape.gpus}
     needs = np.array([[need] for need in asks.values() if need])
     if tasks > 1 and yielding_to is None:
         needs = needs * np.clip(able.room[fleet.kind], 1, tasks)
-    resources = [resource for resource, need in asks.items() if need]
-    lacks = np.maximum(0.0, 1 - free[resources] / needs).sum(axis=0) if resources else np.zeros(len(fleet))
+    if len(resources) == 1:
+        lacks = np.maximum(0.0, 1 - free[0] / needs[0])
+    else:
+        lacks = np.maximum(0.0, 1 - free / needs).sum(axis=0) if resources else np.zeros(len(fleet))
     if yielding_to is not None:
         mask &= lacks <= 0
     rows = mask.nonzero()[0]
@@ -545,8 +554,10 @@ def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices) -> li
 
 def _earliest(draft: Draft, shape: Shape, rows: list[int]) -> list[tuple[int, int]]:
     """Of these rows those that will have devices for one task, the soonest first, and when that is."""
+    if not rows:
+        return []
     free = np.maximum(draft.share[rows], 0).sum(axis=1)
-    return draft.running.soonest(rows, shape.gpus * shape.share - free)
+    return draft.running.soonest(rows, (shape.gpus * shape.share - free).tolist())
 
 
 def openings_on(

@@ -5,6 +5,7 @@ attempt is remembered with the fleet (`Fleet.runs`), and holds as long as the sa
 came from are the same.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
@@ -16,6 +17,7 @@ import numpy as np
 from poise.model.fleet import Fleet, Floats, Ints, Resident
 from poise.model.jobs import GRACE
 from poise.model.profiles import Profile, remaining_each
+from poise.model.resources import WHOLE
 from poise.policy.predict import Speeds
 
 SINCE, RUNS, STOPPING, MEAN, DEVIATION, LIKELY, LIKELY_DEVIATION, HOLDS, STAYS = range(9)
@@ -57,14 +59,14 @@ class _Seen(NamedTuple):
 class _Endings(NamedTuple):
     """All attempts in the order of rows, and on each in the order in which they will end: `at` an instant, as `number`
     on its row; `freed` are the thousandths of devices that have come free with it, on the rows before it as well. Those
-    of a row begin at `first[row]`; so many have come free `before` them. There is one instant more than attempts.
+    of a row begin at `first[row]`; so many have come free `before` them. Plain numbers: a round looks at few rows.
     """
 
-    first: Ints
-    at: Ints
-    number: Ints
-    freed: Ints
-    before: Ints
+    first: list[int]
+    at: list[int]
+    number: list[int]
+    freed: list[int]
+    before: list[int]
 
 
 _Each = tuple[list[tuple[tuple[Resident, ...], Ints] | None], Ints | None]
@@ -115,6 +117,17 @@ class Running:
         return found
 
     @cached_property
+    def widths(self) -> dict[str, int]:
+        """By unit how many devices it has in all, of those that have whole ones; to be read only."""
+        known: tuple[list[tuple[Resident, ...]], dict[str, int]] = self._fleet.runs.get("widths", ([], {}))
+        rows, found = known
+        if len(rows) != len(self._fleet) or any(map(is_not, rows, self._fleet.residents)):
+            whole = (one for one in self.residents if one.shape.gpus and one.shape.share == WHOLE)
+            found = {one.unit: one.shape.gpus * one.size for one in whole}
+            self._fleet.runs["widths"] = self._fleet.residents.copy(), found
+        return found
+
+    @cached_property
     def any_stopping(self) -> bool:
         return bool(self._columns[STOPPING].any())
 
@@ -148,21 +161,25 @@ class Running:
         known = self._endings_on.get(row)
         if known is None:
             found = self._endings
-            start, end = found.first[row : row + 2].tolist()
-            at, number = found.at[start:end].tolist(), found.number[start:end].tolist()
-            known = self._endings_on[row] = list(zip(at, number, strict=True))
+            start, end = found.first[row : row + 2]
+            known = self._endings_on[row] = list(zip(found.at[start:end], found.number[start:end], strict=True))
         return known
 
-    def soonest(self, rows: Sequence[int], lacks: Ints) -> list[tuple[int, int]]:
+    def soonest(self, rows: Sequence[int], lacks: Sequence[int]) -> list[tuple[int, int]]:
         """The instant at which so many thousandths of devices more will be free on each of these rows, and the row: the
         soonest first, without those where that will never be. What lacks nothing has it now.
         """
-        found, on = self._endings, np.array(rows, np.int64)
-        number = found.freed.searchsorted(found.before[on] + lacks)
-        has = lacks <= 0
-        instants = np.where(has, self._now, found.at[number]).tolist()
-        could = (has | (number < found.first[on + 1])).tolist()
-        return sorted([(at, row) for at, row, may in zip(instants, rows, could, strict=True) if may])
+        found, now, soonest = self._endings, self._now, []
+        for row, lack in zip(rows, lacks, strict=True):
+            if lack <= 0:
+                soonest.append((now, row))
+                continue
+            end = found.first[row + 1]
+            number = bisect_left(found.freed, found.before[row] + lack, found.first[row], end)
+            if number < end:
+                soonest.append((found.at[number], row))
+        soonest.sort()
+        return soonest
 
     @cached_property
     def _endings(self) -> _Endings:
@@ -177,7 +194,8 @@ class Running:
         at = self._now + np.where(columns[STOPPING] > 0, GRACE, left)
         order = np.lexsort((number, at, row))
         freed = np.concatenate(([0], np.cumsum(columns[HOLDS][order])))
-        return _Endings(first, np.append(at[order], 0), number[order], freed[1:], freed[first[:-1]])
+        columns_in_order = first, at[order], number[order], freed[1:], freed[first[:-1]]
+        return _Endings(*[column.tolist() for column in columns_in_order])
 
     @cached_property
     def _columns(self) -> Ints:

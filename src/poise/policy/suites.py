@@ -168,7 +168,7 @@ class _Round:
         self._why_behind = suite.why_behind
         self._only_room = suite.only_room
         self._full: set[Shape] = set()
-        self._told: dict[Shape, Reasons] = {}
+        self._told: dict[Shape, tuple[Reasons, bool]] = {}  # and whether room is kept for some unit
         self._left: dict[Shape, int] = {}
         self._empty_room: dict[Shape, int] = {}
         self._gang_room: dict[Shape, int] = {}  # at most: room only shrinks in a round
@@ -308,9 +308,10 @@ class _Round:
         if not any(_width(one) > 1 for one in here):
             return ordered
         draft, prices, now = self.draft, self._prices.of, self.view.now
-        widths = {one.unit: one.shape.gpus * one.size for one in draft.running.residents if one.shape.share == WHOLE}
         items = [
-            Item(unit, prices[unit], width) for unit, width in widths.items() if prices.get(unit, _ANY) < _ANY and width
+            Item(unit, price, width)
+            for unit, width in draft.running.widths.items()
+            if (price := prices.get(unit, _ANY)) < _ANY
         ]
         devices = draft.whole_devices_free() + sum(item.width for item in items)
         for one in here:
@@ -819,12 +820,16 @@ class _Round:
         for shape in (candidate.shape, *candidate.others):
             known = self._told.get(shape)
             if known is None:
-                known = self._told[shape] = tuple(self.draft.reasons(shape))
+                found = tuple(self.draft.reasons(shape))
+                known = self._told[shape] = found, any(reason.code == "RESERVED" for reason in found)
+            if not known[1]:
+                reasons += known[0]
+                continue
             reasons += [
                 Reason(code="KEPT", subject=reason.subject, wakes="finished")
                 if reason.code == "RESERVED" and reason.need == candidate.unit
                 else reason
-                for reason in known
+                for reason in known[0]
             ]
         return tuple(reasons) or (Reason(code="NEXT_ROUND", wakes="decided"),)
 
