@@ -128,7 +128,7 @@ class Draft:
         self._fullness: Floats | None = None
         self._by_fullness: Ints = np.zeros(0, np.int64)
         self._taken = 0
-        self._meanwhile: dict[tuple[int, Shape], bool] = {}
+        self._meanwhile: dict[Shape, list[int]] = {}
         self._kind: list[int] = fleet.kind.tolist()
 
     # --- looking -----------------------------------------------------------------------------------------------------
@@ -325,12 +325,13 @@ class Draft:
                         tasks += 1
         return tasks
 
-    def has_room_meanwhile(self, row: int, shape: Shape) -> bool:
-        """Whether one task fits on the node while room on it is kept for somebody else."""
-        found = self._meanwhile.get((row, shape))
+    def room_meanwhile(self, shape: Shape) -> list[int]:
+        """The nodes where one task fits while room on them is kept for somebody else; to be read only."""
+        found = self._meanwhile.get(shape)
         if found is None:
-            room, able = self.room(row), self.able(shape).models
-            found = self._meanwhile[row, shape] = not self.fleet.closed[row] and room.pick(shape, able) is not None
+            able, closed = self.able(shape).models, self.fleet.closed
+            found = [row for row in self.kept if not closed[row] and self.room(row).pick(shape, able) is not None]
+            self._meanwhile[shape] = found
         return found
 
     def place_behind(self, candidate: Candidate, run: int) -> Spot | None:

@@ -468,12 +468,11 @@ class _Round:
 
     def _meanwhile(self, candidate: Candidate, shape: Shape) -> int | None:
         """Room that is kept for another, if this one is known to be gone before it is needed."""
-        now = self.view.now
-        for row, keeps in self.draft.kept.items():
-            if self.draft.has_room_meanwhile(row, shape):
-                run = self.draft.run_on(candidate, shape, row)
-                if run.source != "default" and all(kept.until >= now + run.most for kept in keeps):
-                    return row
+        now, kept = self.view.now, self.draft.kept
+        for row in self.draft.room_meanwhile(shape) if kept else ():
+            run = self.draft.run_on(candidate, shape, row)
+            if run.source != "default" and all(one.until >= now + run.most for one in kept[row]):
+                return row
         return None
 
     def _place_gang(self, candidate: Candidate, shapes: tuple[Shape, ...]) -> bool:
