@@ -38,6 +38,9 @@ HYSTERESIS = 1.2
 LEAST = 1e-9
 """A weight below all others."""
 
+ROUNDING = 1e-9
+"""A sum of prices is no more than this part off, in whatever order they are added."""
+
 UNSURE = 3.0
 """What is lost for certain counts so many times the deviation of what is won by it, as a part of its mean."""
 
@@ -199,6 +202,18 @@ class Prices:
                         break
         return self._least[devices]
 
+    def covering(self, row: int, devices: int) -> float:
+        """Less than what any units of a node cost together of which so many devices come free: as if the last of them,
+        in the order of what each device costs, could yield in part (Dantzig, 1957).
+        """
+        lacks, total = devices - int(self._free[row]), 0.0
+        for cost, frees in sorted([(price / frees, frees) for price, frees in self._offers.get(row, ()) if frees]):
+            if lacks <= 0:
+                break
+            total += cost * min(frees, lacks)
+            lacks -= frees
+        return total * (1 - ROUNDING)
+
     def _cost(self, row: int, devices: int) -> float:
         """The sum of the least prices on a node of which so many devices come free."""
         lacks, total = devices - int(self._free[row]), 0.0
@@ -345,12 +360,16 @@ def make_way(
         return of.get(resident.unit, inf) < worth and resident.unit not in asked and not resident.stopping
 
     free = draft.capacity(shape)
-    bounds = prices.at_least(shape.gpus if shape.share == WHOLE else 0)
+    devices = shape.gpus if shape.share == WHOLE else 0
+    bounds = prices.at_least(devices)
     if not free.any() and min(bounds.values(), default=inf) >= worth:
         return None
     near = _cheapest_rows(draft, shape, tasks, prices)
     most = rules.at_most(shape, tasks) - len(asked)
-    at_least = {row: 0.0 if free[row] else bounds.get(row, inf) for row in near}
+    at_least = {row: 0.0 if has else bounds.get(row, inf) for row, has in zip(near, free[near].tolist(), strict=True)}
+    for row, bound in at_least.items():
+        if 0.0 < bound < worth:
+            at_least[row] = max(bound, prices.covering(row, devices))
     return _cheapest(shape, draft, tasks, at_least, most, may, lambda resident: of[resident.unit], worth)
 
 

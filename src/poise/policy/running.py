@@ -27,15 +27,14 @@ _NOTHING: Ints = np.zeros((STAYS + 1, 0), np.int64)
 
 
 class _On(NamedTuple):
-    """What is foreseen of each of a node's attempts, in `columns` (9, A) as well, and from which profiles that came: of
-    each its `sources`, and all `names` of them.
+    """What is foreseen of each of a node's attempts, and from which profiles that came: of each its `sources`, and all
+    `names` of them.
     """
 
     residents: tuple[Resident, ...]
     names: frozenset[str]
     sources: list[tuple[str, ...]]
     foreseen: list[list[int]]
-    columns: Ints
 
 
 def lost_work(resident: Resident, now: int) -> int:
@@ -48,7 +47,9 @@ def lost_work(resident: Resident, now: int) -> int:
 
 
 class _Seen(NamedTuple):
-    """The same of a fleet, by row, of these profiles; and all of it in `columns`."""
+    """The same of a fleet, by row, of these profiles; and all of it in `columns` (9, A). Only what has changed is put in
+    anew.
+    """
 
     profiles: Mapping[str, Profile]
     throughputs: object
@@ -205,26 +206,36 @@ class Running:
         if seen is None or seen.throughputs is not speeds.throughputs or len(seen.rows) != len(fleet):
             seen = _Seen({}, speeds.throughputs, [None] * len(fleet), _NOTHING)
         changed = _changed(seen.profiles, speeds.profiles)
-        rows, same = seen.rows.copy(), True
+        rows, parts = seen.rows.copy(), list[Ints]()
+        learned: dict[int, list[int]] = {}  # by column
+        place = old = since = 0  # how many columns there are before this row, and in what was seen; not yet in parts
         for row, residents in enumerate(fleet.residents):
             known = rows[row]
-            if known is None or known.residents is not residents or (changed and not known.names.isdisjoint(changed)):
-                rows[row], same = self._look(residents, known, changed), False
-        if same and seen.profiles is speeds.profiles:
+            if known is None or known.residents is not residents:
+                on = rows[row] = self._look(residents, known, changed)
+                parts.append(seen.columns[:, since:old])
+                if residents:
+                    parts.append(np.array(on.foreseen, np.int64).T)
+                old += len(known.residents) if known is not None else 0
+                since = old
+            else:
+                if changed and not known.names.isdisjoint(changed):
+                    foreseen = self._look_again(known, changed)
+                    learned.update((place + number, foreseen[number]) for number in range(len(foreseen)))
+                    rows[row] = known._replace(foreseen=foreseen)
+                old += len(residents)
+            place += len(residents)
+        if not parts and not learned and seen.profiles is speeds.profiles:
             return seen.columns
-        parts = [on.columns for on in rows if on is not None and on.residents]
-        columns = seen.columns if same else np.concatenate(parts, axis=1) if parts else _NOTHING
+        columns = np.concatenate([*parts, seen.columns[:, since:]], axis=1) if parts else seen.columns
+        if learned:
+            columns = columns if parts else columns.copy()
+            columns[:, list(learned)] = np.array(list(learned.values()), np.int64).T
         fleet.runs["running"] = _Seen(speeds.profiles, speeds.throughputs, rows, columns)
         return columns
 
     def _look(self, residents: tuple[Resident, ...], known: _On | None, changed: set[str]) -> _On:
-        """What is foreseen on a row where something is not as it was."""
-        if known is not None and known.residents is residents:  # something was learned
-            foreseen = [
-                of if changed.isdisjoint(sources) else self._foreseen(one)
-                for one, of, sources in zip(residents, known.foreseen, known.sources, strict=True)
-            ]
-            return known._replace(foreseen=foreseen, columns=np.array(foreseen, np.int64).T)
+        """What is foreseen on a row where something else runs than did."""
         before: dict[int, list[int]] = {}
         if known is not None:
             before = {
@@ -234,8 +245,14 @@ class Running:
             }
         sources = [self._speeds.sources_of(one.kind, one.model) for one in residents]
         foreseen = [before.get(id(one)) or self._foreseen(one) for one in residents]  # `known` has it still
-        columns = np.array(foreseen, np.int64).T if foreseen else _NOTHING
-        return _On(residents, frozenset(chain.from_iterable(sources)), sources, foreseen, columns)
+        return _On(residents, frozenset(chain.from_iterable(sources)), sources, foreseen)
+
+    def _look_again(self, known: _On, changed: set[str]) -> list[list[int]]:
+        """What is foreseen on a row where the same runs, now that something was learned."""
+        return [
+            of if changed.isdisjoint(sources) else self._foreseen(one)
+            for one, of, sources in zip(known.residents, known.foreseen, known.sources, strict=True)
+        ]
 
     def _foreseen(self, resident: Resident) -> list[int]:
         mean, likely = self._speeds.both_of_attempt(resident)

@@ -307,22 +307,26 @@ class _Round:
         here = list(islice(whole, WEIGHED_WAITING))
         if not any(_width(one) > 1 for one in here):
             return ordered
-        draft, prices, now = self.draft, self._prices.of, self.view.now
+        draft, now, behind = self.draft, self.view.now, set[str]()
+
+        def place(one: Candidate) -> tuple[int, bool]:
+            return self.order.lane(one, now), one.unit in behind
+
+        free = draft.whole_devices_free()
+        if sum(map(_width, here)) <= free:  # all of them are chosen, whatever they and what runs are worth
+            return sorted(ordered, key=place)
+        prices = self._prices.of
         items = [
             Item(unit, price, width)
             for unit, width in draft.running.widths.items()
             if (price := prices.get(unit, _ANY)) < _ANY
         ]
-        devices = draft.whole_devices_free() + sum(item.width for item in items)
+        devices = free + sum([item.width for item in items])
         for one in here:
             run = draft.speeds.shortest(one, draft.able(one.shape).models)
             items.append(Item(one.unit, value(one, run, now, draft.timely), _width(one)))
         chosen = choose(items, devices)
         behind = {one.unit for one in here if _width(one) <= devices} - chosen  # the others keep room for later
-
-        def place(one: Candidate) -> tuple[int, bool]:
-            return self.order.lane(one, now), one.unit in behind
-
         return sorted(ordered, key=place)
 
     def _is_uneven(self) -> bool:
