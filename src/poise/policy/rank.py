@@ -38,7 +38,7 @@ LENDING = AGEING
 be gone in time; then nobody may any more, since what is said of run times may be wrong again and again."""
 
 FEW = 1024
-"""So many waiting units, or fewer, are each looked up by themselves; of more it is cheaper to ask once for all alike."""
+"""Up to this many waiting units are looked up one by one; of more it is cheaper to ask once for all that are alike."""
 
 NEVER = 2**62
 """An instant after all others."""

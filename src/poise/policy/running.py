@@ -47,8 +47,8 @@ def lost_work(resident: Resident, now: int) -> int:
 
 
 class _Seen(NamedTuple):
-    """The same of a fleet, by row, of these profiles; and all of it in `columns` (9, A). Only what has changed is put in
-    anew.
+    """The same of a fleet, by row, of these profiles; and all of it in `columns` (9, A), of which only what has changed
+    is replaced.
     """
 
     profiles: Mapping[str, Profile]
