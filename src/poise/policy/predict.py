@@ -33,15 +33,16 @@ PACE_VARIES = 10
 """One part in so many of what training foresees of itself by its pace is left as uncertainty."""
 
 
-class _Shortest(NamedTuple):
-    """A candidate's shortest run time (`Speeds.shortest`) with everything that it depends on: it holds as long as all
-    of these are the same objects.
+class _Left(NamedTuple):
+    """What a candidate still has to run, by model (`Speeds.left`) and where that is least, with everything that this
+    depends on: it holds as long as all of these are the same objects.
     """
 
     candidate: Candidate
     able: Sequence[bool]
     of: list[Estimate]
-    run: int
+    runs: dict[int, int]
+    shortest: int
 
 
 class Speeds:
@@ -65,8 +66,8 @@ class Speeds:
         self._names: dict[tuple[str, str], tuple[str, ...]] = {}
         self._known: dict[tuple[str, bool], tuple[dict[int, DeviceModel], dict[int, float], dict[int, Profile]]] = {}
         self._places: dict[tuple[str, bool], int] = {}
-        self._shortest: dict[str, _Shortest] = {}
-        self._shortest_before: dict[str, _Shortest] = {}
+        self._left: dict[str, _Left] = {}
+        self._left_before: dict[str, _Left] = {}
         self._devices = [index for index, model in enumerate(models) if model.kind != "cpu"]
         self._called = tuple(dict.fromkeys(model.called for model in models))
         for index, model in enumerate(models):
@@ -117,36 +118,46 @@ class Speeds:
         """Nanoseconds that a waiting unit still has to run in its own artifact where that is least, of the models that
         are `able` to run it.
         """
-        known = self._shortest.get(candidate.unit)
-        if known is not None and known.candidate is candidate and known.able is able:
-            return known.run
-        shape = candidate.shape
-        if not shape.gpus or not any(able[index] for index in self._devices):
-            return candidate.expected
-        of = self.of(candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=True)
-        before = self._shortest_before.get(candidate.unit)
-        if before is not None and before.of is of and before.candidate is candidate and before.able is able:
-            run = before.run
-        elif of.count(of[0]) == len(of):  # not told apart
-            run = left_of(candidate, of[0])
-        else:
-            run = min(self.left(candidate, shape, able).values(), default=candidate.expected)
-        if len(self._shortest) >= MOST_RUNS:
-            self._shortest.clear()
-        self._shortest[candidate.unit] = _Shortest(candidate, able, of, run)
-        return run
-
-    def take_over(self, earlier: "Speeds") -> None:
-        """Reuse the run times that `earlier` found for the same fleet, where they come from the same estimates."""
-        self._shortest_before = earlier._shortest
+        known = self._left.get(candidate.unit)
+        if known is None or known.candidate is not candidate or known.able is not able:
+            if not candidate.shape.gpus or not any(able[index] for index in self._devices):
+                return candidate.expected
+            known = self._look(candidate, able)
+        return known.shortest
 
     def left(self, candidate: Candidate, shape: Shape, able: Sequence[bool]) -> dict[int, int]:
-        """The same by model, for those that have the devices it needs. How long it has outlived what was foreseen says
-        nothing of how much faster one model is than another.
+        """The same by model, for those that have the devices it needs; to be read only. How long it has outlived what
+        was foreseen says nothing of how much faster one model is than another.
         """
         if not shape.gpus:
             return {}
+        if shape is candidate.shape:
+            known = self._left.get(candidate.unit)
+            if known is None or known.candidate is not candidate or known.able is not able:
+                known = self._look(candidate, able)
+            return known.runs
         of = self.of(candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=True)
+        return self._by_device(candidate, able, of)
+
+    def take_over(self, earlier: "Speeds") -> None:
+        """Reuse what `earlier` found for the same fleet, where it comes from the same estimates."""
+        self._left_before = earlier._left
+
+    def _look(self, candidate: Candidate, able: Sequence[bool]) -> _Left:
+        """What is left of a candidate that needs devices, in its own artifact; remembered."""
+        precision = candidate.shape.wants.precision
+        of = self.of(candidate.kind, precision, candidate.declared, candidate.work, devices=True)
+        known = self._left_before.get(candidate.unit)
+        if known is None or known.of is not of or known.candidate is not candidate or known.able is not able:
+            runs = self._by_device(candidate, able, of)
+            known = _Left(candidate, able, of, runs, min(runs.values(), default=candidate.expected))
+        if len(self._left) >= MOST_RUNS:
+            self._left.clear()
+        self._left[candidate.unit] = known
+        return known
+
+    def _by_device(self, candidate: Candidate, able: Sequence[bool], of: list[Estimate]) -> dict[int, int]:
+        """What is left by model, of those that are `able`."""
         could = [index for index in self._devices if able[index]]
         if not could:
             return {}

@@ -37,7 +37,7 @@ LENDING = AGEING
 """For so long after that, or as long as `ageing` takes, others may use this room meanwhile if they say that they will
 be gone in time; then nobody may any more, since what is said of run times may be wrong again and again."""
 
-FEW = 1024
+FEW = 4096
 """Up to this many waiting units are looked up one by one; of more it is cheaper to ask once for all that are alike."""
 
 NEVER = 2**62

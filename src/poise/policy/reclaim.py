@@ -275,13 +275,17 @@ def value(candidate: Candidate, run: int, now: int, timely: Timely = NO_DEADLINE
     when it has waited as long as `STARVES` runs. One that has to start now to be on time is worth
     `PRESSED` times as much.
     """
-    of_class = effective_class(candidate, now)
-    weight = (
-        timely.times(candidate.unit)
-        * worth(of_class, candidate.weight)
-        * (1 + (now - candidate.ready) / (STARVES * max(run, SECOND)))
-    )
-    return weight / (max(run, 1) / SECOND)
+    return values(candidate, (run,), now, timely)[0]
+
+
+def values(candidate: Candidate, runs: Iterable[int], now: int, timely: Timely = NO_DEADLINES) -> list[float]:
+    """The same for each of several lengths."""
+    weight = timely.times(candidate.unit) * worth(effective_class(candidate, now), candidate.weight)
+    waited = now - candidate.ready
+    return [
+        weight * (1 + waited / (STARVES * (run if run > SECOND else SECOND))) / ((run if run > 1 else 1) / SECOND)
+        for run in runs
+    ]
 
 
 def worth(priority: int, weight: int) -> float:
