@@ -154,8 +154,9 @@ def _running(draft: Draft, resident: Resident, here: int, standing: float, left:
 
 
 def _waiting(draft: Draft, candidate: Candidate) -> Entry:
-    shape, now = candidate.shape, draft.view.now
+    shape = candidate.shape
     left = draft.speeds.left(candidate, shape, draft.able(shape).models)
-    worths = list(zip(values(candidate, left.values(), now, draft.timely), left, strict=True))
+    gains = values(candidate, left.values(), draft.view.now, draft.timely)
     devices = shape.gpus * (candidate.least or candidate.tasks)
-    return (-max(worths, default=(0.0, 0))[0] / devices, candidate.ordinal, candidate.unit, devices, worths)
+    worths = list(zip(gains, left, strict=True))
+    return (-max(gains, default=0.0) / devices, candidate.ordinal, candidate.unit, devices, worths)
