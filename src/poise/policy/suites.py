@@ -24,6 +24,7 @@ from poise.policy.allowance import Allowance
 from poise.policy.assign import assign
 from poise.policy.choose import Item, choose
 from poise.policy.elastic import speeds_with, worth_having
+from poise.policy.elasticflow import ElasticFlow
 from poise.policy.emptying import being_emptied, hand_over, keep_for_leaving
 from poise.policy.feasible import room_when_empty
 from poise.policy.goodput import Goodput
@@ -307,14 +308,20 @@ class _Round:
         here = list(islice(whole, WEIGHED_WAITING))
         if not any(_width(one) > 1 for one in here):
             return ordered
-        draft, now, behind = self.draft, self.view.now, set[str]()
+        behind = self._left_out(here)
 
-        def place(one: Candidate) -> tuple[int, bool]:
-            return self.order.lane(one, now), one.unit in behind
+        def place(one: Candidate) -> tuple[int, bool, int, bool]:
+            pressed = one.unit in self.draft.timely.pressed
+            lane = 0 if pressed else self.order.lane(one, self.view.now)
+            return _promised(one, self.view, self._emptied), not pressed, lane, one.unit in behind
 
-        free = draft.whole_devices_free()
-        if sum(map(_width, here)) <= free:  # all of them are chosen, whatever they and what runs are worth
-            return sorted(ordered, key=place)
+        return sorted(ordered, key=place)
+
+    def _left_out(self, waiting: Sequence[Candidate]) -> set[str]:
+        """Of what waits for whole devices, what is not among that which is worth most together with what runs."""
+        draft, now, free = self.draft, self.view.now, self.draft.whole_devices_free()
+        if sum(map(_width, waiting)) <= free:  # all has room, whatever it is worth
+            return set()
         prices = self._prices.of
         items = [
             Item(unit, price, width)
@@ -322,12 +329,11 @@ class _Round:
             if (price := prices.get(unit, _ANY)) < _ANY
         ]
         devices = free + sum([item.width for item in items])
-        for one in here:
+        for one in waiting:
             run = draft.speeds.shortest(one, draft.able(one.shape).models)
             items.append(Item(one.unit, value(one, run, now, draft.timely), _width(one)))
         chosen = choose(items, devices)
-        behind = {one.unit for one in here if _width(one) <= devices} - chosen  # the others keep room for later
-        return sorted(ordered, key=place)
+        return {one.unit for one in waiting if _width(one) <= devices} - chosen  # the others keep room for later
 
     def _is_uneven(self) -> bool:
         """Whether there are devices of several models, and who runs where may be changed."""
@@ -1041,15 +1047,8 @@ class _Round:
 
     @cached_property
     def _leaving(self) -> Prices:
-        """Running units that should be elsewhere, or not run."""
-        models = self.view.fleet.models
-        on = {one.unit: one.model for residents in self.view.fleet.residents for one in residents}
-        of = {
-            unit: worth
-            for unit, worth in self._prices.of.items()
-            if unit not in self._target or models[self._target[unit]].called != on[unit]
-        }
-        return Prices(of, self.draft)
+        """Running units that should not run now. One that should run on another model leaves only when it has room."""
+        return Prices({unit: price for unit, price in self._prices.of.items() if unit not in self._target}, self.draft)
 
     def _move_stragglers(self) -> None:
         """What takes longer than its like begins anew on another node like its own, if that wins: what is left of it
@@ -1326,7 +1325,7 @@ def _order_of(order: str | Mapping[str, float], terms: Mapping[str, RankTerm]) -
 
 
 POLICIES: dict[str, ClusterPolicy] = {recipe.name: Suite(recipe) for recipe in RECIPES} | {
-    policy.name: policy for policy in (Static(), Tiresias(), Goodput(), *SHARING)
+    policy.name: policy for policy in (Static(), Tiresias(), Goodput(), ElasticFlow(), *SHARING)
 }
 
 SAFE_POLICY = "fifo"

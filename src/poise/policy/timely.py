@@ -46,7 +46,7 @@ class Timely(NamedTuple):
 
     def makes_late(self, resident: Resident, run: int, priority: int) -> bool:
         """Whether a kept deadline is missed if this stands still for such a run, of a class that is no higher."""
-        return resident.priority <= priority and self.spare.get(resident.unit, run) < run
+        return self.spare.get(resident.unit, run) < run
 
 
 NO_DEADLINES = Timely()
