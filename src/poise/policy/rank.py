@@ -37,6 +37,9 @@ LENDING = AGEING
 """For so long after that, or as long as `ageing` takes, others may use this room meanwhile if they say that they will
 be gone in time; then nobody may any more, since what is said of run times may be wrong again and again."""
 
+FEW = 4096
+"""Up to this many waiting units are looked up one by one; of more it is cheaper to ask once for all that are alike."""
+
 NEVER = 2**62
 """An instant after all others."""
 
@@ -103,7 +106,11 @@ def by_value(view: Snapshot, timely: Timely = NO_DEADLINES, *, waits: float = 1.
     fleet, speeds = view.fleet, speeds_of(view)
     runs: dict[object, int] = {}
     lengths: list[int] = []
+    few = len(view.candidates) <= FEW
     for one in view.candidates:
+        if few:
+            lengths.append(one.tail - one.expected + speeds.shortest(one, ability(fleet, one.shape).models))
+            continue
         alike = (one.queue, one.work, one.declared, one.expected, one.saved, one.progress, one.left, one.outlived)
         run = runs.get(alike)
         if run is None:
@@ -206,7 +213,10 @@ def candidate_level(candidate: Candidate, now: int) -> int:
 
 def ageing(candidate: Candidate) -> int:
     """How long it waits for each class by which it is raised."""
-    return min(NEVER, max(AGEING, AGES_BY * candidate.expected)) if candidate.shape.gpus else AGEING
+    if not candidate.shape.gpus:
+        return AGEING
+    every = AGES_BY * candidate.expected
+    return AGEING if every <= AGEING else every if every <= NEVER else NEVER
 
 
 def effective_class(candidate: Candidate, now: int) -> int:
@@ -357,8 +367,11 @@ def by_terms(weights: Mapping[str, float], terms: Mapping[str, RankTerm] = RANK_
 
 def _class_lane(candidate: Candidate, now: int) -> int:
     """Who has waited so long as urgent goes before all others."""
-    overdue = now - candidate.ready >= ageing(candidate) * (candidate.priority + 1)
-    return -1 if overdue else effective_class(candidate, now)
+    waited = now - candidate.ready
+    if waited < AGEING:
+        return candidate.priority
+    raised = waited // ageing(candidate)
+    return -1 if raised > candidate.priority else candidate.priority - raised
 
 
 def _expected(candidate: Candidate, now: int) -> int:

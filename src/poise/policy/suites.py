@@ -169,7 +169,7 @@ class _Round:
         self._why_behind = suite.why_behind
         self._only_room = suite.only_room
         self._full: set[Shape] = set()
-        self._told: dict[Shape, Reasons] = {}
+        self._told: dict[Shape, tuple[Reasons, bool]] = {}  # and whether room is kept for some unit
         self._left: dict[Shape, int] = {}
         self._empty_room: dict[Shape, int] = {}
         self._gang_room: dict[Shape, int] = {}  # at most: room only shrinks in a round
@@ -311,18 +311,7 @@ class _Round:
         here = list(islice(filter(_takes_whole, ordered), WEIGHED_WAITING))
         if not any(_width(one) > 1 for one in here):
             return ordered
-        draft, prices, now = self.draft, self._prices.of, self.view.now
-        widths = {one.unit: one.shape.gpus * one.size for one in draft.running.residents if one.shape.share == WHOLE}
-        items = [
-            Item(unit, prices[unit], width) for unit, width in widths.items() if prices.get(unit, _ANY) < _ANY and width
-        ]
-        devices = draft.whole_devices_free() + sum(item.width for item in items)
-        for one in here:
-            run = draft.speeds.shortest(one, draft.able(one.shape).models)
-            items.append(Item(one.unit, value(one, run, now, draft.timely, waits=draft.waits), _width(one)))
-        chosen = choose(items, devices)
-        behind = {one.unit for one in here if _width(one) <= devices} - chosen  # the others keep room for later
-
+        behind = self._left_out(here)
         return sorted(ordered, key=lambda one: (*self._before(one), one.unit in behind))
 
     def _before(self, one: Candidate) -> tuple[int, bool, int]:
@@ -340,6 +329,24 @@ class _Round:
     def _by_size(self, one: Candidate) -> tuple[int, bool, int, bool]:
         """What should have no tasks now comes behind its like."""
         return *self._before(one), self._sizes.get(one.unit, 1) == 0
+
+    def _left_out(self, waiting: Sequence[Candidate]) -> set[str]:
+        """Of what waits for whole devices, what is not among that which is worth most together with what runs."""
+        draft, now, free = self.draft, self.view.now, self.draft.whole_devices_free()
+        if sum(map(_width, waiting)) <= free:  # all has room, whatever it is worth
+            return set()
+        prices = self._prices.of
+        items = [
+            Item(unit, price, width)
+            for unit, width in draft.running.widths.items()
+            if (price := prices.get(unit, _ANY)) < _ANY
+        ]
+        devices = free + sum([item.width for item in items])
+        for one in waiting:
+            run = draft.speeds.shortest(one, draft.able(one.shape).models)
+            items.append(Item(one.unit, value(one, run, now, draft.timely, waits=draft.waits), _width(one)))
+        chosen = choose(items, devices)
+        return {one.unit for one in waiting if _width(one) <= devices} - chosen  # the others keep room for later
 
     def _is_uneven(self) -> bool:
         """Whether there are devices of several models, and who runs where may be changed."""
@@ -486,12 +493,11 @@ class _Round:
 
     def _meanwhile(self, candidate: Candidate, shape: Shape) -> int | None:
         """Room that is kept for another, if this one is known to be gone before it is needed."""
-        now = self.view.now
-        for row, keeps in self.draft.kept.items():
-            if self.draft.has_room_meanwhile(row, shape):
-                run = self.draft.run_on(candidate, shape, row)
-                if run.source != "default" and all(kept.until >= now + run.most for kept in keeps):
-                    return row
+        now, kept = self.view.now, self.draft.kept
+        for row in self.draft.room_meanwhile(shape) if kept else ():
+            run = self.draft.run_on(candidate, shape, row)
+            if run.source != "default" and all(one.until >= now + run.most for one in kept[row]):
+                return row
         return None
 
     def _place_gang(self, candidate: Candidate, shapes: tuple[Shape, ...]) -> bool:
@@ -847,12 +853,16 @@ class _Round:
         for shape in (candidate.shape, *candidate.others):
             known = self._told.get(shape)
             if known is None:
-                known = self._told[shape] = tuple(self.draft.reasons(shape))
+                found = tuple(self.draft.reasons(shape))
+                known = self._told[shape] = found, any(reason.code == "RESERVED" for reason in found)
+            if not known[1]:
+                reasons += known[0]
+                continue
             reasons += [
                 Reason(code="KEPT", subject=reason.subject, wakes="finished")
                 if reason.code == "RESERVED" and reason.need == candidate.unit
                 else reason
-                for reason in known
+                for reason in known[0]
             ]
         return tuple(reasons) or (Reason(code="NEXT_ROUND", wakes="decided"),)
 

@@ -68,12 +68,23 @@ def look(view: Snapshot, speeds: Speeds, running: Running) -> Timely:
     return _Look(view, speeds, running).all(candidates)
 
 
+class _OwedBy(NamedTuple):
+    """What is owed by a candidate, and the estimates it comes from. It holds while both are the same objects."""
+
+    candidate: Candidate
+    of: Sequence[Estimate]
+    owed: Owed
+
+
 class _Look:
     """One look, at one view."""
 
     def __init__(self, view: Snapshot, speeds: Speeds, running: Running) -> None:
         self.view, self.speeds, self.running = view, speeds, running
         self.shares: dict[str, int] = {}
+        known: tuple[Speeds, dict[str, _OwedBy]] | None = view.fleet.runs.get("owed")
+        self._same, self._owed_before = (known[0] is speeds, known[1]) if known is not None else (False, {})
+        self._owed: dict[str, _OwedBy] = {}
 
     def all(self, candidates: list[Candidate]) -> Timely:
         now, fleet = self.view.now, self.view.fleet
@@ -110,6 +121,7 @@ class _Look:
             for resident, *_ in runs.values():
                 if resident.unit in starts:
                     spare[resident.unit] = starts[resident.unit] - now - lost_work(resident, now) - GRACE
+        fleet.runs["owed"] = self.speeds, self._owed
         return Timely(frozenset(pressed), spare, self.shares, min(soonest, default=0))
 
     def _residents(self) -> dict[str, tuple[Resident, int, float]]:
@@ -133,12 +145,21 @@ class _Look:
         return Owed(one.unit, one.due, left, _width(one.shape, tasks), weight, int(SAFETY * varies * left))
 
     def _waiting(self, one: Candidate) -> Owed:
+        known = self._owed_before.get(one.unit)
+        if known is not None and known.candidate is not one:
+            known = None
+        if known is not None and self._same:
+            self._owed[one.unit] = known
+            return known.owed
         shape, tasks = one.shape, one.least or one.tasks
         of = self.speeds.of(one.kind, shape.wants.precision, one.declared, one.work, devices=shape.gpus > 0)
         left, varies = one.expected, max(of, key=_mean)
         if shape.gpus:
             models = ability(self.view.fleet, shape).models
             left = self.speeds.shortest(one, models)
+            if known is not None and known.of is of and known.owed.left == left:
+                self._owed[one.unit] = known
+                return known.owed
             varies = min((of[index] for index in range(len(of)) if models[index]), key=_mean, default=varies)
         part, time = SAFETY * varies.deviation / max(1, varies.mean), one.due - self.view.now
         if one.least:
@@ -148,7 +169,10 @@ class _Look:
             left = int(work / speeds[tasks])
         margin = time if varies.source == "default" else int(part * left) + GRACE
         weight = CLASS_WEIGHT[one.priority] * one.weight
-        return Owed(one.unit, one.due, left, _width(shape, tasks), weight, margin)
+        owed = Owed(one.unit, one.due, left, _width(shape, tasks), weight, margin)
+        if not one.least and varies.source != "default":  # of the others it depends on the time
+            self._owed[one.unit] = _OwedBy(one, of, owed)
+        return owed
 
 
 def _fewest(time: int, work: float, least: int, speeds: Sequence[float]) -> int:
