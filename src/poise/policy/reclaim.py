@@ -271,9 +271,9 @@ def crowding(draft: Draft) -> float:
 
 
 def value(candidate: Candidate, run: int, now: int, timely: Timely = NO_DEADLINES, *, waits: float = 1.0) -> float:
-    """What it is worth to start a unit that is foreseen to run for so long: its weight over that time. A wait as long as
-    `STARVES` runs doubles that, where waiting counts once (to the power `waits`). A unit that has to start now to be on
-    time is worth `PRESSED` times as much.
+    """The worth of starting a unit that is foreseen to run for `run` nanoseconds: its weight over that time. A wait as
+    long as `STARVES` runs doubles it, where waiting counts once (to the power `waits`). A unit that has to start now to
+    be on time is worth `PRESSED` times as much.
     """
     return values(candidate, (run,), now, timely, waits=waits)[0]
 

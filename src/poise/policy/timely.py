@@ -138,7 +138,7 @@ class _Look:
             speeds = speeds_with(self.view.speedups.get(one.unit), one.most)
             work = left * speeds[one.size]
             time = one.due - self.view.now
-            if left > time:  # else it stays as it is: what it wins by another size is a guess
+            if left * (1 + SAFETY / 2 * varies) > time:  # else it stays as it is: a change costs something
                 tasks = _fewest(time, work * (1 + SAFETY * varies), one.least, speeds)
             self.shares[one.unit] = tasks
             left = int(work / speeds[tasks])
