@@ -732,9 +732,13 @@ class _Round:
 
     @cached_property
     def _prices(self) -> Prices:
-        """What all that runs is worth where it is; looked at once in a round."""
+        """What all that runs is worth where it is; looked at once in a round. An elastic unit that has more than its
+        least is not asked to yield: it shrinks. Only a deadline does not wait for that.
+        """
         rules = self.recipe.preempt or Preemption()
         of = standings(self.draft, rules)
+        if self.draft.timely.pressed:
+            return Prices(of, self.draft)
         shrinks = {one.unit for one in self.view.elastic if one.unit in self._sizes and one.size > max(1, one.least)}
         return Prices({unit: price for unit, price in of.items() if unit not in shrinks}, self.draft)
 
