@@ -1086,8 +1086,17 @@ class _Round:
 
     @cached_property
     def _leaving(self) -> Prices:
-        """Running units that should not run now. One that should run on another model leaves only when it has room."""
-        return Prices({unit: price for unit, price in self._prices.of.items() if unit not in self._target}, self.draft)
+        """Running units that should not run now, and those that should run on another model and lose little by leaving
+        before there is room.
+        """
+        models, now = self.view.fleet.models, self.view.now
+        stays = {
+            one.unit
+            for one in self.draft.running.residents
+            if (index := self._target.get(one.unit)) is not None
+            and (models[index].called == one.model or lost_work(one, now) > MIN_RUN)
+        }
+        return Prices({unit: price for unit, price in self._prices.of.items() if unit not in stays}, self.draft)
 
     def _move_stragglers(self) -> None:
         """What takes longer than its like begins anew on another node like its own, if that wins: what is left of it
