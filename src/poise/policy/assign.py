@@ -156,7 +156,7 @@ def _running(draft: Draft, resident: Resident, here: int, standing: float, left:
 def _waiting(draft: Draft, candidate: Candidate) -> Entry:
     shape = candidate.shape
     left = draft.speeds.left(candidate, shape, draft.able(shape).models)
-    gains = values(candidate, left.values(), draft.view.now, draft.timely, waits=draft.waits)
+    gains = values(candidate, left.values(), draft.view.now, waits=draft.waits)
     devices = shape.gpus * (candidate.least or candidate.tasks)
     worths = list(zip(gains, left, strict=True))
     return (-max(gains, default=0.0) / devices, candidate.ordinal, candidate.unit, devices, worths)

@@ -121,9 +121,14 @@ def by_value(view: Snapshot, timely: Timely = NO_DEADLINES, *, waits: float = 1.
 
 
 def _is_in_order(view: Snapshot) -> bool:
-    """Whether there is nothing to sort: single tasks of one kind are alike, and in order of submission already."""
+    """Whether there is nothing to sort: single tasks of one kind that are expected to run equally long are alike, and in
+    order of submission already.
+    """
     ones = view.candidates
-    return len(ones) < 2 or (ones[0].queue.endswith("/") and len(view.backlog) == 1)
+    if len(ones) < 2:
+        return True
+    alike = ones[0].queue.endswith("/") and len(view.backlog) == 1
+    return alike and len({(one.expected, one.progress, one.saved) for one in ones}) == 1
 
 
 def _to_go(view: Snapshot, lengths: Sequence[int]) -> Sequence[int]:
@@ -143,8 +148,7 @@ def _in_lanes(
     """By class, raised by waiting; then the few that have waited longest with their patience over, then by the
     nanoseconds `left` of their jobs; those marked `by_density` by what they are worth for each second of each device
     instead (Smith's rule, 1956, for jobs of unequal width), more the longer they wait. What has to start now to be on
-    time goes before all of that without devices, and is worth more for its devices. Worked out for all at once: there
-    are tens of thousands in bulk.
+    time goes before all of that. Worked out for all at once: there are tens of thousands in bulk.
     """
     ones, now = view.candidates, view.now
     ready, ordinals = np.array([one.ready for one in ones]), np.array([one.ordinal for one in ones])
@@ -154,8 +158,6 @@ def _in_lanes(
         left = np.maximum(left, SECOND)
         devices = np.array([one.shape.gpus * one.shape.share * (one.least or one.tasks) for one in ones]) / WHOLE
         weight = np.array([one.weight for one in ones]) / 1000
-        if timely.pressed:
-            weight = weight * np.array([timely.times(one.unit) for one in ones])
         longs_for = (1 + np.maximum(0, waited) / (STARVES * left)) ** waits
         rank = np.where(by_density, left * np.maximum(1, devices) / (weight * longs_for), rank)
     aged = np.flatnonzero(waited >= AGEING)

@@ -29,7 +29,6 @@ from poise.policy.predict import Speeds
 from poise.policy.rank import NEVER, STARVES, candidate_level, effective_class, level_of
 from poise.policy.room import Room, give_back
 from poise.policy.running import lost_work
-from poise.policy.timely import NO_DEADLINES, Timely
 from poise.units import MINUTE, SECOND
 
 HYSTERESIS = 1.2
@@ -270,19 +269,16 @@ def crowding(draft: Draft) -> float:
     return waiting / max(1, devices)
 
 
-def value(candidate: Candidate, run: int, now: int, timely: Timely = NO_DEADLINES, *, waits: float = 1.0) -> float:
+def value(candidate: Candidate, run: int, now: int, *, waits: float = 1.0) -> float:
     """The worth of starting a unit that is foreseen to run for `run` nanoseconds: its weight over that time. A wait as
-    long as `STARVES` runs doubles it, where waiting counts once (to the power `waits`). A unit that has to start now to
-    be on time is worth `PRESSED` times as much.
+    long as `STARVES` runs doubles it, where waiting counts once (to the power `waits`).
     """
-    return values(candidate, (run,), now, timely, waits=waits)[0]
+    return values(candidate, (run,), now, waits=waits)[0]
 
 
-def values(
-    candidate: Candidate, runs: Collection[int], now: int, timely: Timely = NO_DEADLINES, *, waits: float = 1.0
-) -> list[float]:
+def values(candidate: Candidate, runs: Collection[int], now: int, *, waits: float = 1.0) -> list[float]:
     """The same for each of several lengths."""
-    weight = timely.times(candidate.unit) * worth(effective_class(candidate, now), candidate.weight)
+    weight = worth(effective_class(candidate, now), candidate.weight)
     waited = now - candidate.ready
     longs_for: list[float] = [1 + waited / (STARVES * (run if run > SECOND else SECOND)) for run in runs]
     if waits != 1.0:

@@ -344,7 +344,7 @@ class _Round:
         devices = free + sum([item.width for item in items])
         for one in waiting:
             run = draft.speeds.shortest(one, draft.able(one.shape).models)
-            items.append(Item(one.unit, value(one, run, now, draft.timely, waits=draft.waits), _width(one)))
+            items.append(Item(one.unit, value(one, run, now, waits=draft.waits), _width(one)))
         chosen = choose(items, devices)
         return {one.unit for one in waiting if _width(one) <= devices} - chosen  # the others keep room for later
 
@@ -708,7 +708,7 @@ class _Round:
             index = self._target[candidate.unit]
             shape = _on_model(candidate.shape, self.view.fleet.models[index].name)
             run = draft.speeds.left(candidate, shape, draft.able(shape).models)[index]
-            gain = value(candidate, run, now, draft.timely, waits=min(1.0, draft.waits))
+            gain = value(candidate, run, now, waits=min(1.0, draft.waits))
             found = make_way(shape, draft, needed, rules, self._leaving, _ANY, self._yielding, run)
             if found and found.victims:
                 best = (gain, gain, found, shape)
@@ -716,7 +716,7 @@ class _Round:
         prices = self._had_turns if guess else self._prices
         for shape in (candidate.shape, *candidate.others) if not self._target else ():
             run = draft.speeds.shortest(candidate, draft.able(shape).models)
-            gain = value(candidate, run, now, draft.timely, waits=min(1.0, draft.waits))
+            gain = value(candidate, run, now, waits=min(1.0, draft.waits))
             found = make_way(shape, draft, needed, rules, prices, gain, self._yielding, run)
             if found and found.victims and gain > found.price and (best is None or gain - found.price > best[0]):
                 best = (gain - found.price, gain, found, shape)

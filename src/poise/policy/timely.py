@@ -21,10 +21,6 @@ from poise.policy.running import Running, lost_work
 LOOKED_AT = 128
 """Units with a deadline that are looked at in a round, those with the earliest latest start first."""
 
-PRESSED = 8.0
-"""How much more a unit is worth that has to start now to be on time: as much as lies between the lowest class and the
-highest."""
-
 SAFETY = 2.0
 """Mean deviations of its estimate by which work starts before it has to. Nine in ten runs are shorter than twice what
 is declared of them (lognormal errors with a P90 of 2, as the twin draws them)."""
@@ -40,10 +36,6 @@ class Timely(NamedTuple):
     spare: Mapping[str, int] = {}
     shares: Mapping[str, int] = {}
     next: int = 0
-
-    def times(self, unit: str) -> float:
-        """How much more it is worth to start it."""
-        return PRESSED if unit in self.pressed else 1.0
 
     def makes_late(self, resident: Resident, run: int) -> bool:
         """Whether a kept deadline is missed if this stands still for such a run."""

@@ -22,10 +22,12 @@ from poise.policy.rank import (
     by_arrival,
     by_terms,
     by_urgency,
+    by_value,
     candidate_level,
     effective_class,
     in_words,
     level_of,
+    power_of,
 )
 from poise.policy.timely import NO_DEADLINES, Timely
 from poise.testing import node
@@ -237,3 +239,18 @@ def test_a_term_of_ones_own_that_gives_nonsense_is_named() -> None:
     terms: Any = {"mine": lambda candidate, view: float("nan")}
     with pytest.raises(ValueError, match="`mine` gave nan for u1, not a finite number"):
         by_terms({"mine": 1.0}, terms).sort(view(candidate(1)), NO_DEADLINES)
+
+
+def test_fairness_decides_how_much_a_relative_wait_counts() -> None:
+    """Two hours of work have waited as long as that, and count 1.1 times, to the power of `waits`. A job that is 5 %
+    shorter has just come, and is worth 1.05 times as much.
+    """
+    waited = candidate(1, waited=2 * HOUR, expected=2 * HOUR, tail=2 * HOUR, shape=Shape(gpus=1))
+    fresh = candidate(2, expected=114 * MINUTE, tail=114 * MINUTE, shape=Shape(gpus=1))
+
+    fresh = msgspec.structs.replace(fresh, job="other")
+
+    def first(fairness: float) -> int:
+        return by_value(view(waited, fresh), waits=power_of(fairness))[0].ordinal
+
+    assert (first(0), first(0.25), first(0.5), first(1)) == (2, 2, 1, 1)

@@ -184,6 +184,19 @@ def test_a_name_that_nobody_knows_is_told_the_known_ones() -> None:
     assert (raised.value.record.field, raised.value.record.hint) == ("--policy", "did you mean `poise`?")
 
 
+# --- fairness --------------------------------------------------------------------------------------------------------
+
+
+def test_fairness_is_a_number_from_0_to_1_and_a_half_if_left_out() -> None:
+    document = {"kind": "policy", "name": "x", "extends": "poise"}
+    assert compile_recipe(document).fairness == 0.5
+    assert compile_recipe({**document, "fairness": 0.8}).fairness == 0.8
+    for wrong in (-0.1, 1.5, float("nan")):
+        with pytest.raises(SpecError) as raised:
+            compile_recipe({**document, "fairness": wrong})
+        assert (raised.value.record.code, raised.value.record.field) == ("E103", "fairness")
+
+
 # --- what forces a round ---------------------------------------------------------------------------------------------
 
 
