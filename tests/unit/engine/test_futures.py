@@ -6,7 +6,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from poise.engine.futures import MOST_COMING, Change, Draws, Seen, Unseen, recurring, run_future
+from poise.engine.futures import MOST_COMING, Change, Draws, recurring, run_future
+from poise.engine.noise import Seen, Unseen
 from poise.kernel.controller import Settings
 from poise.model.workload import Arrival, Steady, Truth
 from poise.policy.suites import policy_named
