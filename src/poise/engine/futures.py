@@ -50,6 +50,9 @@ UNSAID = 1.0
 DECLARED = 0.65
 """Standard deviation of the logarithm of actual over declared run time, before any was seen."""
 
+BETWEEN = 0.2
+"""What of it is between classes: users err in the same direction, whatever they run."""
+
 HORIZON = 400 * DAY
 """How far a future is followed: whatever has not happened by then is taken to never happen."""
 
@@ -250,9 +253,9 @@ class Draws:
                 foreseen, group = self._before_history(unit, model, expect)
                 runs.append(Run(group, log(foreseen), log(max(seconds, 1e-3) / foreseen), over))
         if sum(run.over for run in said) >= ENOUGH_ERRORS:
-            self._said = Learned(said, DECLARED)
+            self._said = Learned(said, DECLARED, between=BETWEEN)
         if any(run.over for run in unsaid):
-            self._unsaid = Learned(unsaid, UNSAID, slope=0.0)
+            self._unsaid = Learned(unsaid, UNSAID, between=UNSAID, slope=0.0)
 
     def _before_history(self, unit: UnitState, model: str, expect: int) -> tuple[float, str]:
         """The seconds that are foreseen of a unit on a model of device where nothing is learned, and its group. Without
@@ -292,6 +295,8 @@ class Draws:
         source = estimates[looked_at[on]].source if looked_at else "default"
         serves = job.calls is not None or bool(spec.serves)
         if not serves:
+            if source == "throughput table" and isinstance(learned, Unlearned) and not spec.expect:
+                source = "default"  # how much faster one model is than another says nothing of how long it takes
             if source == "default":
                 self.guesses.add(spec.kind)
                 source = "other classes" if learned is self._unsaid else source

@@ -107,8 +107,8 @@ def _spread(logs: Sequence[float]) -> float:
 
 
 def _excess(chance: float, count: int) -> float:
-    """Mean excess of a normal variable over what it exceeds with this chance, over its mean deviation. Tails get thinner
-    further out; where few values are known it is not known how much.
+    """Mean excess of a normal variable over what it exceeds with this chance, over its mean deviation. Tails get
+    thinner further out; how much is not known where values are few.
     """
     at = _NORMAL.inv_cdf(1 - chance)
     return min(1.0, (1 + 2 / count) * (_NORMAL.pdf(at) / chance - at) / MEAN_DEVIATION)

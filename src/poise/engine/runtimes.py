@@ -27,7 +27,11 @@ SLOPE = 0.25
 """Standard deviation of the slope before any run is seen."""
 
 PULL = 3.0
-"""Runs that the spread of all counts for in the spread of a group."""
+"""Runs that the spread of all counts for in the spread of a group, where there are too few groups to tell."""
+
+LEAST_PULL, MOST_PULL = 1.0, 50.0
+ENOUGH_GROUPS = 4
+"""Groups with three runs or more before it is estimated how much their spreads differ."""
 
 LEAST_SPREAD = 0.01
 
@@ -53,6 +57,8 @@ class _Group:
         self.errors = [run.error for run in runs]
         self.extra = [0.0] * len(runs)  # variance of what is not over
         self.over = sum(run.over for run in runs)
+        self.free = len(runs) - 1.0
+        self.squares = 0.0
         self.variance = 1.0
         self.sum_x = self.sum_xx = 0.0
         self.mean, self.uncertain = 0.0, 1.0
@@ -69,7 +75,7 @@ class Means(NamedTuple):
 class Learned:
     """What runs of several groups tell of those to come. Needs one run or more that is over."""
 
-    def __init__(self, runs: Iterable[Run], usual: float, *, slope: float = SLOPE) -> None:
+    def __init__(self, runs: Iterable[Run], usual: float, *, between: float, slope: float = SLOPE) -> None:
         by_group: dict[str, list[Run]] = {}
         for run in runs:
             by_group.setdefault(run.group, []).append(run)
@@ -79,7 +85,8 @@ class Learned:
         self._centre = sum(run.x for of in by_group.values() for run in of) / count
         self._prior = 1 / slope**2 if slope else 1e9
         self._usual = usual**2
-        self._all = self._between = usual**2
+        self._all = usual**2
+        self._between = self._usual_between = between**2
         for group in self._groups.values():
             group.variance = self._all
             group.sum_x = sum(run.x - self._centre for run in group.runs)
@@ -169,17 +176,38 @@ class Learned:
                     group.errors[place], group.extra[place] = _at_least(
                         run.error, self._expected(group, run), sqrt(group.variance + group.uncertain)
                     )
-        squares = {name: self._squares(group) for name, group in self._groups.items()}
-        free = {name: max(0.0, len(group.runs) - 1.0) for name, group in self._groups.items()}
-        if sum(free.values()) >= PULL:
-            logs = sum(squares.values()) / sum(free.values())
-            self._all = max(LEAST_SPREAD**2, logs)
+        for group in self._groups.values():
+            group.squares = self._squares(group)
+        squares = sum(group.squares for group in self._groups.values())
+        free = sum(group.free for group in self._groups.values())
+        if free >= PULL:
+            self._all = max(LEAST_SPREAD**2, squares / free)
         else:
-            self._all = (sum(squares.values()) + PULL * self._usual) / (sum(free.values()) + PULL)
-        for name, group in self._groups.items():
-            group.variance = max(LEAST_SPREAD**2, (squares[name] + PULL * self._all) / (free[name] + PULL))
+            self._all = (squares + PULL * self._usual) / (free + PULL)
+        self._pull = self._pull_of_all()
+        for group in self._groups.values():
+            pulled = (group.squares + self._pull * self._all) / (group.free + self._pull)
+            group.variance = max(LEAST_SPREAD**2, pulled)
         effects = sum(group.mean**2 + group.uncertain for group in self._groups.values())
-        self._between = max(LEAST_SPREAD**2, (effects + self._usual) / (len(self._groups) + 1))
+        self._between = max(LEAST_SPREAD**2, (effects + self._usual_between) / (len(self._groups) + 1))
+
+    def _pull_of_all(self) -> float:
+        """How many runs the spread of all counts for in that of a group: the fewer, the more the spreads of groups
+        differ beyond chance (Smyth, 2004, section 6.2, with series for the digamma and the trigamma function).
+        """
+        logs, chance = [], 0.0
+        for group in self._groups.values():
+            half = group.free / 2
+            if half >= 1:
+                logs.append(log(max(LEAST_SPREAD**2, group.squares / group.free)) + 1 / (2 * half) + 1 / (12 * half**2))
+                chance += 1 / half + 1 / (2 * half**2)
+        if len(logs) < ENOUGH_GROUPS:
+            return PULL
+        mean = sum(logs) / len(logs)
+        differ = (sum((each - mean) ** 2 for each in logs) - chance * (1 - 1 / len(logs))) / (len(logs) - 1)
+        if differ <= 0:
+            return MOST_PULL
+        return min(MOST_PULL, max(LEAST_PULL, (1 + sqrt(1 + 2 * differ)) / differ))
 
     def _squares(self, group: _Group) -> float:
         """Of what lies off the group's mean, where that is the mean of its own runs."""
@@ -198,10 +226,18 @@ class Learned:
         """
         over, going = [], []
         for group in self._groups.values():
-            spread = sqrt(max(group.variance - group.uncertain, group.variance / 4))
-            for run in group.runs:
-                off = (run.error - self._expected(group, run)) / (spread if run.over else sqrt(group.variance))
-                (over if run.over else going).append(exp(max(-30.0, min(30.0, off))))
+            counts = len(group.runs)
+            kept = max(0.25, 1 - group.uncertain / group.variance)
+            for run, error in zip(group.runs, group.errors, strict=True):
+                off = error - self._expected(group, run)
+                if not run.over:
+                    going.append(exp(max(-30.0, min(30.0, (run.error - self._expected(group, run)) / sqrt(group.variance)))))
+                    continue
+                # over the spread that the other runs alone tell of, or none would be far off
+                others = max(0.0, group.squares - off**2 * counts / max(1, counts - 1)) if counts > 1 else 0.0
+                variance = (others + self._pull * self._all) / (max(0.0, group.free - 1) + self._pull)
+                spread = sqrt(kept * max(LEAST_SPREAD**2, variance))
+                over.append(exp(max(-30.0, min(30.0, off / spread))))
         return over, going
 
 
