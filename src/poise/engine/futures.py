@@ -73,6 +73,12 @@ AHEAD = 7 * DAY
 MOST_COMING = 100
 """For so long, and so many units of them in all, jobs that come again are foreseen."""
 
+MOST_OTHERS = 100
+"""Units of other jobs that arrive in one future. It bounds the time that a future takes."""
+
+BLOCK = 10
+"""Jobs in a row that arrive as they came: users submit several that are alike."""
+
 IN_VAIN = 50
 """Rounds that place nothing before it is looked whether anything can still come. Waiting alone changes what a policy
 does for a while: a class is gained every five minutes."""
@@ -123,6 +129,35 @@ def recurring(ledger: Ledger, now: int) -> list[Coming]:
     return kept
 
 
+class Stream(NamedTuple):
+    """Jobs that came lately, in order, and the nanoseconds from the one before to each."""
+
+    jobs: tuple[JobState, ...] = ()
+    gaps: tuple[int, ...] = ()
+
+
+NONE = Stream()
+
+
+def stream(ledger: Ledger, now: int, coming: Sequence[Coming]) -> Stream:
+    """The latest jobs, without services and what is foreseen as `coming`. Empty where they came at fewer than
+    `ENOUGH_ERRORS` different minutes: so few tell of no rate. Gaps are stretched by the time since the last one.
+    """
+    again = {(one.job.tenant, one.name) for one in coming}
+    jobs = [
+        job
+        for job in list(ledger.jobs.values())[-LATEST:]
+        if job.calls is None
+        and not any(unit.spec.serves for unit in job.units)
+        and (job.tenant, job.name or job.units[0].spec.kind) not in again
+    ]
+    if len({job.submitted // MINUTE for job in jobs}) < ENOUGH_ERRORS:
+        return Stream()
+    quiet = (now - jobs[0].submitted) / (jobs[-1].submitted - jobs[0].submitted)
+    gaps = [round((after.submitted - before.submitted) * quiet) for before, after in pairwise(jobs)]
+    return Stream(tuple(jobs[1:]), tuple(gaps))
+
+
 class Drawn(NamedTuple):
     """What the unfinished units of a ledger really have to do in one future, and what of it is done, by unit; and what
     arrives in it, at nanoseconds from now.
@@ -155,8 +190,8 @@ class _Prospect(NamedTuple):
 
 class Draws:
     """What there is to be drawn of unfinished `jobs` of a ledger as of `now`, with the rates of a throughput table; for
-    nodes that may have `joined`, and of jobs that are `coming` again, too. `sources` counts units by where what is
-    foreseen of them comes from; `guesses` are the classes of which nothing is known.
+    nodes that may have `joined`, and of jobs that are `coming` again, too. `others` arrive as they did lately.
+    `sources` counts units by where what is foreseen of them comes from; `guesses` are classes of which nothing is known.
     """
 
     def __init__(
@@ -167,6 +202,7 @@ class Draws:
         jobs: Iterable[str],
         joined: Sequence[Node] = (),
         coming: Sequence[Coming] = (),
+        others: Stream = NONE,
     ) -> None:
         self.sources: Counter[str] = Counter()
         self.guesses: set[str] = set()
@@ -188,12 +224,13 @@ class Draws:
             if not unit.over
         ]
         known, guesses = self.sources.copy(), self.guesses.copy()
-        self._coming = [
-            (one, [self._prospect(one.job, UnitState(unit.spec, one.job.id, 0, unit.queue)) for unit in one.job.units])
-            for one in coming
-        ]
+        self._coming = [(one, self._prospects_again(one.job)) for one in coming]
+        self._others, self._gaps = [(job, self._prospects_again(job)) for job in others.jobs], others.gaps
         self.sources, self.guesses = known, guesses  # these are of what is there
-        every = [*self._prospects, *(prospect for _, prospects in self._coming for prospect in prospects)]
+        every = [
+            *self._prospects,
+            *(prospect for _, prospects in [*self._coming, *self._others] for prospect in prospects),
+        ]
         self._learned: dict[int, tuple[Learned | Unlearned, set[str]]] = {}
         for prospect in every:
             self._learned.setdefault(id(prospect.learned), (prospect.learned, set()))[1].update(prospect.groups)
@@ -209,7 +246,11 @@ class Draws:
             truths[unit.id], progress[unit.id] = _truth(
                 prospect, means[id(prospect.learned)], min(chance, 1 - 1e-9), failing, where
             )
-        return Drawn(truths, progress, tuple(sorted(self._arrivals(random, means), key=_at)))
+        arrivals = [*self._arrivals(random, means), *self._other_arrivals(random, means)]
+        return Drawn(truths, progress, tuple(sorted(arrivals, key=_at)))
+
+    def _prospects_again(self, job: JobState) -> list[_Prospect]:
+        return [self._prospect(job, UnitState(unit.spec, job.id, 0, unit.queue)) for unit in job.units]
 
     def _arrivals(self, random: Random, means: Mapping[int, Means]) -> Iterator[Arrival]:
         """What comes again, each at its time give or take what it was off before; no sooner than now."""
@@ -219,14 +260,33 @@ class Draws:
                 at = max(self._now, at + max(OFTEN, round(random.gauss(one.every, one.deviation * DEVIATIONS))))
                 if at > self._now + AHEAD:
                     break
-                truths = {}
-                for prospect in prospects:
-                    chance, failing, where = random.random(), random.random(), random.random()
-                    truths[prospect.unit.spec.name] = _truth(
-                        prospect, means[id(prospect.learned)], min(chance, 1 - 1e-9), failing, where
-                    )[0]
-                units = tuple(unit.spec for unit in one.job.units)
-                yield Arrival(at=at - self._now, units=units, truths=truths, tenant=one.job.tenant)
+                yield self._arrival(one.job, prospects, at - self._now, random, means)
+
+    def _other_arrivals(self, random: Random, means: Mapping[int, Means]) -> Iterator[Arrival]:
+        """Jobs like those that came lately, at gaps like theirs: blocks of the past in a random order (a moving-block
+        bootstrap; Künsch, 1989).
+        """
+        at, units = 0, 0
+        while self._others and units < MOST_OTHERS:
+            first = random.randrange(len(self._others))
+            for (job, prospects), gap in zip(
+                self._others[first : first + BLOCK], self._gaps[first : first + BLOCK], strict=True
+            ):
+                at, units = at + gap, units + len(prospects)
+                if at > HORIZON or units > MOST_OTHERS:
+                    return
+                yield self._arrival(job, prospects, at, random, means)
+
+    def _arrival(
+        self, job: JobState, prospects: Sequence[_Prospect], at: int, random: Random, means: Mapping[int, Means]
+    ) -> Arrival:
+        truths = {}
+        for prospect in prospects:
+            chance, failing, where = random.random(), random.random(), random.random()
+            truths[prospect.unit.spec.name] = _truth(
+                prospect, means[id(prospect.learned)], min(chance, 1 - 1e-9), failing, where
+            )[0]
+        return Arrival(at=at, units=tuple(unit.spec for unit in job.units), truths=truths, tenant=job.tenant)
 
     def _look_back(self) -> None:
         """What past work took, and how wrong its users were."""

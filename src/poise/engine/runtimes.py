@@ -184,16 +184,16 @@ class Learned:
             self._all = max(LEAST_SPREAD**2, squares / free)
         else:
             self._all = (squares + PULL * self._usual) / (free + PULL)
-        self._pull = self._pull_of_all()
+        self._pull, self._typical = self._pull_of_all()
         for group in self._groups.values():
-            pulled = (group.squares + self._pull * self._all) / (group.free + self._pull)
+            pulled = (group.squares + self._pull * self._typical) / (group.free + self._pull)
             group.variance = max(LEAST_SPREAD**2, pulled)
         effects = sum(group.mean**2 + group.uncertain for group in self._groups.values())
         self._between = max(LEAST_SPREAD**2, (effects + self._usual_between) / (len(self._groups) + 1))
 
-    def _pull_of_all(self) -> float:
-        """How many runs the spread of all counts for in that of a group: the fewer, the more the spreads of groups
-        differ beyond chance (Smyth, 2004, section 6.2, with series for the digamma and the trigamma function).
+    def _pull_of_all(self) -> tuple[float, float]:
+        """How many runs a typical variance counts for in that of a group, and that variance. They are the fewer, the more
+        the spreads of groups differ beyond chance (Smyth, 2004, section 6.2, with series for the digamma and the trigamma function).
         """
         logs, chance = [], 0.0
         for group in self._groups.values():
@@ -202,12 +202,13 @@ class Learned:
                 logs.append(log(max(LEAST_SPREAD**2, group.squares / group.free)) + 1 / (2 * half) + 1 / (12 * half**2))
                 chance += 1 / half + 1 / (2 * half**2)
         if len(logs) < ENOUGH_GROUPS:
-            return PULL
+            return PULL, self._all
         mean = sum(logs) / len(logs)
         differ = (sum((each - mean) ** 2 for each in logs) - chance * (1 - 1 / len(logs))) / (len(logs) - 1)
-        if differ <= 0:
-            return MOST_PULL
-        return min(MOST_PULL, max(LEAST_PULL, (1 + sqrt(1 + 2 * differ)) / differ))
+        pull = MOST_PULL
+        if differ > 0:
+            pull = min(MOST_PULL, max(LEAST_PULL, (1 + sqrt(1 + 2 * differ)) / differ))
+        return pull, exp(mean - 1 / pull - 1 / (3 * pull**2))
 
     def _squares(self, group: _Group) -> float:
         """Of what lies off the group's mean, where that is the mean of its own runs."""
@@ -231,11 +232,13 @@ class Learned:
             for run, error in zip(group.runs, group.errors, strict=True):
                 off = error - self._expected(group, run)
                 if not run.over:
-                    going.append(exp(max(-30.0, min(30.0, (run.error - self._expected(group, run)) / sqrt(group.variance)))))
+                    going.append(
+                        exp(max(-30.0, min(30.0, (run.error - self._expected(group, run)) / sqrt(group.variance))))
+                    )
                     continue
                 # over the spread that the other runs alone tell of, or none would be far off
                 others = max(0.0, group.squares - off**2 * counts / max(1, counts - 1)) if counts > 1 else 0.0
-                variance = (others + self._pull * self._all) / (max(0.0, group.free - 1) + self._pull)
+                variance = (others + self._pull * self._typical) / (max(0.0, group.free - 1) + self._pull)
                 spread = sqrt(kept * max(LEAST_SPREAD**2, variance))
                 over.append(exp(max(-30.0, min(30.0, off / spread))))
         return over, going

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from poise.engine.futures import UNCHANGED, Change, Draws, Happened, recurring, run_future
+from poise.engine.futures import UNCHANGED, Change, Draws, Happened, recurring, run_future, stream
 from poise.errors import InputError
 from poise.kernel.controller import ROUND, Settings
 from poise.kernel.ledger import JobState, Ledger, units_status
@@ -133,9 +133,12 @@ class Futures:
     ) -> None:
         self.kept, self.left_out = _first(ledger, most, frozenset(keep))
         self.coming = recurring(ledger, now)
-        self.draws = Draws(ledger, now, settings.throughputs, self.kept, joined, self.coming)
+        self.draws = Draws(
+            ledger, now, settings.throughputs, self.kept, joined, self.coming, stream(ledger, now, self.coming)
+        )
         self.now = now
-        self.units = sum(not unit.over for job in self.kept for unit in ledger.jobs[job].units)
+        self._own = tuple(unit.id for job in self.kept for unit in ledger.jobs[job].units if not unit.over)
+        self.units = len(self._own)
         self._settings = settings
         self._ledger = ledger
         self._state = ledger.keeping(self.kept).encode()
@@ -151,7 +154,7 @@ class Futures:
         change: Change = UNCHANGED,
         until: Sequence[str] = (),
     ) -> Happened | None:
-        """The future of this number; None if there is no time to follow it to its end."""
+        """The future of this number, until these units are over, or all of its own; None if there is no time for it."""
         happened = run_future(
             self._state_under(change),
             policy,
@@ -159,7 +162,7 @@ class Futures:
             self.draws.draw(Random(f"{self._seed}/{number}")),  # noqa: S311
             self.now,
             change=change,
-            until=until,
+            until=until or self._own,
             watch=lambda: time.monotonic() < deadline,
         )
         return happened if happened.whole else None
@@ -379,17 +382,19 @@ def check(
     choose: Choose,
     *,
     jobs: int = CHECKED,
+    among: int = 0,
     bounds: Bounds = LOOKING_BACK,
     seed: int = 0,
 ) -> Checked:
     """Go through a log twice: for what came of every job, and for what would have been foreseen of some of them, evenly
     chosen, when each was submitted. `start` is the state before the first event, which is changed; `choose` gives the
-    policy that decided. `bounds` are for all of them together, but for the futures.
+    policy that decided. With `among`, only the first so many submitted jobs are looked at. `bounds` are for all of them
+    together, but for the futures.
     """
     began = time.monotonic()
     first = start.revision
     came = _what_came(events, Ledger.decode(start.encode()))
-    known = [revision for revision, outcome in came.items() if outcome.started >= 0]
+    known = [revision for revision, outcome in came.items() if outcome.started >= 0][: among or None]
     chosen = {known[place * len(known) // min(jobs, len(known))] for place in range(min(jobs, len(known)))}
     ledger, left = start, len(chosen)
     made: list[Past] = []

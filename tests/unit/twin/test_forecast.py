@@ -54,7 +54,12 @@ def test_what_comes_again_is_part_of_what_is_to_come() -> None:
     run.twin.run((4 * 3600 + 660) * SECOND)
     now, ledger = run.twin.began + run.twin.now, run.twin.ledger
     told = foresee(
-        ledger, policy_named("sjf"), Settings(), now, [Target(ledger.jobs["j7"], ("j7.main",), "j7")], bounds=FEW
+        ledger,
+        policy_named("sjf"),
+        Settings(),
+        now,
+        [Target(ledger.jobs["j7"], ("j7.main",), "j7")],
+        bounds=Bounds(100),
     )
     [again] = told.coming
     assert (again.name, again.seen) == ("work", 5)
@@ -63,7 +68,12 @@ def test_what_comes_again_is_part_of_what_is_to_come() -> None:
     alone = msgspec.structs.replace(ledger.jobs["j4"], name="renamed")
     ledger.jobs["j4"] = alone
     again_not = foresee(
-        ledger, policy_named("sjf"), Settings(), now, [Target(ledger.jobs["j7"], ("j7.main",), "j7")], bounds=FEW
+        ledger,
+        policy_named("sjf"),
+        Settings(),
+        now,
+        [Target(ledger.jobs["j7"], ("j7.main",), "j7")],
+        bounds=Bounds(100),
     )
     assert again_not.coming == ()
     assert seconds(again_not.jobs[0].start)[1] == pytest.approx(1140 + 3000, rel=0.15)
