@@ -79,7 +79,7 @@ class Etas(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Forecasts as of a revision and a moment (seconds since 1970): from so many `futures`, of so many `asked`, that
     took so many `seconds`. In each were `units` units; `left_out` more were not looked at. `sources` counts units by
     where their run times come from, `guesses` are the classes of which nothing is known; `coming` are jobs that come
-    again and again, and do in the futures.
+    again and again, and do in the futures; others arrive like the `arriving` latest (0: none do).
     """
 
     revision: int
@@ -94,6 +94,7 @@ class Etas(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sources: dict[str, int] = {}
     guesses: tuple[str, ...] = ()
     coming: tuple[Again, ...] = ()
+    arriving: int = 0
 
 
 class Target(NamedTuple):
@@ -133,9 +134,9 @@ class Futures:
     ) -> None:
         self.kept, self.left_out = _first(ledger, most, frozenset(keep))
         self.coming = recurring(ledger, now)
-        self.draws = Draws(
-            ledger, now, settings.throughputs, self.kept, joined, self.coming, stream(ledger, now, self.coming)
-        )
+        others = stream(ledger, now, self.coming)
+        self.arriving = len(others.jobs)
+        self.draws = Draws(ledger, now, settings.throughputs, self.kept, joined, self.coming, others)
         self.now = now
         self._own = tuple(unit.id for job in self.kept for unit in ledger.jobs[job].units if not unit.over)
         self.units = len(self._own)
@@ -212,6 +213,7 @@ def foresee(
         coming=tuple(
             Again(one.name, one.every, one.seen, max(0, one.last + one.every - now)) for one in futures.coming
         ),
+        arriving=futures.arriving,
         jobs=tuple(_eta(target, seen, now) for target in targets),
     )
 

@@ -193,3 +193,16 @@ def test_of_what_nothing_is_known_no_forecast_counts() -> None:
     assert run.twin.run()
     told = check(run.events, Ledger(), lambda began: FIFO, bounds=Bounds(2))
     assert (told.finish.count, told.guesses, told.unheard) == (0, 1, 0)
+
+
+def test_jobs_arrive_as_they_did_lately() -> None:
+    """Shortest first: brief jobs come every ten minutes, and two are due to overtake what is long."""
+    brief = [arrival(600 * each + 250 * (each % 3), 500.0) for each in range(12)]
+    long = changed(arrival(11 * 600 + 510, 5000.0), kind="long")
+    run = Run("sjf", [node("n1")], [*brief, long])
+    run.twin.run((11 * 600 + 530) * SECOND)
+    now, ledger = run.twin.began + run.twin.now, run.twin.ledger
+    target = Target(ledger.jobs["j13"], ("j13.main",), "j13")
+    told = foresee(ledger, policy_named("sjf"), Settings(), now, [target], bounds=FEW)
+    assert told.arriving == 12
+    assert seconds(told.jobs[0].start)[2] > 600
