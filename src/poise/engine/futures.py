@@ -4,10 +4,10 @@ makes of that.
     draws = Draws(ledger, now)
     happened = run_future(ledger, policy, draws.draw(Random(7)), nodes, now)
 
-A run time is an estimate (`policy/predict`) times an error, and errors are drawn from those made before: those of the
-class on that model of device where it has run there, those of what users declared where nothing was learned. So an
-estimate that was always twice too long is taken for half of what it says. Where too few are known, the estimate's own
-uncertainty counts. What runs already is drawn from the runs that take longer than it has.
+A run time is what was foreseen before any history (declared, or by a throughput table), times an error. How large errors
+are is learned from past runs (`engine/runtimes`). What they have in common, over all work and within a class, is drawn
+once for each future; what is left is drawn for each run. What runs already is drawn from the runs that take longer than
+it has. Other jobs arrive as they did lately.
 """
 
 from collections import Counter
