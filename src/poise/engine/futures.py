@@ -4,10 +4,10 @@ makes of that.
     draws = Draws(ledger, now)
     happened = run_future(ledger, policy, draws.draw(Random(7)), nodes, now)
 
-A run time is what was foreseen before any history (declared, or by a throughput table), times an error. How large errors
-are is learned from past runs (`engine/runtimes`). What they have in common, over all work and within a class, is drawn
-once for each future; what is left is drawn for each run. What runs already is drawn from the runs that take longer than
-it has. Other jobs arrive as they did lately.
+A run time is what was foreseen before any history (declared, or by a throughput table), times an error. The sizes of
+errors are learned from past runs (`engine/runtimes`). The part that they have in common, over all work and within a
+class, is drawn once for each future; the rest is drawn for each run. A job that runs already is drawn from the runs
+that take longer than it has. Other jobs arrive as they did lately.
 """
 
 from collections import Counter
@@ -191,7 +191,7 @@ class _Prospect(NamedTuple):
 class Draws:
     """What there is to be drawn of unfinished `jobs` of a ledger as of `now`, with the rates of a throughput table; for
     nodes that may have `joined`, and of jobs that are `coming` again, too. `others` arrive as they did lately.
-    `sources` counts units by where what is foreseen of them comes from; `guesses` are classes of which nothing is known.
+    `sources` counts units by the source of their estimate; `guesses` are the classes of which nothing is known.
     """
 
     def __init__(

@@ -192,8 +192,9 @@ class Learned:
         self._between = max(LEAST_SPREAD**2, (effects + self._usual_between) / (len(self._groups) + 1))
 
     def _pull_of_all(self) -> tuple[float, float]:
-        """How many runs a typical variance counts for in that of a group, and that variance. They are the fewer, the more
-        the spreads of groups differ beyond chance (Smyth, 2004, section 6.2, with series for the digamma and the trigamma function).
+        """The number of runs that a typical variance counts for in that of a group, and that variance. The more spreads
+        of groups differ beyond chance, the fewer it counts for (Smyth, 2004, section 6.2; digamma and trigamma by their
+        series).
         """
         logs, chance = [], 0.0
         for group in self._groups.values():

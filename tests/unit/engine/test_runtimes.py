@@ -1,5 +1,6 @@
 """What past runs tell of how wrong the next estimate is."""
 
+from collections.abc import Callable
 from math import exp, log
 from random import Random
 
@@ -41,10 +42,10 @@ def draws(known: Learned, run: Run, beyond: float = 0.0) -> list[float]:
 
 @pytest.mark.parametrize("make", [estimated, unsaid])
 @pytest.mark.parametrize("count", [10, 50])
-def test_eight_of_ten_runs_lie_within(make: type[list[Run]], count: int) -> None:
+def test_eight_of_ten_runs_lie_within(make: Callable[[Random, int], list[Run]], count: int) -> None:
     within = 0
     for seed in range(200):
-        *past, run = make(Random(seed), count + 1)  # type: ignore[call-arg]
+        *past, run = make(Random(seed), count + 1)  # noqa: S311
         drawn = draws(learned(past), run)
         within += drawn[9] <= run.error <= drawn[89]
     assert 0.74 <= within / 200 <= 0.86
@@ -54,7 +55,7 @@ def test_a_long_queue_is_not_foreseen_too_long() -> None:
     """What is declared long is more often declared too long: one mean factor for all would be 15 % too much or more."""
     ratios = []
     for seed in range(60):
-        runs = estimated(Random(seed), 200)
+        runs = estimated(Random(seed), 200)  # noqa: S311
         known, random = learned(runs[:80]), Random(2)  # noqa: S311
         sums = []
         for _ in range(9):
